@@ -1,0 +1,50 @@
+# `make demo` and `make test` need nothing but python3 (or PYTHON=...); they set up .venv themselves.
+
+PYTHON ?= python3
+WORKERS ?= 2
+
+BIN := .venv/bin
+# Each worker is one thread, so that workers do not compete for the cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.PHONY: venv demo test test-all check lint tidy format clean
+
+venv: .venv/installed
+
+# torch goes first and alone, so that its version and build are settled before anything that depends
+# on it. The package is built with the setuptools of the venv, not in an isolated environment.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -c constraints.txt setuptools
+	$(BIN)/python -m pip install -c constraints.txt torch
+	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[test]'
+	touch $@
+
+demo: venv
+	$(BIN)/python demo/demo.py
+
+test: lint
+	$(PYTEST) -n $(WORKERS) -m "not slow"
+
+test-all: lint
+	$(PYTEST) -n $(WORKERS)
+
+check: lint tidy
+
+lint: venv
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+tidy: venv
+	$(PYTEST) -q tests/test_tidy.py
+
+format: venv
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv build dist adjoint.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache \
+	    .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,7 @@
+"""adjoint: an ahead-of-time differentiating compiler for PyTorch."""
+
+from adjoint.compiler import capture, run
+from adjoint.errors import CaptureError
+from adjoint.options import Options
+
+__all__ = ["CaptureError", "Options", "capture", "run"]

@@ -1,0 +1,161 @@
+"""Storages, the tensors that show them, and what a write through one means for the others.
+
+A traced tensor is a window on a *storage*.  A storage has a tree of *aliases*: each is a view of
+its parent, and the root's value is always current.  A write through an alias is carried up to the
+root as a new value of each base (`select` becomes `select_scatter`, and so on); every other alias
+is stale from then on, and is derived from its parent again when it is next read.
+
+Autograd adds one thing.  The aliases that are differentiable views of one another form a *family*
+and share a history; `detach` and `.data` start a family of their own.  Data flows between families
+of a storage, history does not: what a family receives from another one, or from a write under
+`no_grad`, is new data under its old history, which the graph says as `with_data(history, data)`.
+
+**Invariant.** Facts about autograd (is it a view, does it require grad) are read off the traced
+tensors, on which torch's own autograd ran; nothing here predicts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import torch
+from torch import fx
+
+from adjoint.capture.emission import Emitter
+from adjoint.capture.views import ViewStep
+from adjoint.graph.metadata import Mode
+from adjoint.graph.operations import with_data
+from adjoint.torch_private.fake import storage_key
+
+RECORDED = Mode(grad_enabled=True)
+UNRECORDED = Mode(grad_enabled=False)
+
+
+class Link(Enum):
+    """Whether an alias has its parent's history."""
+
+    AUTOGRAD = auto()
+    """As autograd says of its tensor: a differentiable view has."""
+    FAMILY = auto()
+    """It has: a tensor that `t_` made a view of what it was, a base without a tensor."""
+    FOREIGN = auto()
+    """It has its own: an input that shares memory with others, but is no view of theirs."""
+
+
+@dataclass(eq=False)
+class Storage:
+    """Memory that tensors of the traced program share."""
+
+    writes: int = 0
+    aliases: list[Alias] = field(default_factory=list)
+    flat: Alias | None = None
+    """The whole memory in its own order, once something needed it so."""
+
+
+@dataclass(eq=False)
+class Alias:
+    """One window on a storage, and the node that has its value as of write number `stamp`."""
+
+    storage: Storage
+    tensor: torch.Tensor | None
+    """The traced tensor; None for bases that the program has no tensor for."""
+    parent: Alias | None = None
+    step: ViewStep | None = None
+    node: fx.Node | None = None
+    make_node: Callable[[], fx.Node] | None = None
+    """Makes the node when it is first wanted."""
+    stamp: int = 0
+    link: Link = Link.AUTOGRAD
+    dtype: torch.dtype | None = None
+    """Of memory that has no tensor of the program."""
+    written: bool = False
+    """Changed through this alias or one derived from it."""
+
+    def __post_init__(self) -> None:
+        self.stamp = self.storage.writes
+        self.memory = None if self.tensor is None else storage_key(self.tensor)
+        self.storage.aliases.append(self)
+
+    @property
+    def starts_family(self) -> bool:
+        """No history comes from the parent."""
+        if self.parent is None or self.link is Link.FOREIGN:
+            return True
+        if self.link is Link.FAMILY:
+            return False
+        return self.tensor is not None and not self.tensor._is_view()
+
+    @property
+    def has_history(self) -> bool:
+        """Autograd would record what happens to this tensor."""
+        return self.tensor is not None and self.tensor.requires_grad
+
+    def ancestors(self) -> Iterator[Alias]:
+        """This alias, what it is a view of, and so on to the root."""
+        alias: Alias | None = self
+        while alias is not None:
+            yield alias
+            alias = alias.parent
+
+
+def read(emitter: Emitter, alias: Alias) -> fx.Node:
+    """The node with the current value of `alias`."""
+    if alias.node is None and alias.make_node is not None:
+        alias.node = alias.make_node()
+    if alias.parent is None or (alias.node is not None and alias.stamp == alias.storage.writes):
+        assert alias.node is not None
+        return alias.node
+    assert alias.step is not None
+    viewed = read(emitter, alias.parent)
+    if not alias.starts_family:
+        # Autograd derives a view anew once its base has changed, whatever mode it was made in.
+        alias.node = alias.step.emit(emitter, viewed, RECORDED)
+    else:
+        data = _data_of(emitter, alias.step, viewed)
+        alias.node = _under_history(emitter, alias, alias.node, data)
+    alias.stamp = alias.storage.writes
+    return alias.node
+
+
+def write(emitter: Emitter, alias: Alias, new: fx.Node, mode: Mode) -> None:
+    """Make `new` the value of `alias`, computed under `mode`."""
+    chain = list(alias.ancestors())
+    before = [read(emitter, each) for each in chain]
+    alias.storage.writes += 1
+    recorded = mode.grad_enabled and not mode.inference
+    for position, each in enumerate(chain):
+        each.written = True
+        if position > 0:
+            step = chain[position - 1].step
+            assert step is not None
+            if recorded and chain[position - 1].starts_family:
+                new = emitter.call(torch.ops.aten.detach.default, (new,), mode=UNRECORDED)
+                recorded = False
+            new = step.undo(emitter, before[position], new, mode if recorded else UNRECORDED)
+        if recorded:
+            each.node, each.stamp = new, each.storage.writes
+        elif each.starts_family:
+            # What goes on upwards is the data alone: a history stays with its family.
+            each.node = _under_history(emitter, each, before[position], new)
+            each.stamp = each.storage.writes
+        elif not _family_has_history(each):
+            each.node, each.stamp = new, each.storage.writes
+
+
+def _data_of(emitter: Emitter, step: ViewStep, viewed: fx.Node) -> fx.Node:
+    return step.emit(emitter, viewed, UNRECORDED)
+
+
+def _under_history(
+    emitter: Emitter, alias: Alias, history: fx.Node | None, data: fx.Node
+) -> fx.Node:
+    if history is None or not alias.has_history:
+        return data
+    return emitter.call(with_data, (history, data), mode=RECORDED, value=data.meta["val"])
+
+
+def _family_has_history(alias: Alias) -> bool:
+    root = next(each for each in alias.ancestors() if each.starts_family)
+    return root.has_history

@@ -1,0 +1,140 @@
+"""Capturing a Python callable by running it: no Dynamo, no bytecode, one call."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from adjoint.capture.inputs import Leaf
+from adjoint.capture.program import Capture
+from adjoint.errors import CaptureError
+from adjoint.graph.captured import Captured
+from adjoint.graph.descriptors import Argument, Buffer, Parameter
+from adjoint.torch_private import trees
+from adjoint.torch_private.fake import make_fake, new_fake_mode
+
+
+def capture_call(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: bool
+) -> Captured:
+    """The pure form of `function(*args, **kwargs)`."""
+    fake_mode = new_fake_mode()
+    fakes: dict[int, Any] = {}
+
+    def fake(real: torch.Tensor, name: str) -> torch.Tensor:
+        if id(real) not in fakes:
+            fakes[id(real)] = make_fake(fake_mode, real, dynamic, name)
+        return fakes[id(real)]  # type: ignore[no-any-return]
+
+    leaves: list[Leaf] = []
+    module = module_of(function)
+    state = _state(module)
+    for name, tensor in state.items():
+        known = fake(tensor, name) if id(tensor) not in fakes else None
+        if known is not None:
+            kind = Parameter if isinstance(tensor, torch.nn.Parameter) else Buffer
+            leaves.append(Leaf(known, kind(name)))
+    originals = [tensor for tensor in dict.fromkeys(map(_Id, state.values()))]
+    arguments, spec = trees.flatten_with_paths((args, kwargs))
+    given: list[Any] = []
+    for path, value in arguments:
+        if isinstance(value, torch.Tensor):
+            path = _argument_path(path)
+            leaves.append(Leaf(fake(value, path), Argument(len(given), path)))
+            given.append(leaves[-1].value)
+        else:
+            given.append(value)
+    capture = Capture(fake_mode, lambda real: make_fake(fake_mode, real, False, "closure"))
+    fake_args, fake_kwargs = trees.unflatten(given, spec)
+    with _with_state(module, {name: fakes[id(t)] for name, t in state.items()}):
+        captured, out_spec = capture.run(lambda: function(*fake_args, **fake_kwargs), leaves)
+    return captured.called_with([each.value for each in originals], spec, out_spec).closing_over(
+        capture.closed_over
+    )
+
+
+class _Id:
+    """A tensor, equal only to itself."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Id) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def module_of(function: Callable[..., Any]) -> torch.nn.Module | None:
+    """The module whose parameters `function` has by name."""
+    if isinstance(function, torch.nn.Module):
+        return function
+    if isinstance(function, functools.partial):
+        return module_of(function.func)
+    owner = getattr(function, "__self__", None)
+    return owner if isinstance(owner, torch.nn.Module) else None
+
+
+def _state(module: torch.nn.Module | None) -> dict[str, torch.Tensor]:
+    if module is None:
+        return {}
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    return {**parameters, **dict(module.named_buffers(remove_duplicate=False))}
+
+
+@contextlib.contextmanager
+def _with_state(module: torch.nn.Module | None, fakes: dict[str, torch.Tensor]) -> Iterator[None]:
+    """Run with `fakes` in place of the module's parameters and buffers."""
+    if module is None:
+        yield
+        return
+    before = [(m, dict(m._parameters), dict(m._buffers), dict(vars(m))) for m in module.modules()]
+    for name, fake in fakes.items():
+        owner, _, attribute = name.rpartition(".")
+        holder = module.get_submodule(owner)
+        table = holder._parameters if attribute in holder._parameters else holder._buffers
+        table[attribute] = fake  # type: ignore[assignment]
+    try:
+        yield
+        _refuse_rebinding(module, fakes, before)
+    finally:
+        for holder, parameters, buffers, attributes in before:
+            holder._parameters.update(parameters)
+            holder._buffers.update(buffers)
+            for key in [key for key in vars(holder) if key not in attributes]:
+                delattr(holder, key)
+            vars(holder).update(attributes)
+
+
+def _refuse_rebinding(
+    module: torch.nn.Module, fakes: dict[str, torch.Tensor], before: list[Any]
+) -> None:
+    for name, fake in fakes.items():
+        owner, _, attribute = name.rpartition(".")
+        if getattr(module.get_submodule(owner), attribute) is not fake:
+            raise _rebinds(name)
+    for holder, _, _, attributes in before:
+        for key, value in vars(holder).items():
+            if isinstance(value, torch.Tensor) and attributes.get(key) is not value:
+                raise _rebinds(key)
+
+
+def _rebinds(name: str) -> CaptureError:
+    return CaptureError(
+        f"the assignment to attribute {name!r} of a module",
+        "a graph has no attributes, so the new tensor would be lost",
+        "write to the tensor in place (self.x.copy_(new)), or return it; "
+        "torch.compile(..., backend='adjoint') supports the assignment",
+    )
+
+
+def _argument_path(path: str) -> str:
+    """`[0][1]['x']` of (args, kwargs) as `args[1]['x']`, and `[1]['y']` as `y`."""
+    if path.startswith("[0]"):
+        return "args" + path[3:]
+    return "kwargs" + path[3:]

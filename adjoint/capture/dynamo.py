@@ -1,0 +1,71 @@
+"""Capturing a graph that Dynamo made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjoint.capture.inputs import Leaf
+from adjoint.capture.program import Capture
+from adjoint.capture.source import line_of_trace
+from adjoint.capture.tracer import Tracer
+from adjoint.graph.captured import Captured
+from adjoint.graph.descriptors import Argument, Buffer, Parameter, PlainInput, SymbolicSize
+from adjoint.torch_private import dynamo
+from adjoint.torch_private.fake import make_fake, new_fake_mode
+
+
+def capture_graph(
+    graph_module: fx.GraphModule, examples: Sequence[Any], anew: bool = False
+) -> Captured:
+    """The pure form of Dynamo's graph, for inputs like `examples`.
+
+    `anew`: outside of Dynamo, for inputs that share memory in a way the first ones did not.
+    """
+    fake_mode, fakes = (None, []) if anew else dynamo.fresh_fakes(graph_module, examples)
+    if fake_mode is None:
+        fake_mode = new_fake_mode()
+        fakes = [
+            make_fake(fake_mode, each, False, f"input{index}")
+            if isinstance(each, torch.Tensor)
+            else each
+            for index, each in enumerate(examples)
+        ]
+    capture = Capture(fake_mode, lambda real: fake_mode.from_tensor(real, static_shapes=True))
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    leaves = [
+        Leaf(fake, _descriptor(index, node, example))
+        for index, (node, fake, example) in enumerate(
+            zip(placeholders, fakes, examples, strict=True)
+        )
+    ]
+    interpreter = _Interpreter(graph_module, capture.tracer)
+    captured, _ = capture.run(lambda: interpreter.run(*fakes), leaves)
+    if capture.closed_over:
+        return captured.closing_over(capture.closed_over)
+    return captured
+
+
+def _descriptor(index: int, node: fx.Node, example: Any) -> PlainInput | SymbolicSize:
+    source = dynamo.source_name(node)
+    if not isinstance(example, torch.Tensor):
+        return SymbolicSize(source)
+    name = dynamo.module_path(source)
+    if name is None:
+        return Argument(index, source)
+    return Parameter(name) if isinstance(example, torch.nn.Parameter) else Buffer(name)
+
+
+class _Interpreter(fx.Interpreter):
+    """Runs Dynamo's graph, telling the tracer which line of the user's each node came from."""
+
+    def __init__(self, graph_module: fx.GraphModule, tracer: Tracer) -> None:
+        super().__init__(graph_module)
+        self.tracer = tracer
+
+    def run_node(self, node: fx.Node) -> Any:
+        self.tracer.emitter.line = line_of_trace(node.stack_trace)
+        return super().run_node(node)

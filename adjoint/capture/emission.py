@@ -1,0 +1,229 @@
+"""Appending nodes to a graph, each with its fake value, the user's line, its mode and its region."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from torch import fx
+
+from adjoint.capture.source import user_line
+from adjoint.errors import CaptureError, SourceLine
+from adjoint.graph.metadata import CheckpointRegion, Mode
+from adjoint.torch_private import symbols, trees
+from adjoint.torch_private.modes import enable_python_dispatcher
+
+aten = torch.ops.aten
+
+
+def current_mode() -> Mode:
+    """The autograd mode that the program runs under now."""
+    return Mode(torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+
+
+# Enters a context in which ops on fakes are neither captured nor recorded by autograd.
+Quietly: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+class _Unbound(LookupError):
+    """Nothing in this graph defines a symbol."""
+
+
+class Emitter:
+    """A graph under construction.
+
+    Values are fakes without history: facts about autograd belong to the tensors of the traced
+    program, which the graph only describes.
+    """
+
+    def __init__(self, quietly: Quietly) -> None:
+        self.graph = fx.Graph()
+        self.quietly = quietly
+        self.attributes: dict[str, Any] = {}
+        self.region: CheckpointRegion | None = None
+        # The line of the node being interpreted, when what is captured is itself a graph.
+        self.line: SourceLine | None = None
+        # Makes a symbol that nothing here defines an input, in graphs that have one around them.
+        self.unbound: Callable[[torch.SymInt], fx.Node] | None = None
+        self._last_placeholder: fx.Node | None = None
+        self._symbol_makers: dict[sympy.Symbol, Callable[[], fx.Node]] = {}
+        self._symbol_nodes: dict[sympy.Basic, fx.Node] = {}
+
+    def source(self) -> SourceLine | None:
+        """The user's line that is running now."""
+        return self.line if self.line is not None else user_line()
+
+    # Nodes ------------------------------------------------------------------------------------
+
+    def placeholder(self, name: str, value: Any) -> fx.Node:
+        """A new input, after those there are."""
+        first = next(iter(self.graph.nodes), None)
+        if self._last_placeholder is not None:
+            point = self.graph.inserting_after(self._last_placeholder)
+        else:
+            point = self.graph.inserting_before(first) if first is not None else None
+        if point is None:
+            node = self.graph.placeholder(name)
+        else:
+            with point:
+                node = self.graph.placeholder(name)
+        self._last_placeholder = node
+        node.meta["val"] = self.snapshot(value)
+        node.meta["mode"] = Mode()
+        self.bind_symbols(node, value)
+        return node
+
+    def attribute(self, stem: str, value: Any) -> fx.Node:
+        """A node for `value`, kept as an attribute of the graph's module."""
+        for name, known in self.attributes.items():
+            if known is value:
+                break
+        else:
+            name = f"{stem}_{sum(key.startswith(stem) for key in self.attributes)}"
+            self.attributes[name] = value
+        # The attribute belongs to a module made at the end, which torch.fx cannot see yet.
+        node = self.graph.create_node("get_attr", name)
+        node.meta["mode"] = current_mode()
+        return node
+
+    def call(
+        self,
+        target: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+        mode: Mode | None = None,
+        value: Any = None,
+    ) -> fx.Node:
+        """A call of `target`; its value is computed with fakes unless `value` says it."""
+        kwargs = kwargs or {}
+        args, kwargs = self.number_nodes(args), self.number_nodes(kwargs)
+        if value is None:
+            value = self.evaluate(target, args, kwargs)
+        node = self.graph.call_function(target, args, kwargs)
+        node.meta["val"] = self.snapshot(value)
+        node.meta["mode"] = current_mode() if mode is None else mode
+        node.meta["source"] = self.source()
+        node.meta["region"] = self.region
+        return node
+
+    def item(self, node: fx.Node, index: int) -> fx.Node:
+        """The `index`-th of the values that `node` returns."""
+        value = node.meta["val"][index]
+        return self.call(operator.getitem, (node, index), mode=node.meta["mode"], value=value)
+
+    def evaluate(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The fake result of calling `target` on the values of nodes."""
+        args, kwargs = trees.map_leaves(value_at, args), trees.map_leaves(value_at, kwargs)
+        with self.quietly(), enable_python_dispatcher():
+            return target(*args, **kwargs)
+
+    def snapshot(self, value: Any) -> Any:
+        """`value` with each tensor as it is now: later changes of its shape do not show."""
+
+        with self.quietly():
+            return trees.map_leaves(
+                lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, value
+            )
+
+    # Shapes -----------------------------------------------------------------------------------
+
+    def reshape(self, node: fx.Node, shape: Any, mode: Mode | None = None) -> fx.Node:
+        """`node` in another shape, as a view where its strides allow one."""
+        return self.view(aten.view.default, node, (list(shape),), {}, mode)
+
+    def view(
+        self,
+        op: Callable[..., Any],
+        node: fx.Node,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        mode: Mode | None = None,
+    ) -> fx.Node:
+        """A view of `node`; of a contiguous copy of it if its strides do not allow the view.
+
+        A functional value may lie in memory otherwise than the tensor it stands for.
+        """
+        numbers, named = self.number_nodes(args), self.number_nodes(kwargs)
+        try:
+            value = self.evaluate(op, (node, *numbers), named)
+        except RuntimeError:
+            dense = {"memory_format": torch.contiguous_format}
+            node = self.call(aten.clone.default, (node,), dense, mode)
+            value = None
+        return self.call(op, (node, *numbers), named, mode, value)
+
+    # Symbols ----------------------------------------------------------------------------------
+
+    def bind(self, symbol: sympy.Symbol, make: Callable[[], fx.Node]) -> None:
+        """Say how to compute `symbol`, unless that is known already."""
+        self._symbol_makers.setdefault(symbol, make)
+
+    def bind_symbols(self, node: fx.Node, value: Any) -> None:
+        """Symbols that first appear in `value` are computed from `node` from now on."""
+        if isinstance(value, torch.Tensor):
+            for symbol, query, axis in symbols.size_symbols(value):
+                if symbol not in self._symbol_makers:
+                    self.bind(symbol, functools.partial(self._size_query, query, node, axis))
+        elif isinstance(value, symbols.SYMBOLIC):
+            expr = symbols.expression(value)
+            if isinstance(expr, sympy.Symbol):
+                self.bind(expr, lambda: node)
+
+    def number(self, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
+        """A node, or a plain number, for a symbolic one."""
+        expr = symbols.expression(value)
+        known = self._symbol_nodes.get(expr)
+        if known is not None:
+            return known
+        free = symbols.symbols_of(expr)
+        if not free:
+            return symbols.constant_value(expr)
+        tracer = fx.proxy.GraphAppendingTracer(self.graph)
+        try:
+            bindings = {symbol: fx.Proxy(self._symbol_node(symbol), tracer) for symbol in free}
+        except _Unbound as missing:
+            if self.unbound is None:
+                raise CaptureError(
+                    f"size {missing.args[0]}",
+                    "it is not the size of any input",
+                    "pass the number, or a tensor of that size, as an argument",
+                    self.source(),
+                ) from None
+            self._symbol_nodes[expr] = self.unbound(value)
+            return self._symbol_nodes[expr]
+        before = len(self.graph.nodes)
+        node: fx.Node = symbols.evaluate(expr, bindings).node
+        fresh = len(self.graph.nodes) - before
+        for made in list(self.graph.nodes)[-fresh:] if fresh else []:
+            arguments = trees.map_leaves(value_at, made.args)
+            made.meta.update(val=made.target(*arguments), mode=Mode(), source=self.source())
+        self._symbol_nodes[expr] = node
+        return node
+
+    def number_nodes(self, tree: Any) -> Any:
+        """`tree` with each symbolic number replaced by a node."""
+        return trees.map_leaves(
+            lambda leaf: self.number(leaf) if isinstance(leaf, symbols.SYMBOLIC) else leaf, tree
+        )
+
+    def _symbol_node(self, symbol: sympy.Symbol) -> fx.Node:
+        if symbol not in self._symbol_nodes:
+            make = self._symbol_makers.get(symbol)
+            if make is None:
+                raise _Unbound(symbol)
+            self._symbol_nodes[symbol] = make()
+        return self._symbol_nodes[symbol]
+
+    def _size_query(self, query: Callable[..., Any], node: fx.Node, axis: int) -> fx.Node:
+        args = (node,) if axis < 0 else (node, axis)
+        return self.call(query, args, mode=Mode())
+
+
+def value_at(leaf: Any) -> Any:
+    """The fake value of a node; anything else is itself."""
+    return leaf.meta.get("val") if isinstance(leaf, fx.Node) else leaf

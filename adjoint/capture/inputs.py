@@ -1,0 +1,196 @@
+"""The inputs of a program: which share memory, and what stands for that memory in the graph."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjoint.capture import geometry
+from adjoint.capture.aliasing import Alias, Link, Storage
+from adjoint.capture.tracer import Tracer
+from adjoint.capture.views import ViewStep
+from adjoint.graph.calling import BaseOf, FromCaller, MemoryOf, NewToken, Source
+from adjoint.graph.descriptors import (
+    EffectToken,
+    Input,
+    Phase,
+    PlainInput,
+    SymbolicSize,
+    SyntheticBase,
+    ViewBase,
+)
+from adjoint.graph.metadata import Mode, set_descriptor
+from adjoint.torch_private.fake import storage_key
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One of the caller's inputs: its fake, or number, and what it is."""
+
+    value: Any
+    descriptor: PlainInput | SymbolicSize
+
+
+@dataclass(frozen=True)
+class State:
+    """What a tensor was before the program ran."""
+
+    requires_grad: bool
+    version: int
+    history: Any
+
+
+class Inputs:
+    """The caller's inputs, as the tracer has come to know them."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+        self.leaves: list[Leaf] = []
+        self.sources: dict[fx.Node, Source] = {}
+        self.index: dict[int, int] = {}
+        """By tensor: its place among the leaves."""
+        self.aliases: dict[int, Alias] = {}
+        """By place: the alias that the input was when the program began."""
+        self.states: dict[int, State] = {}
+
+    def add(self, leaves: Sequence[Leaf]) -> None:
+        """More inputs, after those there are."""
+        groups: dict[Any, list[int]] = defaultdict(list)
+        for leaf in leaves:
+            place = len(self.leaves)
+            self.leaves.append(leaf)
+            if isinstance(leaf.value, torch.Tensor):
+                if id(leaf.value) in self.index:
+                    continue  # The same tensor again: one input of the graph.
+                self.index[id(leaf.value)] = place
+                self.states[place] = _state(leaf.value)
+                groups[storage_key(leaf.value) or place].append(place)
+            elif isinstance(leaf.value, (torch.SymInt, torch.SymFloat)):
+                self._placeholder(place)
+        for memory, places in groups.items():
+            shared = [p for p in self.aliases if storage_key(self.leaves[p].value) == memory]
+            self._group(places) if not shared else self._join(shared, places)
+
+    def _placeholder(self, place: int) -> fx.Node:
+        leaf = self.leaves[place]
+        node = self.tracer.emitter.placeholder(_name(leaf.descriptor), leaf.value)
+        self._describe(node, leaf.descriptor, FromCaller(place))
+        return node
+
+    def _describe(self, node: fx.Node, descriptor: Input, source: Source) -> None:
+        set_descriptor(node, descriptor)
+        self.sources[node] = source
+
+    def _group(self, places: list[int]) -> None:
+        """Inputs that show one memory, none of which the graph has yet."""
+        families: dict[int, list[int]] = defaultdict(list)
+        for place in places:
+            tensor = self.leaves[place].value
+            families[id(tensor._base if tensor._is_view() else tensor)].append(place)
+        if len(places) == 1:
+            self._add(places[0], Alias(Storage(), self.leaves[places[0]].value))
+        elif len(families) == 1:
+            self._family(places, Storage(), None)
+        else:
+            root = self._memory(places)
+            for members in families.values():
+                if len(members) == 1:
+                    tensor = self.leaves[members[0]].value
+                    self._add(members[0], self._window(root, tensor, Link.FOREIGN))
+                else:
+                    self._family(members, root.storage, root)
+
+    def _add(self, place: int, alias: Alias) -> Alias:
+        alias.node = self._placeholder(place)
+        self.aliases[place] = alias
+        return self.tracer.scope.add(self.leaves[place].value, alias)
+
+    def _family(self, places: list[int], storage: Storage, root: Alias | None) -> None:
+        """Differentiable views of one base."""
+        first = self.leaves[places[0]].value
+        base = first._base if first._is_view() else first
+        at = self.index.get(id(base))
+        if root is not None:
+            alias = self._window(root, base, Link.FOREIGN)
+        else:
+            alias = Alias(storage, base)
+        if at is not None:
+            self._add(at, alias)
+        else:
+            of = self._plain(places)
+            source = BaseOf(places[0])
+            alias.make_node = lambda: self._implicit("base", base, ViewBase(of), source)
+            self.tracer.scope.add(base, alias)
+        for place in places:
+            if place != at:
+                tensor = self.leaves[place].value
+                self._add(place, geometry.strided(alias, tensor))
+
+    def _memory(self, places: list[int]) -> Alias:
+        """The memory that inputs with histories of their own share."""
+        tensors = [self.leaves[place].value for place in places]
+        of = self._plain(places)
+        dtypes = {tensor.dtype for tensor in tensors}
+        dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8
+        source = MemoryOf(places[0], dtype)
+        size = tensors[0].untyped_storage().nbytes() // dtype.itemsize
+        with self.tracer.quietly():
+            whole = torch.empty(size, dtype=dtype, device=tensors[0].device)
+        alias = Alias(Storage(), None)
+        alias.make_node = lambda: self._implicit("memory", whole, SyntheticBase(of), source)
+        alias.storage.flat = alias
+        alias.dtype = dtype
+        return alias
+
+    def _window(self, root: Alias, tensor: torch.Tensor, link: Link) -> Alias:
+        parent = root
+        if root.dtype is not tensor.dtype:
+            step = ViewStep(torch.ops.aten.view.dtype, (tensor.dtype,), {}, None, Mode())
+            parent = Alias(root.storage, None, root, step, link=Link.FAMILY)
+        step = geometry.strided_step(root, tensor)
+        return Alias(root.storage, tensor, parent, step, link=link)
+
+    def _join(self, shared: list[int], places: list[int]) -> None:
+        """Inputs found while the program runs, over memory that earlier ones show."""
+        raise self.tracer.unsupported(
+            "a tensor that the function closes over",
+            f"it shares memory with {self.leaves[shared[0]].descriptor.describe()}",
+        )
+
+    def _plain(self, places: list[int]) -> tuple[PlainInput, ...]:
+        descriptors = (self.leaves[place].descriptor for place in places)
+        return tuple(each for each in descriptors if not isinstance(each, SymbolicSize))
+
+    def _implicit(self, name: str, value: Any, descriptor: Input, source: Source) -> fx.Node:
+        node = self.tracer.root.emitter.placeholder(name, value)
+        self._describe(node, descriptor, source)
+        return node
+
+    def describe_token(self, node: fx.Node) -> None:
+        """`node` is the token of the first op with effects."""
+        self._describe(node, EffectToken(0, Phase.FORWARD), NewToken())
+
+
+def _state(tensor: torch.Tensor) -> State:
+    return State(tensor.requires_grad, version(tensor), history(tensor))
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How often the memory of `tensor` was written to, as far as torch counts."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def history(tensor: torch.Tensor) -> Any:
+    """What autograd recorded for `tensor`, or for what it is a view of."""
+    return tensor._base.grad_fn if tensor._is_view() else tensor.grad_fn  # type: ignore[union-attr]
+
+
+def _name(descriptor: PlainInput | SymbolicSize) -> str:
+    text = getattr(descriptor, "name", None) or getattr(descriptor, "path", "argument")
+    name = "".join(c if c.isalnum() else "_" for c in str(text)).strip("_") or "argument"
+    return f"input_{name}" if name[0].isdigit() else name

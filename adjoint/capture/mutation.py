@@ -1,0 +1,84 @@
+"""Mutating ops: which arguments each writes to, and the op that computes the same without writing."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from adjoint.torch_private.operators import OpOverload, OpOverloadPacket, written_arguments
+
+
+@dataclass(frozen=True)
+class Functional:
+    """A pure op in place of a mutating one; it takes the same arguments but those in `dropped`."""
+
+    op: OpOverload
+    dropped: frozenset[str]
+
+
+def changes_metadata_only(op: OpOverload) -> bool:
+    """`t_`, `squeeze_` and their like: the tensor becomes a view of what it was."""
+    return torch.Tag.inplace_view in op.tags
+
+
+@functools.cache
+def functional_variant(op: OpOverload) -> Functional | None:
+    """The pure op that returns `op`'s own results, then the new value of each written argument."""
+    written = written_arguments(op)
+    outs = frozenset(a.name for a in op._schema.arguments if a.is_out)
+    for packet in _candidate_packets(op):
+        for name in packet.overloads():
+            candidate: OpOverload = getattr(packet, name)
+            if candidate._schema.is_mutable or not _same_arguments(op, candidate, outs):
+                continue
+            if _returns_fit(op, candidate, len(written)):
+                return Functional(candidate, outs)
+    return None
+
+
+def _candidate_packets(op: OpOverload) -> list[OpOverloadPacket]:
+    namespace, _, name = op._schema.name.partition("::")
+    if namespace != "aten":
+        return []
+    names = [name, name + "_functional"]
+    if name.startswith("__i") and name.endswith("__"):
+        names.append("__" + name[3:])
+    elif name.endswith("_"):
+        names.append(name[:-1])
+    aten = torch.ops.aten
+    return [getattr(aten, each) for each in names if hasattr(aten, each)]
+
+
+def _same_arguments(op: OpOverload, candidate: OpOverload, outs: frozenset[str]) -> bool:
+    mine = [(a.name, str(a.real_type)) for a in op._schema.arguments if a.name not in outs]
+    theirs = [(a.name, str(a.real_type)) for a in candidate._schema.arguments]
+    return mine == theirs
+
+
+def _returns_fit(op: OpOverload, candidate: OpOverload, written: int) -> bool:
+    own = sum(1 for each in op._schema.returns if each.alias_info is None)
+    return len(candidate._schema.returns) == own + written
+
+
+def bind(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name; those left to their defaults are absent."""
+    named = {p.name: value for p, value in zip(op._schema.arguments, args, strict=False)}
+    return {**named, **kwargs}
+
+
+def unbind(op: OpOverload, named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of a call of `op`."""
+    args: list[Any] = []
+    positional = True
+    kwargs: dict[str, Any] = {}
+    for parameter in op._schema.arguments:
+        if parameter.name not in named:
+            positional = False
+        elif parameter.kwarg_only or not positional:
+            kwargs[parameter.name] = named[parameter.name]
+        else:
+            args.append(named[parameter.name])
+    return tuple(args), kwargs

@@ -1,0 +1,423 @@
+"""Watching a program run on fake tensors, and writing down what it computes as a functional graph.
+
+The program runs as eager would run it: on fake tensors that alias, are views, require grad and
+count versions as the real ones, with torch's autograd above.  The tracer sees each ATen op below
+autograd and appends its pure counterpart to the graph of the current *scope*.
+
+A scope is one graph under construction.  The program itself has one; so has each body that stays a
+subgraph (a branch of `cond`, the two halves of a custom `autograd.Function`).  A tensor of an outer
+scope that an inner one uses is *lifted*: it becomes an input of the inner graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjoint.capture import aliasing, geometry
+from adjoint.capture.aliasing import Alias, Link, Storage
+from adjoint.capture.emission import Emitter, Quietly, current_mode
+from adjoint.capture.mutation import (
+    bind,
+    changes_metadata_only,
+    functional_variant,
+    unbind,
+)
+from adjoint.capture.regions import Regions
+from adjoint.capture.views import ViewStep
+from adjoint.errors import CaptureError
+from adjoint.graph.metadata import Mode
+from adjoint.graph.operations import in_order, on_copies
+from adjoint.torch_private import symbols, trees
+from adjoint.torch_private.effects import is_effectful
+from adjoint.torch_private.fake import FakeTensor, FakeTensorMode
+from adjoint.torch_private.modes import (
+    TorchDispatchMode,
+    below_autograd,
+    without_torch_function,
+)
+from adjoint.torch_private.operators import HigherOrderOperator, OpOverload, written_arguments
+
+aten = torch.ops.aten
+
+# What these answer is a fact of the tensor, not a value of the program.
+_QUERIES = frozenset(
+    {
+        aten.sym_size.int,
+        aten.sym_size.default,
+        aten.sym_stride.int,
+        aten.sym_stride.default,
+        aten.sym_numel.default,
+        aten.sym_storage_offset.default,
+        aten.is_contiguous.default,
+        aten.is_contiguous.memory_format,
+        aten.is_strides_like_format.default,
+        aten.is_non_overlapping_and_dense.default,
+        aten.size.default,
+        aten.stride.default,
+        aten.storage_offset.default,
+        aten.numel.default,
+        aten.dim.default,
+    }
+)
+
+
+class Scope:
+    """A graph under construction, the tensors it has values for, and what it takes from outside."""
+
+    def __init__(self, quietly: Quietly, outer: Scope | None = None) -> None:
+        self.emitter = Emitter(quietly)
+        self.outer = outer
+        self.aliases: dict[int, Alias] = {}
+        self.lifted: list[Any] = []
+        """Tensors and symbolic numbers of outer scopes, in the order of this graph's inputs."""
+        self.entry_token: fx.Node | None = None
+        self.token: fx.Node | None = None
+        """Given to the next op with effects; absent while there was none."""
+        if outer is not None:
+            self.emitter.unbound = self.lift_number
+
+    def add(self, tensor: torch.Tensor, alias: Alias) -> Alias:
+        """Remember `alias` as the one for `tensor`."""
+        self.aliases[id(tensor)] = alias
+        return alias
+
+    def new(self, tensor: torch.Tensor, node: fx.Node | None) -> Alias:
+        """`tensor` has memory of its own and the value of `node`."""
+        return self.add(tensor, Alias(Storage(), tensor, node=node))
+
+    def input(self, tensor: torch.Tensor, name: str) -> Alias:
+        """`tensor` is the next input of this graph."""
+        return self.new(tensor, self.emitter.placeholder(name, tensor))
+
+    def lift(self, tensor: torch.Tensor) -> Alias:
+        """`tensor`, which belongs to an outer scope, is the next input of this graph."""
+        self.lifted.append(tensor)
+        return self.input(tensor, "lifted")
+
+    def lift_number(self, value: Any) -> fx.Node:
+        """The same for a symbolic number."""
+        self.lifted.append(value)
+        return self.emitter.placeholder("size", value)
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """This scope or one around it has a value for `tensor`."""
+        return id(tensor) in self.aliases or (self.outer is not None and self.outer.knows(tensor))
+
+
+class Tracer(TorchDispatchMode):
+    """The mode under which a program is captured."""
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self, fake_mode: FakeTensorMode, adopt: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        """`adopt` makes an input of a real tensor that the program closes over."""
+        super().__init__()
+        self.fake_mode = fake_mode
+        self.adopt = adopt
+        self._paused = False
+        self.root = self.scope = Scope(self.quietly)
+        self.regions = Regions()
+        self.moves: dict[int, list[tuple[OpOverload, Any, Any, Mode]]] = {}
+        """By tensor: the ops that changed its shape or place and not its data, in order."""
+
+    @property
+    def emitter(self) -> Emitter:
+        """Where nodes go now."""
+        return self.scope.emitter
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Run ops that are no part of the program."""
+        before, self._paused = self._paused, True
+        try:
+            with without_torch_function():
+                yield
+        finally:
+            self._paused = before
+
+    @contextlib.contextmanager
+    def quietly(self) -> Iterator[None]:
+        """Run ops on fakes that are no part of the program, without history."""
+        with self.paused(), self.fake_mode, below_autograd(), torch.no_grad():
+            yield
+
+    @contextlib.contextmanager
+    def inside(self, scope: Scope) -> Iterator[Scope]:
+        """Write into the graph of `scope`."""
+        around, self.scope = self.scope, scope
+        scope.emitter.line = around.emitter.line
+        try:
+            yield scope
+        finally:
+            self.scope = around
+
+    # Values -----------------------------------------------------------------------------------
+
+    def alias(self, tensor: torch.Tensor) -> Alias:
+        """The alias that stands for `tensor` in the current scope."""
+        found = self.scope.aliases.get(id(tensor))
+        if found is not None and geometry.shows(found, tensor):
+            return found
+        if found is None and self.scope.outer is not None and self.scope.outer.knows(tensor):
+            return self.scope.lift(tensor)
+        near = geometry.locate(self.scope.aliases.values(), tensor)
+        if near is None:
+            raise CaptureError(
+                "a tensor",
+                "it was made in a way that capture cannot see",
+                "pass it as an argument",
+                self.emitter.source(),
+            )
+        return self.scope.add(tensor, near)
+
+    def node(self, tensor: torch.Tensor) -> fx.Node:
+        """The node with the current value of `tensor`."""
+        return aliasing.read(self.emitter, self.origin(self.alias(tensor)))
+
+    def origin(self, alias: Alias) -> Alias:
+        """Autograd detaches the outputs it saves, and gives them their history back when it unpacks
+        them: a detached tensor with the gradient edge of what it was detached from *is* that."""
+        edge = _gradient_edge(alias)
+        origin = alias
+        while edge and origin.step is not None and origin.step.op is aten.detach.default:
+            assert origin.parent is not None
+            origin = origin.parent
+            if _gradient_edge(origin) == edge:
+                return origin
+        return alias
+
+    def nodes(self, tree: Any) -> Any:
+        """`tree` with a node in place of each tensor and symbolic number."""
+        return trees.map_leaves(self._leaf_node, tree)
+
+    def _leaf_node(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return self.node(leaf)
+        return self.emitter.number(leaf) if isinstance(leaf, symbols.SYMBOLIC) else leaf
+
+    def register(self, output: Any, node: fx.Node) -> None:
+        """`output` of an op, which is new, has the value of `node`."""
+        if isinstance(output, torch.Tensor):
+            self.scope.new(output, node)
+        elif isinstance(output, (tuple, list)):
+            for index, each in enumerate(output):
+                if _has_value(each):
+                    self.register(each, self.emitter.item(node, index))
+        self.emitter.bind_symbols(node, output)
+
+    # Ops --------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._paused:
+            return op(*args, **kwargs)
+        if isinstance(op, HigherOrderOperator):
+            raise CaptureError(
+                f"the higher-order operator {op}",
+                "capture does not know it",
+                "express it with ordinary ops, or keep it outside the compiled function",
+                self.emitter.source(),
+            )
+        if op.namespace == "prim" or op in _QUERIES:
+            return op(*args, **kwargs)
+        if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
+            return self._constant(op, args[0])
+        args, kwargs = trees.map_leaves(self._known, (args, kwargs))
+        self.emitter.region = self.regions.current()
+        if changes_metadata_only(op):
+            return self._move(op, args, kwargs)
+        if op._schema.is_mutable:
+            return self._mutate(op, args, kwargs)
+        if op.is_view:
+            return self._view(op, args, kwargs)
+        return self._compute(op, args, kwargs)
+
+    def _known(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or self.scope.knows(leaf):
+            return leaf
+        return self.adopt(leaf)
+
+    def _constant(self, op: OpOverload, value: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = op(value)
+        attribute = self.emitter.attribute("constant", value)
+        attribute.meta["val"] = self.emitter.snapshot(result)
+        # A copy: the program may write to what it made, the graph must not.
+        self.scope.new(result, self.emitter.call(aten.lift_fresh_copy.default, (attribute,)))
+        return result
+
+    def _compute(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
+        """A pure op."""
+        node_args, node_kwargs = self.nodes(args), self.nodes(kwargs)
+        result = op(*args, **kwargs)
+        if is_effectful(op):
+            self._in_order(op, node_args, node_kwargs, result)
+        elif result is None or _has_value(result):
+            exact = _lie_alike(trees.leaves((node_args, node_kwargs)), trees.leaves((args, kwargs)))
+            value = result if exact else None
+            node = self.emitter.call(op, node_args, node_kwargs, value=value)
+            self.register(result, node)
+        return result
+
+    def _in_order(self, op: OpOverload, args: Any, kwargs: Any, result: Any) -> None:
+        if self.scope.token is None:
+            with self.quietly():
+                self.scope.token = self.emitter.placeholder("token", torch.empty(0))
+            self.scope.entry_token = self.scope.token
+        token = self.scope.token
+        outputs = result if isinstance(result, tuple) else (result,)
+        value = (token.meta["val"], *outputs)
+        node = self.emitter.call(in_order, (token, op, *args), kwargs, value=value)
+        self.scope.token = self.emitter.item(node, 0)
+        for index, output in enumerate(outputs):
+            if _has_value(output):
+                self.register(output, self.emitter.item(node, index + 1))
+
+    def _view(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
+        """An op whose results share memory with its first argument."""
+        numbers, named = self.emitter.number_nodes((tuple(args[1:]), kwargs))
+        parent, mode = self.alias(args[0]), current_mode()
+        viewed = None if op is aten.detach.default else self.node(args[0])
+        result = op(*args, **kwargs)
+        if op is aten.as_strided.default:
+            parent = geometry.flat_base(parent)
+            if parent.tensor is None:
+                viewed = aliasing.read(self.emitter, parent)
+                numbers = geometry.strided_step(parent, result).args
+        if viewed is None:
+            # Whether this is autograd's own `detach` shows only when it is read.
+            step = ViewStep(op, (), {}, None, mode)
+            alias = Alias(parent.storage, result, parent, step)
+            alias.make_node = lambda: step.emit(
+                self.emitter, aliasing.read(self.emitter, parent), mode
+            )
+            self.scope.add(result, alias)
+            return result
+        node = self.emitter.view(op, viewed, numbers, named, mode)
+        several = isinstance(result, (tuple, list))
+        for index, output in enumerate(result if several else [result]):
+            step = ViewStep(op, numbers, named, index if several else None, mode)
+            alias = self.scope.add(output, Alias(parent.storage, output, parent, step))
+            alias.node = self.emitter.item(node, index) if several else node
+        return result
+
+    def _move(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
+        """An op that changes what memory a tensor shows, or how, but no data."""
+        tensor: torch.Tensor = args[0]
+        before, mode = self.alias(tensor), current_mode()
+        arguments = (tuple(args[1:]), kwargs)
+        numbers, named = self.emitter.number_nodes(arguments)
+        pure = functional_variant(op)
+        old = aliasing.read(self.emitter, before)
+        result = op(*args, **kwargs)
+        self.moves.setdefault(id(tensor), []).append((op, *arguments, mode))
+        name = op._schema.name
+        if name == "aten::set_":
+            self._relocate(tensor, before)
+        elif name == "aten::resize_":
+            self._resize(
+                op, tensor, before, self.emitter.call(aten.resize.default, (old, *numbers), named)
+            )
+        else:
+            assert pure is not None, op
+            link = Link.AUTOGRAD if op is aten.detach_.default else Link.FAMILY
+            step = ViewStep(pure.op, numbers, named, None, mode)
+            alias = Alias(before.storage, tensor, before, step, link=link)
+            alias.node = step.emit(self.emitter, old, mode)
+            self.scope.add(tensor, alias)
+        return result
+
+    def _relocate(self, tensor: torch.Tensor, before: Alias) -> None:
+        del self.scope.aliases[id(tensor)]
+        found = geometry.locate(self.scope.aliases.values(), tensor)
+        if found is None:
+            raise self.unsupported("set_", "the memory it moves to is unknown to capture")
+        self.scope.add(tensor, found)
+
+    def _resize(self, op: OpOverload, tensor: torch.Tensor, before: Alias, new: fx.Node) -> None:
+        others = {id(a.tensor) for a in before.storage.aliases if a.tensor is not None}
+        if others != {id(tensor)}:
+            raise self.unsupported("resize_", "other tensors show the same memory")
+        self.scope.new(tensor, new).written = True
+
+    def unsupported(self, construct: str, why: str) -> CaptureError:
+        """The error for what eager can do and capture cannot."""
+        return CaptureError(
+            construct, why, "use the out-of-place form of the op", self.emitter.source()
+        )
+
+    def _mutate(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
+        """An op that writes to some of its arguments."""
+        named = bind(op, args, kwargs)
+        written = tuple(name for name in written_arguments(op) if named.get(name) is not None)
+        shapes = {id(t): t.shape for name in written for t in _tensors(named[name])}
+        nodes = {name: self.nodes(value) for name, value in named.items()}
+        mode = current_mode()
+        result = op(*args, **kwargs)
+        pure = functional_variant(op)
+        if pure is not None and len(written) == len(written_arguments(op)):
+            kept = {name: value for name, value in nodes.items() if name not in pure.dropped}
+            node = self.emitter.call(pure.op, *unbind(pure.op, kept), mode=mode)
+        else:
+            node_args, node_kwargs = unbind(op, nodes)
+            node = self.emitter.call(on_copies, (op, written, node_args, node_kwargs), mode=mode)
+        returned = result if isinstance(result, tuple) else (result,)
+        fresh = [
+            value
+            for spec, value in zip(op._schema.returns, returned, strict=False)
+            if spec.alias_info is None
+        ]
+        single = not isinstance(node.meta["val"], (tuple, list))
+        for index, value in enumerate(fresh):
+            if _has_value(value):
+                self.register(value, self.emitter.item(node, index))
+        for index, name in enumerate(written):
+            many = not isinstance(named[name], torch.Tensor)
+            place = node if single or (many and len(written) == 1 and not fresh and pure) else None
+            new = place if place is not None else self.emitter.item(node, len(fresh) + index)
+            for position, tensor in enumerate(_tensors(named[name])):
+                each = self.emitter.item(new, position) if many else new
+                self._write(tensor, each, shapes[id(tensor)])
+        return result
+
+    def _write(self, tensor: torch.Tensor, new: fx.Node, shape: torch.Size) -> None:
+        mode = current_mode()
+        if new.meta["val"].dtype != tensor.dtype:
+            new = self.emitter.call(aten._to_copy.default, (new,), {"dtype": tensor.dtype}, mode)
+        if tensor.shape != shape:
+            # An `out=` tensor of another size is given new memory of the right one.
+            self.scope.new(tensor, new).written = True
+            return
+        aliasing.write(self.emitter, self.alias(tensor), new, mode)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [value] if isinstance(value, torch.Tensor) else list(value)
+
+
+def _has_value(output: Any) -> bool:
+    return any(isinstance(leaf, (torch.Tensor, *symbols.SYMBOLIC)) for leaf in trees.leaves(output))
+
+
+def _gradient_edge(alias: Alias) -> tuple[Any, int] | None:
+    tensor = alias.tensor
+    if tensor is None or tensor.grad_fn is None:
+        return None
+    return (tensor.grad_fn, tensor.output_nr)
+
+
+def _lie_alike(nodes: list[Any], tensors: list[Any]) -> bool:
+    """The graph's values lie in memory as the program's tensors do, so that results do as well."""
+    return all(
+        geometry.same_layout(node.meta["val"], tensor)
+        for node, tensor in zip(nodes, tensors, strict=True)
+        if isinstance(tensor, torch.Tensor)
+    )

@@ -1,0 +1,150 @@
+"""View ops: how each is undone, so that a write through a view becomes a new value of its base."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjoint.capture.emission import Emitter
+from adjoint.graph.metadata import Mode
+from adjoint.torch_private.operators import OpOverload
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, eq=False)
+class ViewStep:
+    """One view op that the program ran: how an alias is obtained from what it is a view of."""
+
+    op: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: int | None
+    """Which of several views (`split`, `unbind`) is meant."""
+    mode: Mode
+
+    def emit(self, emitter: Emitter, viewed: fx.Node, mode: Mode) -> fx.Node:
+        """This view of `viewed`."""
+        node = emitter.view(self.op, viewed, self.args, self.kwargs, mode)
+        return node if self.output is None else emitter.item(node, self.output)
+
+    def undo(self, emitter: Emitter, viewed: fx.Node, new: fx.Node, mode: Mode) -> fx.Node:
+        """`viewed` with the elements that this view shows replaced by `new`."""
+        inverse = INVERSES.get(self.op, undo_by_index)
+        return inverse(emitter, self, viewed, new, mode)
+
+
+Inverse = Callable[[Emitter, ViewStep, fx.Node, fx.Node, Mode], fx.Node]
+
+
+def undo_by_index(
+    emitter: Emitter, step: ViewStep, viewed: fx.Node, new: fx.Node, mode: Mode
+) -> fx.Node:
+    """Any view that moves elements: number them, take the view of the numbers, write there."""
+    value = viewed.meta["val"]
+    options = {"dtype": torch.int64, "device": value.device}
+    count = value.numel()
+    numbers = emitter.call(aten.arange.default, (count,), options, Mode())
+    places = step.emit(emitter, emitter.reshape(numbers, value.shape, Mode()), Mode())
+    flat = emitter.reshape(viewed, [-1], mode)
+    written = emitter.call(
+        aten.index_put.default,
+        (flat, [emitter.reshape(places, [-1], Mode())], emitter.reshape(new, [-1], mode)),
+        mode=mode,
+    )
+    return emitter.reshape(written, value.shape, mode)
+
+
+def _identity(e: Emitter, step: ViewStep, viewed: fx.Node, new: fx.Node, mode: Mode) -> fx.Node:
+    return new
+
+
+def _reshaped(e: Emitter, step: ViewStep, viewed: fx.Node, new: fx.Node, mode: Mode) -> fx.Node:
+    return e.reshape(new, viewed.meta["val"].shape, mode)
+
+
+def _expanded(e: Emitter, step: ViewStep, viewed: fx.Node, new: fx.Node, mode: Mode) -> fx.Node:
+    if new.meta["val"].numel() == viewed.meta["val"].numel():
+        return _reshaped(e, step, viewed, new, mode)
+    return undo_by_index(e, step, viewed, new, mode)
+
+
+def _scattered(op: OpOverload) -> Inverse:
+    """`op(viewed, new, *args)` writes where the view with the same arguments reads."""
+
+    def undo(e: Emitter, step: ViewStep, viewed: fx.Node, new: fx.Node, mode: Mode) -> fx.Node:
+        return e.call(op, (viewed, new, *step.args), step.kwargs, mode)
+
+    return undo
+
+
+def _permuted(e: Emitter, step: ViewStep, viewed: fx.Node, new: fx.Node, mode: Mode) -> fx.Node:
+    order = step.args[0]
+    back = [0] * len(order)
+    for position, axis in enumerate(order):
+        back[axis % len(order)] = position
+    return e.call(aten.permute.default, (new, back), mode=mode)
+
+
+def _same_again(e: Emitter, step: ViewStep, viewed: fx.Node, new: fx.Node, mode: Mode) -> fx.Node:
+    return e.call(step.op, (new, *step.args), step.kwargs, mode)
+
+
+def _unbound(e: Emitter, step: ViewStep, viewed: fx.Node, new: fx.Node, mode: Mode) -> fx.Node:
+    axis = step.args[0] if step.args else 0
+    return e.call(aten.select_scatter.default, (viewed, new, axis, step.output), mode=mode)
+
+
+def _split(e: Emitter, step: ViewStep, viewed: fx.Node, new: fx.Node, mode: Mode) -> fx.Node:
+    assert step.output is not None
+    sizes = step.args[0]
+    axis = step.args[1] if len(step.args) > 1 else step.kwargs.get("dim", 0)
+    before = sizes[: step.output] if isinstance(sizes, (list, tuple)) else [sizes] * step.output
+    start = sum(before)
+    stop = start + new.meta["val"].shape[axis]
+    return e.call(aten.slice_scatter.default, (viewed, new, axis, start, stop), mode=mode)
+
+
+def _dtype_back(e: Emitter, step: ViewStep, viewed: fx.Node, new: fx.Node, mode: Mode) -> fx.Node:
+    return e.view(aten.view.dtype, new, (viewed.meta["val"].dtype,), {}, mode)
+
+
+def _by(op: OpOverload) -> Inverse:
+    def undo(e: Emitter, step: ViewStep, viewed: fx.Node, new: fx.Node, mode: Mode) -> fx.Node:
+        return e.view(op, new, (), {}, mode)
+
+    return undo
+
+
+INVERSES: dict[Any, Inverse] = {
+    aten.detach.default: _identity,
+    aten.alias.default: _identity,
+    aten.lift_fresh.default: _identity,
+    aten.select.int: _scattered(aten.select_scatter.default),
+    aten.slice.Tensor: _scattered(aten.slice_scatter.default),
+    aten.diagonal.default: _scattered(aten.diagonal_scatter.default),
+    aten.as_strided.default: _scattered(aten.as_strided_scatter.default),
+    aten.view.default: _reshaped,
+    aten._unsafe_view.default: _reshaped,
+    aten._reshape_alias.default: _reshaped,
+    aten.unsqueeze.default: _reshaped,
+    aten.squeeze.default: _reshaped,
+    aten.squeeze.dim: _reshaped,
+    aten.squeeze.dims: _reshaped,
+    aten.expand.default: _expanded,
+    aten.permute.default: _permuted,
+    aten.t.default: _same_again,
+    aten.transpose.int: _same_again,
+    aten.unbind.int: _unbound,
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split,
+    aten.view.dtype: _dtype_back,
+    aten.view_as_real.default: _by(aten.view_as_complex.default),
+    aten.view_as_complex.default: _by(aten.view_as_real.default),
+    aten._conj.default: _by(aten._conj_physical.default),
+    aten._neg_view.default: _by(aten.neg.default),
+}

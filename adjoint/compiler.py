@@ -1,0 +1,54 @@
+"""The sentence: capture -> differentiate -> optimize -> partition -> lower -> emit -> load.
+
+Today it ends after its first word, and the reference executor runs what was captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from torch import fx
+
+from adjoint.capture.direct import capture_call
+from adjoint.capture.dynamo import capture_graph
+from adjoint.graph.captured import Captured
+from adjoint.options import Options
+from adjoint.runtime.program import Program
+from adjoint.runtime.reference import run_call
+
+Value = TypeVar("Value")
+
+
+class Observer(Protocol):
+    """Is shown the value of each stage, and returns it."""
+
+    def __call__(self, stage: str, value: Value) -> Value: ...
+
+
+def unobserved(stage: str, value: Value) -> Value:
+    """The observer that looks away."""
+    return value
+
+
+def compile_graph(
+    graph_module: fx.GraphModule,
+    examples: Sequence[Any],
+    options: Options,
+    saw: Observer = unobserved,
+) -> Callable[..., Any]:
+    """Compile a graph of Dynamo's."""
+    primal = saw("capture", capture_graph(graph_module, examples))
+    return Program(primal, lambda inputs: capture_graph(graph_module, inputs, anew=True))
+
+
+def capture(
+    function: Callable[..., Any], *args: Any, dynamic: bool = False, **kwargs: Any
+) -> Captured:
+    """The pure graph of `function(*args, **kwargs)`, with what its inputs and outputs are."""
+    return capture_call(function, args, kwargs, dynamic)
+
+
+def run(captured: Captured, *args: Any, **kwargs: Any) -> Any:
+    """Call a captured function with the reference executor."""
+    return run_call(captured, args, kwargs)

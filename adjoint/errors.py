@@ -1,0 +1,48 @@
+"""The one error that capture raises, and the place in the user's code that it points to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line of the user's program."""
+
+    file: str
+    line: int
+    function: str
+    text: str
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line} in {self.function}"
+        text = self.text.strip()
+        return f"{place}: {text}" if text else place
+
+
+class CaptureError(RuntimeError):
+    """A function cannot be captured: which construct, why, where, and what to do instead.
+
+        cannot capture aten.nonzero: the size of its result depends on values
+          at model.py:12 in forward: index = mask.nonzero()
+          way out: use torch.where(mask, x, 0), whose size is known
+
+    It is raised before anything has run: inputs and buffers are as they were.
+    """
+
+    def __init__(
+        self, construct: str, why: str, remedy: str, source: SourceLine | None = None
+    ) -> None:
+        # The four arguments are the exception's args, so that it can be copied between processes.
+        super().__init__(construct, why, remedy, source)
+        self.construct = construct
+        self.why = why
+        self.remedy = remedy
+        self.source = source
+
+    def __str__(self) -> str:
+        lines = [f"cannot capture {self.construct}: {self.why}"]
+        if self.source is not None:
+            lines.append(f"  at {self.source}")
+        lines.append(f"  way out: {self.remedy}")
+        return "\n".join(lines)

@@ -1,0 +1,155 @@
+"""How a graph is called: what its inputs are made of, and what becomes of its outputs.
+
+A graph is pure.  What its caller sees besides - inputs written to, results that are views of inputs
+or of each other - is data here, read by whatever runs the graph:
+
+1. each graph input is made from the caller's inputs (`Source`);
+2. the graph runs;
+3. `moves` and `writes` change the caller's inputs, which until then are as they were;
+4. each result is made (`Made`), views by replaying the program's own view ops in eager torch, so
+   that `_base`, `requires_grad` and the sharing of memory are eager's.
+
+**Invariant.** Indices into the caller's inputs count all leaves, in order; indices into the graph's
+outputs count the values that the graph returns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from adjoint.graph.metadata import Mode
+from adjoint.torch_private.operators import OpOverload
+
+# What a graph input is made of -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FromCaller:
+    """The caller's input, as it is."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class BaseOf:
+    """What the caller's input is a view of."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOf:
+    """All memory that the caller's input is a window on, as one axis of `dtype`."""
+
+    index: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """A token for the first op with effects."""
+
+
+Source: TypeAlias = FromCaller | BaseOf | MemoryOf | NewToken
+
+# What a result is made of ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FromGraph:
+    """A value that the graph returned."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The same at each call."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """One view op, run again outside the graph; numbers that the graph computed are `FromGraph`."""
+
+    op: OpOverload
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    output: int | None
+    mode: Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Refill:
+    """Write a value of the graph, with its history, to a tensor that shares memory."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequireGrad:
+    """Make a leaf that requires grad."""
+
+
+Step: TypeAlias = Replay | Refill | RequireGrad
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What `steps` make of the caller's input or of a value of the graph."""
+
+    of: FromCaller | FromGraph
+    steps: tuple[Step, ...]
+
+
+Made: TypeAlias = FromCaller | FromGraph | Constant | View
+
+# What becomes of the caller's inputs -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """An op that changes what memory an input shows: `t_`, `resize_`, `set_`, ..."""
+
+    index: int
+    op: OpOverload
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    mode: Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A value of the graph is written to an input, with its history if `recorded`."""
+
+    index: int
+    value: int
+    recorded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """`requires_grad_` on an input."""
+
+    index: int
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """The calling convention of one graph."""
+
+    sources: tuple[Source, ...]
+    moves: tuple[Move, ...]
+    writes: tuple[Write, ...]
+    flags: tuple[Flag, ...]
+    versions: tuple[tuple[int, int], ...]
+    """(input, how often it was written to): what its version counter advances by."""
+    made: tuple[Made, ...]
+    """Distinct results; a tensor that is returned twice is made once."""
+    results: tuple[int, ...]
+    """For each leaf of what the caller receives, which of `made` it is."""

@@ -1,0 +1,213 @@
+"""What a node of a graph knows about itself, under typed names.
+
+torch.fx gives each node a dict, `node.meta`. The keys that adjoint uses, and nothing but these:
+
+| key           | on          | value                                                       |
+|---------------|-------------|-------------------------------------------------------------|
+| `val`         | any node    | the fake value: shape, dtype and device without contents    |
+| `source`      | any node    | the user's line it came from, or None                       |
+| `mode`        | calls       | the autograd mode it ran under                              |
+| `region`      | calls       | the checkpointed region it ran in, or None                  |
+| `descriptor`  | placeholders| what the input means                                        |
+| `descriptors` | the output  | what each output means                                      |
+
+All values but `val` are immutable, so that copying a node's dict copies what it says.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.fx import Graph, Node
+
+from adjoint.errors import SourceLine
+from adjoint.graph.descriptors import Input, Output
+from adjoint.torch_private.symbols import expression
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """The autograd mode under which an operator ran. It decides whether a derivative flows."""
+
+    grad_enabled: bool = True
+    inference: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRegion:
+    """One run of `torch.utils.checkpoint`: the values made in it are to be recomputed, not saved.
+
+    `policy` is what selective checkpointing says about this operator; empty if it says nothing.
+    """
+
+    index: int
+    policy: str = ""
+
+
+def has_value(node: Node) -> bool:
+    """Whether the node carries a fake value. None is a value: some operators return nothing."""
+    return "val" in node.meta
+
+
+def value_of(node: Node) -> Any:
+    """The fake value of a node: a tensor, a number or symbol, None, or a sequence of these."""
+    if not has_value(node):
+        raise LookupError(f"node {node.name} carries no fake value")
+    return node.meta["val"]
+
+
+def set_value(node: Node, value: Any) -> None:
+    node.meta["val"] = value
+
+
+def source_of(node: Node) -> SourceLine | None:
+    """The line of the user's program that a node came from, where it is known."""
+    return cast("SourceLine | None", node.meta.get("source"))
+
+
+def set_source(node: Node, source: SourceLine | None) -> None:
+    node.meta["source"] = source
+
+
+def has_mode(node: Node) -> bool:
+    return "mode" in node.meta
+
+
+def mode_of(node: Node) -> Mode:
+    """The autograd mode of a node; what does not run, such as a placeholder, has the usual one."""
+    return cast("Mode", node.meta.get("mode", Mode()))
+
+
+def set_mode(node: Node, mode: Mode) -> None:
+    node.meta["mode"] = mode
+
+
+def region_of(node: Node) -> CheckpointRegion | None:
+    """The checkpointed region that a node ran in, if any."""
+    return cast("CheckpointRegion | None", node.meta.get("region"))
+
+
+def set_region(node: Node, region: CheckpointRegion | None) -> None:
+    node.meta["region"] = region
+
+
+def has_descriptor(node: Node) -> bool:
+    return "descriptor" in node.meta
+
+
+def descriptor_of(placeholder: Node) -> Input:
+    """What an input of the graph means."""
+    if not has_descriptor(placeholder):
+        raise LookupError(f"node {placeholder.name} carries no descriptor")
+    return cast("Input", placeholder.meta["descriptor"])
+
+
+def set_descriptor(placeholder: Node, descriptor: Input) -> None:
+    if placeholder.op != "placeholder":
+        raise ValueError(
+            f"node {placeholder.name} is a {placeholder.op}, not an input of its graph"
+        )
+    placeholder.meta["descriptor"] = descriptor
+
+
+def input_descriptors(graph: Graph) -> tuple[Input, ...]:
+    """What the inputs of a graph mean, in their order."""
+    return tuple(descriptor_of(node) for node in graph.find_nodes(op="placeholder"))
+
+
+def output_node(graph: Graph) -> Node:
+    """The node that returns."""
+    found: list[Node] = graph.find_nodes(op="output")
+    if len(found) != 1:
+        raise LookupError(f"a graph returns once, but this one has {len(found)} output nodes")
+    return found[0]
+
+
+def outputs_of(graph: Graph) -> tuple[Any, ...]:
+    """What a graph returns, one entry for each output: nodes, or constants such as None."""
+    returned = output_node(graph).args[0]
+    return tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+
+
+def has_output_descriptors(graph: Graph) -> bool:
+    return "descriptors" in output_node(graph).meta
+
+
+def output_descriptors(graph: Graph) -> tuple[Output, ...]:
+    """What the outputs of a graph mean, in their order."""
+    if not has_output_descriptors(graph):
+        raise LookupError("the output node carries no descriptors")
+    return cast("tuple[Output, ...]", output_node(graph).meta["descriptors"])
+
+
+def set_output_descriptors(graph: Graph, descriptors: tuple[Output, ...]) -> None:
+    output_node(graph).meta["descriptors"] = tuple(descriptors)
+
+
+def describe_value(value: Any) -> str:
+    """A fake value in few words: `f32[3, s0]`, `i64[]`, `SymInt s0`, `(f32[2], None)`."""
+    match value:
+        case torch.Tensor():
+            return _describe_tensor(value)
+        case torch.SymInt() | torch.SymFloat() | torch.SymBool():
+            return f"{type(value).__name__} {value}"
+        case bool() | int() | float() | complex():
+            return f"{type(value).__name__} {value}"
+        case None:
+            return "None"
+        case tuple():
+            parts = ", ".join(map(describe_value, value))
+            return f"({parts},)" if len(value) == 1 else f"({parts})"
+        case list():
+            return f"[{', '.join(map(describe_value, value))}]"
+        case dict():
+            return f"{{{', '.join(f'{key!r}: {describe_value(v)}' for key, v in value.items())}}}"
+        case _:
+            return type(value).__name__
+
+
+def describe_dtype(dtype: torch.dtype) -> str:
+    """`f32` for float32, `bf16` for bfloat16, `f8e4m3fn` for float8_e4m3fn."""
+    name = str(dtype).removeprefix("torch.")
+    family = re.fullmatch(r"(bfloat|float|complex|uint|int)(\d.*)", name)
+    if family is None:
+        return name
+    short = {"bfloat": "bf", "float": "f", "complex": "c", "uint": "u", "int": "i"}
+    return short[family[1]] + family[2].replace("_", "")
+
+
+def _describe_tensor(value: torch.Tensor) -> str:
+    text = f"{describe_dtype(value.dtype)}[{', '.join(map(str, value.shape))}]"
+    if value.layout is not torch.strided:
+        text += f" {str(value.layout).removeprefix('torch.')}"
+    elif not _is_contiguous(value):
+        text += f" strides ({', '.join(map(str, value.stride()))})"
+    if value.device.type != "cpu":
+        text += f" on {value.device}"
+    return text
+
+
+def _is_contiguous(value: torch.Tensor) -> bool:
+    """Whether strides are those of a fresh tensor, as far as expressions alone can tell.
+
+    `Tensor.is_contiguous` would decide it for symbolic sizes too, and leave a guard behind.
+    """
+    sizes = [_without_guards(size) for size in value.shape]
+    if 0 in sizes:
+        return True
+    strides = [_without_guards(stride) for stride in value.stride()]
+    expected: Any = 1
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        # Along an axis of size 1 nothing is ever skipped.
+        if size != 1 and stride != expected:
+            return False
+        expected = expected * size
+    return True
+
+
+def _without_guards(size: int | torch.SymInt) -> Any:
+    """A size that can be multiplied without being traced and compared without adding a guard."""
+    return expression(size) if isinstance(size, torch.SymInt) else size

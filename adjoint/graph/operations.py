@@ -1,0 +1,106 @@
+"""The few operations that functional graphs need and ATen lacks.
+
+Each runs in eager torch, under autograd, so that any graph can be run op by op.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjoint.torch_private.operators import OpOverload
+
+
+@torch.library.custom_op("adjoint::with_data", mutates_args=())
+def _with_data(history: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    """The value of `data`, with the derivative of `history`.
+
+    It is what a tensor becomes when it is written to where autograd does not look: under
+    `no_grad`, through `.data`, or through a detached alias.
+    """
+    return data.clone()
+
+
+@_with_data.register_fake
+def _(history: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(data)
+
+
+_with_data.register_autograd(lambda ctx, cotangent: (cotangent, None))
+
+with_data: OpOverload = torch.ops.adjoint.with_data.default
+
+
+def on_copies(
+    op: OpOverload, mutated: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    """Run the mutating `op` on copies of the arguments it would change.
+
+    Returns what the op returns (nothing for those of its results that are the changed arguments),
+    then the changed arguments in the order of `mutated`.
+    """
+    named = dict(kwargs)
+    for parameter, value in zip(op._schema.arguments, args, strict=False):
+        named[parameter.name] = value
+    for name in mutated:
+        named[name] = _copy(named.get(name))
+    positional = [
+        named.pop(p.name) for p in op._schema.arguments if not p.kwarg_only and p.name in named
+    ]
+    result = op(*positional, **named)
+    bound = dict(named)
+    bound.update(
+        zip((p.name for p in op._schema.arguments if not p.kwarg_only), positional, strict=False)
+    )
+    returned = result if isinstance(result, tuple) else (result,)
+    declared = zip(op._schema.returns, returned, strict=False)
+    fresh = [value for spec, value in declared if spec.alias_info is None]
+    return (*fresh, *(bound[name] for name in mutated))
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return [_copy(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def in_order(token: torch.Tensor, op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """Run an op with effects after all those whose token it is given; returns the next token first.
+
+    The token is what says the order: a pass that moves nodes cannot break it.
+    """
+    result = op(*args, **kwargs)
+    return (token, *(result if isinstance(result, tuple) else (result,)))
+
+
+def apply_function(
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    non_differentiable: tuple[int, ...],
+    *operands: Any,
+) -> tuple[Any, ...]:
+    """Apply a custom `autograd.Function` whose two halves have been captured.
+
+    `forward(*operands)` returns (results, saved); `backward(*cotangents, *saved)` returns one
+    cotangent, or None, for each operand.
+    """
+
+    class Applied(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            results, saved = forward(*args)
+            tensors = [value for value in saved if isinstance(value, torch.Tensor)]
+            ctx.save_for_backward(*tensors)
+            ctx.others = [None if isinstance(value, torch.Tensor) else value for value in saved]
+            ctx.mark_non_differentiable(*(results[index] for index in non_differentiable))
+            return tuple(results)
+
+        @staticmethod
+        def backward(ctx: Any, *cotangents: Any) -> Any:
+            tensors = iter(ctx.saved_tensors)
+            saved = [next(tensors) if other is None else other for other in ctx.others]
+            return tuple(backward(*cotangents, *saved))
+
+    return tuple(Applied.apply(*operands))

@@ -1,0 +1,25 @@
+"""The graphs inside a graph: bodies and branches of higher-order operators such as `cond`."""
+
+from __future__ import annotations
+
+from torch.fx import GraphModule, Node
+
+
+def subgraph_of(graph_module: GraphModule, node: Node) -> GraphModule | None:
+    """The graph that a node stands for, if it is the name of one and not a value."""
+    if node.op != "get_attr":
+        return None
+    found: object = graph_module
+    for part in str(node.target).split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, GraphModule) else None
+
+
+def subgraphs_of(graph_module: GraphModule) -> dict[str, GraphModule]:
+    """The graphs that are operands in this graph, by name, in the order of their first use."""
+    found: dict[str, GraphModule] = {}
+    for node in graph_module.graph.nodes:
+        subgraph = subgraph_of(graph_module, node)
+        if subgraph is not None:
+            found[str(node.target)] = subgraph
+    return found

@@ -1,0 +1,162 @@
+"""The invariants of a graph. `verify` follows every pass: a mistake is found where it is made.
+
+* Nodes are in topological order and well formed, as torch.fx understands it.
+* Nodes are operators: functional ATen or custom ones, higher-order ones, those of
+  `adjoint.graph.operations`, and arithmetic on numbers.
+* A node that computes carries a fake value and the autograd mode it ran under.
+* Each input and each output has a descriptor, and no two have the same.
+
+The same holds for subgraphs, except that their inputs and outputs are operands of the operator
+around them and have no descriptors.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from adjoint.graph.descriptors import Input, Output
+from adjoint.graph.metadata import (
+    descriptor_of,
+    has_descriptor,
+    has_mode,
+    has_output_descriptors,
+    has_value,
+    input_descriptors,
+    output_descriptors,
+    output_node,
+    outputs_of,
+    source_of,
+    value_of,
+)
+from adjoint.graph.show import show_call, show_target
+from adjoint.graph.subgraphs import subgraphs_of
+from adjoint.torch_private.operators import HigherOrderOperator, OpOverload, written_arguments
+
+OWN_OPERATIONS = "adjoint.graph.operations"
+
+
+class GraphError(Exception):
+    """A graph breaks an invariant: a mistake of the stage that made it, not of the user's."""
+
+
+def verify(graph_module: GraphModule) -> None:
+    """Raise `GraphError` if the graph, or a graph inside it, breaks an invariant."""
+    _verify_nodes(graph_module)
+    _verify_inputs(graph_module.graph)
+    _verify_outputs(graph_module.graph)
+
+
+def _verify_nodes(graph_module: GraphModule) -> None:
+    graph = graph_module.graph
+    _verify_order(graph)
+    try:
+        graph.lint()
+    except (RuntimeError, ValueError) as error:
+        raise GraphError(f"torch.fx finds the graph malformed: {error}") from error
+    _verify_return(graph)
+    for node in graph.nodes:
+        if node.op == "call_function":
+            _verify_call(node)
+        elif node.op not in ("placeholder", "get_attr", "output"):
+            raise _broken(node, f"is a {node.op}; only operators are legal, as call_function")
+    for name, subgraph in subgraphs_of(graph_module).items():
+        _verify_subgraph(name, subgraph)
+
+
+def _verify_subgraph(name: str, subgraph: GraphModule) -> None:
+    try:
+        _verify_nodes(subgraph)
+    except GraphError as error:
+        raise GraphError(f"in subgraph {name}: {error}") from error
+
+
+def _verify_order(graph: Graph) -> None:
+    # torch.fx checks this too, but its message is the whole graph.
+    defined: set[Node] = set()
+    for node in graph.nodes:
+        for operand in node.all_input_nodes:
+            if operand.graph is not graph:
+                raise _broken(node, f"uses {operand.name}, which belongs to another graph")
+            if operand not in defined:
+                raise _broken(node, f"uses {operand.name} before it is defined")
+        defined.add(node)
+
+
+def _verify_return(graph: Graph) -> None:
+    try:
+        output_node(graph)
+    except LookupError as error:
+        raise GraphError(str(error)) from error
+
+
+def _verify_call(node: Node) -> None:
+    target = node.target
+    if isinstance(target, OpOverload):
+        if written := written_arguments(target):
+            raise _broken(node, f"mutates {', '.join(written)}; every operator must be functional")
+    elif not isinstance(target, HigherOrderOperator) and _makes_tensors_in_python(node):
+        raise _broken(node, f"calls {show_target(target)}, which is not an operator of torch.ops")
+    if not has_value(node):
+        raise _broken(node, "carries no fake value")
+    if not has_mode(node):
+        raise _broken(node, "does not say which autograd mode it ran under")
+
+
+def _makes_tensors_in_python(node: Node) -> bool:
+    """Whether an unknown function computes tensors. Numbers may be computed by any function."""
+    if node.target is operator.getitem or not has_value(node):
+        return False
+    if getattr(node.target, "__module__", None) == OWN_OPERATIONS:
+        return False
+    return any(isinstance(leaf, torch.Tensor) for leaf in _leaves(value_of(node)))
+
+
+def _leaves(value: Any) -> Iterable[Any]:
+    if isinstance(value, tuple | list):
+        for part in value:
+            yield from _leaves(part)
+    else:
+        yield value
+
+
+def _verify_inputs(graph: Graph) -> None:
+    for node in graph.find_nodes(op="placeholder"):
+        if not has_descriptor(node):
+            raise _broken(node, "is an input without a descriptor")
+        if not isinstance(descriptor_of(node), Input):
+            raise _broken(node, f"is an input, but {descriptor_of(node)!r} describes no input")
+    _verify_unique("inputs", input_descriptors(graph))
+
+
+def _verify_outputs(graph: Graph) -> None:
+    node, outputs = output_node(graph), outputs_of(graph)
+    if not has_output_descriptors(graph):
+        raise _broken(node, f"returns {len(outputs)} values without descriptors")
+    descriptors = output_descriptors(graph)
+    if len(descriptors) != len(outputs):
+        raise _broken(node, f"returns {len(outputs)} values with {len(descriptors)} descriptors")
+    for descriptor in descriptors:
+        if not isinstance(descriptor, Output):
+            raise _broken(node, f"returns values, but {descriptor!r} describes no output")
+    _verify_unique("outputs", descriptors)
+
+
+def _verify_unique(kind: str, descriptors: tuple[Input, ...] | tuple[Output, ...]) -> None:
+    seen: set[Input | Output] = set()
+    for descriptor in descriptors:
+        if descriptor in seen:
+            raise GraphError(f"two {kind} have the descriptor {descriptor.describe()!r}")
+        seen.add(descriptor)
+
+
+def _broken(node: Node, what: str) -> GraphError:
+    """`node add_ = aten.add_.Tensor(x, 1) mutates self`, and the user's line below it."""
+    call = f" = {show_call(node)}" if node.op in ("call_function", "get_attr") else ""
+    source = source_of(node)
+    place = "" if source is None else f"\n  at {source}"
+    return GraphError(f"node {node.name}{call} {what}{place}")

@@ -1,0 +1,68 @@
+"""What a user may ask of the compiler: one frozen dataclass, passed down the pipeline.
+
+Nothing else configures a compilation. There is no global configuration and no environment variable,
+so a compilation is a function of its arguments alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True)
+class Options:
+    """The choices of one compilation. An illegal value cannot be constructed."""
+
+    target: Literal["reference"] = "reference"
+    """What runs the graph. `reference`: torch itself, one operator after another."""
+
+    unsupported: Literal["raise", "eager"] = "raise"
+    """What becomes of a function that cannot be captured: an error, or the function itself."""
+
+    dynamic: bool | None = None
+    """Sizes are symbols (True), constants (False), or symbols once they have changed (None)."""
+
+    def __post_init__(self) -> None:
+        for name, annotation in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            legal = _legal_values(annotation)
+            if not any(_same(value, choice) for choice in legal):
+                choices = ", ".join(map(repr, legal))
+                raise ValueError(f"option {name}={value!r} is not legal; choose from: {choices}")
+
+    @classmethod
+    def parse(cls, mapping: Mapping[str, Any]) -> Options:
+        """Read options from a user's mapping, as in `torch.compile(f, options=mapping)`."""
+        names = [field.name for field in fields(cls)]
+        for name in mapping:
+            if name not in names:
+                raise ValueError(_unknown_name(str(name), names))
+        return cls(**mapping)
+
+
+def _legal_values(annotation: object) -> tuple[object, ...]:
+    """Every value of a closed type: Literal, bool, None, or a union of these."""
+    if annotation is bool:
+        return (True, False)
+    if annotation is type(None):
+        return (None,)
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    if get_origin(annotation) in (Union, types.UnionType):
+        return tuple(value for member in get_args(annotation) for value in _legal_values(member))
+    raise TypeError(f"an option of type {annotation} has no list of legal values")
+
+
+def _same(value: object, choice: object) -> bool:
+    """Equality that does not take 1 for True."""
+    return type(value) is type(choice) and value == choice
+
+
+def _unknown_name(name: str, names: list[str]) -> str:
+    closest = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {closest[0]!r}? " if closest else ""
+    return f"unknown option {name!r}; {hint}the options are: {', '.join(names)}"

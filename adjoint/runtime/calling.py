@@ -1,0 +1,167 @@
+"""Calling a pure graph as the program it was captured from: the effects around it, in eager torch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from adjoint.graph.calling import (
+    BaseOf,
+    Calling,
+    Constant,
+    FromCaller,
+    FromGraph,
+    Made,
+    MemoryOf,
+    Move,
+    NewToken,
+    Refill,
+    Replay,
+    RequireGrad,
+    Source,
+    Step,
+    View,
+)
+from adjoint.graph.metadata import Mode
+from adjoint.torch_private import trees
+from adjoint.torch_private.modes import set_version, without_autocast
+
+Graph = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+def call(graph: Graph, calling: Calling, inputs: Sequence[Any]) -> list[Any]:
+    """Run `graph` for `inputs`, change those that the program changes, and return its results.
+
+    Until the graph has run, nothing the caller can see has changed.
+    """
+    with without_autocast():
+        outputs = graph(graph_inputs(calling, inputs))
+        return finish(calling, inputs, outputs)
+
+
+def graph_inputs(calling: Calling, inputs: Sequence[Any]) -> list[Any]:
+    """What the graph is called with."""
+    written = {write.index for write in calling.writes}
+    kept = {
+        index: value.clone()
+        for index, value in enumerate(inputs)
+        # The graph's ops may save an input that is about to be written to.
+        if index in written and torch.is_grad_enabled() and not value.is_inference()
+    }
+    return [_source(source, inputs, kept) for source in calling.sources]
+
+
+def _source(source: Source, inputs: Sequence[Any], kept: dict[int, Any]) -> Any:
+    match source:
+        case FromCaller(index):
+            return kept.get(index, inputs[index])
+        case BaseOf(index):
+            return inputs[index]._base
+        case MemoryOf(index, dtype):
+            return _whole_memory(inputs[index], dtype)
+        case NewToken():
+            return torch.empty(0)
+
+
+def _whole_memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    flat = torch.empty(0, dtype=dtype, device=tensor.device)
+    with torch.no_grad():
+        flat.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
+    return flat.clone()
+
+
+def finish(calling: Calling, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+    """Change the caller's inputs and make the results."""
+    versions = [(inputs[index], inputs[index]._version + by) for index, by in calling.versions]
+    # Views of an input that is about to be moved are made while it still shows what it showed.
+    moved = {move.index for move in calling.moves}
+    made = {
+        position: _make(each, inputs, outputs)
+        for position, each in enumerate(calling.made)
+        if isinstance(each, View) and isinstance(each.of, FromCaller) and each.of.index in moved
+    }
+    for move in calling.moves:
+        _move(move, inputs, outputs)
+    values = [(write, _apart(outputs[write.value], inputs)) for write in calling.writes]
+    for write, value in values:
+        with _mode(Mode(grad_enabled=write.recorded)):
+            inputs[write.index].copy_(value)
+    for flag in calling.flags:
+        inputs[flag.index].requires_grad_(flag.requires_grad)
+    for tensor, version in versions:
+        set_version(tensor, version)
+    for position, each in enumerate(calling.made):
+        if position not in made:
+            made[position] = _make(each, inputs, outputs)
+    return [made[position] for position in calling.results]
+
+
+def _apart(value: torch.Tensor, inputs: Sequence[Any]) -> torch.Tensor:
+    """`value`, copied if it shows memory of an input: another write might come before it is read."""
+    if value.layout is not torch.strided:
+        return value
+    memory = value.untyped_storage().data_ptr()
+    shared = any(
+        isinstance(each, torch.Tensor)
+        and each.layout is torch.strided
+        and each.untyped_storage().data_ptr() == memory
+        for each in inputs
+    )
+    return value.clone() if shared and memory != 0 else value
+
+
+def _make(made: Made, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+    match made:
+        case FromCaller(index):
+            return inputs[index]
+        case FromGraph(index):
+            return outputs[index]
+        case Constant(value):
+            return value
+        case View(of, steps):
+            value = _make(of, inputs, outputs)
+            for step in steps:
+                value = _take(step, value, outputs)
+            return value
+
+
+def _take(step: Step, value: torch.Tensor, outputs: Sequence[Any]) -> torch.Tensor:
+    match step:
+        case Replay(op, args, kwargs, output, mode):
+            with _mode(mode):
+                views = op(value, *_filled(args, outputs), **_filled(dict(kwargs), outputs))
+            return views if output is None else views[output]
+        case Refill(index):
+            with torch.enable_grad():
+                return value.copy_(outputs[index])
+        case RequireGrad():
+            return value.requires_grad_()
+
+
+def _move(move: Move, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def filled(leaf: Any) -> Any:
+        made = isinstance(leaf, (FromCaller, FromGraph, View))
+        return _make(leaf, inputs, outputs) if made else leaf
+
+    args, kwargs = trees.map_leaves(filled, (move.args, dict(move.kwargs)))
+    with _mode(move.mode):
+        move.op(inputs[move.index], *args, **kwargs)
+
+
+def _filled(tree: Any, outputs: Sequence[Any]) -> Any:
+    return trees.map_leaves(
+        lambda leaf: outputs[leaf.index] if isinstance(leaf, FromGraph) else leaf, tree
+    )
+
+
+@contextlib.contextmanager
+def _mode(mode: Mode) -> Any:
+    with contextlib.ExitStack() as stack:
+        if mode.inference:
+            stack.enter_context(torch.inference_mode())
+        stack.enter_context(torch.set_grad_enabled(mode.grad_enabled))
+        yield

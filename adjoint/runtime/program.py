@@ -1,0 +1,73 @@
+"""A compiled program: called with flat inputs, whichever of them share memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from adjoint.graph.captured import Captured
+from adjoint.runtime.reference import run
+from adjoint.torch_private.fake import storage_key
+
+Sharing: TypeAlias = tuple[Any, ...]
+
+
+class Program:
+    """Runs a captured program; captures it again for inputs that share memory in another way.
+
+    Which inputs are windows on one memory decides what a write to one of them means, so a graph
+    holds for one pattern of sharing.  A program that writes to no input holds for all.
+    """
+
+    def __init__(self, first: Captured, recapture: Callable[[Sequence[Any]], Captured]) -> None:
+        self.first = first
+        self._written = tuple(write.index for write in first.calling.writes)
+        self._recapture = recapture
+        self._by_sharing: dict[Sharing, Captured] = {}
+        self._pattern: Sharing | None = None
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        return run(self._for(inputs), inputs)
+
+    def _for(self, inputs: Sequence[Any]) -> Captured:
+        if not self._written:
+            return self.first
+        pattern = sharing(inputs, self._written)
+        if self._pattern is None:
+            # The first call is with the inputs that the first capture was made for.
+            self._pattern = pattern
+        if pattern == self._pattern:
+            return self.first
+        if pattern not in self._by_sharing:
+            self._by_sharing[pattern] = self._recapture(inputs)
+        return self._by_sharing[pattern]
+
+
+def sharing(inputs: Sequence[Any], written: Sequence[int]) -> Sharing:
+    """Which inputs show memory that is written to, and which part of it each shows."""
+    memories = {storage_key(inputs[index]) for index in written} - {None}
+    groups: dict[Any, list[int]] = {}
+    for index, value in enumerate(inputs):
+        if isinstance(value, torch.Tensor):
+            memory = storage_key(value)
+            if memory in memories:
+                groups.setdefault(memory, []).append(index)
+    shared = [group for group in groups.values() if len(group) > 1]
+    return tuple(
+        (index, id(inputs[index]) == id(inputs[group[0]]), *_place(inputs[index]))
+        for group in shared
+        for index in group
+    )
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    base = tensor._base if tensor._is_view() else None
+    return (
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.storage_offset(),
+        base is not None,
+    )

@@ -1,0 +1,29 @@
+"""The reference executor: a captured program, run op by op in eager torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from adjoint.graph.captured import Captured
+from adjoint.graph.evaluation import evaluate
+from adjoint.runtime.calling import call
+from adjoint.torch_private import trees
+
+
+def run(captured: Captured, given: Sequence[Any]) -> list[Any]:
+    """The results of the program for the flat inputs `given`."""
+    leaves = captured.leaves(given)
+    return call(lambda inputs: evaluate(captured.graph_module, inputs), captured.calling, leaves)
+
+
+def run_call(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the program as the Python function that it was captured from."""
+    assert captured.signature is not None
+    given, spec = trees.flatten((args, kwargs))
+    if spec != captured.signature.given:
+        raise TypeError(f"captured for arguments {captured.signature.given}, called with {spec}")
+    tensors = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
+    return trees.unflatten(run(captured, tensors), captured.signature.returned)

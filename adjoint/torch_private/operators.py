@@ -1,0 +1,19 @@
+"""What torch knows about its operators: their kinds, and which arguments they write to.
+
+`torch.ops` is public; the classes of what it holds and their schemas are not.
+"""
+
+from __future__ import annotations
+
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+__all__ = ["HigherOrderOperator", "OpOverload", "OpOverloadPacket", "written_arguments"]
+
+
+def written_arguments(operator: OpOverload) -> tuple[str, ...]:
+    """The names of the arguments that an operator mutates; empty if it is functional."""
+    return tuple(
+        argument.name
+        for argument in operator._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )

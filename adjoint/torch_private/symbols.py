@@ -1,0 +1,53 @@
+"""Symbolic sizes: what a SymInt means, and how to compute it again in a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def expression(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Basic:
+    """The expression over input sizes that `value` stands for."""
+    expr: sympy.Basic = value.node.expr
+    return value.node.shape_env.simplify(expr) if value.node.shape_env is not None else expr
+
+
+def symbols_of(expr: sympy.Basic) -> list[sympy.Symbol]:
+    """The symbols in `expr`, in a fixed order."""
+    return sorted(expr.free_symbols, key=str)
+
+
+def constant_value(expr: sympy.Basic) -> int | float | bool:
+    """The number that `expr`, which has no symbols, is."""
+    if expr.is_Boolean or expr in (sympy.true, sympy.false):
+        return bool(expr)
+    return int(expr) if expr.is_integer else float(expr)  # type: ignore[arg-type]
+
+
+def evaluate(expr: sympy.Basic, bindings: dict[sympy.Symbol, Any]) -> Any:
+    """`expr` computed in Python (or traced, where the bindings are proxies)."""
+    return sympy_interp(PythonReferenceAnalysis, bindings, expr)
+
+
+def size_symbols(tensor: torch.Tensor) -> Iterable[tuple[sympy.Symbol, Callable[..., Any], int]]:
+    """Each plain symbol among the sizes, strides and offset of `tensor`, with the query giving it."""
+    aten = torch.ops.aten
+    queries: list[tuple[Any, Any, int]] = []
+    for axis, size in enumerate(tensor.shape):
+        queries.append((size, aten.sym_size.int, axis))
+    if tensor.layout is torch.strided:
+        for axis, stride in enumerate(tensor.stride()):
+            queries.append((stride, aten.sym_stride.int, axis))
+        queries.append((tensor.storage_offset(), aten.sym_storage_offset.default, -1))
+    for value, query, axis in queries:
+        if isinstance(value, torch.SymInt):
+            expr = expression(value)
+            if isinstance(expr, sympy.Symbol):
+                yield expr, query, axis

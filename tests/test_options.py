@@ -1,0 +1,78 @@
+import re
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+
+from adjoint.options import Options
+
+NAMES = "target, unsupported, dynamic"
+
+
+def test_nothing_asked_gives_the_defaults() -> None:
+    options = Options.parse({})
+    assert options == Options(target="reference", unsupported="raise", dynamic=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("target", "reference"),
+        ("unsupported", "raise"),
+        ("unsupported", "eager"),
+        ("dynamic", True),
+        ("dynamic", False),
+        ("dynamic", None),
+    ],
+)
+def test_a_legal_value_is_kept(name: str, value: object) -> None:
+    assert getattr(Options.parse({name: value}), name) is value
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        (
+            {"taget": "reference"},
+            f"unknown option 'taget'; did you mean 'target'? the options are: {NAMES}",
+        ),
+        (
+            {"zzz": 1},
+            f"unknown option 'zzz'; the options are: {NAMES}",
+        ),
+        (
+            {3: 1},
+            f"unknown option '3'; the options are: {NAMES}",
+        ),
+        (
+            {"unsupported": "ignore"},
+            "option unsupported='ignore' is not legal; choose from: 'raise', 'eager'",
+        ),
+        (
+            {"dynamic": 1},
+            "option dynamic=1 is not legal; choose from: True, False, None",
+        ),
+        (
+            {"target": ["reference"]},
+            "option target=['reference'] is not legal; choose from: 'reference'",
+        ),
+    ],
+)
+def test_the_error_lists_what_is_legal(mapping: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Options.parse(mapping)
+
+
+def test_an_illegal_value_cannot_be_constructed() -> None:
+    with pytest.raises(ValueError, match="target='gpu' is not legal"):
+        Options(target="gpu")  # type: ignore[arg-type]
+
+
+def test_options_do_not_change() -> None:
+    options = Options()
+    with pytest.raises(FrozenInstanceError):
+        options.dynamic = True  # type: ignore[misc]
+
+
+def test_equal_options_are_one_key() -> None:
+    assert len({Options(), Options.parse({}), Options(dynamic=True)}) == 2

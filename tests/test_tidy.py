@@ -1,0 +1,220 @@
+"""House rules as tests. CONTRIBUTING gives their reasons.
+
+Each rule is a function from text to the violations in it, so that it can be shown to find some.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "adjoint"
+MAX_LINES = 600
+
+# Module without a test file of its own: where it is tested instead.
+TESTED_ELSEWHERE: dict[str, str] = {}
+
+# File over MAX_LINES: the table it holds.
+FLAT_TABLES: dict[str, str] = {}
+
+# Names that say nothing about what is inside.
+EMPTY_NAMES = {"utils", "helpers", "common", "core", "misc", "base", "manager"}
+
+# Spelled in pieces, so that this file obeys the rule.
+PROMISES = ["TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK"]
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def sources(*folders: str) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+def written_here() -> list[Path]:
+    return list(sources("adjoint", "tests", "demo"))
+
+
+def expected_test(module: str) -> str:
+    """adjoint/<package>/<module>.py -> tests/<package>/test_<module>.py"""
+    path = Path(module)
+    return Path("tests", *path.parts[1:-1], f"test_{path.name}").as_posix()
+
+
+def has_empty_name(path: str) -> bool:
+    return any(
+        word in EMPTY_NAMES for part in Path(path).with_suffix("").parts for word in part.split("_")
+    )
+
+
+def promises(text: str) -> list[str]:
+    word = re.compile(rf"\b({'|'.join(PROMISES)})\b")
+    return [f"line {n}" for n, line in enumerate(text.splitlines(), 1) if word.search(line)]
+
+
+def dotted_names(text: str) -> Iterator[tuple[int, str]]:
+    """Every name imported, and every attribute chain that starts at one, in full."""
+    tree = ast.parse(text)
+    meaning: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+                top = alias.name.partition(".")[0]
+                meaning[alias.asname or top] = alias.name if alias.asname else top
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield node.lineno, name
+                meaning[alias.asname or alias.name] = name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            parts: list[str] = []
+            value: ast.expr = node
+            while isinstance(value, ast.Attribute):
+                parts.append(value.attr)
+                value = value.value
+            if isinstance(value, ast.Name) and value.id in meaning:
+                yield node.lineno, ".".join([meaning[value.id], *reversed(parts)])
+
+
+def is_private_torch(name: str) -> bool:
+    """A name torch may change at any release. Operators are named by torch.ops and are stable."""
+    top, *parts = name.split(".")
+    if top != "torch" or parts[:1] == ["ops"]:
+        return False
+    if parts[:2] == ["fx", "experimental"]:
+        return True
+    return any(part.startswith("_") and not part.endswith("__") for part in parts)
+
+
+def is_a_peer(name: str) -> bool:
+    """AOTAutograd and Inductor are oracles in tests and rows in benchmarks, never dependencies."""
+    peers = ("torch._inductor", "torch._functorch.aot_autograd", "torch._functorch._aot_autograd")
+    return any(name == peer or name.startswith(f"{peer}.") for peer in peers)
+
+
+def is_pickle(name: str) -> bool:
+    return name.partition(".")[0] in {"pickle", "cPickle", "_pickle", "cloudpickle", "dill"}
+
+
+def uses(text: str, claim: Callable[[str], bool]) -> list[str]:
+    return sorted({f"line {line}: {name}" for line, name in dotted_names(text) if claim(name)})
+
+
+def in_package(claim: Callable[[str], bool], outside: str | None = None) -> list[str]:
+    return [
+        f"{relative(path)} {use}"
+        for path in sources("adjoint")
+        if outside is None or not relative(path).startswith(outside)
+        for use in uses(path.read_text(), claim)
+    ]
+
+
+def test_each_module_has_its_test_file() -> None:
+    modules = {relative(path) for path in sources("adjoint") if path.name != "__init__.py"}
+    untested = {module for module in modules if not (ROOT / expected_test(module)).exists()}
+    assert untested == TESTED_ELSEWHERE.keys()
+
+
+def test_the_test_file_mirrors_the_module() -> None:
+    assert expected_test("adjoint/options.py") == "tests/test_options.py"
+    assert expected_test("adjoint/capture/trace.py") == "tests/capture/test_trace.py"
+
+
+def test_names_say_what_is_inside() -> None:
+    assert [relative(path) for path in written_here() if has_empty_name(relative(path))] == []
+
+
+@pytest.mark.parametrize(
+    "path", ["adjoint/utils.py", "adjoint/core/trace.py", "tests/test_helpers.py"]
+)
+def test_an_empty_name_is_found(path: str) -> None:
+    assert has_empty_name(path)
+
+
+def test_no_file_is_too_long_to_read() -> None:
+    long = {relative(p) for p in written_here() if len(p.read_text().splitlines()) > MAX_LINES}
+    assert long == FLAT_TABLES.keys()
+
+
+def test_nothing_is_left_for_later() -> None:
+    found = [
+        f"{relative(path)} {at}" for path in written_here() for at in promises(path.read_text())
+    ]
+    assert found == []
+
+
+def test_something_left_for_later_is_found() -> None:
+    for promise in PROMISES:
+        assert promises(f"x = 1\n# {promise}: more\n") == ["line 2"]
+    assert promises("hackneyed, todo list\n") == []
+
+
+def test_private_torch_is_reached_through_torch_private() -> None:
+    assert in_package(is_private_torch, outside="adjoint/torch_private/") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import torch._dynamo", ["line 1: torch._dynamo"]),
+        ("import torch.utils._pytree as pytree", ["line 1: torch.utils._pytree"]),
+        ("from torch._subclasses import FakeTensor", ["line 1: torch._subclasses.FakeTensor"]),
+        ("from torch.utils import _pytree", ["line 1: torch.utils._pytree"]),
+        ("from torch.fx import experimental", ["line 1: torch.fx.experimental"]),
+        ("import torch\ntorch._C", ["line 2: torch._C"]),
+        ("import torch as t\nt._check(x)", ["line 2: torch._check"]),
+        ("import torch.fx as fx\nfx.experimental", ["line 2: torch.fx.experimental"]),
+        (
+            "from torch import Tensor\nTensor._make_subclass",
+            ["line 2: torch.Tensor._make_subclass"],
+        ),
+    ],
+)
+def test_a_private_name_is_found(text: str, found: list[str]) -> None:
+    assert uses(text, is_private_torch) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\ntorch.__version__",
+        "import torch\ntorch.ops.aten._to_copy.default",
+        "from torch.fx import GraphModule",
+        "from adjoint.torch_private import _x",
+        "from .trace import _x",
+        "x._base",
+    ],
+)
+def test_a_public_name_is_not(text: str) -> None:
+    assert uses(text, is_private_torch) == []
+
+
+def test_peers_are_not_dependencies() -> None:
+    assert in_package(is_a_peer) == []
+
+
+def test_a_peer_is_found() -> None:
+    assert uses("from torch._inductor import config", is_a_peer) != []
+    assert uses("from torch._functorch import aot_autograd", is_a_peer) != []
+    assert uses("from torch._functorch import config", is_a_peer) == []
+
+
+def test_nothing_is_pickled() -> None:
+    assert in_package(is_pickle) == []
+
+
+def test_pickle_is_found() -> None:
+    assert uses("import pickle", is_pickle) != []
+    assert uses("from pickle import loads", is_pickle) != []
+
+
+def test_each_module_says_what_it_is() -> None:
+    silent = [p for p in sources("adjoint") if ast.get_docstring(ast.parse(p.read_text())) is None]
+    assert [relative(path) for path in silent] == []
