@@ -1,13 +1,232 @@
-"""Higher-order operators: `cond`, `while_loop`, `scan`, `map` and checkpoints, with their bodies."""
+"""Higher-order operators: `cond`, `while_loop`, `scan`, `map`, checkpoints, and their bodies."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
+from adjoint.capture.interpretation import Interpreter
+from adjoint.capture.subgraph import Body, match_lifted, opaque
 from adjoint.capture.tracer import Tracer
-from adjoint.torch_private.operators import HigherOrderOperator
+from adjoint.errors import CaptureError
+from adjoint.torch_private import trees
+from adjoint.torch_private.checkpoint import forward_context, split_arguments
+from adjoint.torch_private.operators import HigherOrderOperator, dense_kernel
+
+operators = torch.ops.higher_order
 
 
 def call(tracer: Tracer, op: HigherOrderOperator, args: Any, kwargs: Any) -> Any:
-    """Capture a call of `op`."""
-    return op(*args, **kwargs)
+    """Capture a call of `op`: as a node with bodies, or by what it stands for."""
+    handler = HANDLERS.get(op.name())
+    if handler is not None:
+        return handler(tracer, *args, **kwargs)
+    kernel = dense_kernel(op)
+    if kernel is None:
+        raise CaptureError(
+            f"the higher-order operator {op.name()}",
+            "capture knows neither its body nor what it computes",
+            "express it with ordinary ops, or keep it outside the compiled function",
+            tracer.emitter.source(),
+        )
+    return kernel(*args, **kwargs)
+
+
+def _cond(
+    tracer: Tracer, pred: Any, true: Callable[..., Any], false: Callable[..., Any], operands: Any
+) -> Any:
+    """`true(*operands)` or `false(*operands)`; both bodies take the same inputs."""
+    if not isinstance(pred, torch.Tensor):
+        return _run(tracer, true if pred else false, operands)
+    flat, spec = trees.flatten(tuple(operands))
+    bodies = [Body(tracer), Body(tracer)]
+    outputs = [
+        trees.flatten(body.run(_unflattened(tracer, branch, spec), flat))
+        for body, branch in zip(bodies, (true, false), strict=True)
+    ]
+    (on_true, tree), (on_false, _) = outputs
+    _refuse_writes(tracer, "cond", bodies)
+    if [_kind(each) for each in on_true] != [_kind(each) for each in on_false]:
+        raise CaptureError(
+            "cond",
+            f"its branches return {_kinds(on_true)} and {_kinds(on_false)}",
+            "return the same number of tensors, with the same shapes and dtypes, from both",
+            tracer.emitter.source(),
+        )
+    lifted = match_lifted(bodies, (on_true, on_false))
+    graphs = [body.close(out) for body, out in zip(bodies, (on_true, on_false), strict=True)]
+    emitter = tracer.emitter
+    branches = [emitter.attribute(n, g) for n, g in zip(("true", "false"), graphs, strict=True)]
+    inputs = [*flat, *lifted]
+    node_args = (tracer.node(pred), *branches, tuple(tracer.nodes(inputs)))
+    return _emit(tracer, operators.cond, node_args, on_true, tree, inputs)
+
+
+def _while_loop(
+    tracer: Tracer,
+    condition: Callable[..., Any],
+    step: Callable[..., Any],
+    carried: Any,
+    additional: Any = (),
+) -> Any:
+    """Carry values through `step` as long as `condition` holds for them."""
+    carried, additional = list(carried), list(additional)
+    inside = [tracer.unknown_number() if isinstance(each, int) else each for each in carried]
+    bodies = [Body(tracer), Body(tracer)]
+    go_on = bodies[0].run(_unflattened(tracer, condition), [*inside, *additional])
+    outputs, tree = trees.flatten(
+        bodies[1].run(_unflattened(tracer, step), [*inside, *additional])
+    )
+    _refuse_writes(tracer, "while_loop", bodies)
+    lifted = match_lifted(bodies, (go_on, outputs))
+    graphs = [bodies[0].close(go_on), bodies[1].close(outputs)]
+    emitter = tracer.emitter
+    body_nodes = [emitter.attribute(n, g) for n, g in zip(("while", "do"), graphs, strict=True)]
+    node_args = (
+        *body_nodes,
+        tuple(tracer.nodes(carried)),
+        tuple(tracer.nodes([*additional, *lifted])),
+    )
+    inputs = [*carried, *additional, *lifted]
+    shown = [
+        tracer.unknown_number() if isinstance(each, (int, torch.SymInt)) else each
+        for each in outputs
+    ]
+    return _emit(tracer, operators.while_loop, node_args, shown, tree, inputs)
+
+
+def _scan(
+    tracer: Tracer, combine: Callable[..., Any], init: Any, xs: Any, additional_inputs: Any = ()
+) -> Any:
+    """Carry `init` through `combine` along the first axis of `xs`, stacking what it gives beside."""
+    init, xs, additional = list(init), list(xs), list(additional_inputs)
+    body = Body(tracer)
+    arguments = [*init, *_first_slices(tracer, xs), *additional]
+    outputs, tree = trees.flatten(body.run(_unflattened(tracer, combine), arguments))
+    _refuse_writes(tracer, "scan", [body])
+    lifted = match_lifted([body], [outputs])
+    node_args = (
+        tracer.emitter.attribute("combine", body.close(outputs)),
+        tracer.nodes(init),
+        tracer.nodes(xs),
+        tuple(tracer.nodes([*additional, *lifted])),
+    )
+    carry, each_step = outputs[: len(init)], outputs[len(init) :]
+    shown = [*carry, *_stacked(tracer, each_step, xs[0].shape[0])]
+    inputs = [*init, *xs, *additional, *lifted]
+    return _emit(tracer, operators.scan, node_args, shown, tree, inputs)
+
+
+def _map(tracer: Tracer, function: Callable[..., Any], xs: Any, additional: Any = ()) -> Any:
+    """Apply `function` to each slice along the first axis of `xs`."""
+    xs, additional = list(xs), list(additional)
+    body = Body(tracer)
+    arguments = [*_first_slices(tracer, xs), *additional]
+    outputs, tree = trees.flatten(body.run(_unflattened(tracer, function), arguments))
+    _refuse_writes(tracer, "map", [body])
+    lifted = match_lifted([body], [outputs])
+    node_args = (
+        tracer.emitter.attribute("each", body.close(outputs)),
+        tracer.nodes(xs),
+        tracer.nodes([*additional, *lifted]),
+    )
+    shown = _stacked(tracer, outputs, xs[0].shape[0])
+    return _emit(tracer, operators.map_impl, node_args, shown, tree, [*xs, *additional, *lifted])
+
+
+def _checkpoint(tracer: Tracer, body: Any, *args: Any, **kwargs: Any) -> Any:
+    """A checkpointed region stays where it is, and marks its nodes."""
+    _, own = split_arguments(kwargs)
+    tracer.regions.enter()
+    try:
+        with forward_context(body):
+            return _run(tracer, body, args, own)
+    finally:
+        tracer.regions.leave()
+
+
+def _inline(tracer: Tracer, body: Any, *args: Any, **kwargs: Any) -> Any:
+    """A body that needs no graph of its own."""
+    return _run(tracer, body, args, kwargs)
+
+
+def _inline_named(tracer: Tracer, body: Any, name: Any, *args: Any) -> Any:
+    return _run(tracer, body, args)
+
+
+HANDLERS: dict[str, Callable[..., Any]] = {
+    "cond": _cond,
+    "while_loop": _while_loop,
+    "scan": _scan,
+    "map_impl": _map,
+    "tag_activation_checkpoint": _checkpoint,
+    "wrap_activation_checkpoint": _checkpoint,
+    "wrap": _inline,
+    "invoke_subgraph": _inline_named,
+}
+
+
+def _emit(
+    tracer: Tracer, op: Any, args: Any, shown: list[Any], tree: Any, inputs: Sequence[Any]
+) -> Any:
+    """The node of `op`; its results look like `shown` and depend on `inputs`."""
+    with tracer.paused():
+        results = opaque(shown, inputs, op.name())
+    node = tracer.emitter.call(op, args, value=tuple(results))
+    tracer.register(tuple(results), node)
+    return trees.unflatten(results, tree)
+
+
+def _run(tracer: Tracer, function: Any, args: Any, kwargs: dict[str, Any] | None = None) -> Any:
+    """Call a body where it stands; a graph's nodes say which line they came from."""
+    if isinstance(function, torch.fx.GraphModule) and not kwargs:
+        return Interpreter(function, tracer).run(*args)
+    return function(*args, **(kwargs or {}))
+
+
+def _unflattened(
+    tracer: Tracer, function: Callable[..., Any], spec: Any = None
+) -> Callable[..., Any]:
+    def run(*flat: Any) -> Any:
+        return _run(tracer, function, flat if spec is None else trees.unflatten(list(flat), spec))
+
+    return run
+
+
+def _refuse_writes(tracer: Tracer, name: str, bodies: Sequence[Body]) -> None:
+    if any(body.written() for body in bodies):
+        raise CaptureError(
+            f"an in-place write inside {name}",
+            "it changes a tensor from outside, and the body may run any number of times",
+            "clone the tensor in the body, and return the new value",
+            tracer.emitter.source(),
+        )
+
+
+def _first_slices(tracer: Tracer, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    with tracer.paused():
+        return [x.select(0, 0).clone() for x in xs]
+
+
+def _stacked(tracer: Tracer, slices: Sequence[Any], count: Any) -> list[Any]:
+    with tracer.quietly():
+        return [each.new_empty((count, *each.shape)) for each in slices]
+
+
+def _kind(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, torch.Tensor):
+        return (value.dtype, tuple(value.shape))
+    return (type(value),)
+
+
+def _kinds(values: Sequence[Any]) -> str:
+    return ", ".join(
+        f"{str(v.dtype).removeprefix('torch.')}{list(v.shape)}"
+        if isinstance(v, torch.Tensor)
+        else type(v).__name__
+        for v in values
+    )
+
+

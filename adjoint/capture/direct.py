@@ -15,6 +15,7 @@ from adjoint.errors import CaptureError
 from adjoint.graph.captured import Captured
 from adjoint.graph.descriptors import Argument, Buffer, Parameter
 from adjoint.torch_private import trees
+from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import make_fake, new_fake_mode
 
 
@@ -50,7 +51,8 @@ def capture_call(
             given.append(value)
     capture = Capture(fake_mode, lambda real: make_fake(fake_mode, real, False, "closure"))
     fake_args, fake_kwargs = trees.unflatten(given, spec)
-    with _with_state(module, {name: fakes[id(t)] for name, t in state.items()}):
+    general = general_shapes() if dynamic else contextlib.nullcontext()
+    with general, _with_state(module, {name: fakes[id(t)] for name, t in state.items()}):
         captured, out_spec = capture.run(lambda: function(*fake_args, **fake_kwargs), leaves)
     return captured.called_with([each.value for each in originals], spec, out_spec).closing_over(
         capture.closed_over

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from adjoint.capture.inputs import Leaf
+from adjoint.capture.interpretation import Interpreter
 from adjoint.capture.program import Capture
 from adjoint.capture.source import line_of_trace
 from adjoint.capture.tracer import Tracer
@@ -42,7 +43,7 @@ def capture_graph(
             zip(placeholders, fakes, examples, strict=True)
         )
     ]
-    interpreter = _Interpreter(graph_module, capture.tracer)
+    interpreter = Interpreter(graph_module, capture.tracer)
     captured, _ = capture.run(lambda: interpreter.run(*fakes), leaves)
     if capture.closed_over:
         return captured.closing_over(capture.closed_over)
@@ -58,14 +59,3 @@ def _descriptor(index: int, node: fx.Node, example: Any) -> PlainInput | Symboli
         return Argument(index, source)
     return Parameter(name) if isinstance(example, torch.nn.Parameter) else Buffer(name)
 
-
-class _Interpreter(fx.Interpreter):
-    """Runs Dynamo's graph, telling the tracer which line of the user's each node came from."""
-
-    def __init__(self, graph_module: fx.GraphModule, tracer: Tracer) -> None:
-        super().__init__(graph_module)
-        self.tracer = tracer
-
-    def run_node(self, node: fx.Node) -> Any:
-        self.tracer.emitter.line = line_of_trace(node.stack_trace)
-        return super().run_node(node)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 import sympy
@@ -17,14 +18,45 @@ from adjoint.errors import CaptureError, SourceLine
 from adjoint.graph.metadata import CheckpointRegion, Mode
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.modes import enable_python_dispatcher
+from adjoint.torch_private.operators import OpOverload
 
 aten = torch.ops.aten
 
 
+_pretended: ContextVar[Mode | None] = ContextVar("_pretended", default=None)
+
+
 def current_mode() -> Mode:
     """The autograd mode that the program runs under now."""
-    return Mode(torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+    return _pretended.get() or Mode(torch.is_grad_enabled(), torch.is_inference_mode_enabled())
 
+
+@contextlib.contextmanager
+def as_under(mode: Mode) -> Iterator[None]:
+    """Capture what runs now as if it ran under `mode`."""
+    token = _pretended.set(mode)
+    try:
+        yield
+    finally:
+        _pretended.reset(token)
+
+
+# What torch.fx can write down as an argument in the code of a graph.
+_WRITABLE = (
+    fx.Node,
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    slice,
+    type(Ellipsis),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    OpOverload,
+)
 
 # Enters a context in which ops on fakes are neither captured nor recorded by autograd.
 Quietly: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]
@@ -46,6 +78,7 @@ class Emitter:
         self.quietly = quietly
         self.attributes: dict[str, Any] = {}
         self.region: CheckpointRegion | None = None
+        self.hooks: Any = None
         # The line of the node being interpreted, when what is captured is itself a graph.
         self.line: SourceLine | None = None
         # Makes a symbol that nothing here defines an input, in graphs that have one around them.
@@ -72,11 +105,17 @@ class Emitter:
         else:
             with point:
                 node = self.graph.placeholder(name)
+        node.target = node.name  # unique, as an argument's name must be
         self._last_placeholder = node
         node.meta["val"] = self.snapshot(value)
         node.meta["mode"] = Mode()
         self.bind_symbols(node, value)
         return node
+
+    def recount_placeholders(self) -> None:
+        """Say again which input is the last, after they were put in another order."""
+        inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
+        self._last_placeholder = inputs[-1] if inputs else None
 
     def attribute(self, stem: str, value: Any) -> fx.Node:
         """A node for `value`, kept as an attribute of the graph's module."""
@@ -88,7 +127,7 @@ class Emitter:
             self.attributes[name] = value
         # The attribute belongs to a module made at the end, which torch.fx cannot see yet.
         node = self.graph.create_node("get_attr", name)
-        node.meta["mode"] = current_mode()
+        node.meta.update(mode=current_mode(), source=self.source(), region=self.region)
         return node
 
     def call(
@@ -101,7 +140,7 @@ class Emitter:
     ) -> fx.Node:
         """A call of `target`; its value is computed with fakes unless `value` says it."""
         kwargs = kwargs or {}
-        args, kwargs = self.number_nodes(args), self.number_nodes(kwargs)
+        args, kwargs = trees.map_leaves(self._argument, (args, kwargs))
         if value is None:
             value = self.evaluate(target, args, kwargs)
         node = self.graph.call_function(target, args, kwargs)
@@ -109,6 +148,18 @@ class Emitter:
         node.meta["mode"] = current_mode() if mode is None else mode
         node.meta["source"] = self.source()
         node.meta["region"] = self.region
+        if self.hooks is not None:
+            node.meta["hooks"] = self.hooks
+        return node
+
+    def _argument(self, leaf: Any) -> Any:
+        """`leaf` as an argument of a node: what cannot be written down is kept as an attribute."""
+        if isinstance(leaf, symbols.SYMBOLIC):
+            return self.number(leaf)
+        if leaf is None or isinstance(leaf, _WRITABLE):
+            return leaf
+        node = self.attribute("object", leaf)
+        node.meta["val"] = leaf
         return node
 
     def item(self, node: fx.Node, index: int) -> fx.Node:
@@ -151,7 +202,7 @@ class Emitter:
         numbers, named = self.number_nodes(args), self.number_nodes(kwargs)
         try:
             value = self.evaluate(op, (node, *numbers), named)
-        except RuntimeError:
+        except (RuntimeError, ValueError):
             dense = {"memory_format": torch.contiguous_format}
             node = self.call(aten.clone.default, (node,), dense, mode)
             value = None

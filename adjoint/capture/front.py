@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from adjoint.capture import control_flow, functions
+from adjoint.capture.subclasses import is_made_of_fakes
 from adjoint.capture.tracer import Tracer
 from adjoint.torch_private import trees
-from adjoint.torch_private.fake import FakeTensor
-from adjoint.torch_private.modes import TorchFunctionMode, is_traceable_wrapper_subclass
+from adjoint.torch_private.modes import TorchFunctionMode
 from adjoint.torch_private.operators import HigherOrderOperator
 
 
@@ -44,7 +44,6 @@ class Front(TorchFunctionMode):
         return functions.apply(self.tracer, original, function, args, kwargs)
 
     def _ours(self, leaf: Any) -> Any:
-        real = isinstance(leaf, torch.Tensor) and not isinstance(leaf, FakeTensor)
-        if not real or self.tracer.scope.knows(leaf) or is_traceable_wrapper_subclass(leaf):
+        if not isinstance(leaf, torch.Tensor) or self.tracer.scope.knows(leaf):
             return leaf
-        return self.adopt(leaf)
+        return leaf if is_made_of_fakes(leaf) else self.adopt(leaf)

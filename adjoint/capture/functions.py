@@ -7,10 +7,15 @@ from typing import Any
 
 import torch
 
+from adjoint.capture.emission import as_under, current_mode
 from adjoint.capture.subgraph import Body
 from adjoint.capture.tracer import Tracer
 from adjoint.errors import CaptureError
 from adjoint.graph.operations import apply_function
+
+
+# How torch.library gives a custom op its derivative: the op itself is the node, and has it.
+_OF_CUSTOM_OPS = "GeneratedBackwardFor_"
 
 
 def apply(
@@ -27,6 +32,11 @@ def apply(
     """
     if function is _reentrant_checkpoint():
         return _checkpointed(tracer, *args, **kwargs)
+    if tracer.is_paused:
+        return original(*args, **kwargs)
+    if function.__name__.startswith(_OF_CUSTOM_OPS):
+        with as_under(current_mode()):
+            return original(*args, **kwargs)
     if not (torch.is_grad_enabled() and any(_needs_grad(arg) for arg in args)):
         return original(*args, **kwargs)
     body = Body(tracer)
@@ -46,19 +56,22 @@ def apply(
             tracer.emitter.source(),
         )
     reverse = Body(tracer, body.scope)
-    cotangents = [torch.empty_like(each) for each in tensors]
+    with tracer.quietly():
+        cotangents = [torch.empty_like(each) for each in tensors]
     with torch.enable_grad():
         reverse.entry = body.entry
         gradients = reverse.run(lambda *c: function.backward(context, *c), cotangents)  # type: ignore[attr-defined]
-    saved = list(reverse.scope.lifted)
     gradients = list(gradients) if isinstance(gradients, tuple) else [gradients]
+    # What a body takes from outside is known once its results have been read.
+    reverse.read(gradients)
+    saved = list(reverse.scope.lifted)
+    body.read((tensors, saved))
+    operands = list(body.scope.lifted)
     by_argument = {
         id(arg): gradient for arg, gradient in zip(args, gradients, strict=False) if _is(arg)
     }
-    operands = list(body.scope.lifted)
     backward = reverse.close([by_argument.get(id(operand)) for operand in operands])
     forward = body.close((tensors, saved))
-    operands = list(body.scope.lifted)  # closing may have lifted what is saved but was not used
     emitter = tracer.emitter
     fixed = tuple(i for i, each in enumerate(tensors) if not each.requires_grad)
     node = emitter.call(

@@ -13,6 +13,7 @@ from adjoint.capture.front import Front
 from adjoint.capture.inputs import Inputs, Leaf
 from adjoint.capture.purity import remove_dead_code
 from adjoint.capture.results import Results
+from adjoint.capture.source import line_of_traceback
 from adjoint.capture.subgraph import graph_module
 from adjoint.capture.tracer import Tracer
 from adjoint.errors import CaptureError
@@ -105,7 +106,7 @@ def _named_errors(tracer: Tracer) -> Iterator[None]:
             "a value that decides what the program does next",
             f"the graph must not depend on data ({_first_line(error)})",
             "use torch.where or torch.cond, or keep this part outside the compiled function",
-            tracer.emitter.source() or _line_in(error),
+            _line_in(error),
         ) from error
     except UnsupportedOperatorException as error:
         raise CaptureError(
@@ -130,8 +131,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _line_in(error: Exception) -> Any:
-    from adjoint.capture.source import line_of_traceback
-
     return line_of_traceback(error.__traceback__)
 
 

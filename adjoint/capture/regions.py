@@ -5,40 +5,55 @@ from __future__ import annotations
 from typing import Any
 
 from adjoint.graph.metadata import CheckpointRegion
-from adjoint.torch_private.modes import saved_tensor_hooks
+from adjoint.torch_private.checkpoint import selective_policy
+from adjoint.torch_private.modes import Hooks, saved_tensor_hooks
+from adjoint.torch_private.operators import OpOverload
 
 
 class Regions:
     """Tells, while a program runs, which region it is in.
 
     `torch.utils.checkpoint` works by hooks on saved tensors, so the hooks in force say which
-    checkpoint the program is inside of.
+    checkpoint the program is inside of; other hooks are the user's own.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[Any, CheckpointRegion]] = {}
-        self._entered: list[CheckpointRegion] = []
+        self._outside = saved_tensor_hooks()
+        self._seen: dict[int, tuple[Any, int]] = {}
+        self._entered: list[int] = []
         self._count = 0
 
-    def enter(self, policy: str = "") -> CheckpointRegion:
+    def enter(self) -> None:
         """Begin a checkpoint that shows itself otherwise than by hooks."""
-        region = CheckpointRegion(self._count, policy)
+        self._entered.append(self._count)
         self._count += 1
-        self._entered.append(region)
-        return region
 
     def leave(self) -> None:
         """End the innermost one begun by `enter`."""
         self._entered.pop()
 
-    def current(self) -> CheckpointRegion | None:
-        """The innermost checkpoint the program is in."""
+    def current(self, op: OpOverload, args: Any, kwargs: Any) -> CheckpointRegion | None:
+        """The innermost checkpoint the program is in, and what it says of this call."""
+        index = self._index()
+        return None if index is None else CheckpointRegion(index, selective_policy(op, args, kwargs))
+
+    def hooks(self) -> Hooks | None:
+        """The hooks on saved tensors that the program itself has set."""
         hooks = saved_tensor_hooks()
-        pack = hooks[0] if hooks is not None else None
-        if pack is None or not getattr(pack, "__qualname__", "").startswith("_checkpoint_hook"):
+        own = hooks is not None and hooks != self._outside and not _is_checkpoint(hooks)
+        return hooks if own else None
+
+    def _index(self) -> int | None:
+        hooks = saved_tensor_hooks()
+        if hooks is None or not _is_checkpoint(hooks) or hooks == self._outside:
             return self._entered[-1] if self._entered else None
+        pack = hooks[0]
         if id(pack) not in self._seen:
             # The hook is kept so that its identity is not given to another one.
-            self._seen[id(pack)] = (pack, CheckpointRegion(self._count))
+            self._seen[id(pack)] = (pack, self._count)
             self._count += 1
         return self._seen[id(pack)][1]
+
+
+def _is_checkpoint(hooks: Hooks) -> bool:
+    return getattr(hooks[0], "__qualname__", "").startswith("_checkpoint_hook")

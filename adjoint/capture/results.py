@@ -37,6 +37,7 @@ from adjoint.graph.descriptors import (
     Result,
     ViewArgument,
 )
+from adjoint.graph.metadata import mode_of
 from adjoint.torch_private import symbols, trees
 
 aten = torch.ops.aten
@@ -192,7 +193,8 @@ class Results:
         """The output with the value of `root`, which results are views of or are themselves."""
         if root not in self._bases:
             node = aliasing.read(self.tracer.emitter, root)
-            if root.tensor is not None:
+            # A tensor that `t_` or `as_strided_` moved since lies otherwise than its value here.
+            if root.tensor is not None and self.tracer.alias(root.tensor) is root:
                 node = self._laid_out(node, root.tensor)
             own = descriptor if whole else None
             self._bases[root] = self._output(node, own)
@@ -210,8 +212,9 @@ class Results:
         emitter = self.tracer.emitter
         options = {"dtype": tensor.dtype, "device": tensor.device}
         place = (list(tensor.shape), list(tensor.stride()))
-        empty = emitter.call(aten.empty_strided.default, place, options)
-        return emitter.call(aten.copy.default, (empty, node))
+        mode = mode_of(node)
+        empty = emitter.call(aten.empty_strided.default, place, options, mode=mode)
+        return emitter.call(aten.copy.default, (empty, node), mode=mode)
 
     def _steps(self, chain: Sequence[Alias]) -> list[Step]:
         """The view ops that lead to the first of `chain`."""

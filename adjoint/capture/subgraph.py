@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import fx
 from adjoint.capture.emission import Emitter, current_mode
 from adjoint.capture.purity import remove_dead_code
 from adjoint.capture.tracer import Scope, Tracer
-from adjoint.graph.evaluation import evaluate
+from adjoint.errors import CaptureError
 from adjoint.graph.metadata import Mode
 
 
@@ -56,19 +55,60 @@ class Body:
             if isinstance(t, torch.Tensor) and self.scope.aliases[id(t)].storage.writes
         ]
 
-    def close(self, outputs: Any) -> fx.GraphModule:
-        """The body as a graph that returns `outputs`, a tree of tensors and numbers."""
+    def read(self, outputs: Any) -> Any:
+        """The nodes of `outputs`, a tree of tensors and numbers."""
         with self.tracer.inside(self.scope):
-            nodes = self.tracer.nodes(outputs)
+            return self.tracer.nodes(outputs)
+
+    def close(self, outputs: Any) -> fx.GraphModule:
+        """The body as a graph that returns `outputs`."""
+        nodes = self.read(outputs)
         graph = self.scope.emitter.graph
         graph.output(nodes)
         remove_dead_code(graph)
-        module = graph_module(self.scope.emitter, self.entry)
-        if any(n.meta.get("mode", self.entry) != self.entry for n in graph.nodes):
-            # The generated code of a graph module knows nothing of no_grad regions.
-            module.forward = functools.partial(_run, module)
-        return module
+        return graph_module(self.scope.emitter, self.entry)
 
 
-def _run(module: fx.GraphModule, *inputs: Any) -> Any:
-    return evaluate(module, inputs)
+def match_lifted(bodies: Sequence[Body], outputs: Sequence[Any]) -> list[Any]:
+    """Make all bodies take the same values from outside, in one order, after their operands."""
+    lifted: list[Any] = []
+    for body, output in zip(bodies, outputs, strict=True):
+        body.read(output)  # What a body takes from outside is known once its results are read.
+        lifted += [each for each in body.scope.lifted if not _among(each, lifted)]
+    for body in bodies:
+        with body.tracer.inside(body.scope):
+            places = [body.scope.place(each) for each in lifted]
+        for place in places:
+            # Moved behind all other inputs, one after the other: the order is that of `lifted`.
+            last = [n for n in body.scope.emitter.graph.nodes if n.op == "placeholder"][-1]
+            if last is not place:
+                last.append(place)
+        body.scope.emitter.recount_placeholders()
+    return lifted
+
+
+def _among(value: Any, values: Sequence[Any]) -> bool:
+    return any(each is value for each in values)
+
+
+def opaque(shown: Sequence[Any], inputs: Sequence[Any], name: str) -> list[Any]:
+    """New tensors that look like `shown`, which autograd knows to depend on `inputs`."""
+    sources = [t for t in inputs if isinstance(t, torch.Tensor)]
+
+    class Opaque(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            return tuple(
+                torch.empty_like(each) if isinstance(each, torch.Tensor) else each
+                for each in shown
+            )
+
+        @staticmethod
+        def backward(ctx: Any, *cotangents: Any) -> Any:
+            raise CaptureError(
+                f"a derivative of {name} inside the captured function",
+                "its body is differentiated only when the whole program is",
+                "take the derivative outside the compiled function",
+            )
+
+    return list(Opaque.apply(*sources))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.capture import aliasing, geometry
+from adjoint.capture import aliasing, geometry, subclasses
 from adjoint.capture.aliasing import Alias, Link, Storage
 from adjoint.capture.emission import Emitter, Quietly, current_mode
 from adjoint.capture.mutation import (
@@ -31,13 +31,14 @@ from adjoint.capture.regions import Regions
 from adjoint.capture.views import ViewStep
 from adjoint.errors import CaptureError
 from adjoint.graph.metadata import Mode
-from adjoint.graph.operations import in_order, on_copies
+from adjoint.graph.operations import in_order, on_copies, take_attribute
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.effects import is_effectful
 from adjoint.torch_private.fake import FakeTensor, FakeTensorMode
 from adjoint.torch_private.modes import (
     TorchDispatchMode,
     below_autograd,
+    is_traceable_wrapper_subclass,
     without_torch_function,
 )
 from adjoint.torch_private.operators import HigherOrderOperator, OpOverload, written_arguments
@@ -75,6 +76,7 @@ class Scope:
         self.aliases: dict[int, Alias] = {}
         self.lifted: list[Any] = []
         """Tensors and symbolic numbers of outer scopes, in the order of this graph's inputs."""
+        self._lifted_nodes: list[fx.Node] = []
         self.entry_token: fx.Node | None = None
         self.token: fx.Node | None = None
         """Given to the next op with effects; absent while there was none."""
@@ -96,13 +98,34 @@ class Scope:
 
     def lift(self, tensor: torch.Tensor) -> Alias:
         """`tensor`, which belongs to an outer scope, is the next input of this graph."""
+        alias = self.input(tensor, "lifted")
+        assert alias.node is not None
         self.lifted.append(tensor)
-        return self.input(tensor, "lifted")
+        self._lifted_nodes.append(alias.node)
+        return alias
 
     def lift_number(self, value: Any) -> fx.Node:
         """The same for a symbolic number."""
+        node = self.emitter.placeholder("size", value)
         self.lifted.append(value)
-        return self.emitter.placeholder("size", value)
+        self._lifted_nodes.append(node)
+        return node
+
+    def place(self, value: Any) -> fx.Node:
+        """The input that stands for `value`, a tensor or number from outside."""
+        for known, node in zip(self.lifted, self._lifted_nodes, strict=True):
+            if known is value:
+                return node
+        if isinstance(value, torch.Tensor):
+            self.lift(value)
+        else:
+            self.lift_number(value)
+        return self._lifted_nodes[-1]
+
+    def all_aliases(self) -> list[Alias]:
+        """The aliases of this scope and of those around it."""
+        around = [] if self.outer is None else self.outer.all_aliases()
+        return [*self.aliases.values(), *around]
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """This scope or one around it has a value for `tensor`."""
@@ -121,7 +144,7 @@ class Tracer(TorchDispatchMode):
         super().__init__()
         self.fake_mode = fake_mode
         self.adopt = adopt
-        self._paused = False
+        self.is_paused = False
         self.root = self.scope = Scope(self.quietly)
         self.regions = Regions()
         self.moves: dict[int, list[tuple[OpOverload, Any, Any, Mode]]] = {}
@@ -135,12 +158,12 @@ class Tracer(TorchDispatchMode):
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Run ops that are no part of the program."""
-        before, self._paused = self._paused, True
+        before, self.is_paused = self.is_paused, True
         try:
             with without_torch_function():
                 yield
         finally:
-            self._paused = before
+            self.is_paused = before
 
     @contextlib.contextmanager
     def quietly(self) -> Iterator[None]:
@@ -167,7 +190,7 @@ class Tracer(TorchDispatchMode):
             return found
         if found is None and self.scope.outer is not None and self.scope.outer.knows(tensor):
             return self.scope.lift(tensor)
-        near = geometry.locate(self.scope.aliases.values(), tensor)
+        near = self._inner(tensor) or geometry.locate(self.scope.aliases.values(), tensor)
         if near is None:
             raise CaptureError(
                 "a tensor",
@@ -176,6 +199,19 @@ class Tracer(TorchDispatchMode):
                 self.emitter.source(),
             )
         return self.scope.add(tensor, near)
+
+    def _inner(self, tensor: torch.Tensor) -> Alias | None:
+        """`tensor`, if it is a subclass the program made, or was taken out of one."""
+        if is_traceable_wrapper_subclass(tensor):
+            node = subclasses.construction(self.emitter, self.node, tensor)
+            return self.scope.new(tensor, node)
+        held = subclasses.holder(self.scope.all_aliases(), tensor)
+        if held is None:
+            return None
+        outer, name = held
+        args = (self.node(outer), name)
+        node = self.emitter.call(take_attribute, args, mode=aliasing.UNRECORDED, value=tensor)
+        return self.scope.new(tensor, node)
 
     def node(self, tensor: torch.Tensor) -> fx.Node:
         """The node with the current value of `tensor`."""
@@ -212,13 +248,18 @@ class Tracer(TorchDispatchMode):
                     self.register(each, self.emitter.item(node, index))
         self.emitter.bind_symbols(node, output)
 
+    def unknown_number(self) -> torch.SymInt:
+        """An integer that is known only when the program runs."""
+        assert self.fake_mode.shape_env is not None
+        return self.fake_mode.shape_env.create_unbacked_symint()
+
     # Ops --------------------------------------------------------------------------------------
 
     def __torch_dispatch__(
         self, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._paused:
+        if self.is_paused:
             return op(*args, **kwargs)
         if isinstance(op, HigherOrderOperator):
             raise CaptureError(
@@ -232,7 +273,8 @@ class Tracer(TorchDispatchMode):
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self._constant(op, args[0])
         args, kwargs = trees.map_leaves(self._known, (args, kwargs))
-        self.emitter.region = self.regions.current()
+        self.emitter.region = self.regions.current(op, args, kwargs)
+        self.emitter.hooks = self.regions.hooks()
         if changes_metadata_only(op):
             return self._move(op, args, kwargs)
         if op._schema.is_mutable:
@@ -244,7 +286,7 @@ class Tracer(TorchDispatchMode):
     def _known(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or self.scope.knows(leaf):
             return leaf
-        return self.adopt(leaf)
+        return leaf if subclasses.is_made_of_fakes(leaf) else self.adopt(leaf)
 
     def _constant(self, op: OpOverload, value: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = op(value)

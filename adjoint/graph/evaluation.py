@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -43,14 +43,80 @@ def evaluate(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
     raise AssertionError("the graph has no output")
 
 
+def _cond(pred: Any, true: fx.GraphModule, false: fx.GraphModule, operands: Any) -> Any:
+    return evaluate(true if bool(pred) else false, operands)
+
+
+def _while_loop(condition: fx.GraphModule, step: fx.GraphModule, carried: Any, others: Any) -> Any:
+    while bool(evaluate(condition, [*carried, *others])):
+        carried = evaluate(step, [*carried, *others])
+    return tuple(carried)
+
+
+def _scan(combine: fx.GraphModule, init: Any, xs: Any, others: Any) -> Any:
+    carry, steps = list(init), []
+    for index in range(xs[0].shape[0]):
+        outputs = evaluate(combine, [*carry, *(x[index] for x in xs), *others])
+        carry, step = list(outputs[: len(init)]), outputs[len(init) :]
+        steps.append(step)
+    return (*carry, *(torch.stack(each) for each in zip(*steps, strict=True)))
+
+
+def _map(function: fx.GraphModule, xs: Any, others: Any) -> Any:
+    steps = [
+        evaluate(function, [*(x[index] for x in xs), *others]) for index in range(xs[0].shape[0])
+    ]
+    return tuple(torch.stack(each) for each in zip(*steps, strict=True))
+
+
+def _copy(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    if into.layout is not torch.strided:
+        return into.clone().copy_(source, non_blocking)
+    options = {"dtype": into.dtype, "device": into.device}
+    fresh = torch.empty_strided(into.shape, into.stride(), **options)
+    return fresh.copy_(into).copy_(source, non_blocking)
+
+
+def _scattered(view: Callable[..., Any]) -> Callable[..., Any]:
+    def scatter(x: torch.Tensor, new: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        written = x.clone()
+        view(written, *args, **kwargs).copy_(new)
+        return written
+
+    return scatter
+
+
+def _bernoulli(
+    like: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    return like.clone().bernoulli_(p, generator=generator)
+
+
+# What some operators mean, in Python.  The kernels of those with bodies know no modes and no second
+# derivative; the pure counterparts of `copy_` and `bernoulli_` have no derivative at all, those of
+# writing through a view none for complex numbers.
+_MEANINGS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.copy.default: _copy,
+    torch.ops.aten.bernoulli.p: _bernoulli,
+    torch.ops.aten.select_scatter.default: _scattered(torch.ops.aten.select.int),
+    torch.ops.aten.slice_scatter.default: _scattered(torch.ops.aten.slice.Tensor),
+    torch.ops.aten.diagonal_scatter.default: _scattered(torch.ops.aten.diagonal.default),
+    torch.ops.higher_order.cond: _cond,
+    torch.ops.higher_order.while_loop: _while_loop,
+    torch.ops.higher_order.scan: _scan,
+    torch.ops.higher_order.map_impl: _map,
+}
+
+
 def _call(node: fx.Node, values: dict[fx.Node, Any], entry: Mode) -> Any:
     args = fx.map_arg(node.args, lambda n: values[n])
     kwargs = fx.map_arg(node.kwargs, lambda n: values[n])
+    target = _MEANINGS.get(node.target, node.target)
     mode = mode_of(node)
     hooks = node.meta.get("hooks")
     try:
         if mode == entry and hooks is None:
-            return node.target(*args, **kwargs)
+            return target(*args, **kwargs)
         with contextlib.ExitStack() as stack:
             if mode != entry:
                 if mode.inference != torch.is_inference_mode_enabled():
@@ -58,7 +124,7 @@ def _call(node: fx.Node, values: dict[fx.Node, Any], entry: Mode) -> Any:
                 stack.enter_context(torch.set_grad_enabled(mode.grad_enabled))
             if hooks is not None:
                 stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*hooks))
-            return node.target(*args, **kwargs)
+            return target(*args, **kwargs)
     except Exception as error:
         line = source_of(node)
         if line is not None and hasattr(error, "add_note"):

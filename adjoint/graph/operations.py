@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from adjoint.graph.evaluation import evaluate
 from adjoint.torch_private.operators import OpOverload
 
 
@@ -75,6 +76,25 @@ def in_order(token: torch.Tensor, op: Any, *args: Any, **kwargs: Any) -> tuple[A
     return (token, *(result if isinstance(result, tuple) else (result,)))
 
 
+def build_subclass(
+    cls: type,
+    attributes: tuple[str, ...],
+    context: Any,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    *inner: Any,
+) -> Any:
+    """The tensor subclass `cls` that holds `inner` as `attributes`."""
+    held = dict(zip(attributes, inner, strict=True))
+    return cls.__tensor_unflatten__(held, context, size, stride)  # type: ignore[attr-defined]
+
+
+def take_attribute(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """The inner tensor `name` of a tensor subclass."""
+    inner: torch.Tensor = getattr(tensor, name)
+    return inner
+
+
 def apply_function(
     forward: fx.GraphModule,
     backward: fx.GraphModule,
@@ -90,7 +110,7 @@ def apply_function(
     class Applied(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
-            results, saved = forward(*args)
+            results, saved = evaluate(forward, args)
             tensors = [value for value in saved if isinstance(value, torch.Tensor)]
             ctx.save_for_backward(*tensors)
             ctx.others = [None if isinstance(value, torch.Tensor) else value for value in saved]
@@ -101,6 +121,6 @@ def apply_function(
         def backward(ctx: Any, *cotangents: Any) -> Any:
             tensors = iter(ctx.saved_tensors)
             saved = [next(tensors) if other is None else other for other in ctx.others]
-            return tuple(backward(*cotangents, *saved))
+            return tuple(evaluate(backward, [*cotangents, *saved]))
 
     return tuple(Applied.apply(*operands))

@@ -27,6 +27,8 @@ from adjoint.graph.calling import (
 )
 from adjoint.graph.metadata import Mode
 from adjoint.torch_private import trees
+from adjoint.torch_private.fake import storage_key
+from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.modes import set_version, without_autocast
 
 Graph = Callable[[Sequence[Any]], Sequence[Any]]
@@ -76,6 +78,7 @@ def _whole_memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def finish(calling: Calling, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
     """Change the caller's inputs and make the results."""
+    outputs = _in_own_memory(calling, inputs, outputs)
     versions = [(inputs[index], inputs[index]._version + by) for index, by in calling.versions]
     # Views of an input that is about to be moved are made while it still shows what it showed.
     moved = {move.index for move in calling.moves}
@@ -86,10 +89,9 @@ def finish(calling: Calling, inputs: Sequence[Any], outputs: Sequence[Any]) -> l
     }
     for move in calling.moves:
         _move(move, inputs, outputs)
-    values = [(write, _apart(outputs[write.value], inputs)) for write in calling.writes]
-    for write, value in values:
+    for write in calling.writes:
         with _mode(Mode(grad_enabled=write.recorded)):
-            inputs[write.index].copy_(value)
+            inputs[write.index].copy_(outputs[write.value])
     for flag in calling.flags:
         inputs[flag.index].requires_grad_(flag.requires_grad)
     for tensor, version in versions:
@@ -100,18 +102,38 @@ def finish(calling: Calling, inputs: Sequence[Any], outputs: Sequence[Any]) -> l
     return [made[position] for position in calling.results]
 
 
-def _apart(value: torch.Tensor, inputs: Sequence[Any]) -> torch.Tensor:
-    """`value`, copied if it shows memory of an input: another write might come before it is read."""
-    if value.layout is not torch.strided:
-        return value
-    memory = value.untyped_storage().data_ptr()
-    shared = any(
-        isinstance(each, torch.Tensor)
-        and each.layout is torch.strided
-        and each.untyped_storage().data_ptr() == memory
-        for each in inputs
-    )
-    return value.clone() if shared and memory != 0 else value
+def _in_own_memory(
+    calling: Calling, inputs: Sequence[Any], outputs: Sequence[Any]
+) -> Sequence[Any]:
+    """`outputs`, those that are written to inputs or returned as no views of anything.
+
+    A graph says values.  Where two of them lie is the business of what runs the graph, which may
+    have computed one as a view of another.
+    """
+    wanted = {write.value for write in calling.writes}
+    for made in calling.made:
+        match made:
+            case FromGraph(index) | View(FromGraph(index), _):
+                wanted.add(index)
+    taken = {storage_key(each) for each in inputs if isinstance(each, torch.Tensor)} - {None}
+    separate = list(outputs)
+    for index in sorted(wanted):
+        value = outputs[index]
+        if isinstance(value, torch.Tensor):
+            if value._is_view() or storage_key(value) in taken:
+                separate[index] = value = _copied(value)
+            taken |= {storage_key(value)} - {None}
+    return separate
+
+
+def _copied(value: torch.Tensor) -> torch.Tensor:
+    """A copy with its own memory, lying there in the same way."""
+    with _mode(Mode(grad_enabled=True, inference=value.is_inference())):
+        copied = value.clone()
+        if copied.layout is not torch.strided or copied.stride() == value.stride():
+            return copied
+        options = {"dtype": value.dtype, "device": value.device}
+        return torch.empty_strided(value.shape, value.stride(), **options).copy_(value)
 
 
 def _make(made: Made, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
+import inspect
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo import convert_frame, exc
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import _config as shape_config
+
+
+_FAILURES = (exc.TorchRuntimeError, exc.BackendCompilerFailed, exc.Unsupported, exc.UserError)
 
 
 def fresh_fakes(
@@ -63,26 +69,41 @@ def module_path(source: str) -> str | None:
     return ".".join(re.findall(r"_(?:modules|parameters|buffers)\['([^']*)'\]", source))
 
 
-def keep_shapes_general(backend_name: str) -> None:
-    """For frames compiled by `backend_name`: sizes 0 and 1 and equal sizes are ordinary sizes.
+def adapt_frames(backend_name: str, unwrapped: type[Exception]) -> None:
+    """For frames compiled by `backend_name`: sizes 0 and 1 and equal sizes are ordinary sizes, and
+    errors of the type `unwrapped` reach the user as they are.
 
-    Dynamo specialises on them before a backend sees the graph, and has no setting for one backend.
+    Dynamo specialises on such sizes before a backend sees the graph, and has no setting for one
+    backend.  A frame that needs the specialisation (a size of 1 that broadcasts) is compiled again
+    with it.
     """
-    from torch._dynamo.output_graph import OutputGraph
-
-    original = OutputGraph.__init__
+    original = convert_frame._compile
     if getattr(original, "_adjoint", False):
         return
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def patched(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        compiler = getattr(self, "compiler_fn", None)
-        if getattr(compiler, "compiler_name", None) == backend_name:
-            shape_env = self.tracing_context.fake_mode.shape_env
-            shape_env.settings = dataclasses.replace(
-                shape_env.settings, specialize_zero_one=False, duck_shape=False
-            )
+    def compile_frame(*args: Any, **kwargs: Any) -> Any:
+        compiler = signature.bind_partial(*args, **kwargs).arguments.get("compiler_fn")
+        if getattr(compiler, "compiler_name", None) != backend_name:
+            return original(*args, **kwargs)
+        try:
+            # What fails for another reason than its shapes fails again, as it should.
+            with contextlib.suppress(*_FAILURES), general_shapes():
+                return original(*args, **kwargs)
+            return original(*args, **kwargs)
+        except exc.BackendCompilerFailed as failure:
+            if isinstance(failure.inner_exception, unwrapped):
+                raise failure.inner_exception from None
+            raise
 
-    patched._adjoint = True  # type: ignore[attr-defined]
-    OutputGraph.__init__ = patched  # type: ignore[method-assign]
+    compile_frame._adjoint = True  # type: ignore[attr-defined]
+    convert_frame._compile = compile_frame
+
+
+def general_shapes() -> contextlib.AbstractContextManager[None]:
+    """A context in which symbolic sizes are not told apart by being 0, 1 or equal."""
+    manager: contextlib.AbstractContextManager[None] = shape_config.patch(
+        backed_size_oblivious=True, use_duck_shape=False
+    )
+    return manager

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 __all__ = [
+    "Hooks",
     "TorchDispatchMode",
     "TorchFunctionMode",
     "below_autograd",
@@ -24,6 +26,9 @@ __all__ = [
     "without_autocast",
     "without_torch_function",
 ]
+
+# Pack and unpack.
+Hooks: TypeAlias = tuple[Callable[..., Any], Callable[..., Any]]
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -38,10 +43,9 @@ def without_torch_function() -> contextlib.AbstractContextManager[Any]:
     return torch._C.DisableTorchFunction()
 
 
-def saved_tensor_hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+def saved_tensor_hooks() -> Hooks | None:
     """The innermost pack and unpack hooks that autograd would call now."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks if hooks is None else (hooks[0], hooks[1])
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
 def set_version(tensor: torch.Tensor, version: int) -> None:
@@ -67,12 +71,17 @@ def control_flow_calls_its_operator() -> Iterator[None]:
 
     They do so when they believe Dynamo is tracing them, which is the question they are asked here.
     """
-    original = torch.compiler.is_dynamo_compiling
+    from torch._higher_order_ops.cond import CondOp
+
+    original, checked_call = torch.compiler.is_dynamo_compiling, CondOp.__call__
     torch.compiler.is_dynamo_compiling = lambda: True
+    # Its own checks allow flat operands alone.
+    CondOp.__call__ = HigherOrderOperator.__call__
     try:
         yield
     finally:
         torch.compiler.is_dynamo_compiling = original
+        CondOp.__call__ = checked_call
 
 
 @contextlib.contextmanager

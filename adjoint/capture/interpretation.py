@@ -1,0 +1,24 @@
+"""Running a graph that torch made under the tracer, node by node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from adjoint.capture.source import line_of_trace
+from adjoint.capture.tracer import Tracer
+
+
+class Interpreter(fx.Interpreter):
+    """Runs a graph, telling the tracer which line of the user's each node came from."""
+
+    def __init__(self, graph_module: fx.GraphModule, tracer: Tracer) -> None:
+        super().__init__(graph_module)
+        self.tracer = tracer
+
+    def run_node(self, node: fx.Node) -> Any:
+        line = line_of_trace(node.stack_trace)
+        if line is not None:
+            self.tracer.emitter.line = line
+        return super().run_node(node)

@@ -1,0 +1,63 @@
+"""Tensor subclasses: made from traced tensors inside the program, and taken apart there.
+
+Ops on a subclass are nodes like any others; the subclass itself runs them.  What no op says is how
+a subclass came to hold its inner tensors, and how the program came by one of those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjoint.capture.aliasing import UNRECORDED, Alias
+from adjoint.capture.emission import Emitter
+from adjoint.graph.operations import build_subclass
+from adjoint.torch_private.fake import FakeTensor
+from adjoint.torch_private.modes import is_traceable_wrapper_subclass
+
+
+def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tensors that a subclass holds, by attribute."""
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    held = {name: getattr(tensor, name) for name in names}
+    return {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
+
+
+def is_made_of_fakes(tensor: Any) -> bool:
+    """A subclass that the program has made of traced tensors."""
+    if isinstance(tensor, FakeTensor):
+        return True
+    if not isinstance(tensor, torch.Tensor) or not is_traceable_wrapper_subclass(tensor):
+        return False
+    return any(is_made_of_fakes(inner) for inner in inner_tensors(tensor).values())
+
+
+def construction(
+    emitter: Emitter, node_of: Callable[[torch.Tensor], fx.Node], tensor: torch.Tensor
+) -> fx.Node:
+    """The node that makes `tensor` of the inner tensors it holds.
+
+    As in eager torch, autograd does not look through the making of a subclass.
+    """
+    names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    held = [getattr(tensor, name) for name in names]
+    inner = [node_of(each) if isinstance(each, torch.Tensor) else each for each in held]
+    size, stride = tuple(tensor.shape), tuple(tensor.stride())
+    args = (type(tensor), tuple(names), context, size, stride, *inner)
+    return emitter.call(build_subclass, args, mode=UNRECORDED, value=tensor)
+
+
+def holder(aliases: Iterable[Alias], tensor: torch.Tensor) -> tuple[torch.Tensor, str] | None:
+    """The traced subclass that holds `tensor`, and the attribute it is."""
+    for alias in aliases:
+        outer = alias.tensor
+        if outer is None or isinstance(outer, FakeTensor):
+            continue
+        if is_traceable_wrapper_subclass(outer):
+            for name, inner in inner_tensors(outer).items():
+                if inner is tensor:
+                    return outer, name
+    return None
