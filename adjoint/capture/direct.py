@@ -26,7 +26,7 @@ def capture_call(
     fake_mode = new_fake_mode()
     fakes: dict[int, Any] = {}
 
-    def fake(real: torch.Tensor, name: str) -> torch.Tensor:
+    def fake(real: torch.Tensor, name: str, dynamic: bool) -> torch.Tensor:
         if id(real) not in fakes:
             fakes[id(real)] = make_fake(fake_mode, real, dynamic, name)
         return fakes[id(real)]  # type: ignore[no-any-return]
@@ -35,7 +35,7 @@ def capture_call(
     module = module_of(function)
     state = _state(module)
     for name, tensor in state.items():
-        known = fake(tensor, name) if id(tensor) not in fakes else None
+        known = fake(tensor, name, False) if id(tensor) not in fakes else None
         if known is not None:
             kind = Parameter if isinstance(tensor, torch.nn.Parameter) else Buffer
             leaves.append(Leaf(known, kind(name)))
@@ -45,7 +45,7 @@ def capture_call(
     for path, value in arguments:
         if isinstance(value, torch.Tensor):
             path = _argument_path(path)
-            leaves.append(Leaf(fake(value, path), Argument(len(given), path)))
+            leaves.append(Leaf(fake(value, path, dynamic), Argument(len(given), path)))
             given.append(leaves[-1].value)
         else:
             given.append(value)

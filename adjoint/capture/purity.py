@@ -8,6 +8,8 @@ from torch import fx
 from adjoint.graph.operations import in_order
 from adjoint.torch_private.operators import OpOverload
 
+_COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
+
 
 def must_stay(node: fx.Node) -> bool:
     """Running the node does more than make its result.

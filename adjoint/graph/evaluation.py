@@ -94,13 +94,14 @@ def _bernoulli(
 
 # What some operators mean, in Python.  The kernels of those with bodies know no modes and no second
 # derivative; the pure counterparts of `copy_` and `bernoulli_` have no derivative at all, those of
-# writing through a view none for complex numbers.
+# writing through a view none for complex numbers, or (`as_strided_scatter`) a wrong one.
 _MEANINGS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.copy.default: _copy,
     torch.ops.aten.bernoulli.p: _bernoulli,
     torch.ops.aten.select_scatter.default: _scattered(torch.ops.aten.select.int),
     torch.ops.aten.slice_scatter.default: _scattered(torch.ops.aten.slice.Tensor),
     torch.ops.aten.diagonal_scatter.default: _scattered(torch.ops.aten.diagonal.default),
+    torch.ops.aten.as_strided_scatter.default: _scattered(torch.ops.aten.as_strided.default),
     torch.ops.higher_order.cond: _cond,
     torch.ops.higher_order.while_loop: _while_loop,
     torch.ops.higher_order.scan: _scan,
