@@ -15,7 +15,7 @@ from adjoint.errors import CaptureError
 from adjoint.options import Options
 from adjoint.torch_private.dynamo import adapt_frames
 
-# The names that torch.compile gives its modes.  They ask for more or less effort in code generation,
+# The names that torch.compile gives its modes.  They ask for more or less effort in making code,
 # which the reference target has none of.
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -54,7 +54,7 @@ def compile(
     mode: str | None = None,
     **options: Any,
 ) -> Callable[..., Any]:
-    """`torch.compile(function, backend="adjoint", options=options)`; without a function, a decorator."""
+    """`torch.compile(function, backend="adjoint", ...)`; without a function, a decorator."""
     if function is None:
         return functools.partial(
             compile, fullgraph=fullgraph, dynamic=dynamic, mode=mode, **options

@@ -65,7 +65,9 @@ def find(target: str) -> tuple[ModuleType, Any]:
     for part in name.split("."):
         if not hasattr(found, part):
             known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-            raise UsageError(f"{place} has no {name!r}; it has {', '.join(sorted(known)) or 'none'}")
+            raise UsageError(
+                f"{place} has no {name!r}; it has {', '.join(sorted(known)) or 'none'}"
+            )
         found = getattr(found, part)
     return module, found
 
@@ -75,7 +77,8 @@ def _load_file(path: str) -> ModuleType:
     if not file.is_file():
         raise UsageError(f"there is no file {path}")
     spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     sys.path.insert(0, str(file.parent.resolve()))

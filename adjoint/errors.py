@@ -46,3 +46,30 @@ class CaptureError(RuntimeError):
             lines.append(f"  at {self.source}")
         lines.append(f"  way out: {self.remedy}")
         return "\n".join(lines)
+
+
+class DifferentiationError(RuntimeError):
+    """An op has no derivative: which op, at which order, why, and where in the user's program.
+
+        cannot differentiate aten.igamma.default at order 1: derivative of self is not implemented
+          at model.py:12 in forward: y = torch.igamma(a, x)
+          way out: detach its argument, or give the op a rule with adjoint.vjp_rule
+
+    It is raised when the derivative is built: nothing has run.
+    """
+
+    def __init__(self, op: str, order: int, why: str, source: SourceLine | None = None) -> None:
+        super().__init__(op, order, why, source)
+        self.op = op
+        self.order = order
+        self.why = why
+        self.source = source
+
+    def __str__(self) -> str:
+        lines = [f"cannot differentiate {self.op} at order {self.order}: {self.why}"]
+        if self.source is not None:
+            lines.append(f"  at {self.source}")
+        lines.append(
+            "  way out: detach its argument, or give the op a rule with adjoint.vjp_rule"
+        )
+        return "\n".join(lines)

@@ -16,9 +16,11 @@ tensors, on which torch's own autograd ran; nothing here predicts them.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
 import torch
 from torch import fx
@@ -28,6 +30,7 @@ from adjoint.capture.views import ViewStep
 from adjoint.graph.metadata import Mode
 from adjoint.graph.operations import with_data
 from adjoint.torch_private.fake import storage_key
+from adjoint.torch_private.modes import above_autograd
 
 RECORDED = Mode(grad_enabled=True)
 UNRECORDED = Mode(grad_enabled=False)
@@ -50,8 +53,6 @@ class Storage:
 
     writes: int = 0
     aliases: list[Alias] = field(default_factory=list)
-    flat: Alias | None = None
-    """The whole memory in its own order, once something needed it so."""
 
 
 @dataclass(eq=False)
@@ -70,12 +71,20 @@ class Alias:
     link: Link = Link.AUTOGRAD
     dtype: torch.dtype | None = None
     """Of memory that has no tensor of the program."""
+    flat: Alias | None = None
+    """The memory of this family in its own order, once something needed it so."""
+    is_input: bool = False
+    """The caller has this tensor."""
     written: bool = False
-    """Changed through this alias or one derived from it."""
+    """Changed through this alias or one derived from it, but not through a derived input."""
 
     def __post_init__(self) -> None:
         self.stamp = self.storage.writes
         self.memory = None if self.tensor is None else storage_key(self.tensor)
+        # Autograd gives a new view the counter of its base only after this.
+        counters = (each.tensor for each in self.ancestors() if each is not self)
+        counter = next((each for each in counters if each is not None), self.tensor)
+        self.version = 0 if counter is None else version(counter)
         self.storage.aliases.append(self)
 
     @property
@@ -88,9 +97,30 @@ class Alias:
         return self.tensor is not None and not self.tensor._is_view()
 
     @property
+    def is_derived_anew(self) -> bool:
+        """Autograd looks at this view's base again: it was written to since the view was made."""
+        return self.tensor is not None and version(self.tensor) != self.version
+
+    @property
     def has_history(self) -> bool:
         """Autograd would record what happens to this tensor."""
-        return self.tensor is not None and self.tensor.requires_grad
+        if self.tensor is None:
+            return False
+        try:
+            with above_autograd():
+                return self.tensor.requires_grad
+        except RuntimeError:
+            return True  # A view that autograd refuses to derive anew: an error if it is used.
+
+    @property
+    def gradient_edge(self) -> tuple[Any, int] | None:
+        """Where autograd sends the gradient of this tensor, if it was computed from others."""
+        if self.tensor is None:
+            return None
+        with above_autograd(), contextlib.suppress(RuntimeError):
+            if self.tensor.grad_fn is not None:
+                return (self.tensor.grad_fn, self.tensor.output_nr)
+        return None
 
     def ancestors(self) -> Iterator[Alias]:
         """This alias, what it is a view of, and so on to the root."""
@@ -98,6 +128,11 @@ class Alias:
         while alias is not None:
             yield alias
             alias = alias.parent
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How often the memory of `tensor` was written to, as far as torch counts."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def read(emitter: Emitter, alias: Alias) -> fx.Node:
@@ -111,9 +146,10 @@ def read(emitter: Emitter, alias: Alias) -> fx.Node:
     viewed = read(emitter, alias.parent)
     if not alias.starts_family:
         # Autograd derives a view anew once its base has changed, whatever mode it was made in.
-        alias.node = alias.step.emit(emitter, viewed, RECORDED)
+        recorded = alias.tensor is None or alias.gradient_edge is not None
+        alias.node = alias.step.emit(emitter, viewed, RECORDED if recorded else UNRECORDED)
     else:
-        data = _data_of(emitter, alias.step, viewed)
+        data = _data_of(emitter, alias, viewed)
         alias.node = _under_history(emitter, alias, alias.node, data)
     alias.stamp = alias.storage.writes
     return alias.node
@@ -125,8 +161,10 @@ def write(emitter: Emitter, alias: Alias, new: fx.Node, mode: Mode) -> None:
     before = [read(emitter, each) for each in chain]
     alias.storage.writes += 1
     recorded = mode.grad_enabled and not mode.inference
+    through_input = False
     for position, each in enumerate(chain):
-        each.written = True
+        each.written |= not through_input
+        through_input |= each.is_input
         if position > 0:
             step = chain[position - 1].step
             assert step is not None
@@ -144,8 +182,13 @@ def write(emitter: Emitter, alias: Alias, new: fx.Node, mode: Mode) -> None:
             each.node, each.stamp = new, each.storage.writes
 
 
-def _data_of(emitter: Emitter, step: ViewStep, viewed: fx.Node) -> fx.Node:
-    return step.emit(emitter, viewed, UNRECORDED)
+def _data_of(emitter: Emitter, alias: Alias, viewed: fx.Node) -> fx.Node:
+    assert alias.step is not None
+    assert alias.parent is not None
+    if _family_has_history(alias.parent):
+        # A view that is made without grad still is a view of what requires grad.
+        viewed = emitter.call(torch.ops.aten.detach.default, (viewed,), mode=UNRECORDED)
+    return alias.step.emit(emitter, viewed, UNRECORDED)
 
 
 def _under_history(

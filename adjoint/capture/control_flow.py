@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from adjoint.capture.functions import apply_graphs
 from adjoint.capture.interpretation import Interpreter
 from adjoint.capture.subgraph import Body, match_lifted, opaque
 from adjoint.capture.tracer import Tracer
 from adjoint.errors import CaptureError
+from adjoint.graph.metadata import describe_value
 from adjoint.torch_private import trees
 from adjoint.torch_private.checkpoint import forward_context, split_arguments
 from adjoint.torch_private.operators import HigherOrderOperator, dense_kernel
@@ -46,12 +48,14 @@ def _cond(
         trees.flatten(body.run(_unflattened(tracer, branch, spec), flat))
         for body, branch in zip(bodies, (true, false), strict=True)
     ]
-    (on_true, tree), (on_false, _) = outputs
+    (on_true, tree), (on_false, other_tree) = outputs
     _refuse_writes(tracer, "cond", bodies)
-    if [_kind(each) for each in on_true] != [_kind(each) for each in on_false]:
+    alike = [_kind(each) for each in on_true] == [_kind(each) for each in on_false]
+    if tree != other_tree or not alike:
+        returned = [describe_value(trees.unflatten(out, spec)) for out, spec in outputs]
         raise CaptureError(
             "cond",
-            f"its branches return {_kinds(on_true)} and {_kinds(on_false)}",
+            f"its branches return {returned[0]} and {returned[1]}",
             "return the same number of tensors, with the same shapes and dtypes, from both",
             tracer.emitter.source(),
         )
@@ -76,9 +80,7 @@ def _while_loop(
     inside = [tracer.unknown_number() if isinstance(each, int) else each for each in carried]
     bodies = [Body(tracer), Body(tracer)]
     go_on = bodies[0].run(_unflattened(tracer, condition), [*inside, *additional])
-    outputs, tree = trees.flatten(
-        bodies[1].run(_unflattened(tracer, step), [*inside, *additional])
-    )
+    outputs, tree = trees.flatten(bodies[1].run(_unflattened(tracer, step), [*inside, *additional]))
     _refuse_writes(tracer, "while_loop", bodies)
     lifted = match_lifted(bodies, (go_on, outputs))
     graphs = [bodies[0].close(go_on), bodies[1].close(outputs)]
@@ -100,7 +102,7 @@ def _while_loop(
 def _scan(
     tracer: Tracer, combine: Callable[..., Any], init: Any, xs: Any, additional_inputs: Any = ()
 ) -> Any:
-    """Carry `init` through `combine` along the first axis of `xs`, stacking what it gives beside."""
+    """Carry `init` through `combine` along the first axis of `xs`; stack what it gives beside."""
     init, xs, additional = list(init), list(xs), list(additional_inputs)
     body = Body(tracer)
     arguments = [*init, *_first_slices(tracer, xs), *additional]
@@ -163,6 +165,7 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "map_impl": _map,
     "tag_activation_checkpoint": _checkpoint,
     "wrap_activation_checkpoint": _checkpoint,
+    "autograd_function_apply": apply_graphs,
     "wrap": _inline,
     "invoke_subgraph": _inline_named,
 }
@@ -219,14 +222,3 @@ def _kind(value: Any) -> tuple[Any, ...]:
     if isinstance(value, torch.Tensor):
         return (value.dtype, tuple(value.shape))
     return (type(value),)
-
-
-def _kinds(values: Sequence[Any]) -> str:
-    return ", ".join(
-        f"{str(v.dtype).removeprefix('torch.')}{list(v.shape)}"
-        if isinstance(v, torch.Tensor)
-        else type(v).__name__
-        for v in values
-    )
-
-

@@ -12,7 +12,7 @@ import torch
 from adjoint.capture.inputs import Leaf
 from adjoint.capture.program import Capture
 from adjoint.errors import CaptureError
-from adjoint.graph.captured import Captured
+from adjoint.graph.captured import Captured, Signature
 from adjoint.graph.descriptors import Argument, Buffer, Parameter
 from adjoint.torch_private import trees
 from adjoint.torch_private.dynamo import general_shapes
@@ -39,7 +39,7 @@ def capture_call(
         if known is not None:
             kind = Parameter if isinstance(tensor, torch.nn.Parameter) else Buffer
             leaves.append(Leaf(known, kind(name)))
-    originals = [tensor for tensor in dict.fromkeys(map(_Id, state.values()))]
+    originals = list(dict.fromkeys(map(_Id, state.values())))
     arguments, spec = trees.flatten_with_paths((args, kwargs))
     given: list[Any] = []
     for path, value in arguments:
@@ -54,7 +54,13 @@ def capture_call(
     general = general_shapes() if dynamic else contextlib.nullcontext()
     with general, _with_state(module, {name: fakes[id(t)] for name, t in state.items()}):
         captured, out_spec = capture.run(lambda: function(*fake_args, **fake_kwargs), leaves)
-    return captured.called_with([each.value for each in originals], spec, out_spec).closing_over(
+    constants = [
+        (_argument_path(path), value)
+        for path, value in arguments
+        if not isinstance(value, torch.Tensor)
+    ]
+    signature = Signature(spec, out_spec, tuple(constants))
+    return captured.called_with([each.value for each in originals], signature).closing_over(
         capture.closed_over
     )
 

@@ -11,8 +11,6 @@ from torch import fx
 from adjoint.capture.inputs import Leaf
 from adjoint.capture.interpretation import Interpreter
 from adjoint.capture.program import Capture
-from adjoint.capture.source import line_of_trace
-from adjoint.capture.tracer import Tracer
 from adjoint.graph.captured import Captured
 from adjoint.graph.descriptors import Argument, Buffer, Parameter, PlainInput, SymbolicSize
 from adjoint.torch_private import dynamo
@@ -58,4 +56,3 @@ def _descriptor(index: int, node: fx.Node, example: Any) -> PlainInput | Symboli
     if name is None:
         return Argument(index, source)
     return Parameter(name) if isinstance(example, torch.nn.Parameter) else Buffer(name)
-

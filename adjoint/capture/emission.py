@@ -1,4 +1,4 @@
-"""Appending nodes to a graph, each with its fake value, the user's line, its mode and its region."""
+"""Appending nodes to a graph, each with its fake value, the user's line, its mode and region."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import fx
 
 from adjoint.capture.source import user_line
 from adjoint.errors import CaptureError, SourceLine
-from adjoint.graph.metadata import CheckpointRegion, Mode
+from adjoint.graph.metadata import CheckpointRegion, GradOf, Mode
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.modes import enable_python_dispatcher
 from adjoint.torch_private.operators import OpOverload
@@ -79,10 +79,12 @@ class Emitter:
         self.attributes: dict[str, Any] = {}
         self.region: CheckpointRegion | None = None
         self.hooks: Any = None
+        # What the nodes made now are a derivative of, when they are part of one.
+        self.grad_of: GradOf | None = None
         # The line of the node being interpreted, when what is captured is itself a graph.
         self.line: SourceLine | None = None
         # Makes a symbol that nothing here defines an input, in graphs that have one around them.
-        self.unbound: Callable[[torch.SymInt], fx.Node] | None = None
+        self.unbound: Callable[[Any], fx.Node] | None = None
         self._last_placeholder: fx.Node | None = None
         self._symbol_makers: dict[sympy.Symbol, Callable[[], fx.Node]] = {}
         self._symbol_nodes: dict[sympy.Basic, fx.Node] = {}
@@ -95,16 +97,14 @@ class Emitter:
 
     def placeholder(self, name: str, value: Any) -> fx.Node:
         """A new input, after those there are."""
+        point: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         first = next(iter(self.graph.nodes), None)
         if self._last_placeholder is not None:
             point = self.graph.inserting_after(self._last_placeholder)
-        else:
-            point = self.graph.inserting_before(first) if first is not None else None
-        if point is None:
+        elif first is not None:
+            point = self.graph.inserting_before(first)
+        with point:
             node = self.graph.placeholder(name)
-        else:
-            with point:
-                node = self.graph.placeholder(name)
         node.target = node.name  # unique, as an argument's name must be
         self._last_placeholder = node
         node.meta["val"] = self.snapshot(value)
@@ -119,10 +119,8 @@ class Emitter:
 
     def attribute(self, stem: str, value: Any) -> fx.Node:
         """A node for `value`, kept as an attribute of the graph's module."""
-        for name, known in self.attributes.items():
-            if known is value:
-                break
-        else:
+        name = next((name for name, known in self.attributes.items() if known is value), None)
+        if name is None:
             name = f"{stem}_{sum(key.startswith(stem) for key in self.attributes)}"
             self.attributes[name] = value
         # The attribute belongs to a module made at the end, which torch.fx cannot see yet.
@@ -150,6 +148,8 @@ class Emitter:
         node.meta["region"] = self.region
         if self.hooks is not None:
             node.meta["hooks"] = self.hooks
+        if self.grad_of is not None:
+            node.meta.update(grad_of=self.grad_of, order=self.grad_of.order)
         return node
 
     def _argument(self, leaf: Any) -> Any:
@@ -161,6 +161,17 @@ class Emitter:
         node = self.attribute("object", leaf)
         node.meta["val"] = leaf
         return node
+
+    def detach_for_users(self, node: fx.Node) -> None:
+        """Let those that use `node` already use its value without its history."""
+        users = list(node.users)
+        if not users:
+            return
+        assert self._last_placeholder is not None
+        with self.graph.inserting_after(self._last_placeholder):
+            cut = self.call(aten.detach.default, (node,), mode=Mode(grad_enabled=False))
+        for user in users:
+            user.replace_input_with(node, cut)
 
     def item(self, node: fx.Node, index: int) -> fx.Node:
         """The `index`-th of the values that `node` returns."""

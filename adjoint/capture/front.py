@@ -8,11 +8,33 @@ from typing import Any
 import torch
 
 from adjoint.capture import control_flow, functions
+from adjoint.capture.generators import Generators
 from adjoint.capture.subclasses import is_made_of_fakes
 from adjoint.capture.tracer import Tracer
+from adjoint.errors import CaptureError
 from adjoint.torch_private import trees
 from adjoint.torch_private.modes import TorchFunctionMode
 from adjoint.torch_private.operators import HigherOrderOperator
+
+# Change what autograd knows about a tensor, and nothing that an op would see.
+_CHANGE_HISTORY = frozenset(
+    {
+        torch.Tensor.detach_,
+        torch.Tensor.requires_grad_,
+        torch.Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
+    }
+)
+
+# Give the data of a tensor to others than torch.
+_LEAVE_TORCH = frozenset(
+    {
+        torch.Tensor.numpy,
+        torch.Tensor.__array__,
+        torch.Tensor.__dlpack__,
+        torch.Tensor.data_ptr,
+        torch.Tensor.share_memory_,
+    }
+)
 
 
 class Front(TorchFunctionMode):
@@ -22,15 +44,30 @@ class Front(TorchFunctionMode):
     in-place op would count a version, or record a history, on the user's own tensor.
     """
 
-    def __init__(self, tracer: Tracer, adopt: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(
+        self,
+        tracer: Tracer,
+        adopt: Callable[[torch.Tensor], torch.Tensor],
+        generators: Generators,
+    ) -> None:
         super().__init__()
+        self.generators = generators
         self.tracer = tracer
         self.adopt = adopt
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        args, kwargs = trees.map_leaves(self._ours, (args, kwargs or {}))
+        args, kwargs = trees.map_leaves(self.ours, (args, kwargs or {}))
+        if function in _LEAVE_TORCH:
+            raise CaptureError(
+                f"Tensor.{function.__name__}",
+                "the tensor has no data while the program is captured",
+                "use ops of torch, or keep this part outside the compiled function",
+                self.tracer.emitter.source(),
+            )
+        if function in _CHANGE_HISTORY:
+            return self.tracer.change_history(args[0], lambda: function(*args, **kwargs))
         if isinstance(function, HigherOrderOperator):
             with self:
                 return control_flow.call(self.tracer, function, args, kwargs)
@@ -40,10 +77,12 @@ class Front(TorchFunctionMode):
         self, original: Callable[..., Any], function: type, *args: Any, **kwargs: Any
     ) -> Any:
         """`function.apply(*args)` of a custom autograd function."""
-        args, kwargs = trees.map_leaves(self._ours, (args, kwargs))
+        args, kwargs = trees.map_leaves(self.ours, (args, kwargs))
         return functions.apply(self.tracer, original, function, args, kwargs)
 
-    def _ours(self, leaf: Any) -> Any:
+    def ours(self, leaf: Any) -> Any:
+        """`leaf`, or the traced tensor that stands for it."""
         if not isinstance(leaf, torch.Tensor) or self.tracer.scope.knows(leaf):
+            self.generators.note(leaf)
             return leaf
         return leaf if is_made_of_fakes(leaf) else self.adopt(leaf)

@@ -6,13 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
+from torch.autograd.function import once_differentiable
 
 from adjoint.capture.emission import as_under, current_mode
+from adjoint.capture.interpretation import Interpreter
 from adjoint.capture.subgraph import Body
 from adjoint.capture.tracer import Tracer
 from adjoint.errors import CaptureError
 from adjoint.graph.operations import apply_function
+from adjoint.torch_private.dynamo import differentiable_backward
 
+
+def _nothing(ctx: Any) -> None: ...
+
+
+# A backward that is wrapped so may not be differentiated itself.
+_ONCE_DIFFERENTIABLE: Any = once_differentiable(_nothing)
 
 # How torch.library gives a custom op its derivative: the op itself is the node, and has it.
 _OF_CUSTOM_OPS = "GeneratedBackwardFor_"
@@ -28,7 +38,8 @@ def apply(
     """Apply `function` as eager does, its forward and its backward captured as bodies.
 
     The forward runs inside torch's own `apply`, so that the program goes on with tensors which
-    autograd knows to come from this function.
+    autograd knows to come from this function.  The captured backward is given a cotangent of zeros
+    for a result that has none, also after `ctx.set_materialize_grads(False)`.
     """
     if function is _reentrant_checkpoint():
         return _checkpointed(tracer, *args, **kwargs)
@@ -58,19 +69,22 @@ def apply(
     reverse = Body(tracer, body.scope)
     with tracer.quietly():
         cotangents = [torch.empty_like(each) for each in tensors]
+
+    def pull_back(*cotangents: torch.Tensor) -> dict[int, torch.Tensor]:
+        gradients = function.backward(context, *cotangents)  # type: ignore[attr-defined]
+        return _by_operand(args, gradients if isinstance(gradients, tuple) else (gradients,))
+
     with torch.enable_grad():
         reverse.entry = body.entry
-        gradients = reverse.run(lambda *c: function.backward(context, *c), cotangents)  # type: ignore[attr-defined]
-    gradients = list(gradients) if isinstance(gradients, tuple) else [gradients]
+        gradients = reverse.run(pull_back, cotangents)
     # What a body takes from outside is known once its results have been read.
     reverse.read(gradients)
     saved = list(reverse.scope.lifted)
     body.read((tensors, saved))
+    # An argument that only the backward knows of (a straight-through estimator) is an operand too.
+    body.read([arg for arg in args if id(arg) in gradients])
     operands = list(body.scope.lifted)
-    by_argument = {
-        id(arg): gradient for arg, gradient in zip(args, gradients, strict=False) if _is(arg)
-    }
-    backward = reverse.close([by_argument.get(id(operand)) for operand in operands])
+    backward = reverse.close([gradients.get(id(operand)) for operand in operands])
     forward = body.close((tensors, saved))
     emitter = tracer.emitter
     fixed = tuple(i for i, each in enumerate(tensors) if not each.requires_grad)
@@ -80,12 +94,50 @@ def apply(
             emitter.attribute("forward", forward),
             emitter.attribute("backward", backward),
             fixed,
+            _is_once_differentiable(function),
             *tracer.nodes(operands),
         ),
         value=tuple(tensors),
     )
     tracer.register(tuple(tensors), node)
     return result
+
+
+def apply_graphs(
+    tracer: Tracer, forward: fx.GraphModule, backward: fx.GraphModule, *operands: Any, **marks: Any
+) -> Any:
+    """Apply a custom function that Dynamo has taken apart."""
+    saved: list[Any] = []
+
+    def run_forward(ctx: Any, *args: Any) -> Any:
+        results, saved[:] = Interpreter(forward, tracer).run(*args)
+        fixed = marks.get("non_differentiable_idx", ())
+        ctx.mark_non_differentiable(*(results[index] for index in fixed))
+        ctx.mark_dirty(*(results[index] for index in marks.get("dirty_idx", ())))
+        return results
+
+    def run_backward(ctx: Any, *cotangents: Any) -> Any:
+        return Interpreter(differentiable_backward(backward), tracer).run(*cotangents, *saved)
+
+    halves = {"forward": staticmethod(run_forward), "backward": staticmethod(run_backward)}
+    function: Any = type("CustomFunction", (torch.autograd.Function,), halves)
+    return function.apply(*operands)
+
+
+def _by_operand(
+    args: tuple[Any, ...], gradients: tuple[torch.Tensor | None, ...]
+) -> dict[int, torch.Tensor]:
+    """The gradient of each tensor among `args`; of one that is there twice, the sum of both."""
+    found: dict[int, torch.Tensor] = {}
+    for arg, gradient in zip(args, gradients, strict=False):
+        if isinstance(arg, torch.Tensor) and gradient is not None:
+            found[id(arg)] = found[id(arg)] + gradient if id(arg) in found else gradient
+    return found
+
+
+def _is_once_differentiable(function: type) -> bool:
+    backward = function.backward  # type: ignore[attr-defined]
+    return getattr(backward, "__code__", None) is _ONCE_DIFFERENTIABLE.__code__
 
 
 def _reentrant_checkpoint() -> type:
@@ -105,7 +157,3 @@ def _checkpointed(tracer: Tracer, run_function: Any, preserve_rng_state: bool, *
 
 def _needs_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def _is(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from adjoint.capture.aliasing import Alias, Link
+from adjoint.capture.source import user_line
 from adjoint.capture.views import ViewStep
+from adjoint.errors import CaptureError
 from adjoint.graph.metadata import Mode
 from adjoint.torch_private.fake import storage_key
 
@@ -16,7 +18,7 @@ aten = torch.ops.aten
 
 def shows(alias: Alias, tensor: torch.Tensor) -> bool:
     """`tensor` still is where `alias` says (assigning to `.data` moves it unseen)."""
-    return alias.memory == storage_key(tensor)
+    return bool(alias.memory == storage_key(tensor))
 
 
 def same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -45,67 +47,125 @@ def locate(aliases: Iterable[Alias], tensor: torch.Tensor) -> Alias | None:
         return None
     near = [a for a in aliases if a.tensor is not None and a.memory == memory]
     near = [a for a in near if storage_key(a.tensor) == memory]  # type: ignore[arg-type]
+    if tensor._is_view():
+        near = [a for a in near if _same_family(a.tensor, tensor)] or near
     if not near:
         return None
     for each in near:
-        if (
-            each.tensor is not tensor
-            and each.tensor is not None
-            and same_place(each.tensor, tensor)
-        ):
+        if each.tensor is not tensor and same_place(each.tensor, tensor):  # type: ignore[arg-type]
             step = ViewStep(aten.alias.default, (), {}, None, Mode())
             return Alias(each.storage, tensor, each, step)
-    return strided(near[0], tensor)
+    return strided(near[0] if tensor._is_view() else root_of(near[0]), tensor)
 
 
-def strided(near: Alias, tensor: torch.Tensor) -> Alias:
-    """`tensor` as a strided window on the memory of `near`."""
-    flat = flat_base(near)
-    step = strided_step(flat, tensor)
-    if flat.tensor is None and _dtype(near) != tensor.dtype:
-        reinterpret = ViewStep(aten.view.dtype, (tensor.dtype,), {}, None, Mode())
-        flat = Alias(flat.storage, None, flat, reinterpret, link=Link.FAMILY)
-    return Alias(near.storage, tensor, flat, step)
+def _same_family(one: torch.Tensor | None, other: torch.Tensor) -> bool:
+    return one is not None and (one if one._base is None else one._base) is other._base
 
 
-def strided_step(flat: Alias, tensor: torch.Tensor) -> ViewStep:
-    """The `as_strided` that shows `tensor` on the flat memory `flat`."""
-    root = root_of(flat)
-    start = root.tensor.storage_offset() if root.tensor is not None else 0
-    place = (list(tensor.shape), list(tensor.stride()), tensor.storage_offset() - start)
-    return ViewStep(aten.as_strided.default, place, {}, None, Mode())
+def strided(
+    near: Alias, tensor: torch.Tensor, link: Link = Link.AUTOGRAD, mode: Mode | None = None
+) -> Alias:
+    """`tensor` as a strided window on the memory of the family of `near`, made under `mode`."""
+    alias = flat_base(near)
+    *first, last = _way_to(alias, tensor, mode or Mode())
+    for step in first:
+        alias = Alias(near.storage, None, alias, step, link=Link.FAMILY)
+    return Alias(near.storage, tensor, alias, last, link=link)
+
+
+def _way_to(flat: Alias, tensor: torch.Tensor, mode: Mode) -> Iterator[ViewStep]:
+    """The view ops that lead from a flat memory to `tensor`."""
+    have = dtype_of(flat)
+    if have != tensor.dtype:
+        yield from _reinterpreted(have, tensor.dtype, mode)
+    yield _window(flat, tensor, mode)
+    if tensor.is_conj():
+        yield ViewStep(aten._conj.default, (), {}, None, mode)
+    if tensor.is_neg():
+        yield ViewStep(aten._neg_view.default, (), {}, None, mode)
+
+
+def _reinterpreted(have: torch.dtype, want: torch.dtype, mode: Mode) -> Iterator[ViewStep]:
+    """One axis of `have` as one axis of `want`, by differentiable views where there are any."""
+    if have.is_complex and want == have.to_real():
+        yield ViewStep(aten.view_as_real.default, (), {}, None, mode)
+        yield ViewStep(aten.view.default, ([-1],), {}, None, mode)
+    elif want.is_complex and have == want.to_real():
+        yield ViewStep(aten.view.default, ([-1, 2],), {}, None, mode)
+        yield ViewStep(aten.view_as_complex.default, (), {}, None, mode)
+    else:
+        yield ViewStep(aten.view.dtype, (want,), {}, None, mode)
+
+
+def _window(flat: Alias, tensor: torch.Tensor, mode: Mode) -> ViewStep:
+    """The `as_strided` that shows `tensor` on the flat memory `flat`, seen in its dtype."""
+    root = family_root(flat)
+    start, count = 0, None
+    if root.tensor is not None:
+        size = root.tensor.dtype.itemsize
+        start = root.tensor.storage_offset() * size // tensor.dtype.itemsize
+        count = extent(root.tensor) * size // tensor.dtype.itemsize
+    first = tensor.storage_offset() - start
+    if tensor.numel() > 0 and (first < 0 or (count is not None and first + extent(tensor) > count)):
+        raise CaptureError(
+            "as_strided",
+            "it shows memory outside of the tensor that it is a view of",
+            "pass the tensor that owns the memory",
+            user_line(),
+        )
+    place = (list(tensor.shape), list(tensor.stride()), first)
+    return ViewStep(aten.as_strided.default, place, {}, None, mode)
 
 
 def flat_base(alias: Alias) -> Alias:
-    """The memory of `alias` as one axis in its own order; `alias` itself if it has gaps.
+    """The memory of the family of `alias` as one axis, in its own order.
 
     A functional value need not lie in memory as the tensor it stands for, so strides may only be
     applied to a value whose layout is known: a flat one.
     """
-    storage, root = alias.storage, root_of(alias)
-    if storage.flat is not None:
-        return storage.flat
+    root = family_root(alias)
+    if root.flat is None:
+        root.flat = _flattened(root)
+    return root.flat
+
+
+def _flattened(root: Alias) -> Alias:
     if root.tensor is None:
         return root
     order = dense_order(root.tensor)
     if order is None:
-        return alias
+        raise CaptureError(
+            "a strided view of memory",
+            f"the tensor that owns it has gaps (size {tuple(root.tensor.shape)}, "
+            f"stride {root.tensor.stride()})",
+            "pass a contiguous tensor",
+            user_line(),
+        )
+    alias = root
     if order != list(range(len(order))):
         permute = ViewStep(aten.permute.default, (order,), {}, None, Mode())
-        root = Alias(storage, None, root, permute, link=Link.FAMILY)
+        alias = Alias(root.storage, None, alias, permute, link=Link.FAMILY)
     flatten = ViewStep(aten.view.default, ([-1],), {}, None, Mode())
-    storage.flat = Alias(storage, None, root, flatten, link=Link.FAMILY)
-    return storage.flat
+    return Alias(root.storage, None, alias, flatten, link=Link.FAMILY)
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """How many elements of memory lie from the first that `tensor` shows to its last."""
+    steps = (
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return sum(steps, 1) if tensor.numel() > 0 else 0
 
 
 def dense_order(tensor: torch.Tensor) -> list[int] | None:
     """The axes from outermost to innermost in memory; None if there are gaps or overlaps."""
     if tensor.layout is not torch.strided:
         return None
-    axes = sorted(range(tensor.dim()), key=lambda axis: (-tensor.stride(axis), axis))
+    strides = tensor.stride()
+    axes = sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis))
     expected = 1
     for axis in reversed(axes):
-        if tensor.shape[axis] != 1 and tensor.stride(axis) != expected:
+        if tensor.shape[axis] != 1 and strides[axis] != expected:
             return None
         expected *= tensor.shape[axis]
     return axes
@@ -116,5 +176,14 @@ def root_of(alias: Alias) -> Alias:
     return list(alias.ancestors())[-1]
 
 
-def _dtype(alias: Alias) -> torch.dtype | None:
-    return None if alias.tensor is None else alias.tensor.dtype
+def family_root(alias: Alias) -> Alias:
+    """The alias whose history `alias` shares."""
+    return next(each for each in alias.ancestors() if each.starts_family)
+
+
+def dtype_of(flat: Alias) -> torch.dtype:
+    """The dtype of a flat memory."""
+    root = family_root(flat)
+    dtype = root.dtype if root.tensor is None else root.tensor.dtype
+    assert dtype is not None
+    return dtype

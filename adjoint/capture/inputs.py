@@ -11,9 +11,8 @@ import torch
 from torch import fx
 
 from adjoint.capture import geometry
-from adjoint.capture.aliasing import Alias, Link, Storage
+from adjoint.capture.aliasing import Alias, Link, Storage, version
 from adjoint.capture.tracer import Tracer
-from adjoint.capture.views import ViewStep
 from adjoint.graph.calling import BaseOf, FromCaller, MemoryOf, NewToken, Source
 from adjoint.graph.descriptors import (
     EffectToken,
@@ -24,7 +23,7 @@ from adjoint.graph.descriptors import (
     SyntheticBase,
     ViewBase,
 )
-from adjoint.graph.metadata import Mode, set_descriptor
+from adjoint.graph.metadata import set_descriptor
 from adjoint.torch_private.fake import storage_key
 
 
@@ -41,8 +40,24 @@ class State:
     """What a tensor was before the program ran."""
 
     requires_grad: bool
+    is_leaf: bool
     version: int
     history: Any
+
+
+@dataclass(frozen=True)
+class Behind:
+    """What inputs are views of or lie in, which is itself no input of the caller's."""
+
+    alias: Alias
+    descriptor: ViewBase | SyntheticBase
+    source: BaseOf | MemoryOf
+    history: Any = None
+
+    @property
+    def has_new_history(self) -> bool:
+        """Autograd recorded a write."""
+        return self.alias.tensor is not None and self.alias.tensor.grad_fn is not self.history
 
 
 class Inputs:
@@ -57,6 +72,7 @@ class Inputs:
         self.aliases: dict[int, Alias] = {}
         """By place: the alias that the input was when the program began."""
         self.states: dict[int, State] = {}
+        self.behind: list[Behind] = []
 
     def add(self, leaves: Sequence[Leaf]) -> None:
         """More inputs, after those there are."""
@@ -101,12 +117,13 @@ class Inputs:
             for members in families.values():
                 if len(members) == 1:
                     tensor = self.leaves[members[0]].value
-                    self._add(members[0], self._window(root, tensor, Link.FOREIGN))
+                    self._add(members[0], geometry.strided(root, tensor, Link.FOREIGN))
                 else:
                     self._family(members, root.storage, root)
 
     def _add(self, place: int, alias: Alias) -> Alias:
         alias.node = self._placeholder(place)
+        alias.is_input = True
         self.aliases[place] = alias
         return self.tracer.scope.add(self.leaves[place].value, alias)
 
@@ -116,7 +133,7 @@ class Inputs:
         base = first._base if first._is_view() else first
         at = self.index.get(id(base))
         if root is not None:
-            alias = self._window(root, base, Link.FOREIGN)
+            alias = geometry.strided(root, base, Link.FOREIGN)
         else:
             alias = Alias(storage, base)
         if at is not None:
@@ -125,6 +142,7 @@ class Inputs:
             of = self._plain(places)
             source = BaseOf(places[0])
             alias.make_node = lambda: self._implicit("base", base, ViewBase(of), source)
+            self.behind.append(Behind(alias, ViewBase(of), source, base.grad_fn))
             self.tracer.scope.add(base, alias)
         for place in places:
             if place != at:
@@ -143,17 +161,9 @@ class Inputs:
             whole = torch.empty(size, dtype=dtype, device=tensors[0].device)
         alias = Alias(Storage(), None)
         alias.make_node = lambda: self._implicit("memory", whole, SyntheticBase(of), source)
-        alias.storage.flat = alias
+        self.behind.append(Behind(alias, SyntheticBase(of), source))
         alias.dtype = dtype
         return alias
-
-    def _window(self, root: Alias, tensor: torch.Tensor, link: Link) -> Alias:
-        parent = root
-        if root.dtype is not tensor.dtype:
-            step = ViewStep(torch.ops.aten.view.dtype, (tensor.dtype,), {}, None, Mode())
-            parent = Alias(root.storage, None, root, step, link=Link.FAMILY)
-        step = geometry.strided_step(root, tensor)
-        return Alias(root.storage, tensor, parent, step, link=link)
 
     def _join(self, shared: list[int], places: list[int]) -> None:
         """Inputs found while the program runs, over memory that earlier ones show."""
@@ -166,6 +176,12 @@ class Inputs:
         descriptors = (self.leaves[place].descriptor for place in places)
         return tuple(each for each in descriptors if not isinstance(each, SymbolicSize))
 
+    def described(self, place: int) -> PlainInput:
+        """What the tensor at `place` is."""
+        descriptor = self.leaves[place].descriptor
+        assert not isinstance(descriptor, SymbolicSize)
+        return descriptor
+
     def _implicit(self, name: str, value: Any, descriptor: Input, source: Source) -> fx.Node:
         node = self.tracer.root.emitter.placeholder(name, value)
         self._describe(node, descriptor, source)
@@ -177,12 +193,7 @@ class Inputs:
 
 
 def _state(tensor: torch.Tensor) -> State:
-    return State(tensor.requires_grad, version(tensor), history(tensor))
-
-
-def version(tensor: torch.Tensor) -> int:
-    """How often the memory of `tensor` was written to, as far as torch counts."""
-    return 0 if tensor.is_inference() else tensor._version
+    return State(tensor.requires_grad, tensor.is_leaf, version(tensor), history(tensor))
 
 
 def history(tensor: torch.Tensor) -> Any:

@@ -17,6 +17,16 @@ class Functional:
 
     op: OpOverload
     dropped: frozenset[str]
+    renamed: tuple[tuple[str, str], ...] = ()
+
+    def arguments(self, of: OpOverload, named: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of this op, for those of a call of the mutating op `of`."""
+        defaults = {p.name: p.default_value for p in of._schema.arguments if p.has_default_value()}
+        required = {p.name for p in self.op._schema.arguments if not p.has_default_value()}
+        filled = {name: value for name, value in defaults.items() if name in required}
+        names = dict(self.renamed)
+        kept = {name: value for name, value in named.items() if name not in self.dropped}
+        return {names.get(name, name): value for name, value in {**filled, **kept}.items()}
 
 
 def changes_metadata_only(op: OpOverload) -> bool:
@@ -27,6 +37,8 @@ def changes_metadata_only(op: OpOverload) -> bool:
 @functools.cache
 def functional_variant(op: OpOverload) -> Functional | None:
     """The pure op that returns `op`'s own results, then the new value of each written argument."""
+    if op is _RANDOM_FROM:
+        return _RANDINT
     written = written_arguments(op)
     outs = frozenset(a.name for a in op._schema.arguments if a.is_out)
     for packet in _candidate_packets(op):
@@ -37,6 +49,15 @@ def functional_variant(op: OpOverload) -> Functional | None:
             if _returns_fit(op, candidate, len(written)):
                 return Functional(candidate, outs)
     return None
+
+
+# The name of the overload is a Python keyword, so that it cannot stand in the code of a graph.
+_RANDOM_FROM = getattr(torch.ops.aten.random_, "from")
+_RANDINT = Functional(
+    torch.ops.aten.randint_like.low_dtype,
+    frozenset({"generator"}),
+    (("from", "low"), ("to", "high")),
+)
 
 
 def _candidate_packets(op: OpOverload) -> list[OpOverloadPacket]:

@@ -1,17 +1,19 @@
-"""Capturing a program: run it once on fake inputs, then say what it computed, changed and returned."""
+"""Capturing a program: run it once on fakes, then say what it computed, changed and returned."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from adjoint.capture.emission import current_mode
 from adjoint.capture.front import Front
+from adjoint.capture.generators import Generators
 from adjoint.capture.inputs import Inputs, Leaf
-from adjoint.capture.purity import remove_dead_code
+from adjoint.capture.regions import under_policy
 from adjoint.capture.results import Results
 from adjoint.capture.source import line_of_traceback
 from adjoint.capture.subgraph import graph_module
@@ -20,19 +22,23 @@ from adjoint.errors import CaptureError
 from adjoint.graph.captured import Captured
 from adjoint.graph.descriptors import Captured as CapturedInput
 from adjoint.graph.metadata import set_output_descriptors
+from adjoint.graph.purity import remove_dead_code
 from adjoint.graph.verify import verify
-from adjoint.torch_private import trees
+from adjoint.torch_private import symbols, trees
+from adjoint.torch_private.checkpoint import selective_checkpoints_ask
+from adjoint.torch_private.composites import composites_as_in_eager
 from adjoint.torch_private.fake import (
     DATA_DEPENDENT,
     FakeTensor,
     FakeTensorMode,
-    UnsupportedOperatorException,
+    op_without_fake,
 )
 from adjoint.torch_private.modes import (
     control_flow_calls_its_operator,
     custom_functions_applied_by,
-    enable_python_dispatcher,
 )
+
+_SYMBOLIC = tuple(kind.__name__ for kind in symbols.SYMBOLIC)
 
 
 class Capture:
@@ -66,55 +72,78 @@ class Capture:
         """Capture `program`, which takes `leaves`; also what its results are put back into."""
         mode = current_mode()
         self.inputs.add(leaves)
-        with self._watching():
-            result = program()
+        generators = Generators()
+        with generators.unset(), self._watching(generators) as front:
+            result = trees.map_leaves(front.ours, program())
         with self.tracer.fake_mode, torch.no_grad():
             paths, spec = trees.flatten_with_paths(result)
             results = Results(self.tracer, self.inputs)
             calling = results.calling(paths)
             graph = self.tracer.emitter.graph
             graph.output(tuple(results.outputs))
-        remove_dead_code(graph)
         set_output_descriptors(graph, tuple(d for d in results.descriptors if d is not None))
         module = graph_module(self.tracer.emitter, mode)
+        remove_dead_code(module.graph)
+        module.recompile()
         verify(module)
         return Captured(module, calling), spec
 
     @contextlib.contextmanager
-    def _watching(self) -> Iterator[None]:
-        front = Front(self.tracer, self.adopt)
+    def _watching(self, generators: Generators) -> Iterator[Front]:
+        front = Front(self.tracer, self.adopt, generators)
         with (
-            _named_errors(self.tracer),
+            _named_errors(),
             _autocast_cache_cleared(),
             self.tracer.fake_mode,
-            enable_python_dispatcher(),
+            composites_as_in_eager(),
             self.tracer,
             front,
             control_flow_calls_its_operator(),
+            selective_checkpoints_ask(partial(_under_policy, self.tracer)),
             custom_functions_applied_by(front.apply_custom_function),
         ):
-            yield
+            yield front
+
+
+def _under_policy(tracer: Tracer, run: Callable[[], Any], policy: Callable[[Any], str]) -> Any:
+    return under_policy(tracer.emitter, run, policy)
 
 
 @contextlib.contextmanager
-def _named_errors(tracer: Tracer) -> Iterator[None]:
+def _named_errors() -> Iterator[None]:
     """Torch's complaints about what fakes cannot do, as errors that name the user's line."""
     try:
         yield
-    except DATA_DEPENDENT as error:
-        raise CaptureError(
+    except Exception as error:
+        explained = _explained(error)
+        if explained is None:
+            raise
+        raise CaptureError(*explained, line_of_traceback(error.__traceback__)) from error
+
+
+def _explained(error: Exception) -> tuple[str, str, str] | None:
+    """What happened, why and what to do, where `error` says that fakes do not suffice."""
+    said = (str(error) or type(error).__name__).splitlines()[0]
+    if isinstance(error, DATA_DEPENDENT):
+        return (
             "a value that decides what the program does next",
-            f"the graph must not depend on data ({_first_line(error)})",
+            f"the graph must not depend on data ({said})",
             "use torch.where or torch.cond, or keep this part outside the compiled function",
-            _line_in(error),
-        ) from error
-    except UnsupportedOperatorException as error:
-        raise CaptureError(
-            f"op {error.func}",
+        )
+    op = op_without_fake(error)
+    if op is not None:
+        return (
+            f"op {op}",
             "it has no fake implementation, so its result's shape is unknown",
             "register one with torch.library.register_fake",
-            _line_in(error),
-        ) from error
+        )
+    if isinstance(error, TypeError) and any(kind in said for kind in _SYMBOLIC):
+        return (
+            "a number that was read from a tensor",
+            f"its value is known only when the program runs ({said})",
+            "keep this use of the number outside the compiled function",
+        )
+    return None
 
 
 @contextlib.contextmanager
@@ -124,14 +153,6 @@ def _autocast_cache_cleared() -> Iterator[None]:
         yield
     finally:
         torch.clear_autocast_cache()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
-
-
-def _line_in(error: Exception) -> Any:
-    return line_of_traceback(error.__traceback__)
 
 
 def _closure_name(tensor: torch.Tensor) -> str:

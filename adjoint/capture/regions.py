@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
-from adjoint.graph.metadata import CheckpointRegion
-from adjoint.torch_private.checkpoint import selective_policy
+from adjoint.capture.emission import Emitter
+from adjoint.graph.metadata import CheckpointRegion, region_of, set_region
 from adjoint.torch_private.modes import Hooks, saved_tensor_hooks
-from adjoint.torch_private.operators import OpOverload
 
 
 class Regions:
@@ -32,10 +34,10 @@ class Regions:
         """End the innermost one begun by `enter`."""
         self._entered.pop()
 
-    def current(self, op: OpOverload, args: Any, kwargs: Any) -> CheckpointRegion | None:
-        """The innermost checkpoint the program is in, and what it says of this call."""
+    def current(self) -> CheckpointRegion | None:
+        """The innermost checkpoint the program is in."""
         index = self._index()
-        return None if index is None else CheckpointRegion(index, selective_policy(op, args, kwargs))
+        return None if index is None else CheckpointRegion(index)
 
     def hooks(self) -> Hooks | None:
         """The hooks on saved tensors that the program itself has set."""
@@ -53,6 +55,18 @@ class Regions:
             self._seen[id(pack)] = (pack, self._count)
             self._count += 1
         return self._seen[id(pack)][1]
+
+
+def under_policy(emitter: Emitter, run: Callable[[], Any], policy: Callable[[Any], str]) -> Any:
+    """The result of `run`; what it appends is marked with what selective checkpointing says."""
+    last = next(iter(reversed(emitter.graph.nodes)), None)
+    result = run()
+    said = policy(result)
+    for node in takewhile(lambda node: node is not last, reversed(emitter.graph.nodes)):
+        region = region_of(node)
+        if region is not None:
+            set_region(node, dataclasses.replace(region, policy=said))
+    return result
 
 
 def _is_checkpoint(hooks: Hooks) -> bool:

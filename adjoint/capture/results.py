@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,11 +10,11 @@ import torch
 from torch import fx
 
 from adjoint.capture import aliasing, geometry
-from adjoint.capture.aliasing import Alias
-from adjoint.capture.inputs import Inputs, history, version
+from adjoint.capture.aliasing import Alias, version
+from adjoint.capture.inputs import Inputs, history
 from adjoint.capture.tracer import Tracer
-from adjoint.capture.views import ViewStep
 from adjoint.graph.calling import (
+    Assignment,
     Calling,
     Constant,
     Flag,
@@ -26,18 +27,21 @@ from adjoint.graph.calling import (
     RequireGrad,
     Step,
     View,
+    Window,
     Write,
 )
 from adjoint.graph.descriptors import (
     EffectTokenOut,
     InputMutation,
     IntermediateBase,
+    MetadataMutation,
     Output,
     Phase,
     Result,
     ViewArgument,
 )
-from adjoint.graph.metadata import mode_of
+from adjoint.graph.metadata import Mode, mode_of
+from adjoint.graph.operations import as_leaf
 from adjoint.torch_private import symbols, trees
 
 aten = torch.ops.aten
@@ -55,7 +59,7 @@ class Results:
         self._made: list[Made] = []
         self._by_tensor: dict[int, int] = {}
         self._bases: dict[Alias, int] = {}
-        self._base_results: dict[int, list[Result]] = {}
+        self._bases_of: dict[int, list[Result | MetadataMutation]] = {}
         self._numbers: dict[fx.Node, int] = {}
 
     def calling(self, leaves: Sequence[tuple[str, Any]]) -> Calling:
@@ -63,9 +67,10 @@ class Results:
         writes = self._writes()
         results = tuple(self._result(i, path, leaf) for i, (path, leaf) in enumerate(leaves))
         moves = self._moves()
-        for index, of in self._base_results.items():
+        for index, of in self._bases_of.items():
             if self.descriptors[index] is None:
-                self.descriptors[index] = IntermediateBase(tuple(of))
+                results_of = tuple(each for each in of if isinstance(each, Result))
+                self.descriptors[index] = IntermediateBase(results_of) if results_of else of[0]
         if self.tracer.scope.token is not None:
             assert self.tracer.scope.entry_token is not None
             self.inputs.describe_token(self.tracer.scope.entry_token)
@@ -102,46 +107,75 @@ class Results:
                 continue
             if moved_away and geometry.root_of(current).tensor is not leaf.value:  # type: ignore[arg-type]
                 continue  # It shows memory of another tensor now, which has the write.
-            value = self._output(self.tracer.node(leaf.value), InputMutation(leaf.descriptor))
-            recorded = history(leaf.value) is not self.inputs.states[place].history
-            writes.append(Write(place, value, recorded))
+            value = self._output(
+                self.tracer.node(leaf.value), InputMutation(self.inputs.described(place))
+            )
+            recorded = history(leaf.value) not in (None, self.inputs.states[place].history)
+            writes.append(Write(FromCaller(place), value, recorded))
+        for behind in self.inputs.behind:
+            if behind.alias.written:
+                node = aliasing.read(self.tracer.emitter, behind.alias)
+                value = self._output(node, InputMutation(behind.descriptor))
+                writes.append(Write(behind.source, value, behind.has_new_history))
         return tuple(writes)
 
-    def _moves(self) -> tuple[Move, ...]:
-        moves = []
+    def _moves(self) -> tuple[Move | Assignment, ...]:
+        moves: list[Move | Assignment] = []
         for tensor, ops in self.tracer.moves.items():
             place = self.inputs.index.get(tensor)
             for op, args, kwargs, mode in ops if place is not None else []:
                 assert place is not None
-                args, named = trees.map_leaves(self._argument, (args, dict(kwargs)))
+                new = MetadataMutation(self.inputs.described(place))
+                args, named = trees.map_leaves(
+                    functools.partial(self._argument, new), (args, dict(kwargs))
+                )
                 moves.append(Move(place, op, tuple(args), tuple(named.items()), mode))
+        moves += [move for move in map(self._assigned, self.inputs.states) if move is not None]
+        for place, state in self.inputs.states.items():
+            if not state.is_leaf and self._came_to_be_leaf(place):
+                moves.append(Move(place, aten.detach_.default, (), (), Mode()))
         return tuple(moves)
 
-    def _argument(self, leaf: Any) -> Any:
+    def _assigned(self, place: int) -> Assignment | None:
+        """What an assignment to `.data` of an input was, for which torch has no op."""
+        tensor = self.inputs.leaves[place].value
+        ops = [op for op, *_ in self.tracer.moves.get(id(tensor), [])]
+        if geometry.shows(self.inputs.aliases[place], tensor) or aten.set_.source_Tensor in ops:
+            return None
+        alias = self.tracer.alias(tensor)
+        if alias.parent is None or alias.step is None or alias.step.op is not aten.alias.default:
+            return None
+        made = self._made_as(alias.parent, MetadataMutation(self.inputs.described(place)))
+        return Assignment(place, made)
+
+    def _argument(self, descriptor: MetadataMutation, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return self._made[self._tensor(leaf, None)]
+            return self._made_of(leaf, descriptor)
         return self._number(self.tracer.emitter.number_nodes(leaf))
 
     def _flags(self) -> tuple[Flag, ...]:
-        flags = []
-        for place, state in self.inputs.states.items():
-            tensor = self.inputs.leaves[place].value
-            if tensor.requires_grad != state.requires_grad and tensor.is_leaf:
-                detached = any(op is aten.detach_.default for op in self._ops_on(tensor))
-                if not detached:
-                    flags.append(Flag(place, tensor.requires_grad))
-        return tuple(flags)
+        return tuple(
+            Flag(place, self.inputs.leaves[place].value.requires_grad)
+            for place, state in self.inputs.states.items()
+            if state.is_leaf and self._came_to_be_leaf(place)
+        )
 
-    def _ops_on(self, tensor: torch.Tensor) -> list[Any]:
-        return [op for op, *_ in self.tracer.moves.get(id(tensor), [])]
+    def _came_to_be_leaf(self, place: int) -> bool:
+        tensor, state = self.inputs.leaves[place].value, self.inputs.states[place]
+        now = (tensor.requires_grad, tensor.is_leaf)
+        return tensor.is_leaf and now != (state.requires_grad, state.is_leaf)
 
     def _versions(self) -> tuple[tuple[int, int], ...]:
-        advances = []
+        """One row for each version counter that the program's inputs have among them."""
+        advances: dict[int, tuple[int, int]] = {}
         for place, state in self.inputs.states.items():
-            by = version(self.inputs.leaves[place].value) - state.version
-            if by or self.inputs.aliases[place].written:
-                advances.append((place, by))
-        return tuple(advances)
+            tensor = self.inputs.leaves[place].value
+            by = version(tensor) - state.version
+            alias = self.inputs.aliases[place]
+            if by or alias.storage.writes or not geometry.shows(alias, tensor):
+                counter = id(tensor._base) if tensor._is_view() else id(tensor)
+                advances.setdefault(counter, (place, by))
+        return tuple(advances.values())
 
     # What is returned -------------------------------------------------------------------------
 
@@ -160,28 +194,39 @@ class Results:
         self._made.append(made)
         return len(self._made) - 1
 
-    def _tensor(self, tensor: torch.Tensor, descriptor: Result | None) -> int:
+    def _tensor(self, tensor: torch.Tensor, descriptor: Result) -> int:
         if id(tensor) not in self._by_tensor:
             self._by_tensor[id(tensor)] = self._make(self._made_of(tensor, descriptor))
         return self._by_tensor[id(tensor)]
 
-    def _made_of(self, tensor: torch.Tensor, descriptor: Result | None) -> Made:
+    def _made_of(self, tensor: torch.Tensor, descriptor: Result | MetadataMutation) -> Made:
         if id(tensor) in self.inputs.index:
             return FromCaller(self.inputs.index[id(tensor)])
-        steps: list[Step] = []
-        chain = []
-        for alias in self.tracer.origin(self.tracer.alias(tensor)).ancestors():
-            chain.append(alias)
-            place = self._input_place(alias)
+        return self._made_as(self.tracer.origin(self.tracer.alias(tensor)), descriptor)
+
+    def _made_as(self, alias: Alias, descriptor: Result | MetadataMutation) -> Made:
+        chain: list[Alias] = []
+        for each in alias.ancestors():
+            chain.append(each)
+            place = self._input_place(each)
             if place is not None:
-                steps = self._steps(chain[:-1])
+                steps = self._steps(chain)
                 return View(FromCaller(place), tuple(steps)) if steps else FromCaller(place)
-        of = FromGraph(self._base(chain[-1], descriptor, whole=len(chain) == 1))
-        steps = self._steps(chain[:-1])
-        root = chain[-1].tensor
-        if len(chain) == 1 and root is not None and root.requires_grad and root.is_leaf:
-            steps.append(RequireGrad())
+        root = chain[-1]
+        now = self._now(root)
+        whole = alias is now
+        of = FromGraph(self._base(now, descriptor, whole))
+        steps = self._steps(chain) if now is root else [] if whole else self._by_place(chain)
+        if whole and alias.tensor is not None and alias.tensor.requires_grad:
+            steps += [RequireGrad()] if alias.tensor.is_leaf else []
         return View(of, tuple(steps)) if steps else of
+
+    def _now(self, root: Alias) -> Alias:
+        """What the owner of the memory is since `t_` and its like changed its shape."""
+        if root.tensor is None:
+            return root
+        current = self.tracer.scope.aliases[id(root.tensor)]
+        return current if current.storage is root.storage else root
 
     def _input_place(self, alias: Alias) -> int | None:
         if alias.tensor is None:
@@ -189,20 +234,17 @@ class Results:
         place = self.inputs.index.get(id(alias.tensor))
         return place if place is not None and self.inputs.aliases[place] is alias else None
 
-    def _base(self, root: Alias, descriptor: Result | None, whole: bool) -> int:
+    def _base(self, root: Alias, descriptor: Result | MetadataMutation, whole: bool) -> int:
         """The output with the value of `root`, which results are views of or are themselves."""
         if root not in self._bases:
             node = aliasing.read(self.tracer.emitter, root)
-            # A tensor that `t_` or `as_strided_` moved since lies otherwise than its value here.
-            if root.tensor is not None and self.tracer.alias(root.tensor) is root:
+            if root.tensor is not None and geometry.shows(root, root.tensor):
                 node = self._laid_out(node, root.tensor)
-            own = descriptor if whole else None
-            self._bases[root] = self._output(node, own)
+            self._bases[root] = self._output(node, None)
         index = self._bases[root]
-        if whole and descriptor is not None and self.descriptors[index] is None:
+        if whole and self.descriptors[index] is None:
             self.descriptors[index] = descriptor
-        if descriptor is not None:
-            self._base_results.setdefault(index, []).append(descriptor)
+        self._bases_of.setdefault(index, []).append(descriptor)
         return index
 
     def _laid_out(self, node: fx.Node, tensor: torch.Tensor) -> fx.Node:
@@ -217,22 +259,57 @@ class Results:
         return emitter.call(aten.copy.default, (empty, node), mode=mode)
 
     def _steps(self, chain: Sequence[Alias]) -> list[Step]:
-        """The view ops that lead to the first of `chain`."""
+        """How the first of `chain` is made of the last."""
         steps: list[Step] = []
-        for alias in reversed(chain):
+        for alias in reversed(chain[:-1]):
             assert alias.step is not None
-            steps.append(self._replay(alias.step))
-            if alias.starts_family and alias.has_history and alias.tensor is not None:
-                if alias.tensor.is_leaf:
-                    steps.append(RequireGrad())
-                else:
-                    node = aliasing.read(self.tracer.emitter, alias)
-                    steps.append(Refill(self._view_argument(node)))
+            if alias.tensor is not None and _is_a_window(alias):
+                steps = [self._window(alias.tensor, chain[-1])]
+            else:
+                steps.append(self._replay(alias))
+            steps += self._own_history(alias)
         return steps
 
-    def _replay(self, step: ViewStep) -> Replay:
-        args, kwargs = trees.map_leaves(self._number, (step.args, step.kwargs))
-        return Replay(step.op, tuple(args), tuple(kwargs.items()), step.output, step.mode)
+    def _by_place(self, chain: Sequence[Alias]) -> list[Step]:
+        """The same, by place in memory: the last of `chain` has changed its shape since."""
+        first, root = chain[0], chain[-1]
+        assert first.tensor is not None
+        assert first.step is not None
+        if any(alias.starts_family for alias in chain[:-1]):
+            return [self._window(first.tensor, root), *self._own_history(first)]
+        place = self._window(first.tensor, root)
+        if place.dtype != root.tensor.dtype or first.tensor.is_conj():  # type: ignore[union-attr]
+            raise self.tracer.unsupported("a view", "what it is a view of has changed its shape")
+        args = (place.shape, place.stride, place.offset)
+        return [Replay(aten.as_strided.default, args, (), None, first.step.mode)]
+
+    def _window(self, tensor: torch.Tensor, root: Alias) -> Window:
+        assert root.tensor is not None
+        start = root.tensor.storage_offset() * root.tensor.dtype.itemsize // tensor.dtype.itemsize
+        place = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset() - start)
+        place = self.tracer.emitter.number_nodes(place)
+        return Window(tensor.dtype, *trees.map_leaves(self._number, place))
+
+    def _own_history(self, alias: Alias) -> list[Step]:
+        if not (alias.starts_family and alias.has_history and alias.tensor is not None):
+            return []
+        node = aliasing.read(self.tracer.emitter, alias)
+        if not alias.tensor.is_leaf:
+            return [Refill(self._view_argument(node))]
+        if node.target is as_leaf and node.users:
+            raise self.tracer.unsupported(
+                "requires_grad_",
+                "the new leaf is returned, other results depend on it, and it shares memory",
+            )
+        return [RequireGrad()]
+
+    def _replay(self, alias: Alias) -> Replay:
+        step = alias.step
+        assert step is not None
+        args, named = trees.map_leaves(self._number, (step.args, step.kwargs))
+        # Autograd refuses to derive anew what was made without grad, or as one of several views.
+        anew = alias.is_derived_anew and not (step.mode.grad_enabled and step.output is None)
+        return Replay(step.op, tuple(args), tuple(named.items()), step.output, step.mode, anew)
 
     def _number(self, leaf: Any) -> Any:
         return FromGraph(self._view_argument(leaf)) if isinstance(leaf, fx.Node) else leaf
@@ -241,3 +318,10 @@ class Results:
         if node not in self._numbers:
             self._numbers[node] = self._output(node, ViewArgument(len(self._numbers)))
         return self._numbers[node]
+
+
+def _is_a_window(alias: Alias) -> bool:
+    """It came to share memory by no view op: `set_`, or an assignment to `.data`."""
+    by_detach = alias.step is not None and alias.step.op is aten.detach.default
+    is_view = alias.tensor is not None and alias.tensor._is_view()
+    return alias.starts_family and not by_detach and not is_view

@@ -16,7 +16,7 @@ from adjoint.capture.aliasing import UNRECORDED, Alias
 from adjoint.capture.emission import Emitter
 from adjoint.graph.operations import build_subclass
 from adjoint.torch_private.fake import FakeTensor
-from adjoint.torch_private.modes import is_traceable_wrapper_subclass
+from adjoint.torch_private.modes import is_functorch_wrapper, is_traceable_wrapper_subclass
 
 
 def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -27,8 +27,8 @@ def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def is_made_of_fakes(tensor: Any) -> bool:
-    """A subclass that the program has made of traced tensors."""
-    if isinstance(tensor, FakeTensor):
+    """A traced tensor, or what the program has made of one: a subclass, a level of `vmap`."""
+    if isinstance(tensor, FakeTensor) or is_functorch_wrapper(tensor):
         return True
     if not isinstance(tensor, torch.Tensor) or not is_traceable_wrapper_subclass(tensor):
         return False

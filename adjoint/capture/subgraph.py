@@ -9,10 +9,10 @@ import torch
 from torch import fx
 
 from adjoint.capture.emission import Emitter, current_mode
-from adjoint.capture.purity import remove_dead_code
 from adjoint.capture.tracer import Scope, Tracer
 from adjoint.errors import CaptureError
 from adjoint.graph.metadata import Mode
+from adjoint.graph.purity import remove_dead_code
 
 
 def graph_module(emitter: Emitter, entry: Mode) -> fx.GraphModule:
@@ -35,9 +35,11 @@ class Body:
         self.tracer = tracer
         self.scope = Scope(tracer.quietly, outer or tracer.scope)
         self.entry = current_mode()
+        self._operands: list[Any] = []
 
     def run(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """Call `function` on `arguments`, which become the body's first inputs."""
+        self._operands = list(arguments)
         with self.tracer.inside(self.scope):
             for argument in arguments:
                 if isinstance(argument, torch.Tensor):
@@ -48,7 +50,7 @@ class Body:
 
     def written(self) -> list[Any]:
         """The tensors from outside that the body wrote to."""
-        outside = [*self.scope.lifted]
+        outside = [*self._operands, *self.scope.lifted]
         return [
             t
             for t in outside
@@ -63,10 +65,11 @@ class Body:
     def close(self, outputs: Any) -> fx.GraphModule:
         """The body as a graph that returns `outputs`."""
         nodes = self.read(outputs)
-        graph = self.scope.emitter.graph
-        graph.output(nodes)
-        remove_dead_code(graph)
-        return graph_module(self.scope.emitter, self.entry)
+        self.scope.emitter.graph.output(nodes)
+        module = graph_module(self.scope.emitter, self.entry)
+        remove_dead_code(module.graph)
+        module.recompile()
+        return module
 
 
 def match_lifted(bodies: Sequence[Body], outputs: Sequence[Any]) -> list[Any]:
@@ -99,8 +102,7 @@ def opaque(shown: Sequence[Any], inputs: Sequence[Any], name: str) -> list[Any]:
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
             return tuple(
-                torch.empty_like(each) if isinstance(each, torch.Tensor) else each
-                for each in shown
+                torch.empty_like(each) if isinstance(each, torch.Tensor) else each for each in shown
             )
 
         @staticmethod
@@ -111,4 +113,5 @@ def opaque(shown: Sequence[Any], inputs: Sequence[Any], name: str) -> list[Any]:
                 "take the derivative outside the compiled function",
             )
 
-    return list(Opaque.apply(*sources))
+    function: Any = Opaque
+    return list(function.apply(*sources))

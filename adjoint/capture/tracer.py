@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.capture import aliasing, geometry, subclasses
+from adjoint.capture import aliasing, geometry, overlap, subclasses
 from adjoint.capture.aliasing import Alias, Link, Storage
 from adjoint.capture.emission import Emitter, Quietly, current_mode
 from adjoint.capture.mutation import (
@@ -31,14 +31,16 @@ from adjoint.capture.regions import Regions
 from adjoint.capture.views import ViewStep
 from adjoint.errors import CaptureError
 from adjoint.graph.metadata import Mode
-from adjoint.graph.operations import in_order, on_copies, take_attribute
+from adjoint.graph.operations import as_leaf, in_order, on_copies, take_attribute
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.effects import is_effectful
-from adjoint.torch_private.fake import FakeTensor, FakeTensorMode
+from adjoint.torch_private.fake import FakeTensor, FakeTensorMode, storage_key
 from adjoint.torch_private.modes import (
     TorchDispatchMode,
     below_autograd,
+    dispatch_modes,
     is_traceable_wrapper_subclass,
+    set_version,
     without_torch_function,
 )
 from adjoint.torch_private.operators import HigherOrderOperator, OpOverload, written_arguments
@@ -97,16 +99,17 @@ class Scope:
         return self.new(tensor, self.emitter.placeholder(name, tensor))
 
     def lift(self, tensor: torch.Tensor) -> Alias:
-        """`tensor`, which belongs to an outer scope, is the next input of this graph."""
-        alias = self.input(tensor, "lifted")
-        assert alias.node is not None
-        self.lifted.append(tensor)
-        self._lifted_nodes.append(alias.node)
+        """`tensor`, which belongs to an outer scope, is an input of this graph once it is read."""
+        alias = self.new(tensor, None)
+        alias.make_node = lambda: self._lift("lifted", tensor)
         return alias
 
     def lift_number(self, value: Any) -> fx.Node:
         """The same for a symbolic number."""
-        node = self.emitter.placeholder("size", value)
+        return self._lift("size", value)
+
+    def _lift(self, name: str, value: Any) -> fx.Node:
+        node = self.emitter.placeholder(name, value)
         self.lifted.append(value)
         self._lifted_nodes.append(node)
         return node
@@ -117,10 +120,8 @@ class Scope:
             if known is value:
                 return node
         if isinstance(value, torch.Tensor):
-            self.lift(value)
-        else:
-            self.lift_number(value)
-        return self._lifted_nodes[-1]
+            return aliasing.read(self.emitter, self.lift(value))
+        return self.lift_number(value)
 
     def all_aliases(self) -> list[Alias]:
         """The aliases of this scope and of those around it."""
@@ -147,6 +148,8 @@ class Tracer(TorchDispatchMode):
         self.is_paused = False
         self.root = self.scope = Scope(self.quietly)
         self.regions = Regions()
+        self.answer: tuple[OpOverload, Any] | None = None
+        """A call about to be made whose value the graph already has."""
         self.moves: dict[int, list[tuple[OpOverload, Any, Any, Mode]]] = {}
         """By tensor: the ops that changed its shape or place and not its data, in order."""
 
@@ -198,6 +201,9 @@ class Tracer(TorchDispatchMode):
                 "pass it as an argument",
                 self.emitter.source(),
             )
+        if found is not None:
+            # An assignment to `.data` leaves the tensor its history.
+            near.link, near.node, near.stamp = Link.FOREIGN, aliasing.read(self.emitter, found), -1
         return self.scope.add(tensor, near)
 
     def _inner(self, tensor: torch.Tensor) -> Alias | None:
@@ -220,14 +226,26 @@ class Tracer(TorchDispatchMode):
     def origin(self, alias: Alias) -> Alias:
         """Autograd detaches the outputs it saves, and gives them their history back when it unpacks
         them: a detached tensor with the gradient edge of what it was detached from *is* that."""
-        edge = _gradient_edge(alias)
-        origin = alias
-        while edge and origin.step is not None and origin.step.op is aten.detach.default:
-            assert origin.parent is not None
-            origin = origin.parent
-            if _gradient_edge(origin) == edge:
-                return origin
+        edge = alias.gradient_edge
+        for origin in self._detached_from(alias) if edge else ():
+            if origin.gradient_edge == edge:
+                assert origin.tensor is not None
+                return self.alias(origin.tensor)
         return alias
+
+    def _detached_from(self, alias: Alias) -> Iterator[Alias]:
+        """What `alias` was detached from, and what that was; a scope may have it from outside."""
+        scope: Scope | None = self.scope
+        while scope is not None:
+            while alias.step is not None and alias.step.op is aten.detach.default:
+                assert alias.parent is not None
+                alias = alias.parent
+                yield alias
+            scope = scope.outer
+            while scope is not None and id(alias.tensor) not in scope.aliases:
+                scope = scope.outer
+            if scope is not None:
+                alias = scope.aliases[id(alias.tensor)]
 
     def nodes(self, tree: Any) -> Any:
         """`tree` with a node in place of each tensor and symbolic number."""
@@ -273,8 +291,10 @@ class Tracer(TorchDispatchMode):
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self._constant(op, args[0])
         args, kwargs = trees.map_leaves(self._known, (args, kwargs))
-        self.emitter.region = self.regions.current(op, args, kwargs)
+        self.emitter.region = self.regions.current()
         self.emitter.hooks = self.regions.hooks()
+        if self.answer is not None and op is self.answer[0]:
+            return self._recognise(op, args, kwargs)
         if changes_metadata_only(op):
             return self._move(op, args, kwargs)
         if op._schema.is_mutable:
@@ -287,6 +307,16 @@ class Tracer(TorchDispatchMode):
         if not isinstance(leaf, torch.Tensor) or self.scope.knows(leaf):
             return leaf
         return leaf if subclasses.is_made_of_fakes(leaf) else self.adopt(leaf)
+
+    def _recognise(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
+        """The op runs for what autograd makes of it; its results have nodes already."""
+        assert self.answer is not None
+        known, self.answer = trees.leaves(self.answer[1]), None
+        result = op(*args, **kwargs)
+        for output, value in zip(trees.leaves(result), known, strict=True):
+            if isinstance(output, torch.Tensor):
+                self.scope.new(output, self.node(value))
+        return result
 
     def _constant(self, op: OpOverload, value: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = op(value)
@@ -307,7 +337,24 @@ class Tracer(TorchDispatchMode):
             value = result if exact else None
             node = self.emitter.call(op, node_args, node_kwargs, value=value)
             self.register(result, node)
+            self._unsaid_views(result, args)
         return result
+
+    def _unsaid_views(self, result: Any, args: Any) -> None:
+        """Results that share memory with an argument though the op's schema does not say so."""
+        memories = {
+            storage_key(each): each for each in trees.leaves(args) if isinstance(each, torch.Tensor)
+        }
+        for output in trees.leaves(result):
+            viewed = None
+            if isinstance(output, torch.Tensor):
+                viewed = memories.get(storage_key(output)) if storage_key(output) else None
+            if viewed is not None and output is not viewed:
+                new = self.scope.aliases[id(output)]
+                parent = geometry.root_of(self.alias(viewed))
+                alias = geometry.strided(parent, output, Link.FOREIGN)
+                alias.node = new.node
+                self.scope.add(output, alias)
 
     def _in_order(self, op: OpOverload, args: Any, kwargs: Any, result: Any) -> None:
         if self.scope.token is None:
@@ -330,10 +377,8 @@ class Tracer(TorchDispatchMode):
         viewed = None if op is aten.detach.default else self.node(args[0])
         result = op(*args, **kwargs)
         if op is aten.as_strided.default:
-            parent = geometry.flat_base(parent)
-            if parent.tensor is None:
-                viewed = aliasing.read(self.emitter, parent)
-                numbers = geometry.strided_step(parent, result).args
+            self.scope.add(result, geometry.strided(parent, result, mode=mode))
+            return result
         if viewed is None:
             # Whether this is autograd's own `detach` shows only when it is read.
             step = ViewStep(op, (), {}, None, mode)
@@ -370,11 +415,34 @@ class Tracer(TorchDispatchMode):
             )
         else:
             assert pure is not None, op
-            link = Link.AUTOGRAD if op is aten.detach_.default else Link.FAMILY
             step = ViewStep(pure.op, numbers, named, None, mode)
-            alias = Alias(before.storage, tensor, before, step, link=link)
+            alias = Alias(before.storage, tensor, before, step, link=Link.FAMILY)
             alias.node = step.emit(self.emitter, old, mode)
             self.scope.add(tensor, alias)
+        return result
+
+    def change_history(self, tensor: torch.Tensor, change: Callable[[], Any]) -> Any:
+        """Run `change`, which makes a leaf of `tensor` or takes its history away, but no op."""
+        if not self.scope.knows(tensor):
+            return change()
+        alias = self.alias(tensor)
+        before = (tensor.requires_grad, tensor.is_leaf)
+        node = self.node(tensor)
+        result = change()
+        if (tensor.requires_grad, tensor.is_leaf) == before:
+            return result
+        if not tensor.requires_grad:
+            node = self.emitter.call(aten.detach.default, (node,), mode=aliasing.UNRECORDED)
+        elif not alias.is_input:
+            node = self.emitter.call(as_leaf, (node,), mode=aliasing.RECORDED)
+        elif node.op == "placeholder":
+            # The graph is given a leaf.  What was computed before did not know of that.
+            self.emitter.detach_for_users(node)
+        else:
+            raise self.unsupported("requires_grad_", "the input was written to before")
+        if alias.parent is not None:
+            alias.link = Link.FOREIGN
+        alias.node, alias.stamp = node, alias.storage.writes
         return result
 
     def _relocate(self, tensor: torch.Tensor, before: Alias) -> None:
@@ -400,14 +468,21 @@ class Tracer(TorchDispatchMode):
         """An op that writes to some of its arguments."""
         named = bind(op, args, kwargs)
         written = tuple(name for name in written_arguments(op) if named.get(name) is not None)
+        why = overlap.conflict(op, named, written)
+        if why is not None:
+            raise CaptureError(
+                f"op {op}", f"{why}, which eager refuses", "clone() it first", self.emitter.source()
+            )
+        if overlap.is_in_sequence(named, written):
+            return self._one_by_one(op, named, written)
         shapes = {id(t): t.shape for name in written for t in _tensors(named[name])}
         nodes = {name: self.nodes(value) for name, value in named.items()}
         mode = current_mode()
         result = op(*args, **kwargs)
         pure = functional_variant(op)
         if pure is not None and len(written) == len(written_arguments(op)):
-            kept = {name: value for name, value in nodes.items() if name not in pure.dropped}
-            node = self.emitter.call(pure.op, *unbind(pure.op, kept), mode=mode)
+            arguments = pure.arguments(op, nodes)
+            node = self.emitter.call(pure.op, *unbind(pure.op, arguments), mode=mode)
         else:
             node_args, node_kwargs = unbind(op, nodes)
             node = self.emitter.call(on_copies, (op, written, node_args, node_kwargs), mode=mode)
@@ -428,14 +503,30 @@ class Tracer(TorchDispatchMode):
             for position, tensor in enumerate(_tensors(named[name])):
                 each = self.emitter.item(new, position) if many else new
                 self._write(tensor, each, shapes[id(tensor)])
+                if many:
+                    # Eager's kernel writes to each in turn, and each write is counted.
+                    set_version(tensor, tensor._version + 1)
         return result
+
+    def _one_by_one(self, op: OpOverload, named: dict[str, Any], written: tuple[str, ...]) -> Any:
+        """An op on lists of tensors, some of which share memory: eager runs it from left to right."""
+        lists = {name: value for name, value in named.items() if isinstance(value, (list, tuple))}
+        lengths = {len(value) for value in lists.values()}
+        if not op._schema.name.startswith("aten::_foreach_") or len(lengths) != 1:
+            raise self.unsupported(f"op {op}", "two of the tensors it writes to share memory")
+        for position in range(lengths.pop()):
+            one = {name: [value[position]] for name, value in lists.items()}
+            self._mutate(op, *unbind(op, {**named, **one}))
+        return None
 
     def _write(self, tensor: torch.Tensor, new: fx.Node, shape: torch.Size) -> None:
         mode = current_mode()
         if new.meta["val"].dtype != tensor.dtype:
             new = self.emitter.call(aten._to_copy.default, (new,), {"dtype": tensor.dtype}, mode)
         if tensor.shape != shape:
-            # An `out=` tensor of another size is given new memory of the right one.
+            # An `out=` tensor of another size is resized first.
+            resize = (aten.resize_.default, (list(tensor.shape),), {}, mode)
+            self.moves.setdefault(id(tensor), []).append(resize)
             self.scope.new(tensor, new).written = True
             return
         aliasing.write(self.emitter, self.alias(tensor), new, mode)
@@ -449,13 +540,6 @@ def _has_value(output: Any) -> bool:
     return any(isinstance(leaf, (torch.Tensor, *symbols.SYMBOLIC)) for leaf in trees.leaves(output))
 
 
-def _gradient_edge(alias: Alias) -> tuple[Any, int] | None:
-    tensor = alias.tensor
-    if tensor is None or tensor.grad_fn is None:
-        return None
-    return (tensor.grad_fn, tensor.output_nr)
-
-
 def _lie_alike(nodes: list[Any], tensors: list[Any]) -> bool:
     """The graph's values lie in memory as the program's tensors do, so that results do as well."""
     return all(
@@ -463,3 +547,11 @@ def _lie_alike(nodes: list[Any], tensors: list[Any]) -> bool:
         for node, tensor in zip(nodes, tensors, strict=True)
         if isinstance(tensor, torch.Tensor)
     )
+
+
+def current_tracer() -> Tracer | None:
+    """The tracer of the capture under way, if there is one."""
+    for mode in reversed(dispatch_modes()):
+        if isinstance(mode, Tracer):
+            return None if mode.is_paused else mode
+    return None

@@ -81,6 +81,8 @@ class Replay:
     kwargs: tuple[tuple[str, Any], ...]
     output: int | None
     mode: Mode
+    anew: bool = False
+    """Its base was written to after it was made, so that autograd looks at the base again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,24 @@ class Refill:
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """A tensor of its own over the same memory, which is no view: what `set_` makes.
+
+    `offset` counts elements from where the tensor that it is made of begins.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    offset: Any
+
+
+@dataclass(frozen=True, slots=True)
 class RequireGrad:
     """Make a leaf that requires grad."""
 
 
-Step: TypeAlias = Replay | Refill | RequireGrad
+Step: TypeAlias = Replay | Refill | Window | RequireGrad
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +138,18 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class Assignment:
+    """`input.data = value`: the input shows other memory, and autograd sees nothing of it."""
+
+    index: int
+    value: Made
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
     """A value of the graph is written to an input, with its history if `recorded`."""
 
-    index: int
+    to: FromCaller | BaseOf | MemoryOf
     value: int
     recorded: bool
 
@@ -144,7 +167,7 @@ class Calling:
     """The calling convention of one graph."""
 
     sources: tuple[Source, ...]
-    moves: tuple[Move, ...]
+    moves: tuple[Move | Assignment, ...]
     writes: tuple[Write, ...]
     flags: tuple[Flag, ...]
     versions: tuple[tuple[int, int], ...]

@@ -23,6 +23,8 @@ class Signature:
 
     given: trees.TreeSpec
     returned: trees.TreeSpec
+    constants: tuple[tuple[str, Any], ...] = ()
+    """Arguments that are no tensors, with their paths: the program holds for these alone."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,8 @@ class Captured:
         """The same program, given these tensors at each call."""
         return dataclasses.replace(self, closed_over=tuple(tensors))
 
-    def called_with(
-        self, bound: Sequence[torch.Tensor], given: trees.TreeSpec, returned: trees.TreeSpec
-    ) -> Captured:
+    def called_with(self, bound: Sequence[torch.Tensor], signature: Signature) -> Captured:
         """The same program, called as the Python function that it was captured from."""
-        signature = Signature(given, returned)
         return dataclasses.replace(self, bound=tuple(bound), signature=signature)
 
     def leaves(self, given: Sequence[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Running a graph op by op, in eager torch: the meaning that every other way of running must keep."""
+"""Running a graph op by op, in eager torch: the meaning that all other ways to run it must keep."""
 
 from __future__ import annotations
 
@@ -72,8 +72,7 @@ def _map(function: fx.GraphModule, xs: Any, others: Any) -> Any:
 def _copy(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     if into.layout is not torch.strided:
         return into.clone().copy_(source, non_blocking)
-    options = {"dtype": into.dtype, "device": into.device}
-    fresh = torch.empty_strided(into.shape, into.stride(), **options)
+    fresh = torch.empty_strided(into.shape, into.stride(), dtype=into.dtype, device=into.device)
     return fresh.copy_(into).copy_(source, non_blocking)
 
 
@@ -92,12 +91,24 @@ def _bernoulli(
     return like.clone().bernoulli_(p, generator=generator)
 
 
+def _randint(like: torch.Tensor, low: int, high: int, **options: Any) -> torch.Tensor:
+    if options:
+        drawn: torch.Tensor = torch.ops.aten.randint_like.low_dtype(like, low, high, **options)
+        return drawn
+    return like.clone().random_(low, high)
+
+
 # What some operators mean, in Python.  The kernels of those with bodies know no modes and no second
-# derivative; the pure counterparts of `copy_` and `bernoulli_` have no derivative at all, those of
+# derivative; the pure counterparts of `copy_` and random ops have no derivative at all, those of
 # writing through a view none for complex numbers, or (`as_strided_scatter`) a wrong one.
 _MEANINGS: dict[Any, Callable[..., Any]] = {
+    # A kernel may lay its result out otherwise than its fake does (batch_norm of a transposed
+    # input), and then what was a view of the fake needs a copy.
+    torch.ops.aten.view.default: torch.reshape,
     torch.ops.aten.copy.default: _copy,
     torch.ops.aten.bernoulli.p: _bernoulli,
+    torch.ops.aten.randint_like.low_dtype: _randint,
+    torch.ops.aten._foreach_zero.default: lambda xs: [torch.zeros_like(x) for x in xs],
     torch.ops.aten.select_scatter.default: _scattered(torch.ops.aten.select.int),
     torch.ops.aten.slice_scatter.default: _scattered(torch.ops.aten.slice.Tensor),
     torch.ops.aten.diagonal_scatter.default: _scattered(torch.ops.aten.diagonal.default),
@@ -112,7 +123,7 @@ _MEANINGS: dict[Any, Callable[..., Any]] = {
 def _call(node: fx.Node, values: dict[fx.Node, Any], entry: Mode) -> Any:
     args = fx.map_arg(node.args, lambda n: values[n])
     kwargs = fx.map_arg(node.kwargs, lambda n: values[n])
-    target = _MEANINGS.get(node.target, node.target)
+    target: Any = _MEANINGS.get(node.target, node.target)
     mode = mode_of(node)
     hooks = node.meta.get("hooks")
     try:

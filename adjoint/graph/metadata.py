@@ -8,6 +8,7 @@ torch.fx gives each node a dict, `node.meta`. The keys that adjoint uses, and no
 | `source`      | any node    | the user's line it came from, or None                       |
 | `mode`        | calls       | the autograd mode it ran under                              |
 | `region`      | calls       | the checkpointed region it ran in, or None                  |
+| `grad_of`     | calls       | the forward node whose derivative it belongs to             |
 | `descriptor`  | placeholders| what the input means                                        |
 | `descriptors` | the output  | what each output means                                      |
 
@@ -45,6 +46,15 @@ class CheckpointRegion:
 
     index: int
     policy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GradOf:
+    """What a node of a derivative is part of the derivative of: one forward node, at one order."""
+
+    node: str
+    op: str
+    order: int
 
 
 def has_value(node: Node) -> bool:

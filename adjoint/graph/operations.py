@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.function import once_differentiable
 
 from adjoint.graph.evaluation import evaluate
 from adjoint.torch_private.operators import OpOverload
@@ -32,6 +33,11 @@ def _(history: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
 _with_data.register_autograd(lambda ctx, cotangent: (cotangent, None))
 
 with_data: OpOverload = torch.ops.adjoint.with_data.default
+
+
+def as_leaf(value: torch.Tensor) -> torch.Tensor:
+    """A leaf of autograd's with this value: what `requires_grad_` makes of a new tensor."""
+    return value.detach().clone().requires_grad_()
 
 
 def on_copies(
@@ -99,13 +105,19 @@ def apply_function(
     forward: fx.GraphModule,
     backward: fx.GraphModule,
     non_differentiable: tuple[int, ...],
+    once: bool,
     *operands: Any,
 ) -> tuple[Any, ...]:
     """Apply a custom `autograd.Function` whose two halves have been captured.
 
     `forward(*operands)` returns (results, saved); `backward(*cotangents, *saved)` returns one
-    cotangent, or None, for each operand.
+    cotangent, or None, for each operand.  `once`: the backward may not be differentiated.
     """
+
+    def pull_back(ctx: Any, *cotangents: Any) -> Any:
+        tensors = iter(ctx.saved_tensors)
+        saved = [next(tensors) if other is None else other for other in ctx.others]
+        return tuple(evaluate(backward, [*cotangents, *saved]))
 
     class Applied(torch.autograd.Function):
         @staticmethod
@@ -119,8 +131,8 @@ def apply_function(
 
         @staticmethod
         def backward(ctx: Any, *cotangents: Any) -> Any:
-            tensors = iter(ctx.saved_tensors)
-            saved = [next(tensors) if other is None else other for other in ctx.others]
-            return tuple(evaluate(backward, [*cotangents, *saved]))
+            return reverse(ctx, *cotangents)
 
-    return tuple(Applied.apply(*operands))
+    reverse = once_differentiable(pull_back) if once else pull_back
+    applied: Any = Applied
+    return tuple(applied.apply(*operands))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from adjoint.graph.calling import (
+    Assignment,
     BaseOf,
     Calling,
     Constant,
@@ -24,10 +25,10 @@ from adjoint.graph.calling import (
     Source,
     Step,
     View,
+    Window,
 )
 from adjoint.graph.metadata import Mode
 from adjoint.torch_private import trees
-from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.modes import set_version, without_autocast
 
@@ -40,30 +41,47 @@ def call(graph: Graph, calling: Calling, inputs: Sequence[Any]) -> list[Any]:
     Until the graph has run, nothing the caller can see has changed.
     """
     with without_autocast():
-        outputs = graph(graph_inputs(calling, inputs))
+        with _leaves(calling, inputs):
+            outputs = graph(graph_inputs(calling, inputs))
         return finish(calling, inputs, outputs)
+
+
+@contextlib.contextmanager
+def _leaves(calling: Calling, inputs: Sequence[Any]) -> Iterator[None]:
+    """Inputs that the program makes leaves are so when the graph runs; not if it fails."""
+    new = [inputs[flag.index] for flag in calling.flags if flag.requires_grad]
+    for tensor in new:
+        tensor.requires_grad_()
+    try:
+        yield
+    except BaseException:
+        for tensor in new:
+            tensor.requires_grad_(False)
+        raise
 
 
 def graph_inputs(calling: Calling, inputs: Sequence[Any]) -> list[Any]:
     """What the graph is called with."""
-    written = {write.index for write in calling.writes}
-    kept = {
-        index: value.clone()
-        for index, value in enumerate(inputs)
-        # The graph's ops may save an input that is about to be written to.
-        if index in written and torch.is_grad_enabled() and not value.is_inference()
-    }
-    return [_source(source, inputs, kept) for source in calling.sources]
+    # The graph's ops may save an input that is about to be written to.
+    saves = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    written = {_memory(write.to, inputs) for write in calling.writes} - {None} if saves else set()
+    return [_source(source, inputs, written) for source in calling.sources]
 
 
-def _source(source: Source, inputs: Sequence[Any], kept: dict[int, Any]) -> Any:
+def _memory(source: FromCaller | BaseOf | MemoryOf, inputs: Sequence[Any]) -> Any:
+    return storage_key(inputs[source.index])
+
+
+def _source(source: Source, inputs: Sequence[Any], written: set[Any]) -> Any:
     match source:
-        case FromCaller(index):
-            return kept.get(index, inputs[index])
-        case BaseOf(index):
-            return inputs[index]._base
+        case FromCaller() | BaseOf():
+            value = inputs[source.index]
+            if not isinstance(value, torch.Tensor):
+                return value
+            value = value._base if isinstance(source, BaseOf) else value
+            return _copied(value) if storage_key(value) in written else value
         case MemoryOf(index, dtype):
-            return _whole_memory(inputs[index], dtype)
+            return _whole_memory(inputs[index], dtype).clone()
         case NewToken():
             return torch.empty(0)
 
@@ -72,14 +90,14 @@ def _whole_memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     storage = tensor.untyped_storage()
     flat = torch.empty(0, dtype=dtype, device=tensor.device)
     with torch.no_grad():
-        flat.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
-    return flat.clone()
+        return flat.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
 
 
 def finish(calling: Calling, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
     """Change the caller's inputs and make the results."""
     outputs = _in_own_memory(calling, inputs, outputs)
-    versions = [(inputs[index], inputs[index]._version + by) for index, by in calling.versions]
+    counted = [(inputs[i], by) for i, by in calling.versions if not inputs[i].is_inference()]
+    versions = [(tensor, tensor._version) for tensor, _ in counted]
     # Views of an input that is about to be moved are made while it still shows what it showed.
     moved = {move.index for move in calling.moves}
     made = {
@@ -88,18 +106,43 @@ def finish(calling: Calling, inputs: Sequence[Any], outputs: Sequence[Any]) -> l
         if isinstance(each, View) and isinstance(each.of, FromCaller) and each.of.index in moved
     }
     for move in calling.moves:
-        _move(move, inputs, outputs)
+        if isinstance(move, Assignment):
+            inputs[move.index].data = _make(move.value, inputs, outputs)
+        else:
+            _move(move, inputs, outputs)
     for write in calling.writes:
         with _mode(Mode(grad_enabled=write.recorded)):
-            inputs[write.index].copy_(outputs[write.value])
+            _target(write.to, inputs).copy_(outputs[write.value])
     for flag in calling.flags:
         inputs[flag.index].requires_grad_(flag.requires_grad)
-    for tensor, version in versions:
-        set_version(tensor, version)
+    # Two of the caller's tensors may have one counter though neither is a view of the other.
+    _set_versions(versions)
+    for tensor, by in counted:
+        set_version(tensor, tensor._version + by)
+    versions = [(tensor, tensor._version) for tensor, _ in counted]
     for position, each in enumerate(calling.made):
         if position not in made:
             made[position] = _make(each, inputs, outputs)
+    _set_versions(versions)
     return [made[position] for position in calling.results]
+
+
+def _set_versions(versions: Sequence[tuple[torch.Tensor, int]]) -> None:
+    for tensor, version in versions:
+        if tensor._version != version:
+            set_version(tensor, version)
+
+
+def _target(to: FromCaller | BaseOf | MemoryOf, inputs: Sequence[Any]) -> torch.Tensor:
+    tensor: torch.Tensor = inputs[to.index]
+    match to:
+        case FromCaller():
+            return tensor
+        case BaseOf():
+            assert tensor._base is not None
+            return tensor._base
+        case MemoryOf(_, dtype):
+            return _whole_memory(tensor, dtype)
 
 
 def _in_own_memory(
@@ -132,6 +175,10 @@ def _copied(value: torch.Tensor) -> torch.Tensor:
         copied = value.clone()
         if copied.layout is not torch.strided or copied.stride() == value.stride():
             return copied
+        if any(
+            size > 1 and step == 0 for size, step in zip(value.shape, value.stride(), strict=True)
+        ):
+            return copied  # An expanded value has no copy that lies as it does.
         options = {"dtype": value.dtype, "device": value.device}
         return torch.empty_strided(value.shape, value.stride(), **options).copy_(value)
 
@@ -153,15 +200,30 @@ def _make(made: Made, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
 
 def _take(step: Step, value: torch.Tensor, outputs: Sequence[Any]) -> torch.Tensor:
     match step:
-        case Replay(op, args, kwargs, output, mode):
-            with _mode(mode):
+        case Replay(op, args, kwargs, output, mode, anew):
+            with _mode(mode), _earlier(value) if anew else contextlib.nullcontext():
                 views = op(value, *_filled(args, outputs), **_filled(dict(kwargs), outputs))
             return views if output is None else views[output]
         case Refill(index):
             with torch.enable_grad():
-                return value.copy_(outputs[index])
+                value.copy_(outputs[index])
+            return value
+        case Window(dtype, shape, stride, offset):
+            size, step, first = _filled((shape, stride, offset), outputs)
+            start = value.storage_offset() * value.dtype.itemsize // dtype.itemsize
+            own = torch.empty(0, dtype=dtype, device=value.device)
+            return own.set_(value.untyped_storage(), start + first, size, step)
         case RequireGrad():
             return value.requires_grad_()
+
+
+@contextlib.contextmanager
+def _earlier(tensor: torch.Tensor) -> Iterator[None]:
+    """Make views as if before the last write to `tensor`."""
+    now = tensor._version
+    set_version(tensor, now - 1 if now > 0 else now + 1)
+    yield
+    set_version(tensor, now)
 
 
 def _move(move: Move, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -181,7 +243,7 @@ def _filled(tree: Any, outputs: Sequence[Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _mode(mode: Mode) -> Any:
+def _mode(mode: Mode) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if mode.inference:
             stack.enter_context(torch.inference_mode())

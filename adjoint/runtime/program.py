@@ -23,7 +23,7 @@ class Program:
 
     def __init__(self, first: Captured, recapture: Callable[[Sequence[Any]], Captured]) -> None:
         self.first = first
-        self._written = tuple(write.index for write in first.calling.writes)
+        self._written = tuple(write.to.index for write in first.calling.writes)
         self._recapture = recapture
         self._by_sharing: dict[Sharing, Captured] = {}
         self._pattern: Sharing | None = None

@@ -26,4 +26,8 @@ def run_call(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if spec != captured.signature.given:
         raise TypeError(f"captured for arguments {captured.signature.given}, called with {spec}")
     tensors = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
+    others = [leaf for leaf in given if not isinstance(leaf, torch.Tensor)]
+    for (path, before), now in zip(captured.signature.constants, others, strict=True):
+        if before is not now and (type(before) is not type(now) or before != now):
+            raise TypeError(f"captured for {path} = {before!r}, called with {now!r}")
     return trees.unflatten(run(captured, tensors), captured.signature.returned)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 from torch import fx
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-from torch.utils.checkpoint import SelectiveCheckpointContext
+from torch.utils import checkpoint
 
-from adjoint.torch_private.operators import OpOverload
+from adjoint.torch_private.modes import replaced
+
+# Given how to run an op, and what the policy says once its result is known; returns the result.
+AskPolicy: TypeAlias = Callable[[Callable[[], Any], Callable[[Any], str]], Any]
+
+_CONTEXT_PARAMETERS = inspect.signature(checkpoint.SelectiveCheckpointContext).parameters
 
 
 def split_arguments(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arguments of the checkpoint, and those of the function that it runs."""
-    return TagActivationCheckpoint.divide_kwargs(kwargs)
+    own, functions = TagActivationCheckpoint.divide_kwargs(kwargs)
+    return own, functions
 
 
 def forward_context(body: fx.GraphModule) -> contextlib.AbstractContextManager[Any]:
@@ -24,11 +31,30 @@ def forward_context(body: fx.GraphModule) -> contextlib.AbstractContextManager[A
     return contextlib.nullcontext() if make is None else make()[0]
 
 
-def selective_policy(op: OpOverload, args: Any, kwargs: Any) -> str:
-    """What selective checkpointing says of a call: the name of its policy, or nothing."""
-    for mode in reversed(_get_current_dispatch_mode_stack()):
-        policy = getattr(mode, "policy_fn", None)
-        if policy is not None:
-            said = policy(SelectiveCheckpointContext(is_recompute=False), op, *args, **kwargs)
-            return str(getattr(said, "name", said))
-    return ""
+@contextlib.contextmanager
+def selective_checkpoints_ask(ask: AskPolicy) -> Iterator[None]:
+    """Let selective checkpointing call `ask` for each op, instead of keeping results itself."""
+
+    def dispatch(
+        self: Any, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if op in checkpoint.SAC_IGNORED_OPS:
+            return op(*args, **named)
+
+        def policy(result: Any) -> str:
+            said = self.policy_fn(_context(result), op, *args, **named)
+            # Older policies say whether to save.
+            said = checkpoint._policy_from_bool(said) if isinstance(said, bool) else said
+            return str(said.name)
+
+        return ask(lambda: op(*args, **named), policy)
+
+    with replaced(checkpoint._CachingTorchDispatchMode, "__torch_dispatch__", dispatch):
+        yield
+
+
+def _context(result: Any) -> checkpoint.SelectiveCheckpointContext:
+    if "op_output" not in _CONTEXT_PARAMETERS:  # torch 2.11
+        return checkpoint.SelectiveCheckpointContext(is_recompute=False)
+    return checkpoint.SelectiveCheckpointContext(is_recompute=False, op_output=result)

@@ -16,7 +16,6 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config as shape_config
 
-
 _FAILURES = (exc.TorchRuntimeError, exc.BackendCompilerFailed, exc.Unsupported, exc.UserError)
 
 
@@ -66,7 +65,25 @@ def module_path(source: str) -> str | None:
     """The qualified name of a parameter or buffer, from where Dynamo found it."""
     if "_parameters[" not in source and "_buffers[" not in source:
         return None
-    return ".".join(re.findall(r"_(?:modules|parameters|buffers)\['([^']*)'\]", source))
+    parts = re.findall(r"_(?:modules|parameters|buffers)\['([^']*)'\]", source)
+    # The module is `self` of its own forward; another one is known by the variable that holds it.
+    root = re.findall(r"\['([^']*)'\]", source.partition("._")[0])
+    return ".".join([*(name for name in root if name != "self"), *parts])
+
+
+def differentiable_backward(backward: fx.GraphModule) -> fx.GraphModule:
+    """The backward of a custom function without the `no_grad` that Dynamo puts around all of it."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(backward.graph, {}))
+    calls = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+    if len(calls) > 1 and [_sets_grad_to(node) for node in (calls[0], calls[-1])] == [False, True]:
+        graph.erase_node(calls[0])
+        graph.erase_node(calls[-1])
+    return fx.GraphModule(backward, graph)
+
+
+def _sets_grad_to(node: fx.Node) -> Any:
+    return node.args[0] if node.target is torch._C._set_grad_enabled else None
 
 
 def adapt_frames(backend_name: str, unwrapped: type[Exception]) -> None:
@@ -88,14 +105,14 @@ def adapt_frames(backend_name: str, unwrapped: type[Exception]) -> None:
         if getattr(compiler, "compiler_name", None) != backend_name:
             return original(*args, **kwargs)
         try:
-            # What fails for another reason than its shapes fails again, as it should.
-            with contextlib.suppress(*_FAILURES), general_shapes():
+            with general_shapes():
                 return original(*args, **kwargs)
-            return original(*args, **kwargs)
-        except exc.BackendCompilerFailed as failure:
-            if isinstance(failure.inner_exception, unwrapped):
-                raise failure.inner_exception from None
-            raise
+        except _FAILURES as failure:
+            inner = getattr(failure, "inner_exception", None)
+            if isinstance(inner, unwrapped):
+                raise inner from None
+        # What fails for another reason than its shapes fails again, as it should.
+        return original(*args, **kwargs)
 
     compile_frame._adjoint = True  # type: ignore[attr-defined]
     convert_frame._compile = compile_frame
@@ -103,7 +120,8 @@ def adapt_frames(backend_name: str, unwrapped: type[Exception]) -> None:
 
 def general_shapes() -> contextlib.AbstractContextManager[None]:
     """A context in which symbolic sizes are not told apart by being 0, 1 or equal."""
-    manager: contextlib.AbstractContextManager[None] = shape_config.patch(
+    config: Any = shape_config
+    manager: contextlib.AbstractContextManager[None] = config.patch(
         backed_size_oblivious=True, use_duck_shape=False
     )
     return manager

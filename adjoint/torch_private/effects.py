@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch._higher_order_ops import effects
 
 from adjoint.torch_private.operators import OpOverload
 
 # torch 2.11 asks by arguments, later ones by the op alone.
-_by_op = getattr(effects, "_get_effect", None)
+_by_op: Any = getattr(effects, "_get_effect", None)
+_by_arguments: Any = getattr(effects, "get_effect_key", None)
 
 
 def is_effectful(op: OpOverload) -> bool:
@@ -17,4 +20,4 @@ def is_effectful(op: OpOverload) -> bool:
         return False
     if _by_op is not None:
         return _by_op(op) is not None
-    return effects.get_effect_key(op, (), {}) is not None
+    return _by_arguments(op, (), {}) is not None

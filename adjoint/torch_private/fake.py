@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
 
 import torch
+from torch import fx
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -21,15 +23,16 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     StatelessSymbolicContext,
 )
+from torch.utils._pytree import tree_leaves
 
 __all__ = [
     "DATA_DEPENDENT",
     "FakeTensor",
     "FakeTensorMode",
-    "UnsupportedOperatorException",
     "detect_fake_mode",
     "make_fake",
     "new_fake_mode",
+    "op_without_fake",
     "unset_fake_temporarily",
 ]
 
@@ -41,8 +44,16 @@ DATA_DEPENDENT = (
 )
 
 
+def op_without_fake(error: Exception) -> str | None:
+    """The op that `error` says has no fake implementation."""
+    if isinstance(error, UnsupportedOperatorException):
+        return str(error.func)
+    found = re.search(r"no fake impl registered for <CustomOpDef\((.*?)\)>", str(error))
+    return None if found is None else found[1].replace("::", ".")
+
+
 def new_fake_mode() -> FakeTensorMode:
-    """A fake mode of our own: sizes 0 and 1 and equal sizes are not special, scalars may be read."""
+    """A fake mode of our own: no sizes are special, and numbers may be read."""
     shape_env = ShapeEnv(
         allow_scalar_outputs=True,
         allow_dynamic_output_shape_ops=True,
@@ -58,7 +69,7 @@ def make_fake(mode: FakeTensorMode, tensor: torch.Tensor, dynamic: bool, name: s
         return mode.from_tensor(tensor, static_shapes=True)
     from torch._dynamo.source import ConstantSource
 
-    context = StatelessSymbolicContext(
+    context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
         dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim(),
         constraint_sizes=[None] * tensor.dim(),
     )
@@ -67,6 +78,12 @@ def make_fake(mode: FakeTensorMode, tensor: torch.Tensor, dynamic: bool, name: s
             tensor, static_shapes=False, symbolic_context=context, source=ConstantSource(name)
         )
     return mode.from_tensor(tensor, static_shapes=True)
+
+
+def fake_mode_of(graph_module: fx.GraphModule) -> FakeTensorMode:
+    """The mode that the values on a graph's nodes belong to; a new one if it has no tensors."""
+    values = [leaf for n in graph_module.graph.nodes for leaf in tree_leaves(n.meta.get("val"))]
+    return detect_fake_mode(values) or new_fake_mode()
 
 
 def storage_key(tensor: torch.Tensor) -> Any:

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._functorch.autograd_function import AutogradFunctionApply
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._higher_order_ops.cond import CondOp
+from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "Hooks",
     "TorchDispatchMode",
     "TorchFunctionMode",
+    "above_autograd",
     "below_autograd",
     "control_flow_calls_its_operator",
     "custom_functions_applied_by",
+    "dispatch_modes",
     "enable_python_dispatcher",
+    "is_functorch_wrapper",
     "is_traceable_wrapper_subclass",
+    "outside_functorch",
+    "replaced",
     "saved_tensor_hooks",
     "set_version",
     "without_autocast",
@@ -32,10 +43,51 @@ Hooks: TypeAlias = tuple[Callable[..., Any], Callable[..., Any]]
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
+# Operators that check or run their operands before a mode can see the call.
+_ACTING_THEMSELVES = (CondOp, AutogradFunctionApply, TagActivationCheckpoint)
+
+# By name: the operator of the same name hides the module.
+_nested_regions = importlib.import_module("torch._higher_order_ops.invoke_subgraph")
+
+
+def is_traceable_wrapper_subclass(tensor: Any) -> bool:
+    """A tensor that holds others, and says which (`__tensor_flatten__`)."""
+    return _python_dispatch.is_traceable_wrapper_subclass(tensor)
+
 
 def below_autograd() -> contextlib.AbstractContextManager[Any]:
-    """Run ops as autograd's own kernels do: no history is recorded, no version is counted."""
+    """Run ops as autograd's own kernels do: no history is recorded."""
     return torch._C._AutoDispatchBelowAutograd()
+
+
+def above_autograd() -> contextlib.AbstractContextManager[Any]:
+    """Undo `below_autograd`, to ask a view for its history: autograd may derive it anew."""
+    exclude = torch._C._dispatch_tls_local_exclude_set()
+    for name in (
+        "AutogradFunctionality",
+        "AutogradOther",
+        "AutogradNestedTensor",
+        "ADInplaceOrView",
+    ):
+        exclude = exclude.remove(getattr(torch._C.DispatchKey, name))
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), exclude)
+
+
+def is_functorch_wrapper(value: Any) -> bool:
+    """A tensor as `torch.func` transforms see it, one of their levels around another tensor."""
+    return isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(
+        value
+    )
+
+
+def outside_functorch() -> contextlib.AbstractContextManager[Any]:
+    """Leave all levels of `torch.func` transforms for a while."""
+    return temporarily_clear_interpreter_stack()
+
+
+def dispatch_modes() -> list[Any]:
+    """The dispatch modes that are active, the innermost last."""
+    return list(_python_dispatch._get_current_dispatch_mode_stack())
 
 
 def without_torch_function() -> contextlib.AbstractContextManager[Any]:
@@ -70,18 +122,18 @@ def control_flow_calls_its_operator() -> Iterator[None]:
     """Let `torch.cond` and its kin call their operator directly instead of compiling themselves.
 
     They do so when they believe Dynamo is tracing them, which is the question they are asked here.
+    A nested compile region, which has no operator of its own then, is called as in eager torch.
     """
-    from torch._higher_order_ops.cond import CondOp
-
-    original, checked_call = torch.compiler.is_dynamo_compiling, CondOp.__call__
-    torch.compiler.is_dynamo_compiling = lambda: True
-    # Its own checks allow flat operands alone.
-    CondOp.__call__ = HigherOrderOperator.__call__
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(torch.compiler, "is_dynamo_compiling", lambda: True))
+        stack.enter_context(replaced(_nested_regions, "invoke_subgraph_placeholder", _call))
+        for operator in _ACTING_THEMSELVES:
+            stack.enter_context(replaced(operator, "__call__", HigherOrderOperator.__call__))
         yield
-    finally:
-        torch.compiler.is_dynamo_compiling = original
-        CondOp.__call__ = checked_call
+
+
+def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -95,8 +147,16 @@ def custom_functions_applied_by(apply: Callable[..., Any]) -> Iterator[None]:
     def routed(cls: type, *args: Any, **kwargs: Any) -> Any:
         return apply(original.__get__(None, cls), cls, *args, **kwargs)
 
-    torch.autograd.Function.apply = classmethod(routed)  # type: ignore[method-assign, assignment]
+    with replaced(torch.autograd.Function, "apply", classmethod(routed)):
+        yield
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Run with another attribute `name` of `owner`."""
+    before = vars(owner)[name]
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        torch.autograd.Function.apply = original
+        setattr(owner, name, before)

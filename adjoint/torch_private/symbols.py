@@ -28,7 +28,7 @@ def constant_value(expr: sympy.Basic) -> int | float | bool:
     """The number that `expr`, which has no symbols, is."""
     if expr.is_Boolean or expr in (sympy.true, sympy.false):
         return bool(expr)
-    return int(expr) if expr.is_integer else float(expr)  # type: ignore[arg-type]
+    return int(expr) if expr.is_integer else float(expr)
 
 
 def evaluate(expr: sympy.Basic, bindings: dict[sympy.Symbol, Any]) -> Any:
@@ -37,7 +37,7 @@ def evaluate(expr: sympy.Basic, bindings: dict[sympy.Symbol, Any]) -> Any:
 
 
 def size_symbols(tensor: torch.Tensor) -> Iterable[tuple[sympy.Symbol, Callable[..., Any], int]]:
-    """Each plain symbol among the sizes, strides and offset of `tensor`, with the query giving it."""
+    """Each plain symbol among the sizes, strides and offset of `tensor`, and the query for it."""
     aten = torch.ops.aten
     queries: list[tuple[Any, Any, int]] = []
     for axis, size in enumerate(tensor.shape):

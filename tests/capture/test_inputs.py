@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import adjoint
-from adjoint.graph.descriptors import Argument, SyntheticBase, ViewBase
-from tests.parity import ROUTES, Route, check, grown, leaf, plain
+from tests.parity import Route, check, grown, leaf, plain
 
 # How two or three inputs may share memory.
 

@@ -1,4 +1,4 @@
-"""Every view op: read after a write to its base, written through, returned; with and without grad."""
+"""Every view op: read after a write to its base, written through, returned; with grad or without."""
 
 from collections.abc import Callable
 
@@ -121,7 +121,9 @@ writable = pytest.mark.parametrize(
 
 
 @views
-def test_read_after_a_write_to_the_base(shape: tuple[int, ...], view: View, dtype: torch.dtype) -> None:
+def test_read_after_a_write_to_the_base(
+    shape: tuple[int, ...], view: View, dtype: torch.dtype
+) -> None:
     def program(x: Tensor) -> tuple[Tensor, Tensor]:
         y = x * 2
         seen = view(y)

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import fx
 
 from adjoint.graph.operations import in_order
+from adjoint.graph.subgraphs import subgraph_of
 from adjoint.torch_private.operators import OpOverload
 
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
 
 
 def must_stay(node: fx.Node) -> bool:
-    """Running the node does more than make its result.
+    """The node may not go, whether or not something uses its result."""
+    return node.op in ("placeholder", "output") or must_run(node)
+
+
+def must_run(node: fx.Node) -> bool:
+    """Running the node does more than make its result, so it runs once and never again.
 
     An op that draws random numbers advances the generator, and what follows depends on that.
     """
-    if node.op in ("placeholder", "output"):
-        return True
-    if node.target is in_order:
+    if node.op != "call_function":
+        return False
+    if node.target is in_order or any(map(must_run, _in_bodies(node))):
         return True
     if not isinstance(node.target, OpOverload):
         return False
     return not node.target._schema.returns or torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def _in_bodies(node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes of the graphs that `node` has as operands."""
+    owner = node.graph.owning_module
+    for operand in node.all_input_nodes:
+        body = None if owner is None else subgraph_of(owner, operand)
+        if body is not None:
+            yield from body.graph.nodes
 
 
 def remove_dead_code(graph: fx.Graph) -> None:

@@ -1,0 +1,110 @@
+"""Writes that eager refuses because elements they touch lie in one place of memory.
+
+Fake tensors have no memory, so torch's own check does not see them; in a pure graph such a write
+would have a meaning, which eager's has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from adjoint.capture.geometry import dense_order, extent
+from adjoint.torch_private.fake import storage_key
+from adjoint.torch_private.operators import OpOverload
+
+# These write one value to all places, or each place from itself, so that eager lets them be.
+_HARMLESS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "fill_",
+        "zero_",
+        "masked_fill_",
+        "index_fill_",
+        "fill_diagonal_",
+        "tril_",
+        "triu_",
+    )
+)
+
+
+def conflict(op: OpOverload, named: dict[str, Any], written: Sequence[str]) -> str | None:
+    """Why eager refuses this call for where its arguments lie; None if it does not."""
+    name = op._schema.name
+    if op.namespace != "aten" or name in _HARMLESS:
+        return None
+    for argument in written:
+        for index, tensor in enumerate(_tensors(named[argument])):
+            if shows_one_place_twice(tensor) and name != "aten::index_put_":
+                return "more than one element of the tensor it writes to lies in one place"
+            for other in _read(named, argument, index):
+                if overlap_in_part(tensor, other):
+                    return "a tensor it reads overlaps in part with the one it writes to"
+    return None
+
+
+def is_in_sequence(named: dict[str, Any], written: Sequence[str]) -> bool:
+    """One of several tensors that are written shares memory with another that the op has."""
+    several = [t for name in written for t in _tensors(named[name])]
+    if len(several) < 2:
+        return False
+    everything = [t for value in named.values() for t in _tensors(value)]
+    memories = [storage_key(t) for t in several]
+    return any(
+        key is not None and sum(_touch(mine, other) for other in everything) > 1
+        for mine, key in zip(several, memories, strict=True)
+    )
+
+
+def _touch(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """They may have elements in common."""
+    if storage_key(one) != storage_key(other):
+        return False
+    (start, stop), (begin, end) = _range(one), _range(other)
+    return start < end and begin < stop
+
+
+def _read(named: dict[str, Any], written: str, index: int) -> Iterator[torch.Tensor]:
+    """What is read when the `index`-th tensor of an argument is written."""
+    several = not isinstance(named[written], torch.Tensor)
+    for name, value in named.items():
+        tensors = _tensors(value) if name != written else []
+        yield from tensors[index : index + 1] if several and len(tensors) > 1 else tensors
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, (list, tuple)):
+        return [each for each in value if isinstance(each, torch.Tensor)]
+    return [value] if isinstance(value, torch.Tensor) else []
+
+
+def shows_one_place_twice(tensor: torch.Tensor) -> bool:
+    """Its elements are surely not all in different places (an expanded tensor)."""
+    if tensor.layout is not torch.strided:
+        return False
+    return any(
+        isinstance(step, int) and step == 0 and not (isinstance(size, int) and size <= 1)
+        for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
+def overlap_in_part(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Two dense tensors have elements in common, but are not the same elements in one order."""
+    if one is other or storage_key(one) is None or storage_key(one) != storage_key(other):
+        return False
+    if dense_order(one) is None or dense_order(other) is None:
+        return False
+    if one.numel() == 0 or other.numel() == 0:
+        return False
+    (start, stop), (begin, end) = _range(one), _range(other)
+    if (start, stop) == (begin, end):
+        return one.stride() != other.stride()
+    return start < end and begin < stop
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    first = tensor.storage_offset()
+    size = tensor.dtype.itemsize
+    return first * size, (first + extent(tensor)) * size

@@ -1,0 +1,57 @@
+"""Which values of a graph a derivative flows through."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjoint.graph.metadata import mode_of
+from adjoint.graph.operations import build_subclass, take_attribute, with_data
+from adjoint.rules.outputs import differentiable_outputs
+from adjoint.torch_private.fake import FakeTensorMode, fake_mode_of
+from adjoint.torch_private.operators import OpOverload
+
+_CUTS = {torch.ops.aten.detach.default, build_subclass, take_attribute}
+
+
+def active_nodes(graph_module: fx.GraphModule, inputs: Sequence[fx.Node]) -> set[fx.Node]:
+    """The nodes that depend on `inputs` by differentiable steps."""
+    active = {node for node in inputs if differentiable(node.meta.get("val"))}
+    fake_mode = fake_mode_of(graph_module)
+    for node in graph_module.graph.nodes:
+        if node.op == "call_function" and _passes(node, active, fake_mode):
+            active.add(node)
+    return active
+
+
+def _passes(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -> bool:
+    if node.target in _CUTS or not differentiable(node.meta.get("val")):
+        return False
+    if node.target is operator.getitem:
+        several, index = node.args
+        return several in active and _gives(several, index, active, fake_mode)
+    if not mode_of(node).grad_enabled or mode_of(node).inference:
+        return False
+    if node.target is with_data:
+        return node.args[0] in active
+    return any(argument in active for argument in node.all_input_nodes)
+
+
+def _gives(several: Any, index: Any, active: set[fx.Node], fake_mode: FakeTensorMode) -> bool:
+    """A derivative flows through the `index`-th result of the call `several`."""
+    if not isinstance(several.target, OpOverload) or len(several.target._schema.returns) < 2:
+        return True
+    args, kwargs = fx.map_arg((several.args, several.kwargs), lambda n: n.meta["val"])
+    values = [n.meta["val"] for n in several.all_input_nodes if n in active]
+    return differentiable_outputs(several.target, args, kwargs, values, fake_mode)[index]
+
+
+def differentiable(value: Any) -> bool:
+    """A tensor of real or complex numbers, or several values with one among them."""
+    if isinstance(value, torch.Tensor):
+        return value.is_floating_point() or value.is_complex()
+    return isinstance(value, (tuple, list)) and any(differentiable(each) for each in value)

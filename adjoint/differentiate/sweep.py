@@ -1,0 +1,257 @@
+"""The reverse sweep: a graph becomes its joint graph, with tangents in and gradients out.
+
+The forward nodes are copied; then, from the last to the first, each node that has a cotangent and leads
+to an input of interest gives cotangents to its arguments by its rule.  A missing cotangent is a zero:
+it is never a tensor, and a node whose cotangents are all missing has no reverse region.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjoint.capture.emission import as_under
+from adjoint.capture.subgraph import graph_module as finish
+from adjoint.capture.tracer import Tracer
+from adjoint.differentiate.activity import active_nodes
+from adjoint.errors import DifferentiationError
+from adjoint.graph.descriptors import Gradient, Tangent
+from adjoint.graph.evaluation import entry_mode
+from adjoint.graph.metadata import (
+    GradOf,
+    Mode,
+    descriptor_of,
+    output_descriptors,
+    outputs_of,
+    set_descriptor,
+    set_output_descriptors,
+    source_of,
+)
+from adjoint.rules import constant as _constant  # noqa: F401
+from adjoint.rules import functional as _functional  # noqa: F401
+from adjoint.rules.derived import pull_back
+from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, VJPS
+from adjoint.torch_private.fake import fake_mode_of
+from adjoint.torch_private.modes import enable_python_dispatcher
+
+
+def differentiate(
+    graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]
+) -> fx.GraphModule:
+    """The joint graph: inputs and tangents of the outputs `of` to outputs and gradients of `wrt`.
+
+    `of` and `wrt` are positions among the graph's outputs and inputs.  A gradient that is zero for
+    whatever tangents is the constant None.
+    """
+    return Sweep(graph_module, of, wrt).run()
+
+
+class Sweep:
+    """One reverse sweep."""
+
+    def __init__(
+        self, graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]
+    ) -> None:
+        self.primal = graph_module
+        self.inputs = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+        self.of, self.wrt = list(of), list(wrt)
+        self.tracer = Tracer(fake_mode_of(graph_module), _refuse_outside)
+        self.copies: dict[fx.Node, fx.Node] = {}
+        self.cotangents: dict[fx.Node, Any] = {}
+        self.reached: set[fx.Node] = set()
+        """The nodes that have had a cotangent."""
+        self.active = active_nodes(graph_module, [self.inputs[place] for place in wrt])
+        self.order = 1 + max(node.meta.get("order", 0) for node in graph_module.graph.nodes)
+
+    def run(self) -> fx.GraphModule:
+        """The joint graph."""
+        self._copy_forward()
+        emitter = self.tracer.emitter
+        outputs, described = outputs_of(self.primal.graph), output_descriptors(self.primal.graph)
+        with self.tracer.fake_mode, enable_python_dispatcher(), self.tracer, torch.no_grad():
+            for place in self.of:
+                self._seed(outputs[place], described[place])
+            for node in reversed(self.primal.graph.nodes):
+                if node.op == "call_function":
+                    self._pull_back(node)
+            gradients = [self._gradient(self.inputs[place]) for place in self.wrt]
+        emitter.graph.output(
+            (*(self.copies.get(node, node) for node in outputs), *gradients)
+        )
+        set_output_descriptors(
+            emitter.graph,
+            (
+                *described,
+                *(Gradient(descriptor_of(self.inputs[p]), order=self.order) for p in self.wrt),
+            ),
+        )
+        return finish(emitter, entry_mode(self.primal))
+
+    def several_results(self) -> list[fx.Node]:
+        """Arguments and results of ops with several differentiable results.
+
+        Which of them a derivative needs depends on which results have cotangents.
+        """
+        found: list[fx.Node] = []
+        for node in self.primal.graph.nodes:
+            items = [n for n in node.users if n.target is operator.getitem and n in self.active]
+            if node in self.active and len(items) > 1:
+                values = [n for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)]
+                found += [self.copies[n] for n in (*values, *items)]
+        return found
+
+    def _seed(self, node: fx.Node, descriptor: Any) -> None:
+        """The tangent of an output is the first cotangent of its node."""
+        tangent = self.tracer.emitter.placeholder("tangent", node.meta["val"])
+        set_descriptor(tangent, Tangent(descriptor, order=self.order))
+        value = tangent.meta["val"]
+        self.tracer.scope.new(value, tangent)
+        self._accumulate(node, value)
+
+    def _copy_forward(self) -> None:
+        emitter = self.tracer.emitter
+        emitter.attributes.update(_attributes(self.primal))
+        for node in self.primal.graph.nodes:
+            if node.op == "output":
+                continue
+            copy = emitter.graph.node_copy(node, lambda n: self.copies[n])
+            copy.meta = dict(node.meta)
+            self.copies[node] = copy
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor):
+                self.tracer.scope.new(value, copy)
+            elif isinstance(value, (tuple, list)):
+                # Rules speak of all results of an op, also of those that the program does not use.
+                taken = {user.args[1] for user in node.users if user.target is operator.getitem}
+                for index, each in enumerate(value):
+                    if isinstance(each, torch.Tensor) and index not in taken:
+                        self.tracer.scope.new(each, emitter.item(copy, index))
+            if node.target is operator.getitem:
+                several, index = node.args
+                self.tracer.scope.new(several.meta["val"][index], copy)
+            emitter.bind_symbols(copy, value)
+        emitter.recount_placeholders()
+
+    # Cotangents -------------------------------------------------------------------------------
+
+    def _accumulate(self, node: fx.Node, cotangent: Any) -> None:
+        """Add to the cotangent of `node`, which is a tensor."""
+        if cotangent is None or node not in self.active:
+            return
+        self.reached.add(node)
+        value = node.meta["val"]
+        if node.target is operator.getitem:
+            several, index = node.args
+            assert isinstance(several, fx.Node) and isinstance(index, int)
+            slots = self.cotangents.setdefault(several, {})
+            slots[index] = self._sum(slots.get(index), self._fitted(cotangent, value))
+        else:
+            self.cotangents[node] = self._sum(
+                self.cotangents.get(node), self._fitted(cotangent, value)
+            )
+
+    def _sum(self, one: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
+        if one is None:
+            return other
+        with as_under(Mode()):
+            return one + other
+
+    def _fitted(self, cotangent: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """`cotangent` in the shape and dtype of the value it belongs to."""
+        with as_under(Mode()):
+            if cotangent.is_complex() and not value.is_complex():
+                cotangent = torch.real(cotangent)
+            if cotangent.shape != value.shape:
+                cotangent = cotangent.sum_to_size(value.shape)
+            if cotangent.dtype != value.dtype:
+                cotangent = cotangent.to(value.dtype)
+            return cotangent
+
+    def _gradient(self, node: fx.Node) -> fx.Node | None:
+        cotangent = self.cotangents.get(node)
+        return None if cotangent is None else self.tracer.node(cotangent)
+
+    # Rules ------------------------------------------------------------------------------------
+
+    def _pull_back(self, node: fx.Node) -> None:
+        cotangent = self.cotangents.pop(node, None)
+        if cotangent is None or node not in self.active or node.target in NON_DIFFERENTIABLE:
+            return
+        emitter = self.tracer.emitter
+        emitter.line = source_of(node)
+        emitter.region = node.meta.get("region")
+        emitter.grad_of = GradOf(node.name, str(node.target), self.order)
+        out = node.meta["val"]
+        if isinstance(cotangent, dict):
+            cotangent = tuple(cotangent.get(index) for index in range(len(out)))
+        args, kwargs = _values((node.args, node.kwargs))
+        with as_under(Mode()):
+            rule = VJPS.get(node.target)
+            if rule is not None:
+                gradients = rule(cotangent, out, *args, **kwargs)
+                self._distribute(node, rule, gradients)
+            else:
+                self._derive(node, cotangent, out, args, kwargs)
+
+    def _distribute(self, node: fx.Node, rule: Any, gradients: Any) -> None:
+        if not isinstance(gradients, tuple) or len(gradients) > len(node.args):
+            raise self._error(
+                node,
+                f"its rule {rule.__name__} returned {type(gradients).__name__} of "
+                f"{len(gradients) if isinstance(gradients, tuple) else 1}, "
+                f"for {len(node.args)} arguments",
+            )
+        for argument, gradient in zip(node.args, gradients, strict=False):
+            if gradient is None:
+                continue
+            if isinstance(argument, (list, tuple)):
+                for each, part in zip(argument, gradient, strict=True):
+                    if isinstance(each, fx.Node):
+                        self._accumulate(each, part)
+            elif isinstance(argument, fx.Node):
+                self._accumulate(argument, gradient)
+
+    def _derive(self, node: fx.Node, cotangent: Any, out: Any, args: Any, kwargs: Any) -> None:
+        arguments = [n for n in node.all_input_nodes if n in self.active]
+        active = [n.meta["val"] for n in arguments]
+        cotangents = list(cotangent) if isinstance(cotangent, tuple) else [cotangent]
+        function = COMPOSITIONS.get(node.target)
+        try:
+            if function is None:
+                function = node.target
+                self.tracer.answer = (node.target, out)
+            gradients = pull_back(function, args, kwargs, active, self._twin, cotangents)
+        except (RuntimeError, NotImplementedError) as error:
+            raise self._error(node, str(error).splitlines()[0]) from error
+        finally:
+            self.tracer.answer = None
+        for argument in arguments:
+            self._accumulate(argument, gradients.get(id(argument.meta["val"])))
+
+    def _twin(self, value: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+        with self.tracer.paused(), torch.no_grad():
+            twin = value.detach()
+        twin.requires_grad_(requires_grad)
+        self.tracer.scope.new(twin, self.tracer.node(value))
+        return twin
+
+    def _error(self, node: fx.Node, why: str) -> DifferentiationError:
+        return DifferentiationError(str(node.target), self.order, why, source_of(node))
+
+
+def _values(tree: Any) -> Any:
+    return fx.map_arg(tree, lambda node: node.meta["val"])
+
+
+def _attributes(module: fx.GraphModule) -> dict[str, Any]:
+    names = {node.target for node in module.graph.nodes if node.op == "get_attr"}
+    return {name: getattr(module, name) for name in names}
+
+
+def _refuse_outside(tensor: torch.Tensor) -> torch.Tensor:
+    raise AssertionError("a rule uses a tensor that is none of its arguments")
+

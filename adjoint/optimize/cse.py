@@ -1,0 +1,38 @@
+"""Common subexpressions: what is computed twice from the same values is computed once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from adjoint.graph.metadata import mode_of
+from adjoint.graph.purity import must_stay
+
+
+def merge_common_subexpressions(graph: fx.Graph) -> None:
+    """Leave one node of each set that calls the same op with the same arguments in the same mode."""
+    known: dict[Any, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op == "get_attr":
+            key: Any = ("get_attr", node.target)
+        elif node.op == "call_function" and not must_stay(node):
+            key = (node.target, mode_of(node), _frozen(node.args), _frozen(node.kwargs))
+        else:
+            continue
+        try:
+            first = known.setdefault(key, node)
+        except TypeError:  # An argument that cannot be compared.
+            continue
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return (type(value).__name__ == "tuple", *(_frozen(each) for each in value))
+    if isinstance(value, dict):
+        return tuple((name, _frozen(each)) for name, each in sorted(value.items()))
+    # 1, 1.0 and True are equal, but not the same argument; nor are 0.0 and -0.0.
+    return (type(value), repr(value)) if isinstance(value, float) else (type(value), value)

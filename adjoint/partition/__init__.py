@@ -1,0 +1,1 @@
+"""Splitting a joint graph into a forward and a backward graph."""

@@ -1,0 +1,274 @@
+"""Splitting a joint graph: which values the forward graph keeps for the backward graph.
+
+The choice made here is simple and sound: what the reverse nodes need is saved, except what costs nothing
+to have again (views, sizes, constants).  A choice within a byte budget may replace it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjoint.graph.descriptors import Gradient, Saved, SavedInput, Tangent
+from adjoint.graph.metadata import (
+    descriptor_of,
+    output_descriptors,
+    outputs_of,
+    set_descriptor,
+    set_output_descriptors,
+)
+from adjoint.graph.purity import must_run, remove_dead_code
+from adjoint.torch_private.operators import OpOverload
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A graph that also returns what its backward graphs need."""
+
+    graph_module: fx.GraphModule
+    results: int
+    """How many of its outputs are those of the graph it was made of; the others are saved values."""
+    inputs: tuple[int, ...]
+    """Which inputs are saved, too."""
+    outputs: tuple[int, ...]
+    """Which outputs, results or not, are saved."""
+    origins: dict[fx.Node, fx.Node]
+    """For each node of the graph, the node of the joint graph that it was copied from."""
+
+    @property
+    def nodes(self) -> list[Any]:
+        """The joint graph's nodes for the outputs."""
+        returned = outputs_of(self.graph_module.graph)
+        return [self.origins[n] if isinstance(n, fx.Node) else n for n in returned]
+
+
+@dataclass(frozen=True)
+class Backward:
+    """A graph from saved values and tangents to gradients."""
+
+    graph_module: fx.GraphModule
+    inputs: tuple[int, ...]
+    """Which inputs of the forward graph come first among its own,"""
+    outputs: tuple[int, ...]
+    """then which outputs of the forward graph; then the tangents."""
+
+
+def is_tangent(node: fx.Node, order: int) -> bool:
+    """The input that the last differentiation added."""
+    if node.op != "placeholder":
+        return False
+    descriptor = descriptor_of(node)
+    return isinstance(descriptor, Tangent) and descriptor.order == order
+
+
+class Split:
+    """The parts of one joint graph."""
+
+    def __init__(self, joint: fx.GraphModule, order: int) -> None:
+        self.joint = joint
+        self.inputs = [n for n in joint.graph.nodes if n.op == "placeholder"]
+        self.tangents = [n for n in self.inputs if is_tangent(n, order)]
+        self.primals = [n for n in self.inputs if n not in set(self.tangents)]
+        described = output_descriptors(joint.graph)
+        returned = list(zip(outputs_of(joint.graph), described, strict=True))
+        new = [isinstance(d, Gradient) and d.order == order for _, d in returned]
+        self.results = [pair for pair, added in zip(returned, new, strict=True) if not added]
+        self.gradients = [pair for pair, added in zip(returned, new, strict=True) if added]
+        # What a rule computes from primal values alone belongs to the backward graph as well: there
+        # it costs no memory.
+        self.reverse = {
+            node for node in joint.graph.nodes if node.meta.get("order") == order
+        } | _descendants(joint.graph, self.tangents)
+
+    def needed(self) -> list[fx.Node]:
+        """The values that the reverse nodes need, none of which is free to have again."""
+        needed: dict[fx.Node, None] = {}
+        visited: set[fx.Node] = set()
+        stack = [n for n in reversed(self.joint.graph.nodes) if n in self.reverse]
+        gradients = {node for node, _ in self.gradients if isinstance(node, fx.Node)}
+        ends = [n for r in stack for n in r.all_input_nodes] + list(gradients)
+        work = [n for n in ends if n not in self.reverse]
+        while work:
+            node = work.pop()
+            if node in visited:
+                continue
+            visited.add(node)
+            if is_free(node):
+                work += node.all_input_nodes
+            else:
+                needed[node] = None
+        order = {node: i for i, node in enumerate(self.joint.graph.nodes)}
+        return sorted(needed, key=order.__getitem__)
+
+    def forward(self, also: Sequence[fx.Node] = ()) -> Forward:
+        """The forward graph, with what all reverse nodes need, and `also`, among its outputs."""
+        needed = list(dict.fromkeys([*self.needed(), *also]))
+        primal = {node: i for i, node in enumerate(self.primals)}
+        places = {node: i for i, (node, _) in reversed(list(enumerate(self.results)))}
+        outputs = [node for node, _ in self.results]
+        descriptors: list[Any] = [descriptor for _, descriptor in self.results]
+        saved_outputs: list[int] = []
+        for node in needed:
+            if node in primal:
+                continue
+            if node not in places:
+                places[node] = len(outputs)
+                outputs.append(node)
+                descriptors.append(Saved(len(outputs) - 1, checked=True))
+            saved_outputs.append(places[node])
+        kept = [n for n in self.joint.graph.nodes if must_run(n) and n not in self.reverse]
+        graph_module, copies = _extract(self.joint, self.primals, outputs, kept)
+        set_output_descriptors(graph_module.graph, tuple(descriptors))
+        return Forward(
+            graph_module,
+            len(self.results),
+            tuple(primal[node] for node in needed if node in primal),
+            tuple(saved_outputs),
+            {copy: node for node, copy in copies.items()},
+        )
+
+    def backward(
+        self, nodes: Sequence[Any], saved_inputs: Sequence[int], saved_outputs: Sequence[int]
+    ) -> Backward:
+        """The backward graph, of what a forward graph saved.
+
+        `nodes` are this joint graph's nodes for the forward graph's outputs.
+        """
+        available: dict[fx.Node, tuple[str, int]] = {}
+        for place in saved_outputs:
+            available.setdefault(nodes[place], ("output", place))
+        for place in saved_inputs:
+            available[self.primals[place]] = ("input", place)
+        gradients = [node for node, _ in self.gradients]
+        used = _used(self.joint, available, self.tangents, gradients)
+        inputs = [n for n in used if available[n][0] == "input"]
+        outputs = [n for n in used if available[n][0] == "output"]
+        graph_module, _ = _extract(self.joint, [*inputs, *outputs, *self.tangents], gradients)
+        entering = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+        for node, place in zip(entering[len(inputs) :], outputs, strict=False):
+            set_descriptor(node, SavedInput(Saved(available[place][1], checked=True)))
+        set_output_descriptors(graph_module.graph, tuple(d for _, d in self.gradients))
+        return Backward(
+            graph_module,
+            tuple(available[n][1] for n in inputs),
+            tuple(available[n][1] for n in outputs),
+        )
+
+
+    def transposed(self, saved: int) -> fx.GraphModule:
+        """The graph from the first `saved` inputs and the new tangents to the new gradients.
+
+        The differentiated graph is linear in its other inputs, so that nothing depends on them.
+        """
+        gradients = [node for node, _ in self.gradients]
+        graph_module, _ = _extract(self.joint, [*self.primals[:saved], *self.tangents], gradients)
+        set_output_descriptors(graph_module.graph, tuple(d for _, d in self.gradients))
+        return graph_module
+
+
+def is_free(node: fx.Node) -> bool:
+    """Costs nothing to have again: a view, a constant, a selection from several results."""
+    if node.op == "get_attr":
+        return True
+    if node.op != "call_function":
+        return False
+    if not isinstance(node.target, OpOverload):
+        # Numbers are saved as numbers; a selection is saved as what it selects.
+        return False
+    if node.target in _CONSTANTS and not node.all_input_nodes:
+        return True
+    return bool(node.target.is_view) and not isinstance(node.meta.get("val"), (tuple, list))
+
+
+_CONSTANTS = frozenset(
+    {
+        aten.full.default,
+        aten.zeros.default,
+        aten.ones.default,
+        aten.arange.default,
+        aten.arange.start,
+        aten.arange.start_step,
+        aten.scalar_tensor.default,
+        aten.eye.default,
+    }
+)
+
+
+def _descendants(graph: fx.Graph, roots: Iterable[fx.Node]) -> set[fx.Node]:
+    found = set(roots)
+    for node in graph.nodes:
+        if node.op != "output" and any(n in found for n in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _used(
+    joint: fx.GraphModule,
+    available: dict[fx.Node, Any],
+    tangents: Sequence[fx.Node],
+    outputs: Sequence[Any],
+) -> list[fx.Node]:
+    """Which of the available values are needed to compute `outputs`, computing again what is not."""
+    used: dict[fx.Node, None] = {}
+    visited: set[fx.Node] = set(tangents)
+    work = [n for n in outputs if isinstance(n, fx.Node)]
+    while work:
+        node = work.pop()
+        if node in visited:
+            continue
+        visited.add(node)
+        if node in available:
+            used[node] = None
+        elif node.op == "placeholder" or must_run(node):
+            raise AssertionError(f"{node.name} is needed by a backward graph, but not saved")
+        else:
+            work += node.all_input_nodes
+    order = {node: i for i, node in enumerate(joint.graph.nodes)}
+    return sorted(used, key=order.__getitem__)
+
+
+def _extract(
+    module: fx.GraphModule,
+    inputs: Sequence[fx.Node],
+    outputs: Sequence[Any],
+    kept: Sequence[fx.Node] = (),
+) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:
+    """The graph that computes `outputs` from `inputs`, and runs `kept` besides; the copies in it."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        copy = graph.placeholder(node.name)
+        copy.meta = dict(node.meta)
+        copies[node] = copy
+    needed = _needed(inputs, [*outputs, *kept])
+    for node in module.graph.nodes:
+        if node in needed and node not in copies:
+            copy = graph.node_copy(node, lambda n: copies[n])
+            copy.meta = dict(node.meta)
+            copies[node] = copy
+    graph.output(tuple(copies[n] if isinstance(n, fx.Node) else n for n in outputs))
+    remove_dead_code(graph)
+    extracted = fx.GraphModule(module, graph)
+    extracted.meta["entry_mode"] = module.meta.get("entry_mode")
+    if extracted.meta["entry_mode"] is None:
+        del extracted.meta["entry_mode"]
+    return extracted, copies
+
+
+def _needed(inputs: Sequence[fx.Node], outputs: Sequence[Any]) -> set[fx.Node]:
+    stop, found = set(inputs), set()
+    work = [n for n in outputs if isinstance(n, fx.Node)]
+    while work:
+        node = work.pop()
+        if node not in found and node not in stop:
+            found.add(node)
+            work += node.all_input_nodes
+    return found
+
+

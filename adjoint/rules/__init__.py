@@ -1,0 +1,1 @@
+"""What calculus knows: one rule per op."""

@@ -1,0 +1,42 @@
+"""Which results of an op have a derivative: torch's own word for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from adjoint.torch_private import trees
+from adjoint.torch_private.fake import FakeTensorMode
+from adjoint.torch_private.modes import enable_python_dispatcher
+from adjoint.torch_private.operators import OpOverload
+
+_KNOWN: dict[Any, tuple[bool, ...]] = {}
+
+
+def differentiable_outputs(
+    op: OpOverload, args: Any, kwargs: Any, active: Sequence[Any], fake_mode: FakeTensorMode
+) -> tuple[bool, ...]:
+    """For each result of a call with fake arguments, whether a derivative flows through it from the
+    `active` ones.
+
+    The statistics of a normalization are numbers like its result, but eager gives them none.
+    """
+    leaves = trees.leaves((args, kwargs))
+    wanted = {id(each) for each in active}
+    key = (op, tuple(id(leaf) in wanted for leaf in leaves))
+    if key not in _KNOWN:
+
+        def leaf(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            return value.detach().requires_grad_(id(value) in wanted)
+
+        with fake_mode, enable_python_dispatcher(), torch.enable_grad():
+            args, kwargs = trees.map_leaves(leaf, (args, kwargs))
+            results = op(*args, **kwargs)
+        _KNOWN[key] = tuple(
+            isinstance(result, torch.Tensor) and result.requires_grad for result in results
+        )
+    return _KNOWN[key]

@@ -1,0 +1,199 @@
+"""The autograd bridge: a compiled graph is a node of torch's autograd graph, at every order.
+
+A graph whose inputs require grad runs as one `autograd.Function`.  What its backward needs are inputs
+and outputs of that function - values saved besides the results are outputs, too - so that its backward,
+which is a graph again, can be applied as such a function in turn when autograd wants to differentiate
+it (`create_graph=True`).  Cotangents that then reach saved values come back to the first function.
+
+Backward graphs are made when first needed, one for each pattern of cotangents that autograd leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import fx
+
+from adjoint.graph.evaluation import entry_mode
+
+Executable: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
+
+# Backward graphs for this many patterns of missing cotangents; after that, zeros are made.
+PATTERNS = 8
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A graph made ready to be differentiated with respect to some of its inputs."""
+
+    graph_module: fx.GraphModule
+    results: int
+    saved_inputs: tuple[int, ...]
+    saved_outputs: tuple[int, ...]
+    differentiable: frozenset[int]
+    """Outputs that depend on those inputs."""
+
+
+@dataclass(frozen=True)
+class Reversed:
+    """A backward graph, and which saved values it takes."""
+
+    graph_module: fx.GraphModule
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+class Builder(Protocol):
+    """What the bridge asks of the compiler."""
+
+    def record(self, graph_module: fx.GraphModule, wrt: Sequence[int]) -> Recorded | None:
+        """The graph with saved values; None if nothing it returns depends on `wrt`."""
+        ...
+
+    def reverse(
+        self, recorded: Recorded, of: Sequence[int], wrt: Sequence[int]
+    ) -> Reversed:
+        """The backward graph for cotangents of the outputs `of`."""
+        ...
+
+    def load(self, graph_module: fx.GraphModule) -> Executable:
+        """The graph, ready to run."""
+        ...
+
+
+class Compiled:
+    """A graph that runs, and can be differentiated by autograd any number of times."""
+
+    def __init__(self, graph_module: fx.GraphModule, builder: Builder) -> None:
+        self.graph_module = graph_module
+        self.builder = builder
+        self._plain: Executable | None = None
+        self._recordings: dict[tuple[int, ...], Recording | None] = {}
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        wrt = self._recorded_inputs(inputs)
+        if wrt:
+            if wrt not in self._recordings:
+                recorded = self.builder.record(self.graph_module, wrt)
+                made = None if recorded is None else Recording(recorded, wrt, self.builder)
+                self._recordings[wrt] = made
+            recording = self._recordings[wrt]
+            if recording is not None:
+                return recording(inputs)
+        return self.run(inputs)
+
+    def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """The outputs, without a history."""
+        if self._plain is None:
+            self._plain = self.builder.load(self.graph_module)
+        with torch.no_grad():
+            return self._plain(inputs)
+
+    def _recorded_inputs(self, inputs: Sequence[Any]) -> tuple[int, ...]:
+        if entry_mode(self.graph_module).grad_enabled and not torch.is_grad_enabled():
+            return ()
+        return tuple(
+            index
+            for index, value in enumerate(inputs)
+            if isinstance(value, torch.Tensor) and value.requires_grad
+        )
+
+
+class Recording:
+    """A graph with its backward graphs, for one choice of inputs that require grad."""
+
+    def __init__(self, recorded: Recorded, wrt: tuple[int, ...], builder: Builder) -> None:
+        self.recorded = recorded
+        self.wrt = wrt
+        self.builder = builder
+        self._forward: Executable | None = None
+        self._backwards: dict[tuple[int, ...], tuple[Reversed, Compiled]] = {}
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        with torch.enable_grad():
+            outputs = _Node.apply(self, *inputs)
+        return outputs[: self.recorded.results]  # type: ignore[no-any-return]
+
+    def forward(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """All outputs, saved values included."""
+        if self._forward is None:
+            self._forward = self.builder.load(self.recorded.graph_module)
+        return self._forward(inputs)
+
+    def backward(self, of: tuple[int, ...]) -> tuple[Reversed, Compiled]:
+        """The backward graph for cotangents of the outputs `of`."""
+        if of not in self._backwards:
+            made = self.builder.reverse(self.recorded, of, self.wrt)
+            self._backwards[of] = (made, Compiled(made.graph_module, self.builder))
+        return self._backwards[of]
+
+    def pattern(self, given: tuple[int, ...]) -> tuple[int, ...]:
+        """`given`, or all outputs once there are many patterns."""
+        if given in self._backwards or len(self._backwards) < PATTERNS:
+            return given
+        return tuple(sorted(self.recorded.differentiable))
+
+
+class _Node(torch.autograd.Function):
+    """One run of a graph, as autograd sees it."""
+
+    @staticmethod
+    def forward(ctx: Any, recording: Recording, *inputs: Any) -> Any:
+        recorded = recording.recorded
+        outputs = list(recording.forward(inputs))
+        fixed = [
+            value
+            for index, value in enumerate(outputs)
+            if isinstance(value, torch.Tensor) and index not in recorded.differentiable
+        ]
+        ctx.recording = recording
+        ctx.inputs = len(inputs)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*fixed)
+        saved = [inputs[i] for i in recorded.saved_inputs]
+        saved += [outputs[i] for i in recorded.saved_outputs]
+        ctx.save_for_backward(*(v if isinstance(v, torch.Tensor) else None for v in saved))
+        ctx.numbers = [None if isinstance(v, torch.Tensor) else v for v in saved]
+        ctx.likes = [(v.shape, v.dtype, v.device) if isinstance(v, torch.Tensor) else None for v in outputs]
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        recording: Recording = ctx.recording
+        recorded = recording.recorded
+        given = tuple(
+            index
+            for index in sorted(recorded.differentiable)
+            if cotangents[index] is not None
+        )
+        if not given:
+            return (None,) * (ctx.inputs + 1)
+        of = recording.pattern(given)
+        made, compiled = recording.backward(of)
+        saved = _saved(ctx, recorded)
+        tangents = [_cotangent(cotangents[i], ctx.likes[i]) for i in of]
+        arguments = [
+            *(saved["input", i] for i in made.inputs),
+            *(saved["output", i] for i in made.outputs),
+            *tangents,
+        ]
+        gradients = compiled(arguments) if torch.is_grad_enabled() else compiled.run(arguments)
+        by_input = dict(zip(recording.wrt, gradients, strict=True))
+        return (None, *(by_input.get(index) for index in range(ctx.inputs)))
+
+
+def _saved(ctx: Any, recorded: Recorded) -> dict[tuple[str, int], Any]:
+    values = [n if t is None else t for t, n in zip(ctx.saved_tensors, ctx.numbers, strict=True)]
+    names = [("input", i) for i in recorded.saved_inputs]
+    names += [("output", i) for i in recorded.saved_outputs]
+    return dict(zip(names, values, strict=True))
+
+
+def _cotangent(given: Any, like: Any) -> torch.Tensor:
+    if given is not None:
+        return given  # type: ignore[no-any-return]
+    shape, dtype, device = like
+    return torch.zeros(shape, dtype=dtype, device=device)

@@ -1,0 +1,105 @@
+"""Ops that torch defines by others, in C++ and once more in Python.
+
+The Python definitions are made for symbolic sizes.  They are not always what eager torch does: some
+return a view where the C++ one returns a new tensor, a copy where it returns its argument, or use
+other kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
+
+from adjoint.torch_private import symbols, trees
+from adjoint.torch_private.operators import OpOverload
+
+aten = torch.ops.aten
+
+_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+
+
+@contextlib.contextmanager
+def composites_as_in_eager() -> Iterator[None]:
+    """Run ops by their Python definitions where sizes are symbols, and as eager does elsewhere."""
+    with contextlib.ExitStack() as stack:
+        for op in _defined_in_python():
+            stack.enter_context(_as_in_eager(op))
+        stack.enter_context(enable_python_dispatcher())
+        yield
+
+
+@contextlib.contextmanager
+def _as_in_eager(op: OpOverload) -> Iterator[None]:
+    before = dict(op.py_kernels)
+    for key in _KEYS:
+        if key in before:
+            op.py_kernels[key] = _chosen(op, _CORRECTED.get(op, before[key]))
+    op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        op.py_kernels.update(before)
+        op._dispatch_cache.clear()
+
+
+def _chosen(op: OpOverload, general: Callable[..., Any]) -> Callable[..., Any]:
+    inside = ContextVar("inside", default=False)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # In inference mode, what runs the op comes back here for its definition.
+        if inside.get() or any(_has_symbols(leaf) for leaf in trees.leaves((args, kwargs))):
+            return general(*args, **kwargs)
+        token = inside.set(True)
+        try:
+            with no_python_dispatcher():
+                return op(*args, **kwargs)
+        finally:
+            inside.reset(token)
+
+    return run
+
+
+@functools.cache
+def _defined_in_python() -> tuple[OpOverload, ...]:
+    overloads = [
+        getattr(packet, name)
+        for packet in (getattr(aten, each) for each in dir(aten))
+        if isinstance(packet, torch._ops.OpOverloadPacket)
+        for name in packet.overloads()
+    ]
+    return tuple(op for op in overloads if any(key in op.py_kernels for key in _KEYS))
+
+
+def _has_symbols(leaf: Any) -> bool:
+    if isinstance(leaf, torch.Tensor):
+        return any(isinstance(size, torch.SymInt) for size in leaf.shape)
+    return isinstance(leaf, symbols.SYMBOLIC)
+
+
+_matmul = aten.matmul.default.py_kernels[DispatchKey.CompositeImplicitAutograd]
+
+
+def _product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A product of stacks of matrices is no view, though it is computed as one of another shape."""
+    product: torch.Tensor = _matmul(one, other)
+    if product._is_view() and product._base is not None:
+        product = aten._unsafe_view.default(product._base, product.shape)
+    return product
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """Where nothing is dropped, the result is the argument."""
+    return aten.native_dropout.default(x, p, train)[0] if train and p != 0 else x
+
+
+_CORRECTED: dict[OpOverload, Callable[..., Any]] = {
+    aten.matmul.default: _product,
+    aten.dropout.default: _dropout,
+}

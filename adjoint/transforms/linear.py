@@ -1,0 +1,118 @@
+"""A function captured inside a program, and its derivative as linear maps at the point it was called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjoint.building import Build
+from adjoint.capture.subgraph import Body
+from adjoint.capture.tracer import Tracer
+from adjoint.errors import CaptureError
+from adjoint.graph.descriptors import Argument, Result
+from adjoint.graph.evaluation import evaluate
+from adjoint.graph.metadata import outputs_of, set_descriptor, set_output_descriptors
+from adjoint.runtime.bridge import Recorded
+from adjoint.torch_private import trees
+from adjoint.torch_private.modes import outside_functorch
+
+
+class Linearized:
+    """`function` at `inputs`: its value, and its derivative in both directions.
+
+    The function is captured as a body of the program under way; the value is computed once, with what
+    the derivative needs, and each use of the derivative adds the nodes for it.
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        build: Build,
+        function: Callable[..., Any],
+        inputs: Sequence[torch.Tensor],
+    ) -> None:
+        self.tracer = tracer
+        self.build = build
+        self.inputs = list(inputs)
+        body = Body(tracer)
+        result = body.run(function, _twins(tracer, inputs))
+        leaves, self.spec = trees.flatten(result)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        body.read(tensors)
+        if body.written():
+            raise CaptureError(
+                "an in-place write inside a differentiated function",
+                "it changes a tensor from outside the function",
+                "return the new value instead",
+                tracer.emitter.source(),
+            )
+        self.lifted = list(body.scope.lifted)
+        graph = _described(body.close(tensors))
+        self.wrt = tuple(range(len(self.inputs)))
+        with tracer.paused(), outside_functorch():
+            self.recorded = build.record(graph, self.wrt)
+        running = graph if self.recorded is None else self.recorded.graph_module
+        self.outputs = list(evaluate(running, [*self.inputs, *self.lifted]))
+        self.results = self.outputs[: len(tensors)]
+        values = iter(self.results)
+        filled = [next(values) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self.value = trees.unflatten(filled, self.spec)
+
+    def pull_back(self, cotangents: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        """The cotangents of the inputs, for cotangents of the results (None: zero)."""
+        recorded = self.recorded
+        given = [] if recorded is None else self._differentiable(recorded, cotangents)
+        if recorded is None or not given:
+            return [torch.zeros_like(each) for each in self.inputs]
+        with self.tracer.paused(), outside_functorch():
+            reverse = self.build.reverse(recorded, given, self.wrt)
+        saved = self._saved(reverse.inputs, reverse.outputs)
+        gradients = evaluate(reverse.graph_module, [*saved, *(cotangents[i] for i in given)])
+        return [
+            torch.zeros_like(each) if gradient is None else gradient
+            for each, gradient in zip(self.inputs, gradients, strict=True)
+        ]
+
+    def push_forward(self, tangents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tangents of the results, for tangents of the inputs: the transpose of `pull_back`."""
+        zeros = [torch.zeros_like(each) for each in self.results]
+        recorded = self.recorded
+        given = [] if recorded is None else self._differentiable(recorded, self.results)
+        if recorded is None or not given:
+            return zeros
+        with self.tracer.paused(), outside_functorch():
+            reverse = self.build.reverse(recorded, given, self.wrt)
+            saved = self._saved(reverse.inputs, reverse.outputs)
+            forward, present = self.build.transpose(reverse.graph_module, len(saved))
+        pushed = evaluate(forward, [*saved, *(tangents[i] for i in present)])
+        for place, value in zip(given, pushed, strict=True):
+            if value is not None:
+                zeros[place] = value
+        return zeros
+
+    def _differentiable(self, recorded: Recorded, given: Sequence[Any]) -> list[int]:
+        results = range(len(self.results))
+        return [i for i in results if i in recorded.differentiable and given[i] is not None]
+
+    def _saved(self, inputs: Sequence[int], outputs: Sequence[int]) -> list[Any]:
+        entering = [*self.inputs, *self.lifted]
+        return [*(entering[i] for i in inputs), *(self.outputs[i] for i in outputs)]
+
+
+def _twins(tracer: Tracer, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors like `inputs`, which require grad but are no leaves: the function may write to them."""
+    with tracer.paused(), torch.enable_grad():
+        return [each.detach().requires_grad_().clone() for each in inputs]
+
+
+def _described(module: fx.GraphModule) -> fx.GraphModule:
+    entering = [node for node in module.graph.nodes if node.op == "placeholder"]
+    for index, node in enumerate(entering):
+        set_descriptor(node, Argument(index, f"args[{index}]"))
+    returned = outputs_of(module.graph)
+    descriptors = tuple(Result(index, f"result[{index}]") for index in range(len(returned)))
+    set_output_descriptors(module.graph, descriptors)
+    return module

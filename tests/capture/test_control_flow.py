@@ -1,0 +1,397 @@
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+from torch import Tensor
+from torch._higher_order_ops import map as map_operator
+from torch._higher_order_ops import scan as scan_operator
+from torch._higher_order_ops import while_loop as while_operator
+from torch.compiler import nested_compile_region
+from torch.utils import _pytree as pytree
+
+import adjoint
+from adjoint.graph.subgraphs import subgraphs_of
+from tests.parity import ROUTES, Route, Row, Table, check, leaf, plain, refused
+
+Pair: TypeAlias = tuple[Tensor, Tensor]
+
+TABLE = Table()
+OUTSIDE = torch.arange(3, dtype=torch.float64)
+
+
+def leaves() -> Pair:
+    return leaf(3), leaf(3)
+
+
+def plains() -> Pair:
+    return plain(3), plain(3)
+
+
+def squares() -> Pair:
+    return leaf(4, 3), leaf(3)
+
+
+def is_positive(x: Tensor) -> Tensor:
+    return x.sum() > 0
+
+
+# The oracle is what the operators mean in Python.  In eager torch they compile themselves, have no
+# second derivative, and draw other random numbers when they differentiate.
+
+
+def cond(pred: Any, true: Any, false: Any, operands: Any) -> Any:
+    if torch.compiler.is_dynamo_compiling():
+        return torch.cond(pred, true, false, operands)
+    return true(*operands) if pred else false(*operands)
+
+
+def while_loop(condition: Any, step: Any, carried: Any) -> Any:
+    if torch.compiler.is_dynamo_compiling():
+        return while_operator(condition, step, carried)
+    while condition(*carried):
+        carried = step(*carried)
+    return tuple(carried)
+
+
+def scan(combine: Any, init: Any, xs: Any, dim: int = 0, reverse: bool = False) -> Any:
+    if torch.compiler.is_dynamo_compiling():
+        return scan_operator(combine, init, xs, dim=dim, reverse=reverse)
+    carry, steps = init, []
+    count = pytree.tree_leaves(xs)[0].shape[dim]
+    for index in reversed(range(count)) if reverse else range(count):
+        carry, step = combine(carry, pytree.tree_map(lambda x, i=index: x.select(dim, i), xs))
+        steps.append(step)
+    in_order = steps[::-1] if reverse else steps
+    return carry, pytree.tree_map(lambda *each: _stacked(each, dim), *in_order)
+
+
+def _stacked(steps: tuple[Tensor, ...], dim: int) -> Tensor:
+    stacked = torch.stack(steps)
+    return stacked.movedim(0, dim) if dim else stacked
+
+
+def map_slices(function: Any, xs: Any) -> Any:
+    if torch.compiler.is_dynamo_compiling():
+        return map_operator(function, xs)
+    count = pytree.tree_leaves(xs)[0].shape[0]
+    steps = [function(pytree.tree_map(lambda x, i=i: x[i], xs)) for i in range(count)]
+    return pytree.tree_map(lambda *each: torch.stack(each), *steps)
+
+
+# cond ---------------------------------------------------------------------------------------------
+
+
+@TABLE(leaves, order=2)
+def cond_takes_one_branch(x: Tensor, y: Tensor) -> Any:
+    return cond(is_positive(x), lambda a, b: a * b.sin(), lambda a, b: a + b * b, (x, y))
+
+
+@TABLE(plains)
+def cond_without_gradients(x: Tensor, y: Tensor) -> Any:
+    return cond(is_positive(x), lambda a: a.sin(), lambda a: a.cos(), (x,))
+
+
+@TABLE(leaves)
+def cond_takes_the_other(x: Tensor, y: Tensor) -> Any:
+    return cond(x.sum() > 1e9, lambda a: a.sin(), lambda a: a.cos(), (x,)) * y
+
+
+@TABLE(leaves, order=2)
+def cond_over_trees(x: Tensor, y: Tensor) -> Any:
+    def true(tree: Any) -> Any:
+        return {
+            "sum": tree["pair"][0] + tree["pair"][1],
+            "rest": [tree["x"].sin(), (tree["x"] * 2,)],
+        }
+
+    def false(tree: Any) -> Any:
+        return {"sum": tree["pair"][0] * 2, "rest": [tree["x"].cos(), (tree["x"] * 3,)]}
+
+    result = cond(is_positive(x), true, false, ({"pair": (x, y), "x": x},))
+    return result["sum"], result["rest"][0], result["rest"][1][0] * 2
+
+
+@TABLE(leaves, order=2)
+def cond_closes_over_traced_tensors(x: Tensor, y: Tensor) -> Any:
+    w, v = x * 2, y.exp()
+    return cond(is_positive(x), lambda a: (a * w).sin(), lambda a: a.cos() + v, (x,))
+
+
+@TABLE(leaves)
+def cond_closes_over_a_tensor_from_outside(x: Tensor, y: Tensor) -> Any:
+    return cond(is_positive(x), lambda a: a * OUTSIDE, lambda a: a - OUTSIDE, (x,)) + y
+
+
+@TABLE(leaves)
+def cond_without_operands(x: Tensor, y: Tensor) -> Any:
+    return cond(is_positive(x), lambda: x * y, lambda: x + y, ())
+
+
+@TABLE(leaves)
+def cond_with_no_grad_in_a_branch(x: Tensor, y: Tensor) -> Any:
+    def true(a: Tensor, b: Tensor) -> Tensor:
+        with torch.no_grad():
+            c = a.exp()
+        return b * c
+
+    return cond(is_positive(x), true, true, (x, y))
+
+
+@TABLE(leaves)
+def cond_under_no_grad(x: Tensor, y: Tensor) -> Any:
+    with torch.no_grad():
+        z = cond(is_positive(x), lambda a: a.sin(), lambda a: a.cos(), (x,))
+    return z * y
+
+
+def cond_on_a_python_bool(x: Tensor, y: Tensor) -> Any:
+    return cond(x.dim() == 1, lambda a: a * y, lambda a: a + y, (x,))
+
+
+@TABLE(leaves)
+def cond_returns_a_view(x: Tensor, y: Tensor) -> Any:
+    return cond(is_positive(x), lambda a: (a * 2)[1:], lambda a: (a * 3)[1:], (x,)) * y[0]
+
+
+@TABLE(leaves)
+def cond_writes_to_its_own(x: Tensor, y: Tensor) -> Any:
+    def true(a: Tensor) -> Tensor:
+        b = a * 2
+        b[0].add_(1)
+        return b
+
+    return cond(is_positive(x), true, lambda a: a.sin(), (x,)) * y
+
+
+@TABLE(leaves, order=2)
+def cond_in_cond(x: Tensor, y: Tensor) -> Any:
+    w = y.sin()
+
+    def true(a: Tensor) -> Any:
+        return cond(a[0] > 0, lambda b: b * w, lambda b: b + w * y, (a,))
+
+    return cond(is_positive(x), true, true, (x,))
+
+
+@TABLE(leaves)
+def cond_twice(x: Tensor, y: Tensor) -> Any:
+    z = cond(is_positive(x), lambda a: a.sin(), lambda a: a.cos(), (x,))
+    return cond(is_positive(y), lambda a: a.sin(), lambda a: a.cos(), (z,))
+
+
+@TABLE(leaves)
+def cond_draws_random_numbers(x: Tensor, y: Tensor) -> Any:
+    def true(a: Tensor) -> Tensor:
+        return a * torch.rand(3, dtype=a.dtype)
+
+    return cond(is_positive(x), true, true, (x,)) + torch.rand(3, dtype=y.dtype)
+
+
+@TABLE(leaves)
+def cond_that_only_draws(x: Tensor, y: Tensor) -> Any:
+    def draw(a: Tensor) -> Tensor:
+        return a * torch.rand(3, dtype=a.dtype)
+
+    cond(is_positive(x), draw, draw, (x,))
+    return y * torch.rand(3, dtype=y.dtype)
+
+
+# while_loop ---------------------------------------------------------------------------------------
+
+
+@TABLE(plains)
+def while_counts_a_tensor(x: Tensor, y: Tensor) -> Any:
+    return while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a * y), (torch.tensor(0), x))
+
+
+@TABLE(plains)
+def while_counts_an_int(x: Tensor, y: Tensor) -> Any:
+    return while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a * y), (0, x))
+
+
+@TABLE(plains)
+def while_stops_on_a_value(x: Tensor, y: Tensor) -> Any:
+    (result,) = while_loop(lambda a: a.abs().sum() > 0.5, lambda a: (a / 2,), (x,))
+    return result * y
+
+
+@TABLE(plains)
+def while_never_runs(x: Tensor, y: Tensor) -> Any:
+    (result,) = while_loop(lambda a: a.sum() > 1e9, lambda a: (a * y,), (x,))
+    return result + 1
+
+
+@TABLE(plains)
+def while_in_cond(x: Tensor, y: Tensor) -> Any:
+    def loop(a: Tensor) -> Any:
+        return while_loop(lambda i, b: i < 2, lambda i, b: (i + 1, b * y), (torch.tensor(0), a))[1]
+
+    return cond(is_positive(x), loop, lambda a: a.sin(), (x,))
+
+
+@TABLE(plains)
+def cond_in_while(x: Tensor, y: Tensor) -> Any:
+    def step(i: Tensor, a: Tensor) -> Any:
+        return i + 1, cond(is_positive(a), lambda b: b - y, lambda b: b + 2, (a,))
+
+    return while_loop(lambda i, a: i < 4, step, (torch.tensor(0), x))
+
+
+# scan and map -------------------------------------------------------------------------------------
+
+
+@TABLE(squares, order=2)
+def scan_carries_and_stacks(x: Tensor, y: Tensor) -> Any:
+    return scan(lambda carry, a: (carry + a * y, carry * a), y.clone(), x)
+
+
+@TABLE(squares)
+def scan_over_trees(x: Tensor, y: Tensor) -> Any:
+    def combine(carry: Any, each: Any) -> Any:
+        return {"c": carry["c"] * each[0]}, (each[1].sin(), carry["c"] + 1)
+
+    return scan(combine, {"c": y.clone()}, (x, x * 2))
+
+
+@TABLE(squares)
+def scan_backwards(x: Tensor, y: Tensor) -> Any:
+    return scan(lambda carry, a: (carry + a, carry * a), y.clone(), x, reverse=True)
+
+
+@TABLE(lambda: (leaf(3, 4), leaf(3)))
+def scan_along_another_axis(x: Tensor, y: Tensor) -> Any:
+    carry, steps = scan(lambda carry, a: (carry + a, carry * a), y.clone(), x, dim=1)
+    return carry, steps * 1
+
+
+@TABLE(squares)
+def scan_in_scan(x: Tensor, y: Tensor) -> Any:
+    def outer(carry: Tensor, row: Tensor) -> Any:
+        inner, products = scan(lambda c, a: (c + a, c * a), carry.sum(), row)
+        return carry + inner, products
+
+    return scan(outer, y.clone(), x)
+
+
+@TABLE(squares, order=2)
+def map_applies_to_each(x: Tensor, y: Tensor) -> Any:
+    return map_slices(lambda a: a.sin() * y, x)
+
+
+@TABLE(squares)
+def map_over_trees(x: Tensor, y: Tensor) -> Any:
+    return map_slices(lambda t: (t["a"] * t["b"], t["a"].sum()), {"a": x, "b": x + 1})
+
+
+@TABLE(squares)
+def cond_in_map(x: Tensor, y: Tensor) -> Any:
+    def each(a: Tensor) -> Any:
+        return cond(is_positive(a), lambda b: b * y, lambda b: b.sin(), (a,))
+
+    return map_slices(each, x)
+
+
+# regions that are compiled once -------------------------------------------------------------------
+
+
+@nested_compile_region
+def region(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sin()
+
+
+@TABLE(leaves, order=2)
+def nested_regions(x: Tensor, y: Tensor) -> Any:
+    return region(region(x, y), y) + 1
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("row", TABLE, ids=str)
+def test_control_flow_is_eagers(row: Row, route: Route) -> None:
+    row.check(route)
+
+
+@pytest.mark.filterwarnings("ignore:Pred is a Python constant")
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_python_bool_chooses_once(route: Route) -> None:
+    check(cond_on_a_python_bool, leaves, route)
+
+
+# What capture makes of it -------------------------------------------------------------------------
+
+
+def test_bodies_stay_graphs() -> None:
+    captured = adjoint.capture(cond_closes_over_traced_tensors, *leaves())
+    names = [node.target for node in captured.graph_module.graph.nodes]
+    assert torch.ops.higher_order.cond in names
+    bodies = subgraphs_of(captured.graph_module)
+    assert len(bodies) == 2
+    inputs = [len(body.graph.find_nodes(op="placeholder")) for body in bodies.values()]
+    assert inputs[0] == inputs[1]
+
+
+def test_both_branches_hold_after_one_capture() -> None:
+    x, y = torch.ones(3), torch.ones(3)
+    captured = adjoint.capture(cond_closes_over_traced_tensors, x, y)
+    for sign in (1, -1):
+        expected = cond_closes_over_traced_tensors(sign * x, y)
+        assert torch.equal(adjoint.run(captured, sign * x, y), expected)
+
+
+# Refusals -----------------------------------------------------------------------------------------
+
+
+def writes_to_its_operand(x: Tensor, y: Tensor) -> Any:
+    return cond(is_positive(x), lambda a: a.add_(1), lambda a: a.sin(), (x,))
+
+
+def writes_to_what_it_closes_over(x: Tensor, y: Tensor) -> Any:
+    return cond(is_positive(x), lambda a: y.add_(a), lambda a: a.sin(), (x,))
+
+
+def writes_in_a_loop(x: Tensor, y: Tensor) -> Any:
+    return map_slices(lambda a: y.add_(a.sum()) * a, x)
+
+
+def branches_differ_in_shape(x: Tensor, y: Tensor) -> Any:
+    return cond(is_positive(x), lambda a: a[:2] * 1, lambda a: a.sin(), (x,))
+
+
+def branches_differ_in_dtype(x: Tensor, y: Tensor) -> Any:
+    return cond(is_positive(x), lambda a: a.float(), lambda a: a.sin(), (x,))
+
+
+def branches_differ_in_structure(x: Tensor, y: Tensor) -> Any:
+    return cond(is_positive(x), lambda a: (a * 1,), lambda a: [a.sin()], (x,))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (writes_to_its_operand, "an in-place write inside cond"),
+        (writes_to_what_it_closes_over, "an in-place write inside cond"),
+        (writes_in_a_loop, "an in-place write inside map"),
+        (branches_differ_in_shape, "its branches return f64.2. and f64.3."),
+        (branches_differ_in_dtype, "its branches return f32.3. and f64.3."),
+        (branches_differ_in_structure, "its branches return"),
+    ],
+)
+def test_what_a_body_must_not_do(function: Any, message: str) -> None:
+    x, y = torch.randn(3, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    before = x.clone(), y.clone()
+    with pytest.raises(adjoint.CaptureError, match=message) as raised:
+        adjoint.capture(function, x, y)
+    assert torch.equal(x, before[0])
+    assert torch.equal(y, before[1])
+    assert raised.value.source is not None
+    assert raised.value.source.file == __file__
+
+
+def test_a_derivative_through_a_body_inside_the_program_is_refused() -> None:
+    def program(x: Tensor) -> Any:
+        z = cond(is_positive(x), lambda a: a.sin(), lambda a: a.cos(), (x,))
+        return torch.autograd.grad(z.sum(), x)
+
+    error = refused(program, lambda: leaf(3))
+    assert "a derivative of cond" in str(error)

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import contextlib
+import operator
+from typing import Any
+
+import pytest
+import torch
+
+from adjoint.capture.emission import Emitter, as_under, current_mode
+from adjoint.errors import CaptureError
+from adjoint.graph.metadata import Mode, mode_of, source_of, value_of
+from adjoint.torch_private.fake import FakeTensorMode, make_fake, new_fake_mode
+from adjoint.torch_private.modes import below_autograd
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def fake_mode() -> FakeTensorMode:
+    return new_fake_mode()
+
+
+@pytest.fixture
+def emitter(fake_mode: FakeTensorMode) -> Emitter:
+    @contextlib.contextmanager
+    def quietly() -> Any:
+        with fake_mode, below_autograd(), torch.no_grad():
+            yield
+
+    return Emitter(quietly)
+
+
+def fake(mode: FakeTensorMode, *shape: int, dynamic: bool = False) -> torch.Tensor:
+    return make_fake(mode, torch.randn(shape), dynamic, "x")
+
+
+def test_the_mode_of_now() -> None:
+    assert current_mode() == Mode()
+    with torch.no_grad():
+        assert current_mode() == Mode(grad_enabled=False)
+        with as_under(Mode()):
+            assert current_mode() == Mode()
+    with torch.inference_mode():
+        assert current_mode() == Mode(grad_enabled=False, inference=True)
+
+
+def test_a_call_knows_its_value_mode_and_line(emitter: Emitter, fake_mode: FakeTensorMode) -> None:
+    x = emitter.placeholder("x", fake(fake_mode, 2, 3))
+    with torch.no_grad():
+        node = emitter.call(aten.sum.dim_IntList, (x, [1]))
+    assert value_of(node).shape == (2,)
+    assert mode_of(node) == Mode(grad_enabled=False)
+    line = source_of(node)
+    assert line is not None
+    assert line.function == "test_a_call_knows_its_value_mode_and_line"
+
+
+def test_inputs_come_before_all_else(emitter: Emitter, fake_mode: FakeTensorMode) -> None:
+    emitter.call(aten.zeros.default, ([2],))
+    first = emitter.placeholder("x", fake(fake_mode, 2))
+    emitter.call(aten.sin.default, (first,))
+    second = emitter.placeholder("x", fake(fake_mode, 2))
+    assert list(emitter.graph.nodes)[:2] == [first, second]
+    assert first.target != second.target
+
+
+def test_what_cannot_be_written_down_is_an_attribute(emitter: Emitter) -> None:
+    generator = torch.Generator()
+    node = emitter.call(aten.rand.generator, ([3],), {"generator": generator})
+    again = emitter.call(aten.rand.generator, ([3],), {"generator": generator})
+    assert emitter.attributes == {"object_0": generator}
+    assert node.kwargs["generator"].target == again.kwargs["generator"].target == "object_0"  # type: ignore[union-attr]
+
+
+def test_one_of_several_results(emitter: Emitter, fake_mode: FakeTensorMode) -> None:
+    x = emitter.placeholder("x", fake(fake_mode, 4))
+    node = emitter.item(emitter.call(aten.sort.default, (x,)), 1)
+    assert node.target is operator.getitem
+    assert value_of(node).dtype is torch.int64
+
+
+def test_a_view_that_strides_forbid_is_taken_of_a_copy(
+    emitter: Emitter, fake_mode: FakeTensorMode
+) -> None:
+    x = emitter.placeholder("x", fake(fake_mode, 2, 3))
+    t = emitter.call(aten.t.default, (x,))
+    flat = emitter.reshape(t, [-1])
+    assert flat.args[0].target is aten.clone.default  # type: ignore[union-attr]
+    assert emitter.reshape(x, [-1]).args[0] is x
+
+
+def test_sizes_are_computed_from_inputs(emitter: Emitter, fake_mode: FakeTensorMode) -> None:
+    value = fake(fake_mode, 2, 3, dynamic=True)
+    x = emitter.placeholder("x", value)
+    total: Any = value.shape[0] * 2 + value.shape[1]
+    node = emitter.number(total)
+    assert emitter.number(total) is node
+    queries = emitter.graph.find_nodes(op="call_function", target=aten.sym_size.int)
+    assert {query.args for query in queries} == {(x, 0), (x, 1)}
+    assert emitter.number_nodes([value.shape[0], 7])[1] == 7
+
+
+def test_a_size_of_no_input_is_refused(emitter: Emitter, fake_mode: FakeTensorMode) -> None:
+    size: Any = fake(fake_mode, 2, dynamic=True).shape[0]
+    with pytest.raises(CaptureError, match="it is not the size of any input"):
+        emitter.number(size)

@@ -1,0 +1,238 @@
+"""Random programs of views, in-place ops and arithmetic over inputs that share memory.
+
+Hypothesis draws numbers; `Writer` makes a Python program of them by running it as it writes it, so
+that most lines fit the shapes they meet.  A line that eager refuses may stay, as the last one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.parity import Route, check
+
+# How an input is made of those before it: {0} is one of them.
+INPUTS = (
+    "torch.randn({shape}, dtype=torch.float64)",
+    "torch.randn({shape}, dtype=torch.float64).requires_grad_()",
+    "torch.randn({shape}, dtype=torch.float64).requires_grad_() * 1",
+    "(torch.randn({shape}, dtype=torch.float64).requires_grad_() * 1)[1:]",
+    "{0}",
+    "{0}[1:]",
+    "{0}.t()",
+    "{0}.view(-1)[1:]",
+    "{0}[..., 0]",
+    "{0}.detach()",
+    "{0}.detach()[:1]",
+    "{0}.data",
+    "{0}.detach().view(torch.int64)",
+    "{0}.detach().requires_grad_()",
+    "unrecorded(lambda: {0}[1:])",
+)
+SHAPES = ("(4,)", "(2, 3)", "(3, 2)", "(2, 2, 2)", "(3, 1)", "()")
+
+# What a line may compute from tensors {0} and {1}, with a small number {k}.
+VALUES = (
+    "{0}[0]",
+    "{0}[{k}:]",
+    "{0}[..., -1]",
+    "{0}[..., ::2]",
+    "{0}.t()",
+    "{0}.transpose(0, -1)",
+    "{0}.view(-1)",
+    "{0}.reshape(-1)",
+    "{0}.unsqueeze({k})",
+    "{0}.squeeze()",
+    "{0}.diagonal()",
+    "{0}.unbind(-1)[0]",
+    "{0}.split(1)[-1]",
+    "{0}.expand(2, *{0}.shape)",
+    "{0}.unfold(0, 2, 1)",
+    "{0}.view(-1).as_strided((2,), (1,))",
+    "{0}.detach()",
+    "{0}.data",
+    "{0}.detach().view(torch.int64)",
+    "{0}.sin()",
+    "{0} * 2",
+    "{0} + {1}",
+    "{0} * {1}.sum()",
+    "{0}.clone()",
+    "torch.zeros_like({0})",
+    "torch.where({0} > 0, {0}, {1}.sum())",
+)
+WRITES = (
+    "{0}.add_(1)",
+    "{0}.mul_(3)",
+    "{0}.sin_()",
+    "{0}.zero_()",
+    "{0}.add_({1})",
+    "{0}.mul_({1}.sum())",
+    "{0}.copy_({1})",
+    "{0}.copy_({1}.sum())",
+    "{0}[0] = {1}.sum()",
+    "{0}[..., 0] += 2",
+    "{0}.masked_fill_({1}.sum() > 0, 1)",
+    "{0}.view(-1)[{k}:].mul_(2)",
+    "{0}.t().add_({0}.t())",
+    "{0}.data.add_(1)",
+    "{0}.detach().mul_(2)",
+    "{0}.uniform_()",
+)
+
+
+@dataclass
+class Program:
+    """The source of a function, and of what makes its inputs."""
+
+    inputs: list[str]
+    lines: list[str]
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"x{i}" for i in range(len(self.inputs)))
+        made = "".join(f"    x{i} = {source}\n" for i, source in enumerate(self.inputs))
+        body = "".join(f"    {line}\n" for line in self.lines)
+        return f"def make():\n{made}    return ({names},)\n\ndef program({names}):\n{body}"
+
+    def functions(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        names = dict(ENVIRONMENT)
+        exec(compile(repr(self), "<random program>", "exec"), names)
+        return names["program"], names["make"]
+
+
+def unrecorded(make: Callable[[], Tensor]) -> Tensor:
+    with torch.no_grad():
+        return make()
+
+
+ENVIRONMENT: dict[str, Any] = {"torch": torch, "unrecorded": unrecorded}
+
+Numbers = tuple[int, int, int, int, bool]
+
+
+class Writer:
+    """Writes a program line by line, running each."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.names: dict[str, Any] = dict(ENVIRONMENT)
+        self.tensors: list[str] = []
+        self.program = Program([], [])
+        self.failed = False
+
+    def try_line(self, line: str) -> bool:
+        try:
+            exec(line, self.names)
+        except (RuntimeError, IndexError, TypeError):
+            return False
+        return True
+
+    def input(self, numbers: Numbers) -> None:
+        kind, first, shape, _, _ = numbers
+        name = f"x{len(self.program.inputs)}"
+        source = INPUTS[kind % len(INPUTS)]
+        if "{0}" in source and not self.tensors:
+            source = INPUTS[kind % 3]
+        source = source.format(
+            self.tensors[first % len(self.tensors)] if self.tensors else "",
+            shape=SHAPES[shape % len(SHAPES)],
+        )
+        if self.try_line(f"{name} = {source}"):
+            self.program.inputs.append(source)
+            self.tensors.append(name)
+
+    def statement(self, numbers: Numbers, keep_errors: bool) -> None:
+        if self.failed:
+            return
+        kind, first, second, k, quiet = numbers
+        templates = VALUES + WRITES
+        template = templates[kind % len(templates)]
+        chosen = (self.tensors[each % len(self.tensors)] for each in (first, second))
+        line = template.format(*chosen, k=k)
+        name = f"y{len(self.tensors)}"
+        if template in VALUES:
+            line = f"{name} = {line}"
+        ran = self.try_line(f"with torch.set_grad_enabled({not quiet}): {line}")
+        if ran and template in VALUES:
+            self.tensors.append(name)
+        if ran or keep_errors:
+            lines = self.program.lines
+            if quiet and not (lines and lines[-1].startswith("    ")):
+                lines.append("with torch.no_grad():")
+            lines.append(f"    {line}" if quiet else line)
+            self.failed = not ran
+
+    def returns(self, chosen: Sequence[int]) -> None:
+        names = [self.tensors[each % len(self.tensors)] for each in chosen]
+        self.program.lines.append(f"return [{', '.join(names)}]")
+
+
+numbers = st.tuples(
+    st.integers(0, 400), st.integers(0, 7), st.integers(0, 7), st.integers(0, 2), st.booleans()
+)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    writer = Writer()
+    writer.input((draw(st.integers(0, 2)), 0, draw(st.integers(0, 5)), 0, False))
+    for each in draw(st.lists(numbers, max_size=3)):
+        writer.input(each)
+    keep_errors = draw(st.integers(0, 9)) == 0
+    for each in draw(st.lists(numbers, min_size=2, max_size=8)):
+        # Most lines record: a program that is all no_grad says little.
+        quiet = each[4] and each[3] > 0
+        writer.statement((*each[:4], quiet), keep_errors)
+    writer.returns(draw(st.lists(st.integers(0, 12), min_size=1, max_size=4)))
+    return writer.program
+
+
+def holds(program: Program, route: Route) -> None:
+    function, make = program.functions()
+    with contextlib.suppress(torch._dynamo.exc.Unsupported):
+        check(function, make, route, compiles=False)
+
+
+def drawn(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A test over `count` programs, the same ones at each run."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        limits = settings(
+            max_examples=count,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        return limits(given(program=programs())(test))
+
+    return decorate
+
+
+@drawn(300)
+def test_a_random_program(program: Program) -> None:
+    holds(program, Route.DIRECT)
+
+
+@drawn(40)
+def test_a_random_program_through_dynamo(program: Program) -> None:
+    holds(program, Route.DYNAMO)
+
+
+@pytest.mark.slow
+@drawn(2500)
+def test_many_random_programs(program: Program) -> None:
+    holds(program, Route.DIRECT)
+
+
+@pytest.mark.slow
+@drawn(300)
+def test_many_random_programs_through_dynamo(program: Program) -> None:
+    holds(program, Route.DYNAMO)

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import adjoint
+from adjoint.graph.evaluation import entry_mode, evaluate
+from adjoint.graph.metadata import Mode
+
+aten = torch.ops.aten
+
+
+def module_of(op: Any, *others: Any) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    operands = [graph.placeholder("y") if each is ... else each for each in others]
+    graph.output((graph.call_function(op, (x, *operands)),))
+    return torch.fx.GraphModule({}, graph)
+
+
+@pytest.mark.parametrize(
+    ("scatter", "view", "args"),
+    [
+        (aten.select_scatter.default, aten.select.int, (0, 1)),
+        (aten.slice_scatter.default, aten.slice.Tensor, (0, 1, 3)),
+        (aten.diagonal_scatter.default, aten.diagonal.default, (1,)),
+        (aten.as_strided_scatter.default, aten.as_strided.default, ([2, 2], [4, 1], 1)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_writing_through_a_view_has_both_derivatives(
+    scatter: Any, view: Any, args: tuple[Any, ...], dtype: torch.dtype
+) -> None:
+    x = torch.randn(4, 4, dtype=dtype, requires_grad=True)
+    new = torch.randn_like(view(x, *args)).detach().requires_grad_()
+    (result,) = evaluate(module_of(scatter, ..., *args), [x, new])
+    expected = x.clone()
+    view(expected, *args).copy_(new)
+    assert torch.equal(result, expected)
+    direction = torch.randn_like(expected)
+    for found, wanted in zip(
+        torch.autograd.grad(result, [x, new], direction),
+        torch.autograd.grad(expected, [x, new], direction),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_a_copy_lies_as_what_it_replaces() -> None:
+    into, source = torch.randn(3, 2).t(), torch.randn(2, 3, requires_grad=True)
+    (result,) = evaluate(module_of(aten.copy.default, ...), [into, source])
+    assert result.stride() == into.stride()
+    assert torch.equal(result, source)
+    (gradient,) = torch.autograd.grad(result.sum(), source)
+    assert torch.equal(gradient, torch.ones(2, 3))
+
+
+def test_bernoulli_draws_as_in_place() -> None:
+    torch.manual_seed(0)
+    expected = torch.empty(8).bernoulli_(0.3)
+    torch.manual_seed(0)
+    assert torch.equal(evaluate(module_of(aten.bernoulli.p, 0.3), [torch.empty(8)])[0], expected)
+
+
+def modes(x: Tensor) -> Any:
+    y = x * 2
+    with torch.no_grad():
+        z = y * 3
+    return y, z
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_the_callers_mode_holds_outside_of_regions(grad: bool) -> None:
+    x = torch.ones(3, requires_grad=True)
+    captured = adjoint.capture(modes, x)
+    assert entry_mode(captured.graph_module) == Mode()
+    with torch.set_grad_enabled(grad):
+        y, z = evaluate(captured.graph_module, [x])
+    assert y.requires_grad is grad
+    assert not z.requires_grad
+
+
+def test_values_are_released_after_their_last_use() -> None:
+    alive: list[weakref.ref[Tensor]] = []
+    counts: list[int] = []
+
+    def step(x: Tensor) -> Tensor:
+        result = x + 1
+        gc.collect()
+        counts.append(sum(each() is not None for each in alive))
+        alive.append(weakref.ref(result))
+        return result
+
+    graph = torch.fx.Graph()
+    value = graph.placeholder("x")
+    for _ in range(4):
+        value = graph.call_function(step, (value,))
+    graph.output((value,))
+    evaluate(torch.fx.GraphModule({}, graph), [torch.ones(2)])
+    assert max(counts) == 1
+
+
+def test_an_error_says_where_it_came_from() -> None:
+    captured = adjoint.capture(lambda x, i: x[i], torch.ones(3), torch.tensor([0]))
+    with pytest.raises(IndexError) as raised:
+        evaluate(captured.graph_module, [torch.ones(3), torch.tensor([9])])
+    notes = getattr(raised.value, "__notes__", None)
+    assert notes is None or "lambda x, i: x[i]" in notes[0]

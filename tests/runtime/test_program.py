@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import adjoint
+from adjoint.graph.captured import Captured
+from adjoint.runtime.program import Program, sharing
+
+
+def write(x: Tensor, y: Tensor) -> Tensor:
+    x.add_(1)
+    return x * y
+
+
+def read(x: Tensor, y: Tensor) -> Tensor:
+    return x * y
+
+
+class Counting:
+    """Captures a function, and counts how often."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.count = 0
+
+    def __call__(self, inputs: Sequence[Any]) -> Captured:
+        self.count += 1
+        return adjoint.capture(self.function, *inputs)
+
+
+def test_a_program_is_captured_once_for_each_way_to_share_memory() -> None:
+    capture, x = Counting(write), torch.zeros(4)
+    program = Program(capture([torch.zeros(3), torch.ones(3)]), capture)
+    assert torch.equal(program(torch.zeros(3), torch.ones(3))[0], torch.ones(3))
+    assert capture.count == 1
+    for _ in range(2):
+        x.zero_()
+        assert torch.equal(program(x[1:], x[:3])[0], torch.tensor([0.0, 1.0, 1.0]))
+    assert capture.count == 2
+    y = torch.ones(3)
+    assert torch.equal(program(y, y)[0], torch.full((3,), 4.0))
+    assert capture.count == 3
+
+
+def test_a_program_that_writes_to_nothing_is_captured_once() -> None:
+    capture, x = Counting(read), torch.ones(3)
+    program = Program(capture([x, x.clone()]), capture)
+    assert torch.equal(program(x, x)[0], x)
+    assert capture.count == 1
+
+
+def test_sharing_counts_only_memory_that_is_written_to() -> None:
+    x, y = torch.ones(4), torch.ones(4)
+    assert sharing([x, y], [0]) == ()
+    assert sharing([x, y, y[1:]], [0]) == ()
+    assert sharing([x, y, x[1:]], [0]) != ()
+    assert sharing([x, x[1:]], [0]) != sharing([x, x[2:]], [0])

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from adjoint.cli import main
+
+MODEL = """
+import torch
+
+
+def step(x, scale=1.0):
+    y = x.sin() * scale
+    x[0].add_(1)
+    return y.t()
+
+
+def branch(x):
+    return x if x.sum() > 0 else -x
+
+
+def constant():
+    return torch.ones(2)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.linear(x).relu()
+
+
+class Sized(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+
+
+def with_examples(x, y):
+    return x * y
+
+
+with_examples.example_inputs = lambda: {"x": torch.ones(3), "y": torch.ones(3)}
+"""
+EXAMPLES = "\nexample_inputs = (torch.ones(3, 2),)\n"
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = tmp_path / "adjoint_cli_model.py"
+    file.write_text(MODEL + EXAMPLES)
+    (tmp_path / "adjoint_cli_bare.py").write_text(MODEL)
+    (tmp_path / "adjoint_cli_broken.py").write_text("import no_such_module\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("adjoint_cli_model", "adjoint_cli_bare", "adjoint_cli_broken"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (
+            ["adjoint_cli_model:step"],
+            ["args_0: f32[3, 2]", "y = x.sin() * scale", "aten.sin.default"],
+        ),
+        (["adjoint_cli_model.py:step"], ["aten.sin.default"]),
+        (["adjoint_cli_model:Net"], ["parameter 'linear.weight'", "aten.relu.default"]),
+        (["adjoint_cli_model:with_examples"], ["kwargs['x']", "aten.mul.Tensor"]),
+        (["adjoint_cli_bare:constant"], ["aten.ones.default"]),
+        (["adjoint_cli_bare:step", "--args", "torch.ones(4, 5), scale=3.0"], ["f32[4, 5]", "3.0"]),
+        (["adjoint_cli_model:step", "--dynamic"], ["f32[s"]),
+    ],
+)
+def test_a_program_is_printed(
+    arguments: list[str], shown: list[str], model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["capture", *arguments]) == 0
+    printed = capsys.readouterr().out
+    for text in shown:
+        assert text in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["step"], "names no function; write module:function"),
+        (["no_such:step"], "there is no module 'no_such'"),
+        (["no_such.py:step"], "there is no file no_such.py"),
+        (["adjoint_cli_model:stop"], "has no 'stop'; it has"),
+        (["adjoint_cli_bare:step"], "step takes arguments; give them by --args"),
+        (["adjoint_cli_model:Sized"], "Sized cannot be made without arguments"),
+        (["adjoint_cli_model:branch"], "decides what the program does next"),
+    ],
+)
+def test_what_cannot_be_printed_is_explained(
+    arguments: list[str], message: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["capture", *arguments]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("adjoint: ")
+    assert message in captured.err
+    assert captured.out == ""
+
+
+def test_an_import_that_fails_inside_the_users_module_is_the_users(model: Path) -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        main(["capture", "adjoint_cli_broken:step"])
+
+
+def test_the_command_is_required() -> None:
+    with pytest.raises(SystemExit):
+        main([])
+
+
+def test_python_runs_the_package(model: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "adjoint", "capture", "adjoint_cli_model:step"],
+        capture_output=True,
+        text=True,
+        cwd=model.parent,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "adjoint_cli_model.py:6 in step: y = x.sin() * scale" in done.stdout

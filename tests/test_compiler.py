@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import adjoint
+from adjoint.compiler import compile_graph, unobserved
+from adjoint.graph.captured import Captured
+from adjoint.options import Options
+from tests.parity import leaf
+
+
+def program(x: Tensor) -> Tensor:
+    return x.sin() * 2
+
+
+def graph() -> torch.fx.GraphModule:
+    class Root(torch.nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return (program(x),)
+
+    return torch.fx.symbolic_trace(Root())
+
+
+def test_the_observer_is_shown_each_stage() -> None:
+    seen: list[tuple[str, Any]] = []
+
+    def saw(stage: str, value: Any) -> Any:
+        seen.append((stage, value))
+        return value
+
+    x = leaf(3)
+    (result,) = compile_graph(graph(), [x], Options(), saw)(x)
+    assert torch.equal(result, program(x))
+    assert [stage for stage, _ in seen] == ["capture"]
+    assert isinstance(seen[0][1], Captured)
+
+
+def test_the_observer_that_looks_away() -> None:
+    assert unobserved("capture", 3) == 3
+
+
+def test_capture_and_run() -> None:
+    x = leaf(3)
+    captured = adjoint.capture(program, x)
+    assert torch.equal(adjoint.run(captured, x), program(x))
+    assert "aten.sin.default" in captured.show()

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch._dynamo import convert_frame
+from torch.fx.experimental import _config as shape_config
+
+from adjoint.torch_private import dynamo
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("L['x']", None),
+        ("L['self']._parameters['weight']", "weight"),
+        ("L['self']._modules['layers']._modules['0']._buffers['mean']", "layers.0.mean"),
+        ("G['model']._modules['a']._parameters['b']", "model.a.b"),
+    ],
+)
+def test_names_of_parameters(source: str, name: str | None) -> None:
+    assert dynamo.module_path(source) == name
+
+
+def test_shapes_are_general_inside_only() -> None:
+    before = (shape_config.backed_size_oblivious, shape_config.use_duck_shape)
+    with dynamo.general_shapes():
+        assert shape_config.backed_size_oblivious
+        assert not shape_config.use_duck_shape
+    assert (shape_config.backed_size_oblivious, shape_config.use_duck_shape) == before
+
+
+def test_frames_are_adapted_once() -> None:
+    import adjoint.backend  # noqa: F401  (adapts them)
+
+    adapted = convert_frame._compile
+    dynamo.adapt_frames("adjoint", ValueError)
+    assert convert_frame._compile is adapted
+
+
+def test_there_are_no_fakes_outside_of_dynamo() -> None:
+    graph_module = torch.fx.symbolic_trace(torch.nn.Identity())
+    assert dynamo.fresh_fakes(graph_module, [torch.ones(3)]) == (None, [])
+
+
+def test_where_an_input_comes_from() -> None:
+    found: list[str] = []
+
+    def backend(graph_module: torch.fx.GraphModule, examples: Any) -> Any:
+        found.extend(map(dynamo.source_name, graph_module.graph.find_nodes(op="placeholder")))
+        mode, fakes = dynamo.fresh_fakes(graph_module, examples)
+        assert mode is not None
+        assert [fake.shape for fake in fakes] == [example.shape for example in examples]
+        assert all(fake._version == 0 for fake in fakes)
+        return graph_module.forward
+
+    torch._dynamo.reset()
+    torch.compile(lambda x, y: x.add_(y["a"]), backend=backend)(torch.ones(3), {"a": torch.ones(3)})
+    assert found == ["L['x']", "L['y']['a']"]
+
+
+def doubling(without_grad: bool) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    cotangent = graph.placeholder("cotangent")
+    if without_grad:
+        graph.call_function(torch._C._set_grad_enabled, (False,))
+    doubled = graph.call_function(torch.mul, (cotangent, 2))
+    if without_grad:
+        graph.call_function(torch._C._set_grad_enabled, (True,))
+    graph.output((doubled,))
+    return torch.fx.GraphModule({}, graph)
+
+
+@pytest.mark.parametrize("without_grad", [False, True])
+def test_a_backward_can_be_differentiated(without_grad: bool) -> None:
+    backward = dynamo.differentiable_backward(doubling(without_grad))
+    cotangent = torch.ones(3, requires_grad=True)
+    (result,) = backward(cotangent)
+    assert result.requires_grad
+    assert torch.equal(result, torch.full((3,), 2.0))

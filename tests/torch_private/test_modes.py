@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from adjoint.torch_private import modes
+
+
+def test_below_autograd_nothing_is_recorded() -> None:
+    x = torch.ones(3, requires_grad=True)
+    with modes.below_autograd():
+        assert not (x * 2).requires_grad
+    assert (x * 2).requires_grad
+
+
+def test_without_torch_function() -> None:
+    seen = []
+
+    class Watch(modes.TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        with modes.without_torch_function():
+            torch.sin(torch.Tensor())
+        assert not seen
+        torch.sin(torch.Tensor())
+    assert seen
+
+
+def test_hooks_in_force() -> None:
+    assert modes.saved_tensor_hooks() is None
+
+    def pack(tensor: Tensor) -> Tensor:
+        return tensor
+
+    with saved_tensors_hooks(pack, pack):
+        assert modes.saved_tensor_hooks() == (pack, pack)
+
+
+def test_versions_can_be_set() -> None:
+    x = torch.ones(3)
+    modes.set_version(x, 7)
+    assert x._version == x[1:]._version == 7
+
+
+def test_autocast_is_off_inside() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        with modes.without_autocast():
+            assert not torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled("cpu")
+    with modes.without_autocast():
+        assert not torch.is_autocast_enabled("cpu")
+
+
+def test_an_attribute_is_replaced_and_put_back() -> None:
+    owner = SimpleNamespace(name=1)
+
+    def fails() -> None:
+        with modes.replaced(owner, "name", 2):
+            raise KeyError(owner.name)
+
+    with pytest.raises(KeyError, match="2"):
+        fails()
+    assert owner.name == 1
+
+
+def test_control_flow_reaches_a_mode() -> None:
+    seen = []
+
+    class Watch(modes.TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(function)
+            return args[1](*args[3]) if function is torch.ops.higher_order.cond else function(*args)
+
+    x = torch.ones(3)
+    with modes.control_flow_calls_its_operator(), Watch():
+        result = torch.cond(torch.tensor(True), lambda t: t["x"] * 2, lambda t: t["x"], ({"x": x},))
+    assert torch.ops.higher_order.cond in seen
+    assert torch.equal(result, x * 2)
+    assert not torch.compiler.is_dynamo_compiling()
+
+
+def test_custom_functions_are_routed() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+    def apply(original: Any, function: type, *args: Any) -> Any:
+        return function, original(*args)
+
+    before = torch.autograd.Function.__dict__["apply"]
+    with modes.custom_functions_applied_by(apply):
+        routed: Any = Double
+        function, result = routed.apply(torch.ones(3))
+    assert function is Double
+    assert torch.equal(result, torch.full((3,), 2.0))
+    assert torch.autograd.Function.__dict__["apply"] is before
