@@ -141,7 +141,9 @@ def check(
 
 def rejected(inputs: Inputs, route: Route, error: type[Exception]) -> None:
     """The compiled function raises, and its inputs are as they were."""
-    allowed = (error, CaptureError, torch._dynamo.exc.TorchDynamoException)
+    # Fake tensors are not always of eager's opinion which error it is.
+    of_fakes = (RuntimeError, IndexError, ValueError, TypeError)
+    allowed = (error, CaptureError, torch._dynamo.exc.TorchDynamoException, *of_fakes)
     try:
         with through(inputs, route, compiles=False) as run:
             run()
@@ -268,7 +270,9 @@ def outcome(inputs: Inputs, result: Any) -> Outcome:
         if tensor.layout is torch.strided:
             memory = tensor.untyped_storage()._cdata
             facts["memory"] = memories.setdefault(memory, len(memories))
-            facts["stride"] = tensor.stride()
+            # How far it is to the next element of an axis that has but one, no one can see.
+            axes = zip(tensor.shape, tensor.stride(), strict=True)
+            facts["stride"] = [step if size > 1 else None for size, step in axes]
             facts["offset"] = tensor.storage_offset()
         seen.labels.append(label)
         seen.tensors.append(tensor)

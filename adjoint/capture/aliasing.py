@@ -27,6 +27,7 @@ from torch import fx
 
 from adjoint.capture.emission import Emitter
 from adjoint.capture.views import ViewStep
+from adjoint.errors import CaptureError
 from adjoint.graph.metadata import Mode
 from adjoint.graph.operations import with_data
 from adjoint.torch_private.fake import storage_key
@@ -73,6 +74,8 @@ class Alias:
     """Of memory that has no tensor of the program."""
     flat: Alias | None = None
     """The memory of this family in its own order, once something needed it so."""
+    is_hidden: bool = False
+    """The base of an input that the caller did not pass; the graph has no value for it."""
     is_input: bool = False
     """The caller has this tensor."""
     written: bool = False
@@ -137,6 +140,10 @@ def version(tensor: torch.Tensor) -> int:
 
 def read(emitter: Emitter, alias: Alias) -> fx.Node:
     """The node with the current value of `alias`."""
+    if alias.is_hidden:
+        raise CaptureError(
+            "the base of a view", "only the view was passed", "pass the base", emitter.source()
+        )
     if alias.node is None and alias.make_node is not None:
         alias.node = alias.make_node()
     if alias.parent is None or (alias.node is not None and alias.stamp == alias.storage.writes):

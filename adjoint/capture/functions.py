@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import CheckpointFunction
 
 from adjoint.capture.emission import as_under, current_mode
 from adjoint.capture.interpretation import Interpreter
@@ -41,10 +42,10 @@ def apply(
     autograd knows to come from this function.  The captured backward is given a cotangent of zeros
     for a result that has none, also after `ctx.set_materialize_grads(False)`.
     """
-    if function is _reentrant_checkpoint():
+    if function is CheckpointFunction:
         return _checkpointed(tracer, *args, **kwargs)
-    if tracer.is_paused:
-        return original(*args, **kwargs)
+    if tracer.is_paused or function.__module__ == CheckpointFunction.__module__:
+        return original(*args, **kwargs)  # Checkpoint has functions of its own, without derivative.
     if function.__name__.startswith(_OF_CUSTOM_OPS):
         with as_under(current_mode()):
             return original(*args, **kwargs)
@@ -138,12 +139,6 @@ def _by_operand(
 def _is_once_differentiable(function: type) -> bool:
     backward = function.backward  # type: ignore[attr-defined]
     return getattr(backward, "__code__", None) is _ONCE_DIFFERENTIABLE.__code__
-
-
-def _reentrant_checkpoint() -> type:
-    from torch.utils.checkpoint import CheckpointFunction
-
-    return CheckpointFunction
 
 
 def _checkpointed(tracer: Tracer, run_function: Any, preserve_rng_state: bool, *args: Any) -> Any:

@@ -66,8 +66,15 @@ def strided(
     near: Alias, tensor: torch.Tensor, link: Link = Link.AUTOGRAD, mode: Mode | None = None
 ) -> Alias:
     """`tensor` as a strided window on the memory of the family of `near`, made under `mode`."""
-    alias = flat_base(near)
-    *first, last = _way_to(alias, tensor, mode or Mode())
+    try:
+        alias = flat_base(near)
+        *first, last = _way_to(alias, tensor, mode or Mode())
+    except CaptureError:
+        around = family_root(near)
+        if around.parent is None or around.has_history:
+            raise
+        # The family does not show that part of its memory, but has no history to keep either.
+        return strided(around.parent, tensor, Link.FOREIGN, mode)
     for step in first:
         alias = Alias(near.storage, None, alias, step, link=Link.FAMILY)
     return Alias(near.storage, tensor, alias, last, link=link)

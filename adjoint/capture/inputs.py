@@ -109,7 +109,11 @@ class Inputs:
             tensor = self.leaves[place].value
             families[id(tensor._base if tensor._is_view() else tensor)].append(place)
         if len(places) == 1:
-            self._add(places[0], Alias(Storage(), self.leaves[places[0]].value))
+            tensor = self.leaves[places[0]].value
+            self._add(places[0], Alias(Storage(), tensor))
+            if tensor._is_view():
+                # Autograd looks at it when it derives the view anew.
+                self.tracer.scope.add(tensor._base, Alias(Storage(), tensor._base, is_hidden=True))
         elif len(families) == 1:
             self._family(places, Storage(), None)
         else:

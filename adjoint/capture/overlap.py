@@ -1,11 +1,12 @@
-"""Writes that eager refuses because elements they touch lie in one place of memory.
+"""Writes without a meaning, because elements that they touch lie in one place of memory.
 
-Fake tensors have no memory, so torch's own check does not see them; in a pure graph such a write
-would have a meaning, which eager's has not.
+Eager refuses those that it recognises and computes something for the others.  Fake tensors have no
+memory, so that torch's own check does not see them.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -33,15 +34,16 @@ _HARMLESS = frozenset(
 def conflict(op: OpOverload, named: dict[str, Any], written: Sequence[str]) -> str | None:
     """Why eager refuses this call for where its arguments lie; None if it does not."""
     name = op._schema.name
-    if op.namespace != "aten" or name in _HARMLESS:
+    tensors = [each for value in named.values() for each in _tensors(value)]
+    if op.namespace != "aten" or (name in _HARMLESS and not _recorded(tensors)):
         return None
     for argument in written:
         for index, tensor in enumerate(_tensors(named[argument])):
             if shows_one_place_twice(tensor) and name != "aten::index_put_":
-                return "more than one element of the tensor it writes to lies in one place"
+                return "several elements of the tensor that it writes to lie in one place"
             for other in _read(named, argument, index):
                 if overlap_in_part(tensor, other):
-                    return "a tensor it reads overlaps in part with the one it writes to"
+                    return "a tensor that it reads overlaps in part with the one it writes to"
     return None
 
 
@@ -74,6 +76,13 @@ def _read(named: dict[str, Any], written: str, index: int) -> Iterator[torch.Ten
         yield from tensors[index : index + 1] if several and len(tensors) > 1 else tensors
 
 
+def _recorded(tensors: Sequence[torch.Tensor]) -> bool:
+    """Autograd would record a write, of which only the data is harmless."""
+    with contextlib.suppress(RuntimeError):
+        return torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+    return True
+
+
 def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, (list, tuple)):
         return [each for each in value if isinstance(each, torch.Tensor)]
@@ -81,13 +90,18 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def shows_one_place_twice(tensor: torch.Tensor) -> bool:
-    """Its elements are surely not all in different places (an expanded tensor)."""
+    """Not all of its elements are in places of their own (an expanded tensor, sliding windows)."""
     if tensor.layout is not torch.strided:
         return False
-    return any(
-        isinstance(step, int) and step == 0 and not (isinstance(size, int) and size <= 1)
-        for size, step in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+    axes = sorted(zip(tensor.stride(), tensor.shape, strict=True), key=lambda axis: axis[0])
+    reached = 0
+    for step, size in axes:
+        if isinstance(size, int) and size <= 1:
+            continue
+        if step <= reached:
+            return tensor.numel() > 0
+        reached += (size - 1) * step
+    return False
 
 
 def overlap_in_part(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,11 +15,13 @@ from adjoint.capture.inputs import Inputs, history
 from adjoint.capture.tracer import Tracer
 from adjoint.graph.calling import (
     Assignment,
+    BaseOf,
     Calling,
     Constant,
     Flag,
     FromCaller,
     FromGraph,
+    FromMade,
     Made,
     Move,
     Refill,
@@ -43,6 +45,7 @@ from adjoint.graph.descriptors import (
 from adjoint.graph.metadata import Mode, mode_of
 from adjoint.graph.operations import as_leaf
 from adjoint.torch_private import symbols, trees
+from adjoint.torch_private.modes import share_a_counter
 
 aten = torch.ops.aten
 
@@ -107,6 +110,8 @@ class Results:
                 continue
             if moved_away and geometry.root_of(current).tensor is not leaf.value:  # type: ignore[arg-type]
                 continue  # It shows memory of another tensor now, which has the write.
+            if any(each.written for each in self._covering(alias)):
+                continue
             value = self._output(
                 self.tracer.node(leaf.value), InputMutation(self.inputs.described(place))
             )
@@ -118,6 +123,15 @@ class Results:
                 value = self._output(node, InputMutation(behind.descriptor))
                 writes.append(Write(behind.source, value, behind.has_new_history))
         return tuple(writes)
+
+    def _covering(self, alias: Alias) -> Iterator[Alias]:
+        """What the caller has that `alias` is a differentiable view of: a write to it is one here."""
+        bases = [each.alias for each in self.inputs.behind if isinstance(each.source, BaseOf)]
+        for each in alias.ancestors():
+            if each is not alias and (each.is_input or each in bases):
+                yield each
+            if each.starts_family:
+                return
 
     def _moves(self) -> tuple[Move | Assignment, ...]:
         moves: list[Move | Assignment] = []
@@ -162,6 +176,8 @@ class Results:
 
     def _came_to_be_leaf(self, place: int) -> bool:
         tensor, state = self.inputs.leaves[place].value, self.inputs.states[place]
+        if tensor._is_view():
+            return False
         now = (tensor.requires_grad, tensor.is_leaf)
         return tensor.is_leaf and now != (state.requires_grad, state.is_leaf)
 
@@ -199,6 +215,12 @@ class Results:
             self._by_tensor[id(tensor)] = self._make(self._made_of(tensor, descriptor))
         return self._by_tensor[id(tensor)]
 
+    def _at(self, alias: Alias, descriptor: Result | MetadataMutation) -> int:
+        key = id(alias.tensor)
+        if key not in self._by_tensor:
+            self._by_tensor[key] = self._make(self._made_as(alias, descriptor))
+        return self._by_tensor[key]
+
     def _made_of(self, tensor: torch.Tensor, descriptor: Result | MetadataMutation) -> Made:
         if id(tensor) in self.inputs.index:
             return FromCaller(self.inputs.index[id(tensor)])
@@ -212,6 +234,10 @@ class Results:
             if place is not None:
                 steps = self._steps(chain)
                 return View(FromCaller(place), tuple(steps)) if steps else FromCaller(place)
+            if each is not alias and each.parent is not None and each.starts_family:
+                # Views of it have it for their `_base`, whether or not it is returned itself.
+                of_made = FromMade(self._at(each, descriptor))
+                return View(of_made, tuple(self._steps(chain)))
         root = chain[-1]
         now = self._now(root)
         whole = alias is now
@@ -322,6 +348,10 @@ class Results:
 
 def _is_a_window(alias: Alias) -> bool:
     """It came to share memory by no view op: `set_`, or an assignment to `.data`."""
-    by_detach = alias.step is not None and alias.step.op is aten.detach.default
-    is_view = alias.tensor is not None and alias.tensor._is_view()
-    return alias.starts_family and not by_detach and not is_view
+    if alias.tensor is None or alias.parent is None or not alias.starts_family:
+        return False
+    if alias.step is not None and alias.step.op is aten.detach.default:
+        # `.data` is a `detach` with a version counter of its own.
+        viewed = alias.parent.tensor
+        return viewed is not None and not share_a_counter(alias.tensor, viewed)
+    return not alias.tensor._is_view()

@@ -372,8 +372,13 @@ class Tracer(TorchDispatchMode):
 
     def _view(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
         """An op whose results share memory with its first argument."""
-        numbers, named = self.emitter.number_nodes((tuple(args[1:]), kwargs))
         parent, mode = self.alias(args[0]), current_mode()
+        if parent.is_hidden:
+            result = op(*args, **kwargs)
+            for output in trees.leaves(result):
+                self.scope.add(output, Alias(parent.storage, output, is_hidden=True))
+            return result
+        numbers, named = self.emitter.number_nodes((tuple(args[1:]), kwargs))
         viewed = None if op is aten.detach.default else self.node(args[0])
         result = op(*args, **kwargs)
         if op is aten.as_strided.default:
@@ -471,7 +476,7 @@ class Tracer(TorchDispatchMode):
         why = overlap.conflict(op, named, written)
         if why is not None:
             raise CaptureError(
-                f"op {op}", f"{why}, which eager refuses", "clone() it first", self.emitter.source()
+                f"op {op}", why, "write to a clone() of it", self.emitter.source()
             )
         if overlap.is_in_sequence(named, written):
             return self._one_by_one(op, named, written)

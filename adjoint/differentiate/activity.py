@@ -12,6 +12,7 @@ from torch import fx
 from adjoint.graph.metadata import mode_of
 from adjoint.graph.operations import build_subclass, take_attribute, with_data
 from adjoint.rules.outputs import differentiable_outputs
+from adjoint.rules.registry import NON_DIFFERENTIABLE
 from adjoint.torch_private.fake import FakeTensorMode, fake_mode_of
 from adjoint.torch_private.operators import OpOverload
 
@@ -33,17 +34,22 @@ def _passes(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -> b
         return False
     if node.target is operator.getitem:
         several, index = node.args
-        return several in active and _gives(several, index, active, fake_mode)
+        if several not in active or isinstance(several.meta["val"], list):
+            return several in active
+        return _gives(several, index, active, fake_mode)
     if not mode_of(node).grad_enabled or mode_of(node).inference:
         return False
     if node.target is with_data:
         return node.args[0] in active
-    return any(argument in active for argument in node.all_input_nodes)
+    if not any(argument in active for argument in node.all_input_nodes):
+        return False
+    # A step has a derivative, which is zero; a new tensor of zeros has none.
+    return node.target not in NON_DIFFERENTIABLE or _gives(node, 0, active, fake_mode)
 
 
 def _gives(several: Any, index: Any, active: set[fx.Node], fake_mode: FakeTensorMode) -> bool:
     """A derivative flows through the `index`-th result of the call `several`."""
-    if not isinstance(several.target, OpOverload) or len(several.target._schema.returns) < 2:
+    if not isinstance(several.target, OpOverload):
         return True
     args, kwargs = fx.map_arg((several.args, several.kwargs), lambda n: n.meta["val"])
     values = [n.meta["val"] for n in several.all_input_nodes if n in active]

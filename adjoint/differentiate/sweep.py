@@ -19,12 +19,13 @@ from adjoint.capture.subgraph import graph_module as finish
 from adjoint.capture.tracer import Tracer
 from adjoint.differentiate.activity import active_nodes
 from adjoint.errors import DifferentiationError
-from adjoint.graph.descriptors import Gradient, Tangent
+from adjoint.graph.descriptors import Gradient, Tangent, order_of
 from adjoint.graph.evaluation import entry_mode
 from adjoint.graph.metadata import (
     GradOf,
     Mode,
     descriptor_of,
+    input_descriptors,
     output_descriptors,
     outputs_of,
     set_descriptor,
@@ -65,7 +66,7 @@ class Sweep:
         self.reached: set[fx.Node] = set()
         """The nodes that have had a cotangent."""
         self.active = active_nodes(graph_module, [self.inputs[place] for place in wrt])
-        self.order = 1 + max(node.meta.get("order", 0) for node in graph_module.graph.nodes)
+        self.order = 1 + order_of_program(graph_module.graph)
 
     def run(self) -> fx.GraphModule:
         """The joint graph."""
@@ -241,6 +242,17 @@ class Sweep:
 
     def _error(self, node: fx.Node, why: str) -> DifferentiationError:
         return DifferentiationError(str(node.target), self.order, why, source_of(node))
+
+
+def order_of_program(graph: fx.Graph) -> int:
+    """How often the user's program was differentiated to give this one.
+
+    A derivative may have no node of its own: that of an identity only has its inputs and outputs.
+    """
+    described = (*input_descriptors(graph), *output_descriptors(graph))
+    return max(
+        *(node.meta.get("order", 0) for node in graph.nodes), *map(order_of, described)
+    )
 
 
 def _values(tree: Any) -> Any:

@@ -73,8 +73,18 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
+class FromMade:
+    """Another of what is made: `index` counts in `Calling.made`."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class Replay:
-    """One view op, run again outside the graph; numbers that the graph computed are `FromGraph`."""
+    """One view op, run again outside the graph; numbers that the graph computed are `FromGraph`.
+
+    As in graphs, `as_strided` counts from where the tensor begins.
+    """
 
     op: OpOverload
     args: tuple[Any, ...]
@@ -115,9 +125,9 @@ Step: TypeAlias = Replay | Refill | Window | RequireGrad
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What `steps` make of the caller's input or of a value of the graph."""
+    """What `steps` make of the caller's input, of a value of the graph, or of another such."""
 
-    of: FromCaller | FromGraph
+    of: FromCaller | FromGraph | FromMade
     steps: tuple[Step, ...]
 
 
@@ -173,6 +183,6 @@ class Calling:
     versions: tuple[tuple[int, int], ...]
     """(input, how often it was written to): what its version counter advances by."""
     made: tuple[Made, ...]
-    """Distinct results; a tensor that is returned twice is made once."""
+    """Distinct results, and what they are views of; a tensor that is returned twice is made once."""
     results: tuple[int, ...]
     """For each leaf of what the caller receives, which of `made` it is."""

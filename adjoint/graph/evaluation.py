@@ -76,6 +76,13 @@ def _copy(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) 
     return fresh.copy_(into).copy_(source, non_blocking)
 
 
+def strided_from_start(
+    x: torch.Tensor, size: Any, stride: Any, offset: int = 0
+) -> torch.Tensor:
+    """`as_strided` of a value: a value has no memory around it, so offsets count from its start."""
+    return x.as_strided(size, stride, x.storage_offset() + offset)
+
+
 def _scattered(view: Callable[..., Any]) -> Callable[..., Any]:
     def scatter(x: torch.Tensor, new: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         written = x.clone()
@@ -112,6 +119,7 @@ _MEANINGS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.select_scatter.default: _scattered(torch.ops.aten.select.int),
     torch.ops.aten.slice_scatter.default: _scattered(torch.ops.aten.slice.Tensor),
     torch.ops.aten.diagonal_scatter.default: _scattered(torch.ops.aten.diagonal.default),
+    torch.ops.aten.as_strided.default: strided_from_start,
     torch.ops.aten.as_strided_scatter.default: _scattered(torch.ops.aten.as_strided.default),
     torch.ops.higher_order.cond: _cond,
     torch.ops.higher_order.while_loop: _while_loop,

@@ -72,6 +72,7 @@ class Split:
 
     def __init__(self, joint: fx.GraphModule, order: int) -> None:
         self.joint = joint
+        self.order = order
         self.inputs = [n for n in joint.graph.nodes if n.op == "placeholder"]
         self.tangents = [n for n in self.inputs if is_tangent(n, order)]
         self.primals = [n for n in self.inputs if n not in set(self.tangents)]
@@ -120,7 +121,7 @@ class Split:
             if node not in places:
                 places[node] = len(outputs)
                 outputs.append(node)
-                descriptors.append(Saved(len(outputs) - 1, checked=True))
+                descriptors.append(Saved(len(outputs) - 1, checked=True, order=self.order))
             saved_outputs.append(places[node])
         kept = [n for n in self.joint.graph.nodes if must_run(n) and n not in self.reverse]
         graph_module, copies = _extract(self.joint, self.primals, outputs, kept)
@@ -152,7 +153,8 @@ class Split:
         graph_module, _ = _extract(self.joint, [*inputs, *outputs, *self.tangents], gradients)
         entering = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
         for node, place in zip(entering[len(inputs) :], outputs, strict=False):
-            set_descriptor(node, SavedInput(Saved(available[place][1], checked=True)))
+            saved = Saved(available[place][1], checked=True, order=self.order)
+            set_descriptor(node, SavedInput(saved))
         set_output_descriptors(graph_module.graph, tuple(d for _, d in self.gradients))
         return Backward(
             graph_module,

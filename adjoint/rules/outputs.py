@@ -37,6 +37,7 @@ def differentiable_outputs(
             args, kwargs = trees.map_leaves(leaf, (args, kwargs))
             results = op(*args, **kwargs)
         _KNOWN[key] = tuple(
-            isinstance(result, torch.Tensor) and result.requires_grad for result in results
+            isinstance(result, torch.Tensor) and result.requires_grad
+            for result in (results if isinstance(results, (tuple, list)) else (results,))
         )
     return _KNOWN[key]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from adjoint.graph.calling import (
     Constant,
     FromCaller,
     FromGraph,
+    FromMade,
     Made,
     MemoryOf,
     Move,
@@ -27,6 +29,7 @@ from adjoint.graph.calling import (
     View,
     Window,
 )
+from adjoint.graph.evaluation import strided_from_start
 from adjoint.graph.metadata import Mode
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import storage_key
@@ -95,24 +98,21 @@ def _whole_memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def finish(calling: Calling, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
     """Change the caller's inputs and make the results."""
-    outputs = _in_own_memory(calling, inputs, outputs)
+    results = _Results(calling, inputs, _in_own_memory(calling, inputs, outputs))
     counted = [(inputs[i], by) for i, by in calling.versions if not inputs[i].is_inference()]
     versions = [(tensor, tensor._version) for tensor, _ in counted]
     # Views of an input that is about to be moved are made while it still shows what it showed.
-    moved = {move.index for move in calling.moves}
-    made = {
-        position: _make(each, inputs, outputs)
-        for position, each in enumerate(calling.made)
-        if isinstance(each, View) and isinstance(each.of, FromCaller) and each.of.index in moved
-    }
+    results.make_views_of({move.index for move in calling.moves})
     for move in calling.moves:
         if isinstance(move, Assignment):
-            inputs[move.index].data = _make(move.value, inputs, outputs)
+            inputs[move.index].data = results.make(move.value)
         else:
-            _move(move, inputs, outputs)
+            _move(move, inputs, results)
     for write in calling.writes:
         with _mode(Mode(grad_enabled=write.recorded)):
-            _target(write.to, inputs).copy_(outputs[write.value])
+            target = _target(write.to, inputs)
+            _derive_anew(target)
+            target.copy_(results.outputs[write.value])
     for flag in calling.flags:
         inputs[flag.index].requires_grad_(flag.requires_grad)
     # Two of the caller's tensors may have one counter though neither is a view of the other.
@@ -120,11 +120,15 @@ def finish(calling: Calling, inputs: Sequence[Any], outputs: Sequence[Any]) -> l
     for tensor, by in counted:
         set_version(tensor, tensor._version + by)
     versions = [(tensor, tensor._version) for tensor, _ in counted]
-    for position, each in enumerate(calling.made):
-        if position not in made:
-            made[position] = _make(each, inputs, outputs)
+    made = [results.at(position) for position in calling.results]
     _set_versions(versions)
-    return [made[position] for position in calling.results]
+    return made
+
+
+def _derive_anew(view: torch.Tensor) -> None:
+    """Let autograd see that the base of `view` was written to: an in-place op would not look."""
+    with contextlib.suppress(RuntimeError):
+        _ = view.grad_fn
 
 
 def _set_versions(versions: Sequence[tuple[torch.Tensor, int]]) -> None:
@@ -183,36 +187,78 @@ def _copied(value: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(value.shape, value.stride(), **options).copy_(value)
 
 
-def _make(made: Made, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
-    match made:
-        case FromCaller(index):
-            return inputs[index]
-        case FromGraph(index):
-            return outputs[index]
-        case Constant(value):
-            return value
-        case View(of, steps):
-            value = _make(of, inputs, outputs)
-            for step in steps:
-                value = _take(step, value, outputs)
-            return value
+class _Results:
+    """Makes the caller's results, each once."""
+
+    def __init__(self, calling: Calling, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        self.calling = calling
+        self.inputs = inputs
+        self.outputs = outputs
+        self._made: dict[int, Any] = {}
+
+    def at(self, position: int) -> Any:
+        """What stands at `position` of `calling.made`."""
+        if position not in self._made:
+            self._made[position] = self.make(self.calling.made[position])
+        return self._made[position]
+
+    def make_views_of(self, indices: set[int]) -> None:
+        """Make the views of these inputs now."""
+        for position, made in enumerate(self.calling.made):
+            if isinstance(made, View) and self._input_of(made) in indices:
+                self.at(position)
+
+    def _input_of(self, made: Made) -> int | None:
+        while isinstance(made, View | FromMade):
+            made = made.of if isinstance(made, View) else self.calling.made[made.index]
+        return made.index if isinstance(made, FromCaller) else None
+
+    def make(self, made: Made | FromMade) -> Any:
+        """A result as `made` says."""
+        match made:
+            case FromCaller(index):
+                return self.inputs[index]
+            case FromGraph(index):
+                return self.outputs[index]
+            case FromMade(index):
+                return self.at(index)
+            case Constant(value):
+                return value
+            case View(of, steps):
+                return self._view(self.make(of), steps)
+
+    def _view(self, value: torch.Tensor, steps: Sequence[Step]) -> torch.Tensor:
+        anew = any(isinstance(step, Replay) and step.anew for step in steps)
+        views = len(list(takewhile(lambda step: isinstance(step, Replay), reversed(steps))))
+        first = len(steps) - views
+        for step in steps[:first]:
+            value = _take(step, value, self.outputs)
+        with _earlier(value) if anew else contextlib.nullcontext():
+            for step in steps[first:]:
+                value = _take(step, value, self.outputs)
+        return value
 
 
 def _take(step: Step, value: torch.Tensor, outputs: Sequence[Any]) -> torch.Tensor:
     match step:
-        case Replay(op, args, kwargs, output, mode, anew):
-            with _mode(mode), _earlier(value) if anew else contextlib.nullcontext():
+        case Replay(op, args, kwargs, output, mode):
+            op = strided_from_start if op is torch.ops.aten.as_strided.default else op
+            with _mode(mode):
                 views = op(value, *_filled(args, outputs), **_filled(dict(kwargs), outputs))
-            return views if output is None else views[output]
+            taken: torch.Tensor = views if output is None else views[output]
+            return taken
         case Refill(index):
             with torch.enable_grad():
                 value.copy_(outputs[index])
             return value
         case Window(dtype, shape, stride, offset):
-            size, step, first = _filled((shape, stride, offset), outputs)
+            place, steps, first = _filled((shape, stride, offset), outputs)
             start = value.storage_offset() * value.dtype.itemsize // dtype.itemsize
             own = torch.empty(0, dtype=dtype, device=value.device)
-            return own.set_(value.untyped_storage(), start + first, size, step)
+            with torch.no_grad():
+                own.set_(value.untyped_storage(), start + first, place, steps)
+            set_version(own, 0)
+            return own
         case RequireGrad():
             return value.requires_grad_()
 
@@ -226,10 +272,10 @@ def _earlier(tensor: torch.Tensor) -> Iterator[None]:
     set_version(tensor, now)
 
 
-def _move(move: Move, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _move(move: Move, inputs: Sequence[Any], results: _Results) -> None:
     def filled(leaf: Any) -> Any:
-        made = isinstance(leaf, (FromCaller, FromGraph, View))
-        return _make(leaf, inputs, outputs) if made else leaf
+        made = isinstance(leaf, (FromCaller, FromGraph, FromMade, View))
+        return results.make(leaf) if made else leaf
 
     args, kwargs = trees.map_leaves(filled, (move.args, dict(move.kwargs)))
     with _mode(move.mode):

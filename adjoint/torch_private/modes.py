@@ -34,6 +34,7 @@ __all__ = [
     "replaced",
     "saved_tensor_hooks",
     "set_version",
+    "share_a_counter",
     "without_autocast",
     "without_torch_function",
 ]
@@ -103,6 +104,17 @@ def saved_tensor_hooks() -> Hooks | None:
 def set_version(tensor: torch.Tensor, version: int) -> None:
     """Set the version counter of `tensor`, and so of all that share it."""
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+def share_a_counter(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """A write to one of them counts for both.  Asked by trying."""
+    if one.is_inference() or other.is_inference():
+        return one.is_inference() == other.is_inference()
+    before = (one._version, other._version)
+    set_version(one, max(before) + 1)
+    shared = other._version == one._version
+    set_version(one, before[0])
+    return shared
 
 
 @contextlib.contextmanager

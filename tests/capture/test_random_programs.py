@@ -6,7 +6,6 @@ that most lines fit the shapes they meet.  A line that eager refuses may stay, a
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from adjoint.errors import CaptureError
 from tests.parity import Route, check
 
-# How an input is made of those before it: {0} is one of them.
+# How an input is made of those before it: {0} is one of them.  Not by `detach`: it leaves two
+# inputs one version counter without being a view, which fake tensors do not (test_inputs has it).
 INPUTS = (
     "torch.randn({shape}, dtype=torch.float64)",
     "torch.randn({shape}, dtype=torch.float64).requires_grad_()",
@@ -30,11 +31,10 @@ INPUTS = (
     "{0}.t()",
     "{0}.view(-1)[1:]",
     "{0}[..., 0]",
-    "{0}.detach()",
-    "{0}.detach()[:1]",
     "{0}.data",
-    "{0}.detach().view(torch.int64)",
-    "{0}.detach().requires_grad_()",
+    "{0}.data[:1]",
+    "{0}.data.view(torch.int64)",
+    "{0}.data.requires_grad_()",
     "unrecorded(lambda: {0}[1:])",
 )
 SHAPES = ("(4,)", "(2, 3)", "(3, 2)", "(2, 2, 2)", "(3, 1)", "()")
@@ -162,12 +162,20 @@ class Writer:
         ran = self.try_line(f"with torch.set_grad_enabled({not quiet}): {line}")
         if ran and template in VALUES:
             self.tensors.append(name)
+        if ran and self._has_history_of_integers():
+            self.failed = True
+            return
         if ran or keep_errors:
             lines = self.program.lines
             if quiet and not (lines and lines[-1].startswith("    ")):
                 lines.append("with torch.no_grad():")
             lines.append(f"    {line}" if quiet else line)
             self.failed = not ran
+
+    def _has_history_of_integers(self) -> bool:
+        """Eager let an integer tensor require grad: nothing after that is to be relied on."""
+        tensors = (self.names[each] for each in self.tensors)
+        return any(t.requires_grad and not t.is_floating_point() for t in tensors)
 
     def returns(self, chosen: Sequence[int]) -> None:
         names = [self.tensors[each % len(self.tensors)] for each in chosen]
@@ -196,8 +204,13 @@ def programs(draw: st.DrawFn) -> Program:
 
 def holds(program: Program, route: Route) -> None:
     function, make = program.functions()
-    with contextlib.suppress(torch._dynamo.exc.Unsupported):
+    try:
         check(function, make, route, compiles=False)
+    except torch._dynamo.exc.Unsupported:
+        return
+    except CaptureError as error:
+        # Eager takes some writes that have no meaning.
+        assert "lie in one place" in error.why
 
 
 def drawn(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -1,0 +1,259 @@
+"""Are the derivatives of a compiled program eager's: value and each order, by random projections.
+
+`check(function, inputs, order)` runs the function once in eager and once captured behind the autograd
+bridge, asks autograd for derivatives of both with the same random cotangents, and compares.  Where
+eager has no derivative of some order, the compiled one is compared with finite differences.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._dynamo
+from torch.testing._internal import common_methods_invocations
+from torch.utils import _pytree
+
+import adjoint
+from adjoint.building import Build
+from adjoint.graph.captured import Captured
+from adjoint.options import Options
+from adjoint.runtime.bridge import Compiled
+from adjoint.runtime.calling import call
+
+Function = Callable[..., Any]
+
+# How far a derivative may be from eager's: it is computed by other ops.
+TOLERANCE = {
+    torch.float64: 1e-7,
+    torch.complex128: 1e-7,
+    torch.float32: 2e-3,
+    torch.complex64: 2e-3,
+}
+
+# The step of a finite difference in float64, and how far from it a derivative may be.
+STEP = 1e-6
+ROUGHLY = 1e-4
+
+
+class Through(enum.Enum):
+    """How a function is compiled."""
+
+    BRIDGE = "bridge"
+    DYNAMO = "dynamo"
+    """Where a program reads data in Python, which only graph breaks allow."""
+
+
+@dataclass(frozen=True)
+class Bridged:
+    """A captured function behind the autograd bridge, called as the function it was made of."""
+
+    captured: Captured
+    graph: Compiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves = _pytree.tree_leaves((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        results = call(self.graph, self.captured.calling, self.captured.leaves(tensors))
+        assert self.captured.signature is not None
+        return _pytree.tree_unflatten(results, self.captured.signature.returned)
+
+
+def bridged(function: Function, *args: Any, dynamic: bool = False, **kwargs: Any) -> Bridged:
+    """`function`, captured for arguments like these."""
+    captured = adjoint.capture(function, *args, dynamic=dynamic, **kwargs)
+    return Bridged(captured, Compiled(captured.graph_module, Build(Options())))
+
+
+@dataclass
+class Derivatives:
+    """What one side of a comparison computed."""
+
+    values: list[torch.Tensor] = field(default_factory=list)
+    orders: list[list[torch.Tensor | None]] = field(default_factory=list)
+    """For each order, the cotangents of the leaves it was taken with respect to."""
+    error: Exception | None = None
+    """Why there is no higher order."""
+
+
+def check(
+    function: Function,
+    inputs: Sequence[Any],
+    order: int,
+    *,
+    through: Through = Through.BRIDGE,
+    seed: int = 0,
+    tolerance: float | None = None,
+) -> Derivatives:
+    """Values and derivatives up to `order` of `function(*inputs)` are eager's.
+
+    Returns eager's derivatives.
+    """
+    mine, theirs = leaves_like(inputs), leaves_like(inputs)
+    expected = derivatives(function, theirs, order, seed)
+    compiled: Function
+    if through is Through.BRIDGE:
+        compiled = bridged(function, *mine)
+    else:
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend="adjoint")
+    actual = derivatives(compiled, mine, order, seed)
+    if actual.error is not None and expected.error is None:
+        raise actual.error
+    compare(actual, expected, tolerance)
+    if through is Through.BRIDGE and len(actual.orders) > len(expected.orders):
+        _check_finite_difference(compiled, mine, len(expected.orders), seed)
+    return expected
+
+
+def derivatives(function: Function, inputs: Sequence[Any], order: int, seed: int = 0) -> Derivatives:
+    """Value and derivatives, the cotangents drawn from `seed`.
+
+    The first derivative is taken once more with respect to its own cotangents, too: it is linear in
+    them, and a program that is differentiated twice must know.
+    """
+    found = Derivatives()
+    torch.manual_seed(seed)
+    heads = _tensors(function(*inputs))
+    found.values = [head.detach().clone() for head in heads]
+    flags = [head.requires_grad for head in heads]
+    found.orders.append([torch.tensor(flag) for flag in flags])
+    leaves = [leaf for leaf in _tensors(list(inputs)) if leaf.requires_grad]
+    generator = torch.Generator().manual_seed(seed)
+    for level in range(order):
+        heads = [head for head in heads if head.requires_grad]
+        if not heads or not leaves:
+            break
+        cotangents = [
+            _random_like(head, generator).requires_grad_(level + 1 < order) for head in heads
+        ]
+        try:
+            gradients = torch.autograd.grad(
+                heads, leaves, cotangents, create_graph=level + 1 < order, allow_unused=True
+            )
+        except (RuntimeError, NotImplementedError) as error:
+            found.error = error
+            break
+        found.orders.append([None if g is None else g.detach() for g in gradients])
+        heads = [gradient for gradient in gradients if gradient is not None]
+        if level == 0:
+            leaves = [*leaves, *cotangents]
+    return found
+
+
+def compare(actual: Derivatives, expected: Derivatives, tolerance: float | None = None) -> None:
+    """The same values, and the same derivatives as far as both have them."""
+    assert len(actual.values) == len(expected.values), "number of results"
+    for mine, theirs in zip(actual.values, expected.values, strict=True):
+        _assert_close(mine, theirs, tolerance, "value")
+    for order, (some, others) in enumerate(zip(actual.orders, expected.orders, strict=False)):
+        what = "requires_grad" if order == 0 else f"order {order}"
+        for given, wanted in zip(some, others, strict=True):
+            _assert_close(given, wanted, tolerance, what)
+
+
+def leaves_like(inputs: Sequence[Any]) -> list[Any]:
+    """The same inputs, each tensor a leaf of its own; a tensor that occurs twice still does."""
+    made: dict[int, torch.Tensor] = {}
+
+    def leaf(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in made:
+            made[id(value)] = value.detach().clone().requires_grad_(value.requires_grad)
+        return made[id(value)]
+
+    return [_pytree.tree_map(leaf, each) for each in inputs]
+
+
+def assert_finite_difference(
+    function: Callable[[Sequence[torch.Tensor]], torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    derivative: Sequence[torch.Tensor | None],
+    tolerance: float = ROUGHLY,
+) -> None:
+    """`derivative` is that of the scalar `function`, along one random direction."""
+    generator = torch.Generator().manual_seed(1)
+    directions = [_random_like(each, generator) for each in inputs]
+    sides = []
+    for sign in (1, -1):
+        moved = [
+            (each.detach() + sign * STEP * way).requires_grad_(each.requires_grad)
+            for each, way in zip(inputs, directions, strict=True)
+        ]
+        sides.append(function(moved).detach())
+    numerical = (sides[0] - sides[1]) / (2 * STEP)
+    parts = [
+        (each.conj() * way).real.sum() if each.is_complex() else (each * way).sum()
+        for each, way in zip(derivative, directions, strict=True)
+        if each is not None
+    ]
+    analytical = sum(parts, torch.zeros((), dtype=numerical.dtype))
+    torch.testing.assert_close(analytical, numerical, rtol=tolerance, atol=tolerance)
+
+
+def _check_finite_difference(function: Function, inputs: Sequence[Any], known: int, seed: int) -> None:
+    """The second derivative, which eager does not have, by differences of the first, which it has."""
+    assert known == 2, "only the second derivative is checked by differences"
+    leaves = [leaf for leaf in _tensors(list(inputs)) if leaf.requires_grad]
+    generator = torch.Generator().manual_seed(seed + 1)
+    torch.manual_seed(seed)
+    heads = [head for head in _tensors(function(*inputs)) if head.requires_grad]
+    cotangents = [_random_like(head, generator) for head in heads]
+    weights = [_random_like(leaf, generator) for leaf in leaves]
+
+    def slope(at: Sequence[torch.Tensor], create_graph: bool = False) -> torch.Tensor:
+        given = iter(at)
+        moved = _pytree.tree_map(
+            lambda x: next(given) if isinstance(x, torch.Tensor) and x.requires_grad else x,
+            list(inputs),
+        )
+        torch.manual_seed(seed)
+        results = [head for head in _tensors(function(*moved)) if head.requires_grad]
+        gradients = torch.autograd.grad(
+            results, list(at), cotangents, create_graph=create_graph, allow_unused=True
+        )
+        pairs = zip(gradients, weights, strict=True)
+        parts = [(g * w).sum() for g, w in pairs if g is not None]
+        total = torch.stack([part.real if part.is_complex() else part for part in parts]).sum()
+        return total
+
+    scalar = slope(leaves, create_graph=True)
+    second = torch.autograd.grad(scalar, leaves, allow_unused=True)
+    assert_finite_difference(slope, leaves, second)
+
+
+@contextlib.contextmanager
+def unseeded_samples() -> Iterator[None]:
+    """Let random ops of OpInfo draw from the generator as it is; they would set a seed inside."""
+
+    def plain(op: Function, *args: Any, **kwargs: Any) -> Any:
+        return op(*args, **kwargs)
+
+    with mock.patch.object(common_methods_invocations, "wrapper_set_seed", plain):
+        yield
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _random_like(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator)
+
+
+def _assert_close(mine: Any, theirs: Any, tolerance: float | None, what: str) -> None:
+    if mine is None and theirs is None:
+        return
+    # No gradient is a gradient of zero.
+    mine = torch.zeros_like(theirs) if mine is None else mine
+    theirs = torch.zeros_like(mine) if theirs is None else theirs
+    allowed = TOLERANCE.get(theirs.dtype, 0.0) if tolerance is None else tolerance
+    torch.testing.assert_close(
+        mine, theirs, rtol=allowed, atol=allowed, equal_nan=True, msg=lambda m: f"{what}: {m}"
+    )
