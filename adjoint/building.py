@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
+import torch
 from torch import fx
 
 from adjoint.differentiate.activity import active_nodes
 from adjoint.differentiate.sweep import Sweep
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import outputs_of
+from adjoint.graph.operations import apply_function, in_order, on_copies
 from adjoint.graph.purity import remove_dead_code
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.options import Options
-from adjoint.partition.split import Forward, Split
-from adjoint.runtime.bridge import Executable, Recorded, Reversed
+from adjoint.partition.split import Backward, Forward, Split
+from adjoint.runtime.bridge import Compiled, Executable, Recorded, Reversed
+from adjoint.runtime.calling import Graph
+from adjoint.torch_private import trees
+from adjoint.torch_private.fake import FakeTensor
+from adjoint.torch_private.modes import as_if_alone, is_traceable_wrapper_subclass
+from adjoint.torch_private.operators import HigherOrderOperator
 
 
 class Build:
@@ -22,8 +31,12 @@ class Build:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        # The first backward graph comes out of the same sweep that decided what is saved.
-        self._first: dict[fx.GraphModule, tuple[tuple[int, ...], Reversed]] = {}
+
+    def program(self, graph_module: fx.GraphModule) -> Graph:
+        """The graph, ready to run inside an ordinary program."""
+        if _left_to_autograd(graph_module):
+            return partial(evaluate, graph_module)
+        return Compiled(graph_module, self)
 
     def record(self, graph_module: fx.GraphModule, wrt: Sequence[int]) -> Recorded | None:
         """The graph with saved values; None if nothing it returns depends on `wrt`."""
@@ -40,32 +53,26 @@ class Build:
             forward = split.forward(also)
         backward = split.backward(forward.nodes, forward.inputs, forward.outputs)
         differentiable = frozenset(_differentiable_outputs(forward.graph_module, wrt))
-        self._first[forward.graph_module] = (
-            tuple(results),
-            Reversed(backward.graph_module, backward.inputs, backward.outputs),
-        )
         return Recorded(
             forward.graph_module,
             forward.results,
             forward.inputs,
             forward.outputs,
             differentiable,
+            _reversed(sweep, backward, results),
         )
 
     def reverse(self, recorded: Recorded, of: Sequence[int], wrt: Sequence[int]) -> Reversed:
         """The backward graph for cotangents of the outputs `of`."""
-        pattern, first = self._first[recorded.graph_module]
-        if tuple(of) == pattern:
-            return first
+        if tuple(of) == recorded.first.of:
+            return recorded.first
         sweep, joint = self._joint(recorded.graph_module, of, wrt)
         split = Split(joint, sweep.order)
         nodes = [node for node, _ in split.results]
         backward = split.backward(nodes, recorded.saved_inputs, recorded.saved_outputs)
-        return Reversed(backward.graph_module, backward.inputs, backward.outputs)
+        return _reversed(sweep, backward, of)
 
-    def transpose(
-        self, backward: fx.GraphModule, saved: int
-    ) -> tuple[fx.GraphModule, list[int]]:
+    def transpose(self, backward: fx.GraphModule, saved: int) -> tuple[fx.GraphModule, list[int]]:
         """The derivative along inputs, given the backward graph, which is linear in its tangents.
 
         `backward` takes `saved` values, then tangents.  Returns a graph from saved values and tangents
@@ -79,11 +86,9 @@ class Build:
 
     def load(self, graph_module: fx.GraphModule) -> Executable:
         """The graph, ready to run."""
-        return lambda inputs: evaluate(graph_module, inputs)
+        return lambda inputs: evaluate(graph_module, _taken(inputs))
 
-    def _leaves_out(
-        self, sweep: Sweep, forward: Forward, wrt: Sequence[int]
-    ) -> bool:
+    def _leaves_out(self, sweep: Sweep, forward: Forward, wrt: Sequence[int]) -> bool:
         """Some saved value has a derivative that the first backward graph has no part of."""
         reached = {sweep.copies[node] for node in sweep.reached}
         nodes, active = forward.nodes, _differentiable_outputs(forward.graph_module, wrt)
@@ -101,10 +106,29 @@ class Build:
         self, graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]
     ) -> tuple[Sweep, fx.GraphModule]:
         sweep = Sweep(graph_module, of, wrt)
-        joint = sweep.run()
+        with as_if_alone():
+            joint = sweep.run()
         merge_common_subexpressions(joint.graph)
         remove_dead_code(joint.graph)
         return sweep, joint
+
+
+def _reversed(sweep: Sweep, backward: Backward, of: Sequence[int]) -> Reversed:
+    returned = outputs_of(backward.graph_module.graph)
+    zeros = [i for i, gradient in enumerate(returned) if gradient is None]
+    return Reversed(
+        backward.graph_module,
+        tuple(of),
+        backward.inputs,
+        backward.outputs,
+        frozenset(sweep.depended_on(zeros)) if zeros else frozenset(),
+    )
+
+
+def _taken(inputs: list[Any]) -> Iterator[Any]:
+    inputs.reverse()
+    while inputs:
+        yield inputs.pop()
 
 
 def _differentiable_outputs(graph_module: fx.GraphModule, wrt: Sequence[int]) -> list[int]:
@@ -113,3 +137,23 @@ def _differentiable_outputs(graph_module: fx.GraphModule, wrt: Sequence[int]) ->
     return [i for i, n in enumerate(outputs_of(graph_module.graph)) if n in active]
 
 
+def _left_to_autograd(graph_module: fx.GraphModule) -> bool:
+    """Eager autograd differentiates the graph, op by op, while it runs.
+
+    So it is for what has no rule yet: bodies, hooks on saved tensors, tensor subclasses.
+    """
+    return any(
+        isinstance(node.target, HigherOrderOperator)
+        or node.target in (apply_function, on_copies, in_order)
+        or "hooks" in node.meta
+        or any(_is_subclass(leaf) for leaf in trees.leaves(node.meta.get("val")))
+        for node in graph_module.graph.nodes
+    )
+
+
+def _is_subclass(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and not isinstance(value, FakeTensor)
+        and is_traceable_wrapper_subclass(value)
+    )

@@ -1,6 +1,7 @@
 """The sentence: capture -> differentiate -> optimize -> partition -> lower -> emit -> load.
 
-Today it ends after its first word, and the reference executor runs what was captured.
+Today it reads capture -> differentiate -> partition -> run: the derivative is built when autograd first
+asks for it, and the reference executor runs the graphs op by op.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import fx
 
+from adjoint.building import Build
 from adjoint.capture.direct import capture_call
 from adjoint.capture.dynamo import capture_graph
 from adjoint.graph.captured import Captured
@@ -39,7 +41,10 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo's."""
     primal = saw("capture", capture_graph(graph_module, examples))
-    return Program(primal, lambda inputs: capture_graph(graph_module, inputs, anew=True))
+    build = Build(options)
+    return Program(
+        primal, lambda inputs: capture_graph(graph_module, inputs, anew=True), build.program
+    )
 
 
 def capture(

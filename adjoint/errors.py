@@ -69,7 +69,5 @@ class DifferentiationError(RuntimeError):
         lines = [f"cannot differentiate {self.op} at order {self.order}: {self.why}"]
         if self.source is not None:
             lines.append(f"  at {self.source}")
-        lines.append(
-            "  way out: detach its argument, or give the op a rule with adjoint.vjp_rule"
-        )
+        lines.append("  way out: detach its argument, or give the op a rule with adjoint.vjp_rule")
         return "\n".join(lines)

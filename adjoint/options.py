@@ -23,9 +23,6 @@ class Options:
     unsupported: Literal["raise", "eager"] = "raise"
     """What becomes of a function that cannot be captured: an error, or the function itself."""
 
-    dynamic: bool | None = None
-    """Sizes are symbols (True), constants (False), or symbols once they have changed (None)."""
-
     def __post_init__(self) -> None:
         for name, annotation in get_type_hints(type(self)).items():
             value = getattr(self, name)

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from adjoint.capture.functions import apply_graphs
-from adjoint.capture.interpretation import Interpreter
-from adjoint.capture.subgraph import Body, match_lifted, opaque
-from adjoint.capture.tracer import Tracer
 from adjoint.errors import CaptureError
 from adjoint.graph.metadata import describe_value
 from adjoint.torch_private import trees
 from adjoint.torch_private.checkpoint import forward_context, split_arguments
 from adjoint.torch_private.operators import HigherOrderOperator, dense_kernel
+from adjoint.trace.interpretation import Interpreter
+from adjoint.trace.subgraph import Body, match_lifted, opaque
+from adjoint.trace.tracer import Tracer
 
 operators = torch.ops.higher_order
 

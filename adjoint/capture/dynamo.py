@@ -9,12 +9,12 @@ import torch
 from torch import fx
 
 from adjoint.capture.inputs import Leaf
-from adjoint.capture.interpretation import Interpreter
 from adjoint.capture.program import Capture
 from adjoint.graph.captured import Captured
 from adjoint.graph.descriptors import Argument, Buffer, Parameter, PlainInput, SymbolicSize
 from adjoint.torch_private import dynamo
 from adjoint.torch_private.fake import make_fake, new_fake_mode
+from adjoint.trace.interpretation import Interpreter
 
 
 def capture_graph(

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from adjoint.capture import control_flow, functions
-from adjoint.capture.generators import Generators
-from adjoint.capture.subclasses import is_made_of_fakes
-from adjoint.capture.tracer import Tracer
 from adjoint.errors import CaptureError
 from adjoint.torch_private import trees
 from adjoint.torch_private.modes import TorchFunctionMode
 from adjoint.torch_private.operators import HigherOrderOperator
+from adjoint.trace.generators import Generators
+from adjoint.trace.subclasses import is_made_of_fakes
+from adjoint.trace.tracer import Tracer
 
 # Change what autograd knows about a tensor, and nothing that an op would see.
 _CHANGE_HISTORY = frozenset(

@@ -10,13 +10,13 @@ from torch import fx
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import CheckpointFunction
 
-from adjoint.capture.emission import as_under, current_mode
-from adjoint.capture.interpretation import Interpreter
-from adjoint.capture.subgraph import Body
-from adjoint.capture.tracer import Tracer
 from adjoint.errors import CaptureError
 from adjoint.graph.operations import apply_function
 from adjoint.torch_private.dynamo import differentiable_backward
+from adjoint.trace.emission import as_under, current_mode
+from adjoint.trace.interpretation import Interpreter
+from adjoint.trace.subgraph import Body
+from adjoint.trace.tracer import Tracer
 
 
 def _nothing(ctx: Any) -> None: ...

@@ -10,9 +10,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.capture import geometry
-from adjoint.capture.aliasing import Alias, Link, Storage, version
-from adjoint.capture.tracer import Tracer
 from adjoint.graph.calling import BaseOf, FromCaller, MemoryOf, NewToken, Source
 from adjoint.graph.descriptors import (
     EffectToken,
@@ -25,6 +22,9 @@ from adjoint.graph.descriptors import (
 )
 from adjoint.graph.metadata import set_descriptor
 from adjoint.torch_private.fake import storage_key
+from adjoint.trace import geometry
+from adjoint.trace.aliasing import Alias, Link, Storage, version
+from adjoint.trace.tracer import Tracer
 
 
 @dataclass(frozen=True)

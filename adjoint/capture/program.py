@@ -9,15 +9,9 @@ from typing import Any
 
 import torch
 
-from adjoint.capture.emission import current_mode
 from adjoint.capture.front import Front
-from adjoint.capture.generators import Generators
 from adjoint.capture.inputs import Inputs, Leaf
-from adjoint.capture.regions import under_policy
 from adjoint.capture.results import Results
-from adjoint.capture.source import line_of_traceback
-from adjoint.capture.subgraph import graph_module
-from adjoint.capture.tracer import Tracer
 from adjoint.errors import CaptureError
 from adjoint.graph.captured import Captured
 from adjoint.graph.descriptors import Captured as CapturedInput
@@ -37,6 +31,12 @@ from adjoint.torch_private.modes import (
     control_flow_calls_its_operator,
     custom_functions_applied_by,
 )
+from adjoint.trace.emission import current_mode
+from adjoint.trace.generators import Generators
+from adjoint.trace.regions import under_policy
+from adjoint.trace.source import line_of_traceback
+from adjoint.trace.subgraph import graph_module
+from adjoint.trace.tracer import Tracer
 
 _SYMBOLIC = tuple(kind.__name__ for kind in symbols.SYMBOLIC)
 

@@ -9,10 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.capture import aliasing, geometry
-from adjoint.capture.aliasing import Alias, version
 from adjoint.capture.inputs import Inputs, history
-from adjoint.capture.tracer import Tracer
 from adjoint.graph.calling import (
     Assignment,
     BaseOf,
@@ -41,11 +38,15 @@ from adjoint.graph.descriptors import (
     Phase,
     Result,
     ViewArgument,
+    ViewValue,
 )
 from adjoint.graph.metadata import Mode, mode_of
 from adjoint.graph.operations import as_leaf
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.modes import share_a_counter
+from adjoint.trace import aliasing, geometry
+from adjoint.trace.aliasing import Alias, version
+from adjoint.trace.tracer import Tracer
 
 aten = torch.ops.aten
 
@@ -342,7 +343,8 @@ class Results:
 
     def _view_argument(self, node: fx.Node) -> int:
         if node not in self._numbers:
-            self._numbers[node] = self._output(node, ViewArgument(len(self._numbers)))
+            kind = ViewValue if isinstance(node.meta["val"], torch.Tensor) else ViewArgument
+            self._numbers[node] = self._output(node, kind(len(self._numbers)))
         return self._numbers[node]
 
 

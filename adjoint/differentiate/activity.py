@@ -34,9 +34,10 @@ def _passes(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -> b
         return False
     if node.target is operator.getitem:
         several, index = node.args
-        if several not in active or isinstance(several.meta["val"], list):
+        assert isinstance(several, fx.Node)
+        if several not in active or _is_list(several):
             return several in active
-        return _gives(several, index, active, fake_mode)
+        return _given(several, active, fake_mode)[index]  # type: ignore[index]
     if not mode_of(node).grad_enabled or mode_of(node).inference:
         return False
     if node.target is with_data:
@@ -44,16 +45,21 @@ def _passes(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -> b
     if not any(argument in active for argument in node.all_input_nodes):
         return False
     # A step has a derivative, which is zero; a new tensor of zeros has none.
-    return node.target not in NON_DIFFERENTIABLE or _gives(node, 0, active, fake_mode)
+    return node.target not in NON_DIFFERENTIABLE or any(_given(node, active, fake_mode))
 
 
-def _gives(several: Any, index: Any, active: set[fx.Node], fake_mode: FakeTensorMode) -> bool:
-    """A derivative flows through the `index`-th result of the call `several`."""
-    if not isinstance(several.target, OpOverload):
-        return True
-    args, kwargs = fx.map_arg((several.args, several.kwargs), lambda n: n.meta["val"])
-    values = [n.meta["val"] for n in several.all_input_nodes if n in active]
-    return differentiable_outputs(several.target, args, kwargs, values, fake_mode)[index]
+def _is_list(node: fx.Node) -> bool:
+    """What the node gives is one result, a list of tensors; or its target is no op of torch's."""
+    return not isinstance(node.target, OpOverload) or len(node.target._schema.returns) < 2
+
+
+def _given(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -> tuple[bool, ...]:
+    """For each result of a call, whether a derivative flows through it."""
+    if not isinstance(node.target, OpOverload):
+        return (True,)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    values = [n.meta["val"] for n in node.all_input_nodes if n in active]
+    return differentiable_outputs(node.target, args, kwargs, values, fake_mode)
 
 
 def differentiable(value: Any) -> bool:

@@ -14,9 +14,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.capture.emission import as_under
-from adjoint.capture.subgraph import graph_module as finish
-from adjoint.capture.tracer import Tracer
 from adjoint.differentiate.activity import active_nodes
 from adjoint.errors import DifferentiationError
 from adjoint.graph.descriptors import Gradient, Tangent, order_of
@@ -29,15 +26,18 @@ from adjoint.graph.metadata import (
     output_descriptors,
     outputs_of,
     set_descriptor,
+    set_mode,
     set_output_descriptors,
     source_of,
 )
-from adjoint.rules import constant as _constant  # noqa: F401
-from adjoint.rules import functional as _functional  # noqa: F401
+from adjoint.graph.operations import with_data
 from adjoint.rules.derived import pull_back
 from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, VJPS
 from adjoint.torch_private.fake import fake_mode_of
 from adjoint.torch_private.modes import enable_python_dispatcher
+from adjoint.trace.emission import as_under
+from adjoint.trace.subgraph import graph_module as finish
+from adjoint.trace.tracer import Tracer
 
 
 def differentiate(
@@ -54,9 +54,7 @@ def differentiate(
 class Sweep:
     """One reverse sweep."""
 
-    def __init__(
-        self, graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]
-    ) -> None:
+    def __init__(self, graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]) -> None:
         self.primal = graph_module
         self.inputs = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
         self.of, self.wrt = list(of), list(wrt)
@@ -80,9 +78,11 @@ class Sweep:
                 if node.op == "call_function":
                     self._pull_back(node)
             gradients = [self._gradient(self.inputs[place]) for place in self.wrt]
-        emitter.graph.output(
-            (*(self.copies.get(node, node) for node in outputs), *gradients)
-        )
+        for node in emitter.graph.nodes:
+            if node.meta.get("order") == self.order:
+                # A derivative depends on all it is computed from, whatever way torch computes it.
+                set_mode(node, Mode())
+        emitter.graph.output((*(self.copies.get(node, node) for node in outputs), *gradients))
         set_output_descriptors(
             emitter.graph,
             (
@@ -101,9 +101,25 @@ class Sweep:
         for node in self.primal.graph.nodes:
             items = [n for n in node.users if n.target is operator.getitem and n in self.active]
             if node in self.active and len(items) > 1:
-                values = [n for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)]
+                values = [
+                    n for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)
+                ]
                 found += [self.copies[n] for n in (*values, *items)]
         return found
+
+    def depended_on(self, places: Sequence[int]) -> list[int]:
+        """Which of the inputs `wrt[place]` the outputs `of` depend on, by differentiable steps."""
+        outputs = outputs_of(self.primal.graph)
+        work = [outputs[place] for place in self.of]
+        found: set[fx.Node] = set()
+        while work:
+            node = work.pop()
+            if node in self.active and node not in found:
+                found.add(node)
+                work += (
+                    node.all_input_nodes[:1] if node.target is with_data else node.all_input_nodes
+                )
+        return [place for place in places if self.inputs[self.wrt[place]] in found]
 
     def _seed(self, node: fx.Node, descriptor: Any) -> None:
         """The tangent of an output is the first cotangent of its node."""
@@ -211,10 +227,13 @@ class Sweep:
                 continue
             if isinstance(argument, (list, tuple)):
                 for each, part in zip(argument, gradient, strict=True):
-                    if isinstance(each, fx.Node):
-                        self._accumulate(each, part)
-            elif isinstance(argument, fx.Node):
-                self._accumulate(argument, gradient)
+                    self._give(each, part)
+            else:
+                self._give(argument, gradient)
+
+    def _give(self, argument: Any, gradient: Any) -> None:
+        if isinstance(argument, fx.Node) and argument in self.active:
+            self._accumulate(argument, gradient() if callable(gradient) else gradient)
 
     def _derive(self, node: fx.Node, cotangent: Any, out: Any, args: Any, kwargs: Any) -> None:
         arguments = [n for n in node.all_input_nodes if n in self.active]
@@ -250,9 +269,7 @@ def order_of_program(graph: fx.Graph) -> int:
     A derivative may have no node of its own: that of an identity only has its inputs and outputs.
     """
     described = (*input_descriptors(graph), *output_descriptors(graph))
-    return max(
-        *(node.meta.get("order", 0) for node in graph.nodes), *map(order_of, described)
-    )
+    return max(*(node.meta.get("order", 0) for node in graph.nodes), *map(order_of, described))
 
 
 def _values(tree: Any) -> Any:
@@ -266,4 +283,3 @@ def _attributes(module: fx.GraphModule) -> dict[str, Any]:
 
 def _refuse_outside(tensor: torch.Tensor) -> torch.Tensor:
     raise AssertionError("a rule uses a tensor that is none of its arguments")
-

@@ -45,6 +45,7 @@ from adjoint.graph.descriptors import (
     UpdatedRandomOffset,
     ViewArgument,
     ViewBase,
+    ViewValue,
     order_of,
 )
 from adjoint.graph.metadata import (
@@ -126,6 +127,7 @@ __all__ = [
     "UpdatedRandomOffset",
     "ViewArgument",
     "ViewBase",
+    "ViewValue",
     "buffers",
     "describe_dtype",
     "describe_value",

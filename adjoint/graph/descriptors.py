@@ -57,7 +57,7 @@ The stages of the compiler add descriptors in one order, and each may speak of e
 
 1. what the user sees: `Argument`, `Parameter`, `Buffer`, `Captured`, `SymbolicSize`; `Result`;
 2. aliasing and mutation: `ViewBase`, `SyntheticBase`; `InputMutation`, `MetadataMutation`,
-   `IntermediateBase`, `ViewArgument`;
+   `IntermediateBase`, `ViewArgument`, `ViewValue`;
 3. autograd: `Tangent`, `SavedInput`; `Gradient`, `Saved`. These nest in one another to any depth,
    because the result of differentiating can be differentiated;
 4. tensor subclasses: `SubclassAttribute`, `SubclassSize`, `SubclassStride` and the same with `Out`.
@@ -233,6 +233,16 @@ class ViewArgument:
 
     def describe(self) -> str:
         return f"view argument #{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class ViewValue:
+    """What a view made anew outside the graph holds, where it has a history of its own."""
+
+    index: int
+
+    def describe(self) -> str:
+        return f"view value #{self.index}"
 
 
 # 3. Autograd.
@@ -465,7 +475,7 @@ Input: TypeAlias = (
 )
 
 DifferentiableOutput: TypeAlias = (
-    Result | InputMutation | MetadataMutation | IntermediateBase | Gradient | Saved
+    Result | InputMutation | MetadataMutation | IntermediateBase | ViewValue | Gradient | Saved
 )
 TensorOutput: TypeAlias = DifferentiableOutput | SubclassAttributeOut
 Output: TypeAlias = (

@@ -76,9 +76,7 @@ def _copy(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) 
     return fresh.copy_(into).copy_(source, non_blocking)
 
 
-def strided_from_start(
-    x: torch.Tensor, size: Any, stride: Any, offset: int = 0
-) -> torch.Tensor:
+def strided_from_start(x: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
     """`as_strided` of a value: a value has no memory around it, so offsets count from its start."""
     return x.as_strided(size, stride, x.storage_offset() + offset)
 

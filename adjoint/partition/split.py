@@ -162,7 +162,6 @@ class Split:
             tuple(available[n][1] for n in outputs),
         )
 
-
     def transposed(self, saved: int) -> fx.GraphModule:
         """The graph from the first `saved` inputs and the new tangents to the new gradients.
 
@@ -272,5 +271,3 @@ def _needed(inputs: Sequence[fx.Node], outputs: Sequence[Any]) -> set[fx.Node]:
             found.add(node)
             work += node.all_input_nodes
     return found
-
-

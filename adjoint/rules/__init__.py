@@ -1,1 +1,32 @@
-"""What calculus knows: one rule per op."""
+"""What calculus knows: one rule per op.
+
+Importing this package registers the rules.
+"""
+
+from adjoint.rules import (
+    activation,
+    alignment,
+    attention,
+    constant,
+    distance,
+    embedding,
+    functional,
+    loss,
+    normalization,
+    quantization,
+    segment,
+)
+
+__all__ = [
+    "activation",
+    "alignment",
+    "attention",
+    "constant",
+    "distance",
+    "embedding",
+    "functional",
+    "loss",
+    "normalization",
+    "quantization",
+    "segment",
+]

@@ -7,12 +7,15 @@ composition.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from adjoint.torch_private import trees
+from adjoint.torch_private.composites import by_torch_formula
+from adjoint.torch_private.operators import OpOverload
 
 
 def pull_back(
@@ -39,7 +42,8 @@ def pull_back(
 
     with torch.enable_grad():
         args, kwargs = trees.map_leaves(leaf, (args, kwargs))
-        result = function(*args, **kwargs)
+        with _as_defined(function):
+            result = function(*args, **kwargs)
         results = trees.leaves(result)
         pairs = [
             (out, cotangent)
@@ -61,3 +65,8 @@ def pull_back(
         for tensor, gradient in zip(active, gradients, strict=True)
         if gradient is not None
     }
+
+
+def _as_defined(function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    is_op = isinstance(function, OpOverload)
+    return by_torch_formula(function) if is_op else contextlib.nullcontext()

@@ -34,3 +34,39 @@ def fill_tensor(cotangent: Any, out: Any, x: Any, value: Any) -> Any:
 def clone(cotangent: Any, out: Any, x: Any, **_: Any) -> Any:
     """The same numbers elsewhere."""
     return (cotangent,)
+
+
+@vjp(aten.select_scatter.default)
+def select_scatter(cotangent: Any, out: Any, x: Any, new: Any, dim: int, index: Any) -> Any:
+    """The selected part comes from `new`, the rest from x."""
+    kept = aten.select_scatter.default(cotangent, torch.zeros_like(new), dim, index)
+    return kept, cotangent.select(dim, index)
+
+
+@vjp(aten.slice_scatter.default)
+def slice_scatter(
+    cotangent: Any, out: Any, x: Any, new: Any, dim: int = 0, *place: Any, **named: Any
+) -> Any:
+    """The slice comes from `new`, the rest from x."""
+    kept = aten.slice_scatter.default(cotangent, torch.zeros_like(new), dim, *place, **named)
+    return kept, aten.slice.Tensor(cotangent, dim, *place, **named)
+
+
+@vjp(aten.diagonal_scatter.default)
+def diagonal_scatter(cotangent: Any, out: Any, x: Any, new: Any, *place: Any, **named: Any) -> Any:
+    """The diagonal comes from `new`, the rest from x."""
+    kept = aten.diagonal_scatter.default(cotangent, torch.zeros_like(new), *place, **named)
+    return kept, aten.diagonal.default(cotangent, *place, **named)
+
+
+@vjp(aten.as_strided_scatter.default)
+def as_strided_scatter(
+    cotangent: Any, out: Any, x: Any, new: Any, size: Any, stride: Any, offset: Any = None
+) -> Any:
+    """The window comes from `new`, the rest from x; both are dense, so strides mean what they say.
+
+    torch's own formula gives x the cotangent of the window.
+    """
+    dense = cotangent.contiguous()
+    kept = aten.as_strided_scatter.default(dense, torch.zeros_like(new), size, stride, offset)
+    return kept, aten.as_strided.default(dense, size, stride, offset)

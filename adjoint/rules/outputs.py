@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from adjoint.torch_private import trees
+from adjoint.torch_private.composites import by_torch_formula
 from adjoint.torch_private.fake import FakeTensorMode
 from adjoint.torch_private.modes import enable_python_dispatcher
 from adjoint.torch_private.operators import OpOverload
@@ -33,7 +34,7 @@ def differentiable_outputs(
                 return value
             return value.detach().requires_grad_(id(value) in wanted)
 
-        with fake_mode, enable_python_dispatcher(), torch.enable_grad():
+        with fake_mode, enable_python_dispatcher(), by_torch_formula(op), torch.enable_grad():
             args, kwargs = trees.map_leaves(leaf, (args, kwargs))
             results = op(*args, **kwargs)
         _KNOWN[key] = tuple(

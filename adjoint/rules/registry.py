@@ -7,8 +7,9 @@ A rule is a vector-Jacobian product, written in ordinary torch:
         return (restore_axes(cotangent, x, dim, keepdim).expand(x.shape),)
 
 It is given the cotangent of the result, the result, and the call's arguments, and returns one cotangent
-for each argument (None: no derivative; fewer: None for the rest).  An op with several results gets
-tuples, in which a cotangent that is zero is None.  Sums over broadcast axes, dtypes, zeros and
+for each argument (None: no derivative; fewer: None for the rest; a function of nothing: called if the
+argument is of interest).  An op with several results gets tuples, in which a cotangent that is zero is
+None.  Sums over broadcast axes, dtypes, zeros and
 accumulation are the sweep's business, never a rule's.
 
 What a rule emits is differentiated by the rules of what it emits: order n needs nothing more.
@@ -56,8 +57,8 @@ def composition(*ops: OpOverload) -> Callable[[RuleT], RuleT]:
 def vjp_rule(op: OpOverload) -> Callable[[RuleT], RuleT]:
     """Add a rule for an op, or replace the one there is.
 
-        @adjoint.vjp_rule(torch.ops.mylib.spline.default)
-        def spline_vjp(cotangent, out, x, knots):
-            return cotangent * spline_slope(x, knots), None
+    @adjoint.vjp_rule(torch.ops.mylib.spline.default)
+    def spline_vjp(cotangent, out, x, knots):
+        return cotangent * spline_slope(x, knots), None
     """
     return vjp(op)

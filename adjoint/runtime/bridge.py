@@ -10,6 +10,7 @@ Backward graphs are made when first needed, one for each pattern of cotangents t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -17,12 +18,29 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import fx
 
-from adjoint.graph.evaluation import entry_mode
+from adjoint.graph.evaluation import entry_mode, evaluate
+from adjoint.torch_private.modes import functorch_is_active, without_autocast
 
-Executable: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
+# Takes its inputs out of the list, so that each can be released after its last use.
+Executable: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+
+# Compiling is not reentrant, but autograd may ask for backward graphs from several threads.
+_COMPILING = threading.RLock()
 
 # Backward graphs for this many patterns of missing cotangents; after that, zeros are made.
 PATTERNS = 8
+
+
+@dataclass(frozen=True)
+class Reversed:
+    """A backward graph for cotangents of the outputs `of`, and which saved values it takes."""
+
+    graph_module: fx.GraphModule
+    of: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    zeros: frozenset[int] = frozenset()
+    """Which gradients are zero, though the results depend on the input: eager gives zeros for them."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +53,8 @@ class Recorded:
     saved_outputs: tuple[int, ...]
     differentiable: frozenset[int]
     """Outputs that depend on those inputs."""
-
-
-@dataclass(frozen=True)
-class Reversed:
-    """A backward graph, and which saved values it takes."""
-
-    graph_module: fx.GraphModule
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    first: Reversed
+    """The backward graph that comes out of the sweep which decided what is saved."""
 
 
 class Builder(Protocol):
@@ -53,9 +64,7 @@ class Builder(Protocol):
         """The graph with saved values; None if nothing it returns depends on `wrt`."""
         ...
 
-    def reverse(
-        self, recorded: Recorded, of: Sequence[int], wrt: Sequence[int]
-    ) -> Reversed:
+    def reverse(self, recorded: Recorded, of: Sequence[int], wrt: Sequence[int]) -> Reversed:
         """The backward graph for cotangents of the outputs `of`."""
         ...
 
@@ -74,23 +83,31 @@ class Compiled:
         self._recordings: dict[tuple[int, ...], Recording | None] = {}
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        if functorch_is_active():
+            # `torch.func` differentiates and batches the ops themselves.
+            return evaluate(self.graph_module, inputs)  # type: ignore[no-any-return]
         wrt = self._recorded_inputs(inputs)
-        if wrt:
-            if wrt not in self._recordings:
-                recorded = self.builder.record(self.graph_module, wrt)
-                made = None if recorded is None else Recording(recorded, wrt, self.builder)
-                self._recordings[wrt] = made
-            recording = self._recordings[wrt]
-            if recording is not None:
-                return recording(inputs)
-        return self.run(inputs)
+        recording = self._recording(wrt) if wrt else None
+        return self.run(list(inputs)) if recording is None else recording(inputs)
 
-    def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """The outputs, without a history."""
+    def run(self, inputs: list[Any]) -> Sequence[Any]:
+        """The outputs, without a history; `inputs` is empty then."""
+        if functorch_is_active():
+            with torch.no_grad():
+                return evaluate(self.graph_module, inputs)  # type: ignore[no-any-return]
         if self._plain is None:
             self._plain = self.builder.load(self.graph_module)
         with torch.no_grad():
             return self._plain(inputs)
+
+    def _recording(self, wrt: tuple[int, ...]) -> Recording | None:
+        if wrt not in self._recordings:
+            with _COMPILING:
+                if wrt not in self._recordings:
+                    recorded = self.builder.record(self.graph_module, wrt)
+                    made = None if recorded is None else Recording(recorded, wrt, self.builder)
+                    self._recordings[wrt] = made
+        return self._recordings[wrt]
 
     def _recorded_inputs(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         if entry_mode(self.graph_module).grad_enabled and not torch.is_grad_enabled():
@@ -111,6 +128,8 @@ class Recording:
         self.builder = builder
         self._forward: Executable | None = None
         self._backwards: dict[tuple[int, ...], tuple[Reversed, Compiled]] = {}
+        first = recorded.first
+        self._backwards[first.of] = (first, Compiled(first.graph_module, builder))
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         with torch.enable_grad():
@@ -121,13 +140,17 @@ class Recording:
         """All outputs, saved values included."""
         if self._forward is None:
             self._forward = self.builder.load(self.recorded.graph_module)
-        return self._forward(inputs)
+        # Regions that enable grad inside the graph have nothing to record: this node is the record.
+        bare = [each.detach() if isinstance(each, torch.Tensor) else each for each in inputs]
+        return self._forward(bare)
 
     def backward(self, of: tuple[int, ...]) -> tuple[Reversed, Compiled]:
         """The backward graph for cotangents of the outputs `of`."""
         if of not in self._backwards:
-            made = self.builder.reverse(self.recorded, of, self.wrt)
-            self._backwards[of] = (made, Compiled(made.graph_module, self.builder))
+            with _COMPILING:
+                if of not in self._backwards:
+                    made = self.builder.reverse(self.recorded, of, self.wrt)
+                    self._backwards[of] = (made, Compiled(made.graph_module, self.builder))
         return self._backwards[of]
 
     def pattern(self, given: tuple[int, ...]) -> tuple[int, ...]:
@@ -150,14 +173,14 @@ class _Node(torch.autograd.Function):
             if isinstance(value, torch.Tensor) and index not in recorded.differentiable
         ]
         ctx.recording = recording
-        ctx.inputs = len(inputs)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*fixed)
         saved = [inputs[i] for i in recorded.saved_inputs]
         saved += [outputs[i] for i in recorded.saved_outputs]
         ctx.save_for_backward(*(v if isinstance(v, torch.Tensor) else None for v in saved))
         ctx.numbers = [None if isinstance(v, torch.Tensor) else v for v in saved]
-        ctx.likes = [(v.shape, v.dtype, v.device) if isinstance(v, torch.Tensor) else None for v in outputs]
+        ctx.inputs = [_like(value) for value in inputs]
+        ctx.outputs = [_like(value) for value in outputs]
         return tuple(outputs)
 
     @staticmethod
@@ -165,35 +188,43 @@ class _Node(torch.autograd.Function):
         recording: Recording = ctx.recording
         recorded = recording.recorded
         given = tuple(
-            index
-            for index in sorted(recorded.differentiable)
-            if cotangents[index] is not None
+            index for index in sorted(recorded.differentiable) if cotangents[index] is not None
         )
         if not given:
-            return (None,) * (ctx.inputs + 1)
+            return (None,) * (len(ctx.inputs) + 1)
         of = recording.pattern(given)
         made, compiled = recording.backward(of)
         saved = _saved(ctx, recorded)
-        tangents = [_cotangent(cotangents[i], ctx.likes[i]) for i in of]
         arguments = [
             *(saved["input", i] for i in made.inputs),
             *(saved["output", i] for i in made.outputs),
-            *tangents,
+            *(_zeros(ctx.outputs[i]) if cotangents[i] is None else cotangents[i] for i in of),
         ]
-        gradients = compiled(arguments) if torch.is_grad_enabled() else compiled.run(arguments)
+        del saved, cotangents
+        with without_autocast():
+            gradients = compiled(arguments) if torch.is_grad_enabled() else compiled.run(arguments)
         by_input = dict(zip(recording.wrt, gradients, strict=True))
-        return (None, *(by_input.get(index) for index in range(ctx.inputs)))
+        by_input.update(
+            {recording.wrt[i]: _zeros(ctx.inputs[recording.wrt[i]]) for i in made.zeros}
+        )
+        return (None, *(by_input.get(index) for index in range(len(ctx.inputs))))
 
 
 def _saved(ctx: Any, recorded: Recorded) -> dict[tuple[str, int], Any]:
     values = [n if t is None else t for t, n in zip(ctx.saved_tensors, ctx.numbers, strict=True)]
+    if hasattr(ctx, "maybe_clear_saved_tensors"):
+        # Unless the graph is retained, what is saved is released as the backward graph uses it.
+        ctx.maybe_clear_saved_tensors()
     names = [("input", i) for i in recorded.saved_inputs]
     names += [("output", i) for i in recorded.saved_outputs]
     return dict(zip(names, values, strict=True))
 
 
-def _cotangent(given: Any, like: Any) -> torch.Tensor:
-    if given is not None:
-        return given  # type: ignore[no-any-return]
+def _like(value: Any) -> Any:
+    """What zeros need to be like `value`; it must not be kept for that."""
+    return (value.shape, value.dtype, value.device) if isinstance(value, torch.Tensor) else None
+
+
+def _zeros(like: Any) -> torch.Tensor:
     shape, dtype, device = like
     return torch.zeros(shape, dtype=dtype, device=device)

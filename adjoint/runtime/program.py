@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
+from torch import fx
 
 from adjoint.graph.captured import Captured
-from adjoint.runtime.reference import run
+from adjoint.runtime.calling import Graph, call
 from adjoint.torch_private.fake import storage_key
 
 Sharing: TypeAlias = tuple[Any, ...]
@@ -21,15 +22,27 @@ class Program:
     holds for one pattern of sharing.  A program that writes to no input holds for all.
     """
 
-    def __init__(self, first: Captured, recapture: Callable[[Sequence[Any]], Captured]) -> None:
+    def __init__(
+        self,
+        first: Captured,
+        recapture: Callable[[Sequence[Any]], Captured],
+        load: Callable[[fx.GraphModule], Graph],
+    ) -> None:
+        """`load` makes a graph ready to run, and to be differentiated by autograd."""
         self.first = first
+        self._load = load
+        self._loaded: dict[fx.GraphModule, Graph] = {}
         self._written = tuple(write.to.index for write in first.calling.writes)
         self._recapture = recapture
         self._by_sharing: dict[Sharing, Captured] = {}
         self._pattern: Sharing | None = None
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        return run(self._for(inputs), inputs)
+        captured = self._for(inputs)
+        graph = self._loaded.get(captured.graph_module)
+        if graph is None:
+            graph = self._loaded[captured.graph_module] = self._load(captured.graph_module)
+        return call(graph, captured.calling, captured.leaves(inputs))
 
     def _for(self, inputs: Sequence[Any]) -> Captured:
         if not self._written:

@@ -31,6 +31,8 @@ def composites_as_in_eager() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for op in _defined_in_python():
             stack.enter_context(_as_in_eager(op))
+        for op, definition in _DEFINED_HERE.items():
+            stack.enter_context(_defined(op, definition))
         stack.enter_context(enable_python_dispatcher())
         yield
 
@@ -46,6 +48,37 @@ def _as_in_eager(op: OpOverload) -> Iterator[None]:
         yield
     finally:
         op.py_kernels.update(before)
+        op._dispatch_cache.clear()
+
+
+@contextlib.contextmanager
+def _defined(op: OpOverload, definition: Callable[..., Any]) -> Iterator[None]:
+    before = op.py_kernels.get(DispatchKey.CompositeImplicitAutograd)
+    op.py_kernels[DispatchKey.CompositeImplicitAutograd] = definition
+    op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        if before is None:
+            del op.py_kernels[DispatchKey.CompositeImplicitAutograd]
+        else:
+            op.py_kernels[DispatchKey.CompositeImplicitAutograd] = before
+        op._dispatch_cache.clear()
+
+
+@contextlib.contextmanager
+def by_torch_formula(op: OpOverload) -> Iterator[None]:
+    """Differentiate `op` by the formula that torch has for it, not through its Python definition."""
+    key = "CompositeImplicitAutograd"
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+    hidden = {} if composite else {k: op.py_kernels[k] for k in _KEYS if k in op.py_kernels}
+    for each in hidden:
+        del op.py_kernels[each]
+    op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        op.py_kernels.update(hidden)
         op._dispatch_cache.clear()
 
 
@@ -103,3 +136,28 @@ _CORRECTED: dict[OpOverload, Callable[..., Any]] = {
     aten.matmul.default: _product,
     aten.dropout.default: _dropout,
 }
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: list[int],
+    target_lengths: list[int],
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """The C++ definition writes the lengths into a new tensor, which a fake one cannot hold."""
+    losses: torch.Tensor = aten._ctc_loss.default(
+        log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
+    )[0]
+    if zero_infinity:
+        losses = torch.where(losses == torch.inf, 0, losses)
+    if reduction == 1:
+        lengths = torch.tensor(target_lengths, dtype=losses.dtype, device=losses.device)
+        return (losses / lengths.clamp_min(1)).mean()
+    return losses.sum() if reduction == 2 else losses
+
+
+_DEFINED_HERE: dict[OpOverload, Callable[..., Any]] = {aten.ctc_loss.IntList: _ctc_loss}
+"""Ops that torch defines in C++ only, in a way that fake tensors do not allow."""

@@ -25,6 +25,8 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils._pytree import tree_leaves
 
+from adjoint.torch_private import missing_fakes as _missing_fakes  # noqa: F401
+
 __all__ = [
     "DATA_DEPENDENT",
     "FakeTensor",

@@ -23,11 +23,13 @@ __all__ = [
     "TorchDispatchMode",
     "TorchFunctionMode",
     "above_autograd",
+    "as_if_alone",
     "below_autograd",
     "control_flow_calls_its_operator",
     "custom_functions_applied_by",
     "dispatch_modes",
     "enable_python_dispatcher",
+    "functorch_is_active",
     "is_functorch_wrapper",
     "is_traceable_wrapper_subclass",
     "outside_functorch",
@@ -79,6 +81,11 @@ def is_functorch_wrapper(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(
         value
     )
+
+
+def functorch_is_active() -> bool:
+    """A transform of `torch.func` is under way, or autograd runs a backward for a batch."""
+    return torch._C._are_functorch_transforms_active()
 
 
 def outside_functorch() -> contextlib.AbstractContextManager[Any]:
@@ -142,6 +149,22 @@ def control_flow_calls_its_operator() -> Iterator[None]:
         for operator in _ACTING_THEMSELVES:
             stack.enter_context(replaced(operator, "__call__", HigherOrderOperator.__call__))
         yield
+
+
+@contextlib.contextmanager
+def as_if_alone() -> Iterator[None]:
+    """Run autograd on fakes as if nothing around asked it to cast, to check or to be told."""
+
+    hooks: list[Hooks] = []
+    while (top := saved_tensor_hooks()) is not None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        hooks.append(top)
+    try:
+        with without_autocast(), torch.autograd.set_detect_anomaly(False):
+            yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -10,13 +10,13 @@ import torch
 
 from adjoint.building import Build
 from adjoint.capture.direct import capture_call
-from adjoint.capture.tracer import Tracer, current_tracer
 from adjoint.graph.evaluation import evaluate
 from adjoint.options import Options
 from adjoint.runtime.bridge import Compiled as Bridged
 from adjoint.runtime.calling import call
 from adjoint.torch_private import trees
 from adjoint.torch_private.modes import is_functorch_wrapper, outside_functorch
+from adjoint.trace.tracer import Tracer, current_tracer
 from adjoint.transforms.fingerprint import fingerprint
 from adjoint.transforms.linear import Linearized
 
@@ -43,7 +43,12 @@ class Compiled:
         if current_tracer() is not None:
             return self._transformed(*args, **kwargs)
         leaves, spec = trees.flatten((args, kwargs))
-        key = (spec, tuple(map(_kind, leaves)), torch.is_grad_enabled(), fingerprint(self._function))
+        key = (
+            spec,
+            tuple(map(_kind, leaves)),
+            torch.is_grad_enabled(),
+            fingerprint(self._function),
+        )
         program = self._programs.get(key)
         if program is None:
             program = self._programs[key] = _Program(self._transformed, args, kwargs)

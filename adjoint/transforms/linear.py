@@ -9,8 +9,6 @@ import torch
 from torch import fx
 
 from adjoint.building import Build
-from adjoint.capture.subgraph import Body
-from adjoint.capture.tracer import Tracer
 from adjoint.errors import CaptureError
 from adjoint.graph.descriptors import Argument, Result
 from adjoint.graph.evaluation import evaluate
@@ -18,6 +16,8 @@ from adjoint.graph.metadata import outputs_of, set_descriptor, set_output_descri
 from adjoint.runtime.bridge import Recorded
 from adjoint.torch_private import trees
 from adjoint.torch_private.modes import outside_functorch
+from adjoint.trace.subgraph import Body
+from adjoint.trace.tracer import Tracer
 
 
 class Linearized:

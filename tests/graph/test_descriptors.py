@@ -44,6 +44,7 @@ from adjoint.graph.descriptors import (
     UpdatedRandomOffset,
     ViewArgument,
     ViewBase,
+    ViewValue,
     order_of,
 )
 
@@ -78,6 +79,7 @@ VOCABULARY: list[tuple[Input | Output, str]] = [
     (MetadataMutation(X), "new metadata of args[0]"),
     (IntermediateBase((R, Result(1, "b"))), "base of result and b"),
     (ViewArgument(4), "view argument #4"),
+    (ViewValue(2), "view value #2"),
     (Gradient(W), "gradient of parameter 'layer.weight'"),
     (Saved(1, checked=False, order=2), "saved value #1 (unchecked, order 2)"),
     (SubclassAttributeOut(Gradient(X), "inner"), "attribute 'inner' of gradient of args[0]"),

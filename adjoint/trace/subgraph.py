@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.capture.emission import Emitter, current_mode
-from adjoint.capture.tracer import Scope, Tracer
 from adjoint.errors import CaptureError
 from adjoint.graph.metadata import Mode
 from adjoint.graph.purity import remove_dead_code
+from adjoint.trace.emission import Emitter, current_mode
+from adjoint.trace.tracer import Scope, Tracer
 
 
 def graph_module(emitter: Emitter, entry: Mode) -> fx.GraphModule:

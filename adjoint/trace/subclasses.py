@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.capture.aliasing import UNRECORDED, Alias
-from adjoint.capture.emission import Emitter
 from adjoint.graph.operations import build_subclass
 from adjoint.torch_private.fake import FakeTensor
 from adjoint.torch_private.modes import is_functorch_wrapper, is_traceable_wrapper_subclass
+from adjoint.trace.aliasing import UNRECORDED, Alias
+from adjoint.trace.emission import Emitter
 
 
 def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:

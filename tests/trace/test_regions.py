@@ -15,9 +15,9 @@ from torch.utils.checkpoint import (
 
 import adjoint
 from adjoint.capture.dynamo import capture_graph
-from adjoint.capture.regions import Regions
 from adjoint.graph.captured import Captured
 from adjoint.graph.metadata import CheckpointRegion, region_of
+from adjoint.trace.regions import Regions
 from tests.parity import ROUTES, Route, Row, Table, leaf
 
 Pair: TypeAlias = tuple[Tensor, Tensor]

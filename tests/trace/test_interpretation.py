@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import torch
 
-from adjoint.capture.interpretation import Interpreter
-from adjoint.capture.tracer import Tracer
 from adjoint.torch_private.fake import new_fake_mode
+from adjoint.trace.interpretation import Interpreter
+from adjoint.trace.tracer import Tracer
 
 
 def test_the_tracer_is_told_the_line_of_each_node() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.capture.emission import Emitter
 from adjoint.graph.metadata import Mode
 from adjoint.torch_private.operators import OpOverload
+from adjoint.trace.emission import Emitter
 
 aten = torch.ops.aten
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import fx
 
-from adjoint.capture.source import line_of_trace
-from adjoint.capture.tracer import Tracer
+from adjoint.trace.source import line_of_trace
+from adjoint.trace.tracer import Tracer
 
 
 class Interpreter(fx.Interpreter):

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from adjoint.capture.aliasing import Alias, Link
-from adjoint.capture.source import user_line
-from adjoint.capture.views import ViewStep
 from adjoint.errors import CaptureError
 from adjoint.graph.metadata import Mode
 from adjoint.torch_private.fake import storage_key
+from adjoint.trace.aliasing import Alias, Link
+from adjoint.trace.source import user_line
+from adjoint.trace.views import ViewStep
 
 aten = torch.ops.aten
 

@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.testing._internal.two_tensor import TwoTensor
 
 import adjoint
-from adjoint.capture.subclasses import inner_tensors, is_made_of_fakes
 from adjoint.graph.operations import build_subclass, take_attribute
 from adjoint.torch_private.fake import make_fake, new_fake_mode
+from adjoint.trace.subclasses import inner_tensors, is_made_of_fakes
 from tests.parity import ROUTES, Route, check, plain
 
 Pair: TypeAlias = tuple[Tensor, Tensor]

@@ -13,12 +13,12 @@ import sympy
 import torch
 from torch import fx
 
-from adjoint.capture.source import user_line
 from adjoint.errors import CaptureError, SourceLine
 from adjoint.graph.metadata import CheckpointRegion, GradOf, Mode
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.modes import enable_python_dispatcher
 from adjoint.torch_private.operators import OpOverload
+from adjoint.trace.source import user_line
 
 aten = torch.ops.aten
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adjoint.capture.mutation import (
+from adjoint.trace.mutation import (
     bind,
     changes_metadata_only,
     functional_variant,

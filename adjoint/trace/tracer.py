@@ -18,17 +18,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.capture import aliasing, geometry, overlap, subclasses
-from adjoint.capture.aliasing import Alias, Link, Storage
-from adjoint.capture.emission import Emitter, Quietly, current_mode
-from adjoint.capture.mutation import (
-    bind,
-    changes_metadata_only,
-    functional_variant,
-    unbind,
-)
-from adjoint.capture.regions import Regions
-from adjoint.capture.views import ViewStep
 from adjoint.errors import CaptureError
 from adjoint.graph.metadata import Mode
 from adjoint.graph.operations import as_leaf, in_order, on_copies, take_attribute
@@ -44,6 +33,17 @@ from adjoint.torch_private.modes import (
     without_torch_function,
 )
 from adjoint.torch_private.operators import HigherOrderOperator, OpOverload, written_arguments
+from adjoint.trace import aliasing, geometry, overlap, subclasses
+from adjoint.trace.aliasing import Alias, Link, Storage
+from adjoint.trace.emission import Emitter, Quietly, current_mode
+from adjoint.trace.mutation import (
+    bind,
+    changes_metadata_only,
+    functional_variant,
+    unbind,
+)
+from adjoint.trace.regions import Regions
+from adjoint.trace.views import ViewStep
 
 aten = torch.ops.aten
 
@@ -475,9 +475,7 @@ class Tracer(TorchDispatchMode):
         written = tuple(name for name in written_arguments(op) if named.get(name) is not None)
         why = overlap.conflict(op, named, written)
         if why is not None:
-            raise CaptureError(
-                f"op {op}", why, "write to a clone() of it", self.emitter.source()
-            )
+            raise CaptureError(f"op {op}", why, "write to a clone() of it", self.emitter.source())
         if overlap.is_in_sequence(named, written):
             return self._one_by_one(op, named, written)
         shapes = {id(t): t.shape for name in written for t in _tensors(named[name])}

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import Any
 
-from adjoint.capture.emission import Emitter
 from adjoint.graph.metadata import CheckpointRegion, region_of, set_region
 from adjoint.torch_private.modes import Hooks, saved_tensor_hooks
+from adjoint.trace.emission import Emitter
 
 
 class Regions:

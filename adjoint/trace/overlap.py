@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from adjoint.capture.geometry import dense_order, extent
 from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.operators import OpOverload
+from adjoint.trace.geometry import dense_order, extent
 
 # These write one value to all places, or each place from itself, so that eager lets them be.
 _HARMLESS = frozenset(

@@ -25,13 +25,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.capture.emission import Emitter
-from adjoint.capture.views import ViewStep
 from adjoint.errors import CaptureError
 from adjoint.graph.metadata import Mode
 from adjoint.graph.operations import with_data
 from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.modes import above_autograd
+from adjoint.trace.emission import Emitter
+from adjoint.trace.views import ViewStep
 
 RECORDED = Mode(grad_enabled=True)
 UNRECORDED = Mode(grad_enabled=False)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from adjoint.capture.subgraph import Body, graph_module, match_lifted, opaque
-from adjoint.capture.tracer import Tracer
 from adjoint.errors import CaptureError
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import Mode
 from adjoint.torch_private.fake import make_fake, new_fake_mode
+from adjoint.trace.subgraph import Body, graph_module, match_lifted, opaque
+from adjoint.trace.tracer import Tracer
 
 
 @pytest.fixture

@@ -1,0 +1,58 @@
+"""Activations whose backward kernels torch cannot differentiate, and those that draw random slopes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from adjoint.rules.registry import composition, vjp
+
+aten = torch.ops.aten
+
+
+@composition(aten.hardsigmoid_backward.default)
+def hardsigmoid_backward(cotangent: Any, x: Any) -> Any:
+    """A slope of 1/6 strictly between -3 and 3."""
+    return torch.where((x > -3) & (x < 3), cotangent / 6, 0)
+
+
+@composition(aten.logit_backward.default)
+def logit_backward(cotangent: Any, x: Any, eps: float | None = None) -> Any:
+    """1 / (x (1 - x)); zero where x was clamped to [eps, 1 - eps], undefined outside of [0, 1]."""
+    low = 0.0 if eps is None else eps
+    outside = (x < low) | (x > 1 - low)
+    # The division is made where it has a value only: its derivatives are, too.
+    inside = torch.where(outside, 0.5, x)
+    slope = 1 / (inside * (1 - inside))
+    return torch.where(outside, torch.nan if eps is None else 0.0, cotangent * slope)
+
+
+@composition(aten._masked_softmax_backward.default)
+def masked_softmax_backward(cotangent: Any, out: Any, mask: Any, dim: int | None = None) -> Any:
+    """That of softmax over what is not masked."""
+    axis = out.dim() - 1 if dim is None else dim
+    hidden = mask.to(torch.bool)
+    if hidden.dim() == 2 and out.dim() == 4:
+        # A mask of (length, length) or of (batch, length): the kernel tells them by their sizes.
+        rows = hidden.shape == out.shape[2:]
+        hidden = hidden.expand(out.shape) if rows else hidden[:, None, None, :].expand(out.shape)
+    product = (cotangent * out).masked_fill(hidden, 0)
+    return product - out.masked_fill(hidden, 0) * product.sum(axis, keepdim=True)
+
+
+@vjp(aten.rrelu_with_noise_functional.default)
+def rrelu_with_noise(
+    cotangent: Any,
+    out: Any,
+    x: Any,
+    noise: Any,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> Any:
+    """The slopes that were drawn; without training, their mean."""
+    if training:
+        return (cotangent[0] * out[1],)
+    return (torch.where(x > 0, cotangent[0], cotangent[0] * ((lower + upper) / 2)),)

@@ -1,0 +1,101 @@
+"""Embeddings: the backward kernels of bags as compositions.
+
+A bag's result is the sum, mean or maximum of the rows of `weight` that its indices name.  Indices that
+equal `padding_idx` are no part of a bag.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from adjoint.rules.registry import composition
+
+aten = torch.ops.aten
+
+_MEAN, _MAX = 1, 2
+
+
+@composition(aten._embedding_bag_backward.default)
+def embedding_bag_backward(
+    cotangent: Any,
+    indices: Any,
+    offsets: Any,
+    offset2bag: Any,
+    bag_size: Any,
+    maximum_indices: Any,
+    num_weights: Any,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Any,
+    padding_idx: int = -1,
+) -> Any:
+    """The bags are where the offsets say: `offset2bag` may have been left empty."""
+    return embedding_bag_dense_backward(
+        cotangent,
+        indices,
+        _bags(indices, offsets),
+        bag_size,
+        maximum_indices,
+        num_weights,
+        scale_grad_by_freq,
+        mode,
+        per_sample_weights,
+        padding_idx,
+    )
+
+
+@composition(aten._embedding_bag_dense_backward.default)
+def embedding_bag_dense_backward(
+    cotangent: Any,
+    indices: Any,
+    offset2bag: Any,
+    bag_size: Any,
+    maximum_indices: Any,
+    num_weights: Any,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: Any,
+    padding_idx: int = -1,
+) -> Any:
+    """Each row receives the cotangents of the bags it is in."""
+    zeros = cotangent.new_zeros((num_weights, cotangent.shape[1]))
+    if mode == _MAX:
+        filled = torch.where((bag_size[: cotangent.shape[0]] > 0).unsqueeze(1), cotangent, 0)
+        return zeros.scatter_add(0, maximum_indices.clamp(min=0).to(torch.int64), filled)
+    parts = cotangent.index_select(0, offset2bag)
+    if mode == _MEAN:
+        parts = parts / bag_size.index_select(0, offset2bag).clamp(min=1).unsqueeze(1)
+    if per_sample_weights is not None:
+        parts = parts * per_sample_weights.unsqueeze(1)
+    if scale_grad_by_freq:
+        ones = torch.ones_like(indices)
+        counts = indices.new_zeros((num_weights,)).index_add(0, indices, ones)
+        parts = parts / counts.index_select(0, indices).unsqueeze(1)
+    if padding_idx >= 0:
+        parts = torch.where((indices != padding_idx).unsqueeze(1), parts, 0)
+    return zeros.index_add(0, indices, parts)
+
+
+@composition(aten._embedding_bag_per_sample_weights_backward.default)
+def embedding_bag_per_sample_weights_backward(
+    cotangent: Any,
+    weight: Any,
+    indices: Any,
+    offsets: Any,
+    offset2bag: Any,
+    mode: int,
+    padding_idx: int = -1,
+) -> Any:
+    """The row that a sample names, along the cotangent of its bag."""
+    parts = cotangent.index_select(0, _bags(indices, offsets))
+    found = (parts * weight.index_select(0, indices)).sum(1)
+    return torch.where(indices != padding_idx, found, 0) if padding_idx >= 0 else found
+
+
+def _bags(indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """The bag of each index: the last that begins at or before it."""
+    places = torch.arange(indices.shape[0], device=offsets.device, dtype=offsets.dtype)
+    return torch.searchsorted(offsets, places, right=True) - 1

@@ -1,0 +1,213 @@
+"""Normalizations: backward kernels as compositions.
+
+With y = (x - mean) rstd and a cotangent g of y,
+
+    dx = rstd (g - mean(g) - y mean(g y)).
+
+The kernels are given mean and rstd as values without a derivative.  Here they are functions of x again:
+rstd = (var(x) + eps)^(-1/2), where eps is what the given rstd says it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from adjoint.rules.registry import composition
+
+aten = torch.ops.aten
+
+
+def _reciprocal_deviation(
+    variance: torch.Tensor, rstd: torch.Tensor
+) -> torch.Tensor:
+    """(variance + eps)^(-1/2), which has the value `rstd`.
+
+    The difference of the variance and itself is zero, but its derivative is not.
+    """
+    change = variance - variance.detach()
+    return rstd * (1 + change * rstd.square()).rsqrt()
+
+
+def _pull_back(
+    g: torch.Tensor, centered: torch.Tensor, rstd: torch.Tensor, axes: Sequence[int]
+) -> torch.Tensor:
+    y = centered * rstd
+    return rstd * (g - g.mean(axes, keepdim=True) - y * (g * y).mean(axes, keepdim=True))
+
+
+@composition(aten.native_layer_norm_backward.default)
+def layer_norm_backward(
+    cotangent: Any,
+    x: Any,
+    normalized_shape: Any,
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    bias: Any,
+    output_mask: Any,
+) -> Any:
+    """Over the last axes."""
+    axes = list(range(x.dim() - len(normalized_shape), x.dim()))
+    rest = list(range(x.dim() - len(normalized_shape)))
+    centered = x - x.mean(axes, keepdim=True)
+    deviation = _reciprocal_deviation(centered.square().mean(axes, keepdim=True), rstd)
+    of_x = of_weight = of_bias = None
+    if output_mask[0]:
+        g = cotangent if weight is None else cotangent * weight
+        of_x = _pull_back(g, centered, deviation, axes)
+    if output_mask[1] and weight is not None:
+        of_weight = _sum(cotangent * centered * deviation, rest)
+    if output_mask[2]:
+        of_bias = _sum(cotangent, rest)
+    return of_x, of_weight, of_bias
+
+
+@composition(aten._fused_rms_norm_backward.default)
+def rms_norm_backward(
+    cotangent: Any, x: Any, normalized_shape: Any, rstd: Any, weight: Any, output_mask: Any
+) -> Any:
+    """Over the last axes, without a mean."""
+    axes = list(range(x.dim() - len(normalized_shape), x.dim()))
+    rest = list(range(x.dim() - len(normalized_shape)))
+    deviation = _reciprocal_deviation(x.square().mean(axes, keepdim=True), rstd)
+    y = x * deviation
+    of_x = of_weight = None
+    if output_mask[0]:
+        g = cotangent if weight is None else cotangent * weight
+        of_x = deviation * (g - y * (g * y).mean(axes, keepdim=True))
+    if output_mask[1] and weight is not None:
+        of_weight = _sum(cotangent * y, rest)
+    return of_x, of_weight
+
+
+@composition(aten.native_group_norm_backward.default)
+def group_norm_backward(
+    cotangent: Any,
+    x: Any,
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    N: Any,
+    C: Any,
+    HxW: Any,
+    group: int,
+    output_mask: Any,
+) -> Any:
+    """Over groups of channels."""
+    grouped = x.reshape(N, group, C // group, HxW)
+    g = cotangent.reshape(N, group, C // group, HxW)
+    axes = [2, 3]
+    centered = grouped - grouped.mean(axes, keepdim=True)
+    deviation = _reciprocal_deviation(
+        centered.square().mean(axes, keepdim=True), rstd.reshape(N, group, 1, 1)
+    )
+    of_x = of_weight = of_bias = None
+    if output_mask[0]:
+        weighted = g if weight is None else g * weight.reshape(group, C // group, 1)
+        of_x = _pull_back(weighted, centered, deviation, axes).reshape(x.shape)
+    if output_mask[1] and weight is not None:
+        of_weight = (g * centered * deviation).sum([0, 3]).reshape(C)
+    if output_mask[2]:
+        of_bias = g.sum([0, 3]).reshape(C)
+    return of_x, of_weight, of_bias
+
+
+@composition(aten.native_batch_norm_backward.default)
+def batch_norm_backward(
+    cotangent: Any,
+    x: Any,
+    weight: Any,
+    running_mean: Any,
+    running_var: Any,
+    save_mean: Any,
+    save_invstd: Any,
+    train: bool,
+    eps: float,
+    output_mask: Any,
+) -> Any:
+    """Over all axes but the second; without training, the statistics are constants."""
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    shape = [1] * x.dim()
+    shape[1] = x.shape[1]
+    of_x = of_weight = of_bias = None
+    g = cotangent if weight is None else cotangent * weight.reshape(shape)
+    if train:
+        centered = x - x.mean(axes, keepdim=True)
+        deviation = (centered.square().mean(axes, keepdim=True) + eps).rsqrt()
+    else:
+        centered = x - running_mean.reshape(shape)
+        deviation = (running_var.reshape(shape) + eps).rsqrt()
+    if output_mask[0]:
+        of_x = _pull_back(g, centered, deviation, axes) if train else g * deviation
+    if output_mask[1]:
+        of_weight = (cotangent * centered * deviation).sum(axes)
+    if output_mask[2]:
+        of_bias = cotangent.sum(axes)
+    return of_x, of_weight, of_bias
+
+
+@composition(aten.batch_norm_backward.default)
+def batch_norm_with_reserve_backward(
+    cotangent: Any,
+    x: Any,
+    weight: Any,
+    running_mean: Any,
+    running_var: Any,
+    save_mean: Any,
+    save_var: Any,
+    update: bool,
+    eps: float,
+    output_mask: Any,
+    reserve: Any,
+) -> Any:
+    """The same, by whatever kernel."""
+    return batch_norm_backward(
+        cotangent,
+        x,
+        weight,
+        running_mean,
+        running_var,
+        save_mean,
+        save_var,
+        update,
+        eps,
+        output_mask,
+    )
+
+
+@composition(aten.cudnn_batch_norm_backward.default, aten.miopen_batch_norm_backward.default)
+def cudnn_batch_norm_backward(
+    x: Any,
+    cotangent: Any,
+    weight: Any,
+    running_mean: Any,
+    running_var: Any,
+    save_mean: Any,
+    save_var: Any,
+    epsilon: float,
+    *reserve: Any,
+) -> Any:
+    """Always in training."""
+    every = (True, True, True)
+    return batch_norm_backward(
+        cotangent, x, weight, None, None, save_mean, save_var, True, epsilon, every
+    )
+
+
+@composition(aten._weight_norm_interface_backward.default)
+def weight_norm_backward(
+    cotangent: Any, direction: Any, length: Any, norms: Any, dim: int
+) -> Any:
+    """Of length direction / |direction|, the norm taken over all axes but `dim`."""
+    axes = [axis for axis in range(direction.dim()) if axis != dim % direction.dim()]
+    norm = direction.square().sum(axes, keepdim=True).sqrt()
+    unit = direction / norm
+    along = (cotangent * unit).sum(axes, keepdim=True)
+    return (cotangent - unit * along) * (length / norm), along
+
+
+def _sum(each: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
+    return each.sum(axes) if axes else each

@@ -1,0 +1,353 @@
+"""Functions of one element of each argument.
+
+Most rows are the partial derivative, nothing else: the cotangent is multiplied by its conjugate, since a
+cotangent is the gradient of a real number with respect to a complex one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from adjoint.rules.registry import VJPS, Rule, composition, vjp
+
+aten = torch.ops.aten
+
+Partial = Callable[..., Any]
+
+# The partial derivatives of out = op(x, ...) with respect to each argument; None: it has none.
+PARTIALS: dict[Any, tuple[Partial | None, ...]] = {
+    aten.neg.default: (lambda out, x: -1,),
+    aten.add.Tensor: (lambda out, x, y, alpha=1: 1, lambda out, x, y, alpha=1: alpha),
+    aten.add.Scalar: (lambda out, x, y, alpha=1: 1,),
+    aten.sub.Tensor: (lambda out, x, y, alpha=1: 1, lambda out, x, y, alpha=1: -alpha),
+    aten.sub.Scalar: (lambda out, x, y, alpha=1: 1,),
+    aten.rsub.Scalar: (lambda out, x, y, alpha=1: -alpha,),
+    aten.rsub.Tensor: (lambda out, x, y, alpha=1: -alpha, lambda out, x, y, alpha=1: 1),
+    aten.mul.Tensor: (lambda out, x, y: y, lambda out, x, y: x),
+    aten.mul.Scalar: (lambda out, x, y: y,),
+    aten.reciprocal.default: (lambda out, x: -(out * out),),
+    aten.square.default: (lambda out, x: x * 2,),
+    aten.exp.default: (lambda out, x: out,),
+    aten.exp2.default: (lambda out, x: out * math.log(2),),
+    aten.expm1.default: (lambda out, x: out + 1,),
+    aten.rsqrt.default: (lambda out, x: out.pow(3) * -0.5,),
+    aten.sin.default: (lambda out, x: x.cos(),),
+    aten.cos.default: (lambda out, x: -x.sin(),),
+    aten.tan.default: (lambda out, x: out * out + 1,),
+    aten.sinh.default: (lambda out, x: x.cosh(),),
+    aten.cosh.default: (lambda out, x: x.sinh(),),
+    aten.asin.default: (lambda out, x: (1 - x * x).rsqrt(),),
+    aten.acos.default: (lambda out, x: -(1 - x * x).rsqrt(),),
+    aten.asinh.default: (lambda out, x: (x * x + 1).rsqrt(),),
+    aten.erf.default: (lambda out, x: (-(x * x)).exp() * (2 / math.sqrt(math.pi)),),
+    aten.erfc.default: (lambda out, x: (-(x * x)).exp() * (-2 / math.sqrt(math.pi)),),
+    aten.erfinv.default: (lambda out, x: (out * out).exp() * (math.sqrt(math.pi) / 2),),
+    aten.lgamma.default: (lambda out, x: x.digamma(),),
+    aten.digamma.default: (lambda out, x: torch.polygamma(1, x),),
+    aten.polygamma.default: (None, lambda out, n, x: torch.polygamma(n + 1, x)),
+    aten.lerp.Scalar: (lambda out, x, end, w: 1 - w, lambda out, x, end, w: w),
+    aten.lerp.Tensor: (
+        lambda out, x, end, w: 1 - w,
+        lambda out, x, end, w: w,
+        lambda out, x, end, w: end - x,
+    ),
+    aten.addcmul.default: (
+        lambda out, x, y, z, value=1: 1,
+        lambda out, x, y, z, value=1: z * value,
+        lambda out, x, y, z, value=1: y * value,
+    ),
+    aten.fmod.Scalar: (lambda out, x, y: 1,),
+    aten.fmod.Tensor: (lambda out, x, y: 1, lambda out, x, y: -(x / y).trunc()),
+    aten.remainder.Scalar: (lambda out, x, y: 1,),
+    aten.remainder.Tensor: (lambda out, x, y: 1, lambda out, x, y: -(x / y).floor()),
+    aten.logaddexp.default: (
+        lambda out, x, y: (x - out).nan_to_num(0, posinf=math.inf, neginf=-math.inf).exp(),
+        lambda out, x, y: (y - out).nan_to_num(0, posinf=math.inf, neginf=-math.inf).exp(),
+    ),
+    aten.sigmoid_backward.default: (
+        lambda out, g, y: (1 - y) * y,
+        lambda out, g, y: g * (1 - 2 * y),
+    ),
+    aten.tanh_backward.default: (lambda out, g, y: 1 - y * y, lambda out, g, y: g * y * -2),
+}
+
+# The same, where the partial derivative is the reciprocal of a number: the cotangent is divided by it.
+RECIPROCALS: dict[Any, tuple[Partial | None, ...]] = {
+    aten.sqrt.default: (lambda out, x: out * 2,),
+    aten.log.default: (lambda out, x: x,),
+    aten.log2.default: (lambda out, x: x * math.log(2),),
+    aten.log10.default: (lambda out, x: x * math.log(10),),
+    aten.log1p.default: (lambda out, x: x + 1,),
+    aten.atan.default: (lambda out, x: x * x + 1,),
+    aten.atanh.default: (lambda out, x: 1 - x * x,),
+    aten.div.Scalar: (lambda out, x, y: y,),
+}
+
+
+def _conjugate(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.conj() if value.is_complex() else value
+    return value.conjugate() if isinstance(value, complex) else value
+
+
+def _times(cotangent: torch.Tensor, partial: Any) -> torch.Tensor:
+    if isinstance(partial, (int, float)) and partial == 1:
+        return cotangent
+    if isinstance(partial, (int, float)) and partial == -1:
+        return -cotangent
+    return cotangent * _conjugate(partial)
+
+
+def _over(cotangent: torch.Tensor, divisor: Any) -> torch.Tensor:
+    return cotangent / _conjugate(divisor)
+
+
+def rule_of(row: tuple[Partial | None, ...], apply: Callable[..., torch.Tensor]) -> Rule:
+    """The rule that a row of a table stands for."""
+
+    def rule(cotangent: Any, out: Any, *args: Any, **kwargs: Any) -> Any:
+        def part(partial: Partial) -> Callable[[], torch.Tensor]:
+            return lambda: apply(cotangent, partial(out, *args, **kwargs))
+
+        return tuple(None if partial is None else part(partial) for partial in row)
+
+    return rule
+
+
+VJPS.update({op: rule_of(row, _times) for op, row in PARTIALS.items()})
+VJPS.update({op: rule_of(row, _over) for op, row in RECIPROCALS.items()})
+
+
+@vjp(aten.div.Tensor)
+def div(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
+    """dx = g / y, dy = -g out / y."""
+    return (
+        lambda: cotangent / _conjugate(y),
+        lambda: -cotangent * _conjugate(out / y),
+    )
+
+
+@vjp(aten.div.Tensor_mode)
+def div_mode(cotangent: Any, out: Any, x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
+    """A rounded quotient is a step."""
+    if rounding_mode is not None:
+        return (lambda: torch.zeros_like(x), lambda: torch.zeros_like(y))
+    return div(cotangent, out, x, y)
+
+
+@vjp(aten.tanh.default)
+def tanh(cotangent: Any, out: Any, x: Any) -> Any:
+    """g (1 - out^2)"""
+    return (aten.tanh_backward.default(cotangent, out),)
+
+
+@vjp(aten.sigmoid.default)
+def sigmoid(cotangent: Any, out: Any, x: Any) -> Any:
+    """g out (1 - out)"""
+    return (aten.sigmoid_backward.default(cotangent, out),)
+
+
+@vjp(aten.relu.default)
+def relu(cotangent: Any, out: Any, x: Any) -> Any:
+    """g where the result is positive."""
+    return (aten.threshold_backward.default(cotangent, out, 0),)
+
+
+@vjp(aten.threshold_backward.default)
+def threshold_backward(cotangent: Any, out: Any, g: Any, x: Any, threshold: Any) -> Any:
+    """The same selection again; x only selects."""
+    return (
+        lambda: aten.threshold_backward.default(cotangent, x, threshold),
+        lambda: torch.zeros_like(x),
+    )
+
+
+@vjp(aten.silu.default)
+def silu(cotangent: Any, out: Any, x: Any) -> Any:
+    """g s (1 + x (1 - s)) with s = sigmoid(x)."""
+    return (aten.silu_backward.default(cotangent, x),)
+
+
+@composition(aten.silu_backward.default)
+def silu_backward(cotangent: Any, x: Any) -> Any:
+    """g s (1 + x (1 - s)) with s = sigmoid(x)."""
+    sigmoid = x.sigmoid()
+    return cotangent * sigmoid * (1 + x * (1 - sigmoid))
+
+
+@vjp(aten.mish.default)
+def mish(cotangent: Any, out: Any, x: Any) -> Any:
+    """Of x tanh(softplus(x))."""
+    return (aten.mish_backward.default(cotangent, x),)
+
+
+@composition(aten.mish_backward.default)
+def mish_backward(cotangent: Any, x: Any) -> Any:
+    """g (t + x s (1 - t^2)) with s = sigmoid(x), t = tanh(softplus(x))."""
+    slope = torch.nn.functional.softplus(x).tanh()
+    return cotangent * (slope + x * x.sigmoid() * (1 - slope * slope))
+
+
+@vjp(aten.abs.default)
+def absolute(cotangent: Any, out: Any, x: Any) -> Any:
+    """g x / |x|; nothing at zero."""
+    return (cotangent * x.sgn(),)
+
+
+@vjp(aten.pow.Tensor_Scalar)
+def pow_scalar(cotangent: Any, out: Any, x: Any, exponent: Any) -> Any:
+    """g e x^(e - 1)"""
+    if not isinstance(exponent, (torch.SymInt, torch.SymFloat)) and exponent == 0:
+        return (lambda: torch.zeros_like(x),)
+    if not isinstance(exponent, (torch.SymInt, torch.SymFloat)) and exponent == 2:
+        return (lambda: cotangent * _conjugate(x * 2),)
+    return (lambda: cotangent * _conjugate(x.pow(exponent - 1) * exponent),)
+
+
+@vjp(aten.pow.Tensor_Tensor)
+def pow_tensor(cotangent: Any, out: Any, x: Any, exponent: Any) -> Any:
+    """g e x^(e - 1) and g out log(x); zero for e = 0, and for 0^e with e >= 0."""
+    return (
+        lambda: torch.where(
+            exponent == 0, 0, cotangent * _conjugate(exponent * x.pow(exponent - 1))
+        ),
+        lambda: _exponent_cotangent(cotangent, out, x, exponent),
+    )
+
+
+@vjp(aten.pow.Scalar)
+def pow_of_scalar(cotangent: Any, out: Any, x: Any, exponent: Any) -> Any:
+    """g out log(x)"""
+    if x == 0:
+        return (None, lambda: _exponent_cotangent(cotangent, out, out.new_full((), 0), exponent))
+    logarithm = complex(torch.tensor(x).log()) if isinstance(x, complex) else None
+    if logarithm is None:
+        logarithm = math.log(x) if x > 0 else math.nan
+    return (None, lambda: cotangent * _conjugate(out * logarithm))
+
+
+def _exponent_cotangent(
+    cotangent: torch.Tensor, out: torch.Tensor, x: torch.Tensor, exponent: torch.Tensor
+) -> torch.Tensor:
+    real = exponent.real if exponent.is_complex() else exponent
+    vanishes = (x == 0) & (real >= 0)
+    return torch.where(vanishes, 0, cotangent * _conjugate(out * x.log()))
+
+
+@vjp(aten.atan2.default)
+def atan2(cotangent: Any, out: Any, y: Any, x: Any) -> Any:
+    """(g x, -g y) / (x^2 + y^2); nothing at the origin."""
+    squared = y * y + x * x
+    scaled = cotangent * squared.reciprocal().masked_fill(squared == 0, 0)
+    return (lambda: scaled * x, lambda: scaled * -y)
+
+
+@vjp(aten.hypot.default)
+def hypot(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
+    """g (x, y) / out"""
+    return (lambda: cotangent * (x / out), lambda: cotangent * (y / out))
+
+
+@vjp(aten.addcdiv.default)
+def addcdiv(cotangent: Any, out: Any, x: Any, y: Any, z: Any, *, value: Any = 1) -> Any:
+    """Of x + value y / z."""
+    return (
+        cotangent,
+        lambda: cotangent * _conjugate(value / z),
+        lambda: -cotangent * _conjugate(value * (y / z) / z),
+    )
+
+
+@vjp(aten.maximum.default)
+def maximum(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
+    """To the larger one; equal ones share."""
+    return (lambda: _larger(cotangent, x, y), lambda: _larger(cotangent, y, x))
+
+
+@vjp(aten.minimum.default)
+def minimum(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
+    """To the smaller one; equal ones share."""
+    return (lambda: _larger(cotangent, y, x, of=0), lambda: _larger(cotangent, x, y, of=0))
+
+
+def _larger(
+    cotangent: torch.Tensor, one: torch.Tensor, other: torch.Tensor, of: int = 1
+) -> torch.Tensor:
+    """What the larger of two gets, or (`of` = 0) the other one; NaN counts as either."""
+    shared = torch.where(one == other, cotangent / 2, cotangent)
+    return shared.masked_fill(one < other, 0)
+
+
+@vjp(aten.clamp.default)
+def clamp(cotangent: Any, out: Any, x: Any, low: Any = None, high: Any = None) -> Any:
+    """g where x is within the bounds, which belong to it."""
+    return (_within(cotangent, x, low, high),)
+
+
+@vjp(aten.clamp_min.default)
+def clamp_min(cotangent: Any, out: Any, x: Any, low: Any) -> Any:
+    """g where x is at least the bound."""
+    return (_within(cotangent, x, low, None),)
+
+
+@vjp(aten.clamp_max.default)
+def clamp_max(cotangent: Any, out: Any, x: Any, high: Any) -> Any:
+    """g where x is at most the bound."""
+    return (_within(cotangent, x, None, high),)
+
+
+def _within(cotangent: torch.Tensor, x: torch.Tensor, low: Any, high: Any) -> torch.Tensor:
+    if low is None and high is None:
+        return cotangent
+    if low is None:
+        inside = x <= high
+    elif high is None:
+        inside = x >= low
+    else:
+        inside = (x >= low) & (x <= high)
+    return torch.where(inside, cotangent, 0)
+
+
+@vjp(aten.where.self)
+def where(cotangent: Any, out: Any, condition: Any, x: Any, y: Any) -> Any:
+    """To the one that was chosen."""
+    return (
+        None,
+        lambda: torch.where(condition, cotangent, 0),
+        lambda: torch.where(condition, 0, cotangent),
+    )
+
+
+@vjp(aten.masked_fill.Scalar)
+def masked_fill(cotangent: Any, out: Any, x: Any, mask: Any, value: Any) -> Any:
+    """Nothing where it was filled."""
+    return (cotangent.masked_fill(mask, 0),)
+
+
+@vjp(aten.masked_fill.Tensor)
+def masked_fill_tensor(cotangent: Any, out: Any, x: Any, mask: Any, value: Any) -> Any:
+    """Nothing where it was filled; the value was put there."""
+    return (
+        lambda: cotangent.masked_fill(mask, 0),
+        None,
+        lambda: torch.where(mask, cotangent, 0).sum(),
+    )
+
+
+@vjp(aten.native_dropout.default)
+def native_dropout(cotangent: Any, out: Any, x: Any, p: float, train: bool | None = None) -> Any:
+    """g / (1 - p) where it was kept."""
+    if train is False:
+        return (cotangent[0],)
+    scale = 0.0 if p == 1 else 1 / (1 - p)
+    return (cotangent[0] * out[1] * scale,)
+
+
+@vjp(aten._to_copy.default, aten._conj_physical.default)
+def to_copy(cotangent: Any, out: Any, x: Any, **_: Any) -> Any:
+    """The same numbers in another format; where they lie is the sweep's business."""
+    return (cotangent.to(x.device),)

@@ -1,0 +1,94 @@
+"""Fake quantization with a scale and a zero point that are learned.
+
+With q = round(x / s + z) within [low, high], the result is (q - z) s.  Rounding passes cotangents
+through; for the scale it does not.  `grad_factor` multiplies the cotangents of scale and zero point.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from adjoint.rules.registry import composition, vjp
+
+aten = torch.ops.aten
+
+
+def _pull_back(
+    cotangent: torch.Tensor,
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    low: int,
+    high: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Element by element: the cotangents of x, and the parts in those of scale and zero point."""
+    zero = (zero_point + 0.5).clamp(low, high).trunc()
+    ratio = x * (1 / scale)
+    level = ratio.round() + zero
+    inside = (level >= low) & (level <= high)
+    of_scale = torch.where(inside, level - zero - ratio, level.clamp(low, high) - zero)
+    return (
+        torch.where(inside, cotangent, 0),
+        cotangent * of_scale,
+        torch.where(inside, 0, -cotangent * scale),
+    )
+
+
+@composition(aten._fake_quantize_learnable_per_tensor_affine_backward.default)
+def per_tensor_backward(
+    cotangent: Any,
+    x: Any,
+    scale: Any,
+    zero_point: Any,
+    quant_min: int,
+    quant_max: int,
+    grad_factor: float = 1.0,
+) -> Any:
+    """One scale and zero point."""
+    of_x, of_scale, of_zero = _pull_back(cotangent, x, scale, zero_point, quant_min, quant_max)
+    return (
+        of_x,
+        (of_scale.sum() * grad_factor).reshape(scale.shape),
+        (of_zero.sum() * grad_factor).reshape(zero_point.shape),
+    )
+
+
+@composition(aten._fake_quantize_learnable_per_channel_affine_backward.default)
+def per_channel_backward(
+    cotangent: Any,
+    x: Any,
+    scale: Any,
+    zero_point: Any,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    grad_factor: float = 1.0,
+) -> Any:
+    """A scale and a zero point for each place along an axis."""
+    shape = [1] * x.dim()
+    shape[axis] = x.shape[axis]
+    of_x, of_scale, of_zero = _pull_back(
+        cotangent, x, scale.reshape(shape), zero_point.reshape(shape), quant_min, quant_max
+    )
+    rest = [each for each in range(x.dim()) if each != axis % x.dim()]
+    sums = (each.sum(rest) if rest else each for each in (of_scale, of_zero))
+    return (of_x, *(each * grad_factor for each in sums))
+
+
+@vjp(aten._fake_quantize_learnable_per_tensor_affine.default)
+def per_tensor(
+    cotangent: Any,
+    out: Any,
+    x: Any,
+    scale: Any,
+    zero_point: Any,
+    quant_min: int,
+    quant_max: int,
+    grad_factor: float = 1.0,
+) -> Any:
+    """By the kernel, which knows float32 only."""
+    kernel = aten._fake_quantize_learnable_per_tensor_affine_backward.default
+    pull_back = kernel if x.dtype == torch.float32 else per_tensor_backward
+    return pull_back(cotangent, x, scale, zero_point, quant_min, quant_max, grad_factor)

@@ -1,0 +1,65 @@
+"""Reductions of segments of an axis: their backward kernel as a composition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from adjoint.rules.registry import composition
+
+aten = torch.ops.aten
+
+
+@composition(aten._segment_reduce_backward.default)
+def segment_reduce_backward(
+    cotangent: Any,
+    out: Any,
+    x: Any,
+    reduce: str,
+    *,
+    lengths: Any = None,
+    offsets: Any = None,
+    axis: int = 0,
+    initial: Any = None,
+) -> Any:
+    """Each element receives a share of its segment's cotangent.
+
+    All elements equal to a maximum or minimum share its cotangent equally.
+    """
+    ends = offsets[..., 1:] if lengths is None else lengths.cumsum(-1)
+    starts = offsets[..., :-1] if lengths is None else ends - lengths
+    place = torch.arange(x.shape[axis], device=x.device).expand((*ends.shape[:-1], x.shape[axis]))
+    segment = torch.searchsorted(ends.contiguous(), place.contiguous(), right=True)
+    covered = segment < ends.shape[-1]
+    segment = segment.clamp(max=ends.shape[-1] - 1)
+    missing = (1,) * (x.dim() - axis - 1)
+
+    def spread(each: torch.Tensor) -> torch.Tensor:
+        """For each element, the value of its segment."""
+        return each.gather(axis, segment.reshape(segment.shape + missing).expand(x.shape))
+
+    def totals(each: torch.Tensor) -> torch.Tensor:
+        index = segment.reshape(segment.shape + missing).expand(x.shape)
+        return torch.zeros_like(out).scatter_add(axis, index, each)
+
+    if reduce == "sum":
+        found = spread(cotangent)
+    elif reduce == "mean":
+        sizes = (ends - starts).clamp(min=1).reshape(ends.shape + missing)
+        found = spread(cotangent / sizes)
+    elif reduce in ("max", "min"):
+        chosen = (x == spread(out)).to(x.dtype)
+        found = chosen * spread(cotangent / totals(chosen).clamp(min=1))
+    else:
+        zero = x == 0
+        filled = torch.where(zero, 1, x)
+        zeros = totals(zero.to(x.dtype))
+        first = 1 if initial is None else initial
+        index = segment.reshape(segment.shape + missing).expand(x.shape)
+        others = torch.full_like(out, first).scatter_reduce(axis, index, filled, "prod")
+        alone = zero & (spread(zeros) == 1)
+        found = torch.where(
+            alone, spread(cotangent * others), spread(cotangent * out) / filled
+        )
+    return torch.where(covered.reshape(covered.shape + missing), found, 0)

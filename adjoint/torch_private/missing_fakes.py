@@ -1,0 +1,57 @@
+"""Fakes for ops whose results torch says depend on data, though their sizes do not.
+
+Importing this module registers them, for every fake mode.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_impls import register_op_impl
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+aten = torch.ops.aten
+
+
+@register_op_impl([aten._ctc_loss.default, aten._ctc_loss.Tensor])  # type: ignore[untyped-decorator]
+def _ctc_loss(
+    fake_mode: FakeTensorMode,
+    op: Any,
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One loss for each sequence, and a number for each time step and place among the targets.
+
+    The places are the labels of the longest target with blanks around them.
+    """
+    batch = log_probs.shape[1:2]
+    if isinstance(target_lengths, torch.Tensor):
+        places = _unknown(fake_mode)
+    else:
+        places = 2 * max(target_lengths, default=0) + 1
+    with fake_mode:
+        losses = log_probs.new_empty(batch)
+        ways = log_probs.new_empty((*(batch or (1,)), log_probs.shape[0], places))
+    return losses, ways
+
+
+@register_op_impl(  # type: ignore[untyped-decorator]
+    [aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor]
+)
+def _ctc_loss_backward(
+    fake_mode: FakeTensorMode, op: Any, cotangent: torch.Tensor, log_probs: torch.Tensor, *_: Any
+) -> torch.Tensor:
+    with fake_mode:
+        return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+
+
+def _unknown(fake_mode: FakeTensorMode) -> torch.SymInt:
+    assert fake_mode.shape_env is not None
+    size = fake_mode.shape_env.create_unbacked_symint()
+    torch._check_is_size(size)
+    return size

@@ -1,0 +1,529 @@
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adjoint.building import Build
+from adjoint.options import Options
+from adjoint.runtime import bridge
+from adjoint.runtime.bridge import Compiled, Recorded, Reversed
+from tests.differentiation import Bridged, bridged, check
+from tests.parity import leaf, plain
+
+grad = torch.autograd.grad
+
+
+def nth(function: Callable[[Tensor], Tensor], x: Tensor, order: int) -> Tensor:
+    """The derivative of the sum of the derivative of the sum ..."""
+    value = function(x)
+    for _ in range(order):
+        (value,) = grad(value.sum(), x, create_graph=True)
+    return value
+
+
+def network(width: int = 3) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Linear(width, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)]
+    return nn.Sequential(*layers).double()
+
+
+# Orders -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x**4,
+        lambda x: x.sin() * x.exp(),
+        lambda x: x * x * x,
+        lambda x: torch.tanh(x @ torch.ones(3, 3, dtype=x.dtype)),
+        lambda x: x.softmax(0).log(),
+    ],
+)
+def test_order_four(function: Callable[[Tensor], Tensor]) -> None:
+    x = leaf(3)
+    compiled = bridged(function, x)
+    for order in range(5):
+        torch.testing.assert_close(nth(compiled, x, order), nth(function, x, order))
+
+
+def test_a_tanh_network_to_order_four() -> None:
+    module, x = network(), leaf(5, 3)
+    compiled = bridged(module, x)
+    for order in (1, 2, 3, 4):
+        mine, theirs = nth(compiled, x, order), nth(module, x, order)
+        torch.testing.assert_close(mine, theirs)
+        parameters = list(module.parameters())
+        torch.testing.assert_close(
+            grad(mine.square().sum(), parameters, allow_unused=True),
+            grad(theirs.square().sum(), parameters, allow_unused=True),
+        )
+
+
+def test_mixed_derivatives() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return (x.sin() * y**3).sum() + (x * y).exp().mean()
+
+    x, y = leaf(4), leaf(4)
+    compiled = bridged(function, x, y)
+    for first, second, third in [(x, y, x), (y, y, x), (x, x, y)]:
+        results = []
+        for run in (compiled, function):
+            (one,) = grad(run(x, y), first, create_graph=True)
+            (two,) = grad(one.cos().sum(), second, create_graph=True)
+            results.append(grad(two.square().sum(), third)[0])
+        torch.testing.assert_close(*results)
+
+
+def test_the_derivative_of_a_derivative_is_no_part_of_a_program_that_does_not_ask_for_it() -> None:
+    made: list[str] = []
+
+    class Watched(Build):
+        def record(self, *args: Any) -> Recorded | None:
+            made.append("record")
+            return super().record(*args)
+
+        def reverse(self, *args: Any) -> Reversed:
+            made.append("reverse")
+            return super().reverse(*args)
+
+    x = leaf(3)
+    captured = bridged(lambda x: (x.sin().sum(),), x).captured
+    compiled = Compiled(captured.graph_module, Watched(Options()))
+    for _ in range(3):
+        compiled([x])[0].backward()
+    assert made == ["record"]
+    with torch.no_grad():
+        compiled([x])
+    assert made == ["record"]
+
+
+# What autograd's user may do ----------------------------------------------------------------------
+
+
+def test_repeated_backward_accumulates() -> None:
+    x, y = leaf(3), leaf(3)
+    compiled = bridged(lambda x: x.sin(), x)
+    for _ in range(3):
+        compiled(x).sum().backward()
+    torch.testing.assert_close(x.grad, 3 * x.detach().cos())
+    out = compiled(y).sum()
+    out.backward(retain_graph=True)
+    out.backward()
+    torch.testing.assert_close(y.grad, 2 * y.detach().cos())
+
+
+def test_a_second_backward_needs_retain_graph() -> None:
+    x = leaf(3)
+    out = bridged(lambda x: x.sin(), x)(x).sum()
+    out.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        out.backward()
+
+
+def test_inputs_chosen_in_backward() -> None:
+    x, y = leaf(3), leaf(3)
+    (bridged(lambda x, y: x * y, x, y)(x, y)).sum().backward(inputs=[y])
+    assert x.grad is None
+    torch.testing.assert_close(y.grad, x.detach())
+
+
+def test_unused_inputs_are_errors_as_in_eager() -> None:
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.sin(), y.cos()
+
+    x, y = leaf(3), leaf(3)
+    for run in (function, bridged(function, x, y)):
+        with pytest.raises(RuntimeError, match="not have been used"):
+            grad(run(x, y)[0].sum(), [x, y])
+        one, other = grad(run(x, y)[0].sum(), [x, y], allow_unused=True)
+        torch.testing.assert_close(one, x.detach().cos())
+        assert other is None
+
+
+@pytest.mark.parametrize("function", [torch.floor, torch.sign, lambda x: x.round() + x.ceil()])
+def test_steps_have_a_derivative_of_zero(function: Callable[[Tensor], Tensor]) -> None:
+    x = leaf(3)
+    compiled = bridged(function, x)
+    assert compiled(x).requires_grad
+    torch.testing.assert_close(grad(compiled(x).sum(), x)[0], torch.zeros_like(x))
+
+
+def test_hooks() -> None:
+    def run(compile_it: bool) -> list[Any]:
+        module, x = network(), torch.ones(2, 3, dtype=torch.float64, requires_grad=True)
+        seen: list[Any] = []
+        function: Any = bridged(module, x) if compile_it else module
+        x.register_hook(lambda g: seen.append(("input", g)))
+        module[0].weight.register_hook(lambda g: g * 2)  # type: ignore[union-attr, operator]
+        module[2].bias.register_post_accumulate_grad_hook(  # type: ignore[union-attr, operator]
+            lambda p: seen.append(("parameter", p.grad.clone()))
+        )
+        out = function(x)
+        out.register_hook(lambda g: g * 3)
+        out.retain_grad()
+        out.sum().backward()
+        seen += [("output", out.grad), *((n, p.grad) for n, p in module.named_parameters())]
+        return sorted(seen, key=lambda pair: str(pair[0]))
+
+    for mine, theirs in zip(run(True), run(False), strict=True):
+        assert mine[0] == theirs[0]
+        torch.testing.assert_close(mine[1], theirs[1])
+
+
+def test_full_backward_hooks() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+            super().__init__()
+            self.function = function
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.function(x)
+
+    x = leaf(3)
+    seen = []
+    for function in (torch.sin, bridged(torch.sin, x)):
+        module = Scaled(function)
+        module.register_full_backward_pre_hook(lambda m, g: (g[0] * 5,))
+        module.register_full_backward_hook(lambda m, g, h: (g[0] * 7 + h[0],))
+        seen.append(grad(module(x).sum(), x)[0])
+    torch.testing.assert_close(*seen)
+
+
+def test_saved_tensor_hooks_see_what_is_saved() -> None:
+    x = leaf(3)
+    compiled, packed = bridged(lambda x: x.exp() * x, x), []
+
+    def pack(tensor: Tensor) -> Any:
+        assert type(tensor) is Tensor, "compiling must not be seen by the user's hooks"
+        packed.append(tensor)
+        return (tensor.detach().clone(),)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda p: p[0]):
+        out = compiled(x)
+    (mine,) = grad(out.sum(), x)
+    assert packed
+    torch.testing.assert_close(mine, grad((x.exp() * x).sum(), x)[0])
+
+
+def test_a_custom_function_around_and_a_checkpoint_around() -> None:
+    x, module = leaf(2, 3), network()
+    compiled = bridged(module, x)
+    out = torch.utils.checkpoint.checkpoint(compiled, x, use_reentrant=False)
+    torch.testing.assert_close(grad(out.sum(), x), grad(module(x).sum(), x))
+
+
+def test_anomaly_mode() -> None:
+    x = leaf(3)
+    compiled = bridged(lambda x: x.sqrt(), x)
+    with torch.autograd.detect_anomaly():
+        (mine,) = grad(compiled(x.square() + 1).sum(), x, create_graph=True)
+        (second,) = grad(mine.sum(), x)
+        y = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+        with pytest.raises(RuntimeError, match="returned nan values"):
+            (compiled(y) * 0).sum().backward()
+    (theirs,) = grad((x.square() + 1).sqrt().sum(), x, create_graph=True)
+    torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(second, grad(theirs.sum(), x)[0])
+
+
+def test_backward_from_several_threads() -> None:
+    inputs = [leaf(4) for _ in range(4)]
+    compiled = bridged(lambda x: (x.sin() * x).exp(), inputs[0])
+    expected = [nth(lambda x: (x.sin() * x).exp(), x, 2) for x in inputs]
+    found: dict[int, Tensor] = {}
+
+    def work(place: int) -> None:
+        found[place] = nth(compiled, inputs[place], 2)
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for place, wanted in enumerate(expected):
+        torch.testing.assert_close(found[place], wanted)
+
+
+def test_autocast_around_backward_changes_nothing() -> None:
+    x = leaf(3, 3, dtype=torch.float32)
+    compiled = bridged(lambda x: (x @ x).tanh(), x)
+    out = compiled(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (mine,) = grad(out.sum(), x, create_graph=True)
+        (second,) = grad(mine.sum(), x)
+    assert mine.dtype == second.dtype == torch.float32
+    (theirs,) = grad((x @ x).tanh().sum(), x, create_graph=True)
+    torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(second, grad(theirs.sum(), x)[0])
+
+
+# Versions -----------------------------------------------------------------------------------------
+
+
+def test_a_saved_input_may_not_be_modified() -> None:
+    x, y = leaf(3), plain(3)
+    for run in (torch.mul, bridged(torch.mul, x, y)):
+        out = run(x, y)
+        y += 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+def test_a_saved_result_may_not_be_modified() -> None:
+    x = leaf(3)
+    for run in (torch.exp, bridged(torch.exp, x)):
+        out = run(x)
+        out += 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+def test_what_is_not_saved_may_be_modified() -> None:
+    x, y = leaf(3), plain(3)
+    for run in (torch.add, bridged(torch.add, x, y)):
+        out = run(x, y)
+        y += 1
+        out += 1
+        torch.testing.assert_close(grad(out.sum(), x)[0], torch.ones_like(x))
+
+
+# Cotangents ---------------------------------------------------------------------------------------
+
+
+def several(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x.sin() * y, x.cos(), y.exp()
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)])
+def test_cotangents_left_out(used: Sequence[int]) -> None:
+    x, y = leaf(3), leaf(3)
+    results = []
+    for run in (several, bridged(several, x, y)):
+        outs = run(x, y)
+        first = grad(
+            [outs[i].square().sum() for i in used], [x, y], create_graph=True, allow_unused=True
+        )
+        total = sum(g.sin().sum() for g in first if g is not None)
+        results.append((first, grad(total, [x, y], allow_unused=True)))  # type: ignore[arg-type]
+    for mine, theirs in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def backwards_of(compiled: Bridged) -> dict[Any, Any]:
+    (recording,) = compiled.graph._recordings.values()
+    assert recording is not None
+    return recording._backwards
+
+
+def test_a_backward_graph_is_made_for_the_pattern_and_once() -> None:
+    x, y = leaf(3), leaf(3)
+    compiled = bridged(several, x, y)
+    for _ in range(2):
+        grad(compiled(x, y)[1].sum(), x)
+    made = backwards_of(compiled)
+    reverse, _ = made[(1,)]
+    targets = [node.target for node in reverse.graph_module.graph.nodes]
+    assert torch.ops.aten.exp.default not in targets
+    assert torch.ops.aten.cos.default not in targets
+    assert len([pattern for pattern in made if pattern == (1,)]) == 1
+
+
+def test_patterns_are_bounded() -> None:
+    def function(x: Tensor) -> list[Tensor]:
+        return [x * k for k in range(1, 6)]
+
+    x = leaf(3)
+    compiled = bridged(function, x)
+    for mask in range(1, 32):
+        chosen = [k for k in range(5) if mask >> k & 1]
+        outs = compiled(x)
+        (mine,) = grad([outs[k].sum() for k in chosen], x)
+        torch.testing.assert_close(mine, torch.full_like(x, sum(k + 1 for k in chosen)))
+    assert len(backwards_of(compiled)) <= bridge.PATTERNS + 1
+
+
+@pytest.mark.parametrize(
+    "cotangent",
+    [
+        lambda: plain(4, 3).t(),
+        lambda: plain(1).expand(3, 4),
+        lambda: plain(3, 1).expand(3, 4),
+        lambda: plain(6, 8)[::2, 1::2],
+        lambda: plain(12).view(4, 3).t(),
+    ],
+)
+def test_cotangents_of_any_layout(cotangent: Callable[[], Tensor]) -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.sin().view(12).view(3, 4) * 2
+
+    x, seed = leaf(3, 4), cotangent()
+    compiled = bridged(function, x)
+    results = []
+    for run in (function, compiled):
+        (first,) = grad(run(x), x, seed, create_graph=True)
+        results.append((first, grad(first, x, seed)[0]))
+    torch.testing.assert_close(*results)
+
+
+def test_results_without_a_derivative() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+        return x.sin(), x.argmax(), x.detach() * 2, 3
+
+    x = leaf(3)
+    compiled = bridged(function, x)
+    value, place, cut, number = compiled(x)
+    assert value.requires_grad
+    assert not place.requires_grad
+    assert not cut.requires_grad
+    assert number == 3
+    torch.testing.assert_close(grad(value.sum(), x)[0], x.detach().cos())
+
+
+def test_integer_inputs() -> None:
+    def function(x: Tensor, index: Tensor) -> Tensor:
+        return x[index].square()
+
+    x, index = leaf(5), torch.tensor([0, 3, 3])
+    check(function, [x, index], 2)
+
+
+def test_one_result_twice_and_an_input_returned() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = x.sin()
+        return y, y, x
+
+    x = leaf(3)
+    results = []
+    for run in (function, bridged(function, x)):
+        one, two, same = run(x)
+        assert same is x
+        results.append(grad((one * 2 + two * 3 + same).sum(), x)[0])
+    torch.testing.assert_close(*results)
+
+
+def test_a_region_that_enables_grad_under_no_grad() -> None:
+    def function(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return x.sin()
+
+    x = leaf(3)
+    with torch.no_grad():
+        compiled = bridged(function, x)
+        out = compiled(x)
+    assert out.requires_grad
+    torch.testing.assert_close(grad(out.sum(), x)[0], x.detach().cos())
+
+
+# `torch.func` and batches -------------------------------------------------------------------------
+
+
+def jacobian_rows(out: Tensor, x: Tensor) -> Tensor:
+    basis = torch.eye(out.numel(), dtype=out.dtype).view(-1, *out.shape)
+    (rows,) = grad(out, x, basis, is_grads_batched=True, retain_graph=True, create_graph=True)
+    return rows
+
+
+def test_batched_cotangents() -> None:
+    module, x = network(), leaf(2, 3)
+    compiled = bridged(module, x)
+    mine, theirs = jacobian_rows(compiled(x), x), jacobian_rows(module(x), x)
+    torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(grad(mine.sin().sum(), x), grad(theirs.sin().sum(), x))
+
+
+def test_vmap_over_a_compiled_backward() -> None:
+    x = leaf(3)
+    compiled = bridged(lambda x: x.sin() * x, x)
+    out = compiled(x)
+
+    def row(cotangent: Tensor) -> Tensor:
+        return grad(out, x, cotangent, retain_graph=True)[0]
+
+    rows = torch.func.vmap(row)(torch.eye(3, dtype=torch.float64))
+    torch.testing.assert_close(rows, torch.diag(grad(out.sum(), x)[0]))
+
+
+def test_torch_func_around_a_compiled_function() -> None:
+    def function(x: Tensor) -> Tensor:
+        return (x.sin() * x).sum()
+
+    x, xs = plain(3), plain(4, 3)
+    compiled = bridged(function, x)
+    with_grad = bridged(function, x.clone().requires_grad_())
+    func = torch.func
+    for run in (compiled, with_grad):
+        torch.testing.assert_close(func.vmap(run)(xs), func.vmap(function)(xs))
+        torch.testing.assert_close(func.grad(run)(x), func.grad(function)(x))
+        torch.testing.assert_close(func.hessian(run)(x), func.hessian(function)(x))
+        torch.testing.assert_close(
+            func.vmap(func.grad(run))(xs), func.vmap(func.grad(function))(xs)
+        )
+
+
+def test_a_compiled_function_of_other_tensors_inside_torch_func() -> None:
+    y = leaf(3)
+    compiled = bridged(torch.sin, y)
+    x = torch.ones(())
+    (mine,) = (torch.func.grad(lambda x: (compiled(y) * x).sum())(x),)
+    torch.testing.assert_close(mine, y.sin().sum().detach(), check_dtype=False)
+
+
+# Memory -------------------------------------------------------------------------------------------
+
+
+def test_saved_values_are_freed_after_backward() -> None:
+    x = leaf(3)
+    kept: list[weakref.ref[Any]] = []
+    out = bridged(lambda x: x.exp().sin(), x)(x)
+    kept += [weakref.ref(t) for t in out.grad_fn.saved_tensors if t is not x]  # type: ignore[union-attr]
+    assert kept
+    out.sum().backward()
+    del out
+    gc.collect()
+    assert all(ref() is None for ref in kept)
+
+
+def test_a_backward_graph_releases_saved_values_as_it_goes() -> None:
+    alive: list[int] = []
+
+    class Watched(Build):
+        def load(self, graph_module: torch.fx.GraphModule) -> bridge.Executable:
+            run = super().load(graph_module)
+
+            def watching(inputs: list[Any]) -> Sequence[Any]:
+                result = run(inputs)
+                alive.append(len(inputs))
+                return result
+
+            return watching
+
+    x = leaf(3)
+    captured = bridged(lambda x: (x.exp().sin().sum(),), x).captured
+    Compiled(captured.graph_module, Watched(Options()))([x])[0].backward()
+    assert alive == [0, 0]
+
+
+def test_nothing_is_saved_twice() -> None:
+    module, x = network(), leaf(5, 3)
+    out = bridged(module, x)(x)
+    saved = out.grad_fn.saved_tensors  # type: ignore[union-attr]
+    memories = [tensor.untyped_storage().data_ptr() for tensor in saved]
+    assert len(memories) == len(set(memories))
+
+
+def test_a_compiled_function_that_is_gone_is_freed() -> None:
+    x = leaf(3)
+    compiled = bridged(torch.sin, x)
+    compiled(x).sum().backward()
+    module = weakref.ref(compiled.captured.graph_module)
+    del compiled
+    gc.collect()
+    assert module() is None
