@@ -1,4 +1,4 @@
-"""What the runtime asks of the stages: graphs with saved values, their backward graphs, executables."""
+"""What the runtime asks of the stages: graphs with saved values, backward graphs, executables."""
 
 from __future__ import annotations
 
@@ -72,17 +72,20 @@ class Build:
         backward = split.backward(nodes, recorded.saved_inputs, recorded.saved_outputs)
         return _reversed(sweep, backward, of)
 
-    def transpose(self, backward: fx.GraphModule, saved: int) -> tuple[fx.GraphModule, list[int]]:
+    def transpose(
+        self, backward: fx.GraphModule, saved: int
+    ) -> tuple[fx.GraphModule, list[int]]:
         """The derivative along inputs, given the backward graph, which is linear in its tangents.
 
-        `backward` takes `saved` values, then tangents.  Returns a graph from saved values and tangents
-        of the inputs to tangents of the outputs, and which inputs have a part in it.
+        `backward` takes `saved` values, then tangents.  Returns a graph from the same inputs and
+        tangents of the primal inputs to tangents of the outputs, and which inputs have a part in it.
+        Its value does not depend on the tangents that `backward` takes: zeros will do.
         """
         gradients = outputs_of(backward.graph)
         present = [i for i, node in enumerate(gradients) if isinstance(node, fx.Node)]
         inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
         sweep, joint = self._joint(backward, present, range(saved, len(inputs)))
-        return Split(joint, sweep.order).transposed(saved), present
+        return Split(joint, sweep.order).transposed(), present
 
     def load(self, graph_module: fx.GraphModule) -> Executable:
         """The graph, ready to run."""

@@ -73,6 +73,8 @@ class Inputs:
         """By place: the alias that the input was when the program began."""
         self.states: dict[int, State] = {}
         self.behind: list[Behind] = []
+        self.base_of: dict[int, int] = {}
+        """By tensor: the place of an input that is a view of it."""
 
     def add(self, leaves: Sequence[Leaf]) -> None:
         """More inputs, after those there are."""
@@ -85,6 +87,8 @@ class Inputs:
                     continue  # The same tensor again: one input of the graph.
                 self.index[id(leaf.value)] = place
                 self.states[place] = _state(leaf.value)
+                if leaf.value._is_view():
+                    self.base_of.setdefault(id(leaf.value._base), place)
                 groups[storage_key(leaf.value) or place].append(place)
             elif isinstance(leaf.value, (torch.SymInt, torch.SymFloat)):
                 self._placeholder(place)

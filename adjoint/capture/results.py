@@ -45,7 +45,7 @@ from adjoint.graph.operations import as_leaf
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.modes import share_a_counter
 from adjoint.trace import aliasing, geometry
-from adjoint.trace.aliasing import Alias, version
+from adjoint.trace.aliasing import Alias, Link, version
 from adjoint.trace.tracer import Tracer
 
 aten = torch.ops.aten
@@ -225,9 +225,13 @@ class Results:
     def _made_of(self, tensor: torch.Tensor, descriptor: Result | MetadataMutation) -> Made:
         if id(tensor) in self.inputs.index:
             return FromCaller(self.inputs.index[id(tensor)])
+        if id(tensor) in self.inputs.base_of:
+            return BaseOf(self.inputs.base_of[id(tensor)])
         return self._made_as(self.tracer.origin(self.tracer.alias(tensor)), descriptor)
 
     def _made_as(self, alias: Alias, descriptor: Result | MetadataMutation) -> Made:
+        if alias.link is Link.FOREIGN and self._input_place(alias) is None:
+            return self._made_in_memory(alias, descriptor)
         chain: list[Alias] = []
         for each in alias.ancestors():
             chain.append(each)
@@ -240,6 +244,9 @@ class Results:
                 of_made = FromMade(self._at(each, descriptor))
                 return View(of_made, tuple(self._steps(chain)))
         root = chain[-1]
+        if id(root.tensor) in self.inputs.base_of:
+            base = BaseOf(self.inputs.base_of[id(root.tensor)])
+            return View(base, tuple(self._steps(chain)))
         now = self._now(root)
         whole = alias is now
         of = FromGraph(self._base(now, descriptor, whole))
@@ -247,6 +254,29 @@ class Results:
         if whole and alias.tensor is not None and alias.tensor.requires_grad:
             steps += [RequireGrad()] if alias.tensor.is_leaf else []
         return View(of, tuple(steps)) if steps else of
+
+    def _made_in_memory(self, alias: Alias, descriptor: Result | MetadataMutation) -> Made:
+        """A tensor that is no view of what its alias is derived from."""
+        tensor = alias.tensor
+        assert tensor is not None
+        assert alias.step is not None
+        of: FromCaller | BaseOf | FromMade
+        if tensor._is_view():
+            assert tensor._base is not None
+            made, owner = self._made_of(tensor._base, descriptor), tensor._base
+            place = self._window(tensor, owner)
+            args = (place.shape, place.stride, place.offset)
+            step: Step = Replay(aten.as_strided.default, args, (), None, alias.step.mode)
+        else:
+            memory = geometry.root_of(alias)
+            behind = next((each for each in self.inputs.behind if each.alias is memory), None)
+            index = None if behind is None else behind.source.index
+            owner = memory.tensor if index is None else self.inputs.leaves[index].value
+            assert owner is not None
+            made = self._made_of(owner, descriptor)
+            step = self._window(tensor, owner)
+        of = made if isinstance(made, FromCaller | BaseOf) else FromMade(self._make(made))
+        return View(of, (step, *self._own_history(alias)))
 
     def _now(self, root: Alias) -> Alias:
         """What the owner of the memory is since `t_` and its like changed its shape."""
@@ -291,7 +321,8 @@ class Results:
         for alias in reversed(chain[:-1]):
             assert alias.step is not None
             if alias.tensor is not None and _is_a_window(alias):
-                steps = [self._window(alias.tensor, chain[-1])]
+                assert chain[-1].tensor is not None
+                steps = [self._window(alias.tensor, chain[-1].tensor)]
             else:
                 steps.append(self._replay(alias))
             steps += self._own_history(alias)
@@ -302,17 +333,17 @@ class Results:
         first, root = chain[0], chain[-1]
         assert first.tensor is not None
         assert first.step is not None
+        assert root.tensor is not None
+        place = self._window(first.tensor, root.tensor)
         if any(alias.starts_family for alias in chain[:-1]):
-            return [self._window(first.tensor, root), *self._own_history(first)]
-        place = self._window(first.tensor, root)
-        if place.dtype != root.tensor.dtype or first.tensor.is_conj():  # type: ignore[union-attr]
+            return [place, *self._own_history(first)]
+        if place.dtype != root.tensor.dtype or first.tensor.is_conj():
             raise self.tracer.unsupported("a view", "what it is a view of has changed its shape")
         args = (place.shape, place.stride, place.offset)
         return [Replay(aten.as_strided.default, args, (), None, first.step.mode)]
 
-    def _window(self, tensor: torch.Tensor, root: Alias) -> Window:
-        assert root.tensor is not None
-        start = root.tensor.storage_offset() * root.tensor.dtype.itemsize // tensor.dtype.itemsize
+    def _window(self, tensor: torch.Tensor, owner: torch.Tensor) -> Window:
+        start = owner.storage_offset() * owner.dtype.itemsize // tensor.dtype.itemsize
         place = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset() - start)
         place = self.tracer.emitter.number_nodes(place)
         return Window(tensor.dtype, *trees.map_leaves(self._number, place))

@@ -127,11 +127,11 @@ Step: TypeAlias = Replay | Refill | Window | RequireGrad
 class View:
     """What `steps` make of the caller's input, of a value of the graph, or of another such."""
 
-    of: FromCaller | FromGraph | FromMade
+    of: FromCaller | BaseOf | FromGraph | FromMade
     steps: tuple[Step, ...]
 
 
-Made: TypeAlias = FromCaller | FromGraph | Constant | View
+Made: TypeAlias = FromCaller | BaseOf | FromGraph | Constant | View
 
 # What becomes of the caller's inputs -------------------------------------------------------------
 

@@ -11,6 +11,8 @@ from torch import fx
 
 from adjoint.graph.metadata import Mode, mode_of, source_of
 
+from adjoint.torch_private.operators import HigherOrderOperator
+
 
 def entry_mode(graph_module: fx.GraphModule) -> Mode:
     """The mode that the graph was captured under; its nodes differ from it in explicit regions."""
@@ -19,11 +21,12 @@ def entry_mode(graph_module: fx.GraphModule) -> Mode:
     return mode
 
 
-def evaluate(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+def evaluate(graph_module: fx.GraphModule, inputs: Sequence[Any], captured: bool = False) -> Any:
     """The outputs of the graph.
 
     Ops outside any `no_grad`, `enable_grad` or `inference_mode` region run under the caller's mode.
-    Values are released after their last use.
+    Values are released after their last use.  Under a capture (`captured`) operators with bodies are
+    called as such, so that they are captured as such.
     """
     values: dict[fx.Node, Any] = {}
     remaining = iter(inputs)
@@ -37,7 +40,7 @@ def evaluate(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         elif node.op == "get_attr":
             values[node] = getattr(graph_module, node.target)
         else:
-            values[node] = _call(node, values, entry)
+            values[node] = _call(node, values, entry, captured)
         for dead in last_used.get(node, ()):
             del values[dead]
     raise AssertionError("the graph has no output")
@@ -126,10 +129,17 @@ _MEANINGS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _call(node: fx.Node, values: dict[fx.Node, Any], entry: Mode) -> Any:
+def meaning_of(target: Any) -> Any:
+    """What to call for an operator with a body; any other is itself."""
+    return _MEANINGS[target] if isinstance(target, HigherOrderOperator) else target
+
+
+def _call(node: fx.Node, values: dict[fx.Node, Any], entry: Mode, captured: bool) -> Any:
     args = fx.map_arg(node.args, lambda n: values[n])
     kwargs = fx.map_arg(node.kwargs, lambda n: values[n])
     target: Any = _MEANINGS.get(node.target, node.target)
+    if captured and isinstance(node.target, HigherOrderOperator):
+        target = node.target
     mode = mode_of(node)
     hooks = node.meta.get("hooks")
     try:

@@ -162,13 +162,10 @@ class Split:
             tuple(available[n][1] for n in outputs),
         )
 
-    def transposed(self, saved: int) -> fx.GraphModule:
-        """The graph from the first `saved` inputs and the new tangents to the new gradients.
-
-        The differentiated graph is linear in its other inputs, so that nothing depends on them.
-        """
+    def transposed(self) -> fx.GraphModule:
+        """The graph from all inputs and the new tangents to the new gradients."""
         gradients = [node for node, _ in self.gradients]
-        graph_module, _ = _extract(self.joint, [*self.primals[:saved], *self.tangents], gradients)
+        graph_module, _ = _extract(self.joint, [*self.primals, *self.tangents], gradients)
         set_output_descriptors(graph_module.graph, tuple(d for _, d in self.gradients))
         return graph_module
 

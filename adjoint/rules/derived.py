@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from adjoint.rules.registry import VJPS
 from adjoint.torch_private import trees
 from adjoint.torch_private.composites import by_torch_formula
 from adjoint.torch_private.operators import OpOverload
@@ -70,3 +71,33 @@ def pull_back(
 def _as_defined(function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
     is_op = isinstance(function, OpOverload)
     return by_torch_formula(function) if is_op else contextlib.nullcontext()
+
+
+def by_rule(op: OpOverload, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`op(*args, **kwargs)`, differentiated by our own rule: for compositions that use an op whose
+    formula in torch cannot be traced.
+    """
+
+    class Applied(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *values: Any) -> Any:
+            out = op(*values, **kwargs)
+            ctx.save_for_backward(out, *(v for v in values if isinstance(v, torch.Tensor)))
+            ctx.others = [None if isinstance(v, torch.Tensor) else (v,) for v in values]
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, *cotangents: Any) -> Any:
+            out, *tensors = ctx.saved_tensors
+            rest = iter(tensors)
+            values = [next(rest) if other is None else other[0] for other in ctx.others]
+            given = list(VJPS[op](cotangents[0], out, *values, **kwargs))
+            given += [None] * (len(values) - len(given))
+            return tuple(
+                (each() if callable(each) else each) if needed else None
+                for each, needed in zip(given, ctx.needs_input_grad, strict=True)
+            )
+
+    applied: Any = Applied
+    result: torch.Tensor = applied.apply(*args)
+    return result

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from adjoint.rules.registry import composition
+from adjoint.rules.registry import composition, vjp
 
 aten = torch.ops.aten
 
@@ -195,6 +195,51 @@ def cudnn_batch_norm_backward(
     return batch_norm_backward(
         cotangent, x, weight, None, None, save_mean, save_var, True, epsilon, every
     )
+
+
+@vjp(aten._weight_norm_interface.default)
+def weight_norm(cotangent: Any, out: Any, direction: Any, length: Any, dim: int = 0) -> Any:
+    """By the kernel; the norms are a result, too."""
+    of_out, of_norms = cotangent
+    of_direction = of_length = None
+    if of_out is not None:
+        kernel = aten._weight_norm_interface_backward.default
+        of_direction, of_length = kernel(of_out, direction, length, out[1], dim)
+    if of_norms is not None:
+        also = of_norms * (direction / out[1])
+        of_direction = also if of_direction is None else of_direction + also
+    return of_direction, of_length
+
+
+@vjp(aten.native_group_norm.default)
+def group_norm(
+    cotangent: Any,
+    out: Any,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    N: Any,
+    C: Any,
+    HxW: Any,
+    group: int,
+    eps: float,
+) -> Any:
+    """By the kernel."""
+    needed = (True, weight is not None, bias is not None)
+    kernel = aten.native_group_norm_backward.default
+    g = cotangent[0].contiguous()
+    return tuple(kernel(g, x, out[1], out[2], weight, N, C, HxW, group, needed))
+
+
+@vjp(aten._fused_rms_norm.default)
+def rms_norm(
+    cotangent: Any, out: Any, x: Any, normalized_shape: Any, weight: Any, eps: float | None
+) -> Any:
+    """By the kernel."""
+    needed = (True, weight is not None)
+    kernel = aten._fused_rms_norm_backward.default
+    of_x, of_weight = kernel(cotangent[0], x, normalized_shape, out[1], weight, needed)
+    return of_x, None, of_weight
 
 
 @composition(aten._weight_norm_interface_backward.default)

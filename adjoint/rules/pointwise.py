@@ -64,10 +64,6 @@ PARTIALS: dict[Any, tuple[Partial | None, ...]] = {
     aten.fmod.Tensor: (lambda out, x, y: 1, lambda out, x, y: -(x / y).trunc()),
     aten.remainder.Scalar: (lambda out, x, y: 1,),
     aten.remainder.Tensor: (lambda out, x, y: 1, lambda out, x, y: -(x / y).floor()),
-    aten.logaddexp.default: (
-        lambda out, x, y: (x - out).nan_to_num(0, posinf=math.inf, neginf=-math.inf).exp(),
-        lambda out, x, y: (y - out).nan_to_num(0, posinf=math.inf, neginf=-math.inf).exp(),
-    ),
     aten.sigmoid_backward.default: (
         lambda out, g, y: (1 - y) * y,
         lambda out, g, y: g * (1 - 2 * y),
@@ -271,21 +267,19 @@ def maximum(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
 @vjp(aten.minimum.default)
 def minimum(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
     """To the smaller one; equal ones share."""
-    return (lambda: _larger(cotangent, y, x, of=0), lambda: _larger(cotangent, x, y, of=0))
+    return (lambda: _larger(cotangent, y, x), lambda: _larger(cotangent, x, y))
 
 
-def _larger(
-    cotangent: torch.Tensor, one: torch.Tensor, other: torch.Tensor, of: int = 1
-) -> torch.Tensor:
-    """What the larger of two gets, or (`of` = 0) the other one; NaN counts as either."""
+def _larger(cotangent: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The cotangent but where `one` is the smaller; half of it where they are equal."""
     shared = torch.where(one == other, cotangent / 2, cotangent)
     return shared.masked_fill(one < other, 0)
 
 
 @vjp(aten.clamp.default)
-def clamp(cotangent: Any, out: Any, x: Any, low: Any = None, high: Any = None) -> Any:
+def clamp(cotangent: Any, out: Any, x: Any, min: Any = None, max: Any = None) -> Any:
     """g where x is within the bounds, which belong to it."""
-    return (_within(cotangent, x, low, high),)
+    return (_within(cotangent, x, min, max),)
 
 
 @vjp(aten.clamp_min.default)
@@ -347,7 +341,7 @@ def native_dropout(cotangent: Any, out: Any, x: Any, p: float, train: bool | Non
     return (cotangent[0] * out[1] * scale,)
 
 
-@vjp(aten._to_copy.default, aten._conj_physical.default)
+@vjp(aten._to_copy.default)
 def to_copy(cotangent: Any, out: Any, x: Any, **_: Any) -> Any:
     """The same numbers in another format; where they lie is the sweep's business."""
     return (cotangent.to(x.device),)

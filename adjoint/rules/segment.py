@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from adjoint.rules.derived import by_rule
 from adjoint.rules.registry import composition
 
 aten = torch.ops.aten
@@ -57,7 +58,8 @@ def segment_reduce_backward(
         zeros = totals(zero.to(x.dtype))
         first = 1 if initial is None else initial
         index = segment.reshape(segment.shape + missing).expand(x.shape)
-        others = torch.full_like(out, first).scatter_reduce(axis, index, filled, "prod")
+        ones = torch.full_like(out, first)
+        others = by_rule(aten.scatter_reduce.two, ones, axis, index, filled, "prod")
         alone = zero & (spread(zeros) == 1)
         found = torch.where(
             alone, spread(cotangent * others), spread(cotangent * out) / filled

@@ -1,11 +1,13 @@
 """The autograd bridge: a compiled graph is a node of torch's autograd graph, at every order.
 
-A graph whose inputs require grad runs as one `autograd.Function`.  What its backward needs are inputs
-and outputs of that function - values saved besides the results are outputs, too - so that its backward,
-which is a graph again, can be applied as such a function in turn when autograd wants to differentiate
-it (`create_graph=True`).  Cotangents that then reach saved values come back to the first function.
+A graph whose inputs require grad runs as one `autograd.Function`.  What its backward needs are
+inputs and outputs of that function - values saved besides the results are outputs, too - so that its
+backward, which is a graph again, can be applied as such a function in turn when autograd wants to
+differentiate it (`create_graph=True`).  Cotangents that then reach saved values come back to the
+first function.
 
-Backward graphs are made when first needed, one for each pattern of cotangents that autograd leaves out.
+Backward graphs are made when first needed, one for each pattern of cotangents that autograd leaves
+out.  Where `torch.func` is at work, the graph runs op by op: it differentiates and batches ops.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import fx
 
 from adjoint.graph.evaluation import entry_mode, evaluate
+from adjoint.torch_private.batches import is_batched, over_batch
 from adjoint.torch_private.modes import functorch_is_active, without_autocast
 
 # Takes its inputs out of the list, so that each can be released after its last use.
@@ -40,7 +44,7 @@ class Reversed:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     zeros: frozenset[int] = frozenset()
-    """Which gradients are zero, though the results depend on the input: eager gives zeros for them."""
+    """Which gradients are zero though the results depend on the input: eager gives zeros there."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,12 @@ class Compiled:
             self._plain = self.builder.load(self.graph_module)
         with torch.no_grad():
             return self._plain(inputs)
+
+    def backward(self, inputs: list[Any]) -> Sequence[Any]:
+        """The outputs of a backward graph, with a history if autograd is to differentiate them."""
+        if any(map(is_batched, inputs)):
+            return over_batch(partial(evaluate, self.graph_module), inputs)
+        return self(inputs) if torch.is_grad_enabled() else self.run(inputs)
 
     def _recording(self, wrt: tuple[int, ...]) -> Recording | None:
         if wrt not in self._recordings:
@@ -202,11 +212,10 @@ class _Node(torch.autograd.Function):
         ]
         del saved, cotangents
         with without_autocast():
-            gradients = compiled(arguments) if torch.is_grad_enabled() else compiled.run(arguments)
+            gradients = compiled.backward(arguments)
         by_input = dict(zip(recording.wrt, gradients, strict=True))
-        by_input.update(
-            {recording.wrt[i]: _zeros(ctx.inputs[recording.wrt[i]]) for i in made.zeros}
-        )
+        for place in (recording.wrt[i] for i in made.zeros):
+            by_input[place] = _zeros(ctx.inputs[place])
         return (None, *(by_input.get(index) for index in range(len(ctx.inputs))))
 
 

@@ -211,13 +211,15 @@ class _Results:
     def _input_of(self, made: Made) -> int | None:
         while isinstance(made, View | FromMade):
             made = made.of if isinstance(made, View) else self.calling.made[made.index]
-        return made.index if isinstance(made, FromCaller) else None
+        return made.index if isinstance(made, FromCaller | BaseOf) else None
 
     def make(self, made: Made | FromMade) -> Any:
         """A result as `made` says."""
         match made:
             case FromCaller(index):
                 return self.inputs[index]
+            case BaseOf(index):
+                return self.inputs[index]._base
             case FromGraph(index):
                 return self.outputs[index]
             case FromMade(index):

@@ -1,4 +1,4 @@
-"""The batches of `torch.autograd.grad(..., is_grads_batched=True)`, which are not those of `torch.func`."""
+"""The batches of `torch.autograd.grad(..., is_grads_batched=True)`: not those of `torch.func`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ tensors, on which torch's own autograd ran; nothing here predicts them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -31,7 +31,7 @@ from adjoint.graph.operations import with_data
 from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.modes import above_autograd
 from adjoint.trace.emission import Emitter
-from adjoint.trace.views import ViewStep
+from adjoint.trace.views import ViewStep, shows_one_place_twice, undo
 
 RECORDED = Mode(grad_enabled=True)
 UNRECORDED = Mode(grad_enabled=False)
@@ -166,19 +166,22 @@ def write(emitter: Emitter, alias: Alias, new: fx.Node, mode: Mode) -> None:
     """Make `new` the value of `alias`, computed under `mode`."""
     chain = list(alias.ancestors())
     before = [read(emitter, each) for each in chain]
-    alias.storage.writes += 1
     recorded = mode.grad_enabled and not mode.inference
+    lowest = _first_that_repeats_nothing(emitter, chain, recorded)
+    alias.storage.writes += 1
     through_input = False
     for position, each in enumerate(chain):
         each.written |= not through_input
         through_input |= each.is_input
+        if position < lowest:
+            continue  # It is derived anew when it is read.
         if position > 0:
-            step = chain[position - 1].step
-            assert step is not None
             if recorded and chain[position - 1].starts_family:
                 new = emitter.call(torch.ops.aten.detach.default, (new,), mode=UNRECORDED)
                 recorded = False
-            new = step.undo(emitter, before[position], new, mode if recorded else UNRECORDED)
+            lower = chain[:lowest] if position == lowest else chain[position - 1 : position]
+            steps = [each.step for each in reversed(lower) if each.step is not None]
+            new = undo(emitter, steps, before[position], new, mode if recorded else UNRECORDED)
         if recorded:
             each.node, each.stamp = new, each.storage.writes
         elif each.starts_family:
@@ -187,6 +190,22 @@ def write(emitter: Emitter, alias: Alias, new: fx.Node, mode: Mode) -> None:
             each.stamp = each.storage.writes
         elif not _family_has_history(each):
             each.node, each.stamp = new, each.storage.writes
+
+
+def _first_that_repeats_nothing(emitter: Emitter, chain: Sequence[Alias], recorded: bool) -> int:
+    """The place in `chain` above all views that show an element more than once."""
+    repeat = [a.tensor is not None and shows_one_place_twice(a.tensor) for a in chain]
+    if not any(repeat):
+        return 0
+    lowest = len(chain) - repeat[::-1].index(True)
+    if lowest == len(chain) or (recorded and any(a.starts_family for a in chain[:lowest])):
+        raise CaptureError(
+            "a write",
+            "the tensor is a part of one in which several elements lie in one place",
+            "write to the tensor that was expanded, or to a clone()",
+            emitter.source(),
+        )
+    return lowest
 
 
 def _data_of(emitter: Emitter, alias: Alias, viewed: fx.Node) -> fx.Node:

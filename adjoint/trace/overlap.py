@@ -10,11 +10,13 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.operators import OpOverload
-from adjoint.trace.geometry import dense_order, extent
+from adjoint.trace.geometry import dense_order, extent, same_place
+from adjoint.trace.views import shows_one_place_twice
 
 # These write one value to all places, or each place from itself, so that eager lets them be.
 _HARMLESS = frozenset(
@@ -89,33 +91,46 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [value] if isinstance(value, torch.Tensor) else []
 
 
-def shows_one_place_twice(tensor: torch.Tensor) -> bool:
-    """Not all of its elements are in places of their own (an expanded tensor, sliding windows)."""
-    if tensor.layout is not torch.strided:
-        return False
-    axes = sorted(zip(tensor.stride(), tensor.shape, strict=True), key=lambda axis: axis[0])
-    reached = 0
-    for step, size in axes:
-        if isinstance(size, int) and size <= 1:
-            continue
-        if step <= reached:
-            return tensor.numel() > 0
-        reached += (size - 1) * step
-    return False
-
-
 def overlap_in_part(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Two dense tensors have elements in common, but are not the same elements in one order."""
+    """Two tensors have elements in common, but are not the same elements in one order."""
     if one is other or storage_key(one) is None or storage_key(one) != storage_key(other):
         return False
-    if dense_order(one) is None or dense_order(other) is None:
-        return False
-    if one.numel() == 0 or other.numel() == 0:
+    if not (_is_static(one) and _is_static(other)) or same_place(one, other):
         return False
     (start, stop), (begin, end) = _range(one), _range(other)
-    if (start, stop) == (begin, end):
-        return one.stride() != other.stride()
-    return start < end and begin < stop
+    if not (start < end and begin < stop):
+        return False
+    if dense_order(one) is not None and dense_order(other) is not None:
+        return True
+    first, last = min(start, begin), max(stop, end)
+    touched = np.zeros(last - first, dtype=np.bool_)
+    _bytes(touched, one, first)[...] = True
+    return bool(_bytes(touched, other, first).any())
+
+
+def covers(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """All that `other` shows of their memory `one` shows as well; true where sizes are symbols."""
+    if not (_is_static(one) and _is_static(other)) or other.numel() == 0:
+        return True
+    (start, stop), (begin, end) = _range(one), _range(other)
+    if begin < start or end > stop:
+        return False
+    shown = np.zeros(stop - start, dtype=np.bool_)
+    _bytes(shown, one, start)[...] = True
+    return bool(_bytes(shown, other, start).all())
+
+
+def _bytes(memory: Any, tensor: torch.Tensor, first: int) -> Any:
+    """What `tensor` shows of `memory`, a byte for each byte from the `first` on."""
+    size = tensor.dtype.itemsize
+    start = tensor.storage_offset() * size - first
+    steps = (*(step * size for step in tensor.stride()), 1)
+    return np.lib.stride_tricks.as_strided(memory[start:], (*tensor.shape, size), steps)
+
+
+def _is_static(tensor: torch.Tensor) -> bool:
+    place = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+    return all(isinstance(each, int) for each in place)
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:

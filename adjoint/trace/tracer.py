@@ -382,6 +382,10 @@ class Tracer(TorchDispatchMode):
         viewed = None if op is aten.detach.default else self.node(args[0])
         result = op(*args, **kwargs)
         if op is aten.as_strided.default:
+            if parent.has_history and not overlap.covers(args[0], result):
+                raise self.unsupported(
+                    "as_strided", "it shows what its tensor does not, where no gradient would flow"
+                )
             self.scope.add(result, geometry.strided(parent, result, mode=mode))
             return result
         if viewed is None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from adjoint.errors import CaptureError
 from adjoint.graph.metadata import Mode
 from adjoint.torch_private.operators import OpOverload
 from adjoint.trace.emission import Emitter
@@ -32,10 +33,35 @@ class ViewStep:
         node = emitter.view(self.op, viewed, self.args, self.kwargs, mode)
         return node if self.output is None else emitter.item(node, self.output)
 
-    def undo(self, emitter: Emitter, viewed: fx.Node, new: fx.Node, mode: Mode) -> fx.Node:
-        """`viewed` with the elements that this view shows replaced by `new`."""
-        inverse = INVERSES.get(self.op, undo_by_index)
-        return inverse(emitter, self, viewed, new, mode)
+
+def undo(
+    emitter: Emitter, steps: Sequence[ViewStep], viewed: fx.Node, new: fx.Node, mode: Mode
+) -> fx.Node:
+    """`viewed` with the elements that `steps`, one after the other, show replaced by `new`."""
+    if len(steps) > 1:
+        return undo_at_once(emitter, steps, viewed, new, mode)
+    inverse = INVERSES.get(steps[0].op, undo_by_index)
+    return inverse(emitter, steps[0], viewed, new, mode)
+
+
+def shows_one_place_twice(tensor: torch.Tensor) -> bool:
+    """Not all of its elements are in places of their own (an expanded tensor, sliding windows)."""
+    if tensor.layout is not torch.strided:
+        return False
+    axes = list(zip(tensor.stride(), tensor.shape, strict=True))
+    if not all(isinstance(step, int) for step, _ in axes):
+        # To compare symbols would be to decide what they are.
+        return any(isinstance(step, int) and step == 0 for step, _ in axes)
+    reached: Any = 0
+    for step, size in sorted(axes, key=lambda axis: axis[0]):
+        if isinstance(size, int) and size <= 1:
+            continue
+        if not isinstance(reached, int):
+            return False
+        if step <= reached:
+            return not (isinstance(size, int) and 0 in tensor.shape)
+        reached += (size - 1) * step
+    return False
 
 
 Inverse = Callable[[Emitter, ViewStep, fx.Node, fx.Node, Mode], fx.Node]
@@ -45,11 +71,31 @@ def undo_by_index(
     emitter: Emitter, step: ViewStep, viewed: fx.Node, new: fx.Node, mode: Mode
 ) -> fx.Node:
     """Any view that moves elements: number them, take the view of the numbers, write there."""
+    return undo_at_once(emitter, [step], viewed, new, mode)
+
+
+def undo_at_once(
+    emitter: Emitter, steps: Sequence[ViewStep], viewed: fx.Node, new: fx.Node, mode: Mode
+) -> fx.Node:
+    """`viewed` with the elements that the last of `steps` shows replaced by `new`.
+
+    One by one the steps cannot be undone where a view shows an element more than once: of those
+    that stand for it, only the ones that were written are new.
+    """
+    if any(step.op in _READ_OTHERWISE for step in steps) and len(steps) > 1:
+        raise CaptureError(
+            "a write",
+            "its tensor is seen in another dtype, and as a part of one that repeats elements",
+            "write to the tensor that was expanded",
+            emitter.source(),
+        )
     value = viewed.meta["val"]
     options = {"dtype": torch.int64, "device": value.device}
     count = value.numel()
     numbers = emitter.call(aten.arange.default, (count,), options, Mode())
-    places = step.emit(emitter, emitter.reshape(numbers, value.shape, Mode()), Mode())
+    places = emitter.reshape(numbers, value.shape, Mode())
+    for step in steps:
+        places = step.emit(emitter, places, Mode())
     flat = emitter.reshape(viewed, [-1], mode)
     written = emitter.call(
         aten.index_put.default,
@@ -119,6 +165,17 @@ def _by(op: OpOverload) -> Inverse:
 
     return undo
 
+
+# Views that show the same memory as elements of another kind.
+_READ_OTHERWISE = frozenset(
+    {
+        aten.view.dtype,
+        aten.view_as_real.default,
+        aten.view_as_complex.default,
+        aten._conj.default,
+        aten._neg_view.default,
+    }
+)
 
 INVERSES: dict[Any, Inverse] = {
     aten.detach.default: _identity,

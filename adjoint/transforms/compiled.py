@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from types import MethodType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from adjoint.building import Build
 from adjoint.capture.direct import capture_call
-from adjoint.graph.evaluation import evaluate
 from adjoint.options import Options
-from adjoint.runtime.bridge import Compiled as Bridged
 from adjoint.runtime.calling import call
 from adjoint.torch_private import trees
 from adjoint.torch_private.modes import is_functorch_wrapper, outside_functorch
@@ -20,60 +20,116 @@ from adjoint.trace.tracer import Tracer, current_tracer
 from adjoint.transforms.fingerprint import fingerprint
 from adjoint.transforms.linear import Linearized
 
+Function = Callable[..., Any]
+
 _BUILD = Build(Options())
 
 
-def linearize(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Linearized:
+def linearize(function: Function, inputs: Sequence[torch.Tensor]) -> Linearized:
     """`function` at `inputs`, in the program that is being captured."""
     tracer = current_tracer()
     assert isinstance(tracer, Tracer), "a transform runs inside a capture"
     return Linearized(tracer, _BUILD, function, inputs)
 
 
+class Programs:
+    """The programs of one transform of one function, by the kind of arguments they are for."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, Any] = {}
+
+    def find(self, make: Function, function: Function, args: Any, kwargs: Any) -> Any:
+        """The program for these arguments; `make(args, kwargs)` makes one that is missing."""
+        leaves, spec = trees.flatten((args, kwargs))
+        key = (spec, tuple(map(_kind, leaves)), _surroundings(), fingerprint(function))
+        if key not in self._made:
+            self._made[key] = make(args, kwargs)
+        return self._made[key]
+
+
+_OF_FUNCTIONS: WeakKeyDictionary[Any, dict[Hashable, Programs]] = WeakKeyDictionary()
+
+
+def programs_of(function: Function, transform: Hashable) -> Programs:
+    """The programs of a transform that is called with its function, while the function lives."""
+    if isinstance(function, MethodType):
+        function, transform = function.__self__, (function.__func__, transform)
+    try:
+        return _OF_FUNCTIONS.setdefault(function, {}).setdefault(transform, Programs())
+    except TypeError:  # It cannot be hashed, or not be referred to weakly.
+        return Programs()
+
+
 class Compiled:
     """A transform of `function`, written for a capture under way, as a function for any caller."""
 
-    def __init__(self, transformed: Callable[..., Any], function: Callable[..., Any]) -> None:
+    def __init__(
+        self, transformed: Function, function: Function, programs: Programs | None = None
+    ) -> None:
         self._transformed = transformed
         self._function = function
-        self._programs: dict[Any, _Program] = {}
+        self._programs = programs or Programs()
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if current_tracer() is not None:
             return self._transformed(*args, **kwargs)
-        leaves, spec = trees.flatten((args, kwargs))
-        key = (
-            spec,
-            tuple(map(_kind, leaves)),
-            torch.is_grad_enabled(),
-            fingerprint(self._function),
-        )
-        program = self._programs.get(key)
-        if program is None:
-            program = self._programs[key] = _Program(self._transformed, args, kwargs)
-        return program(leaves)
+        make = functools.partial(Program, self._transformed)
+        return self._programs.find(make, self._function, args, kwargs)(args, kwargs)
 
 
-class _Program:
-    """A transform, captured for arguments of one kind."""
+class Program:
+    """A function, captured for arguments of one kind."""
 
-    def __init__(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    def __init__(self, function: Function, args: Any, kwargs: Any) -> None:
         with outside_functorch():
             args, kwargs = trees.map_leaves(_plain, (args, kwargs))
-        with outside_functorch():
             self.captured = capture_call(function, args, kwargs, dynamic=False)
-        self.graph = Bridged(self.captured.graph_module, _BUILD)
+        self.graph = _BUILD.program(self.captured.graph_module)
 
-    def __call__(self, leaves: Sequence[Any]) -> Any:
+    def __call__(self, args: Any, kwargs: Any) -> Any:
+        leaves = trees.leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        graph: Any = self.graph
-        if any(is_functorch_wrapper(each) for each in tensors):
-            # `torch.func` differentiates and batches the ops themselves.
-            graph = functools.partial(evaluate, self.captured.graph_module)
-        results = call(graph, self.captured.calling, self.captured.leaves(tensors))
+        results = call(self.graph, self.captured.calling, self.captured.leaves(tensors))
         assert self.captured.signature is not None
         return trees.unflatten(results, self.captured.signature.returned)
+
+
+class PullBack:
+    """A function at a point, in two programs: its value with what is saved, and its derivative."""
+
+    def __init__(
+        self, linearized: Callable[[Any], Linearized], primals: Any, _: Any = None
+    ) -> None:
+        points: list[Linearized] = []
+
+        def forward(*primals: Any) -> Any:
+            point = linearized(primals)
+            points.append(point)
+            return point.value, point.saved()
+
+        self.forward = Program(forward, primals, {})
+        (point,) = points
+        self.spec = point.spec
+        self.given = point.differentiable
+        reverse = point.reverse_graph()
+        self.reverse = None if reverse is None else _BUILD.program(reverse)
+
+    def __call__(self, primals: Any) -> tuple[Any, Callable[[Sequence[Any]], list[Any]]]:
+        """The value at `primals`, and the function from cotangents of its leaves."""
+        value, saved = self.forward(primals, {})
+        leaves = trees.leaves(primals)
+
+        def pull_back(cotangents: Sequence[Any]) -> list[Any]:
+            found: Sequence[Any] = [None] * len(leaves)
+            if self.reverse is not None:
+                found = self.reverse([*saved, *(cotangents[i] for i in self.given)])
+            return [
+                torch.zeros_like(leaf) if each is None else each
+                for leaf, each in zip(leaves, found, strict=True)
+            ]
+
+        return value, pull_back
 
 
 def _plain(leaf: Any) -> Any:
@@ -86,10 +142,17 @@ def _plain(leaf: Any) -> Any:
 
 def _kind(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
-        return (type(leaf), leaf) if _hashable(leaf) else id(leaf)
+        return (type(leaf), leaf) if isinstance(leaf, Hashable) else id(leaf)
     strides = leaf.stride() if leaf.layout is torch.strided else None
     return (leaf.shape, strides, leaf.dtype, leaf.device, leaf.requires_grad, type(leaf))
 
 
-def _hashable(value: Any) -> bool:
-    return getattr(value, "__hash__", None) is not None
+def _surroundings() -> Any:
+    """What the meaning of a program depends on besides its arguments."""
+    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        tuple((device, torch.get_autocast_dtype(device)) for device in devices),
+    )

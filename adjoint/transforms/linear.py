@@ -55,7 +55,7 @@ class Linearized:
         with tracer.paused(), outside_functorch():
             self.recorded = build.record(graph, self.wrt)
         running = graph if self.recorded is None else self.recorded.graph_module
-        self.outputs = list(evaluate(running, [*self.inputs, *self.lifted]))
+        self.outputs = list(evaluate(running, [*self.inputs, *self.lifted], captured=True))
         self.results = self.outputs[: len(tensors)]
         values = iter(self.results)
         filled = [next(values) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
@@ -70,7 +70,9 @@ class Linearized:
         with self.tracer.paused(), outside_functorch():
             reverse = self.build.reverse(recorded, given, self.wrt)
         saved = self._saved(reverse.inputs, reverse.outputs)
-        gradients = evaluate(reverse.graph_module, [*saved, *(cotangents[i] for i in given)])
+        gradients = evaluate(
+            reverse.graph_module, [*saved, *(cotangents[i] for i in given)], captured=True
+        )
         return [
             torch.zeros_like(each) if gradient is None else gradient
             for each, gradient in zip(self.inputs, gradients, strict=True)
@@ -87,7 +89,8 @@ class Linearized:
             reverse = self.build.reverse(recorded, given, self.wrt)
             saved = self._saved(reverse.inputs, reverse.outputs)
             forward, present = self.build.transpose(reverse.graph_module, len(saved))
-        pushed = evaluate(forward, [*saved, *(tangents[i] for i in present)])
+        entering = [*saved, *(zeros[i] for i in given), *(tangents[i] for i in present)]
+        pushed = evaluate(forward, entering, captured=True)
         for place, value in zip(given, pushed, strict=True):
             if value is not None:
                 zeros[place] = value

@@ -126,11 +126,14 @@ class Writer:
         self.tensors: list[str] = []
         self.program = Program([], [])
         self.failed = False
+        self.keep_errors = False
 
     def try_line(self, line: str) -> bool:
         try:
             exec(line, self.names)
-        except (RuntimeError, IndexError, TypeError):
+        except (RuntimeError, IndexError, TypeError) as error:
+            # Fake tensors allow a few of these.
+            self.keep_errors &= "view size is not compatible" not in str(error)
             return False
         return True
 
@@ -140,21 +143,23 @@ class Writer:
         source = INPUTS[kind % len(INPUTS)]
         if "{0}" in source and not self.tensors:
             source = INPUTS[kind % 3]
-        source = source.format(
-            self.tensors[first % len(self.tensors)] if self.tensors else "",
-            shape=SHAPES[shape % len(SHAPES)],
-        )
+        viewed = self.tensors[first % len(self.tensors)] if self.tensors else ""
+        if viewed and self._is_view_without_grad(self.names[viewed]):
+            return
+        source = source.format(viewed, shape=SHAPES[shape % len(SHAPES)])
         if self.try_line(f"{name} = {source}"):
             self.program.inputs.append(source)
             self.tensors.append(name)
 
-    def statement(self, numbers: Numbers, keep_errors: bool) -> None:
+    def statement(self, numbers: Numbers) -> None:
         if self.failed:
             return
         kind, first, second, k, quiet = numbers
         templates = VALUES + WRITES
         template = templates[kind % len(templates)]
-        chosen = (self.tensors[each % len(self.tensors)] for each in (first, second))
+        chosen = [self.tensors[each % len(self.tensors)] for each in (first, second)]
+        if self._is_view_without_grad(self.names[chosen[0]]) and template != "{0} * 2":
+            return
         line = template.format(*chosen, k=k)
         name = f"y{len(self.tensors)}"
         if template in VALUES:
@@ -165,12 +170,19 @@ class Writer:
         if ran and self._has_history_of_integers():
             self.failed = True
             return
-        if ran or keep_errors:
+        if ran or self.keep_errors:
             lines = self.program.lines
             if quiet and not (lines and lines[-1].startswith("    ")):
                 lines.append("with torch.no_grad():")
             lines.append(f"    {line}" if quiet else line)
             self.failed = not ran
+
+    def _is_view_without_grad(self, tensor: Tensor) -> bool:
+        """It requires grad and has no history: eager's own answers about its views vary."""
+        try:
+            return tensor._is_view() and tensor.requires_grad and tensor.grad_fn is None
+        except RuntimeError:
+            return True
 
     def _has_history_of_integers(self) -> bool:
         """Eager let an integer tensor require grad: nothing after that is to be relied on."""
@@ -193,11 +205,11 @@ def programs(draw: st.DrawFn) -> Program:
     writer.input((draw(st.integers(0, 2)), 0, draw(st.integers(0, 5)), 0, False))
     for each in draw(st.lists(numbers, max_size=3)):
         writer.input(each)
-    keep_errors = draw(st.integers(0, 9)) == 0
+    writer.keep_errors = draw(st.integers(0, 9)) == 0
     for each in draw(st.lists(numbers, min_size=2, max_size=8)):
         # Most lines record: a program that is all no_grad says little.
         quiet = each[4] and each[3] > 0
-        writer.statement((*each[:4], quiet), keep_errors)
+        writer.statement((*each[:4], quiet))
     writer.returns(draw(st.lists(st.integers(0, 12), min_size=1, max_size=4)))
     return writer.program
 
@@ -210,7 +222,8 @@ def holds(program: Program, route: Route) -> None:
         return
     except CaptureError as error:
         # Eager takes some writes that have no meaning.
-        assert "lie in one place" in error.why
+        known = ("lie in one place", "overlaps in part", "no gradient would flow")
+        assert any(why in error.why for why in known)
 
 
 def drawn(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -42,7 +42,7 @@ def network(width: int = 3) -> nn.Module:
     [
         lambda x: x**4,
         lambda x: x.sin() * x.exp(),
-        lambda x: x * x * x,
+        lambda x: x * x * x * x * x,
         lambda x: torch.tanh(x @ torch.ones(3, 3, dtype=x.dtype)),
         lambda x: x.softmax(0).log(),
     ],

@@ -1,0 +1,111 @@
+"""torch's primitive ops, which it does not differentiate: each as the ATen op of the same meaning."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch._prims  # registers the ops
+
+from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, composition
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+# prims of one name and meaning with a function of torch's.
+_SAME = (
+    "abs acos acosh asin asinh atan atanh cos cosh digamma erf erfc exp exp2 expm1 lgamma log log10 "
+    "log1p log2 neg reciprocal rsqrt sin sinh sqrt tan tanh conj_physical real imag "
+    "add sub mul div pow atan2 fmax fmin fmod hypot maximum minimum remainder where cat clone "
+    "as_strided_scatter"
+).split()
+
+_RENAMED: dict[str, Callable[..., torch.Tensor]] = {
+    "erf_inv": torch.erfinv,
+    "bessel_i0": torch.special.i0,
+    "bessel_i0e": torch.special.i0e,
+    "bessel_i1": torch.special.i1,
+    "bessel_i1e": torch.special.i1e,
+    "erfcx": torch.special.erfcx,
+    "ndtri": torch.special.ndtri,
+    "rev": torch.flip,
+    "transpose": torch.permute,
+    "squeeze": torch.squeeze,
+    "reshape": torch.reshape,
+    "conj": torch.conj,
+    "view_of": aten.alias.default,
+    "device_put": lambda x, device, non_blocking=False: x.to(device, non_blocking=non_blocking),
+    "convert_element_type": lambda x, dtype: x.to(dtype),
+    "collapse": lambda x, start, end: x.flatten(start, end),
+    "collapse_view": lambda x, start, end: x.flatten(start, end),
+    "copy_strided": lambda x, stride: x,
+    "cbrt": lambda x: x.sign() * x.abs() ** (1 / 3),
+}
+
+_STEPS = "ceil floor round sign trunc nextafter fill".split()
+
+COMPOSITIONS.update({getattr(prims, name).default: getattr(torch, name) for name in _SAME})
+COMPOSITIONS.update({getattr(prims, name).default: made for name, made in _RENAMED.items()})
+NON_DIFFERENTIABLE.update(getattr(prims, name).default for name in _STEPS)
+
+
+@composition(prims.broadcast_in_dim.default)
+def broadcast_in_dim(x: Any, shape: Sequence[Any], broadcast_dimensions: Sequence[int]) -> Any:
+    """Axis i of x is axis broadcast_dimensions[i] of the result."""
+    placed: list[Any] = [1] * len(shape)
+    for axis, place in enumerate(broadcast_dimensions):
+        placed[place] = x.shape[axis]
+    return x.reshape(placed).expand(shape)
+
+
+@composition(prims.split_dim.default)
+def split_dim(x: Any, dim: int, outer_length: Any) -> Any:
+    """One axis becomes two."""
+    return x.unflatten(dim, (outer_length, x.shape[dim] // outer_length))
+
+
+def _reduced(
+    function: Callable[..., torch.Tensor], x: Any, dims: Any, *, output_dtype: Any = None
+) -> Any:
+    axes = list(range(x.dim())) if dims is None else list(dims)
+    value = function(x, axes) if axes else x
+    return value if output_dtype is None else value.to(output_dtype)
+
+
+def _product(x: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
+    for axis in sorted(axes, reverse=True):
+        x = x.prod(axis)
+    return x
+
+
+COMPOSITIONS[prims.sum.default] = functools.partial(_reduced, torch.sum)
+COMPOSITIONS[prims.prod.default] = functools.partial(_reduced, _product)
+COMPOSITIONS[prims.amax.default] = functools.partial(_reduced, torch.amax)
+COMPOSITIONS[prims.amin.default] = functools.partial(_reduced, torch.amin)
+
+
+@composition(prims.var.default)
+def var(x: Any, dims: Any, correction: float | None = 1, *, output_dtype: Any = None) -> Any:
+    """Over some axes."""
+    value = torch.var(x, None if dims is None else list(dims), correction=correction)
+    return value if output_dtype is None else value.to(output_dtype)
+
+
+@composition(prims.fft_r2c.default)
+def fft_r2c(x: Any, *, dim: Sequence[int], onesided: bool) -> Any:
+    """Without a factor."""
+    return aten._fft_r2c.default(x, dim, 0, onesided)
+
+
+@composition(prims.fft_c2r.default)
+def fft_c2r(x: Any, *, dim: Sequence[int], last_dim_size: Any) -> Any:
+    """Without a factor."""
+    return aten._fft_c2r.default(x, dim, 0, last_dim_size)
+
+
+@composition(prims.fft_c2c.default)
+def fft_c2c(x: Any, *, dim: Sequence[int], forward: bool) -> Any:
+    """Without a factor."""
+    return aten._fft_c2c.default(x, dim, 0, forward)

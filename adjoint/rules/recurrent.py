@@ -1,0 +1,59 @@
+"""Recurrent cells with fused kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from adjoint.rules.registry import composition, vjp
+
+aten = torch.ops.aten
+
+
+@vjp(aten._thnn_fused_gru_cell.default)
+def fused_gru_cell(
+    cotangent: Any,
+    out: Any,
+    input_gates: Any,
+    hidden_gates: Any,
+    hx: Any,
+    input_bias: Any = None,
+    hidden_bias: Any = None,
+) -> Any:
+    """Of h' = n + z (h - n), with r, z = sigmoid(...), n = tanh(a + r b).
+
+    Written in ordinary ops: the kernel's workspace has no derivative.
+    """
+    x, h = input_gates, hidden_gates
+    if input_bias is not None:
+        x, h = x + input_bias, h + hidden_bias
+    (xr, xz, xn), (hr, hz, hn) = x.chunk(3, 1), h.chunk(3, 1)
+    reset, update = (xr + hr).sigmoid(), (xz + hz).sigmoid()
+    new = (xn + reset * hn).tanh()
+    g = cotangent[0]
+    of_new = g * (1 - update) * (1 - new * new)
+    of_update = g * (hx - new) * (1 - update) * update
+    of_reset = of_new * hn * (1 - reset) * reset
+    of_input = torch.cat([of_reset, of_update, of_new], 1)
+    of_hidden = torch.cat([of_reset, of_update, of_new * reset], 1)
+    return (
+        of_input,
+        of_hidden,
+        g * update,
+        None if input_bias is None else of_input.sum(0),
+        None if hidden_bias is None else of_hidden.sum(0),
+    )
+
+
+@composition(aten._thnn_fused_gru_cell_backward.default)
+def fused_gru_cell_backward(cotangent: Any, workspace: Any, has_bias: bool) -> Any:
+    """In terms of what the kernel keeps: r, z, n, h and b."""
+    reset, update, new, hx, hn = workspace.chunk(5, 1)
+    of_new = cotangent * (1 - update) * (1 - new * new)
+    of_update = cotangent * (hx - new) * (1 - update) * update
+    of_reset = of_new * hn * (1 - reset) * reset
+    of_input = torch.cat([of_reset, of_update, of_new], 1)
+    of_hidden = torch.cat([of_reset, of_update, of_new * reset], 1)
+    biases = (of_input.sum(0), of_hidden.sum(0)) if has_bias else (None, None)
+    return of_input, of_hidden, cotangent * update, *biases

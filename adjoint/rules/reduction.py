@@ -1,0 +1,149 @@
+"""Reductions: the cotangent goes back to the axes it came from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from adjoint.rules.registry import vjp
+
+aten = torch.ops.aten
+
+
+def restore_axes(value: torch.Tensor, x: torch.Tensor, dim: Any, keepdim: bool) -> torch.Tensor:
+    """`value` with an axis of one element for each of x's that `dim` names."""
+    if keepdim or x.dim() == 0:
+        return value
+    if dim is None or (isinstance(dim, (list, tuple)) and not dim):
+        return value.reshape([1] * x.dim())
+    for axis in sorted(axis % x.dim() for axis in _listed(dim)):
+        value = value.unsqueeze(axis)
+    return value
+
+
+def _listed(dim: Any) -> Sequence[int]:
+    return dim if isinstance(dim, (list, tuple)) else [dim]
+
+
+@vjp(aten.sum.default)
+def sum_all(cotangent: Any, out: Any, x: Any, **_: Any) -> Any:
+    """Every summand receives the cotangent unchanged."""
+    return (cotangent.expand(x.shape),)
+
+
+@vjp(aten.sum.dim_IntList)
+def sum_dims(cotangent: Any, out: Any, x: Any, dim: Any, keepdim: bool = False, **_: Any) -> Any:
+    """Every summand receives the cotangent unchanged."""
+    return (restore_axes(cotangent, x, dim, keepdim).expand(x.shape),)
+
+
+@vjp(aten.mean.default)
+def mean_all(cotangent: Any, out: Any, x: Any, **_: Any) -> Any:
+    """An equal share for every element."""
+    return ((cotangent / x.numel()).expand(x.shape),)
+
+
+@vjp(aten.mean.dim)
+def mean_dims(cotangent: Any, out: Any, x: Any, dim: Any, keepdim: bool = False, **_: Any) -> Any:
+    """An equal share for every element."""
+    axes = range(x.dim()) if dim is None or not _listed(dim) else _listed(dim)
+    count = math.prod(x.shape[axis] for axis in axes) if x.dim() else 1
+    return ((restore_axes(cotangent, x, dim, keepdim) / count).expand(x.shape),)
+
+
+@vjp(aten.amax.default, aten.amin.default)
+def extremum(cotangent: Any, out: Any, x: Any, dim: Any = (), keepdim: bool = False) -> Any:
+    """All elements that attain it share equally."""
+    attained = x == restore_axes(out, x, dim, keepdim)
+    share = attained.to(cotangent.dtype)
+    axes = list(range(x.dim())) if not _listed(dim) else list(_listed(dim))
+    count = share.sum(axes, keepdim=True) if x.dim() else share
+    return (restore_axes(cotangent, x, dim, keepdim) * (share / count),)
+
+
+@vjp(aten.max.dim, aten.min.dim, aten.median.dim, aten.nanmedian.dim)
+def chosen(cotangent: Any, out: Any, x: Any, dim: int, keepdim: bool = False) -> Any:
+    """To the element that was chosen."""
+    return (_placed(cotangent[0], out[1], x, dim, keepdim),)
+
+
+@vjp(aten.kthvalue.default)
+def kthvalue(cotangent: Any, out: Any, x: Any, k: Any, dim: int = -1, keepdim: bool = False) -> Any:
+    """To the element that was chosen."""
+    return (_placed(cotangent[0], out[1], x, dim, keepdim),)
+
+
+def _placed(
+    cotangent: torch.Tensor, index: torch.Tensor, x: torch.Tensor, dim: int, keepdim: bool
+) -> torch.Tensor:
+    if x.dim() == 0:
+        return cotangent
+    place = restore_axes(index, x, dim, keepdim)
+    return torch.zeros_like(x).scatter(dim, place, restore_axes(cotangent, x, dim, keepdim))
+
+
+@vjp(aten.topk.default)
+def topk(
+    cotangent: Any, out: Any, x: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> Any:
+    """Each value to the element it is."""
+    if x.dim() == 0:
+        return (cotangent[0],)
+    return (torch.zeros_like(x).scatter(dim, out[1], cotangent[0]),)
+
+
+@vjp(aten.sort.default)
+def sort(cotangent: Any, out: Any, x: Any, dim: int = -1, descending: bool = False) -> Any:
+    """Each value to the element it is."""
+    if x.dim() == 0:
+        return (cotangent[0],)
+    return (torch.zeros_like(x).scatter(dim, out[1], cotangent[0]),)
+
+
+@vjp(aten.logsumexp.default)
+def logsumexp(cotangent: Any, out: Any, x: Any, dim: Any, keepdim: bool = False) -> Any:
+    """g exp(x - out), where the difference of two infinities counts as none."""
+    total = restore_axes(out, x, dim, keepdim)
+    total = total.masked_fill(total.abs() == math.inf, 0)
+    return (restore_axes(cotangent, x, dim, keepdim) * (x - total).exp(),)
+
+
+@vjp(aten._softmax.default)
+def softmax(cotangent: Any, out: Any, x: Any, dim: int, half_to_float: bool) -> Any:
+    """out (g - sum(g out))"""
+    return (aten._softmax_backward_data.default(cotangent, out, dim, x.dtype),)
+
+
+@vjp(aten._log_softmax.default)
+def log_softmax(cotangent: Any, out: Any, x: Any, dim: int, half_to_float: bool) -> Any:
+    """g - exp(out) sum(g)"""
+    return (aten._log_softmax_backward_data.default(cotangent, out, dim, x.dtype),)
+
+
+@vjp(aten._softmax_backward_data.default)
+def softmax_backward(
+    cotangent: Any, out: Any, g: Any, y: Any, dim: int, input_dtype: torch.dtype
+) -> Any:
+    """Of y (g - sum(g y)): it is symmetric in g; in y, it is a product of two functions of y."""
+    return (
+        lambda: aten._softmax_backward_data.default(cotangent.to(y.dtype), y, dim, y.dtype),
+        lambda: (
+            cotangent * g
+            - cotangent * (g * y).sum(dim, keepdim=True)
+            - g * (cotangent * y).sum(dim, keepdim=True)
+        ),
+    )
+
+
+@vjp(aten._log_softmax_backward_data.default)
+def log_softmax_backward(
+    cotangent: Any, out: Any, g: Any, y: Any, dim: int, input_dtype: torch.dtype
+) -> Any:
+    """Of g - exp(y) sum(g)."""
+    return (
+        lambda: cotangent - (cotangent * y.exp()).sum(dim, keepdim=True),
+        lambda: -(cotangent * y.exp()) * g.sum(dim, keepdim=True),
+    )

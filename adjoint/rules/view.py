@@ -1,0 +1,187 @@
+"""Ops that show the same elements otherwise: the cotangent is shown the other way round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from adjoint.rules.registry import vjp
+
+aten = torch.ops.aten
+
+
+@vjp(
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.view_copy.default,
+    aten._reshape_copy.default,
+)
+def reshaped(cotangent: Any, out: Any, x: Any, *_: Any, **__: Any) -> Any:
+    """The shape of x again."""
+    return (cotangent.reshape(x.shape),)
+
+
+@vjp(aten.expand.default)
+def expand(cotangent: Any, out: Any, x: Any, *_: Any, **__: Any) -> Any:
+    """The sweep sums over broadcast axes."""
+    return (cotangent,)
+
+
+@vjp(aten.alias.default)
+def alias(cotangent: Any, out: Any, x: Any) -> Any:
+    """The same tensor."""
+    return (cotangent,)
+
+
+@vjp(aten.permute.default)
+def permute(cotangent: Any, out: Any, x: Any, dims: Sequence[int]) -> Any:
+    """The inverse permutation."""
+    order = [dim % x.dim() for dim in dims]
+    return (cotangent.permute([order.index(axis) for axis in range(x.dim())]),)
+
+
+@vjp(aten.transpose.int)
+def transpose(cotangent: Any, out: Any, x: Any, dim0: int, dim1: int) -> Any:
+    """The same exchange again."""
+    return (cotangent.transpose(dim0, dim1),)
+
+
+@vjp(aten.t.default)
+def t(cotangent: Any, out: Any, x: Any) -> Any:
+    """The same exchange again."""
+    return (cotangent.t(),)
+
+
+@vjp(aten.flip.default)
+def flip(cotangent: Any, out: Any, x: Any, dims: Sequence[int]) -> Any:
+    """The same again."""
+    return (cotangent.flip(dims),)
+
+
+@vjp(aten.roll.default)
+def roll(cotangent: Any, out: Any, x: Any, shifts: Any, dims: Any = ()) -> Any:
+    """Back."""
+    back = [-each for each in (shifts if isinstance(shifts, (list, tuple)) else [shifts])]
+    return (cotangent.roll(back, dims),)
+
+
+@vjp(aten.select.int)
+def select(cotangent: Any, out: Any, x: Any, dim: int, index: Any) -> Any:
+    """Zero elsewhere."""
+    return (aten.select_backward.default(cotangent, x.shape, dim, index),)
+
+
+@vjp(aten.select_backward.default)
+def select_backward(
+    cotangent: Any, out: Any, g: Any, input_sizes: Any, dim: int, index: Any
+) -> Any:
+    """What was put there."""
+    return (cotangent.select(dim, index),)
+
+
+@vjp(aten.slice.Tensor)
+def slice_(
+    cotangent: Any,
+    out: Any,
+    x: Any,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: Any = 1,
+) -> Any:
+    """Zero elsewhere."""
+    start = 0 if start is None else start
+    end = x.shape[dim] if end is None else end
+    return (aten.slice_backward.default(cotangent, x.shape, dim, start, end, step),)
+
+
+@vjp(aten.slice_backward.default)
+def slice_backward(
+    cotangent: Any, out: Any, g: Any, input_sizes: Any, dim: int, start: Any, end: Any, step: Any
+) -> Any:
+    """What was put there."""
+    return (aten.slice.Tensor(cotangent, dim, start, end, step),)
+
+
+@vjp(aten.diagonal.default)
+def diagonal(
+    cotangent: Any, out: Any, x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Any:
+    """Zero elsewhere."""
+    return (aten.diagonal_backward.default(cotangent, x.shape, offset, dim1, dim2),)
+
+
+@vjp(aten.diagonal_backward.default)
+def diagonal_backward(
+    cotangent: Any, out: Any, g: Any, input_sizes: Any, offset: int, dim1: int, dim2: int
+) -> Any:
+    """What was put there."""
+    return (cotangent.diagonal(offset, dim1, dim2),)
+
+
+@vjp(aten.cat.default)
+def cat(cotangent: Any, out: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
+    """To each the part it is."""
+
+    def part(start: Any, tensor: torch.Tensor) -> Any:
+        return lambda: cotangent.narrow(dim, start, tensor.shape[dim])
+
+    parts: list[Any] = []
+    start: Any = 0
+    for tensor in tensors:
+        # An empty tensor of one axis fits between any others.
+        if tensor.dim() != cotangent.dim():
+            parts.append(torch.zeros_like(tensor))
+            continue
+        parts.append(part(start, tensor))
+        start = start + tensor.shape[dim]
+    return (parts,)
+
+
+@vjp(aten.stack.default)
+def stack(cotangent: Any, out: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
+    """To each its layer."""
+    axis = dim % cotangent.dim()
+
+    def part(index: int) -> Any:
+        return lambda: cotangent.select(axis, index)
+
+    return ([part(index) for index in range(len(tensors))],)
+
+
+@vjp(aten.unbind.int)
+def unbind(cotangent: Any, out: Any, x: Any, dim: int = 0) -> Any:
+    """The layers together."""
+    return (torch.stack(_filled(cotangent, out), dim),)
+
+
+@vjp(aten.split.Tensor, aten.split_with_sizes.default)
+def split(cotangent: Any, out: Any, x: Any, sizes: Any, dim: int = 0) -> Any:
+    """The parts together."""
+    return (torch.cat(_filled(cotangent, out), dim),)
+
+
+def _filled(cotangents: Sequence[Any], outs: Sequence[Any]) -> list[torch.Tensor]:
+    return [
+        torch.zeros_like(out) if cotangent is None else cotangent
+        for cotangent, out in zip(cotangents, outs, strict=True)
+    ]
+
+
+@vjp(aten.constant_pad_nd.default)
+def constant_pad(cotangent: Any, out: Any, x: Any, pad: Sequence[Any], value: Any = 0) -> Any:
+    """What was added goes; what was cut off was not seen."""
+    return (aten.constant_pad_nd.default(cotangent, [-each for each in pad]),)
+
+
+@vjp(aten._conj.default)
+def conj(cotangent: Any, out: Any, x: Any) -> Any:
+    """The conjugate."""
+    return (cotangent.conj(),)

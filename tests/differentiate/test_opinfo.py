@@ -1,0 +1,136 @@
+"""Every op that torch can differentiate, against eager, on torch's own samples of it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch.testing._internal import common_methods_invocations
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree
+
+from tests.differentiation import Through, check
+
+SAMPLES = 3
+
+# One op of so many is checked in each run of the tests; `make test-all` checks them all.
+SHARD = 12
+
+# Ops that read data in Python or decide by it what to do: a graph break is legal there, a graph is not.
+READS_DATA = {
+    "corrcoef",
+    "cov",
+    "istft",
+    "linalg.lstsq",
+    "linalg.lstsq.grad_oriented",
+    "nn.functional.gaussian_nll_loss",
+    "tensor_split",
+}
+
+# What is not as in eager, and why.
+EXCEPTIONS = {
+    "as_strided.partial_views": "it shows memory outside of its argument, which a pure graph has not",
+}
+
+# Float32 differs from eager by more than rounding once where the result is ill-conditioned.
+LOOSE = {"linalg.pinv.singular": 0.1}
+
+
+def name_of(op: Any) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
+
+
+def ops_of(dtype: torch.dtype) -> list[Any]:
+    return [op for op in op_db if op.supports_autograd and op.supports_dtype(dtype, "cpu")]
+
+
+def cases(dtype: torch.dtype) -> list[Any]:
+    """All ops; those that are not in the shard are slow."""
+    return [
+        pytest.param(op, id=name_of(op), marks=[] if index % SHARD == 0 else [pytest.mark.slow])
+        for index, op in enumerate(ops_of(dtype))
+    ]
+
+
+@contextlib.contextmanager
+def unseeded() -> Iterator[None]:
+    """Let random ops draw from the generator as it is: the samples' wrapper sets a seed inside."""
+
+    def plain(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return op(*args, **kwargs)
+
+    with mock.patch.object(common_methods_invocations, "wrapper_set_seed", plain):
+        yield
+
+
+def call(op: Any, sample: Any, spec: Any, leaves: list[Any], places: list[int], *given: Any) -> Any:
+    leaves = list(leaves)
+    for place, value in zip(places, given, strict=True):
+        leaves[place] = value
+    first, args, kwargs = _pytree.tree_unflatten(leaves, spec)
+    result = op.op(first, *args, **kwargs)
+    process = sample.output_process_fn_grad
+    return process(result) if process is not None else result
+
+
+def check_op(op: Any, dtype: torch.dtype, order: int) -> None:
+    torch.manual_seed(0)
+    samples = op.sample_inputs("cpu", dtype, requires_grad=True)
+    name = name_of(op)
+    checked = 0
+    for sample in itertools.islice(samples, SAMPLES):
+        leaves, spec = _pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+        places = [i for i, each in enumerate(leaves) if isinstance(each, torch.Tensor)]
+        function = functools.partial(call, op, sample, spec, leaves, places)
+        through = Through.DYNAMO if name in READS_DATA else Through.BRIDGE
+        tolerance = LOOSE.get(name) if dtype is torch.float32 else None
+        with unseeded():
+            inputs = [leaves[place] for place in places]
+            check(function, inputs, order, through=through, tolerance=tolerance)
+        checked += 1
+    assert checked, "torch has no sample of the op"
+
+
+def skip_exceptions(op: Any) -> None:
+    reason = EXCEPTIONS.get(name_of(op))
+    if reason is not None:
+        pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def _torch_warns() -> Iterator[None]:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ops that are deprecated, in beta, or ask for arguments.
+        yield
+
+
+@pytest.mark.parametrize("op", cases(torch.float64))
+def test_two_orders_in_double_precision(op: Any) -> None:
+    skip_exceptions(op)
+    check_op(op, torch.float64, 2)
+
+
+@pytest.mark.parametrize("op", cases(torch.float32))
+def test_gradients_in_single_precision(op: Any) -> None:
+    skip_exceptions(op)
+    check_op(op, torch.float32, 1)
+
+
+@pytest.mark.parametrize("op", cases(torch.complex128))
+def test_gradients_of_complex_numbers(op: Any) -> None:
+    skip_exceptions(op)
+    check_op(op, torch.complex128, 1)
+
+
+def test_exceptions_are_few_and_known() -> None:
+    names = {name_of(op) for op in op_db}
+    assert len(EXCEPTIONS) <= 10
+    assert names >= EXCEPTIONS.keys() | READS_DATA | LOOSE.keys()
