@@ -2,7 +2,26 @@
 
 from adjoint.backend import FallbackWarning, compile
 from adjoint.compiler import capture, run
-from adjoint.errors import CaptureError
+from adjoint.errors import CaptureError, DifferentiationError
 from adjoint.options import Options
+from adjoint.rules.registry import vjp_rule
+from adjoint.transforms import grad, hessian, hvp, jacfwd, jacrev, jvp, value_and_grad, vjp
 
-__all__ = ["CaptureError", "FallbackWarning", "Options", "capture", "compile", "run"]
+__all__ = [
+    "CaptureError",
+    "DifferentiationError",
+    "FallbackWarning",
+    "Options",
+    "capture",
+    "compile",
+    "grad",
+    "hessian",
+    "hvp",
+    "jacfwd",
+    "jacrev",
+    "jvp",
+    "run",
+    "value_and_grad",
+    "vjp",
+    "vjp_rule",
+]

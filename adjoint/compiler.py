@@ -1,7 +1,7 @@
 """The sentence: capture -> differentiate -> optimize -> partition -> lower -> emit -> load.
 
-Today it reads capture -> differentiate -> partition -> run: the derivative is built when autograd first
-asks for it, and the reference executor runs the graphs op by op.
+Today it reads capture -> differentiate -> partition -> run: the derivative is built when autograd
+first asks for it, and the reference executor runs the graphs op by op.
 """
 
 from __future__ import annotations

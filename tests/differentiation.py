@@ -93,6 +93,10 @@ def check(
     """
     mine, theirs = leaves_like(inputs), leaves_like(inputs)
     expected = derivatives(function, theirs, order, seed)
+    if expected.error is not None and len(expected.orders) == 1 and order > 1:
+        # Eager cannot even give a first derivative that could be differentiated.
+        error, expected = expected.error, derivatives(function, theirs, 1, seed)
+        expected.error = error
     compiled: Function
     if through is Through.BRIDGE:
         compiled = bridged(function, *mine)

@@ -113,11 +113,7 @@ class Inputs:
             tensor = self.leaves[place].value
             families[id(tensor._base if tensor._is_view() else tensor)].append(place)
         if len(places) == 1:
-            tensor = self.leaves[places[0]].value
-            self._add(places[0], Alias(Storage(), tensor))
-            if tensor._is_view():
-                # Autograd looks at it when it derives the view anew.
-                self.tracer.scope.add(tensor._base, Alias(Storage(), tensor._base, is_hidden=True))
+            self._add(places[0], Alias(Storage(), self.leaves[places[0]].value))
         elif len(families) == 1:
             self._family(places, Storage(), None)
         else:
@@ -128,6 +124,11 @@ class Inputs:
                     self._add(members[0], geometry.strided(root, tensor, Link.FOREIGN))
                 else:
                     self._family(members, root.storage, root)
+        for place in places:
+            base = self.leaves[place].value._base
+            if base is not None and not self.tracer.scope.knows(base):
+                # Autograd looks at it when it derives the view anew.
+                self.tracer.scope.add(base, Alias(Storage(), base, is_hidden=True))
 
     def _add(self, place: int, alias: Alias) -> Alias:
         alias.node = self._placeholder(place)

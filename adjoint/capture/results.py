@@ -40,7 +40,7 @@ from adjoint.graph.descriptors import (
     ViewArgument,
     ViewValue,
 )
-from adjoint.graph.metadata import Mode, mode_of
+from adjoint.graph.metadata import Mode
 from adjoint.graph.operations import as_leaf
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.modes import share_a_counter
@@ -126,7 +126,7 @@ class Results:
         return tuple(writes)
 
     def _covering(self, alias: Alias) -> Iterator[Alias]:
-        """What the caller has that `alias` is a differentiable view of: a write to it is one here."""
+        """What the caller has that `alias` is a differentiable view of, and is written with."""
         bases = [each.alias for each in self.inputs.behind if isinstance(each.source, BaseOf)]
         for each in alias.ancestors():
             if each is not alias and (each.is_input or each in bases):
@@ -230,6 +230,8 @@ class Results:
         return self._made_as(self.tracer.origin(self.tracer.alias(tensor)), descriptor)
 
     def _made_as(self, alias: Alias, descriptor: Result | MetadataMutation) -> Made:
+        if id(alias.tensor) in self.inputs.base_of:
+            return BaseOf(self.inputs.base_of[id(alias.tensor)])
         if alias.link is Link.FOREIGN and self._input_place(alias) is None:
             return self._made_in_memory(alias, descriptor)
         chain: list[Alias] = []
@@ -262,8 +264,9 @@ class Results:
         assert alias.step is not None
         of: FromCaller | BaseOf | FromMade
         if tensor._is_view():
-            assert tensor._base is not None
-            made, owner = self._made_of(tensor._base, descriptor), tensor._base
+            owner: torch.Tensor | None = tensor._base
+            assert owner is not None
+            made = self._made_of(owner, descriptor)
             place = self._window(tensor, owner)
             args = (place.shape, place.stride, place.offset)
             step: Step = Replay(aten.as_strided.default, args, (), None, alias.step.mode)
@@ -296,24 +299,13 @@ class Results:
         if root not in self._bases:
             node = aliasing.read(self.tracer.emitter, root)
             if root.tensor is not None and geometry.shows(root, root.tensor):
-                node = self._laid_out(node, root.tensor)
+                node = geometry.laid_out(self.tracer.emitter, node, root.tensor)
             self._bases[root] = self._output(node, None)
         index = self._bases[root]
         if whole and self.descriptors[index] is None:
             self.descriptors[index] = descriptor
         self._bases_of.setdefault(index, []).append(descriptor)
         return index
-
-    def _laid_out(self, node: fx.Node, tensor: torch.Tensor) -> fx.Node:
-        """`node`, lying in memory as the program's tensor does."""
-        if geometry.same_layout(node.meta["val"], tensor):
-            return node
-        emitter = self.tracer.emitter
-        options = {"dtype": tensor.dtype, "device": tensor.device}
-        place = (list(tensor.shape), list(tensor.stride()))
-        mode = mode_of(node)
-        empty = emitter.call(aten.empty_strided.default, place, options, mode=mode)
-        return emitter.call(aten.copy.default, (empty, node), mode=mode)
 
     def _steps(self, chain: Sequence[Alias]) -> list[Step]:
         """How the first of `chain` is made of the last."""
@@ -383,6 +375,8 @@ def _is_a_window(alias: Alias) -> bool:
     """It came to share memory by no view op: `set_`, or an assignment to `.data`."""
     if alias.tensor is None or alias.parent is None or not alias.starts_family:
         return False
+    if alias.tensor.is_inference():
+        return False  # What a view is a view of, torch does not note there.
     if alias.step is not None and alias.step.op is aten.detach.default:
         # `.data` is a `detach` with a version counter of its own.
         viewed = alias.parent.tensor

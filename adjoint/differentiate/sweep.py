@@ -36,6 +36,7 @@ from adjoint.rules.derived import pull_back
 from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, VJPS
 from adjoint.torch_private.fake import fake_mode_of
 from adjoint.torch_private.modes import enable_python_dispatcher
+from adjoint.torch_private.operators import OpOverload
 from adjoint.trace.emission import as_under
 from adjoint.trace.subgraph import graph_module as finish
 from adjoint.trace.tracer import Tracer
@@ -158,7 +159,7 @@ class Sweep:
 
     def _accumulate(self, node: fx.Node, cotangent: Any) -> None:
         """Add to the cotangent of `node`, which is a tensor."""
-        if cotangent is None or node not in self.active:
+        if cotangent is None or node not in self.active or self._is_zero(cotangent):
             return
         self.reached.add(node)
         value = node.meta["val"]
@@ -172,6 +173,13 @@ class Sweep:
             self.cotangents[node] = self._sum(
                 self.cotangents.get(node), self._fitted(cotangent, value)
             )
+
+    def _is_zero(self, cotangent: torch.Tensor) -> bool:
+        """A formula said zero by a tensor of zeros, or by a view of one."""
+        node = self.tracer.node(cotangent)
+        while isinstance(node.target, OpOverload) and node.target.is_view:
+            (node, *_) = node.all_input_nodes
+        return node.target in _ZEROS
 
     def _sum(self, one: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
         if one is None:
@@ -227,11 +235,13 @@ class Sweep:
         return fx.map_arg(tree, value)
 
     def _distribute(self, node: fx.Node, rule: Any, gradients: Any) -> None:
-        if not isinstance(gradients, tuple) or len(gradients) > len(node.args):
+        if not isinstance(gradients, tuple):
+            kind = "a tensor" if isinstance(gradients, torch.Tensor) else type(gradients).__name__
+            raise self._error(node, f"its rule {rule.__name__} returned {kind}, not a tuple")
+        if len(gradients) > len(node.args):
             raise self._error(
                 node,
-                f"its rule {rule.__name__} returned {type(gradients).__name__} of "
-                f"{len(gradients) if isinstance(gradients, tuple) else 1}, "
+                f"its rule {rule.__name__} returned {len(gradients)} cotangents "
                 f"for {len(node.args)} arguments",
             )
         for argument, gradient in zip(node.args, gradients, strict=False):
@@ -239,13 +249,22 @@ class Sweep:
                 continue
             if isinstance(argument, (list, tuple)):
                 for each, part in zip(argument, gradient, strict=True):
-                    self._give(each, part)
+                    self._give(node, rule, each, part)
             else:
-                self._give(argument, gradient)
+                self._give(node, rule, argument, gradient)
 
-    def _give(self, argument: Any, gradient: Any) -> None:
-        if isinstance(argument, fx.Node) and argument in self.active:
-            self._accumulate(argument, gradient() if callable(gradient) else gradient)
+    def _give(self, node: fx.Node, rule: Any, argument: Any, gradient: Any) -> None:
+        if not (isinstance(argument, fx.Node) and argument in self.active):
+            return
+        gradient = gradient() if callable(gradient) else gradient
+        try:
+            self._accumulate(argument, gradient)
+        except RuntimeError as error:
+            raise self._error(
+                node,
+                f"its rule {rule.__name__} returned a cotangent of shape {list(gradient.shape)} "
+                f"for an argument of shape {list(argument.meta['val'].shape)}",
+            ) from error
 
     def _reverse_cond(self, node: fx.Node, cotangent: Any, args: Any) -> None:
         pred, true, false, operands = args
@@ -283,6 +302,13 @@ class Sweep:
 
     def _error(self, node: fx.Node, why: str) -> DifferentiationError:
         return DifferentiationError(str(node.target), self.order, why, source_of(node))
+
+
+_ZEROS = {
+    torch.ops.aten.zeros.default,
+    torch.ops.aten.zeros_like.default,
+    torch.ops.aten.new_zeros.default,
+}
 
 
 class _Derivation(Tracer):

@@ -183,6 +183,6 @@ class Calling:
     versions: tuple[tuple[int, int], ...]
     """(input, how often it was written to): what its version counter advances by."""
     made: tuple[Made, ...]
-    """Distinct results, and what they are views of; a tensor that is returned twice is made once."""
+    """Distinct results, and what they are views of; a tensor returned twice is made once."""
     results: tuple[int, ...]
     """For each leaf of what the caller receives, which of `made` it is."""

@@ -10,7 +10,6 @@ import torch
 from torch import fx
 
 from adjoint.graph.metadata import Mode, mode_of, source_of
-
 from adjoint.torch_private.operators import HigherOrderOperator
 
 
@@ -25,8 +24,8 @@ def evaluate(graph_module: fx.GraphModule, inputs: Sequence[Any], captured: bool
     """The outputs of the graph.
 
     Ops outside any `no_grad`, `enable_grad` or `inference_mode` region run under the caller's mode.
-    Values are released after their last use.  Under a capture (`captured`) operators with bodies are
-    called as such, so that they are captured as such.
+    Values are released after their last use.  Under a capture (`captured`) operators with bodies
+    are called as such, so that they are captured as such.
     """
     values: dict[fx.Node, Any] = {}
     remaining = iter(inputs)
@@ -146,9 +145,9 @@ def _call(node: fx.Node, values: dict[fx.Node, Any], entry: Mode, captured: bool
         if mode == entry and hooks is None:
             return target(*args, **kwargs)
         with contextlib.ExitStack() as stack:
+            if mode.inference != entry.inference:
+                stack.enter_context(torch.inference_mode(mode.inference))
             if mode != entry:
-                if mode.inference != torch.is_inference_mode_enabled():
-                    stack.enter_context(torch.inference_mode(mode.inference))
                 stack.enter_context(torch.set_grad_enabled(mode.grad_enabled))
             if hooks is not None:
                 stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*hooks))

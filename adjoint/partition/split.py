@@ -1,7 +1,7 @@
 """Splitting a joint graph: which values the forward graph keeps for the backward graph.
 
-The choice made here is simple and sound: what the reverse nodes need is saved, except what costs nothing
-to have again (views, sizes, constants).  A choice within a byte budget may replace it.
+The choice made here is simple and sound: what the reverse nodes need is saved, except what costs
+nothing to have again (views, sizes, constants).  A choice within a byte budget may replace it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Forward:
 
     graph_module: fx.GraphModule
     results: int
-    """How many of its outputs are those of the graph it was made of; the others are saved values."""
+    """How many of its outputs are those of the graph it was made of; the rest are saved values."""
     inputs: tuple[int, ...]
     """Which inputs are saved, too."""
     outputs: tuple[int, ...]

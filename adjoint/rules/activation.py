@@ -1,4 +1,6 @@
-"""Activations whose backward kernels torch cannot differentiate, and those that draw random slopes."""
+"""Activations whose backward kernels torch cannot differentiate, and those that draw random
+slopes.
+"""
 
 from __future__ import annotations
 

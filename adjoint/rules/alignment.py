@@ -5,8 +5,8 @@ Its kernel takes log_probs for the result of log_softmax and returns, as the der
     exp(log_probs) - posterior,
 
 the posterior of a class at a time step being the probability, given the targets, that an alignment
-passes there.  A composition of it runs the forward and backward recursions over the labels with blanks
-between them, one step for each time step.
+passes there.  A composition of it runs the forward and backward recursions over the labels with
+blanks between them, one step for each time step.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ def _labels(
         torch.tensor(each, device=device) if not isinstance(each, torch.Tensor) else each.to(device)
         for each in (input_lengths, target_lengths)
     )
+    steps, lengths = steps.reshape(-1), lengths.reshape(-1)
     # All targets together are as long as the longest of them, or longer.
     known = not isinstance(target_lengths, torch.Tensor)
     longest = max(target_lengths, default=0) if known else targets.shape[-1]

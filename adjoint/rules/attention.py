@@ -4,8 +4,9 @@ With scores S = scale q k^T + bias and weights P = softmax(S), the result is P v
 
     dv = P^T do,   dP = do v^T,   dS = P (dP - sum(P dP)),   dq = scale dS k,   dk = scale dS^T q.
 
-The fused kernels save the log of the sum of exponentials instead of P.  Eager gives that no derivative,
-so P is computed again from q and k here.  Fully masked rows have P = 0, as the kernels have it.
+The fused kernels save the log of the sum of exponentials instead of P.  Eager gives that no
+derivative, so P is computed again from q and k here.  Fully masked rows have P = 0, as the
+kernels have it.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ def _pull_back(
     allowed: torch.Tensor | None,
     scale: float | None,
 ) -> _Cotangents:
-    """Of attention over (..., heads, length, width); fewer heads of keys serve groups of queries."""
+    """Of attention over (..., heads, length, width); a key may serve a group of query heads."""
     groups = query.shape[-3] // key.shape[-3]
     shape = key.shape
     if groups != 1:
         key, value = (each.repeat_interleave(groups, -3) for each in (key, value))
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
     scores = (query @ key.transpose(-2, -1)) * factor
     if bias is not None and bias.dtype == torch.bool:
         allowed, bias = (bias if allowed is None else allowed & bias), None
@@ -73,14 +74,16 @@ def _softmax(scores: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor
         return scores.softmax(-1)
     # A finite number, so that a row of nothing else has no NaN in its derivative.
     lowest = torch.finfo(scores.dtype).min
-    return scores.masked_fill(~allowed, lowest).softmax(-1).masked_fill(~allowed, 0)
+    weights: torch.Tensor = scores.masked_fill(~allowed, lowest).softmax(-1)
+    return weights.masked_fill(~allowed, 0)
 
 
 def _causal(query: torch.Tensor, key: torch.Tensor, shift: Any = 0) -> torch.Tensor:
     """Query i sees keys up to i + shift."""
     rows = torch.arange(query.shape[-2], device=query.device)
     columns = torch.arange(key.shape[-2], device=query.device)
-    return columns <= rows.unsqueeze(-1) + shift
+    seen: torch.Tensor = columns <= rows.unsqueeze(-1) + shift
+    return seen
 
 
 def _refuse_dropout(probability: float) -> None:

@@ -1,7 +1,7 @@
 """Collectives: the derivative of the sum of what all ranks compute.
 
-A rank's value is used by every rank it was sent to, so that what collects cotangents is a collective
-again.  Every rank runs the same ones, in the same order.
+A rank's value is used by every rank it was sent to, so that what collects cotangents is a
+collective again.  Every rank runs the same ones, in the same order.
 """
 
 from __future__ import annotations

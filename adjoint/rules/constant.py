@@ -1,4 +1,6 @@
-"""Ops whose result does not change with their arguments: random draws, and steps between constants."""
+"""Ops whose result does not change with their arguments: random draws, and steps between
+constants.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Products of matrices and vectors: each factor receives the cotangent times the other, conjugated."""
+"""Products of matrices and vectors: each factor receives the cotangent times the other,
+conjugated.
+"""
 
 from __future__ import annotations
 

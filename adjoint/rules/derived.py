@@ -1,8 +1,8 @@
 """Rules nobody wrote: torch's own formula for one op, traced.
 
-The op is run once more on fakes that require grad, without being emitted, and autograd is asked for its
-vector-Jacobian product; what autograd computes is emitted.  With a `composition`, what is run is the
-composition.
+The op is run once more on fakes that require grad, without being emitted, and autograd is asked
+for its vector-Jacobian product; what autograd computes is emitted.  With a `composition`, what is
+run is the composition.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def pull_back(
 ) -> dict[int, torch.Tensor]:
     """The cotangents of the `active` arguments of `function(*args, **kwargs)`, by their identity.
 
-    `twin` makes a leaf with the value of a traced tensor; `cotangents` has one entry for each result.
+    `twin` makes a leaf with the value of a traced tensor; `cotangents` has one entry for each
+    result.
     """
     twins: dict[int, torch.Tensor] = {}
     wanted = {id(tensor) for tensor in active}
@@ -61,16 +62,18 @@ def pull_back(
             create_graph=True,
             allow_unused=True,
         )
+    found: Sequence[torch.Tensor | None] = gradients
     return {
         id(tensor): gradient
-        for tensor, gradient in zip(active, gradients, strict=True)
+        for tensor, gradient in zip(active, found, strict=True)
         if gradient is not None
     }
 
 
 def _as_defined(function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
-    is_op = isinstance(function, OpOverload)
-    return by_torch_formula(function) if is_op else contextlib.nullcontext()
+    if isinstance(function, OpOverload):
+        return by_torch_formula(function)
+    return contextlib.nullcontext()
 
 
 def by_rule(op: OpOverload, *args: Any, **kwargs: Any) -> torch.Tensor:

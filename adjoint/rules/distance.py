@@ -1,7 +1,7 @@
 """Distances between points: their backward kernels as compositions.
 
-For one difference d and the distance r = (sum |d|^p)^(1/p), dr/dd = sign(d) (|d| / r)^(p - 1).  It is
-zero, as in eager, for coincident points, and all its derivatives are.
+For one difference d and the distance r = (sum |d|^p)^(1/p), dr/dd = sign(d) (|d| / r)^(p - 1).
+It is zero, as in eager, for coincident points, and all its derivatives are.
 """
 
 from __future__ import annotations

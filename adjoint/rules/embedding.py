@@ -1,7 +1,7 @@
 """Embeddings: the backward kernels of bags as compositions.
 
-A bag's result is the sum, mean or maximum of the rows of `weight` that its indices name.  Indices that
-equal `padding_idx` are no part of a bag.
+A bag's result is the sum, mean or maximum of the rows of `weight` that its indices name.  Indices
+that equal `padding_idx` are no part of a bag.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from adjoint.rules.registry import vjp
+from adjoint.torch_private.symbols import declare_equal
 
 aten = torch.ops.aten
 
@@ -15,7 +16,7 @@ aten = torch.ops.aten
 @vjp(aten.index.Tensor)
 def index(cotangent: Any, out: Any, x: Any, indices: Any) -> Any:
     """Add at the same places."""
-    return (aten.index_put.default(torch.zeros_like(x), indices, cotangent, True),)
+    return (aten.index_put.default(cotangent.new_zeros(x.shape), indices, cotangent, True),)
 
 
 @vjp(aten.index_put.default, aten._unsafe_index_put.default)
@@ -27,23 +28,35 @@ def index_put(
         lambda: (
             cotangent
             if accumulate
-            else aten.index_put.default(cotangent, indices, torch.zeros_like(values), False)
+            else aten.index_put.default(cotangent, indices, cotangent.new_zeros(()), False)
         ),
         None,
-        lambda: aten.index.Tensor(cotangent, indices),
+        lambda: _as_large_as(aten.index.Tensor(cotangent, indices), values),
     )
+
+
+def _as_large_as(read: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """`read` in the shape of `values`, but for axes of one element that were broadcast.
+
+    Where indices are masks, how much is read is known only in the run.
+    """
+    if read.dim() > values.dim():
+        read = read.sum(list(range(read.dim() - values.dim())))
+    for have, want in zip(reversed(read.shape), reversed(values.shape), strict=False):
+        declare_equal(have, want)
+    return read
 
 
 @vjp(aten.gather.default)
 def gather(cotangent: Any, out: Any, x: Any, dim: int, index: Any, **_: Any) -> Any:
     """Add at the same places."""
-    return (torch.zeros_like(x).scatter_add(dim, index, cotangent),)
+    return (cotangent.new_zeros(x.shape).scatter_add(dim, index, cotangent),)
 
 
 @vjp(aten.scatter_add.default)
 def scatter_add(cotangent: Any, out: Any, x: Any, dim: int, index: Any, source: Any) -> Any:
-    """Each source reads the cotangent at its place."""
-    return (cotangent, None, None, lambda: cotangent.gather(dim, index))
+    """Each source reads the cotangent at its place; there may be more than were used."""
+    return (cotangent, None, None, lambda: _grown(cotangent.gather(dim, index), source))
 
 
 @vjp(aten.scatter.src)
@@ -53,7 +66,7 @@ def scatter(cotangent: Any, out: Any, x: Any, dim: int, index: Any, source: Any)
         lambda: cotangent.scatter(dim, index, 0),
         None,
         None,
-        lambda: cotangent.gather(dim, index),
+        lambda: _grown(cotangent.gather(dim, index), source),
     )
 
 
@@ -66,7 +79,7 @@ def scatter_value(cotangent: Any, out: Any, x: Any, dim: int, index: Any, value:
 @vjp(aten.index_select.default)
 def index_select(cotangent: Any, out: Any, x: Any, dim: int, index: Any) -> Any:
     """Add at the same places."""
-    return (torch.zeros_like(x).index_add(dim, index, cotangent),)
+    return (cotangent.new_zeros(x.shape).index_add(dim, index, cotangent),)
 
 
 @vjp(aten.index_add.default)
@@ -75,7 +88,7 @@ def index_add(
 ) -> Any:
     """Each source reads the cotangent at its place."""
 
-    def of_source() -> torch.Tensor:
+    def of_source() -> Any:
         read = cotangent.index_select(dim, index).expand_as(source)
         return read if alpha == 1 else read * alpha
 
@@ -123,7 +136,7 @@ def _product(
 
     def of_source() -> torch.Tensor:
         zero = source == 0
-        zeros = read(add(torch.zeros_like(x), zero.to(x.dtype)))
+        zeros = read(add(cotangent.new_zeros(x.shape), zero.to(x.dtype)))
         only = zero & (zeros == 1)
         others = multiply(x, source.masked_fill(only, 1))
         return torch.where(
@@ -157,8 +170,8 @@ def _mean(
     include_self: bool,
 ) -> Any:
     """All elements of a place share equally."""
-    first = torch.ones_like(x) if include_self else torch.zeros_like(x)
-    count = add(first, torch.ones_like(source))
+    first = cotangent.new_ones(x.shape) if include_self else cotangent.new_zeros(x.shape)
+    count = add(first, cotangent.new_ones(source.shape))
     share = cotangent / (count if include_self else count.masked_fill(count == 0, 1))
     return lambda: share, lambda: read(share)
 
@@ -190,9 +203,7 @@ def scatter_reduce(
     used = source[tuple(slice(0, size) for size in index.shape)] if index.dim() else source
     if used.shape == source.shape:
         used = source
-    of_x, of_source = _reduced(
-        cotangent, out, x, used, reduce, include_self, multiply, add, read
-    )
+    of_x, of_source = _reduced(cotangent, out, x, used, reduce, include_self, multiply, add, read)
     if not include_self:
         unreduced = of_x
         of_x = lambda: unreduced().scatter(dim, index, 0)  # noqa: E731
@@ -222,9 +233,7 @@ def index_reduce(
     def read(each: torch.Tensor) -> torch.Tensor:
         return each.index_select(dim, index)
 
-    of_x, of_source = _reduced(
-        cotangent, out, x, source, reduce, include_self, multiply, add, read
-    )
+    of_x, of_source = _reduced(cotangent, out, x, source, reduce, include_self, multiply, add, read)
     if not include_self:
         unreduced = of_x
         of_x = lambda: unreduced().index_fill(dim, index, 0)  # noqa: E731

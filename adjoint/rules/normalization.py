@@ -4,13 +4,13 @@ With y = (x - mean) rstd and a cotangent g of y,
 
     dx = rstd (g - mean(g) - y mean(g y)).
 
-The kernels are given mean and rstd as values without a derivative.  Here they are functions of x again:
-rstd = (var(x) + eps)^(-1/2), where eps is what the given rstd says it is.
+The kernels are given mean and rstd as values without a derivative.  Here they are functions of x
+again: rstd = (var(x) + eps)^(-1/2), where eps is what the given rstd says it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import Any
 
 import torch
@@ -20,19 +20,17 @@ from adjoint.rules.registry import composition, vjp
 aten = torch.ops.aten
 
 
-def _reciprocal_deviation(
-    variance: torch.Tensor, rstd: torch.Tensor
-) -> torch.Tensor:
+def _reciprocal_deviation(variance: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
     """(variance + eps)^(-1/2), which has the value `rstd`.
 
     The difference of the variance and itself is zero, but its derivative is not.
     """
-    change = variance - variance.detach()
-    return rstd * (1 + change * rstd.square()).rsqrt()
+    change, value = variance - variance.detach(), rstd.detach()
+    return value * (1 + change * value.square()).rsqrt()
 
 
 def _pull_back(
-    g: torch.Tensor, centered: torch.Tensor, rstd: torch.Tensor, axes: Sequence[int]
+    g: torch.Tensor, centered: torch.Tensor, rstd: torch.Tensor, axes: list[int]
 ) -> torch.Tensor:
     y = centered * rstd
     return rstd * (g - g.mean(axes, keepdim=True) - y * (g * y).mean(axes, keepdim=True))
@@ -224,28 +222,46 @@ def group_norm(
     group: int,
     eps: float,
 ) -> Any:
-    """By the kernel."""
-    needed = (True, weight is not None, bias is not None)
-    kernel = aten.native_group_norm_backward.default
-    g = cotangent[0].contiguous()
-    return tuple(kernel(g, x, out[1], out[2], weight, N, C, HxW, group, needed))
+    """By the kernel; the statistics are results, too."""
+    of_out, of_mean, of_rstd = cotangent
+    of_x = of_weight = of_bias = None
+    if of_out is not None:
+        needed = (True, weight is not None, bias is not None)
+        kernel = aten.native_group_norm_backward.default
+        of_x, of_weight, of_bias = kernel(
+            of_out.contiguous(), x, out[1], out[2], weight, N, C, HxW, group, needed
+        )
+    grouped = x.reshape(N, group, -1)
+    count = grouped.shape[-1]
+    if of_mean is not None:
+        part = (of_mean.unsqueeze(-1) / count).expand(grouped.shape).reshape(x.shape)
+        of_x = part if of_x is None else of_x + part
+    if of_rstd is not None:
+        slope = (of_rstd * out[2].pow(3)).unsqueeze(-1) / -count
+        part = (slope * (grouped - out[1].unsqueeze(-1))).reshape(x.shape)
+        of_x = part if of_x is None else of_x + part
+    return of_x, of_weight, of_bias
 
 
 @vjp(aten._fused_rms_norm.default)
 def rms_norm(
     cotangent: Any, out: Any, x: Any, normalized_shape: Any, weight: Any, eps: float | None
 ) -> Any:
-    """By the kernel."""
-    needed = (True, weight is not None)
-    kernel = aten._fused_rms_norm_backward.default
-    of_x, of_weight = kernel(cotangent[0], x, normalized_shape, out[1], weight, needed)
+    """By the kernel; the reciprocal root is a result, too."""
+    of_out, of_rstd = cotangent
+    of_x = of_weight = None
+    if of_out is not None:
+        needed = (True, weight is not None)
+        kernel = aten._fused_rms_norm_backward.default
+        of_x, of_weight = kernel(of_out, x, normalized_shape, out[1], weight, needed)
+    if of_rstd is not None:
+        part = of_rstd * out[1].pow(3) * x / -math.prod(normalized_shape)
+        of_x = part if of_x is None else of_x + part
     return of_x, None, of_weight
 
 
 @composition(aten._weight_norm_interface_backward.default)
-def weight_norm_backward(
-    cotangent: Any, direction: Any, length: Any, norms: Any, dim: int
-) -> Any:
+def weight_norm_backward(cotangent: Any, direction: Any, length: Any, norms: Any, dim: int) -> Any:
     """Of length direction / |direction|, the norm taken over all axes but `dim`."""
     axes = [axis for axis in range(direction.dim()) if axis != dim % direction.dim()]
     norm = direction.square().sum(axes, keepdim=True).sqrt()
@@ -254,5 +270,5 @@ def weight_norm_backward(
     return (cotangent - unit * along) * (length / norm), along
 
 
-def _sum(each: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
+def _sum(each: torch.Tensor, axes: list[int]) -> torch.Tensor:
     return each.sum(axes) if axes else each

@@ -1,7 +1,7 @@
 """Functions of one element of each argument.
 
-Most rows are the partial derivative, nothing else: the cotangent is multiplied by its conjugate, since a
-cotangent is the gradient of a real number with respect to a complex one.
+Most rows are the partial derivative, nothing else: the cotangent is multiplied by its conjugate,
+since a cotangent is the gradient of a real number with respect to a complex one.
 """
 
 from __future__ import annotations
@@ -61,17 +61,13 @@ PARTIALS: dict[Any, tuple[Partial | None, ...]] = {
         lambda out, x, y, z, value=1: y * value,
     ),
     aten.fmod.Scalar: (lambda out, x, y: 1,),
-    aten.fmod.Tensor: (lambda out, x, y: 1, lambda out, x, y: -(x / y).trunc()),
+    aten.fmod.Tensor: (lambda out, x, y: 1, lambda out, x, y: -torch.div(x, y, rounding_mode="trunc")),
     aten.remainder.Scalar: (lambda out, x, y: 1,),
-    aten.remainder.Tensor: (lambda out, x, y: 1, lambda out, x, y: -(x / y).floor()),
-    aten.sigmoid_backward.default: (
-        lambda out, g, y: (1 - y) * y,
-        lambda out, g, y: g * (1 - 2 * y),
-    ),
-    aten.tanh_backward.default: (lambda out, g, y: 1 - y * y, lambda out, g, y: g * y * -2),
+    aten.remainder.Tensor: (lambda out, x, y: 1, lambda out, x, y: -torch.div(x, y, rounding_mode="floor")),
 }
 
-# The same, where the partial derivative is the reciprocal of a number: the cotangent is divided by it.
+# The same, where the partial derivative is the reciprocal of a number: the cotangent is divided
+# by it.
 RECIPROCALS: dict[Any, tuple[Partial | None, ...]] = {
     aten.sqrt.default: (lambda out, x: out * 2,),
     aten.log.default: (lambda out, x: x,),
@@ -90,7 +86,7 @@ def _conjugate(value: Any) -> Any:
     return value.conjugate() if isinstance(value, complex) else value
 
 
-def _times(cotangent: torch.Tensor, partial: Any) -> torch.Tensor:
+def _times(cotangent: Any, partial: Any) -> Any:
     if isinstance(partial, (int, float)) and partial == 1:
         return cotangent
     if isinstance(partial, (int, float)) and partial == -1:
@@ -98,7 +94,7 @@ def _times(cotangent: torch.Tensor, partial: Any) -> torch.Tensor:
     return cotangent * _conjugate(partial)
 
 
-def _over(cotangent: torch.Tensor, divisor: Any) -> torch.Tensor:
+def _over(cotangent: Any, divisor: Any) -> Any:
     return cotangent / _conjugate(divisor)
 
 
@@ -131,7 +127,7 @@ def div(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
 def div_mode(cotangent: Any, out: Any, x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
     """A rounded quotient is a step."""
     if rounding_mode is not None:
-        return (lambda: torch.zeros_like(x), lambda: torch.zeros_like(y))
+        return (lambda: cotangent.new_zeros(x.shape), lambda: cotangent.new_zeros(y.shape))
     return div(cotangent, out, x, y)
 
 
@@ -147,6 +143,24 @@ def sigmoid(cotangent: Any, out: Any, x: Any) -> Any:
     return (aten.sigmoid_backward.default(cotangent, out),)
 
 
+@vjp(aten.tanh_backward.default)
+def tanh_backward(cotangent: Any, out: Any, g: Any, y: Any) -> Any:
+    """Of g (1 - y^2)^*: the conjugate of a function of y."""
+    return (
+        lambda: aten.tanh_backward.default(cotangent, _conjugate(y)),
+        lambda: _conjugate(cotangent) * (g * _conjugate(y) * -2),
+    )
+
+
+@vjp(aten.sigmoid_backward.default)
+def sigmoid_backward(cotangent: Any, out: Any, g: Any, y: Any) -> Any:
+    """Of g (y (1 - y))^*: the conjugate of a function of y."""
+    return (
+        lambda: aten.sigmoid_backward.default(cotangent, _conjugate(y)),
+        lambda: _conjugate(cotangent) * g * (1 - 2 * _conjugate(y)),
+    )
+
+
 @vjp(aten.relu.default)
 def relu(cotangent: Any, out: Any, x: Any) -> Any:
     """g where the result is positive."""
@@ -158,7 +172,7 @@ def threshold_backward(cotangent: Any, out: Any, g: Any, x: Any, threshold: Any)
     """The same selection again; x only selects."""
     return (
         lambda: aten.threshold_backward.default(cotangent, x, threshold),
-        lambda: torch.zeros_like(x),
+        lambda: cotangent.new_zeros(x.shape),
     )
 
 
@@ -198,7 +212,7 @@ def absolute(cotangent: Any, out: Any, x: Any) -> Any:
 def pow_scalar(cotangent: Any, out: Any, x: Any, exponent: Any) -> Any:
     """g e x^(e - 1)"""
     if not isinstance(exponent, (torch.SymInt, torch.SymFloat)) and exponent == 0:
-        return (lambda: torch.zeros_like(x),)
+        return (lambda: cotangent.new_zeros(x.shape),)
     if not isinstance(exponent, (torch.SymInt, torch.SymFloat)) and exponent == 2:
         return (lambda: cotangent * _conjugate(x * 2),)
     return (lambda: cotangent * _conjugate(x.pow(exponent - 1) * exponent),)
@@ -261,19 +275,20 @@ def addcdiv(cotangent: Any, out: Any, x: Any, y: Any, z: Any, *, value: Any = 1)
 @vjp(aten.maximum.default)
 def maximum(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
     """To the larger one; equal ones share."""
-    return (lambda: _larger(cotangent, x, y), lambda: _larger(cotangent, y, x))
+    shared = _shared(cotangent, x, y)
+    return (lambda: shared.masked_fill(x < y, 0), lambda: shared.masked_fill(x > y, 0))
 
 
 @vjp(aten.minimum.default)
 def minimum(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
     """To the smaller one; equal ones share."""
-    return (lambda: _larger(cotangent, y, x), lambda: _larger(cotangent, x, y))
+    shared = _shared(cotangent, x, y)
+    return (lambda: shared.masked_fill(x > y, 0), lambda: shared.masked_fill(x < y, 0))
 
 
-def _larger(cotangent: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The cotangent but where `one` is the smaller; half of it where they are equal."""
-    shared = torch.where(one == other, cotangent / 2, cotangent)
-    return shared.masked_fill(one < other, 0)
+def _shared(cotangent: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The cotangent; half of it where x and y are equal."""
+    return torch.where(x == y, cotangent / 2, cotangent)
 
 
 @vjp(aten.clamp.default)

@@ -1,4 +1,6 @@
-"""torch's primitive ops, which it does not differentiate: each as the ATen op of the same meaning."""
+"""torch's primitive ops, which it does not differentiate: each as the ATen op of the same
+meaning.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch._prims  # registers the ops
 
 from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, composition
 
@@ -15,12 +16,56 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 
 # prims of one name and meaning with a function of torch's.
-_SAME = (
-    "abs acos acosh asin asinh atan atanh cos cosh digamma erf erfc exp exp2 expm1 lgamma log log10 "
-    "log1p log2 neg reciprocal rsqrt sin sinh sqrt tan tanh conj_physical real imag "
-    "add sub mul div pow atan2 fmax fmin fmod hypot maximum minimum remainder where cat clone "
-    "as_strided_scatter"
-).split()
+_SAME = [
+    "abs",
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
+    "cos",
+    "cosh",
+    "digamma",
+    "erf",
+    "erfc",
+    "exp",
+    "exp2",
+    "expm1",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "neg",
+    "reciprocal",
+    "rsqrt",
+    "sin",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+    "conj_physical",
+    "real",
+    "imag",
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "pow",
+    "atan2",
+    "fmax",
+    "fmin",
+    "fmod",
+    "hypot",
+    "maximum",
+    "minimum",
+    "remainder",
+    "where",
+    "cat",
+    "clone",
+    "as_strided_scatter",
+]
 
 _RENAMED: dict[str, Callable[..., torch.Tensor]] = {
     "erf_inv": torch.erfinv,
@@ -44,7 +89,7 @@ _RENAMED: dict[str, Callable[..., torch.Tensor]] = {
     "cbrt": lambda x: x.sign() * x.abs() ** (1 / 3),
 }
 
-_STEPS = "ceil floor round sign trunc nextafter fill".split()
+_STEPS = ["ceil", "floor", "round", "sign", "trunc", "nextafter", "fill"]
 
 COMPOSITIONS.update({getattr(prims, name).default: getattr(torch, name) for name in _SAME})
 COMPOSITIONS.update({getattr(prims, name).default: made for name, made in _RENAMED.items()})

@@ -1,7 +1,8 @@
 """Fake quantization with a scale and a zero point that are learned.
 
 With q = round(x / s + z) within [low, high], the result is (q - z) s.  Rounding passes cotangents
-through; for the scale it does not.  `grad_factor` multiplies the cotangents of scale and zero point.
+through; for the scale it does not.  `grad_factor` multiplies the cotangents of scale and zero
+point.
 """
 
 from __future__ import annotations

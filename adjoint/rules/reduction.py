@@ -58,10 +58,9 @@ def mean_dims(cotangent: Any, out: Any, x: Any, dim: Any, keepdim: bool = False,
 def extremum(cotangent: Any, out: Any, x: Any, dim: Any = (), keepdim: bool = False) -> Any:
     """All elements that attain it share equally."""
     attained = x == restore_axes(out, x, dim, keepdim)
-    share = attained.to(cotangent.dtype)
     axes = list(range(x.dim())) if not _listed(dim) else list(_listed(dim))
-    count = share.sum(axes, keepdim=True) if x.dim() else share
-    return (restore_axes(cotangent, x, dim, keepdim) * (share / count),)
+    count = attained.sum(axes, keepdim=True)
+    return (restore_axes(cotangent, x, dim, keepdim) * attained / count,)
 
 
 @vjp(aten.max.dim, aten.min.dim, aten.median.dim, aten.nanmedian.dim)
@@ -82,17 +81,23 @@ def _placed(
     if x.dim() == 0:
         return cotangent
     place = restore_axes(index, x, dim, keepdim)
-    return torch.zeros_like(x).scatter(dim, place, restore_axes(cotangent, x, dim, keepdim))
+    return cotangent.new_zeros(x.shape).scatter(dim, place, restore_axes(cotangent, x, dim, keepdim))
 
 
 @vjp(aten.topk.default)
 def topk(
-    cotangent: Any, out: Any, x: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True
+    cotangent: Any,
+    out: Any,
+    x: Any,
+    k: Any,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,
 ) -> Any:
     """Each value to the element it is."""
     if x.dim() == 0:
         return (cotangent[0],)
-    return (torch.zeros_like(x).scatter(dim, out[1], cotangent[0]),)
+    return (cotangent[0].new_zeros(x.shape).scatter(dim, out[1], cotangent[0]),)
 
 
 @vjp(aten.sort.default)
@@ -100,15 +105,16 @@ def sort(cotangent: Any, out: Any, x: Any, dim: int = -1, descending: bool = Fal
     """Each value to the element it is."""
     if x.dim() == 0:
         return (cotangent[0],)
-    return (torch.zeros_like(x).scatter(dim, out[1], cotangent[0]),)
+    return (cotangent[0].new_zeros(x.shape).scatter(dim, out[1], cotangent[0]),)
 
 
 @vjp(aten.logsumexp.default)
 def logsumexp(cotangent: Any, out: Any, x: Any, dim: Any, keepdim: bool = False) -> Any:
-    """g exp(x - out), where the difference of two infinities counts as none."""
+    """g exp(x - out)"""
     total = restore_axes(out, x, dim, keepdim)
-    total = total.masked_fill(total.abs() == math.inf, 0)
-    return (restore_axes(cotangent, x, dim, keepdim) * (x - total).exp(),)
+    slope = (x - total).exp()
+    slope = slope.conj() if slope.is_complex() else slope
+    return (restore_axes(cotangent, x, dim, keepdim) * slope,)
 
 
 @vjp(aten._softmax.default)

@@ -6,11 +6,11 @@ A rule is a vector-Jacobian product, written in ordinary torch:
     def sum_dim(cotangent, out, x, dim, keepdim=False, **_):
         return (restore_axes(cotangent, x, dim, keepdim).expand(x.shape),)
 
-It is given the cotangent of the result, the result, and the call's arguments, and returns one cotangent
-for each argument (None: no derivative; fewer: None for the rest; a function of nothing: called if the
-argument is of interest).  An op with several results gets tuples, in which a cotangent that is zero is
-None.  Sums over broadcast axes, dtypes, zeros and
-accumulation are the sweep's business, never a rule's.
+It is given the cotangent of the result, the result, and the call's arguments, and returns one
+cotangent for each argument (None: no derivative; fewer: None for the rest; a function of nothing:
+called if the argument is of interest).  An op with several results gets tuples, in which a
+cotangent that is zero is None.  Sums over broadcast axes, dtypes, zeros and accumulation are the
+sweep's business, never a rule's.
 
 What a rule emits is differentiated by the rules of what it emits: order n needs nothing more.
 """
@@ -27,7 +27,9 @@ RuleT = TypeVar("RuleT", bound=Rule)
 
 VJPS: dict[Any, Rule] = {}
 COMPOSITIONS: dict[Any, Callable[..., Any]] = {}
-"""For an op without a derivative of its own: the same value as a composition of ops that have one."""
+"""For an op without a derivative of its own: the same value as a composition of ops that have
+one.
+"""
 NON_DIFFERENTIABLE: set[Any] = set()
 """Piecewise constant, or defined to have no derivative: every cotangent is zero."""
 

@@ -26,4 +26,4 @@ def extremum(cotangent: Any, out: Any, x: Any, dim: int) -> Any:
     """To the element that was the extremum."""
     if x.dim() == 0:
         return (cotangent[0],)
-    return (torch.zeros_like(x).scatter_add(dim, out[1], cotangent[0]),)
+    return (cotangent[0].new_zeros(x.shape).scatter_add(dim, out[1], cotangent[0]),)

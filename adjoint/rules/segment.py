@@ -61,7 +61,5 @@ def segment_reduce_backward(
         ones = torch.full_like(out, first)
         others = by_rule(aten.scatter_reduce.two, ones, axis, index, filled, "prod")
         alone = zero & (spread(zeros) == 1)
-        found = torch.where(
-            alone, spread(cotangent * others), spread(cotangent * out) / filled
-        )
+        found = torch.where(alone, spread(cotangent * others), spread(cotangent * out) / filled)
     return torch.where(covered.reshape(covered.shape + missing), found, 0)

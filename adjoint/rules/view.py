@@ -138,7 +138,7 @@ def cat(cotangent: Any, out: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
     for tensor in tensors:
         # An empty tensor of one axis fits between any others.
         if tensor.dim() != cotangent.dim():
-            parts.append(torch.zeros_like(tensor))
+            parts.append(cotangent.new_zeros(tensor.shape))
             continue
         parts.append(part(start, tensor))
         start = start + tensor.shape[dim]
@@ -159,6 +159,10 @@ def stack(cotangent: Any, out: Any, tensors: Sequence[Any], dim: int = 0) -> Any
 @vjp(aten.unbind.int)
 def unbind(cotangent: Any, out: Any, x: Any, dim: int = 0) -> Any:
     """The layers together."""
+    present = [index for index, each in enumerate(cotangent) if each is not None]
+    if len(present) == 1:
+        (index,) = present
+        return (aten.select_backward.default(cotangent[index], x.shape, dim, index),)
     return (torch.stack(_filled(cotangent, out), dim),)
 
 
@@ -169,8 +173,9 @@ def split(cotangent: Any, out: Any, x: Any, sizes: Any, dim: int = 0) -> Any:
 
 
 def _filled(cotangents: Sequence[Any], outs: Sequence[Any]) -> list[torch.Tensor]:
+    some = next(each for each in cotangents if each is not None)
     return [
-        torch.zeros_like(out) if cotangent is None else cotangent
+        some.new_zeros(out.shape) if cotangent is None else cotangent
         for cotangent, out in zip(cotangents, outs, strict=True)
     ]
 

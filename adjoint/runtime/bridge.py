@@ -193,7 +193,9 @@ class _Node(torch.autograd.Function):
         ctx.outputs = [_like(value) for value in outputs]
         return tuple(outputs)
 
+    # A frame that Dynamo compiles may call autograd, and this; it is no part of the user's program.
     @staticmethod
+    @torch.compiler.disable
     def backward(ctx: Any, *cotangents: Any) -> Any:
         recording: Recording = ctx.recording
         recorded = recording.recorded

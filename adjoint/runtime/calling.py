@@ -1,4 +1,4 @@
-"""Calling a pure graph as the program it was captured from: the effects around it, in eager torch."""
+"""Calling a pure graph as the program it was captured from: its effects, in eager torch."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def _source(source: Source, inputs: Sequence[Any], written: set[Any]) -> Any:
             value = inputs[source.index]
             if not isinstance(value, torch.Tensor):
                 return value
-            value = value._base if isinstance(source, BaseOf) else value
+            if isinstance(source, BaseOf):
+                value = value._base
+                assert value is not None
             return _copied(value) if storage_key(value) in written else value
         case MemoryOf(index, dtype):
             return _whole_memory(inputs[index], dtype).clone()
@@ -116,25 +118,17 @@ def finish(calling: Calling, inputs: Sequence[Any], outputs: Sequence[Any]) -> l
     for flag in calling.flags:
         inputs[flag.index].requires_grad_(flag.requires_grad)
     # Two of the caller's tensors may have one counter though neither is a view of the other.
-    _set_versions(versions)
+    for tensor, version in versions:
+        set_version(tensor, version)
     for tensor, by in counted:
         set_version(tensor, tensor._version + by)
-    versions = [(tensor, tensor._version) for tensor, _ in counted]
-    made = [results.at(position) for position in calling.results]
-    _set_versions(versions)
-    return made
+    return [results.at(position) for position in calling.results]
 
 
 def _derive_anew(view: torch.Tensor) -> None:
     """Let autograd see that the base of `view` was written to: an in-place op would not look."""
     with contextlib.suppress(RuntimeError):
         _ = view.grad_fn
-
-
-def _set_versions(versions: Sequence[tuple[torch.Tensor, int]]) -> None:
-    for tensor, version in versions:
-        if tensor._version != version:
-            set_version(tensor, version)
 
 
 def _target(to: FromCaller | BaseOf | MemoryOf, inputs: Sequence[Any]) -> torch.Tensor:
@@ -183,7 +177,7 @@ def _copied(value: torch.Tensor) -> torch.Tensor:
             size > 1 and step == 0 for size, step in zip(value.shape, value.stride(), strict=True)
         ):
             return copied  # An expanded value has no copy that lies as it does.
-        options = {"dtype": value.dtype, "device": value.device}
+        options: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
         return torch.empty_strided(value.shape, value.stride(), **options).copy_(value)
 
 
@@ -208,10 +202,16 @@ class _Results:
             if isinstance(made, View) and self._input_of(made) in indices:
                 self.at(position)
 
-    def _input_of(self, made: Made) -> int | None:
-        while isinstance(made, View | FromMade):
-            made = made.of if isinstance(made, View) else self.calling.made[made.index]
-        return made.index if isinstance(made, FromCaller | BaseOf) else None
+    def _input_of(self, made: Made | FromMade) -> int | None:
+        match made:
+            case FromCaller(index) | BaseOf(index):
+                return index
+            case FromMade(index):
+                return self._input_of(self.calling.made[index])
+            case View(of, _):
+                return self._input_of(of)
+            case _:
+                return None
 
     def make(self, made: Made | FromMade) -> Any:
         """A result as `made` says."""
@@ -244,30 +244,42 @@ class _Results:
 def _take(step: Step, value: torch.Tensor, outputs: Sequence[Any]) -> torch.Tensor:
     match step:
         case Replay(op, args, kwargs, output, mode):
-            op = strided_from_start if op is torch.ops.aten.as_strided.default else op
+            is_strided = op is torch.ops.aten.as_strided.default
+            view: Callable[..., Any] = strided_from_start if is_strided else op
             with _mode(mode):
-                views = op(value, *_filled(args, outputs), **_filled(dict(kwargs), outputs))
+                views = view(value, *_filled(args, outputs), **_filled(dict(kwargs), outputs))
             taken: torch.Tensor = views if output is None else views[output]
             return taken
         case Refill(index):
-            with torch.enable_grad():
+            with _unnoticed(value), torch.enable_grad():
                 value.copy_(outputs[index])
             return value
         case Window(dtype, shape, stride, offset):
             place, steps, first = _filled((shape, stride, offset), outputs)
             start = value.storage_offset() * value.dtype.itemsize // dtype.itemsize
             own = torch.empty(0, dtype=dtype, device=value.device)
-            with torch.no_grad():
+            with torch.no_grad(), _unnoticed(own):
                 own.set_(value.untyped_storage(), start + first, place, steps)
-            set_version(own, 0)
             return own
         case RequireGrad():
             return value.requires_grad_()
 
 
 @contextlib.contextmanager
+def _unnoticed(tensor: torch.Tensor) -> Iterator[None]:
+    """Write without its being counted."""
+    version = None if tensor.is_inference() else tensor._version
+    yield
+    if version is not None:
+        set_version(tensor, version)
+
+
+@contextlib.contextmanager
 def _earlier(tensor: torch.Tensor) -> Iterator[None]:
     """Make views as if before the last write to `tensor`."""
+    if tensor.is_inference():
+        yield
+        return
     now = tensor._version
     set_version(tensor, now - 1 if now > 0 else now + 1)
     yield

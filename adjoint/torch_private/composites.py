@@ -68,7 +68,7 @@ def _defined(op: OpOverload, definition: Callable[..., Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def by_torch_formula(op: OpOverload) -> Iterator[None]:
-    """Differentiate `op` by the formula that torch has for it, not through its Python definition."""
+    """Differentiate `op` by torch's own formula for it, not through its Python definition."""
     key = "CompositeImplicitAutograd"
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
     hidden = {} if composite else {k: op.py_kernels[k] for k in _KEYS if k in op.py_kernels}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 
 def rank_in(group_name: str) -> int:
     """This process's rank in the group."""
-    from torch.distributed.distributed_c10d import _resolve_process_group
+    from torch.distributed import distributed_c10d
 
-    group = _resolve_process_group(group_name)
-    return torch.distributed.get_rank(group)
+    groups: Any = distributed_c10d
+    return torch.distributed.get_rank(groups._resolve_process_group(group_name))

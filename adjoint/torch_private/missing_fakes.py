@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 aten = torch.ops.aten
 
 
-@register_op_impl([aten._ctc_loss.default, aten._ctc_loss.Tensor])  # type: ignore[untyped-decorator]
+@register_op_impl([aten._ctc_loss.default, aten._ctc_loss.Tensor])
 def _ctc_loss(
     fake_mode: FakeTensorMode,
     op: Any,
@@ -31,7 +31,7 @@ def _ctc_loss(
     """
     batch = log_probs.shape[1:2]
     if isinstance(target_lengths, torch.Tensor):
-        places = _unknown(fake_mode)
+        places: Any = _unknown(fake_mode)
     else:
         places = 2 * max(target_lengths, default=0) + 1
     with fake_mode:
@@ -40,9 +40,7 @@ def _ctc_loss(
     return losses, ways
 
 
-@register_op_impl(  # type: ignore[untyped-decorator]
-    [aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor]
-)
+@register_op_impl([aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor])
 def _ctc_loss_backward(
     fake_mode: FakeTensorMode, op: Any, cotangent: torch.Tensor, log_probs: torch.Tensor, *_: Any
 ) -> torch.Tensor:
@@ -53,5 +51,5 @@ def _ctc_loss_backward(
 def _unknown(fake_mode: FakeTensorMode) -> torch.SymInt:
     assert fake_mode.shape_env is not None
     size = fake_mode.shape_env.create_unbacked_symint()
-    torch._check_is_size(size)
+    torch._check(size >= 0)
     return size

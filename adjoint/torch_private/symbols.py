@@ -7,6 +7,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -51,3 +52,9 @@ def size_symbols(tensor: torch.Tensor) -> Iterable[tuple[sympy.Symbol, Callable[
             expr = expression(value)
             if isinstance(expr, sympy.Symbol):
                 yield expr, query, axis
+
+
+def declare_equal(one: Any, other: Any) -> None:
+    """A size that is known only in the run is `other` there; other sizes are left alone."""
+    if not (isinstance(other, int) and other == 1) and free_unbacked_symbols(one):
+        torch._check(one == other)

@@ -167,6 +167,7 @@ def write(emitter: Emitter, alias: Alias, new: fx.Node, mode: Mode) -> None:
     chain = list(alias.ancestors())
     before = [read(emitter, each) for each in chain]
     recorded = mode.grad_enabled and not mode.inference
+    quiet = Mode(grad_enabled=False, inference=mode.inference)
     lowest = _first_that_repeats_nothing(emitter, chain, recorded)
     alias.storage.writes += 1
     through_input = False
@@ -177,11 +178,11 @@ def write(emitter: Emitter, alias: Alias, new: fx.Node, mode: Mode) -> None:
             continue  # It is derived anew when it is read.
         if position > 0:
             if recorded and chain[position - 1].starts_family:
-                new = emitter.call(torch.ops.aten.detach.default, (new,), mode=UNRECORDED)
+                new = emitter.call(torch.ops.aten.detach.default, (new,), mode=quiet)
                 recorded = False
             lower = chain[:lowest] if position == lowest else chain[position - 1 : position]
             steps = [each.step for each in reversed(lower) if each.step is not None]
-            new = undo(emitter, steps, before[position], new, mode if recorded else UNRECORDED)
+            new = undo(emitter, steps, before[position], new, mode if recorded else quiet)
         if recorded:
             each.node, each.stamp = new, each.storage.writes
         elif each.starts_family:

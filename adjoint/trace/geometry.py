@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import torch
+from torch import fx
 
 from adjoint.errors import CaptureError
-from adjoint.graph.metadata import Mode
+from adjoint.graph.metadata import Mode, mode_of
 from adjoint.torch_private.fake import storage_key
 from adjoint.trace.aliasing import Alias, Link
+from adjoint.trace.emission import Emitter
 from adjoint.trace.source import user_line
 from adjoint.trace.views import ViewStep
 
@@ -28,6 +30,17 @@ def same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.layout is not torch.strided or other.layout is not torch.strided:
         return one.layout is other.layout
     return one.stride() == other.stride()
+
+
+def laid_out(emitter: Emitter, node: fx.Node, tensor: torch.Tensor) -> fx.Node:
+    """`node`, lying in memory as the program's tensor does."""
+    if same_layout(node.meta["val"], tensor):
+        return node
+    options = {"dtype": tensor.dtype, "device": tensor.device}
+    place = (list(tensor.shape), list(tensor.stride()))
+    mode = mode_of(node)
+    empty = emitter.call(aten.empty_strided.default, place, options, mode=mode)
+    return emitter.call(aten.copy.default, (empty, node), mode=mode)
 
 
 def same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -107,13 +120,13 @@ def _reinterpreted(have: torch.dtype, want: torch.dtype, mode: Mode) -> Iterator
 def _window(flat: Alias, tensor: torch.Tensor, mode: Mode) -> ViewStep:
     """The `as_strided` that shows `tensor` on the flat memory `flat`, seen in its dtype."""
     root = family_root(flat)
-    start, count = 0, None
+    start, count = 0, tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
     if root.tensor is not None:
         size = root.tensor.dtype.itemsize
         start = root.tensor.storage_offset() * size // tensor.dtype.itemsize
         count = extent(root.tensor) * size // tensor.dtype.itemsize
     first = tensor.storage_offset() - start
-    if tensor.numel() > 0 and (first < 0 or (count is not None and first + extent(tensor) > count)):
+    if tensor.numel() > 0 and (first < 0 or first + extent(tensor) > count):
         raise CaptureError(
             "as_strided",
             "it shows memory outside of the tensor that it is a view of",

@@ -1,4 +1,4 @@
-"""Mutating ops: which arguments each writes to, and the op that computes the same without writing."""
+"""Mutating ops: what each writes to, and the op that computes the same without writing."""
 
 from __future__ import annotations
 

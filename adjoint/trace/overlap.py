@@ -44,6 +44,8 @@ def conflict(op: OpOverload, named: dict[str, Any], written: Sequence[str]) -> s
             if shows_one_place_twice(tensor) and name != "aten::index_put_":
                 return "several elements of the tensor that it writes to lie in one place"
             for other in _read(named, argument, index):
+                if name == "aten::copy_" and other.numel() == 1 and dense_order(tensor) is None:
+                    continue  # What is read is written back as it was; eager does not look.
                 if overlap_in_part(tensor, other):
                     return "a tensor that it reads overlaps in part with the one it writes to"
     return None
@@ -67,7 +69,7 @@ def _touch(one: torch.Tensor, other: torch.Tensor) -> bool:
     if storage_key(one) != storage_key(other):
         return False
     (start, stop), (begin, end) = _range(one), _range(other)
-    return start < end and begin < stop
+    return bool(start < end and begin < stop)
 
 
 def _read(named: dict[str, Any], written: str, index: int) -> Iterator[torch.Tensor]:
@@ -133,7 +135,7 @@ def _is_static(tensor: torch.Tensor) -> bool:
     return all(isinstance(each, int) for each in place)
 
 
-def _range(tensor: torch.Tensor) -> tuple[int, int]:
+def _range(tensor: torch.Tensor) -> tuple[Any, Any]:
     first = tensor.storage_offset()
     size = tensor.dtype.itemsize
     return first * size, (first + extent(tensor)) * size

@@ -328,7 +328,7 @@ class Tracer(TorchDispatchMode):
 
     def _compute(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
         """A pure op."""
-        node_args, node_kwargs = self.nodes(args), self.nodes(kwargs)
+        node_args, node_kwargs = self._arguments(op, args), self._arguments(op, kwargs)
         result = op(*args, **kwargs)
         if is_effectful(op):
             self._in_order(op, node_args, node_kwargs, result)
@@ -339,6 +339,20 @@ class Tracer(TorchDispatchMode):
             self.register(result, node)
             self._unsaid_views(result, args)
         return result
+
+    def _arguments(self, op: OpOverload, tree: Any) -> Any:
+        """`tree` with nodes, as arguments of `op`."""
+        if torch.Tag.nondeterministic_seeded not in op.tags:
+            return self.nodes(tree)
+        # In which order random numbers are drawn depends on how a tensor lies in memory.
+        return trees.map_leaves(
+            lambda leaf: (
+                geometry.laid_out(self.emitter, self.node(leaf), leaf)
+                if isinstance(leaf, torch.Tensor)
+                else self._leaf_node(leaf)
+            ),
+            tree,
+        )
 
     def _unsaid_views(self, result: Any, args: Any) -> None:
         """Results that share memory with an argument though the op's schema does not say so."""
@@ -483,7 +497,7 @@ class Tracer(TorchDispatchMode):
         if overlap.is_in_sequence(named, written):
             return self._one_by_one(op, named, written)
         shapes = {id(t): t.shape for name in written for t in _tensors(named[name])}
-        nodes = {name: self.nodes(value) for name, value in named.items()}
+        nodes = {name: self._arguments(op, value) for name, value in named.items()}
         mode = current_mode()
         result = op(*args, **kwargs)
         pure = functional_variant(op)
@@ -516,7 +530,7 @@ class Tracer(TorchDispatchMode):
         return result
 
     def _one_by_one(self, op: OpOverload, named: dict[str, Any], written: tuple[str, ...]) -> Any:
-        """An op on lists of tensors, some of which share memory: eager runs it from left to right."""
+        """An op on lists of tensors, some of which share memory: eager goes from left to right."""
         lists = {name: value for name, value in named.items() if isinstance(value, (list, tuple))}
         lengths = {len(value) for value in lists.values()}
         if not op._schema.name.startswith("aten::_foreach_") or len(lengths) != 1:
@@ -532,7 +546,12 @@ class Tracer(TorchDispatchMode):
             new = self.emitter.call(aten._to_copy.default, (new,), {"dtype": tensor.dtype}, mode)
         if tensor.shape != shape:
             # An `out=` tensor of another size is resized first.
-            resize = (aten.resize_.default, (list(tensor.shape),), {}, mode)
+            resize: tuple[OpOverload, Any, Any, Mode] = (
+                aten.resize_.default,
+                (list(tensor.shape),),
+                {},
+                mode,
+            )
             self.moves.setdefault(id(tensor), []).append(resize)
             self.scope.new(tensor, new).written = True
             return

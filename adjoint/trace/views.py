@@ -48,7 +48,7 @@ def shows_one_place_twice(tensor: torch.Tensor) -> bool:
     """Not all of its elements are in places of their own (an expanded tensor, sliding windows)."""
     if tensor.layout is not torch.strided:
         return False
-    axes = list(zip(tensor.stride(), tensor.shape, strict=True))
+    axes: list[tuple[Any, Any]] = list(zip(tensor.stride(), tensor.shape, strict=True))
     if not all(isinstance(step, int) for step, _ in axes):
         # To compare symbols would be to decide what they are.
         return any(isinstance(step, int) and step == 0 for step, _ in axes)
@@ -59,7 +59,7 @@ def shows_one_place_twice(tensor: torch.Tensor) -> bool:
         if not isinstance(reached, int):
             return False
         if step <= reached:
-            return not (isinstance(size, int) and 0 in tensor.shape)
+            return not any(isinstance(each, int) and each == 0 for _, each in axes)
         reached += (size - 1) * step
     return False
 

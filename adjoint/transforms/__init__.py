@@ -1,9 +1,10 @@
-"""Derivatives of functions: `grad`, `value_and_grad`, `vjp`, `jvp`, `jacrev`, `jacfwd`, `hessian`, `hvp`.
+"""Derivatives of functions: `grad`, `vjp`, `jvp`, `jacrev`, `jacfwd`, `hessian`, `hvp`.
 
-A transform of a function is a function again.  Called while a program is being captured, it captures
-its own function as a graph, differentiates that, and runs the result where it stands: nested to any
-depth, everything becomes one graph before anything is optimised.  Called otherwise, it is compiled for
-the arguments at hand and run, and torch.autograd can differentiate what it returns.
+A transform of a function is a function again.  Called while a program is being captured, it
+captures its own function as a graph, differentiates that, and runs the result where it stands:
+nested to any depth, everything becomes one graph before anything is optimised.  Called otherwise,
+it is compiled for the arguments at hand and run, and torch.autograd can differentiate what it
+returns.
 """
 
 from adjoint.transforms.api import (

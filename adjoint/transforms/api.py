@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from adjoint.torch_private import trees
-from adjoint.transforms.compiled import Compiled, linearize
+from adjoint.trace.tracer import current_tracer
+from adjoint.transforms.compiled import Compiled, PullBack, linearize, programs_of
+from adjoint.transforms.linear import Linearized
 
 Function = Callable[..., Any]
 ArgNums = int | tuple[int, ...]
@@ -21,7 +24,7 @@ def grad(function: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Fun
         value, gradients = _value_and_grad(function, argnums, has_aux, args, kwargs)
         return (gradients, value[1]) if has_aux else gradients
 
-    return Compiled(gradient, function)
+    return Compiled(gradient, function, torch.func.grad(function, argnums, has_aux))
 
 
 def value_and_grad(function: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
@@ -30,7 +33,11 @@ def value_and_grad(function: Function, argnums: ArgNums = 0, has_aux: bool = Fal
     def both(*args: Any, **kwargs: Any) -> Any:
         return _value_and_grad(function, argnums, has_aux, args, kwargs)
 
-    return Compiled(both, function)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        found = torch.func.grad_and_value(function, argnums, has_aux)(*args, **kwargs)
+        return found[1], found[0]
+
+    return Compiled(both, function, traced)
 
 
 def _value_and_grad(
@@ -38,9 +45,7 @@ def _value_and_grad(
 ) -> tuple[Any, Any]:
     chosen = _Chosen(args, argnums)
     point = linearize(chosen.of(function, kwargs), chosen.leaves)
-    if has_aux and not (isinstance(point.value, tuple) and len(point.value) == 2):
-        raise RuntimeError("has_aux needs a function that returns (value, aux)")
-    value = point.value[0] if has_aux else point.value
+    value, _ = _parts(point.value, has_aux)
     if not isinstance(value, torch.Tensor) or value.dim() != 0:
         shown = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         raise RuntimeError(f"grad needs a function that returns a scalar tensor, not {shown}")
@@ -50,8 +55,42 @@ def _value_and_grad(
 
 
 def vjp(function: Function, *primals: Any, has_aux: bool = False) -> Any:
-    """The value at `primals`, and the function from cotangents of it to cotangents of `primals`."""
-    raise NotImplementedError(function, primals, has_aux)
+    """The value at `primals`, and the function from cotangents of it to cotangents of `primals`.
+
+    With `has_aux`, the function returns (value, aux), and aux comes last here.
+    """
+    if torch.compiler.is_compiling():
+        return torch.func.vjp(function, *primals, has_aux=has_aux)
+
+    def linearized(primals: tuple[Any, ...]) -> Linearized:
+        chosen = _Chosen(primals, tuple(range(len(primals))))
+        return linearize(chosen.of(function, {}), chosen.leaves)
+
+    chosen = _Chosen(primals, tuple(range(len(primals))))
+    if current_tracer() is not None:
+        point = linearized(primals)
+        returned, pull_back = point.value, point.pull_back
+    else:
+        make = functools.partial(PullBack, linearized, lambda given: _parts(given, has_aux)[0])
+        program = programs_of(function, ("vjp", has_aux)).find(make, function, primals, {})
+        returned, pull_back = program(primals)
+    value, aux = _parts(returned, has_aux)
+    results, spec = trees.flatten(value)
+    others = len(trees.leaves(aux)) if has_aux else 0
+
+    def vjp_fn(cotangents: Any) -> Any:
+        given, form = trees.flatten(cotangents)
+        if form != spec:
+            raise RuntimeError(f"the value has the form {spec}, its cotangents have {form}")
+        for result, cotangent in zip(results, given, strict=True):
+            if cotangent.shape != result.shape:
+                raise RuntimeError(
+                    f"a value of shape {list(result.shape)} "
+                    f"has a cotangent of shape {list(cotangent.shape)}"
+                )
+        return chosen.packed(pull_back([*given, *([None] * others)]))
+
+    return (value, vjp_fn, aux) if has_aux else (value, vjp_fn)
 
 
 def jvp(function: Function, primals: Any, tangents: Any, *, has_aux: bool = False) -> Any:
@@ -60,10 +99,12 @@ def jvp(function: Function, primals: Any, tangents: Any, *, has_aux: bool = Fals
     def both(primals: Any, tangents: Any) -> Any:
         chosen = _Chosen(tuple(primals), tuple(range(len(primals))))
         point = linearize(chosen.of(function, {}), chosen.leaves)
-        pushed = point.push_forward(_tensors(tuple(tangents)))
+        pushed = point.push_forward(chosen.tangents(tangents))
         return _with_aux(point, pushed, has_aux)
 
-    return Compiled(both, function)(primals, tangents)
+    programs = programs_of(function, ("jvp", has_aux))
+    traced = functools.partial(torch.func.jvp, function, has_aux=has_aux)
+    return Compiled(both, function, traced, programs)(primals, tangents)
 
 
 def hvp(function: Function, primals: Any, tangents: Any) -> Any:
@@ -76,14 +117,26 @@ def hvp(function: Function, primals: Any, tangents: Any) -> Any:
 
         chosen = _Chosen(tuple(primals), argnums)
         point = linearize(chosen.of(gradients, {}), chosen.leaves)
-        pushed = point.push_forward(_tensors(tuple(tangents)))
+        pushed = point.push_forward(chosen.tangents(tangents))
         return point.value[0], chosen.packed(pushed[1:])
 
-    return Compiled(both, function)(primals, tangents)
+    def traced(primals: Any, tangents: Any) -> Any:
+        gradients = torch.func.grad_and_value(function, argnums)
+        (_, value), (product, _) = torch.func.jvp(gradients, tuple(primals), tuple(tangents))
+        return value, product
+
+    programs = programs_of(function, "hvp")
+    return Compiled(both, function, traced, programs)(primals, tangents)
 
 
-def jacrev(function: Function, argnums: ArgNums = 0, *, has_aux: bool = False) -> Function:
-    """The Jacobian, a row at a time."""
+def jacrev(
+    function: Function,
+    argnums: ArgNums = 0,
+    *,
+    has_aux: bool = False,
+    chunk_size: int | None = None,
+) -> Function:
+    """The Jacobian, by rows; `chunk_size` of them at a time."""
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         chosen = _Chosen(args, argnums)
@@ -97,7 +150,7 @@ def jacrev(function: Function, argnums: ArgNums = 0, *, has_aux: bool = False) -
                 cotangents[place] = cotangent
                 return tuple(point.pull_back(cotangents))
 
-            stacked = torch.func.vmap(row)(_basis(result))
+            stacked = torch.func.vmap(row, chunk_size=chunk_size)(_basis(result))
             parts = [
                 each.view(*result.shape, *leaf.shape)
                 for each, leaf in zip(stacked, chosen.leaves, strict=True)
@@ -106,11 +159,12 @@ def jacrev(function: Function, argnums: ArgNums = 0, *, has_aux: bool = False) -
         packed = trees.unflatten(rows, spec)
         return (packed, aux) if has_aux else packed
 
-    return Compiled(jacobian, function)
+    traced = torch.func.jacrev(function, argnums, has_aux=has_aux, chunk_size=chunk_size)
+    return Compiled(jacobian, function, traced)
 
 
-def jacfwd(function: Function, argnums: ArgNums = 0, *, has_aux: bool = False) -> Function:
-    """The Jacobian, a column at a time."""
+def jacfwd(function: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
+    """The Jacobian, by columns."""
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         chosen = _Chosen(args, argnums)
@@ -130,7 +184,7 @@ def jacfwd(function: Function, argnums: ArgNums = 0, *, has_aux: bool = False) -
         packed = trees.unflatten([chosen.packed(parts) for parts in columns], spec)
         return (packed, aux) if has_aux else packed
 
-    return Compiled(jacobian, function)
+    return Compiled(jacobian, function, torch.func.jacfwd(function, argnums, has_aux))
 
 
 def hessian(function: Function, argnums: ArgNums = 0) -> Function:
@@ -170,26 +224,43 @@ class _Chosen:
 
         return on_leaves
 
+    def tangents(self, given: Any) -> list[torch.Tensor]:
+        """The leaves of `given`, one for each chosen leaf."""
+        tangents, spec = trees.flatten(tuple(given))
+        if spec != self.spec:
+            raise RuntimeError(f"the primals have the form {self.spec}, the tangents have {spec}")
+        for leaf, tangent in zip(self.leaves, tangents, strict=True):
+            if leaf.shape != tangent.shape:
+                raise RuntimeError(
+                    f"a primal of shape {list(leaf.shape)} "
+                    f"has a tangent of shape {list(tangent.shape)}"
+                )
+        return tangents
+
     def packed(self, leaves: Sequence[Any]) -> Any:
         """`leaves` in the form of the chosen arguments."""
         packed = trees.unflatten(list(leaves), self.spec)
         return packed[0] if self.single else packed
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in trees.leaves(tree) if isinstance(leaf, torch.Tensor)]
+def _parts(returned: Any, has_aux: bool) -> tuple[Any, Any]:
+    """What a function returned, as its value and what it gives besides."""
+    if not has_aux:
+        return returned, None
+    if not (isinstance(returned, tuple) and len(returned) == 2):
+        raise RuntimeError("has_aux needs a function that returns (value, aux)")
+    return returned
 
 
 def _with_aux(point: Any, pushed: list[torch.Tensor], has_aux: bool) -> Any:
-    if not has_aux:
-        return point.value, trees.unflatten(pushed, point.spec)
-    value, aux = point.value
+    value, aux = _parts(point.value, has_aux)
     leaves, spec = trees.flatten(value)
-    return value, trees.unflatten(pushed[: len(leaves)], spec), aux
+    pushed_value = trees.unflatten(pushed[: len(leaves)], spec)
+    return (value, pushed_value, aux) if has_aux else (value, pushed_value)
 
 
 def _jacobian_results(point: Any, has_aux: bool) -> tuple[list[torch.Tensor], Any, Any]:
-    value, aux = point.value if has_aux else (point.value, None)
+    value, aux = _parts(point.value, has_aux)
     results, spec = trees.flatten(value)
     if not all(isinstance(each, torch.Tensor) for each in results):
         raise RuntimeError("a Jacobian is of a function that returns tensors")

@@ -64,14 +64,22 @@ class Compiled:
     """A transform of `function`, written for a capture under way, as a function for any caller."""
 
     def __init__(
-        self, transformed: Function, function: Function, programs: Programs | None = None
+        self,
+        transformed: Function,
+        function: Function,
+        traced: Function,
+        programs: Programs | None = None,
     ) -> None:
+        """`traced` is the same transform in terms of `torch.func`, which Dynamo can trace."""
+        self._traced = traced
         self._transformed = transformed
         self._function = function
         self._programs = programs or Programs()
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self._traced(*args, **kwargs)
         if current_tracer() is not None:
             return self._transformed(*args, **kwargs)
         make = functools.partial(Program, self._transformed)
@@ -98,21 +106,21 @@ class Program:
 class PullBack:
     """A function at a point, in two programs: its value with what is saved, and its derivative."""
 
-    def __init__(
-        self, linearized: Callable[[Any], Linearized], primals: Any, _: Any = None
-    ) -> None:
+    def __init__(self, linearized: Function, value_of: Function, primals: Any, _: Any) -> None:
         points: list[Linearized] = []
 
         def forward(*primals: Any) -> Any:
             point = linearized(primals)
+            value = value_of(point.value)
+            results = range(len(trees.leaves(value)))
+            self.given = [place for place in point.differentiable if place in results]
             points.append(point)
-            return point.value, point.saved()
+            return point.value, point.saved(self.given)
 
+        self.given: list[int] = []
         self.forward = Program(forward, primals, {})
         (point,) = points
-        self.spec = point.spec
-        self.given = point.differentiable
-        reverse = point.reverse_graph()
+        reverse = point.reverse_graph(self.given)
         self.reverse = None if reverse is None else _BUILD.program(reverse)
 
     def __call__(self, primals: Any) -> tuple[Any, Callable[[Sequence[Any]], list[Any]]]:

@@ -1,4 +1,4 @@
-"""A function captured inside a program, and its derivative as linear maps at the point it was called."""
+"""A function captured inside a program, and its derivative as linear maps at that point."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from adjoint.errors import CaptureError
 from adjoint.graph.descriptors import Argument, Result
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import outputs_of, set_descriptor, set_output_descriptors
-from adjoint.runtime.bridge import Recorded
+from adjoint.runtime.bridge import Reversed
 from adjoint.torch_private import trees
 from adjoint.torch_private.modes import outside_functorch
 from adjoint.trace.subgraph import Body
@@ -23,8 +23,8 @@ from adjoint.trace.tracer import Tracer
 class Linearized:
     """`function` at `inputs`: its value, and its derivative in both directions.
 
-    The function is captured as a body of the program under way; the value is computed once, with what
-    the derivative needs, and each use of the derivative adds the nodes for it.
+    The function is captured as a body of the program under way; the value is computed once, with
+    what the derivative needs, and each use of the derivative adds the nodes for it.
     """
 
     def __init__(
@@ -42,21 +42,26 @@ class Linearized:
         leaves, self.spec = trees.flatten(result)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         body.read(tensors)
-        if body.written():
+        written = body.written()
+        if any(each.requires_grad for each in written):
             raise CaptureError(
                 "an in-place write inside a differentiated function",
-                "it changes a tensor from outside the function",
+                "it changes a tensor from outside the function that requires grad",
                 "return the new value instead",
                 tracer.emitter.source(),
             )
+        body.read(written)
         self.lifted = list(body.scope.lifted)
-        graph = _described(body.close(tensors))
+        graph = _described(body.close([*tensors, *written]))
         self.wrt = tuple(range(len(self.inputs)))
         with tracer.paused(), outside_functorch():
             self.recorded = build.record(graph, self.wrt)
         running = graph if self.recorded is None else self.recorded.graph_module
         self.outputs = list(evaluate(running, [*self.inputs, *self.lifted], captured=True))
         self.results = self.outputs[: len(tensors)]
+        for tensor, value in zip(written, self.outputs[len(tensors) :], strict=False):
+            # Statistics that the function keeps: a derivative neither flows in nor out.
+            tensor.copy_(value.detach())
         values = iter(self.results)
         filled = [next(values) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self.value = trees.unflatten(filled, self.spec)
@@ -64,7 +69,7 @@ class Linearized:
     def pull_back(self, cotangents: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """The cotangents of the inputs, for cotangents of the results (None: zero)."""
         recorded = self.recorded
-        given = [] if recorded is None else self._differentiable(recorded, cotangents)
+        given = [i for i in self.differentiable if cotangents[i] is not None]
         if recorded is None or not given:
             return [torch.zeros_like(each) for each in self.inputs]
         with self.tracer.paused(), outside_functorch():
@@ -81,14 +86,13 @@ class Linearized:
     def push_forward(self, tangents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tangents of the results, for tangents of the inputs: the transpose of `pull_back`."""
         zeros = [torch.zeros_like(each) for each in self.results]
-        recorded = self.recorded
-        given = [] if recorded is None else self._differentiable(recorded, self.results)
-        if recorded is None or not given:
+        given = self.differentiable
+        backward = self.reverse_graph(given)
+        if backward is None:
             return zeros
+        saved = self.saved(given)
         with self.tracer.paused(), outside_functorch():
-            reverse = self.build.reverse(recorded, given, self.wrt)
-            saved = self._saved(reverse.inputs, reverse.outputs)
-            forward, present = self.build.transpose(reverse.graph_module, len(saved))
+            forward, present = self.build.transpose(backward, len(saved))
         entering = [*saved, *(zeros[i] for i in given), *(tangents[i] for i in present)]
         pushed = evaluate(forward, entering, captured=True)
         for place, value in zip(given, pushed, strict=True):
@@ -96,9 +100,27 @@ class Linearized:
                 zeros[place] = value
         return zeros
 
-    def _differentiable(self, recorded: Recorded, given: Sequence[Any]) -> list[int]:
-        results = range(len(self.results))
-        return [i for i in results if i in recorded.differentiable and given[i] is not None]
+    @property
+    def differentiable(self) -> list[int]:
+        """The results that depend on the inputs."""
+        known = frozenset() if self.recorded is None else self.recorded.differentiable
+        return [place for place in range(len(self.results)) if place in known]
+
+    def reverse_graph(self, of: Sequence[int]) -> fx.GraphModule | None:
+        """The graph from `saved(of)` and cotangents of the results `of` to those of the inputs."""
+        reverse = self._reverse(of)
+        return None if reverse is None else reverse.graph_module
+
+    def saved(self, of: Sequence[int]) -> list[Any]:
+        """What the derivative of the results `of` needs of this point."""
+        reverse = self._reverse(of)
+        return [] if reverse is None else self._saved(reverse.inputs, reverse.outputs)
+
+    def _reverse(self, of: Sequence[int]) -> Reversed | None:
+        if self.recorded is None or not of:
+            return None
+        with self.tracer.paused(), outside_functorch():
+            return self.build.reverse(self.recorded, of, self.wrt)
 
     def _saved(self, inputs: Sequence[int], outputs: Sequence[int]) -> list[Any]:
         entering = [*self.inputs, *self.lifted]
@@ -106,7 +128,7 @@ class Linearized:
 
 
 def _twins(tracer: Tracer, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors like `inputs`, which require grad but are no leaves: the function may write to them."""
+    """Tensors like `inputs`, which require grad but are no leaves: they may be written to."""
     with tracer.paused(), torch.enable_grad():
         return [each.detach().requires_grad_().clone() for each in inputs]
 

@@ -35,6 +35,8 @@ READS_DATA = {
 
 # What is not as in eager, and why.
 EXCEPTIONS = {
+    "as_strided_scatter": "eager's gradient fails gradcheck: x gets the cotangent of the window",
+    "sparse.mm.reduce": "torch's kernel for its backward reads past the end of a sparse argument",
     "as_strided.partial_views": "it shows memory outside of its argument, which a pure graph has not",
 }
 

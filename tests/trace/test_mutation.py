@@ -1,4 +1,4 @@
-"""In-place ops of every kind, on inputs, on intermediates and through views, compared with eager."""
+"""In-place ops of every kind, on inputs, on intermediates and through views."""
 
 from __future__ import annotations
 

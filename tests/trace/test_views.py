@@ -1,4 +1,4 @@
-"""Every view op: read after a write to its base, written through, returned; with grad or without."""
+"""Every view op: read after a write to its base, written through, returned."""
 
 from collections.abc import Callable
 

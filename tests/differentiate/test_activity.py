@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import adjoint
+from adjoint.differentiate.activity import active_nodes, differentiable
+from adjoint.graph.metadata import outputs_of
+from tests.parity import leaf, plain
+
+
+def active(function: Callable[..., Any], *args: Any, wrt: tuple[int, ...] = (0,)) -> list[bool]:
+    """For each output, whether a derivative with respect to the inputs `wrt` flows into it."""
+    module = adjoint.capture(function, *args).graph_module
+    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    found = active_nodes(module, [inputs[place] for place in wrt])
+    return [node in found for node in outputs_of(module.graph)]
+
+
+def under_no_grad(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return x.sin()
+
+
+def written_without_grad(x: Tensor) -> Tensor:
+    y = torch.zeros(3, dtype=x.dtype)
+    with torch.no_grad():
+        y.copy_(x)
+    return y * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: x.sin(), [True]),
+        (lambda x: x.detach() * 2, [False]),
+        (lambda x: x.argmax(), [False]),
+        (lambda x: x > 0, [False]),
+        (lambda x: x.long().double(), [False]),
+        (lambda x: x.floor(), [True]),  # Its derivative is zero, and eager records it.
+        (lambda x: torch.zeros_like(x) + 1, [False]),
+        (lambda x: torch.rand_like(x) + 1, [False]),
+        (lambda x: x.new_full((2,), 3.0), [False]),
+        (lambda x: tuple(x.sort()), [True, False]),
+        (lambda x: tuple(x.max(0)), [True, False]),
+        (under_no_grad, [False]),
+        (written_without_grad, [False]),
+    ],
+)
+def test_what_a_derivative_flows_through(
+    function: Callable[[Tensor], Any], expected: list[bool]
+) -> None:
+    found = active(function, leaf(3))
+    assert found[: len(expected)] == expected
+    results = function(leaf(3))
+    eager = [each.requires_grad for each in (results if isinstance(results, tuple) else [results])]
+    assert eager[: len(expected)] == expected
+
+
+def test_only_the_chosen_inputs_count() -> None:
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x.sin(), y.cos(), x * y
+
+    given = leaf(3), leaf(3)
+    assert active(function, *given, wrt=(0,)) == [True, False, True]
+    assert active(function, *given, wrt=(1,)) == [False, True, True]
+    assert active(function, *given, wrt=()) == [False, False, False]
+
+
+def test_statistics_of_a_normalization_have_no_derivative() -> None:
+    def function(x: Tensor) -> Any:
+        return torch.ops.aten.native_layer_norm(x, [3], None, None, 1e-5)
+
+    found = active(function, leaf(2, 3))
+    eager = [each.requires_grad for each in function(leaf(2, 3))]
+    assert found == eager
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (plain(2), True),
+        (torch.ones(2, dtype=torch.complex64), True),
+        (torch.ones(2, dtype=torch.int32), False),
+        (torch.ones(2, dtype=torch.bool), False),
+        ((plain(2), torch.arange(2)), True),
+        ([torch.arange(2)], False),
+        (3.0, False),
+        (None, False),
+    ],
+)
+def test_differentiable(value: Any, expected: bool) -> None:
+    assert differentiable(value) is expected

@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import adjoint
+from adjoint.differentiate.sweep import Sweep, differentiate
+from adjoint.errors import DifferentiationError
+from adjoint.graph.descriptors import Gradient, Tangent
+from adjoint.graph.evaluation import evaluate
+from adjoint.graph.metadata import input_descriptors, output_descriptors, outputs_of, source_of
+from adjoint.graph.purity import remove_dead_code
+from adjoint.graph.verify import verify
+from adjoint.rules.registry import VJPS
+from tests.differentiation import check
+from tests.parity import leaf, plain
+
+aten = torch.ops.aten
+
+
+def joint_of(
+    function: Callable[..., Any],
+    *args: Any,
+    of: Sequence[int] = (0,),
+    wrt: Sequence[int] = (0,),
+    dynamic: bool = False,
+) -> fx.GraphModule:
+    """The joint graph, without what nothing needs."""
+    joint = differentiate(adjoint.capture(function, *args, dynamic=dynamic).graph_module, of, wrt)
+    remove_dead_code(joint.graph)
+    verify(joint)
+    return joint
+
+
+def reverse_nodes(joint: fx.GraphModule, order: int = 1) -> list[fx.Node]:
+    return [node for node in joint.graph.nodes if node.meta.get("order") == order]
+
+
+def targets(joint: fx.GraphModule) -> list[Any]:
+    return [node.target for node in reverse_nodes(joint)]
+
+
+@pytest.fixture
+def rule() -> Iterator[Callable[[Any, Any], None]]:
+    """Replaces rules for one test."""
+    before = dict(VJPS)
+
+    def replace(op: Any, function: Any) -> None:
+        adjoint.vjp_rule(op)(function)
+
+    yield replace
+    VJPS.clear()
+    VJPS.update(before)
+
+
+def test_inputs_then_tangents_to_outputs_then_gradients() -> None:
+    x, y, cotangent = leaf(3), leaf(3), plain(3)
+    joint = joint_of(lambda x, y: (x.sin() * y, y), x, y, wrt=(0, 1))
+    *_, tangent = input_descriptors(joint.graph)
+    *_, first, second = output_descriptors(joint.graph)
+    assert isinstance(tangent, Tangent)
+    assert isinstance(first, Gradient)
+    assert isinstance(second, Gradient)
+    value, *_, dx, dy = evaluate(joint, [x.detach(), y.detach(), cotangent])
+    torch.testing.assert_close(value, x.detach().sin() * y.detach())
+    torch.testing.assert_close(dx, cotangent * x.detach().cos() * y.detach())
+    torch.testing.assert_close(dy, cotangent * x.detach().sin())
+
+
+def test_every_reverse_node_names_its_forward_node() -> None:
+    joint = joint_of(lambda x: (x.sin() * 2).exp(), leaf(3))
+    names = {node.name for node in joint.graph.nodes}
+    for node in reverse_nodes(joint):
+        grad_of = node.meta["grad_of"]
+        assert grad_of.node in names
+        assert grad_of.order == 1
+        line = source_of(node)
+        assert line is not None
+        assert line.file.endswith("test_sweep.py")
+
+
+# Zeros --------------------------------------------------------------------------------------------
+
+
+def test_a_zero_cotangent_has_no_region() -> None:
+    joint = joint_of(lambda x, y: (x.sin(), y.exp()), leaf(3), leaf(3), of=(0,), wrt=(0, 1))
+    assert {node.meta["grad_of"].op for node in reverse_nodes(joint)} == {"aten.sin.default"}
+    assert outputs_of(joint.graph)[-1] is None
+
+
+def test_no_zeros_are_made_for_results_that_are_not_used() -> None:
+    def function(x: Tensor) -> Tensor:
+        _, mean = torch.var_mean(x.sin())
+        return mean
+
+    joint = joint_of(function, leaf(4))
+    assert not {aten.zeros_like.default, aten.zeros.default, aten.sub.Tensor} & {*targets(joint)}
+    check(function, [leaf(4)], 2)
+
+
+def test_a_step_ends_the_flow() -> None:
+    joint = joint_of(lambda x: x.sin().floor() * 2, leaf(3))
+    assert aten.cos.default not in targets(joint)
+
+
+def test_one_use_needs_no_sum() -> None:
+    assert aten.add.Tensor not in targets(joint_of(lambda x: x.sin().cos().exp(), leaf(3)))
+
+
+def test_uses_are_added_up() -> None:
+    joint = joint_of(lambda x: x.sin() + x.cos() + x, leaf(3))
+    assert targets(joint).count(aten.add.Tensor) == 2
+
+
+# Shapes and dtypes --------------------------------------------------------------------------------
+
+
+def sums(joint: fx.GraphModule) -> int:
+    return targets(joint).count(aten.sum.dim_IntList) + targets(joint).count(aten.sum.default)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_equal_shapes_are_not_summed(dynamic: bool) -> None:
+    joint = joint_of(lambda x, y: x * y + x, leaf(3, 4), leaf(3, 4), wrt=(0, 1), dynamic=dynamic)
+    assert sums(joint) == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [((3, 1), (3, 4)), ((4,), (3, 4)), ((), (3,)), ((1, 4), (3, 1)), ((2, 1, 3), (2, 5, 3))],
+)
+def test_broadcast_axes_are_summed(one: tuple[int, ...], other: tuple[int, ...]) -> None:
+    for function in (torch.mul, torch.add, torch.div, torch.where, torch.atan2):
+
+        def call(x: Tensor, y: Tensor, function: Any = function) -> Tensor:
+            if function is torch.where:
+                return torch.where(x > y, x, y)
+            return function(x, y)  # type: ignore[no-any-return]
+
+        check(call, [leaf(*one), leaf(*other)], 2)
+
+
+def test_only_the_broadcast_argument_is_summed() -> None:
+    joint = joint_of(lambda x, y: x + y, leaf(3, 4), leaf(4), wrt=(0, 1))
+    assert sums(joint) == 1
+
+
+def test_the_gradient_has_the_dtype_of_its_input() -> None:
+    half, double = leaf(3, dtype=torch.float32), leaf(3)
+    joint = joint_of(torch.mul, half, double, wrt=(0, 1))
+    *_, dx, dy = outputs_of(joint.graph)
+    assert dx.meta["val"].dtype == torch.float32
+    assert dy.meta["val"].dtype == torch.float64
+
+
+def test_the_gradient_of_a_real_input_is_real() -> None:
+    x, z = leaf(3), leaf(3, dtype=torch.complex128)
+    check(lambda x, z: x * z, [x, z], 2)
+    joint = joint_of(torch.mul, x, z, wrt=(0, 1))
+    *_, dx, dz = outputs_of(joint.graph)
+    assert not dx.meta["val"].is_complex()
+    assert dz.meta["val"].is_complex()
+
+
+def test_sizes_are_symbols_and_no_tensors() -> None:
+    joint = joint_of(lambda x: x.mean() * x.shape[0], leaf(3, 4), dynamic=True)
+    for given in (leaf(3, 4), leaf(5, 2)):
+        *_, gradient = evaluate(joint, [given.detach(), torch.ones((), dtype=torch.float64)])
+        expected = torch.full_like(given, given.shape[0] / given.numel())
+        torch.testing.assert_close(gradient, expected)
+    assert aten.scalar_tensor.default not in targets(joint)
+
+
+# Cuts ---------------------------------------------------------------------------------------------
+
+
+def no_grad_inside(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = x.sin()
+    return y * x
+
+
+def written_without_grad(x: Tensor) -> Tensor:
+    y = x * 2
+    with torch.no_grad():
+        y.mul_(3)
+    return y * x
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x.sin().detach() * x, no_grad_inside, written_without_grad]
+)
+def test_cuts(function: Callable[[Tensor], Tensor]) -> None:
+    check(function, [leaf(3)], 3)
+    assert aten.cos.default not in targets(joint_of(function, leaf(3)))
+
+
+# Several orders -----------------------------------------------------------------------------------
+
+
+def test_the_derivative_of_an_identity_has_an_order() -> None:
+    first = joint_of(lambda x: x.clone(), leaf(3))
+    assert not [n for n in reverse_nodes(first) if n.target is not aten.clone.default]
+    second = differentiate(first, [1], [1])
+    assert Sweep(second, [0], [0]).order == 3
+
+
+def test_orders_count_up() -> None:
+    x = leaf(3)
+    first = joint_of(lambda x: x.sin(), x)
+    second = differentiate(first, [1], [0, 1])
+    remove_dead_code(second.graph)
+    assert reverse_nodes(second, 1)
+    assert reverse_nodes(second, 2)
+    ones = torch.ones(3, dtype=torch.float64)
+    *_, dx, dt = evaluate(second, [x.detach(), ones, ones])
+    torch.testing.assert_close(dx, -x.detach().sin())
+    torch.testing.assert_close(dt, x.detach().cos())
+
+
+def test_what_a_derivative_is_computed_from_counts_whatever_way_torch_computes_it() -> None:
+    # The derivative of an overlapping `as_strided` is computed by in-place writes below autograd.
+    check(lambda x: x.as_strided((4, 3), (2, 1)).sin(), [leaf(9)], 2)
+
+
+def test_depended_on() -> None:
+    def function(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        return x.floor() * y.detach(), z
+
+    module = adjoint.capture(function, leaf(3), leaf(3), leaf(3)).graph_module
+    assert Sweep(module, [0], [0, 1, 2]).depended_on([0, 1, 2]) == [0]
+
+
+# Errors -------------------------------------------------------------------------------------------
+
+
+def test_an_op_without_a_derivative_is_named() -> None:
+    a, x = leaf(3), plain(3)
+    with pytest.raises(DifferentiationError) as raised:
+        joint_of(lambda a, x: torch.igamma(a, x), a, x)
+    message = str(raised.value)
+    assert "aten.igamma.default at order 1" in message
+    assert "test_sweep.py" in message
+    assert "torch.igamma(a, x)" in message
+    assert "way out" in message
+
+
+def test_a_rule_that_returns_too_much(rule: Callable[[Any, Any], None]) -> None:
+    def too_many(cotangent: Any, out: Any, x: Any) -> Any:
+        return cotangent, cotangent
+
+    rule(aten.sin.default, too_many)
+    with pytest.raises(DifferentiationError, match="rule too_many returned 2 cotangents for 1 arg"):
+        joint_of(torch.sin, leaf(3))
+
+
+def test_a_rule_that_returns_no_tuple(rule: Callable[[Any, Any], None]) -> None:
+    rule(aten.sin.default, lambda cotangent, out, x: cotangent)
+    with pytest.raises(DifferentiationError, match="returned a tensor, not a tuple"):
+        joint_of(torch.sin, leaf(3))
+
+
+def test_a_rule_that_returns_another_shape(rule: Callable[[Any, Any], None]) -> None:
+    def transposed(cotangent: Any, out: Any, x: Any) -> Any:
+        return (cotangent.t(),)
+
+    rule(aten.sin.default, transposed)
+    with pytest.raises(DifferentiationError, match=r"transposed returned a cotangent of shape"):
+        joint_of(torch.sin, leaf(3, 4))
+
+
+def test_a_rule_of_the_users_own(rule: Callable[[Any, Any], None]) -> None:
+    rule(aten.sin.default, lambda cotangent, out, x: (cotangent * 100,))
+    x = leaf(3)
+    *_, gradient = evaluate(joint_of(torch.sin, x), [x.detach(), torch.ones(3)])
+    torch.testing.assert_close(gradient, torch.full((3,), 100.0))
+
+
+def test_several_results() -> None:
+    def function(x: Tensor) -> Tensor:
+        values, vectors = torch.linalg.eigh(x @ x.t() + torch.eye(3, dtype=x.dtype))
+        return values.sum() + vectors.abs().sum()
+
+    check(function, [leaf(3, 3)], 2)
+    module = adjoint.capture(nn.LayerNorm(3).double(), leaf(2, 3)).graph_module
+    assert any(node.target is operator.getitem for node in module.graph.nodes)

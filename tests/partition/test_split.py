@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import adjoint
+from adjoint.building import Build
+from adjoint.graph.descriptors import Saved, SavedInput, Tangent
+from adjoint.graph.evaluation import evaluate
+from adjoint.graph.metadata import input_descriptors, output_descriptors, outputs_of
+from adjoint.options import Options
+from adjoint.partition.split import is_free
+from adjoint.runtime.bridge import Recorded
+from tests.parity import leaf, plain
+
+aten = torch.ops.aten
+
+
+def recorded(
+    function: Callable[..., Any], *args: Any, wrt: tuple[int, ...] = (0,), dynamic: bool = False
+) -> Recorded:
+    module = adjoint.capture(function, *args, dynamic=dynamic).graph_module
+    made = Build(Options()).record(module, wrt)
+    assert made is not None
+    return made
+
+
+def saved_nodes(made: Recorded) -> list[fx.Node]:
+    """What is saved, inputs and outputs, as nodes of the forward graph."""
+    inputs = [n for n in made.graph_module.graph.nodes if n.op == "placeholder"]
+    outputs = outputs_of(made.graph_module.graph)
+    return [inputs[i] for i in made.saved_inputs] + [outputs[i] for i in made.saved_outputs]
+
+
+def saved_targets(made: Recorded) -> list[Any]:
+    return [node.target if node.op == "call_function" else "input" for node in saved_nodes(made)]
+
+
+def targets(module: fx.GraphModule) -> list[Any]:
+    return [node.target for node in module.graph.nodes]
+
+
+def test_an_input_is_saved_as_an_input() -> None:
+    made = recorded(torch.sin, leaf(3))
+    assert made.saved_inputs == (0,)
+    assert made.saved_outputs == ()
+    assert len(outputs_of(made.graph_module.graph)) == made.results == 1
+
+
+def test_a_result_is_saved_as_the_result() -> None:
+    made = recorded(torch.exp, leaf(3))
+    assert made.saved_inputs == ()
+    assert made.saved_outputs == (0,)
+    assert len(outputs_of(made.graph_module.graph)) == 1
+
+
+def test_a_value_in_between_is_an_output_of_its_own() -> None:
+    made = recorded(lambda x: x.exp().sin(), leaf(3))
+    assert saved_targets(made) == [aten.exp.default]
+    descriptors = output_descriptors(made.graph_module.graph)
+    assert isinstance(descriptors[-1], Saved)
+    entering = input_descriptors(made.first.graph_module.graph)
+    assert any(isinstance(each, SavedInput) for each in entering)
+    assert isinstance(entering[-1], Tangent)
+
+
+def test_nothing_is_saved_for_a_linear_function() -> None:
+    made = recorded(lambda x: (x * 3).sum() - x.mean(), leaf(3))
+    assert made.saved_inputs == made.saved_outputs == ()
+
+
+def test_nothing_is_saved_twice() -> None:
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        z = x.exp()
+        return z * y, z.sin() * y, z
+
+    made = recorded(function, leaf(3), leaf(3), wrt=(0, 1))
+    nodes = saved_nodes(made)
+    assert len(nodes) == len(set(nodes))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.t(),
+        lambda x: x.view(-1),
+        lambda x: x[1:],
+        lambda x: x.unsqueeze(0),
+        lambda x: x.expand(2, 3, 4),
+        lambda x: x.t()[0].view(-1, 1),
+    ],
+)
+def test_views_are_made_again(view: Callable[[Tensor], Tensor]) -> None:
+    made = recorded(lambda x: view(x.exp()).sin(), leaf(3, 4))
+    assert saved_targets(made) == [aten.exp.default]
+    made = recorded(lambda x: view(x).sin(), leaf(3, 4))
+    assert saved_targets(made) == ["input"]
+
+
+def test_no_part_of_several_results_is_saved_as_a_list() -> None:
+    made = recorded(lambda x: [part.sin() for part in x.exp().split(1)], leaf(3))
+    assert all(isinstance(node.meta["val"], Tensor) for node in saved_nodes(made))
+
+
+def test_sizes_are_saved_as_numbers() -> None:
+    made = recorded(lambda x: x.mean(0).exp(), leaf(3, 4), dynamic=True)
+    for node in saved_nodes(made):
+        value = node.meta["val"]
+        assert not isinstance(value, Tensor) or value.dim() > 0
+    sizes = [n for n in saved_nodes(made) if not isinstance(n.meta["val"], Tensor)]
+    assert len(sizes) == len(set(sizes))
+
+
+def test_constants_are_made_again() -> None:
+    made = recorded(lambda x: x * torch.arange(3.0, dtype=x.dtype), leaf(3))
+    assert saved_targets(made) == []
+    assert aten.arange.default in targets(made.first.graph_module) or aten.arange.start_step in (
+        targets(made.first.graph_module)
+    )
+
+
+def test_a_random_mask_is_saved_and_not_drawn_again() -> None:
+    made = recorded(lambda x: nn.functional.dropout(x, 0.5), leaf(64))
+    random = [
+        target
+        for target in targets(made.first.graph_module)
+        if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+    ]
+    assert random == []
+    x, cotangent = plain(64), plain(64)
+    results = evaluate(made.graph_module, [x])
+    saved = [results[i] for i in made.saved_outputs]
+    (gradient,) = evaluate(made.first.graph_module, [*saved, cotangent])
+    torch.testing.assert_close(gradient == 0, results[0] == 0)
+
+
+def test_every_random_number_is_drawn_once_whether_or_not_it_is_needed() -> None:
+    def function(x: Tensor) -> Tensor:
+        torch.rand(3)
+        return x.sin()
+
+    made = recorded(function, leaf(3))
+    assert aten.rand.default in targets(made.graph_module)
+    assert aten.rand.default not in targets(made.first.graph_module)
+
+
+def test_the_backward_takes_what_its_pattern_needs() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.exp(), x.sin()
+
+    build = Build(Options())
+    made = build.record(adjoint.capture(function, leaf(3)).graph_module, (0,))
+    assert made is not None
+    first = build.reverse(made, [0], (0,))
+    assert (first.inputs, first.outputs) == ((), (0,))
+    second = build.reverse(made, [1], (0,))
+    assert (second.inputs, second.outputs) == ((0,), ())
+    assert aten.exp.default not in targets(first.graph_module)
+
+
+def test_a_value_used_forwards_only_is_not_saved() -> None:
+    made = recorded(lambda x, y: (x * 2 + y.exp(), y.sin()), leaf(3), plain(3))
+    assert saved_nodes(made) == []
+
+
+def test_what_is_free() -> None:
+    module = adjoint.capture(lambda x: (x.t() + torch.ones(3)).exp(), leaf(3, 3)).graph_module
+    free = {node.target for node in module.graph.nodes if is_free(node)}
+    assert aten.t.default in free
+    assert aten.ones.default in free
+    assert aten.exp.default not in free
+    assert aten.add.Tensor not in free

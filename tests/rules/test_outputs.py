@@ -1,0 +1,18 @@
+import torch
+
+from adjoint.rules.outputs import differentiable_outputs
+from adjoint.torch_private.fake import new_fake_mode
+
+aten = torch.ops.aten
+
+
+def test_torch_says_which_results_have_a_derivative() -> None:
+    mode = new_fake_mode()
+    with mode:
+        x = torch.empty(3, 4)
+    norm = differentiable_outputs(
+        aten.native_layer_norm.default, (x, [4], None, None, 1e-5), {}, [x], mode
+    )
+    assert norm == (True, False, False)
+    assert differentiable_outputs(aten.sort.default, (x,), {}, [x], mode) == (True, False)
+    assert differentiable_outputs(aten.sort.default, (x,), {}, [], mode) == (False, False)

@@ -1,0 +1,40 @@
+import pytest
+import torch
+
+from tests.rules.rows import Row, agrees, has_rule
+
+X = [(3, 4)]
+
+ROWS = [
+    Row("view", lambda x: x.view(2, 6).sin(), X, complex=True),
+    Row("unsqueeze", lambda x: x.unsqueeze(1).sin(), X),
+    Row("squeeze", lambda x: x.squeeze(1).sin(), [(3, 1)]),
+    Row("squeeze-all", lambda x: x.squeeze().sin(), [(3, 1, 1)]),
+    Row("squeeze-several", lambda x: x.squeeze((0, 2)).sin(), [(1, 3, 1)]),
+    Row("expand", lambda x: x.expand(2, 3, 4).sin(), [(3, 1)]),
+    Row("permute", lambda x: x.permute(2, 0, -2).sin(), [(2, 3, 4)]),
+    Row("transpose", lambda x: x.transpose(0, -1).sin(), [(2, 3, 4)]),
+    Row("t", lambda x: x.t().sin(), X),
+    Row("flip", lambda x: x.flip([1]).sin(), X),
+    Row("roll", lambda x: x.roll(1, 1).sin(), X),
+    Row("roll-all", lambda x: x.roll(2).sin(), X),
+    Row("select", lambda x: x.select(1, -1).sin(), X),
+    Row("slice", lambda x: x[:, 1:4:2].sin(), X),
+    Row("slice-none", lambda x: x[5:].sin(), X),
+    Row("diagonal", lambda x: x.diagonal(1).sin(), X),
+    Row("cat", lambda x, y: torch.cat([x, y, x], -1).sin(), [(3, 2), (3, 1)]),
+    Row("cat-empty", lambda x, y: torch.cat([x, y], 1).sin(), [(3, 2), (0,)]),
+    Row("stack", lambda x, y: torch.stack([x, y], -1).sin(), [(3,), (3,)]),
+    Row("unbind", lambda x: x.unbind(1)[2].sin(), X),
+    Row("split", lambda x: x.split(3, 1)[1].sin(), X),
+    Row("split-sizes", lambda x: [p.sin() for p in x.split([1, 3], 1)], X),
+    Row("pad", lambda x: torch.nn.functional.pad(x, (1, -1, 0, 2), value=3.0).sin(), X),
+    Row("conj", lambda x: x.conj() * x, X, complex=True),
+    Row("clone", lambda x: x.clone().sin(), X),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_derivatives_are_eagers(row: Row) -> None:
+    assert has_rule(row)
+    agrees(row)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import adjoint
+from adjoint.building import Build
+from adjoint.graph.evaluation import evaluate
+from adjoint.options import Options
+from adjoint.runtime.bridge import Compiled
+from tests.differentiation import check
+from tests.parity import leaf, plain
+
+aten = torch.ops.aten
+
+
+def captured(function: Any, *args: Any) -> torch.fx.GraphModule:
+    return adjoint.capture(function, *args).graph_module
+
+
+def test_what_depends_on_nothing_is_not_recorded() -> None:
+    module = captured(lambda x, n: (x.detach() * 2, n + 1), leaf(3), torch.arange(3))
+    assert Build(Options()).record(module, (0,)) is None
+
+
+def test_the_first_backward_comes_with_the_recording() -> None:
+    build = Build(Options())
+    made = build.record(captured(torch.sin, leaf(3)), (0,))
+    assert made is not None
+    assert build.reverse(made, made.first.of, (0,)) is made.first
+
+
+def test_zeros_are_said_where_results_depend_on_an_input() -> None:
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.floor() * 2, y.sin()
+
+    build = Build(Options())
+    made = build.record(captured(function, leaf(3), leaf(3)), (0, 1))
+    assert made is not None
+    assert made.first.zeros == {0}
+    assert build.reverse(made, [1], (0, 1)).zeros == frozenset()
+
+
+def test_the_transpose_of_a_backward_pushes_forward() -> None:
+    x, tangent = plain(3), plain(3)
+    build = Build(Options())
+    made = build.record(captured(lambda x: x.sin() * x, x), (0,))
+    assert made is not None
+    outputs = evaluate(made.graph_module, [x])
+    saved = [*(x for _ in made.first.inputs), *(outputs[i] for i in made.first.outputs)]
+    graph, present = build.transpose(made.first.graph_module, len(saved))
+    assert present == [0]
+    entering = [*saved, torch.zeros_like(outputs[0]), tangent]
+    (pushed,) = evaluate(graph, entering)
+    expected = (x.cos() * x + x.sin()) * tangent
+    torch.testing.assert_close(pushed, expected)
+
+
+def test_a_loaded_graph_takes_its_inputs_out_of_the_list() -> None:
+    inputs = [plain(3)]
+    Build(Options()).load(captured(torch.sin, inputs[0]))(inputs)
+    assert inputs == []
+
+
+def test_what_has_no_rule_is_left_to_autograd() -> None:
+    build = Build(Options())
+    assert isinstance(build.program(captured(torch.sin, leaf(3))), Compiled)
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+            return cotangent * 2
+
+    x = leaf(3)
+    program = build.program(captured(lambda x: Double.apply(x), x))
+    (out,) = program([x])
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], torch.full_like(x, 2))
+
+
+def test_saved_values_that_the_first_backward_does_not_reach() -> None:
+    # The mask is saved and has no derivative; what scales it has one only at the second order.
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(x > 0, x * y.exp(), x.sin()).prod()
+
+    check(function, [leaf(4), leaf(4)], 3)

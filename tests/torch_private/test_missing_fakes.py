@@ -1,0 +1,25 @@
+import torch
+
+import adjoint.torch_private.missing_fakes as missing_fakes
+from adjoint.torch_private.fake import new_fake_mode
+
+aten = torch.ops.aten
+
+
+def test_the_sizes_of_a_ctc_loss_are_those_of_a_real_one() -> None:
+    assert missing_fakes
+    x, targets = torch.randn(6, 2, 4).log_softmax(-1), torch.tensor([[1, 2, 2], [1, 3, 2]])
+    real = aten._ctc_loss(x, targets, [6, 5], [3, 2])
+    mode = new_fake_mode()
+    with mode:
+        fake_x, fake_targets = torch.empty(6, 2, 4), torch.empty(2, 3, dtype=torch.int64)
+        lengths = torch.empty(2, dtype=torch.int64)
+        fake = aten._ctc_loss(fake_x, fake_targets, [6, 5], [3, 2])
+        losses, ways = aten._ctc_loss(fake_x, fake_targets, lengths, lengths)
+        back = aten._ctc_loss_backward(
+            losses, fake_x, fake_targets, lengths, lengths, losses, ways, 0
+        )
+    assert [each.shape for each in fake] == [each.shape for each in real]
+    assert losses.shape == (2,)
+    assert ways.dim() == 3
+    assert back.shape == x.shape

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import adjoint
+from adjoint.transforms import compiled
+from tests.parity import leaf, plain
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """One entry for each program that is captured."""
+    seen: list[Any] = []
+    original = compiled.capture_call
+
+    def counting(function: Any, args: Any, kwargs: Any, dynamic: bool) -> Any:
+        seen.append(args)
+        return original(function, args, kwargs, dynamic)
+
+    monkeypatch.setattr(compiled, "capture_call", counting)
+    return seen
+
+
+def square(x: Tensor) -> Tensor:
+    return x.square().sum()
+
+
+def test_one_program_for_arguments_of_a_kind(captures: list[Any]) -> None:
+    gradient = adjoint.grad(square)
+    for _ in range(3):
+        gradient(plain(3))
+    assert len(captures) == 1
+    gradient(plain(4))
+    gradient(plain(3, dtype=torch.float32))
+    gradient(leaf(3))
+    assert len(captures) == 4
+    with torch.no_grad():
+        assert not gradient(leaf(3)).requires_grad
+
+
+def test_numbers_are_part_of_the_kind(captures: list[Any]) -> None:
+    gradient = adjoint.grad(lambda x, n: (x * n).sum())
+    x = plain(2)
+    for n in (1, 2, 2, 1.0):
+        torch.testing.assert_close(gradient(x, n), torch.full_like(x, n))
+    assert len(captures) == 3
+
+
+def test_transforms_called_with_their_function_are_compiled_once(captures: list[Any]) -> None:
+    for _ in range(3):
+        adjoint.jvp(square, (plain(3),), (plain(3),))
+        adjoint.hvp(square, (plain(3),), (plain(3),))
+        adjoint.vjp(square, plain(3))
+    assert len(captures) == 3
+
+
+def test_methods_are_known_by_their_object(captures: list[Any]) -> None:
+    class Model:
+        def energy(self, x: Tensor) -> Tensor:
+            return x.square().sum()
+
+    model = Model()
+    for _ in range(2):
+        adjoint.jvp(model.energy, (plain(3),), (plain(3),))
+    assert len(captures) == 1
+
+
+def test_what_cannot_be_remembered_is_compiled_again(captures: list[Any]) -> None:
+    class Unhashable:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return x.square().sum()
+
+    function = Unhashable()
+    for _ in range(2):
+        adjoint.jvp(function, (plain(3),), (plain(3),))
+    assert len(captures) == 2
+
+
+def test_a_function_that_is_gone_is_freed() -> None:
+    held = plain(3)
+
+    def function(x: Tensor) -> Tensor:
+        return (x * held).sum()
+
+    adjoint.jvp(function, (plain(3),), (plain(3),))
+    adjoint.grad(function)(plain(3))
+    gone = weakref.ref(function)
+    del function
+    gc.collect()
+    assert gone() is None
+
+
+def test_autocast_and_default_dtype_are_part_of_the_kind() -> None:
+    gradient = adjoint.value_and_grad(lambda x: (x @ x).sum())
+    x = plain(3, 3, dtype=torch.float32)
+    plainly, _ = gradient(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast, _ = gradient(x)
+    assert plainly.dtype == torch.float32
+    assert cast.dtype == torch.bfloat16
+
+
+def test_it_looks_like_the_function() -> None:
+    assert adjoint.grad(square).__name__ == "square"  # type: ignore[attr-defined]
+    assert adjoint.grad(square).__wrapped__ is square  # type: ignore[attr-defined]

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import adjoint
+from adjoint.transforms.fingerprint import fingerprint
+
+FACTOR = 2.0
+
+
+def helper(x: Tensor) -> Tensor:
+    return x * FACTOR
+
+
+def uses_helper(x: Tensor) -> Tensor:
+    return helper(x)
+
+
+def uses_global_inside(x: Tensor) -> Tensor:
+    return (lambda y: y * FACTOR)(x)
+
+
+def test_the_same_function_has_the_same_mark() -> None:
+    scale = 3.0
+    tensor = torch.ones(2)
+
+    def function(x: Tensor) -> Tensor:
+        return x * scale * tensor
+
+    assert fingerprint(function) == fingerprint(function)
+    hash(fingerprint(function))
+
+
+def changed_number() -> tuple[Callable[..., Any], Callable[[], None]]:
+    scale = 3.0
+
+    def change() -> None:
+        nonlocal scale
+        scale = 4.0
+
+    return lambda x: (x * scale).sum(), change
+
+
+def changed_tensor() -> tuple[Callable[..., Any], Callable[[], None]]:
+    held = torch.ones(2)
+
+    def change() -> None:
+        nonlocal held
+        held = torch.full((2,), 5.0)
+
+    return lambda x: (x * held).sum(), change
+
+
+def changed_in_place() -> tuple[Callable[..., Any], Callable[[], None]]:
+    held = torch.ones(2)
+    return lambda x: (x * held).sum(), lambda: held.mul_(7)  # type: ignore[return-value]
+
+
+def changed_list() -> tuple[Callable[..., Any], Callable[[], None]]:
+    scales = [1.0]
+    return lambda x: (x * scales[0]).sum(), lambda: scales.__setitem__(0, 2.0)
+
+
+def changed_module() -> tuple[Callable[..., Any], Callable[[], None]]:
+    module = nn.Linear(2, 1)
+    return lambda x: module(x).sum(), lambda: setattr(
+        module, "weight", nn.Parameter(torch.full((1, 2), 9.0))
+    )
+
+
+def changed_mode() -> tuple[Callable[..., Any], Callable[[], None]]:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(1.0))
+    return lambda x: (module(x) + x).sum(), lambda: module.eval()  # type: ignore[return-value]
+
+
+def changed_attribute() -> tuple[Callable[..., Any], Callable[[], None]]:
+    class Scaled(nn.Module):
+        scale = 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    module = Scaled()
+    module.scale = 2.0
+    return lambda x: module(x).sum(), lambda: setattr(module, "scale", 3.0)
+
+
+def changed_object() -> tuple[Callable[..., Any], Callable[[], None]]:
+    class Config:
+        def __init__(self) -> None:
+            self.scale = 1.0
+
+    config = Config()
+    return lambda x: (x * config.scale).sum(), lambda: setattr(config, "scale", 3.0)
+
+
+def changed_inside_a_transform() -> tuple[Callable[..., Any], Callable[[], None]]:
+    scale = 3.0
+
+    def change() -> None:
+        nonlocal scale
+        scale = 4.0
+
+    inner = adjoint.grad(lambda x: (x**2 * scale).sum())
+    return lambda x: inner(x).sum(), change
+
+
+def changed_partial() -> tuple[Callable[..., Any], Callable[[], None]]:
+    scales = {"scale": 1.0}
+
+    def function(scales: dict[str, float], x: Tensor) -> Tensor:
+        return (x * scales["scale"]).sum()
+
+    return functools.partial(function, scales), lambda: scales.update(scale=2.0)
+
+
+def changed_method() -> tuple[Callable[..., Any], Callable[[], None]]:
+    class Model:
+        def __init__(self) -> None:
+            self.scale = 1.0
+
+        def energy(self, x: Tensor) -> Tensor:
+            return (x * self.scale).sum()
+
+    model = Model()
+    return model.energy, lambda: setattr(model, "scale", 2.0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        changed_number,
+        changed_tensor,
+        changed_in_place,
+        changed_list,
+        changed_module,
+        changed_mode,
+        changed_attribute,
+        changed_object,
+        changed_inside_a_transform,
+        changed_partial,
+        changed_method,
+    ],
+)
+def test_a_change_shows(make: Callable[[], Any]) -> None:
+    function, change = make()
+    x = torch.tensor([1.0, 2.0])
+    gradient = adjoint.grad(function)
+    torch.testing.assert_close(gradient(x), torch.func.grad(function)(x))
+    change()
+    torch.testing.assert_close(gradient(x), torch.func.grad(function)(x))
+
+
+@pytest.mark.parametrize("function", [uses_helper, uses_global_inside])
+def test_globals_of_helpers(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(2)
+    gradient = adjoint.grad(lambda x: function(x).sum())
+    torch.testing.assert_close(gradient(x), torch.full((2,), 2.0))
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    torch.testing.assert_close(gradient(x), torch.full((2,), 3.0))
+
+
+def test_what_refers_to_itself() -> None:
+    held: list[Any] = []
+    held.append(held)
+
+    def function(x: Tensor) -> Tensor:
+        return x if held else function(x)
+
+    assert fingerprint(function) == fingerprint(function)

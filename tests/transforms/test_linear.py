@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import adjoint
+from adjoint.errors import CaptureError
+from adjoint.transforms.compiled import linearize
+from tests.parity import leaf, plain
+
+aten = torch.ops.aten
+
+
+def two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x.sin() * y, y.exp(), x.argmax()
+
+
+def targets(function: Any, *args: Any) -> list[Any]:
+    return [node.target for node in adjoint.capture(function, *args).graph_module.graph.nodes]
+
+
+def test_both_directions_are_transposes() -> None:
+    x, y, dx, dy, one, other = (plain(3) for _ in range(6))
+
+    def program(x: Tensor, y: Tensor) -> Any:
+        point = linearize(two, [x, y])
+        return point.push_forward([dx, dy]), point.pull_back([one, other, None])
+
+    pushed, pulled = adjoint.run(adjoint.capture(program, x, y), x, y)
+    assert not pushed[2].any()
+    forwards = (pushed[0] * one).sum() + (pushed[1] * other).sum()
+    backwards = (pulled[0] * dx).sum() + (pulled[1] * dy).sum()
+    torch.testing.assert_close(forwards, backwards)
+
+
+def test_the_value_is_computed_once() -> None:
+    def program(x: Tensor) -> Any:
+        point = linearize(lambda x: x.exp().sin(), [x])
+        return point.value, point.pull_back([x]), point.pull_back([x * 2])
+
+    assert targets(program, plain(3)).count(aten.exp.default) == 1
+
+
+def test_no_cotangents_no_nodes() -> None:
+    def program(x: Tensor) -> Any:
+        point = linearize(lambda x: x.sin(), [x])
+        return point.pull_back([None])
+
+    found = targets(program, plain(3))
+    assert aten.cos.default not in found
+    (gradient,) = adjoint.run(adjoint.capture(program, plain(3)), plain(3))
+    assert not gradient.any()
+
+
+def test_what_depends_on_nothing() -> None:
+    def program(x: Tensor) -> Any:
+        point = linearize(lambda x: torch.ones(2), [x])
+        return point.push_forward([x]), point.pull_back([torch.ones(2)])
+
+    pushed, pulled = adjoint.run(adjoint.capture(program, plain(3)), plain(3))
+    assert not pushed[0].any()
+    assert not pulled[0].any()
+
+
+def test_a_write_to_what_requires_grad_outside() -> None:
+    held = leaf(3) * 1
+
+    def program(x: Tensor) -> Tensor:
+        held.mul_(2)
+        return (x * held).sum()
+
+    with pytest.raises(CaptureError, match="in-place write inside a differentiated function"):
+        adjoint.grad(program)(plain(3))
+
+
+def test_a_write_to_a_buffer_outside_happens() -> None:
+    counter = torch.zeros(())
+
+    def program(x: Tensor) -> Tensor:
+        counter.add_(1)
+        return (x * counter).sum()
+
+    x = plain(3)
+    for calls in (1, 2):
+        torch.testing.assert_close(adjoint.grad(program)(x), torch.full_like(x, calls))
+        assert counter == calls
