@@ -72,13 +72,11 @@ class Build:
         backward = split.backward(nodes, recorded.saved_inputs, recorded.saved_outputs)
         return _reversed(sweep, backward, of)
 
-    def transpose(
-        self, backward: fx.GraphModule, saved: int
-    ) -> tuple[fx.GraphModule, list[int]]:
+    def transpose(self, backward: fx.GraphModule, saved: int) -> tuple[fx.GraphModule, list[int]]:
         """The derivative along inputs, given the backward graph, which is linear in its tangents.
 
         `backward` takes `saved` values, then tangents.  Returns a graph from the same inputs and
-        tangents of the primal inputs to tangents of the outputs, and which inputs have a part in it.
+        tangents of the primal inputs to tangents of the outputs, and which inputs matter to it.
         Its value does not depend on the tangents that `backward` takes: zeros will do.
         """
         gradients = outputs_of(backward.graph)
@@ -89,7 +87,7 @@ class Build:
 
     def load(self, graph_module: fx.GraphModule) -> Executable:
         """The graph, ready to run."""
-        return lambda inputs: evaluate(graph_module, _taken(inputs))
+        return lambda inputs: evaluate(graph_module, _taken(inputs))  # type: ignore[arg-type]
 
     def _leaves_out(self, sweep: Sweep, forward: Forward, wrt: Sequence[int]) -> bool:
         """Some saved value has a derivative that the first backward graph has no part of."""

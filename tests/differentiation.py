@@ -1,8 +1,8 @@
 """Are the derivatives of a compiled program eager's: value and each order, by random projections.
 
-`check(function, inputs, order)` runs the function once in eager and once captured behind the autograd
-bridge, asks autograd for derivatives of both with the same random cotangents, and compares.  Where
-eager has no derivative of some order, the compiled one is compared with finite differences.
+`check(function, inputs, order)` runs the function once in eager and once captured behind the
+autograd bridge, asks autograd for derivatives of both with the same random cotangents, and
+compares.  Where eager has no derivative of some order, finite differences take its place.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def derivatives(
             _random_like(head, generator).requires_grad_(level + 1 < order) for head in heads
         ]
         try:
-            gradients = torch.autograd.grad(
+            gradients: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
                 heads, leaves, cotangents, create_graph=level + 1 < order, allow_unused=True
             )
         except (RuntimeError, NotImplementedError) as error:
@@ -218,7 +218,7 @@ def assert_finite_difference(
 
 
 def _check_finite_difference(function: Function, inputs: Sequence[Any], seed: int) -> None:
-    """The second derivative, which eager does not have, by differences of the first, which it has."""
+    """The second derivative, which eager lacks, by differences of the first, which it has."""
     leaves = [leaf for leaf in _tensors(list(inputs)) if leaf.requires_grad]
     generator = torch.Generator().manual_seed(seed + 1)
     torch.manual_seed(seed)
@@ -234,13 +234,12 @@ def _check_finite_difference(function: Function, inputs: Sequence[Any], seed: in
         )
         torch.manual_seed(seed)
         results = [head for head in _tensors(function(*moved)) if head.requires_grad]
-        gradients = torch.autograd.grad(
+        gradients: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
             results, list(at), cotangents, create_graph=create_graph, allow_unused=True
         )
         pairs = zip(gradients, weights, strict=True)
         parts = [(g * w).sum() for g, w in pairs if g is not None]
-        total = torch.stack([part.real if part.is_complex() else part for part in parts]).sum()
-        return total
+        return torch.stack([part.real if part.is_complex() else part for part in parts]).sum()
 
     scalar = slope(leaves, create_graph=True)
     second: Sequence[torch.Tensor | None] = [None] * len(leaves)

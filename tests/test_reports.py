@@ -80,8 +80,7 @@ def test_a_gradient_inside_and_one_outside() -> None:
 
     x, w = leaf(5, 3), leaf(3, 3)
     results = [
-        grad(run(x, w).square().sum(), [x, w], create_graph=True)
-        for run in (force, compile(force))
+        grad(run(x, w).square().sum(), [x, w], create_graph=True) for run in (force, compile(force))
     ]
     torch.testing.assert_close(*results)
     thirds = [grad(each[1].sin().sum(), [x, w]) for each in results]
@@ -112,7 +111,10 @@ def test_the_hessian_of_a_hessian_of_a_compiled_function() -> None:
     rows = [grad(each, x, create_graph=True)[0] for each in first]
     torch.testing.assert_close(torch.stack(rows), torch.func.hessian(function)(x.detach()))
     fourth = [
-        [[grad(third, x, create_graph=True)[0] for third in grad(b, x, create_graph=True)[0]] for b in a]
+        [
+            [grad(third, x, create_graph=True)[0] for third in grad(b, x, create_graph=True)[0]]
+            for b in a
+        ]
         for a in rows
     ]
     stacked = torch.stack([torch.stack([torch.stack(b) for b in a]) for a in fourth])

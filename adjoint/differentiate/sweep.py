@@ -85,13 +85,9 @@ class Sweep:
                 # A derivative depends on all it is computed from, whatever way torch computes it.
                 set_mode(node, Mode())
         emitter.graph.output((*(self.copies.get(node, node) for node in outputs), *gradients))
-        set_output_descriptors(
-            emitter.graph,
-            (
-                *described,
-                *(Gradient(descriptor_of(self.inputs[p]), order=self.order) for p in self.wrt),
-            ),
-        )
+        entering = [descriptor_of(self.inputs[place]) for place in self.wrt]
+        new = [Gradient(each, order=self.order) for each in entering]  # type: ignore[arg-type]
+        set_output_descriptors(emitter.graph, (*described, *new))
         return finish(emitter, entry_mode(self.primal))
 
     def several_results(self) -> list[fx.Node]:
@@ -330,7 +326,8 @@ def order_of_program(graph: fx.Graph) -> int:
     A derivative may have no node of its own: that of an identity only has its inputs and outputs.
     """
     described = (*input_descriptors(graph), *output_descriptors(graph))
-    return max(*(node.meta.get("order", 0) for node in graph.nodes), *map(order_of, described))
+    orders: list[int] = [node.meta.get("order", 0) for node in graph.nodes]
+    return max(*orders, *map(order_of, described))
 
 
 def _attributes(module: fx.GraphModule) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from adjoint.graph.purity import must_stay
 
 
 def merge_common_subexpressions(graph: fx.Graph) -> None:
-    """Leave one node of each set that calls the same op with the same arguments in the same mode."""
+    """Leave one node of those that call the same op with the same arguments in the same mode."""
     known: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op == "get_attr":

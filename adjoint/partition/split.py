@@ -152,8 +152,8 @@ class Split:
         outputs = [n for n in used if available[n][0] == "output"]
         graph_module, _ = _extract(self.joint, [*inputs, *outputs, *self.tangents], gradients)
         entering = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
-        for node, place in zip(entering[len(inputs) :], outputs, strict=False):
-            saved = Saved(available[place][1], checked=True, order=self.order)
+        for node, kept in zip(entering[len(inputs) :], outputs, strict=False):
+            saved = Saved(available[kept][1], checked=True, order=self.order)
             set_descriptor(node, SavedInput(saved))
         set_output_descriptors(graph_module.graph, tuple(d for _, d in self.gradients))
         return Backward(
@@ -212,7 +212,7 @@ def _used(
     tangents: Sequence[fx.Node],
     outputs: Sequence[Any],
 ) -> list[fx.Node]:
-    """Which of the available values are needed to compute `outputs`, computing again what is not."""
+    """Which available values are needed to compute `outputs`, computing again what is not there."""
     used: dict[fx.Node, None] = {}
     visited: set[fx.Node] = set(tangents)
     work = [n for n in outputs if isinstance(n, fx.Node)]
@@ -237,7 +237,7 @@ def _extract(
     outputs: Sequence[Any],
     kept: Sequence[fx.Node] = (),
 ) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:
-    """The graph that computes `outputs` from `inputs`, and runs `kept` besides; the copies in it."""
+    """The graph that computes `outputs` from `inputs` and runs `kept`; the copies in it."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in inputs:

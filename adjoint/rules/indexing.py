@@ -110,6 +110,28 @@ def embedding(
     return (kernel(cotangent, indices, weight.shape[0], padding_idx, scale_grad_by_freq),)
 
 
+@vjp(aten.embedding_dense_backward.default)
+def embedding_dense_backward(
+    cotangent: Any,
+    out: Any,
+    rows: Any,
+    indices: Any,
+    num_weights: Any,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+) -> Any:
+    """Each row reads where it was added; torch's own formula fixes the number of rows."""
+    flat = indices.reshape(-1)
+    read = cotangent.index_select(0, flat)
+    if scale_grad_by_freq:
+        ones = torch.ones_like(flat, dtype=read.dtype)
+        counts = read.new_zeros((num_weights,)).index_add(0, flat, ones)
+        read = read / counts.index_select(0, flat).unsqueeze(-1)
+    if padding_idx >= 0:
+        read = read.masked_fill((flat == padding_idx).unsqueeze(-1), 0)
+    return (read.view(rows.shape),)
+
+
 # Products --------------------------------------------------------------------------------------
 
 Scatter = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -229,7 +229,7 @@ def group_norm(
         needed = (True, weight is not None, bias is not None)
         kernel = aten.native_group_norm_backward.default
         of_x, of_weight, of_bias = kernel(
-            of_out.contiguous(), x, out[1], out[2], weight, N, C, HxW, group, needed
+            _laid_out(of_out), x, out[1], out[2], weight, N, C, HxW, group, needed
         )
     grouped = x.reshape(N, group, -1)
     count = grouped.shape[-1]
@@ -268,6 +268,11 @@ def weight_norm_backward(cotangent: Any, direction: Any, length: Any, norms: Any
     unit = direction / norm
     along = (cotangent * unit).sum(axes, keepdim=True)
     return (cotangent - unit * along) * (length / norm), along
+
+
+def _laid_out(cotangent: torch.Tensor) -> torch.Tensor:
+    """A copy: the kernel reads memory, and how a cotangent lies there shows in the run only."""
+    return cotangent.clone(memory_format=torch.contiguous_format)
 
 
 def _sum(each: torch.Tensor, axes: list[int]) -> torch.Tensor:

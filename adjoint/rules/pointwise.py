@@ -61,9 +61,15 @@ PARTIALS: dict[Any, tuple[Partial | None, ...]] = {
         lambda out, x, y, z, value=1: y * value,
     ),
     aten.fmod.Scalar: (lambda out, x, y: 1,),
-    aten.fmod.Tensor: (lambda out, x, y: 1, lambda out, x, y: -torch.div(x, y, rounding_mode="trunc")),
+    aten.fmod.Tensor: (
+        lambda out, x, y: 1,
+        lambda out, x, y: -torch.div(x, y, rounding_mode="trunc"),
+    ),
     aten.remainder.Scalar: (lambda out, x, y: 1,),
-    aten.remainder.Tensor: (lambda out, x, y: 1, lambda out, x, y: -torch.div(x, y, rounding_mode="floor")),
+    aten.remainder.Tensor: (
+        lambda out, x, y: 1,
+        lambda out, x, y: -torch.div(x, y, rounding_mode="floor"),
+    ),
 }
 
 # The same, where the partial derivative is the reciprocal of a number: the cotangent is divided

@@ -81,7 +81,9 @@ def _placed(
     if x.dim() == 0:
         return cotangent
     place = restore_axes(index, x, dim, keepdim)
-    return cotangent.new_zeros(x.shape).scatter(dim, place, restore_axes(cotangent, x, dim, keepdim))
+    return cotangent.new_zeros(x.shape).scatter(
+        dim, place, restore_axes(cotangent, x, dim, keepdim)
+    )
 
 
 @vjp(aten.topk.default)

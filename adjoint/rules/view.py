@@ -190,3 +190,23 @@ def constant_pad(cotangent: Any, out: Any, x: Any, pad: Sequence[Any], value: An
 def conj(cotangent: Any, out: Any, x: Any) -> Any:
     """The conjugate."""
     return (cotangent.conj(),)
+
+
+@vjp(aten.as_strided_scatter.default)
+def as_strided_scatter(
+    cotangent: Any,
+    out: Any,
+    x: Any,
+    source: Any,
+    size: Any,
+    stride: Any,
+    storage_offset: Any = None,
+) -> Any:
+    """The source was put at some places; x has nothing there."""
+    place = (size, stride, 0 if storage_offset is None else storage_offset)
+    # Its memory is spoken of: a cotangent may be an expanded number.
+    whole = cotangent.clone(memory_format=torch.contiguous_format)
+    return (
+        lambda: aten.as_strided_scatter.default(whole, whole.new_zeros(source.shape), *place),
+        lambda: aten.as_strided_copy.default(whole, *place),
+    )

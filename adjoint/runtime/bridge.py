@@ -1,7 +1,7 @@
 """The autograd bridge: a compiled graph is a node of torch's autograd graph, at every order.
 
 A graph whose inputs require grad runs as one `autograd.Function`.  What its backward needs are
-inputs and outputs of that function - values saved besides the results are outputs, too - so that its
+inputs and outputs of that function - values saved besides the results are outputs, too.  So its
 backward, which is a graph again, can be applied as such a function in turn when autograd wants to
 differentiate it (`create_graph=True`).  Cotangents that then reach saved values come back to the
 first function.
@@ -143,7 +143,7 @@ class Recording:
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         with torch.enable_grad():
-            outputs = _Node.apply(self, *inputs)
+            outputs = _Node.apply(self, *inputs)  # type: ignore[no-untyped-call]
         return outputs[: self.recorded.results]  # type: ignore[no-any-return]
 
     def forward(self, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -195,7 +195,7 @@ class _Node(torch.autograd.Function):
 
     # A frame that Dynamo compiles may call autograd, and this; it is no part of the user's program.
     @staticmethod
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *cotangents: Any) -> Any:
         recording: Recording = ctx.recording
         recorded = recording.recorded

@@ -142,7 +142,7 @@ class Tracer(TorchDispatchMode):
         self, fake_mode: FakeTensorMode, adopt: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
         """`adopt` makes an input of a real tensor that the program closes over."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.fake_mode = fake_mode
         self.adopt = adopt
         self.is_paused = False

@@ -122,7 +122,8 @@ def hvp(function: Function, primals: Any, tangents: Any) -> Any:
 
     def traced(primals: Any, tangents: Any) -> Any:
         gradients = torch.func.grad_and_value(function, argnums)
-        (_, value), (product, _) = torch.func.jvp(gradients, tuple(primals), tuple(tangents))
+        both: Any = torch.func.jvp(gradients, tuple(primals), tuple(tangents))
+        (_, value), (product, _) = both
         return value, product
 
     programs = programs_of(function, "hvp")

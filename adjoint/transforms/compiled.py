@@ -52,10 +52,11 @@ _OF_FUNCTIONS: WeakKeyDictionary[Any, dict[Hashable, Programs]] = WeakKeyDiction
 
 def programs_of(function: Function, transform: Hashable) -> Programs:
     """The programs of a transform that is called with its function, while the function lives."""
+    owner: Any = function
     if isinstance(function, MethodType):
-        function, transform = function.__self__, (function.__func__, transform)
+        owner, transform = function.__self__, (function.__func__, transform)
     try:
-        return _OF_FUNCTIONS.setdefault(function, {}).setdefault(transform, Programs())
+        return _OF_FUNCTIONS.setdefault(owner, {}).setdefault(transform, Programs())
     except TypeError:  # It cannot be hashed, or not be referred to weakly.
         return Programs()
 
@@ -108,6 +109,7 @@ class PullBack:
 
     def __init__(self, linearized: Function, value_of: Function, primals: Any, _: Any) -> None:
         points: list[Linearized] = []
+        self.given: list[int] = []
 
         def forward(*primals: Any) -> Any:
             point = linearized(primals)
@@ -117,7 +119,6 @@ class PullBack:
             points.append(point)
             return point.value, point.saved(self.given)
 
-        self.given: list[int] = []
         self.forward = Program(forward, primals, {})
         (point,) = points
         reverse = point.reverse_graph(self.given)

@@ -19,6 +19,12 @@ from torch import Tensor
 from adjoint.errors import CaptureError
 from tests.parity import Route, check
 
+# Eager's advice about some of what is drawn.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Use of .* on expanded tensors is deprecated"),
+    pytest.mark.filterwarnings("ignore:The use of .x.T. on tensors of dimension"),
+]
+
 # How an input is made of those before it: {0} is one of them.  Not by `detach`: it leaves two
 # inputs one version counter without being a view, which fake tensors do not (test_inputs has it).
 INPUTS = (
@@ -250,7 +256,7 @@ def test_a_random_program(program: Program) -> None:
     holds(program, Route.DIRECT)
 
 
-@drawn(40)
+@drawn(80)
 def test_a_random_program_through_dynamo(program: Program) -> None:
     holds(program, Route.DYNAMO)
 

@@ -139,7 +139,7 @@ def test_broadcast_axes_are_summed(one: tuple[int, ...], other: tuple[int, ...])
 
         def call(x: Tensor, y: Tensor, function: Any = function) -> Tensor:
             if function is torch.where:
-                return torch.where(x > y, x, y)
+                return torch.where(x > y, x, y)  # type: ignore[no-any-return]
             return function(x, y)  # type: ignore[no-any-return]
 
         check(call, [leaf(*one), leaf(*other)], 2)
@@ -284,7 +284,7 @@ def test_a_rule_of_the_users_own(rule: Callable[[Any, Any], None]) -> None:
 def test_several_results() -> None:
     def function(x: Tensor) -> Tensor:
         values, vectors = torch.linalg.eigh(x @ x.t() + torch.eye(3, dtype=x.dtype))
-        return values.sum() + vectors.abs().sum()
+        return values.sum() + vectors.abs().sum()  # type: ignore[no-any-return]
 
     check(function, [leaf(3, 3)], 2)
     module = adjoint.capture(nn.LayerNorm(3).double(), leaf(2, 3)).graph_module

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from adjoint.building import Build
 from adjoint.differentiate.sweep import Sweep
 from adjoint.graph.metadata import outputs_of
+from adjoint.graph.operations import with_data
 from adjoint.graph.purity import remove_dead_code
+from adjoint.options import Options
 from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, VJPS
 from tests.differentiation import bridged
 from tests.rules import (
@@ -74,3 +77,27 @@ def _listed(value: Any) -> list[torch.Tensor]:
 
 def test_compositions_are_for_ops_without_a_rule() -> None:
     assert not COMPOSITIONS.keys() & (VJPS.keys() | NON_DIFFERENTIABLE)
+
+
+def cost(row: Row) -> tuple[int, int]:
+    """Of the first derivative: nodes of the backward graph, and values saved for it."""
+    inputs = row.inputs()
+    module = bridged(row.function, *inputs).captured.graph_module
+    recorded = Build(Options()).record(module, range(len(inputs)))
+    assert recorded is not None
+    nodes = recorded.first.graph_module.graph.nodes
+    saved = len(recorded.saved_inputs) + len(recorded.saved_outputs)
+    return sum(node.op == "call_function" for node in nodes), saved
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_rule_costs_no_more_than_torchs_formula(
+    row: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, saved = cost(row)
+    for op in list(VJPS):
+        if op is not with_data:
+            monkeypatch.delitem(VJPS, op)
+    derived_nodes, derived_saved = cost(row)
+    assert nodes <= derived_nodes
+    assert saved <= derived_saved

@@ -28,6 +28,9 @@ def test_primitive_ops_have_two_derivatives(name: str) -> None:
     is_right(function, *(real(*shape, seed=i) for i, shape in enumerate(shapes)))
 
 
+COMPLEX = [prims.real.default, prims.imag.default, prims.conj.default, prims.conj_physical.default]
+
+
 def test_a_composition_has_the_value_of_its_op() -> None:
     x, y = real(2, 3).detach().abs() + 1.5, real(2, 3, seed=1).detach().abs() + 1.5
     for op, made in COMPOSITIONS.items():
@@ -35,7 +38,7 @@ def test_a_composition_has_the_value_of_its_op() -> None:
         if op.namespace != "prims" or kinds not in (["Tensor"], ["Tensor", "Tensor"]):
             continue
         inputs = [x, y][: len(kinds)]
-        if op in (prims.imag.default, prims.conj_physical.default):
+        if op in COMPLEX:
             inputs = [x.to(torch.complex128)]
         if any(name in str(op) for name in ("acos.", "asin.", "atanh", "erf_inv", "ndtri")):
             inputs = [each / 10 for each in inputs]

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 import adjoint
 from adjoint.graph.captured import Captured
+from adjoint.graph.evaluation import evaluate
 from adjoint.runtime.program import Program, sharing
 
 
@@ -32,9 +34,13 @@ class Counting:
         return adjoint.capture(self.function, *inputs)
 
 
+def loaded(graph_module: fx.GraphModule) -> Any:
+    return partial(evaluate, graph_module)
+
+
 def test_a_program_is_captured_once_for_each_way_to_share_memory() -> None:
     capture, x = Counting(write), torch.zeros(4)
-    program = Program(capture([torch.zeros(3), torch.ones(3)]), capture)
+    program = Program(capture([torch.zeros(3), torch.ones(3)]), capture, loaded)
     assert torch.equal(program(torch.zeros(3), torch.ones(3))[0], torch.ones(3))
     assert capture.count == 1
     for _ in range(2):
@@ -48,7 +54,7 @@ def test_a_program_is_captured_once_for_each_way_to_share_memory() -> None:
 
 def test_a_program_that_writes_to_nothing_is_captured_once() -> None:
     capture, x = Counting(read), torch.ones(3)
-    program = Program(capture([x, x.clone()]), capture)
+    program = Program(capture([x, x.clone()]), capture, loaded)
     assert torch.equal(program(x, x)[0], x)
     assert capture.count == 1
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import adjoint
+from adjoint.capture import direct
 from adjoint.transforms import compiled
 from tests.parity import leaf, plain
 
@@ -17,7 +18,7 @@ from tests.parity import leaf, plain
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """One entry for each program that is captured."""
     seen: list[Any] = []
-    original = compiled.capture_call
+    original = direct.capture_call
 
     def counting(function: Any, args: Any, kwargs: Any, dynamic: bool) -> Any:
         seen.append(args)
@@ -109,5 +110,5 @@ def test_autocast_and_default_dtype_are_part_of_the_kind() -> None:
 
 
 def test_it_looks_like_the_function() -> None:
-    assert adjoint.grad(square).__name__ == "square"  # type: ignore[attr-defined]
+    assert adjoint.grad(square).__name__ == "square"
     assert adjoint.grad(square).__wrapped__ is square  # type: ignore[attr-defined]
