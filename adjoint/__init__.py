@@ -1,8 +1,8 @@
 """adjoint: an ahead-of-time differentiating compiler for PyTorch."""
 
-from adjoint.backend import FallbackWarning, compile
+from adjoint.backend import compile
 from adjoint.compiler import capture, run
-from adjoint.errors import CaptureError, DifferentiationError
+from adjoint.errors import CaptureError, DifferentiationError, FallbackWarning
 from adjoint.options import Options
 from adjoint.rules.registry import vjp_rule
 from adjoint.transforms import grad, hessian, hvp, jacfwd, jacrev, jvp, value_and_grad, vjp

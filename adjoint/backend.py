@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from adjoint.compiler import compile_graph
-from adjoint.errors import CaptureError
+from adjoint.errors import CaptureError, FallbackWarning
 from adjoint.options import Options
 from adjoint.torch_private.dynamo import adapt_frames
 
@@ -20,10 +20,6 @@ from adjoint.torch_private.dynamo import adapt_frames
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 adapt_frames("adjoint", CaptureError)
-
-
-class FallbackWarning(UserWarning):
-    """A function runs in eager torch, because it cannot be captured and the user allowed that."""
 
 
 def adjoint(

@@ -48,6 +48,10 @@ class CaptureError(RuntimeError):
         return "\n".join(lines)
 
 
+class FallbackWarning(UserWarning):
+    """Something runs in eager torch, because adjoint cannot do it and says so once."""
+
+
 class DifferentiationError(RuntimeError):
     """An op has no derivative: which op, at which order, why, and where in the user's program.
 

@@ -253,9 +253,9 @@ def _extract(
     graph.output(tuple(copies[n] if isinstance(n, fx.Node) else n for n in outputs))
     remove_dead_code(graph)
     extracted = fx.GraphModule(module, graph)
-    extracted.meta["entry_mode"] = module.meta.get("entry_mode")
-    if extracted.meta["entry_mode"] is None:
-        del extracted.meta["entry_mode"]
+    for key in ("entry_mode", "assumptions"):
+        if key in module.meta:
+            extracted.meta[key] = module.meta[key]
     return extracted, copies
 
 

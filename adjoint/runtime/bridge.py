@@ -13,6 +13,7 @@ out.  Where `torch.func` is at work, the graph runs op by op: it differentiates 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +22,10 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import fx
 
+from adjoint.errors import DifferentiationError, FallbackWarning
 from adjoint.graph.evaluation import entry_mode, evaluate
 from adjoint.torch_private.batches import is_batched, over_batch
+from adjoint.torch_private.fake import DATA_DEPENDENT
 from adjoint.torch_private.modes import functorch_is_active, without_autocast
 
 # Takes its inputs out of the list, so that each can be released after its last use.
@@ -83,6 +86,8 @@ class Compiled:
     def __init__(self, graph_module: fx.GraphModule, builder: Builder) -> None:
         self.graph_module = graph_module
         self.builder = builder
+        self._eager = False
+        """The derivative of some op depends on data, so that no graph can say it."""
         self._plain: Executable | None = None
         self._recordings: dict[tuple[int, ...], Recording | None] = {}
 
@@ -92,6 +97,8 @@ class Compiled:
             return evaluate(self.graph_module, inputs)  # type: ignore[no-any-return]
         wrt = self._recorded_inputs(inputs)
         recording = self._recording(wrt) if wrt else None
+        if self._eager:
+            return evaluate(self.graph_module, inputs)  # type: ignore[no-any-return]
         return self.run(list(inputs)) if recording is None else recording(inputs)
 
     def run(self, inputs: list[Any]) -> Sequence[Any]:
@@ -114,10 +121,20 @@ class Compiled:
         if wrt not in self._recordings:
             with _COMPILING:
                 if wrt not in self._recordings:
-                    recorded = self.builder.record(self.graph_module, wrt)
+                    recorded = self._record(wrt)
                     made = None if recorded is None else Recording(recorded, wrt, self.builder)
                     self._recordings[wrt] = made
         return self._recordings[wrt]
+
+    def _record(self, wrt: tuple[int, ...]) -> Recorded | None:
+        try:
+            return self.builder.record(self.graph_module, wrt)
+        except DifferentiationError as error:
+            if not isinstance(error.__cause__, DATA_DEPENDENT):
+                raise
+            warnings.warn(f"eager autograd takes over: {error}", FallbackWarning, stacklevel=2)
+            self._eager = True
+            return None
 
     def _recorded_inputs(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         if entry_mode(self.graph_module).grad_enabled and not torch.is_grad_enabled():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -52,6 +54,50 @@ def size_symbols(tensor: torch.Tensor) -> Iterable[tuple[sympy.Symbol, Callable[
             expr = expression(value)
             if isinstance(expr, sympy.Symbol):
                 yield expr, query, axis
+
+
+_ASSUMED: WeakKeyDictionary[ShapeEnv, list[sympy.Basic]] = WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def assumptions(shape_env: ShapeEnv | None) -> Iterator[list[sympy.Basic]]:
+    """What torch takes for granted about sizes while the context lasts, or took before in another.
+
+    Guards made after Dynamo has written its own are guarded by nobody: whoever runs what was built
+    here must check them.
+    """
+    if shape_env is None:
+        yield []
+        return
+    known = _ASSUMED.setdefault(shape_env, [])
+    before, frozen = len(shape_env.guards), shape_env.frozen
+    shape_env.frozen = False
+    try:
+        yield known
+    finally:
+        shape_env.frozen = frozen
+        known += [guard.expr for guard in shape_env.guards[before:]]
+
+
+def sizes_in(values: Iterable[tuple[Any, Any]]) -> dict[sympy.Symbol, int]:
+    """The number that each symbol stands for, given pairs of a fake tensor and the real one."""
+    found: dict[sympy.Symbol, int] = {}
+    for fake, real in values:
+        pairs = zip(fake.shape, real.shape, strict=True) if isinstance(fake, torch.Tensor) else ()
+        for symbolic, size in (*pairs, (fake, real)):
+            # As it was before anything was assumed: what is assumed to be 6 is a symbol here.
+            written = symbolic.node._expr if isinstance(symbolic, torch.SymInt) else None
+            if isinstance(written, sympy.Symbol):
+                found[written] = size
+    return found
+
+
+def violated(expressions: Iterable[sympy.Basic], sizes: dict[sympy.Symbol, int]) -> str | None:
+    """The first of `expressions` that does not hold for `sizes`; others it says nothing of."""
+    for expr in expressions:
+        if expr.free_symbols <= sizes.keys() and not evaluate(expr, dict(sizes)):
+            return str(expr)
+    return None
 
 
 def declare_equal(one: Any, other: Any) -> None:

@@ -118,8 +118,13 @@ def unrecorded(make: Callable[[], Tensor]) -> Tensor:
         return make()
 
 
-# Eager takes some writes that have no meaning; these say why capture does not.
-WITHOUT_A_MEANING = ("lie in one place", "overlaps in part", "no gradient would flow")
+# Eager takes some writes that have no meaning, and views that a pure graph cannot have.
+WITHOUT_A_MEANING = (
+    "lie in one place",
+    "overlaps in part",
+    "no gradient would flow",
+    "outside of the tensor",
+)
 
 ENVIRONMENT: dict[str, Any] = {"torch": torch, "unrecorded": unrecorded}
 
@@ -168,7 +173,7 @@ class Writer:
         templates = VALUES + WRITES
         template = templates[kind % len(templates)]
         chosen = [self.tensors[each % len(self.tensors)] for each in (first, second)]
-        if self._is_view_without_grad(self.names[chosen[0]]) and template != "{0} * 2":
+        if any(self._is_view_without_grad(self.names[each]) for each in chosen):
             return
         line = template.format(*chosen, k=k)
         name = f"y{len(self.tensors)}"
@@ -225,10 +230,13 @@ def programs(draw: st.DrawFn) -> Program:
 
 
 def holds(program: Program, route: Route) -> None:
+    if route is Route.DYNAMO:
+        # What `.data` gives Dynamo does not return from a graph but takes again.
+        program.lines = [line.replace(".data", ".detach()") for line in program.lines]
     function, make = program.functions()
     try:
         check(function, make, route, compiles=False)
-    except torch._dynamo.exc.Unsupported:
+    except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.TorchRuntimeError):
         return
     except CaptureError as error:
         if not any(why in error.why for why in WITHOUT_A_MEANING):

@@ -75,3 +75,11 @@ def test_other_kernels_of_batch_norm_have_the_same_backward() -> None:
         x, g, w, None, None, mean, mean, 1e-5, mean
     )
     torch.testing.assert_close((made[0], made[1] + made[2]), wanted)
+
+
+def test_a_cotangent_may_lie_in_memory_in_any_way() -> None:
+    x = real(2, 4, 3)
+    compiled = bridged(lambda x: group_norm(x, 2), x)
+    for g in (real(3, 4, 2).detach().permute(2, 1, 0), torch.ones(1).double().expand(2, 4, 3)):
+        wanted = torch.autograd.grad(group_norm(x, 2), x, g)
+        torch.testing.assert_close(torch.autograd.grad(compiled(x), x, g), wanted)

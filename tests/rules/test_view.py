@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tests.rules.rows import Row, agrees, has_rule
+from tests.rules.rows import Row, agrees, has_rule, is_right, real
 
 X = [(3, 4)]
 
@@ -38,3 +38,12 @@ ROWS = [
 def test_derivatives_are_eagers(row: Row) -> None:
     assert has_rule(row)
     agrees(row)
+
+
+def test_what_as_strided_scatter_writes_over_has_no_derivative() -> None:
+    """Eager has it the other way round."""
+
+    def function(x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided_scatter(x, source, (2,), (2,), 1).sin()
+
+    is_right(function, real(4), real(2, seed=1))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import adjoint
 from adjoint.building import Build
 from adjoint.options import Options
+from adjoint.rules.registry import VJPS
 from adjoint.runtime import bridge
 from adjoint.runtime.bridge import Compiled, Recorded, Reversed
 from tests.differentiation import Bridged, bridged, check
@@ -527,3 +530,58 @@ def test_a_compiled_function_that_is_gone_is_freed() -> None:
     del compiled
     gc.collect()
     assert module() is None
+
+
+@torch.library.custom_op("adjoint_tests::halves", mutates_args=())
+def halves(x: Tensor) -> Tensor:
+    return x / 2
+
+
+@halves.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _reads_data(ctx: Any, cotangent: Tensor) -> Tensor:
+    return cotangent * (0.5 if bool(cotangent.sum() > -1e9) else 1.0)
+
+
+halves.register_autograd(_reads_data)
+
+
+def test_a_derivative_that_reads_data_is_left_to_eager_and_says_so_once() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: halves(x) * x, backend="adjoint", fullgraph=True)
+    x = torch.rand(3, dtype=torch.float64, requires_grad=True)
+    with pytest.warns(adjoint.FallbackWarning, match="halves"):
+        result = compiled(x)
+    torch.testing.assert_close(torch.autograd.grad(result.sum(), x)[0], x.detach())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled(x).sum().backward()
+    torch.testing.assert_close(x.grad, x.detach())
+
+
+def test_a_derivative_built_for_one_size_refuses_others() -> None:
+    """A rule that looks at a size holds for that size, and nothing else guards it."""
+    torch._dynamo.reset()
+    op = torch.ops.adjoint_tests.halves.default
+    before = VJPS.get(op)
+
+    @adjoint.vjp_rule(op)
+    def looks_at_the_size(cotangent: Tensor, out: Tensor, x: Tensor) -> Any:
+        return (cotangent * (1 / 2 if x.shape[0] == 6 else 7),)
+
+    try:
+        compiled = torch.compile(halves, backend="adjoint", dynamic=True)
+        x = torch.rand(6, requires_grad=True)
+        torch.testing.assert_close(
+            torch.autograd.grad(compiled(x).sum(), x)[0], torch.full((6,), 0.5)
+        )
+        y = torch.rand(5, requires_grad=True)
+        with pytest.raises(adjoint.DifferentiationError, match="assuming Eq"):
+            compiled(y).sum().backward()
+    finally:
+        del VJPS[op]
+        if before is not None:
+            VJPS[op] = before
