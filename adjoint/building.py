@@ -22,6 +22,7 @@ from adjoint.partition.split import Backward, Forward, Split
 from adjoint.runtime.bridge import Compiled, Executable, Recorded, Reversed
 from adjoint.runtime.calling import Graph
 from adjoint.torch_private import symbols, trees
+from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import FakeTensor, fake_mode_of
 from adjoint.torch_private.modes import as_if_alone, is_traceable_wrapper_subclass
 from adjoint.torch_private.operators import HigherOrderOperator
@@ -119,7 +120,7 @@ class Build:
     ) -> tuple[Sweep, fx.GraphModule]:
         sweep = Sweep(graph_module, of, wrt)
         shape_env = fake_mode_of(graph_module).shape_env
-        with as_if_alone(), symbols.assumptions(shape_env) as assumed:
+        with as_if_alone(), general_shapes(), symbols.assumptions(shape_env) as assumed:
             joint = sweep.run()
         joint.meta[_ASSUMED] = assumed
         merge_common_subexpressions(joint.graph)

@@ -83,7 +83,7 @@ def sizes_in(values: Iterable[tuple[Any, Any]]) -> dict[sympy.Symbol, int]:
     """The number that each symbol stands for, given pairs of a fake tensor and the real one."""
     found: dict[sympy.Symbol, int] = {}
     for fake, real in values:
-        pairs = zip(fake.shape, real.shape, strict=True) if isinstance(fake, torch.Tensor) else ()
+        pairs = zip(fake.shape, real.shape, strict=False) if isinstance(fake, torch.Tensor) else ()
         for symbolic, size in (*pairs, (fake, real)):
             # As it was before anything was assumed: what is assumed to be 6 is a symbol here.
             written = symbolic.node._expr if isinstance(symbolic, torch.SymInt) else None

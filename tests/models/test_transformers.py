@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -100,6 +101,9 @@ TOKENS: dict[str, Any] = {
 }
 
 
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
 @dataclass(frozen=True)
 class Family:
     """A model class, its configuration, and what it is called with."""
@@ -110,6 +114,8 @@ class Family:
     dtype: torch.dtype = torch.float64
     skips_layers: bool = False
     """In training a random number decides whether a layer runs, which breaks the graph there."""
+    reads_data: bool = False
+    """The derivative of its op for experts reads data: eager autograd takes over, and says so."""
 
     def make(self, **settings: Any) -> tuple[nn.Module, Inputs]:
         """The model with random weights, and its inputs."""
@@ -162,7 +168,7 @@ FAMILIES: dict[str, Family] = {
     "mamba": Family(
         "MambaForCausalLM", {**SIZES, "state_size": 4, "use_associative_scan": False}, unpadded
     ),
-    "mixtral": Family("MixtralForCausalLM", EXPERTS, dtype=torch.float32),
+    "mixtral": Family("MixtralForCausalLM", EXPERTS, dtype=torch.float32, reads_data=True),
     "swin": Family(
         "SwinModel",
         {
@@ -220,6 +226,7 @@ MORE_FAMILIES: dict[str, Family] = {
             "v_head_dim": 8,
         },
         dtype=torch.float32,
+        reads_data=True,
     ),
     "distilbert": Family(
         "DistilBertModel",
@@ -228,7 +235,9 @@ MORE_FAMILIES: dict[str, Family] = {
     "falcon": Family("FalconForCausalLM", {**SIZES, "new_decoder_architecture": True}),
     "fnet": Family("FNetModel", SIZES, unpadded),
     "gpt-neox": Family("GPTNeoXForCausalLM", SIZES),
-    "gpt-oss": Family("GptOssForCausalLM", {**EXPERTS, "sliding_window": 4}, dtype=torch.float32),
+    "gpt-oss": Family(
+        "GptOssForCausalLM", {**EXPERTS, "sliding_window": 4}, dtype=torch.float32, reads_data=True
+    ),
     "mamba2": Family(
         "Mamba2ForCausalLM",
         {
@@ -402,10 +411,15 @@ def test_a_family_compiled_is_as_in_eager(
     model.train(training)
     original = copy.deepcopy(model)
     expected = observe(original, original, inputs)
-    whole = not (training and family.skips_layers)
+    # Dynamo before 2.13 cannot follow how a decoder copies its own configuration.
+    copies = family.model.endswith("ConditionalGeneration") and TORCH < (2, 13)
+    whole = not (training and family.skips_layers) and not copies
     reference: dict[str, Any] = {"target": "reference"}
     fast = torch.compile(model, backend="adjoint", options=reference, fullgraph=whole)
-    assert_same(observe(fast, model, inputs), expected, family.dtype)
+    with warnings.catch_warnings():
+        if family.reads_data:
+            warnings.simplefilter("ignore", adjoint.FallbackWarning)
+        assert_same(observe(fast, model, inputs), expected, family.dtype)
     assert compiled
 
 
