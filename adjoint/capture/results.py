@@ -252,7 +252,9 @@ class Results:
         now = self._now(root)
         whole = alias is now
         of = FromGraph(self._base(now, descriptor, whole))
-        steps = self._steps(chain) if now is root else [] if whole else self._by_place(chain)
+        # A view of what the tensor shows now is made as the program made it.
+        anew = now not in chain
+        steps = self._by_place(chain) if anew else self._steps(chain[: chain.index(now) + 1])
         if whole and alias.tensor is not None and alias.tensor.requires_grad:
             steps += [RequireGrad()] if alias.tensor.is_leaf else []
         return View(of, tuple(steps)) if steps else of

@@ -26,6 +26,7 @@ __all__ = [
     "as_if_alone",
     "below_autograd",
     "control_flow_calls_its_operator",
+    "counted_already",
     "custom_functions_applied_by",
     "dispatch_modes",
     "enable_python_dispatcher",
@@ -56,6 +57,11 @@ _nested_regions = importlib.import_module("torch._higher_order_ops.invoke_subgra
 def is_traceable_wrapper_subclass(tensor: Any) -> bool:
     """A tensor that holds others, and says which (`__tensor_flatten__`)."""
     return _python_dispatch.is_traceable_wrapper_subclass(tensor)
+
+
+def counted_already() -> contextlib.AbstractContextManager[Any]:
+    """Run a mutating op whose version counting, done above, must not be done again."""
+    return torch._C._AutoDispatchBelowADInplaceOrView()
 
 
 def below_autograd() -> contextlib.AbstractContextManager[Any]:

@@ -27,6 +27,7 @@ from adjoint.torch_private.fake import FakeTensor, FakeTensorMode, storage_key
 from adjoint.torch_private.modes import (
     TorchDispatchMode,
     below_autograd,
+    counted_already,
     dispatch_modes,
     is_traceable_wrapper_subclass,
     set_version,
@@ -499,7 +500,8 @@ class Tracer(TorchDispatchMode):
         shapes = {id(t): t.shape for name in written for t in _tensors(named[name])}
         nodes = {name: self._arguments(op, value) for name, value in named.items()}
         mode = current_mode()
-        result = op(*args, **kwargs)
+        with counted_already():
+            result = op(*args, **kwargs)
         pure = functional_variant(op)
         if pure is not None and len(written) == len(written_arguments(op)):
             arguments = pure.arguments(op, nodes)
