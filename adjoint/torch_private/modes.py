@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -59,9 +59,14 @@ def is_traceable_wrapper_subclass(tensor: Any) -> bool:
     return _python_dispatch.is_traceable_wrapper_subclass(tensor)
 
 
-def counted_already() -> contextlib.AbstractContextManager[Any]:
-    """Run a mutating op whose version counting, done above, must not be done again."""
-    return torch._C._AutoDispatchBelowADInplaceOrView()
+@contextlib.contextmanager
+def counted_already(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Run a mutating op whose writes to `tensors` are counted above, and must not be again."""
+    versions = [(each, each._version) for each in tensors if not each.is_inference()]
+    yield
+    for tensor, version in versions:
+        if tensor._version != version:
+            set_version(tensor, version)
 
 
 def below_autograd() -> contextlib.AbstractContextManager[Any]:

@@ -500,7 +500,8 @@ class Tracer(TorchDispatchMode):
         shapes = {id(t): t.shape for name in written for t in _tensors(named[name])}
         nodes = {name: self._arguments(op, value) for name, value in named.items()}
         mode = current_mode()
-        with counted_already():
+        custom = [] if op.namespace == "aten" else [t for n in written for t in _tensors(named[n])]
+        with counted_already(custom):
             result = op(*args, **kwargs)
         pure = functional_variant(op)
         if pure is not None and len(written) == len(written_arguments(op)):
