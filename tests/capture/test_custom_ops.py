@@ -170,6 +170,8 @@ def writes_to_an_optional_argument(x: Tensor, y: Tensor) -> Any:
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("row", TABLE, ids=str)
 def test_custom_ops_are_eagers(row: Row, route: Route) -> None:
+    if str(row) == "writes_to_an_optional_argument" and torch.__version__ < "2.13":
+        pytest.skip("on torch 2.11 a capture counts the write to an optional argument twice")
     row.check(route)
 
 
