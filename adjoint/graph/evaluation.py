@@ -105,6 +105,27 @@ def _randint(like: torch.Tensor, low: int, high: int, **options: Any) -> torch.T
     return like.clone().random_(low, high)
 
 
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kw: Any
+) -> Any:
+    """The kernel divides by sizes; eager chooses another one for empty inputs."""
+    if query.numel() and key.numel() and value.numel():
+        return _FLASH(query, key, value, *args, **kw)
+    nothing = 0 * (query.sum() + key.sum() + value.sum())
+    result = query.new_zeros((*query.shape[:-1], value.shape[-1])) + nothing
+    return result, query.new_zeros(query.shape[:-1])
+
+
+def _attend_back(cotangent: Any, query: Any, key: Any, value: Any, *args: Any, **kw: Any) -> Any:
+    if query.numel() and key.numel() and value.numel():
+        return _FLASH_BACK(cotangent, query, key, value, *args, **kw)
+    return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+
+
+_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_FLASH_BACK = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
 # What some operators mean, in Python.  The kernels of those with bodies know no modes and no second
 # derivative; the pure counterparts of `copy_` and random ops have no derivative at all, those of
 # writing through a view none for complex numbers, or (`as_strided_scatter`) a wrong one.
@@ -114,6 +135,8 @@ _MEANINGS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.view.default: torch.reshape,
     torch.ops.aten.copy.default: _copy,
     torch.ops.aten.bernoulli.p: _bernoulli,
+    _FLASH: _attend,
+    _FLASH_BACK: _attend_back,
     torch.ops.aten.randint_like.low_dtype: _randint,
     torch.ops.aten._foreach_zero.default: lambda xs: [torch.zeros_like(x) for x in xs],
     torch.ops.aten.select_scatter.default: _scattered(torch.ops.aten.select.int),

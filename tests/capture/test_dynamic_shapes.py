@@ -71,7 +71,7 @@ PAIRS = [(4, 5), (5, 4), (3, 3), (7, 1), (1, 7), (1, 1), (13, 11), (0, 5), (2, 2
 def test_one_graph_for_all_sizes(function: Program, make: Callable[..., Any]) -> None:
     compiled = Counting(function, dynamic=True)
     for sizes in PAIRS:
-        if function in (gather, attend) and sizes[0] == 0:
+        if function is gather and sizes[0] == 0:
             continue
         torch.manual_seed(0)
         mine = make(*sizes)
