@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from adjoint.capture.inputs import Inputs, history
+from adjoint.errors import CaptureError
 from adjoint.graph.calling import (
     Assignment,
     BaseOf,
@@ -205,6 +206,13 @@ class Results:
             if isinstance(node, fx.Node):
                 return self._make(FromGraph(self._output(node, descriptor)))
             return self._make(Constant(node))
+        if any(isinstance(each, torch.Tensor) for each in trees.leaves(vars_of(leaf))):
+            raise CaptureError(
+                f"a result of type {type(leaf).__name__}",
+                "it holds tensors, and capture does not know how to take it apart",
+                "register it with torch.utils._pytree.register_pytree_node, or return the tensors",
+                self.tracer.emitter.source(),
+            )
         return self._make(Constant(leaf))
 
     def _make(self, made: Made) -> int:
@@ -384,3 +392,10 @@ def _is_a_window(alias: Alias) -> bool:
         viewed = alias.parent.tensor
         return viewed is not None and not share_a_counter(alias.tensor, viewed)
     return not alias.tensor._is_view()
+
+
+def vars_of(value: Any) -> dict[str, Any]:
+    """The attributes of an object that has any of its own; functions and classes have none here."""
+    if callable(value):
+        return {}
+    return dict(getattr(value, "__dict__", {}))

@@ -279,3 +279,13 @@ def test_a_base_that_was_not_passed_is_refused() -> None:
         return x * 1
 
     assert refused(program, lambda: plain(3, 4)[1]).construct == "the base of a view"
+
+
+class Box:
+    def __init__(self, held: Tensor) -> None:
+        self.held = held
+
+
+def test_a_result_that_hides_a_tensor_is_refused() -> None:
+    with pytest.raises(adjoint.CaptureError, match="a result of type Box"):
+        adjoint.capture(lambda x: (x * 2, Box(x + 1)), torch.ones(3))
