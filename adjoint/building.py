@@ -14,6 +14,7 @@ from adjoint.differentiate.sweep import Sweep
 from adjoint.errors import DifferentiationError
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import outputs_of
+from adjoint.native import native_program
 from adjoint.graph.operations import apply_function, in_order, on_copies
 from adjoint.graph.purity import remove_dead_code
 from adjoint.optimize.cse import merge_common_subexpressions
@@ -24,7 +25,7 @@ from adjoint.runtime.calling import Graph
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import FakeTensor, fake_mode_of
-from adjoint.torch_private.modes import as_if_alone, is_traceable_wrapper_subclass
+from adjoint.torch_private.modes import as_if_alone, is_traceable_wrapper_subclass, is_watched
 from adjoint.torch_private.operators import HigherOrderOperator
 
 # What a graph takes for granted about its sizes, among its metadata.
@@ -93,10 +94,13 @@ class Build:
     def load(self, graph_module: fx.GraphModule) -> Executable:
         """The graph, ready to run."""
         assumed = graph_module.meta.get(_ASSUMED, ())
+        program = None if self.options.target == "reference" else native_program(graph_module)
 
         def run(inputs: list[Any]) -> Sequence[Any]:
             if assumed:
                 _check_sizes(graph_module, assumed, inputs)
+            if program is not None and not is_watched():
+                return program(inputs)
             return evaluate(graph_module, _taken(inputs))  # type: ignore[arg-type, no-any-return]
 
         return run

@@ -156,10 +156,15 @@ def meaning_of(target: Any) -> Any:
     return _MEANINGS[target] if isinstance(target, HigherOrderOperator) else target
 
 
+def callable_of(target: Any) -> Any:
+    """What to call where an operator stands in a graph."""
+    return _MEANINGS.get(target, target)
+
+
 def _call(node: fx.Node, values: dict[fx.Node, Any], entry: Mode, captured: bool) -> Any:
     args = fx.map_arg(node.args, lambda n: values[n])
     kwargs = fx.map_arg(node.kwargs, lambda n: values[n])
-    target: Any = _MEANINGS.get(node.target, node.target)
+    target: Any = callable_of(node.target)
     if captured and isinstance(node.target, HigherOrderOperator):
         target = node.target
     mode = mode_of(node)

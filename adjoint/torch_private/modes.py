@@ -206,3 +206,8 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
+
+
+def is_watched() -> bool:
+    """A dispatch mode sees every op: what runs without torch's ops would escape it."""
+    return torch._C._len_torch_dispatch_stack() > 0

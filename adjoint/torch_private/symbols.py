@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -104,3 +104,16 @@ def declare_equal(one: Any, other: Any) -> None:
     """A size that is known only in the run is `other` there; other sizes are left alone."""
     if not (isinstance(other, int) and other == 1) and free_unbacked_symbols(one):
         torch._check(one == other)
+
+
+def input_symbols(fakes: Sequence[Any]) -> Iterator[tuple[sympy.Symbol, int, int]]:
+    """Each symbol, with the input and the dimension whose size it is; -1: the input itself."""
+    seen: set[sympy.Symbol] = set()
+    for place, fake in enumerate(fakes):
+        values = fake.shape if isinstance(fake, torch.Tensor) else (fake,)
+        for dim, value in enumerate(values):
+            if isinstance(value, torch.SymInt):
+                expr = expression(value)
+                if isinstance(expr, sympy.Symbol) and expr not in seen:
+                    seen.add(expr)
+                    yield expr, place, dim if isinstance(fake, torch.Tensor) else -1
