@@ -14,11 +14,14 @@ from adjoint.graph.metadata import source_of
 from adjoint.graph.purity import must_run
 from adjoint.loops.plan import Argument, Invoke, Kind, Launch, Number, Plan, Slot, Step
 from adjoint.loops.verify import verify
+from adjoint.lower.decompositions import decompose
 from adjoint.lower.definitions import CONSTANTS, Bound, Mapped, Reduced, definition_of
 from adjoint.lower.fusion import Group, fuse
 from adjoint.lower.items import Item, item_of, resolve, strides_of
 from adjoint.lower.nests import nest_of
+from adjoint.lower.sizes import size_of
 from adjoint.lower.views import PARTS, shape_of, view_of
+from adjoint.torch_private import trees
 from adjoint.torch_private.operators import OpOverload
 from adjoint.torch_private.symbols import input_symbols
 
@@ -44,7 +47,7 @@ Unit: TypeAlias = "Group | fx.Node"
 
 def lower(graph_module: fx.GraphModule) -> Plan:
     """The plan that computes the outputs of a graph."""
-    return _Planning(graph_module).run()
+    return _Planning(decompose(graph_module)).run()
 
 
 def is_plain(value: Any) -> bool:
@@ -282,6 +285,11 @@ class _Planning:
             Invoke(require_within, args, {}, slot.number, line=str(line) if line else "")
         )
 
+    def _argument(self, leaf: Any) -> Any:
+        if isinstance(leaf, fx.Node):
+            return Argument(self.slots[leaf].number)
+        return Number(size_of(leaf)) if isinstance(leaf, torch.SymInt) else leaf
+
     def _call(self, node: fx.Node) -> None:
         line = source_of(node)
         if node.op == "get_attr":
@@ -289,9 +297,7 @@ class _Planning:
             self._slot(node, Kind.RESULT)
             self.steps.append(Invoke(lambda: value, (), {}, self.slots[node].number))
             return
-        args, kwargs = fx.map_arg(
-            (node.args, node.kwargs), lambda n: Argument(self.slots[n].number)
-        )
+        args, kwargs = trees.map_leaves(self._argument, (node.args, node.kwargs))
         target: Any = callable_of(node.target)
         writer = _WRITERS.get(node.target)
         writes = writer is not None and is_plain(node.meta["val"])
