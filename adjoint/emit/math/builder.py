@@ -179,6 +179,9 @@ class Builder:
     def constant(self, number: float) -> Value:
         return Value(constant(number, self.real.type), self.real.type, self)
 
+    def whole(self, number: int) -> Value:
+        return Value(str(number), self.real.integer, self)
+
     def intrinsic(self, name: str, first: Value, *rest: Operand) -> Value:
         type_ = first.type
         suffix = {"float": "f32", "double": "f64"}[type_]

@@ -8,6 +8,7 @@ from functools import cache
 
 from adjoint.emit.math.builder import F64, Builder, Value
 from adjoint.emit.math.coefficients import COS, PI_2, SIN, TWO_OVER_PI
+from adjoint.emit.math.pairs import two_sum
 
 _DIGITS = 1280
 # Of a float's table: its parts are so short that a float times the first is exact in double.
@@ -52,13 +53,6 @@ def reduced_wide(b: Builder, a: Value) -> tuple[Value, None, Value]:
     n, quadrant = b.round_to_integer(product)
     f = b.fma(m, b.look_up("adjoint.turns.f32", wide_table(), row + 1), product - n)
     return f * PI_2["f64"][0], None, quadrant
-
-
-def two_sum(b: Builder, x: Value, y: Value) -> tuple[Value, Value]:
-    """x + y and what its rounding lost."""
-    total = x + y
-    part = total - x
-    return total, (x - (total - part)) + (y - part)
 
 
 def distilled(b: Builder, terms: list[Value]) -> list[Value]:
