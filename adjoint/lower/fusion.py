@@ -104,7 +104,7 @@ class _Fusion:
     def joins(self, item: Item, group: Group) -> bool:
         if len(group.members) >= MOST_ITEMS or len(group.buffers()) >= MOST_BUFFERS:
             return False
-        if self.comes_after(item, group):
+        if item.checked & group.members.keys() or self.comes_after(item, group):
             return False
         level = _enter(item, group)
         if level is None:

@@ -61,6 +61,8 @@ class Item:
     reads: list[tuple[fx.Node, Where]] = field(default_factory=list)
     """Elements read, by the axes of the domain."""
     has_math: bool = False
+    checked: set[fx.Node] = field(default_factory=set)
+    """Indices that must be known to be in range before anything is read by them."""
     serial: bool = False
     """Neighbours in the fastest dimension may meet in one element of the result."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
@@ -134,7 +133,8 @@ class _Planning:
             if item is not None:
                 self.items[node] = item
                 self.needs[node] = {base for base, _ in item.reads}
-                self.needs[node] |= {resolve_base(b.node) for b in _bounds(item)}
+                item.checked = {resolve_base(bound.node) for bound in _bounds(item)}
+                self.needs[node] |= item.checked | {bound.node for bound in _bounds(item)}
             else:
                 self.needs[node] = {resolve_base(n) for n in node.all_input_nodes}
                 self.needs[node] |= set(node.all_input_nodes)
@@ -159,7 +159,7 @@ class _Planning:
         wanted = list(self._tensors_of(self._output()))
         for node in live:
             if node in self.items:
-                for base in self.needs[node]:
+                for base in {base for base, _ in self.items[node].reads}:
                     if self.group_of.get(base) is not self.group_of[node]:
                         wanted.append(base)
                 wanted += [bound.node for bound in _bounds(self.items[node])]
@@ -314,7 +314,7 @@ class _Planning:
                 dict(kwargs),
                 slot.number,
                 not writes and _may_alias(node),
-                view_of(node) is not None and node.target is not operator.getitem,
+                isinstance(node.target, OpOverload) and bool(node.target.is_view),
                 writes,
                 str(line) if line else "",
             )

@@ -239,10 +239,9 @@ def _last_uses(plan: Plan) -> dict[int, int]:
             used = [leaf.slot for leaf in trees.leaves((step.args, step.kwargs)) if _is_slot(leaf)]
             if step.aliases:
                 sources[step.result] = used
-            used.append(step.result)
+            work = [*used, step.result]
         else:
-            used = [operand for operand in step.operands if isinstance(operand, int)]
-        work = used
+            work = [operand for operand in step.operands if isinstance(operand, int)]
         while work:
             slot = work.pop()
             if last.get(slot) != place:
