@@ -1,4 +1,4 @@
-"""Whether a loop nest is well formed: names defined before use, types that agree, bounds of maps."""
+"""Whether a loop nest is well formed: names defined before use, types that agree."""
 
 from __future__ import annotations
 
