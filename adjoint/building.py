@@ -14,9 +14,9 @@ from adjoint.differentiate.sweep import Sweep
 from adjoint.errors import DifferentiationError
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import outputs_of
-from adjoint.native import native_program
 from adjoint.graph.operations import apply_function, in_order, on_copies
 from adjoint.graph.purity import remove_dead_code
+from adjoint.native import native_program
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.options import Options
 from adjoint.partition.split import Backward, Forward, Split
@@ -100,7 +100,7 @@ class Build:
             if assumed:
                 _check_sizes(graph_module, assumed, inputs)
             if program is not None and not is_watched():
-                return program(inputs)
+                return program(inputs)  # type: ignore[no-any-return]
             return evaluate(graph_module, _taken(inputs))  # type: ignore[arg-type, no-any-return]
 
         return run

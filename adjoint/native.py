@@ -17,6 +17,7 @@ from adjoint.graph.evaluation import entry_mode
 from adjoint.graph.metadata import mode_of
 from adjoint.loops.plan import Launch, Plan
 from adjoint.loops.show import show
+from adjoint.loops.statements import Kernel
 from adjoint.lower.planning import is_plain, lower
 from adjoint.runtime.cpu.engine import LLVMError, function_attributes, load
 from adjoint.runtime.cpu.program import CpuProgram
@@ -51,7 +52,7 @@ def native_program(graph_module: fx.GraphModule) -> CpuProgram | None:
 def _compiled(launches: Sequence[Launch]) -> dict[Launch, int]:
     keys = [show(dataclasses.replace(launch.kernel, lines=())) for launch in launches]
     with _LOCK:
-        new = {}
+        new: dict[str, Kernel] = {}
         for key, launch in zip(keys, launches, strict=True):
             if key not in _KERNELS and key not in new:
                 name = f"kernel{len(_KERNELS) + len(new)}"

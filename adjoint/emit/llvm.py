@@ -1,8 +1,9 @@
 """Loop nests as LLVM IR text, one function each, the same for every target.
 
-A kernel is `void @name(ptr %args, i64 %threads)`: `args` holds the address of each buffer, then each
-extent.  What it does between two parallel loops, and each parallel loop, is a function of its own
-with buffers as `noalias` arguments, so that LLVM knows what it may keep in registers and vectorise.
+A kernel is `void @name(ptr %args, i64 %threads)`: `args` holds the address of each buffer, then
+each extent.  What it does between two parallel loops, and each parallel loop, is a function of its
+own with buffers as `noalias` arguments, so that LLVM knows what it may keep in registers and
+vectorise.
 
 Loops are scalar here: LLVM's own vectoriser widens them.  Floating-point arithmetic is exactly what
 is written, but for sums into an accumulator, which may be taken in any order.
@@ -12,10 +13,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import assert_never
 
 import torch
+from typing_extensions import assert_never
 
+from adjoint.emit.math import definitions, symbol
 from adjoint.loops.expressions import (
     Apply,
     Cast,
@@ -39,7 +41,6 @@ from adjoint.loops.statements import (
     Store,
     Update,
 )
-from adjoint.emit.math import definitions, symbol
 
 _REGISTERS: dict[torch.dtype, str] = {
     torch.bool: "i1",
@@ -161,7 +162,8 @@ class _KernelText:
 
     def function(self, name: str, extra: list[str], body: _Body) -> Iterator[str]:
         # A part is no longer than its loops; inlined, it would lose what `noalias` says.
-        yield f"define internal void @{name}({', '.join([*self.parameters, *extra])}) #0 noinline {{"
+        parameters = ", ".join([*self.parameters, *extra])
+        yield f"define internal void @{name}({parameters}) #0 noinline {{"
         yield "entry:"
         yield from body.allocas
         yield "  br label %start"
@@ -263,7 +265,9 @@ class _Body:
                 new = self.combined(operator, old, self.value(value), value.dtype)
                 self.lines.append(f"  store {kind} {new}, ptr {place}")
             case Store(buffer, offset, value):
-                self.store(self.element(buffer, offset, value.dtype), self.value(value), value.dtype)
+                self.store(
+                    self.element(buffer, offset, value.dtype), self.value(value), value.dtype
+                )
             case Merge(buffer, offset, operator, value):
                 place = self.element(buffer, offset, value.dtype)
                 old = self.loaded(place, value.dtype)
@@ -362,9 +366,7 @@ class _Body:
             f"  br label %{label}.end",
             f"{label}.end:",
         ]
-        return self.line(
-            f"phi {kind} [ {otherwise}, %{label}.from ], [ {value}, %{label}.to ]"
-        )
+        return self.line(f"phi {kind} [ {otherwise}, %{label}.from ], [ {value}, %{label}.to ]")
 
     def is_index(self, expression: Expression) -> bool:
         """Made of counters and extents alone, so that it does not overflow."""
@@ -384,7 +386,9 @@ class _Body:
 
     def element(self, buffer: str, offset: Expression, dtype: torch.dtype) -> str:
         kind = _MEMORY[dtype]
-        return self.line(f"getelementptr inbounds {kind}, ptr %b.{buffer}, i64 {self.value(offset)}")
+        return self.line(
+            f"getelementptr inbounds {kind}, ptr %b.{buffer}, i64 {self.value(offset)}"
+        )
 
     def loaded(self, place: str, dtype: torch.dtype) -> str:
         kind = _MEMORY[dtype]

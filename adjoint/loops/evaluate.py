@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import assert_never
 
 from adjoint.loops.expressions import (
     Apply,

@@ -66,9 +66,9 @@ def _quotient(a: Any, b: Any) -> Any:
 
 
 _MATH = (
-    "exp exp2 expm1 log log2 log10 log1p tanh sigmoid erf erfc sin cos tan asin acos atan "
-    "sinh cosh asinh acosh atanh"
-).split()
+    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sigmoid", "erf", "erfc"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
+)
 
 OPERATORS: dict[str, Operator] = {
     "add": Operator(2, lambda a, b: a + b),

@@ -1,19 +1,19 @@
 """Loop nests as a program to read.
 
-    kernel tanh_sum(x: f32, out: f32 written; s0, s1)
-        parallel for i in range(s0):
-            var total = 0.0
-            vector for j in range(s1):
-                total += tanh(x[i * s1 + j])
-            out[i] = total
+kernel tanh_sum(x: f32, out: f32 written; s0, s1)
+    parallel for i in range(s0):
+        var total = 0.0
+        vector for j in range(s1):
+            total += tanh(x[i * s1 + j])
+        out[i] = total
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import assert_never
 
 import torch
+from typing_extensions import assert_never
 
 from adjoint.loops.expressions import (
     Apply,

@@ -155,7 +155,7 @@ _LAYOUT = frozenset({"memory_format", "layout", "device", "pin_memory", "non_blo
 
 
 def _promoted(node: fx.Node) -> torch.dtype:
-    values = [
+    values: list[Any] = [
         arg.meta["val"] if isinstance(arg, fx.Node) else arg
         for arg in node.args
         if isinstance(arg, (fx.Node, int, float))
@@ -439,9 +439,7 @@ def _index_put(
     def element(index: Where, reader: Reader) -> Expression:
         return reader.read(values, broadcast(index, shape_of(values)))
 
-    return _scattered(
-        node, x, values, indexing.place, element, indexing.bounds(), tuple(domain)
-    )
+    return _scattered(node, x, values, indexing.place, element, indexing.bounds(), tuple(domain))
 
 
 def _scatter_add(

@@ -1,7 +1,7 @@
 """Fusion: which items are computed in one nest of loops.
 
-A group iterates over rows and columns.  A *full* item has a value for each element, a *row* item for
-each row: a sum over columns, or what is computed from such sums.  What is summed over rows, or
+A group iterates over rows and columns.  A *full* item has a value for each element, a *row* item
+for each row: a sum over columns, or what is computed from such sums.  What is summed over rows, or
 scattered, is known only after the group.  An item joins the group of what it reads if it reads
 elements that are at hand: at the same place in the same order.
 """
@@ -90,7 +90,7 @@ class _Fusion:
         return group
 
     def candidates(self, item: Item) -> list[Group]:
-        """Groups that compute what the item reads, the latest first; then those that read it, too."""
+        """Groups that compute what the item reads, the latest first; then those that read it."""
         bases = {base for base, _ in item.reads}
         makers = [g for g in reversed(self.groups) if any(base in g.members for base in bases)]
         sharers = [

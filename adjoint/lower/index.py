@@ -90,9 +90,7 @@ class Index:
         if times is not None:
             return Index(tuple(whole), times), Index(tuple(rest), 0)
         if isinstance(self.constant, int) and isinstance(by, int):
-            return Index(tuple(whole), self.constant // by), Index(
-                tuple(rest), self.constant % by
-            )
+            return Index(tuple(whole), self.constant // by), Index(tuple(rest), self.constant % by)
         return Index(tuple(whole), 0), Index(tuple(rest), self.constant)
 
     def is_within(self, bound: Size) -> bool:

@@ -1,4 +1,4 @@
-"""Items: the tensors that kernels compute, with the order they are computed in and what they read."""
+"""Items: the tensors that kernels compute, in which order, and what they read for it."""
 
 from __future__ import annotations
 

@@ -102,7 +102,8 @@ class _Builder:
         self.stored = stored
         self.axes = [Axis(f"i{place}", size) for place, size in enumerate(group.shape)]
         self.split = self._split()
-        self.runs = [(axis,) for axis in self.axes] if merged is None else merged
+        apart: list[tuple[Axis, ...]] = [(axis,) for axis in self.axes]
+        self.runs = apart if merged is None else merged
         self.accesses: list[Index] = []
         self.operands: dict[Operand, str] = {}
         self.written: set[str] = set()
@@ -437,9 +438,7 @@ class _Builder:
             self.written.add(name)
             definition = item.definition
             start = (
-                definition.start
-                if isinstance(definition, Reduced)
-                else Constant(0, scratch.dtype)
+                definition.start if isinstance(definition, Reduced) else Constant(0, scratch.dtype)
             )
             t, count = Counter("t"), self.size(scratch.count)
             if self._is_total(item):

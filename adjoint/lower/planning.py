@@ -16,7 +16,7 @@ from adjoint.loops.verify import verify
 from adjoint.lower.decompositions import decompose
 from adjoint.lower.definitions import CONSTANTS, Bound, Mapped, Reduced, definition_of
 from adjoint.lower.fusion import Group, fuse
-from adjoint.lower.items import Item, item_of, resolve, strides_of
+from adjoint.lower.items import Item, item_of, strides_of
 from adjoint.lower.nests import nest_of
 from adjoint.lower.sizes import size_of
 from adjoint.lower.views import PARTS, shape_of, view_of
@@ -96,7 +96,7 @@ class _Planning:
             self._slot(node, Kind.INPUT)
         for unit in self._sorted(live):
             self._emit(unit)
-        outputs = fx.map_arg(self._output(), lambda node: Argument(self.slots[node].number))
+        outputs = self._arguments(self._output())
         slots = sorted([*self.slots.values(), *self.extra], key=lambda slot: slot.number)
         return Plan(
             tuple(slots),
@@ -159,9 +159,9 @@ class _Planning:
         wanted = list(self._tensors_of(self._output()))
         for node in live:
             if node in self.items:
-                for base in {base for base, _ in self.items[node].reads}:
-                    if self.group_of.get(base) is not self.group_of[node]:
-                        wanted.append(base)
+                here = self.group_of[node]
+                reads = [base for base, _ in self.items[node].reads]
+                wanted += [base for base in reads if self.group_of.get(base) is not here]
                 wanted += [bound.node for bound in _bounds(self.items[node])]
             elif not (view_of(node) or self._is_constant(node) or node.target in PARTS):
                 wanted += node.all_input_nodes
@@ -195,6 +195,14 @@ class _Planning:
         found: list[fx.Node] = []
         fx.map_arg(tree, found.append)
         return found
+
+    def _arguments(self, tree: Any) -> Any:
+        """A tree with slots in place of nodes."""
+
+        def argument(node: fx.Node) -> Any:
+            return Argument(self.slots[node].number)
+
+        return fx.map_arg(tree, argument)
 
     # Order
 
@@ -242,9 +250,9 @@ class _Planning:
     # Steps
 
     def _slot(self, node: fx.Node, kind: Kind) -> Slot:
-        value = node.meta.get("val")
+        value: Any = node.meta.get("val")
         number = len(self.slots) + len(self.extra)
-        if is_plain(value) and value.layout is torch.strided:
+        if is_plain(value):
             slot = Slot(number, kind, shape_of(node), strides_of(node), value.dtype)
         else:
             slot = Slot(number, kind)
@@ -267,8 +275,7 @@ class _Planning:
         needed = {node for node in group.members if node in self.stored}
         nest = nest_of(group, needed)
         operands = tuple(
-            self.slots[each].number if isinstance(each, fx.Node) else each
-            for each in nest.operands
+            self.slots[each].number if isinstance(each, fx.Node) else each for each in nest.operands
         )
         self.steps.append(Launch(verify(nest.kernel), operands, nest.extents, nest.work))
 

@@ -1,7 +1,8 @@
 """Pointwise operators: what each computes for one element.
 
 A formula sees its tensor arguments as expressions of one floating-point or integer type: half types
-are computed in float32 and rounded once, as eager's are.  Numbers among the arguments stay Python's.
+are computed in float32 and rounded once, as eager's are.  Numbers among the arguments stay
+Python's.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ def binary(name: str) -> Formula:
 
 
 def _like(value: Any, other: Expression) -> Expression:
-    return constant(value, other.dtype) if isinstance(value, (int, float)) else value
+    if isinstance(value, (int, float)):
+        return constant(value, other.dtype)
+    made: Expression = value
+    return made
 
 
 def where(condition: Expression, yes: Any, no: Any) -> Expression:
@@ -65,13 +69,13 @@ def tanh(x: Expression) -> Expression:
 
 
 def _sum(x: Expression, y: Any, alpha: Any = 1) -> Expression:
-    y = _like(y, x)
-    return x + (y if alpha == 1 else y * alpha)
+    term = _like(y, x)
+    return x + (term if alpha == 1 else term * alpha)
 
 
 def _difference(x: Expression, y: Any, alpha: Any = 1) -> Expression:
-    y = _like(y, x)
-    return x - (y if alpha == 1 else y * alpha)
+    term = _like(y, x)
+    return x - (term if alpha == 1 else term * alpha)
 
 
 def _reversed_difference(x: Expression, y: Any, alpha: Any = 1) -> Expression:
@@ -83,14 +87,14 @@ def _product(x: Expression, y: Any) -> Expression:
 
 
 def _divided(x: Expression, y: Any, rounding_mode: str | None = None) -> Expression:
-    y = _like(y, x)
+    by = _like(y, x)
     if rounding_mode is None:
-        return x / y
+        return x / by
     if not x.dtype.is_floating_point:
-        return apply("quotient" if rounding_mode == "trunc" else "floordiv", x, y)
+        return apply("quotient" if rounding_mode == "trunc" else "floordiv", x, by)
     if rounding_mode == "trunc":
-        return apply("trunc", x / y)
-    return _floor_divided(x, y)
+        return apply("trunc", x / by)
+    return _floor_divided(x, by)
 
 
 def _floor_divided(x: Expression, y: Expression) -> Expression:
@@ -275,7 +279,9 @@ def _nan_to_num(
         return x
     limits = torch.finfo(x.dtype)
     fixed = where(is_nan(x), constant(nan or 0.0, x.dtype), x)
-    fixed = where(x.equals(math.inf), constant(limits.max if high is None else high, x.dtype), fixed)
+    fixed = where(
+        x.equals(math.inf), constant(limits.max if high is None else high, x.dtype), fixed
+    )
     return where(x.equals(-math.inf), constant(limits.min if low is None else low, x.dtype), fixed)
 
 

@@ -35,7 +35,7 @@ def same(one: Size, other: Size) -> bool:
 
 def product(values: Sequence[Size]) -> Size:
     if all(isinstance(value, int) for value in values):
-        return math.prod(values)  # type: ignore[arg-type]
+        return math.prod(values)
     made: Size = 1
     for value in values:
         made = made * value
@@ -77,4 +77,4 @@ def estimate(value: Size, otherwise: int = 1024) -> int:
     """A number to decide by: for an unknown size, a middling one."""
     if isinstance(value, int):
         return value
-    return max(1, int(value.subs({symbol: otherwise for symbol in value.free_symbols})))
+    return max(1, int(value.subs(dict.fromkeys(value.free_symbols, otherwise))))

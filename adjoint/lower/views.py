@@ -114,9 +114,7 @@ def _diagonal(
     )
 
 
-def _unfold(
-    node: fx.Node, index: Where, source: fx.Node, dim: int, size: int, step: int
-) -> Where:
+def _unfold(node: fx.Node, index: Where, source: fx.Node, dim: int, size: int, step: int) -> Where:
     if source.meta["val"].dim() == 0:
         return ()
     dim %= source.meta["val"].dim()

@@ -1,8 +1,8 @@
 """LLVM text becomes functions of this process.
 
-Nothing is read from or written to disk, and no compiler is needed but the LLVM that llvmlite brings.
-An engine owns its target machine and its code, and lives as long as the process: programs share
-kernels that are the same text.
+Nothing is read from or written to disk, and no compiler is needed but the LLVM that llvmlite
+brings.  An engine owns its target machine and its code, and lives as long as the process: programs
+share kernels that are the same text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import llvmlite.binding as llvm
 
@@ -88,7 +88,8 @@ def optimized(text: str) -> str:
 
 
 RUNNER = """\
-define i64 @adjoint.run(ptr %bindings, i64 %bound, ptr %table, ptr %steps, i64 %count, i64 %threads) {
+define i64 @adjoint.run(
+    ptr %bindings, i64 %bound, ptr %table, ptr %steps, i64 %count, i64 %threads) {
 entry:
   %none = icmp eq i64 %bound, 0
   br i1 %none, label %bind.end, label %bind
@@ -124,7 +125,7 @@ end:
 
 
 @functools.cache
-def runner() -> ctypes._CFuncPtr:
+def runner() -> Callable[..., int]:
     """Puts addresses in their places, then calls kernels one after another."""
     (address,) = load(RUNNER, ["adjoint.run"])
     word = ctypes.c_int64

@@ -36,7 +36,9 @@ class CpuProgram:
         self.runs = _runs(plan)
         self.source, constants = _Writer(plan, self.runs).text()
         namespace: dict[str, Any] = {**constants}
-        exec(compile(self.source, f"<adjoint program of {len(plan.steps)} steps>", "exec"), namespace)
+        exec(
+            compile(self.source, f"<adjoint program of {len(plan.steps)} steps>", "exec"), namespace
+        )
         self._run: Callable[..., Any] = namespace["run"]
         self._bindings: dict[Any, list[Binding]] = {}
 
@@ -72,10 +74,7 @@ class Binding:
         self.known = {symbol: n for (symbol, _, _), n in zip(plan.symbols, sizes, strict=True)}
         self.shapes = {s.number: self._ints(s.shape) for s in plan.slots if s.shape is not None}
         self.strides = {s.number: self._ints(s.strides) for s in plan.slots if s.shape is not None}
-        self.numbers = {
-            place: self._int(leaf.size)
-            for place, leaf in enumerate(_numbers(plan))
-        }
+        self.numbers = {place: self._int(leaf.size) for place, leaf in enumerate(_numbers(plan))}
         places, total = self._arrange(plan)
         self.arena = torch.empty(total + 64, dtype=torch.uint8)
         start = -self.arena.data_ptr() % 64
@@ -84,9 +83,7 @@ class Binding:
             if slot.kind is Kind.TEMPORARY:
                 self.tensors[slot.number] = self._tensor(slot, start + places[slot.number])
         self._views(plan)
-        addresses = {
-            key: self.arena.data_ptr() + start + place for key, place in places.items()
-        }
+        addresses = {key: self.arena.data_ptr() + start + place for key, place in places.items()}
         self.runs = [self._bound(program, run, addresses) for run in program.runs]
 
     def _int(self, size: Size) -> int:
@@ -172,7 +169,7 @@ class Binding:
         )
         keep = (table, arguments, places, steps)
         call = (places.ctypes.data, len(bindings), table.ctypes.data, steps.ctypes.data, len(steps))
-        return memoryview(table), call, keep
+        return table.data, call, keep
 
 
 class Run:
@@ -200,9 +197,10 @@ def _runs(plan: Plan) -> list[Run]:
             runs.append(open_run)
         open_run.launches.append((place, step))
         for operand in step.operands:
-            if isinstance(operand, int) and plan.slots[operand].kind is not Kind.TEMPORARY:
-                if operand not in open_run.entering:
-                    open_run.entering.append(operand)
+            if not isinstance(operand, int) or operand in open_run.entering:
+                continue
+            if plan.slots[operand].kind is not Kind.TEMPORARY:
+                open_run.entering.append(operand)
     return runs
 
 
@@ -279,8 +277,8 @@ class _Writer:
         plan = self.plan
         last = _last_uses(plan)
         ends: dict[int, list[int]] = {}
-        for slot, step in last.items():
-            ends.setdefault(step, []).append(slot)
+        for slot, place in last.items():
+            ends.setdefault(place, []).append(slot)
         names = ", ".join(f"s{slot}" for slot in plan.inputs)
         self.lines += ["def run(inputs, binding, threads):"]
         if names:
@@ -379,10 +377,9 @@ class _Writer:
             case dict():
                 return f"{{{', '.join(f'{key!r}: {self.tree(v)}' for key, v in tree.items())}}}"
             case slice():
-                return f"slice({self.tree(tree.start)}, {self.tree(tree.stop)}, {self.tree(tree.step)})"
+                ends = [self.tree(each) for each in (tree.start, tree.stop, tree.step)]
+                return f"slice({', '.join(ends)})"
             case None | bool() | int() | str():
                 return repr(tree)
             case _:
                 return self.constant(tree, "value")
-
-

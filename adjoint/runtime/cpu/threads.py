@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import sys
 from pathlib import Path
 
 import torch
@@ -40,17 +39,22 @@ def openmp() -> dict[str, int]:
     return _alone()
 
 
+# Python's functions that native code calls; they must stay.
+_KEPT: list[object] = []
+
+
 @functools.cache
 def _alone() -> dict[str, int]:
     """A team of one, in place of an OpenMP library."""
 
-    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
-    def parallel(function: int, data: int, threads: int, flags: int) -> None:
+    def call(function: int, data: int, threads: int, flags: int) -> None:
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(data)
 
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    parallel = ctypes.CFUNCTYPE(None, pointer, pointer, number, number)(call)
     zero = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 0)
     one = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 1)
-    sys.modules[__name__].__dict__["_KEPT"] = (parallel, zero, one)
+    _KEPT.extend((parallel, zero, one))
     entries = zip(_ENTRIES, (parallel, zero, one), strict=True)
     return {name: int(ctypes.cast(f, ctypes.c_void_p).value or 0) for name, f in entries}
 
