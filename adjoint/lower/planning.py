@@ -14,7 +14,7 @@ from adjoint.graph.purity import must_run
 from adjoint.loops.plan import Argument, Invoke, Kind, Launch, Number, Plan, Slot, Step
 from adjoint.loops.verify import verify
 from adjoint.lower.decompositions import decompose
-from adjoint.lower.definitions import CONSTANTS, Bound, Mapped, Reduced, definition_of
+from adjoint.lower.definitions import CONSTANTS, Bound, Reduced, definition_of
 from adjoint.lower.fusion import Group, fuse
 from adjoint.lower.items import Item, item_of, strides_of
 from adjoint.lower.nests import nest_of
@@ -119,16 +119,12 @@ class _Planning:
             node = work.pop()
             if node not in found:
                 found.add(node)
-                work += node.all_input_nodes
+                if node.target not in CONSTANTS or self._item(node) is None:
+                    work += node.all_input_nodes
         return [n for n in self.graph.nodes if n in found and n.op not in ("output", "placeholder")]
 
     def _classify(self, live: Iterable[fx.Node]) -> None:
         for node in live:
-            if node.target in CONSTANTS and is_plain(node.meta.get("val")):
-                self.needs[node] = set()
-                if definition_of(node) is None:
-                    self.needs[node] = set(node.all_input_nodes)
-                continue
             item = self._item(node)
             if item is not None:
                 self.items[node] = item
@@ -140,8 +136,9 @@ class _Planning:
                 self.needs[node] |= set(node.all_input_nodes)
 
     def _item(self, node: fx.Node) -> Item | None:
-        values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
-        if not all(map(is_plain, values)):
+        # What is made of nothing takes no more than a size from its arguments.
+        given = [] if node.target in CONSTANTS else node.all_input_nodes
+        if not all(is_plain(n.meta.get("val")) for n in (node, *given)):
             return None
         definition = definition_of(node)
         if definition is None:
@@ -150,9 +147,6 @@ class _Planning:
             return item_of(node, definition)
         except NotImplementedError:
             return None
-
-    def _is_constant(self, node: fx.Node) -> bool:
-        return node.target in CONSTANTS and isinstance(definition_of(node), Mapped)
 
     def _decide_storage(self, live: Iterable[fx.Node]) -> None:
         """Values that are needed outside the group that computes them."""
@@ -163,15 +157,13 @@ class _Planning:
                 reads = [base for base, _ in self.items[node].reads]
                 wanted += [base for base in reads if self.group_of.get(base) is not here]
                 wanted += [bound.node for bound in _bounds(self.items[node])]
-            elif not (view_of(node) or self._is_constant(node) or node.target in PARTS):
+            elif not (view_of(node) or node.target in PARTS):
                 wanted += node.all_input_nodes
         self.as_tensors: set[fx.Node] = set()
         for node in wanted:
             base = resolve_base(node)
             if base in self.items:
                 self.stored.add(base)
-            if self._is_constant(base):
-                self.as_tensors.add(base)
             while view_of(node) is not None:
                 self.as_tensors.add(node)
                 node = node.all_input_nodes[0]
@@ -216,7 +208,7 @@ class _Planning:
                 return self.group_of[node]
             if node.op == "placeholder":
                 return None
-            if self._is_constant(node) or view_of(node) is not None or node.target in PARTS:
+            if view_of(node) is not None or node.target in PARTS:
                 return node if node in self.as_tensors else None
             return node
 
@@ -273,6 +265,9 @@ class _Planning:
                 kind = Kind.OUTPUT if item.node in self.escaping else Kind.TEMPORARY
                 self._slot(item.node, kind)
         needed = {node for node in group.members if node in self.stored}
+        if not needed:
+            # Constants that no one reads but kernels, which know them.
+            return
         nest = nest_of(group, needed)
         operands = tuple(
             self.slots[each].number if isinstance(each, fx.Node) else each for each in nest.operands
