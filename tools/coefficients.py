@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from mpmath import mp, mpf
 
@@ -142,6 +143,93 @@ def catalogue() -> Iterator[Wanted]:
     )
 
 
+def inverse_functions() -> Iterator[Wanted]:
+    tiny = mpf("1e-12")
+    yield Wanted(
+        "ATAN",
+        root(lambda x: (mp.atan(x) - x) / x**3),
+        root(lambda x: x**3 / mp.atan(x)),
+        tiny,
+        mpf(1),
+        {"f32": 8, "f64": 19},
+        "atan(x) = x + x**3 p(x**2) for |x| <= 1",
+    )
+    yield Wanted(
+        "ASIN",
+        root(lambda x: (mp.asin(x) - x) / x**3),
+        root(lambda x: x**3 / mp.asin(x)),
+        tiny,
+        mpf(1) / 4,
+        {"f32": 4, "f64": 11},
+        "asin(x) = x + x**3 p(x**2) for |x| <= 1/2",
+    )
+    yield Wanted(
+        "SINH",
+        root(lambda x: (mp.sinh(x) - x) / x**3),
+        root(lambda x: x**3 / mp.sinh(x)),
+        tiny,
+        mpf(1),
+        {"wide": 3, "f64": 6},
+        "sinh(x) = x + x**3 p(x**2) for |x| <= 1",
+    )
+    yield Wanted(
+        "ATANH_TAIL",
+        root(lambda x: (mp.atanh(x) / x - 1 - x**2 / 3) / x**4),
+        root(lambda x: x**4),
+        tiny,
+        mpf("0.0295"),
+        {"f64": 6},
+        "atanh(x) = x + x**3 / 3 + x**5 p(x**2) for x**2 <= 0.0295",
+    )
+
+
+# exp(x**2) erfc(x) (x + ERFC_CENTRE) is a smooth function of 1 / (x + ERFC_CENTRE).
+ERFC_CENTRE = mpf(2)
+ERFC_MIDDLE = mpf("0.25")
+
+
+def scaled_erfc(x: mpf) -> mpf:
+    return mp.exp(x**2) * mp.erfc(x)
+
+
+def error_functions() -> Iterator[Wanted]:
+    tiny = mpf("1e-12")
+    yield Wanted(
+        "ERF",
+        root(lambda x: mp.erf(x) / x - 1),
+        root(lambda x: x / mp.erf(x)),
+        tiny,
+        mpf(1),
+        {"f32": 5, "f64": 11},
+        "erf(x) = x + x p(x**2) for |x| <= 1",
+    )
+    for name, high, degree in (("f32", 4, 8), ("f64", 6, 21)):
+        yield Wanted(
+            f"ERF_TAIL_{name.upper()}",
+            lambda x: -mp.log(mp.erfc(x)),
+            lambda x: mp.erfc(x),
+            mpf(1),
+            mpf(high),
+            {name: degree},
+            f"erf(x) = 1 - exp(-p(x)) for 1 <= x <= {high}",
+        )
+
+    def of_inverse(v: mpf) -> mpf:
+        x = 1 / (v + ERFC_MIDDLE) - ERFC_CENTRE
+        return scaled_erfc(x) * (x + ERFC_CENTRE)
+
+    for name, low, high, degree in (("wide", "0", "10.2", 12), ("f64", "0.59", "27.4", 22)):
+        yield Wanted(
+            f"ERFC_{name.upper()}",
+            of_inverse,
+            lambda v: 1 / of_inverse(v),
+            1 / (mpf(high) + ERFC_CENTRE) - ERFC_MIDDLE,
+            1 / (mpf(low) + ERFC_CENTRE) - ERFC_MIDDLE,
+            {name: degree},
+            f"erfc(x) = exp(-x**2) u p(u - 0.25) with u = 1 / (x + 2) for x >= {low}",
+        )
+
+
 def constants() -> Iterator[tuple[str, mpf, int | None]]:
     """Name, value, and to how many bits less than the type's the first part is cut, if at all."""
     yield "LN2", mp.log(2), 11
@@ -149,6 +237,7 @@ def constants() -> Iterator[tuple[str, mpf, int | None]]:
     yield "LOG10_E", 1 / mp.log(10), None
     yield "LOG10_2", mp.log(2) / mp.log(10), None
     yield "PI_2", mp.pi / 2, None
+    yield "THIRD", mpf(1) / 3, None
 
 
 def parts(number: mpf, precision: str, cut: int | None) -> tuple[float, float]:
@@ -184,7 +273,7 @@ def main() -> None:
     for start in range(0, len(digits), 80):
         print(f'    "{digits[start : start + 80]}"')
     print("    , 16)")
-    for wanted in catalogue():
+    for wanted in chain(catalogue(), inverse_functions(), error_functions()):
         print(f"# {wanted.meaning}.")
         print(f"{wanted.name}: Mapping[str, tuple[float, ...]] = {{")
         for precision, degree in wanted.degree.items():

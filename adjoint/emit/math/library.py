@@ -3,7 +3,16 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from adjoint.emit.math import exponential, hyperbolic, logarithm, trigonometric
+from adjoint.emit.math import (
+    error_function,
+    exponential,
+    hyperbolic,
+    inverse_trigonometric,
+    logarithm,
+    power,
+    remainder,
+    trigonometric,
+)
 from adjoint.emit.math.builder import F32, F64, WIDE, Builder, Real, Value
 
 
@@ -29,9 +38,23 @@ _TABLE: Mapping[str, Function] = {
     "log1p": Function(logarithm.log1p),
     "sigmoid": Function(exponential.sigmoid),
     "tanh": Function(hyperbolic.tanh),
+    "sinh": Function(hyperbolic.sinh, single=WIDE),
+    "cosh": Function(hyperbolic.cosh, single=WIDE),
+    "asinh": Function(hyperbolic.asinh, single=WIDE),
+    "acosh": Function(hyperbolic.acosh, single=WIDE),
+    "atanh": Function(hyperbolic.atanh, single=WIDE),
+    "erf": Function(error_function.erf),
+    "erfc": Function(error_function.erfc, single=WIDE),
     "sin": Function(trigonometric.sin, single=WIDE),
     "cos": Function(trigonometric.cos, single=WIDE),
     "tan": Function(trigonometric.tan, single=WIDE),
+    "asin": Function(inverse_trigonometric.asin),
+    "acos": Function(inverse_trigonometric.acos),
+    "atan": Function(inverse_trigonometric.atan),
+    "atan2": Function(inverse_trigonometric.atan2, 2),
+    "pow": Function(power.pow, 2, single=WIDE),
+    "fmod": Function(remainder.fmod, 2, single=WIDE),
+    "remainder": Function(remainder.remainder, 2, single=WIDE),
 }
 
 # Name -> number of arguments.

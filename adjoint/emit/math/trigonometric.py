@@ -8,6 +8,7 @@ from functools import cache
 
 from adjoint.emit.math.builder import F64, Builder, Value
 from adjoint.emit.math.coefficients import COS, PI_2, SIN, TWO_OVER_PI
+from adjoint.emit.math.pairs import two_sum
 
 _DIGITS = 1280
 # Of a float's table: its parts are so short that a float times the first is exact in double.
@@ -49,16 +50,9 @@ def reduced_wide(b: Builder, a: Value) -> tuple[Value, None, Value]:
     row = k + k
     m = a * b.power_of_two(-k)
     product = m * b.look_up("adjoint.turns.f32", wide_table(), row)
-    n, quadrant = b.round_to_integer(product)
+    n, quadrant = b.nearest(product)
     f = b.fma(m, b.look_up("adjoint.turns.f32", wide_table(), row + 1), product - n)
     return f * PI_2["f64"][0], None, quadrant
-
-
-def two_sum(b: Builder, x: Value, y: Value) -> tuple[Value, Value]:
-    """x + y and what its rounding lost."""
-    total = x + y
-    part = total - x
-    return total, (x - (total - part)) + (y - part)
 
 
 def distilled(b: Builder, terms: list[Value]) -> list[Value]:
@@ -90,7 +84,7 @@ def reduced_f64(b: Builder, a: Value) -> tuple[Value, Value, Value]:
     high = [m * part for part in parts]
     low = [b.fma(m, part, -h) for part, h in zip(parts[:3], high, strict=False)]
     first, second, third = folded(b, high[0]), folded(b, low[0]), folded(b, high[1])
-    n, quadrant = b.round_to_integer(first + (second + third))
+    n, quadrant = b.nearest(first + (second + third))
     # Near a multiple of pi / 2 all but the last 60 bits cancel: two passes keep what is left exact.
     terms = [first - n, second, third, low[1], high[2], low[2], high[3]]
     terms = distilled(b, distilled(b, terms))

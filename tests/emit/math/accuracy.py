@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from mpmath import mp
 
 from tests.emit.math.compiled import TYPES, Array, compiled
@@ -176,3 +177,39 @@ def check_at_length(name: str, dtype: str, claim: Claim) -> None:
     check_widely(name, dtype, claim.wide, stratified(dtype, 8000 if dtype == "f32" else 1000))
     for limits in claim.ranges:
         check_widely(name, dtype, claim.wide, uniform(dtype, *limits, 2_000_000))
+
+
+def of_torch(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., npt.NDArray[Any]]:
+    """A function of numpy arrays, in double."""
+
+    def applied(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return function(torch.from_numpy(x.astype(np.float64))).numpy().astype(np.longdouble)
+
+    return applied
+
+
+def pairs(dtype: str, count: int) -> tuple[Array, Array]:
+    """Arguments of any size, alike and unlike, and of ordinary size."""
+    rng = np.random.default_rng(2)
+    any_size = stratified(dtype, max(2, count >> (8 if dtype == "f32" else 11)))
+    x, y = rng.choice(any_size, count), rng.choice(any_size, count)
+    with np.errstate(over="ignore"):
+        near = (x * rng.uniform(0.2, 5.0, count)).astype(x.dtype)
+    ordinary = [rng.normal(0.0, 3.0, count).astype(x.dtype) for _ in range(2)]
+    left = np.concatenate([x, x, ordinary[0]])
+    right = np.concatenate([y, near, ordinary[1]])
+    is_finite = np.isfinite(left) & np.isfinite(right)
+    return left[is_finite], right[is_finite]
+
+
+def check_special_pairs(name: str, dtype: str, truth: Callable[..., npt.NDArray[Any]]) -> None:
+    """Every special value with every other."""
+    values = np.concatenate([special(dtype), np.array([1.5, -1.5, 4.0], TYPES[dtype][1])])
+    x, y = (grid.ravel() for grid in np.meshgrid(values, values))
+    with np.errstate(all="ignore"):
+        true = truth(x.astype(np.longdouble), y.astype(np.longdouble))
+    got = compiled(name, dtype)(x, y)
+    message = worst(name, dtype, ulps_from_wider(got, true, dtype), x, y)
+    assert message is None, message
+    is_zero = got == 0
+    np.testing.assert_array_equal(np.signbit(got[is_zero]), np.signbit(true[is_zero]))
