@@ -129,7 +129,7 @@ def catalogue() -> Iterator[Wanted]:
         root(lambda x: x**3 / mp.sin(x)),
         tiny,
         quarter,
-        {"wide": 3, "f64": 5},
+        {"f32": 2, "wide": 3, "f64": 5},
         "sin(x) = x + x**3 p(x**2) for |x| <= pi / 4",
     )
     yield Wanted(
@@ -138,7 +138,7 @@ def catalogue() -> Iterator[Wanted]:
         root(lambda x: x**4 / mp.cos(x)),
         tiny,
         quarter,
-        {"wide": 2, "f64": 5},
+        {"f32": 2, "wide": 2, "f64": 5},
         "cos(x) = 1 - x**2 / 2 + x**4 p(x**2) for |x| <= pi / 4",
     )
 
@@ -266,6 +266,13 @@ def main() -> None:
         for precision in ("f32", "wide", "f64"):
             print(f'    "{precision}": {parts(number, precision, cut)!r},')
         print("}")
+    print("# pi / 2 in three parts.")
+    print("PI_2_PARTS: Mapping[str, tuple[float, float, float]] = {")
+    for precision in ("f32", "f64"):
+        first, second = parts(mp.pi / 2, precision, None)
+        third = rounded(mp.pi / 2 - first - second, precision)
+        print(f'    "{precision}": {(first, second, third)!r},')
+    print("}")
     print("# 2 / pi to 1280 bits after the point.")
     with mp.workdps(400):
         digits = f"{int(mp.floor(mp.ldexp(2 / mp.pi, 1280))):X}"

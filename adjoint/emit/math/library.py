@@ -48,6 +48,8 @@ _TABLE: Mapping[str, Function] = {
     "sin": Function(trigonometric.sin, single=WIDE),
     "cos": Function(trigonometric.cos, single=WIDE),
     "tan": Function(trigonometric.tan, single=WIDE),
+    "near_sin": Function(trigonometric.near_sin),
+    "near_cos": Function(trigonometric.near_cos),
     "asin": Function(inverse_trigonometric.asin),
     "acos": Function(inverse_trigonometric.acos),
     "atan": Function(inverse_trigonometric.atan),
