@@ -129,7 +129,7 @@ def catalogue() -> Iterator[Wanted]:
         root(lambda x: x**3 / mp.sin(x)),
         tiny,
         quarter,
-        {"wide": 3, "f64": 5},
+        {"f32": 2, "wide": 3, "f64": 5},
         "sin(x) = x + x**3 p(x**2) for |x| <= pi / 4",
     )
     yield Wanted(
@@ -138,7 +138,7 @@ def catalogue() -> Iterator[Wanted]:
         root(lambda x: x**4 / mp.cos(x)),
         tiny,
         quarter,
-        {"wide": 2, "f64": 5},
+        {"f32": 2, "wide": 2, "f64": 5},
         "cos(x) = 1 - x**2 / 2 + x**4 p(x**2) for |x| <= pi / 4",
     )
 
@@ -151,7 +151,7 @@ def inverse_functions() -> Iterator[Wanted]:
         root(lambda x: x**3 / mp.atan(x)),
         tiny,
         mpf(1),
-        {"f32": 8, "f64": 19},
+        {"wide": 8, "f64": 19},
         "atan(x) = x + x**3 p(x**2) for |x| <= 1",
     )
     yield Wanted(
@@ -160,7 +160,7 @@ def inverse_functions() -> Iterator[Wanted]:
         root(lambda x: x**3 / mp.asin(x)),
         tiny,
         mpf(1) / 4,
-        {"f32": 4, "f64": 11},
+        {"f32": 4, "wide": 4, "f64": 11},
         "asin(x) = x + x**3 p(x**2) for |x| <= 1/2",
     )
     yield Wanted(
@@ -183,8 +183,9 @@ def inverse_functions() -> Iterator[Wanted]:
     )
 
 
-# Where the inverse 1 / (x + ERFC_CENTRE) is, for x >= 0, spread best.
-ERFC_CENTRE = mpf(4)
+# exp(x**2) erfc(x) (x + ERFC_CENTRE) is a smooth function of 1 / (x + ERFC_CENTRE).
+ERFC_CENTRE = mpf(2)
+ERFC_MIDDLE = mpf("0.25")
 
 
 def scaled_erfc(x: mpf) -> mpf:
@@ -213,20 +214,19 @@ def error_functions() -> Iterator[Wanted]:
             f"erf(x) = 1 - exp(-p(x)) for 1 <= x <= {high}",
         )
 
-    def of_inverse(t: mpf) -> mpf:
-        # t = (x - K) / (x + K)
-        x = ERFC_CENTRE * (1 + t) / (1 - t)
+    def of_inverse(v: mpf) -> mpf:
+        x = 1 / (v + ERFC_MIDDLE) - ERFC_CENTRE
         return scaled_erfc(x) * (x + ERFC_CENTRE)
 
-    for name, high, degree in (("wide", mpf("10.2"), 11), ("f64", mpf("27.4"), 23)):
+    for name, low, high, degree in (("wide", "0", "10.2", 12), ("f64", "0.59", "27.4", 22)):
         yield Wanted(
             f"ERFC_{name.upper()}",
             of_inverse,
-            lambda t: 1 / of_inverse(t),
-            mpf(-1),
-            (high - ERFC_CENTRE) / (high + ERFC_CENTRE),
+            lambda v: 1 / of_inverse(v),
+            1 / (mpf(high) + ERFC_CENTRE) - ERFC_MIDDLE,
+            1 / (mpf(low) + ERFC_CENTRE) - ERFC_MIDDLE,
             {name: degree},
-            "erfc(x) = exp(-x**2) p((x - 4) / (x + 4)) / (x + 4) for x >= 0",
+            f"erfc(x) = exp(-x**2) u p(u - 0.25) with u = 1 / (x + 2) for x >= {low}",
         )
 
 
@@ -266,6 +266,13 @@ def main() -> None:
         for precision in ("f32", "wide", "f64"):
             print(f'    "{precision}": {parts(number, precision, cut)!r},')
         print("}")
+    print("# pi / 2 in three parts.")
+    print("PI_2_PARTS: Mapping[str, tuple[float, float, float]] = {")
+    for precision in ("f32", "f64"):
+        first, second = parts(mp.pi / 2, precision, None)
+        third = rounded(mp.pi / 2 - first - second, precision)
+        print(f'    "{precision}": {(first, second, third)!r},')
+    print("}")
     print("# 2 / pi to 1280 bits after the point.")
     with mp.workdps(400):
         digits = f"{int(mp.floor(mp.ldexp(2 / mp.pi, 1280))):X}"

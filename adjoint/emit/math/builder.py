@@ -252,43 +252,42 @@ class Builder:
     # Shapes that every function is made of.
 
     def polynomial(self, x: Value, coefficients: Sequence[float]) -> Value:
-        """c[0] + c[1] x + ..., by Estrin's scheme: pairs first, so that the chain is short."""
-        level: list[Operand] = list(coefficients)
-        power = x
-        while len(level) > 1:
-            paired: list[Operand] = [
-                self.fma(power, high, low)
-                for low, high in zip(level[::2], level[1::2], strict=False)
-            ]
-            if len(level) % 2:
-                paired.append(level[-1])
-            level = paired
-            if len(level) > 1:
-                power = power * power
-        (result,) = level
-        assert isinstance(result, Value), "a polynomial needs two coefficients"
+        """c[0] + c[1] x + ...: Horner's scheme, a long one in two chains of even and odd powers."""
+        if len(coefficients) <= 8:
+            return self._horner(x, coefficients)
+        square = x * x
+        odd = self._horner(square, coefficients[1::2])
+        return self.fma(odd, x, self._horner(square, coefficients[::2]))
+
+    def _horner(self, x: Value, coefficients: Sequence[float]) -> Value:
+        *rest, before_last, last = coefficients
+        result = self.fma(x, last, before_last)
+        for coefficient in reversed(rest):
+            result = self.fma(result, x, coefficient)
         return result
 
-    def round_to_integer(self, x: Value) -> tuple[Value, Value]:
-        """The nearest integer, as a real and as an integer. For a huge x both are senseless."""
-        shifted = x + self.real.magic
-        # fsub undoes the shift exactly; no rint, no conversion, and no poison for NaN.
-        return shifted - self.real.magic, self.bits(shifted) - self.magic_bits
+    def nearest(self, x: Value, factor: float = 1.0, plus: int = 0) -> tuple[Value, Value]:
+        """n, the integer nearest to factor * x, as a real, and an integer that ends in n + plus.
 
-    @property
-    def magic_bits(self) -> int:
-        # 1.5 * 2**mantissa_bits has exponent `mantissa_bits` and only its top fraction bit set.
-        m = self.real.mantissa_bits
-        return ((self.real.bias + m) << m) | (1 << (m - 1))
+        A number so large that its last bit is 1 is added and taken away: no conversion, and no
+        poison for NaN. What is above the low bits of the second goes away in a shift or a mask.
+        """
+        magic = self.real.magic + plus
+        shifted = x + magic if factor == 1.0 else self.fma(x, factor, magic)
+        return shifted - magic, self.bits(shifted)
 
     def power_of_two(self, n: Value) -> Value:
         """2.0**n where that is a normal number."""
-        return self.from_bits((n + self.real.bias) << self.real.mantissa_bits)
+        return self.power_of_field(n + self.real.bias)
+
+    def power_of_field(self, n: Value) -> Value:
+        """2.0**(n - bias), of the low bits of n."""
+        return self.from_bits(n << self.real.mantissa_bits)
 
     def scale(self, x: Value, n: Value) -> Value:
-        """x * 2.0**n for x near 1, rounded once, also where 2.0**n is not a normal number."""
+        """x * 2.0**(n - 2 bias) for x near 1: rounded once, also where the power is not normal."""
         half = n >> 1
-        return x * self.power_of_two(half) * self.power_of_two(n - half)
+        return x * self.power_of_field(half) * self.power_of_field(n - half)
 
     def ratio_to_sum(self, x: Value, y: Value, z: float) -> Value:
         """x / (y + z). In float, where ulps are dear, one residual mends sum and quotient."""

@@ -15,16 +15,17 @@ TANH_LIMIT = {"f32": 9.5, "f64": 20.0}
 def tanh(b: Builder, x: Value) -> Value:
     """t / (t + 2) with t = exp(2x) - 1, which keeps small arguments exact."""
     a = b.at_most(b.abs(x), TANH_LIMIT[b.real.name])
-    r, n = exponential.reduced(b, a + a)
-    s = b.power_of_two(n)
+    r, n = exponential.reduced(b, a + a, b.real.bias)
+    s = b.power_of_field(n)
     t = b.fma(s, exponential.expm1_of_reduced(b, r), s - 1.0)
     return b.copysign(b.ratio_to_sum(t, t, 2.0), x)
 
 
 def _half_exponential(b: Builder, a: Value) -> Value:
     """exp(a) / 2, which overflows where cosh(a) does."""
-    r, n = exponential.reduced(b, b.at_most(a, exponential.EXP_RANGE[b.real.name][1]))
-    return b.scale(exponential.exp_of_reduced(b, r), n - 1)
+    top = exponential.EXP_RANGE[b.real.name][1]
+    r, n = exponential.reduced(b, b.at_most(a, top), 2 * b.real.bias - 1)
+    return b.scale(exponential.exp_of_reduced(b, r), n)
 
 
 def sinh(b: Builder, x: Value) -> Value:

@@ -61,8 +61,12 @@ def atan(b: Builder, x: Value) -> Value:
     a = b.abs(x)
     is_steep = a > 1.0
     z = b.select(is_steep, 1.0, a) / b.select(is_steep, a, 1.0)
-    angle = _odd(b, z, z * z, ATAN[b.real.name])
-    return b.copysign(b.select(is_steep, _from_half_turn(b, angle), angle), x)
+    square = z * z
+    tail = (z * square) * b.polynomial(square, ATAN[b.real.name])
+    high, low = PI_2[b.real.name]
+    # pi / 2 - atan(z), the large parts first, as in asin.
+    steep = (high - z) - (tail - low)
+    return b.copysign(b.select(is_steep, steep, z + tail), x)
 
 
 def atan2(b: Builder, y: Value, x: Value) -> Value:

@@ -40,9 +40,8 @@ def scaled_log(
 
 def with_special_values(b: Builder, x: Value, result: Value) -> Value:
     """What log does at zero, below it, at infinity and NaN."""
-    result = b.select(x.equals(0.0), -INFINITY, result)
-    result = b.select(x < 0.0, NAN, result)
-    return b.select(x < INFINITY, result, b.abs(x))
+    at_most_zero = b.select(x.equals(0.0), b.constant(-INFINITY), b.constant(NAN))
+    return b.select(x > 0.0, b.select(x < INFINITY, result, x), at_most_zero)
 
 
 def log(b: Builder, x: Value) -> Value:

@@ -51,7 +51,7 @@ def _exponent(b: Builder, a: Value, y: Value) -> Pair:
 
 def pow(b: Builder, x: Value, y: Value) -> Value:
     product, lost = _exponent(b, b.abs(x), y)
-    turns, n = b.round_to_integer(product)
+    turns, n = b.nearest(product, plus=2 * b.real.bias)
     r = ((product - turns) + lost) * sum(LN2[b.real.name])
     result = b.scale(exponential.exp_of_reduced(b, r), n)
     # The sign: an odd power of a negative number. A fraction of one is not real.
