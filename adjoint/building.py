@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.differentiate.activity import active_nodes
+from adjoint.differentiate.activity import active_nodes, is_unrecorded_view, requiring_nodes
 from adjoint.differentiate.sweep import Sweep
 from adjoint.errors import DifferentiationError
 from adjoint.graph.evaluation import evaluate
@@ -45,9 +45,10 @@ class Build:
         return Compiled(graph_module, self)
 
     def record(self, graph_module: fx.GraphModule, wrt: Sequence[int]) -> Recorded | None:
-        """The graph with saved values; None if nothing it returns depends on `wrt`."""
+        """The graph with saved values; None if nothing it returns requires grad for `wrt`."""
         results = _differentiable_outputs(graph_module, wrt)
-        if not results:
+        requiring = _requiring_outputs(graph_module, wrt)
+        if not results and not requiring:
             return None
         sweep, joint = self._joint(graph_module, results, wrt)
         split = Split(joint, sweep.order)
@@ -66,6 +67,7 @@ class Build:
             forward.outputs,
             differentiable,
             _reversed(sweep, backward, results),
+            frozenset(requiring) - differentiable,
         )
 
     def reverse(self, recorded: Recorded, of: Sequence[int], wrt: Sequence[int]) -> Reversed:
@@ -170,6 +172,15 @@ def _differentiable_outputs(graph_module: fx.GraphModule, wrt: Sequence[int]) ->
     inputs = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
     active = active_nodes(graph_module, [inputs[place] for place in wrt])
     return [i for i, n in enumerate(outputs_of(graph_module.graph)) if n in active]
+
+
+def _requiring_outputs(graph_module: fx.GraphModule, wrt: Sequence[int]) -> list[int]:
+    """Outputs that require grad where views were made under `no_grad`; else they are the above."""
+    if not any(is_unrecorded_view(node) for node in graph_module.graph.nodes):
+        return []
+    inputs = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+    requiring = requiring_nodes(graph_module, [inputs[place] for place in wrt])
+    return [i for i, n in enumerate(outputs_of(graph_module.graph)) if n in requiring]
 
 
 def _left_to_autograd(graph_module: fx.GraphModule) -> bool:

@@ -53,9 +53,11 @@ class Program:
             self._pattern = pattern
         if pattern == self._pattern:
             return self.first
-        if pattern not in self._by_sharing:
-            self._by_sharing[pattern] = self._recapture(inputs)
-        return self._by_sharing[pattern]
+        # What is captured here holds for the numbers at hand alone.
+        key = (pattern, tuple(map(_numbers, inputs)))
+        if key not in self._by_sharing:
+            self._by_sharing[key] = self._recapture(inputs)
+        return self._by_sharing[key]
 
 
 def sharing(inputs: Sequence[Any], written: Sequence[int]) -> Sharing:
@@ -73,6 +75,13 @@ def sharing(inputs: Sequence[Any], written: Sequence[int]) -> Sharing:
         for group in shared
         for index in group
     )
+
+
+def _numbers(value: Any) -> Any:
+    """The sizes and strides of a tensor; a number is itself."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return tuple(value.shape), value.stride() if value.layout is torch.strided else None
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.operators import OpOverload
@@ -159,5 +160,35 @@ def _ctc_loss(
     return losses.sum() if reduction == 2 else losses
 
 
-_DEFINED_HERE: dict[OpOverload, Callable[..., Any]] = {aten.ctc_loss.IntList: _ctc_loss}
+class _Passing(TorchDispatchMode):
+    """A comparison of data, which a definition makes to check its arguments, comes out true."""
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return True if op is aten.equal.default else op(*args, **(kwargs or {}))
+
+
+def _unchecked(op: OpOverload) -> Callable[..., Any]:
+    """`op` as it is, though it checks data, which fakes have none of.
+
+    The graph does not check either: of what eager refuses, it refuses only what reads outside of a
+    tensor (a quantile above 1).  So it is in later versions of torch.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _Passing():  # type: ignore[no-untyped-call]
+            return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+    return run
+
+
+_DEFINED_HERE: dict[OpOverload, Callable[..., Any]] = {
+    aten.ctc_loss.IntList: _ctc_loss,
+    # In torch 2.11; later it does not check fakes.
+    aten.quantile.default: _unchecked(aten.quantile.default),
+    aten.quantile.scalar: _unchecked(aten.quantile.scalar),
+    aten.nanquantile.default: _unchecked(aten.nanquantile.default),
+    aten.nanquantile.scalar: _unchecked(aten.nanquantile.scalar),
+}
 """Ops that torch defines in C++ only, in a way that fake tensors do not allow."""

@@ -14,6 +14,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._higher_order_ops.cond import CondOp
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch._ops import HigherOrderOperator
+from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,6 +34,7 @@ __all__ = [
     "functorch_is_active",
     "is_functorch_wrapper",
     "is_traceable_wrapper_subclass",
+    "materializes_grads",
     "outside_functorch",
     "replaced",
     "saved_tensor_hooks",
@@ -49,6 +51,9 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 # Operators that check or run their operands before a mode can see the call.
 _ACTING_THEMSELVES = (CondOp, AutogradFunctionApply, TagActivationCheckpoint)
+
+# Torch does not tell what it was told.
+_MATERIALIZES = "_adjoint_materializes_grads"
 
 # By name: the operator of the same name hides the module.
 _nested_regions = importlib.import_module("torch._higher_order_ops.invoke_subgraph")
@@ -189,12 +194,25 @@ def custom_functions_applied_by(apply: Callable[..., Any]) -> Iterator[None]:
     `apply` receives the original as its first argument, to fall back on.
     """
     original = torch.autograd.Function.__dict__["apply"]
+    set_materialize_grads = FunctionCtx.set_materialize_grads
 
     def routed(cls: type, *args: Any, **kwargs: Any) -> Any:
         return apply(original.__get__(None, cls), cls, *args, **kwargs)
 
-    with replaced(torch.autograd.Function, "apply", classmethod(routed)):
+    def noted(self: Any, value: bool) -> None:
+        setattr(self, _MATERIALIZES, value)
+        set_materialize_grads(self, value)
+
+    with (
+        replaced(torch.autograd.Function, "apply", classmethod(routed)),
+        replaced(FunctionCtx, "set_materialize_grads", noted),
+    ):
         yield
+
+
+def materializes_grads(context: Any) -> bool:
+    """The function with this context, applied as above, wants zeros for missing cotangents."""
+    return bool(getattr(context, _MATERIALIZES, True))
 
 
 @contextlib.contextmanager

@@ -34,9 +34,25 @@ def constant_value(expr: sympy.Basic) -> int | float | bool:
     return int(expr) if expr.is_integer else float(expr)
 
 
+class _Arithmetic(PythonReferenceAnalysis):
+    """What the operators of expressions mean; torch 2.11 does not know cases."""
+
+    @staticmethod
+    def expr_cond_pair(value: Any, holds: Any) -> tuple[Any, Any]:
+        return value, holds
+
+    @staticmethod
+    def piecewise(*cases: tuple[Any, Any]) -> Any:
+        # The last case is what remains when no other holds.
+        chosen, _ = cases[-1]
+        for value, holds in reversed(cases[:-1]):
+            chosen = torch.sym_ite(holds, value, chosen)
+        return chosen
+
+
 def evaluate(expr: sympy.Basic, bindings: dict[sympy.Symbol, Any]) -> Any:
     """`expr` computed in Python (or traced, where the bindings are proxies)."""
-    return sympy_interp(PythonReferenceAnalysis, bindings, expr)
+    return sympy_interp(_Arithmetic, bindings, expr)
 
 
 def size_symbols(tensor: torch.Tensor) -> Iterable[tuple[sympy.Symbol, Callable[..., Any], int]]:

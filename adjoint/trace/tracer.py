@@ -527,8 +527,8 @@ class Tracer(TorchDispatchMode):
             for position, tensor in enumerate(_tensors(named[name])):
                 each = self.emitter.item(new, position) if many else new
                 self._write(tensor, each, shapes[id(tensor)])
-                if many:
-                    # Eager's kernel writes to each in turn, and each write is counted.
+                if many and not custom:
+                    # Torch's own kernel writes to each in turn, and each write is counted.
                     set_version(tensor, tensor._version + 1)
         return result
 

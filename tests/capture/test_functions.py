@@ -245,6 +245,79 @@ def both_results_have_a_cotangent(x: Tensor, y: Tensor) -> Any:
     return first * y, second
 
 
+class Particular(Function):
+    """What has no cotangent is not as if it were zero; one result is no tensor, one is fixed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, y)
+        fixed = x.floor()
+        ctx.mark_non_differentiable(fixed)
+        return x * 2, "label", fixed, y * 3
+
+    @staticmethod
+    def backward(ctx: Any, first: Any, label: None, fixed: None, second: Any) -> Any:
+        assert label is None
+        assert fixed is None
+        x, y = ctx.saved_tensors
+        if first is None and second is None:
+            return x * 11, None
+        if first is None:
+            return y * 7, second * 3
+        return first * 2, x * 5 if second is None else second * y
+
+
+class Nothing(Function):
+    """Gives no cotangent to what it is computed from."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> None:
+        return None
+
+
+@DIRECT(leaves, order=2)
+def all_cotangents(x: Tensor, y: Tensor) -> Any:
+    return apply(Particular, x, y)
+
+
+@DIRECT(leaves, order=2)
+def the_first_cotangent(x: Tensor, y: Tensor) -> Any:
+    return apply(Particular, x, y)[0]
+
+
+@DIRECT(leaves, order=2)
+def the_second_cotangent(x: Tensor, y: Tensor) -> Any:
+    return apply(Particular, x, y)[3]
+
+
+@DIRECT(leaves)
+def no_cotangent(x: Tensor, y: Tensor) -> Any:
+    return apply(Nothing, apply(Particular, x, y)[0])
+
+
+class Demanding(Function):
+    """Its backward needs the cotangents of both results."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Pair:
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, first: Tensor, second: Tensor) -> Tensor:
+        return first * 2 + second * 3
+
+
+@TABLE(leaves)
+def cotangents_that_are_demanded(x: Tensor, y: Tensor) -> Any:
+    return apply(Demanding, x * y)
+
+
 class Outer(Function):
     """A function in the forward, and one in the backward, of another."""
 
@@ -406,10 +479,21 @@ def test_a_missing_cotangent_is_zeros() -> None:
     assert torch.equal(torch.autograd.grad(second.sum(), x)[0], torch.full((3,), 3.0).double())
 
 
+def test_a_demanded_cotangent_that_is_missing_is_an_error_in_the_backward() -> None:
+    x = leaf(3)
+    captured = adjoint.capture(cotangents_that_are_demanded, x, x)
+    with pytest.raises(TypeError):
+        cotangents_that_are_demanded(x, x)[0].sum().backward()
+    with pytest.raises(RuntimeError, match="set_materialize_grads"):
+        adjoint.run(captured, x, x)[0].sum().backward()
+
+
 def test_the_halves_are_graphs_of_the_node() -> None:
     captured = adjoint.capture(saves_inputs_intermediates_and_results, *leaves())
     (node,) = captured.graph_module.graph.find_nodes(op="call_function", target=apply_function)
-    forward, backward = (getattr(captured.graph_module, arg.target) for arg in node.args[:2])
+    half, ((given, other),) = node.args[:2]
+    assert given is None
+    forward, backward = (getattr(captured.graph_module, arg.target) for arg in (half, other))
     assert forward.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
     assert backward.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
 

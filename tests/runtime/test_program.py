@@ -52,6 +52,22 @@ def test_a_program_is_captured_once_for_each_way_to_share_memory() -> None:
     assert capture.count == 3
 
 
+def test_what_is_captured_for_inputs_that_share_memory_holds_for_their_sizes() -> None:
+    def scale(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        x.mul_(2)
+        return y + 1, z * z.shape[0]
+
+    torch._dynamo.reset()
+    compiled = adjoint.compile(scale, dynamic=True, fullgraph=True)
+    compiled(torch.ones(6), torch.ones(5), torch.ones(3))
+    for size in (3, 4, 5):
+        results = []
+        for function in (scale, compiled):
+            x = torch.arange(6.0)
+            results.append((*function(x, x[1:], torch.ones(size)), x))
+        torch.testing.assert_close(*results)
+
+
 def test_a_program_that_writes_to_nothing_is_captured_once() -> None:
     capture, x = Counting(read), torch.ones(3)
     program = Program(capture([x, x.clone()]), capture, loaded)
