@@ -6,6 +6,7 @@ and rounded at the end, as eager's kernels do.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -165,7 +166,36 @@ def _addmm(bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     # A half product rounds once, after the sum.
     if bias.dtype in (torch.float16, torch.bfloat16):
         raise Declined
-    return torch.mm(x, y) + bias
+    try:
+        product = _mm(x, y)
+    except Declined:
+        product = torch.mm(x, y)
+    return product + bias
+
+
+# Products with a side this short are loops that fuse with those around them.
+SHORT = 4
+
+
+@decomposition(aten.mm.default)
+def _mm(x: Any, y: Any) -> Any:
+    if x.dtype not in (torch.float32, torch.float64):
+        raise Declined
+    rows, inner, columns = x.shape[0], x.shape[1], y.shape[1]
+    if _is_short(inner):
+        parts = [x.select(1, k).unsqueeze(1) * y.select(0, k) for k in range(inner)]
+        return functools.reduce(operator.add, parts)
+    if _is_short(columns):
+        sums = [(x * y.select(1, n)).sum(1, keepdim=True) for n in range(columns)]
+        return sums[0] if columns == 1 else torch.cat(sums, 1)
+    if _is_short(rows):
+        sums = [(x.select(0, m).unsqueeze(1) * y).sum(0, keepdim=True) for m in range(rows)]
+        return sums[0] if rows == 1 else torch.cat(sums, 0)
+    raise Declined
+
+
+def _is_short(size: Any) -> bool:
+    return isinstance(size, int) and 1 <= size <= SHORT
 
 
 @decomposition(aten.baddbmm.default)

@@ -133,3 +133,10 @@ def input_symbols(fakes: Sequence[Any]) -> Iterator[tuple[sympy.Symbol, int, int
                 if isinstance(expr, sympy.Symbol) and expr not in seen:
                     seen.add(expr)
                     yield expr, place, dim if isinstance(fake, torch.Tensor) else -1
+
+
+def hint(size: Any, otherwise: int = 1024) -> int:
+    """The size at hand when the graph was made; a middling one where that is not known."""
+    if isinstance(size, torch.SymInt):
+        return int(size.node.hint) if size.node.has_hint() else otherwise
+    return int(size)
