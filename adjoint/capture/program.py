@@ -30,6 +30,7 @@ from adjoint.torch_private.fake import (
 from adjoint.torch_private.modes import (
     control_flow_calls_its_operator,
     custom_functions_applied_by,
+    outside_functorch,
 )
 from adjoint.trace.emission import current_mode
 from adjoint.trace.generators import Generators
@@ -59,14 +60,19 @@ class Capture:
         if isinstance(real, FakeTensor):
             return real
         if id(real) not in self._fakes:
-            with self.tracer.paused():
-                fake = self._make_fake(real)
-            self._fakes[id(real)] = fake
-            self.closed_over.append(real)
-            descriptor = CapturedInput(len(self.closed_over) - 1, _closure_name(real))
-            with self.tracer.inside(self.tracer.root):
-                self.inputs.add([Leaf(fake, descriptor)])
+            # A level of `torch.func` under way would wrap what is made here as its own.
+            with outside_functorch():
+                self._adopt(real)
         return self._fakes[id(real)]
+
+    def _adopt(self, real: torch.Tensor) -> None:
+        with self.tracer.paused():
+            fake = self._make_fake(real)
+        self._fakes[id(real)] = fake
+        self.closed_over.append(real)
+        descriptor = CapturedInput(len(self.closed_over) - 1, _closure_name(real))
+        with self.tracer.inside(self.tracer.root):
+            self.inputs.add([Leaf(fake, descriptor)])
 
     def run(self, program: Callable[[], Any], leaves: Sequence[Leaf]) -> tuple[Captured, Any]:
         """Capture `program`, which takes `leaves`; also what its results are put back into."""
@@ -75,6 +81,7 @@ class Capture:
         generators = Generators()
         with generators.unset(), self._watching(generators) as front:
             result = trees.map_leaves(front.ours, program())
+            self.inputs.refuse_writes_to_joined()
         with self.tracer.fake_mode, torch.no_grad():
             paths, spec = trees.flatten_with_paths(result)
             results = Results(self.tracer, self.inputs)

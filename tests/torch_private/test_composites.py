@@ -35,6 +35,14 @@ def test_the_same_views_as_in_eager(function: Callable[..., Any], dynamic: bool)
     assert result._is_view() == expected._is_view()
 
 
+def test_composites_under_torch_func() -> None:
+    mode = new_fake_mode()
+    fake = make_fake(mode, torch.randn(4, 4), False, "x")
+    with mode, composites_as_in_eager():
+        slope = torch.func.grad(lambda x: F.linear(x @ x, x).sum())(fake)
+    assert slope.shape == (4, 4)
+
+
 def test_kernels_are_put_back() -> None:
     before = dict(aten.matmul.default.py_kernels)
     with composites_as_in_eager():
