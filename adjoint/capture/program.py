@@ -39,6 +39,9 @@ from adjoint.trace.source import line_of_traceback
 from adjoint.trace.subgraph import graph_module
 from adjoint.trace.tracer import Tracer
 
+# What torch says when C++ code looks at the data of a fake tensor.
+_NO_DATA = "its data is not allocated yet"
+
 _SYMBOLIC = tuple(kind.__name__ for kind in symbols.SYMBOLIC)
 
 
@@ -79,6 +82,7 @@ class Capture:
         mode = current_mode()
         self.inputs.add(leaves)
         generators = Generators()
+        self.tracer.about_to_draw = generators.drawn_from
         with generators.unset(), self._watching(generators) as front:
             result = trees.map_leaves(front.ours, program())
             self.inputs.refuse_writes_to_joined()
@@ -131,7 +135,7 @@ def _named_errors() -> Iterator[None]:
 def _explained(error: Exception) -> tuple[str, str, str] | None:
     """What happened, why and what to do, where `error` says that fakes do not suffice."""
     said = (str(error) or type(error).__name__).splitlines()[0]
-    if isinstance(error, DATA_DEPENDENT):
+    if isinstance(error, DATA_DEPENDENT) or _NO_DATA in said:
         return (
             "a value that decides what the program does next",
             f"the graph must not depend on data ({said})",

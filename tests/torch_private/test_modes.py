@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from adjoint.torch_private import modes
+from adjoint.torch_private.fake import new_fake_mode
 
 
 def test_below_autograd_nothing_is_recorded() -> None:
@@ -107,3 +108,9 @@ def test_custom_functions_are_routed() -> None:
     assert function is Double
     assert torch.equal(result, torch.full((3,), 2.0))
     assert torch.autograd.Function.__dict__["apply"] is before
+
+
+def test_real_tensors_while_others_are_faked() -> None:
+    real = torch.arange(3)
+    with new_fake_mode(), modes.without_dispatch_modes():
+        assert torch.equal(real, real.clone())
