@@ -19,6 +19,7 @@ from adjoint.torch_private.dynamo import differentiable_backward
 from adjoint.torch_private.modes import materializes_grads
 from adjoint.trace.emission import as_under, current_mode
 from adjoint.trace.interpretation import Interpreter
+from adjoint.trace.source import user_line
 from adjoint.trace.subgraph import Body, match_lifted
 from adjoint.trace.tracer import Tracer
 
@@ -31,6 +32,8 @@ _ONCE_DIFFERENTIABLE: Any = once_differentiable(_nothing)
 
 # Of so many results, each choice that has cotangents gets a backward.
 _CHOICES = 4
+# How a module sees the gradients of its arguments and results, by hooks on autograd's own nodes.
+_OF_MODULE_HOOKS = "BackwardHookFunction"
 
 # How torch.library gives a custom op its derivative: the op itself is the node, and has it.
 _OF_CUSTOM_OPS = "GeneratedBackwardFor_"
@@ -58,6 +61,13 @@ def apply(
             return original(*args, **kwargs)
     if not (torch.is_grad_enabled() and any(_needs_grad(arg) for arg in args)):
         return original(*args, **kwargs)
+    if function.__name__ == _OF_MODULE_HOOKS:
+        raise CaptureError(
+            "a backward hook of a module",
+            "it acts when autograd runs, on nodes that a graph does not have",
+            "use a hook on a tensor, or torch.compile(..., backend='adjoint')",
+            tracer.emitter.source(),
+        )
     body = Body(tracer)
     result = body.run(lambda: original(*args, **kwargs), ())
     results = list(result) if isinstance(result, tuple) else [result]
@@ -161,6 +171,73 @@ def apply_graphs(
     halves = {"forward": staticmethod(run_forward), "backward": staticmethod(run_backward)}
     function: Any = type("CustomFunction", (torch.autograd.Function,), halves)
     return function.apply(*operands)
+
+
+class PermanentHook:
+    """What `register_hook` returns while a program is captured."""
+
+    def remove(self) -> None:
+        """Refused: the derivative may be taken at any later time."""
+        raise CaptureError(
+            "the removal of a hook",
+            "the graph has what the hook does to the gradient",
+            "register the hook outside the compiled function",
+            user_line(),
+        )
+
+
+def hook(tracer: Tracer, tensor: torch.Tensor, change: Callable[..., Any]) -> PermanentHook:
+    """`tensor.register_hook(change)`: a custom function with this backward comes in its place.
+
+    The hook sees the sum of all gradients of the tensor, also of what used it before.
+    """
+    source = tracer.emitter.source()
+    node, alias = tracer.node(tensor), tracer.alias(tensor)
+    if node.op == "placeholder" or alias.parent is not None:
+        raise CaptureError(
+            "a hook on a tensor",
+            "the tensor comes from outside, or is a view",
+            "register it outside the compiled function, or on a tensor that an op has computed",
+            source,
+        )
+    earlier = list(node.users)
+
+    class Hooked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
+            changed = change(cotangent)
+            if changed is None:
+                raise CaptureError(
+                    "a hook that returns nothing",
+                    "what it does is outside the graph, when the derivative runs",
+                    "return the new gradient, or register it outside the compiled function",
+                    source,
+                )
+            return changed
+
+    function: Any = Hooked
+    with torch.enable_grad():
+        hooked = tracer.node(function.apply(tensor))
+    applied = hooked.all_input_nodes[0]
+    if earlier:
+        forward, backward, *operands = applied.all_input_nodes
+        if operands != [node]:
+            raise CaptureError(
+                "a hook on a tensor that was used before",
+                "the hook uses tensors that may have been computed later",
+                "register the hook right after the tensor was computed",
+                source,
+            )
+        for each in (hooked, applied, backward, forward):
+            node.append(each)
+        for user in earlier:
+            user.replace_input_with(node, hooked)
+    alias.node = hooked
+    return PermanentHook()
 
 
 def _by_operand(

@@ -47,7 +47,7 @@ class Program:
     def _for(self, inputs: Sequence[Any]) -> Captured:
         if not self._written:
             return self.first
-        pattern = sharing(inputs, self._written)
+        pattern = sharing(self.first.leaves(inputs), self._written)
         if self._pattern is None:
             # The first call is with the inputs that the first capture was made for.
             self._pattern = pattern

@@ -43,7 +43,7 @@ def _as_in_eager(op: OpOverload) -> Iterator[None]:
     before = dict(op.py_kernels)
     for key in _KEYS:
         if key in before:
-            op.py_kernels[key] = _chosen(op, _CORRECTED.get(op, before[key]))
+            op.py_kernels[key] = _chosen(op, before[key])
     op._dispatch_cache.clear()
     try:
         yield
@@ -83,10 +83,14 @@ def by_torch_formula(op: OpOverload) -> Iterator[None]:
         op._dispatch_cache.clear()
 
 
-def _chosen(op: OpOverload, general: Callable[..., Any]) -> Callable[..., Any]:
+def _chosen(op: OpOverload, definition: Callable[..., Any]) -> Callable[..., Any]:
     inside = ContextVar("inside", default=False)
+    general = _CORRECTED.get(op, definition)
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():
+            # A level of `torch.func` turns to the Python dispatcher, also where that is off.
+            return definition(*args, **kwargs)
         # In inference mode, what runs the op comes back here for its definition.
         if inside.get() or any(_has_symbols(leaf) for leaf in trees.leaves((args, kwargs))):
             return general(*args, **kwargs)

@@ -41,6 +41,7 @@ __all__ = [
     "set_version",
     "share_a_counter",
     "without_autocast",
+    "without_dispatch_modes",
     "without_torch_function",
 ]
 
@@ -112,6 +113,11 @@ def outside_functorch() -> contextlib.AbstractContextManager[Any]:
 def dispatch_modes() -> list[Any]:
     """The dispatch modes that are active, the innermost last."""
     return list(_python_dispatch._get_current_dispatch_mode_stack())
+
+
+def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
+    """Run ops on real tensors, whatever watches or fakes the program's."""
+    return _python_dispatch._disable_current_modes()
 
 
 def without_torch_function() -> contextlib.AbstractContextManager[Any]:

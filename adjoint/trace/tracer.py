@@ -151,6 +151,8 @@ class Tracer(TorchDispatchMode):
         self.regions = Regions()
         self.answer: tuple[OpOverload, Any] | None = None
         """A call about to be made whose value the graph already has."""
+        self.about_to_draw: Callable[[], None] = _nothing
+        """Called before a random op."""
         self.moves: dict[int, list[tuple[OpOverload, Any, Any, Mode]]] = {}
         """By tensor: the ops that changed its shape or place and not its data, in order."""
 
@@ -345,6 +347,7 @@ class Tracer(TorchDispatchMode):
         """`tree` with nodes, as arguments of `op`."""
         if torch.Tag.nondeterministic_seeded not in op.tags:
             return self.nodes(tree)
+        self.about_to_draw()
         # In which order random numbers are drawn depends on how a tensor lies in memory.
         return trees.map_leaves(
             lambda leaf: (
@@ -559,6 +562,9 @@ class Tracer(TorchDispatchMode):
             self.scope.new(tensor, new).written = True
             return
         aliasing.write(self.emitter, self.alias(tensor), new, mode)
+
+
+def _nothing() -> None: ...
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -81,3 +81,26 @@ def test_sharing_counts_only_memory_that_is_written_to() -> None:
     assert sharing([x, y, y[1:]], [0]) == ()
     assert sharing([x, y, x[1:]], [0]) != ()
     assert sharing([x, x[1:]], [0]) != sharing([x, x[2:]], [0])
+
+
+def train(compiled: bool) -> list[Tensor]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    x = torch.randn(4, 3)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = module(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    run = torch.compile(step, backend="adjoint") if compiled else step
+    return [*(run() for _ in range(3)), *(each.detach() for each in module.parameters())]
+
+
+def test_an_optimizer_steps_inside_compiled_code() -> None:
+    """The graph writes to tensors that it closes over."""
+    torch.testing.assert_close(train(compiled=True), train(compiled=False))

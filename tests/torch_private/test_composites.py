@@ -59,6 +59,14 @@ def test_what_is_not_checked_before_is_refused_in_the_run() -> None:
         adjoint.run(captured, x, q)
 
 
+def test_composites_under_torch_func() -> None:
+    mode = new_fake_mode()
+    fake = make_fake(mode, torch.randn(4, 4), False, "x")
+    with mode, composites_as_in_eager():
+        slope = torch.func.grad(lambda x: F.linear(x @ x, x).sum())(fake)
+    assert slope.shape == (4, 4)
+
+
 def test_kernels_are_put_back() -> None:
     before = dict(aten.matmul.default.py_kernels)
     with composites_as_in_eager():

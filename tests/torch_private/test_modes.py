@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from adjoint.torch_private import modes
+from adjoint.torch_private.fake import new_fake_mode
 
 
 def test_below_autograd_nothing_is_recorded() -> None:
@@ -132,3 +133,9 @@ def test_whether_a_function_wants_zeros(said: bool | None) -> None:
         applied.apply(torch.ones(3, requires_grad=True))[0].sum().backward()
     assert modes.materializes_grads(contexts[0]) is (said is not False)
     assert (given[1] is None) is (said is False)
+
+
+def test_real_tensors_while_others_are_faked() -> None:
+    real = torch.arange(3)
+    with new_fake_mode(), modes.without_dispatch_modes():
+        assert torch.equal(real, real.clone())
