@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import sympy
 import torch
@@ -15,12 +15,13 @@ from adjoint.emit.llvm import emit_module
 from adjoint.errors import FallbackWarning
 from adjoint.graph.evaluation import entry_mode
 from adjoint.graph.metadata import mode_of
-from adjoint.loops.plan import Launch, Plan
+from adjoint.loops.plan import Launch, Plan, Tiles
 from adjoint.loops.show import show
 from adjoint.loops.statements import Kernel
 from adjoint.lower.planning import is_plain, lower
 from adjoint.runtime.cpu.engine import LLVMError, function_attributes, load
 from adjoint.runtime.cpu.program import CpuProgram
+from adjoint.runtime.cpu.tiles import has_blas
 from adjoint.torch_private import trees
 
 # Kernels of this process by what they do: programs share those that are the same.
@@ -32,8 +33,8 @@ def native_program(graph_module: fx.GraphModule) -> CpuProgram | None:
     """The graph as native code; None if it is to be run op by op."""
     if not _is_worth_it(graph_module):
         return None
-    plan = lower(graph_module)
-    launches = [step for step in plan.steps if isinstance(step, Launch)]
+    plan = lower(graph_module, tiles=has_blas())
+    launches = list(_launches(plan))
     if not launches or _unknown_sizes(plan):
         return None
     try:
@@ -47,6 +48,15 @@ def native_program(graph_module: fx.GraphModule) -> CpuProgram | None:
         )
         return None
     return CpuProgram(plan, addresses)
+
+
+def _launches(plan: Plan) -> Iterator[Launch]:
+    for step in plan.steps:
+        if isinstance(step, Launch):
+            yield step
+        elif isinstance(step, Tiles):
+            yield from step.begin
+            yield from (each for each in step.body if isinstance(each, Launch))
 
 
 def _compiled(launches: Sequence[Launch]) -> dict[Launch, int]:
@@ -80,5 +90,5 @@ def _unknown_sizes(plan: Plan) -> bool:
     """Sizes that are known only in the middle of a run."""
     known = {symbol for symbol, _, _ in plan.symbols}
     sizes = [size for slot in plan.slots for size in (*(slot.shape or ()), *slot.strides)]
-    sizes += [s for step in plan.steps if isinstance(step, Launch) for s in step.extents]
+    sizes += [s for launch in _launches(plan) for s in launch.extents]
     return any(isinstance(size, sympy.Expr) and size.free_symbols - known for size in sizes)

@@ -28,6 +28,8 @@ class Kind(Enum):
     """Made by kernels, and returned."""
     TEMPORARY = "temporary"
     """Made by kernels or by a call that writes where it is told, and gone with the program."""
+    LOCAL = "local"
+    """Made and used while some rows are worked on: there is never more of it than those."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,57 @@ class Invoke:
     line: str = ""
 
 
-Step: TypeAlias = Launch | Invoke
+@dataclass(frozen=True)
+class Matrix:
+    """A view of a slot with two dimensions."""
+
+    slot: int
+    offset: Size
+    strides: tuple[Size, Size]
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """Rows of `left @ right`; or, where the rows are what is summed over, their part of it."""
+
+    left: Matrix
+    right: Matrix
+    result: int | Scratch
+    shape: tuple[Size, Size, Size]
+    """Rows, columns, and how many are summed over; what is tiled counts in full."""
+    sums: bool
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """Kernels and products that a thread runs one after another for some rows at a time.
+
+    The kernels of `begin` run once for each thread.  All take, after the number of chunks, the
+    thread, the first row and the last.
+    """
+
+    rows: Size
+    work: Size
+    """How many elements it goes through, about; its kernels say the same, for as many chunks."""
+    begin: tuple[Launch, ...]
+    body: tuple[Launch | Product, ...]
+
+
+Step: TypeAlias = Launch | Invoke | Tiles
+
+
+def operands_of(step: Launch | Tiles) -> list[int | Scratch]:
+    """The memory that a step reads or writes."""
+    if isinstance(step, Launch):
+        return list(step.operands)
+    found: list[int | Scratch] = []
+    for each in (*step.begin, *step.body):
+        if isinstance(each, Launch):
+            found += each.operands
+        else:
+            found += [each.left.slot, each.right.slot, each.result]
+    return found
 
 
 @dataclass(frozen=True, eq=False)

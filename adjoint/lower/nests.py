@@ -31,6 +31,7 @@ from adjoint.loops.expressions import (
     apply,
     integer,
 )
+from adjoint.loops.expressions import walk as walk_expression
 from adjoint.loops.plan import Scratch
 from adjoint.loops.statements import (
     Accumulator,
@@ -43,6 +44,8 @@ from adjoint.loops.statements import (
     Statement,
     Store,
     Update,
+    expressions,
+    walk,
 )
 from adjoint.lower.definitions import CONSTANTS, Mapped, Reduced, Scattered, definition_of
 from adjoint.lower.fusion import Group, Level
@@ -59,7 +62,7 @@ from adjoint.lower.index import (
     unravelled,
 )
 from adjoint.lower.items import Item, resolve, strides_of
-from adjoint.lower.sizes import Size, is_one, product, same, simplified
+from adjoint.lower.sizes import Size, is_one, product, quotient, same, simplified
 from adjoint.lower.views import Where, shape_of
 
 # Rows of so few columns are taken several at a time, not column by column.
@@ -72,6 +75,9 @@ MANY_VALUES = 16384
 Operand: TypeAlias = fx.Node | Scratch
 
 CHUNKS = "chunks"
+
+# What a kernel for some of the rows takes, too: the thread, and the rows.
+TILE = ("t", "first", "last")
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,13 +97,77 @@ def nest_of(group: Group, stored: set[fx.Node], name: str = "kernel") -> Nest:
     """The loops that compute `group`; `stored` are those of its values that others need."""
     dry = _Builder(group, stored, None)
     dry.build()
-    return _Builder(group, stored, dry.merged()).finish(name)
+    builder = _Builder(group, stored, dry.merged())
+    before, rows, finale = builder.build()
+    parallel = Loop("t", integer(0), Extent(CHUNKS), (*before, *rows), Mapping.PARALLEL)
+    return builder.nest(name, (parallel, *finale))
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The loops of a group that runs with others, some rows at a time."""
+
+    begin: Nest | None
+    """Once for each thread."""
+    rows: Nest
+    finale: Nest | None
+    """After all rows."""
+
+
+def parts_of(group: Group, stored: set[fx.Node], rows: Size) -> Parts:
+    """The loops that compute rows `first` to `last`, of `rows` in all, of a group."""
+    dry = _Builder(group, stored, None, rows)
+    dry.build()
+    builder = _Builder(group, stored, dry.merged(), rows)
+    before, body, finale = builder.build()
+    return Parts(
+        builder.nest("begin", tuple(before), TILE) if before else None,
+        builder.nest("rows", tuple(body), TILE),
+        builder.nest("finale", tuple(finale)) if finale else None,
+    )
+
+
+def sum_of_parts(node: fx.Node) -> tuple[Scratch, Nest, Nest]:
+    """Memory for a tensor of each thread's own; clearing it; and adding all up into `node`."""
+    dtype = node.meta["val"].dtype
+    count = product(shape_of(node))
+    scratch = Scratch(f"part.{node.name}", dtype, count)
+    builder = _Builder(Group((count,)), set(), None, count)
+    name, out = builder.operand(scratch), builder.operand(node)
+    zero = Constant(0.0, dtype)
+    clear = Store(name, Extent("t") * builder.size(count) + Counter("k"), zero)
+    begin = Loop("k", integer(0), builder.size(count), (clear,), Mapping.VECTOR)
+    k = Counter("k")
+    part = Load(name, Counter("c") * builder.size(count) + k, dtype)
+    over = Loop("k", integer(0), builder.size(count), (Merge(name, k, "add", part),), Mapping.VECTOR)
+    index = unravelled(of_axis(Axis("k", count)), shape_of(node))
+    builder.counters = {Axis("k", count): k}
+    offset = builder.expression(linear(index, strides_of(node)))
+    result = Loop(
+        "k",
+        integer(0),
+        builder.size(count),
+        (Store(out, offset, Load(name, k, dtype)),),
+        Mapping.VECTOR,
+    )
+    adding = Loop("c", integer(1), Extent(CHUNKS), (over,))
+    return (
+        scratch,
+        builder.nest("begin", (begin,), TILE),
+        builder.nest("finale", (adding, result)),
+    )
 
 
 class _Builder:
     def __init__(
-        self, group: Group, stored: set[fx.Node], merged: list[tuple[Axis, ...]] | None
+        self,
+        group: Group,
+        stored: set[fx.Node],
+        merged: list[tuple[Axis, ...]] | None,
+        tiled: Size | None = None,
     ) -> None:
+        self.tiled = tiled
+        self.thread: Expression = Counter("t") if tiled is None else Extent("t")
         self.group = group
         self.stored = stored
         self.axes = [Axis(f"i{place}", size) for place, size in enumerate(group.shape)]
@@ -106,7 +176,6 @@ class _Builder:
         self.runs = apart if merged is None else merged
         self.accesses: list[Index] = []
         self.operands: dict[Operand, str] = {}
-        self.written: set[str] = set()
         self.extents: dict[Size, str] = {}
         self.counters: dict[Axis, Expression] = {}
         self.phases = self._phases()
@@ -253,7 +322,7 @@ class _Builder:
         scratch = self.kept_rows[node]
         columns = self.axes[self.split :]
         column = linear([of_axis(a) for a in columns], row_major([a.extent for a in columns]))
-        start = Counter("t") * self.size(scratch.count)
+        start = self.thread * self.size(scratch.count)
         return self.operand(scratch), start + self.position(column)
 
     def index_of(self, item: Item, rows: bool = False) -> Where:
@@ -268,30 +337,35 @@ class _Builder:
 
     def store(self, node: fx.Node, index: Where, value: Expression) -> Store:
         name = self.operand(node)
-        self.written.add(name)
         return Store(name, self.position(linear(index, strides_of(node))), value)
 
     # Statements
 
-    def build(self) -> tuple[Statement, ...]:
+    def build(self) -> tuple[list[Statement], list[Statement], list[Statement]]:
+        """What is done before the rows of a chunk, for them, and after all chunks."""
         self.outer, self.inner = self._loops()
         rows = product([axis.extent for run in self.outer for axis in run])
         row, set_row = self._row_counters()
         self.counters.update(row)
         for run in self.inner:
             self.counters[run[-1]] = Counter(run[-1].name)
-        before, after, finale = self._sums()
+        before, totals, after, finale = self._sums()
         body = (*set_row, *self._row())
-        t, chunks = Counter("t"), Extent(CHUNKS)
-        loop = Loop(
-            "r",
-            apply("floordiv", self.size(rows) * t, chunks),
-            apply("floordiv", self.size(rows) * (t + 1), chunks),
-            body,
-            Mapping.VECTOR if self._rows_are_lanes() else Mapping.SERIAL,
-        )
-        parallel = Loop("t", integer(0), chunks, (*before, loop, *after), Mapping.PARALLEL)
-        return (parallel, *finale)
+        first, last = self._range(rows)
+        mapping = Mapping.VECTOR if self._rows_are_lanes() else Mapping.SERIAL
+        return before, [*totals, Loop("r", first, last, body, mapping), *after], finale
+
+    def _range(self, rows: Size) -> tuple[Expression, Expression]:
+        """The rows to go through: a thread's share, or those that the caller says."""
+        if self.tiled is None:
+            t, chunks = self.thread, Extent(CHUNKS)
+            return (
+                apply("floordiv", self.size(rows) * t, chunks),
+                apply("floordiv", self.size(rows) * (t + 1), chunks),
+            )
+        times = quotient(rows, self.tiled)
+        assert times is not None, (rows, self.tiled)
+        return Extent("first") * self.size(times), Extent("last") * self.size(times)
 
     def _rows_are_lanes(self) -> bool:
         if any(item.serial for item in self.group.items):
@@ -359,7 +433,6 @@ class _Builder:
                     elif node in self.kept_rows:
                         value = self.member(item, level)
                         name, offset = self.row_place(node)
-                        self.written.add(name)
                         inside.append(Store(name, offset, value))
                 case Reduced() if level is Level.ROW:
                     total = Name(f"sum{len(self.available)}", definition.start.dtype)
@@ -407,7 +480,7 @@ class _Builder:
             place = _kept(item, index)
         shape = shape_of(item.node)
         offset = self.position(linear(place, row_major(shape)))
-        start = Counter("t") * self.size(scratch.count)
+        start = self.thread * self.size(scratch.count)
         return Merge(self.operand(scratch), start + offset, definition.operator, value)
 
     def _is_total(self, item: Item) -> bool:
@@ -425,9 +498,12 @@ class _Builder:
             dtype = item.node.meta["val"].dtype
         return Scratch(f"part.{item.node.name}", dtype, product(shape_of(item.node)))
 
-    def _sums(self) -> tuple[list[Statement], list[Statement], list[Statement]]:
-        """Before the rows of a chunk, after them, and after all chunks."""
+    def _sums(
+        self,
+    ) -> tuple[list[Statement], list[Statement], list[Statement], list[Statement]]:
+        """Once for a thread, right before and right after its rows, and after all threads."""
         before: list[Statement] = []
+        totals: list[Statement] = []
         after: list[Statement] = []
         finale: list[Statement] = []
         for item, level in self.group.members.values():
@@ -435,21 +511,22 @@ class _Builder:
                 continue
             scratch = self._partial(item)
             name = self.operand(scratch)
-            self.written.add(name)
             definition = item.definition
             start = (
                 definition.start if isinstance(definition, Reduced) else Constant(0, scratch.dtype)
             )
-            t, count = Counter("t"), self.size(scratch.count)
+            t, count = self.thread, self.size(scratch.count)
             if self._is_total(item):
                 total = self._total(item)
-                before.append(Accumulator(total, start))
-                after.append(Store(name, t, Name(total, scratch.dtype)))
+                before.append(Store(name, t, start))
+                totals.append(Accumulator(total, start))
+                sum_of_rows = Name(total, scratch.dtype)
+                after.append(Merge(name, t, definition.operator, sum_of_rows))
             else:
                 clear = Store(name, t * count + Counter("k"), start)
                 before.append(Loop("k", integer(0), count, (clear,), Mapping.VECTOR))
             finale += self._put_together(item, scratch, name)
-        return before, after, finale
+        return before, totals, after, finale
 
     def _put_together(self, item: Item, scratch: Scratch, name: str) -> list[Statement]:
         """The parts of all chunks, added to the first, then finished into the result."""
@@ -488,24 +565,34 @@ class _Builder:
             return [Loop("t", integer(0), Extent(CHUNKS), loops, Mapping.PARALLEL)]
         return list(loops)
 
-    def finish(self, name: str) -> Nest:
-        body = self.build()
-        buffers = tuple(
-            Buffer(short, _dtype(operand), short in self.written)
+    def nest(self, name: str, body: tuple[Statement, ...], taken: tuple[str, ...] = ()) -> Nest:
+        """A kernel of statements, with what they use; it takes sizes after `taken`."""
+        found = [e for statement in walk(body) for e in expressions(statement)]
+        seen: set[int] = set()
+        leaves = [leaf for each in found for leaf in walk_expression(each, seen)]
+        buffers = {leaf.buffer for leaf in leaves if isinstance(leaf, Load)}
+        written = {s.buffer for s in walk(body) if isinstance(s, Store | Merge)}
+        extents = {leaf.name for leaf in leaves if isinstance(leaf, Extent)}
+        operands = {
+            operand: short
             for operand, short in self.operands.items()
-        )
+            if short in buffers | written
+        }
+        sizes = {size: short for size, short in self.extents.items() if short in extents}
         lines: dict[SourceLine, None] = {}
         for item in self.group.items:
             line = source_of(item.node)
             if line is not None:
                 lines[line] = None
-        kernel = Kernel(name, buffers, (CHUNKS, *self.extents.values()), body, tuple(lines))
+        kernel = Kernel(
+            name,
+            tuple(Buffer(short, _dtype(o), short in written) for o, short in operands.items()),
+            (CHUNKS, *taken, *sizes.values()),
+            body,
+            tuple(lines),
+        )
         return Nest(
-            kernel,
-            tuple(self.operands),
-            tuple(self.extents),
-            self.group.count,
-            tuple(self.group.items),
+            kernel, tuple(operands), tuple(sizes), self.group.count, tuple(self.group.items)
         )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -11,20 +11,37 @@ from torch import fx
 from adjoint.graph.evaluation import callable_of
 from adjoint.graph.metadata import source_of
 from adjoint.graph.purity import must_run
-from adjoint.loops.plan import Argument, Invoke, Kind, Launch, Number, Plan, Slot, Step
+from adjoint.loops.plan import (
+    Argument,
+    Invoke,
+    Kind,
+    Launch,
+    Matrix,
+    Number,
+    Plan,
+    Product,
+    Scratch,
+    Slot,
+    Step,
+    Tiles,
+)
 from adjoint.loops.verify import verify
 from adjoint.lower.decompositions import decompose
 from adjoint.lower.definitions import CONSTANTS, Bound, Reduced, definition_of
 from adjoint.lower.fusion import Group, fuse
 from adjoint.lower.items import Item, item_of, strides_of
-from adjoint.lower.nests import nest_of
-from adjoint.lower.sizes import size_of
+from adjoint.lower.nests import Nest, nest_of, parts_of, sum_of_parts
+from adjoint.lower.sizes import Size, simplified, size_of
+from adjoint.lower.tiling import Region, Unit, is_product, side_of, tiled
 from adjoint.lower.views import PARTS, shape_of, view_of
 from adjoint.torch_private import trees
 from adjoint.torch_private.operators import OpOverload
 from adjoint.torch_private.symbols import input_symbols
 
 aten = torch.ops.aten
+
+# A row of a region counts as so many elements when threads are shared out.
+WORK_IN_A_ROW = 256
 
 DTYPES = frozenset(
     {
@@ -41,12 +58,13 @@ DTYPES = frozenset(
     }
 )
 
-Unit: TypeAlias = "Group | fx.Node"
 
+def lower(graph_module: fx.GraphModule, tiles: bool = True) -> Plan:
+    """The plan that computes the outputs of a graph.
 
-def lower(graph_module: fx.GraphModule) -> Plan:
-    """The plan that computes the outputs of a graph."""
-    return _Planning(decompose(graph_module)).run()
+    `tiles`: kernels and matrix products may be run together, some rows at a time.
+    """
+    return _Planning(decompose(graph_module), tiles).run()
 
 
 def is_plain(value: Any) -> bool:
@@ -69,7 +87,8 @@ def require_within(index: torch.Tensor, low: int, high: int) -> None:
 
 
 class _Planning:
-    def __init__(self, graph_module: fx.GraphModule) -> None:
+    def __init__(self, graph_module: fx.GraphModule, tiles: bool) -> None:
+        self.tiles = tiles
         self.module = graph_module
         self.graph = graph_module.graph
         self.order = {node: place for place, node in enumerate(self.graph.nodes)}
@@ -94,8 +113,14 @@ class _Planning:
         inputs = [n for n in self.graph.nodes if n.op == "placeholder"]
         for node in inputs:
             self._slot(node, Kind.INPUT)
-        for unit in self._sorted(live):
+        units: Sequence[Unit | Region] = self._sorted(live)
+        if self.tiles:
+            units = tiled(self._sorted(live), self._needed, self._may_be_tiled)
+        self.users = self._users(units)
+        for unit in units:
             self._emit(unit)
+        for node in self._tensors_of(self._output()):
+            self._ensure(node)
         outputs = self._arguments(self._output())
         slots = sorted([*self.slots.values(), *self.extra], key=lambda slot: slot.number)
         return Plan(
@@ -130,10 +155,9 @@ class _Planning:
                 self.items[node] = item
                 self.needs[node] = {base for base, _ in item.reads}
                 item.checked = {resolve_base(bound.node) for bound in _bounds(item)}
-                self.needs[node] |= item.checked | {bound.node for bound in _bounds(item)}
+                self.needs[node] |= item.checked
             else:
                 self.needs[node] = {resolve_base(n) for n in node.all_input_nodes}
-                self.needs[node] |= set(node.all_input_nodes)
 
     def _item(self, node: fx.Node) -> Item | None:
         # What is made of nothing takes no more than a size from its arguments.
@@ -159,17 +183,10 @@ class _Planning:
                 wanted += [bound.node for bound in _bounds(self.items[node])]
             elif not (view_of(node) or node.target in PARTS):
                 wanted += node.all_input_nodes
-        self.as_tensors: set[fx.Node] = set()
         for node in wanted:
             base = resolve_base(node)
             if base in self.items:
                 self.stored.add(base)
-            while view_of(node) is not None:
-                self.as_tensors.add(node)
-                node = node.all_input_nodes[0]
-                if node.target in PARTS:
-                    self.as_tensors.add(node)
-                    node = node.all_input_nodes[0]
 
     def _escaping(self) -> set[fx.Node]:
         """What the caller may hold on to: outputs, and what they may share memory with."""
@@ -198,32 +215,25 @@ class _Planning:
 
     # Order
 
+    def _unit_of(self, node: fx.Node) -> Unit | None:
+        """What computes `node`; views are made where they are needed."""
+        if node in self.group_of:
+            return self.group_of[node]
+        if node.op == "placeholder" or view_of(node) is not None or node.target in PARTS:
+            return None
+        return node
+
+    def _needed(self, unit: Unit) -> list[Unit]:
+        nodes = list(unit.members) if isinstance(unit, Group) else [unit]
+        found = [self._unit_of(need) for node in nodes for need in self.needs[node]]
+        return [each for each in found if each is not None and each is not unit]
+
     def _sorted(self, live: list[fx.Node]) -> list[Unit]:
         """Each unit after all it needs, otherwise as late as the last of its nodes stands."""
         done: set[int] = set()
         result: list[Unit] = []
-
-        def unit_of(node: fx.Node) -> Unit | None:
-            if node in self.group_of:
-                return self.group_of[node]
-            if node.op == "placeholder":
-                return None
-            if view_of(node) is not None or node.target in PARTS:
-                return node if node in self.as_tensors else None
-            return node
-
-        def needed(unit: Unit) -> list[Unit]:
-            nodes = list(unit.members) if isinstance(unit, Group) else [unit]
-            found: list[Unit] = []
-            for node in nodes:
-                for need in self.needs[node]:
-                    other = unit_of(need)
-                    if other is not None and other is not unit:
-                        found.append(other)
-            return found
-
         for node in live:
-            unit = unit_of(node)
+            unit = self._unit_of(node)
             if unit is None or (isinstance(unit, Group) and node is not list(unit.members)[-1]):
                 continue
             stack: list[tuple[Unit, bool]] = [(unit, False)]
@@ -236,7 +246,7 @@ class _Planning:
                     result.append(each)
                 else:
                     stack.append((each, True))
-                    stack += [(n, False) for n in needed(each) if id(n) not in done]
+                    stack += [(n, False) for n in self._needed(each) if id(n) not in done]
         return result
 
     # Steps
@@ -251,34 +261,123 @@ class _Planning:
         self.slots[node] = slot
         return slot
 
-    def _emit(self, unit: Unit) -> None:
+    def _may_be_tiled(self, unit: Unit) -> bool:
         if isinstance(unit, Group):
+            return any(node in self.stored for node in unit.members)
+        return is_product(unit) and is_plain(unit.meta["val"])
+
+    def _users(self, units: Sequence[Unit | Region]) -> dict[fx.Node, set[int]]:
+        """For each value, the regions (or other units) that need it; 0 stands for the caller."""
+        users: dict[fx.Node, set[int]] = {}
+        for node in self._tensors_of(self._output()):
+            users.setdefault(resolve_base(node), set()).add(0)
+        for unit in units:
+            inside = unit.units if isinstance(unit, Region) else [unit]
+            for each in inside:
+                nodes = list(each.members) if isinstance(each, Group) else [each]
+                for need in {need for node in nodes for need in self.needs[node]}:
+                    users.setdefault(need, set()).add(id(unit))
+                for node in nodes:
+                    for bound in _bounds(self.items[node]) if node in self.items else ():
+                        users.setdefault(resolve_base(bound.node), set()).add(0)
+        return users
+
+    def _ensure(self, node: fx.Node) -> None:
+        """A view, made where a tensor is needed."""
+        if node in self.slots or not (view_of(node) or node.target in PARTS):
+            return
+        for source in node.all_input_nodes:
+            self._ensure(source)
+        self._call(node)
+
+    def _emit(self, unit: Unit | Region) -> None:
+        if isinstance(unit, Region):
+            self._tile(unit)
+        elif isinstance(unit, Group):
             self._launch(unit)
         else:
             self._call(unit)
 
     def _launch(self, group: Group) -> None:
+        needed = self._prepare(group)
+        # Constants that no one reads but kernels, which know them, need no memory.
+        if needed:
+            self.steps.append(self._launched(nest_of(group, needed)))
+
+    def _prepare(self, group: Group, region: Region | None = None) -> set[fx.Node]:
+        """Check indices, and give slots to what is stored, which is returned."""
         for item in group.items:
             for bound in _bounds(item):
                 self._check(bound, item)
-            if item.node in self.stored:
-                kind = Kind.OUTPUT if item.node in self.escaping else Kind.TEMPORARY
-                self._slot(item.node, kind)
-        needed = {node for node in group.members if node in self.stored}
-        if not needed:
-            # Constants that no one reads but kernels, which know them.
-            return
-        nest = nest_of(group, needed)
+        for node in group.members:
+            if node in self.stored:
+                self._slot(node, self._kind(node, region))
+        return {node for node in group.members if node in self.stored}
+
+    def _kind(self, node: fx.Node, region: Region | None = None) -> Kind:
+        if node in self.escaping:
+            return Kind.OUTPUT
+        if region is not None and node in region.made and self.users[node] == {id(region)}:
+            return Kind.LOCAL
+        return Kind.TEMPORARY
+
+    def _launched(self, nest: Nest, work: Size | None = None) -> Launch:
         operands = tuple(
             self.slots[each].number if isinstance(each, fx.Node) else each for each in nest.operands
         )
-        self.steps.append(Launch(verify(nest.kernel), operands, nest.extents, nest.work))
+        work = nest.work if work is None else work
+        return Launch(verify(nest.kernel), operands, nest.extents, work)
+
+    def _tile(self, region: Region) -> None:
+        work = simplified(region.rows * WORK_IN_A_ROW)
+        begin: list[Launch] = []
+        body: list[Launch | Product] = []
+        finale: list[Launch] = []
+        for unit in region.units:
+            if isinstance(unit, Group):
+                parts = parts_of(unit, self._prepare(unit, region), region.rows)
+                if parts.begin is not None:
+                    begin.append(self._launched(parts.begin, work))
+                body.append(self._launched(parts.rows, work))
+                if parts.finale is not None:
+                    finale.append(self._launched(parts.finale, work))
+            elif unit in region.after:
+                clear, part, whole = self._summed(unit, work)
+                begin.append(clear)
+                body.append(part)
+                finale.append(whole)
+            else:
+                self._slot(unit, self._kind(unit, region))
+                body.append(self._product(unit, self.slots[unit].number, False))
+        self.steps.append(Tiles(region.rows, work, tuple(begin), tuple(body)))
+        self.steps += finale
+
+    def _product(self, node: fx.Node, result: int | Scratch, sums: bool) -> Product:
+        left, right = (side_of(arg) for arg in node.args[:2] if isinstance(arg, fx.Node))
+        assert left is not None
+        assert right is not None
+        sides = [Matrix(self.slots[s.base].number, s.offset, s.strides) for s in (left, right)]
+        rows, inner = shape_of(node.args[0])  # type: ignore[arg-type]
+        columns = shape_of(node)[1]
+        dtype = node.meta["val"].dtype
+        return Product(sides[0], sides[1], result, (rows, columns, inner), sums, dtype)
+
+    def _summed(self, node: fx.Node, work: Size) -> tuple[Launch, Product, Launch]:
+        """A product over all rows: each thread has a part, and they are added at the end."""
+        self._slot(node, self._kind(node))
+        scratch, begin, finale = sum_of_parts(node)
+        return (
+            self._launched(begin, work),
+            self._product(node, scratch, True),
+            self._launched(finale, work),
+        )
 
     def _check(self, bound: Bound, item: Item) -> None:
         key = (bound.node, bound.low, bound.high)
         if key in self.checked:
             return
         self.checked.add(key)
+        self._ensure(bound.node)
         args = (Argument(self.slots[bound.node].number), Number(bound.low), Number(bound.high))
         slot = Slot(len(self.slots) + len(self.extra), Kind.RESULT)
         self.extra.append(slot)
@@ -299,6 +398,8 @@ class _Planning:
             self._slot(node, Kind.RESULT)
             self.steps.append(Invoke(lambda: value, (), {}, self.slots[node].number))
             return
+        for source in node.all_input_nodes:
+            self._ensure(source)
         args, kwargs = trees.map_leaves(self._argument, (node.args, node.kwargs))
         target: Any = callable_of(node.target)
         writer = _WRITERS.get(node.target)
@@ -307,7 +408,7 @@ class _Planning:
         if writes:
             assert writer is not None
             target = writer
-            kind = Kind.OUTPUT if node in self.escaping else Kind.TEMPORARY
+            kind = self._kind(node)
         slot = self._slot(node, kind)
         self.steps.append(
             Invoke(

@@ -52,6 +52,13 @@ def function_attributes() -> str:
     return '"prefer-vector-width"="512"' if features.get("avx512f") else ""
 
 
+def add_symbol(name: str, address: int) -> None:
+    """Let texts call the function at `address`."""
+    with _LOCK:
+        _prepare()
+        llvm.add_symbol(name, address)
+
+
 def load(text: str, names: Sequence[str]) -> list[int]:
     """The addresses of the functions `names` that `text` defines."""
     with _LOCK:

@@ -1,10 +1,16 @@
-"""Where the tensors inside a program lie: those that do not live at the same time share memory."""
+"""Memory of a program: where its inner tensors lie, and the words that kernels take as arguments.
+
+Tensors that do not live at the same time share memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 # Kernels load whole cache lines.
 ALIGNMENT = 64
@@ -52,3 +58,45 @@ def _gap(alive: list[tuple[int, int, int]], size: int, total: int) -> int:
     if best is not None:
         return best[1]
     return end if total - end >= 0 else total
+
+
+@dataclass(frozen=True)
+class Entering:
+    """An address that is known only in a call: an entry of the table of those that enter."""
+
+    place: int
+
+
+@dataclass(frozen=True)
+class At:
+    """The address of a word."""
+
+    word: int
+
+
+Word: TypeAlias = "int | Entering | At"
+
+
+class Words:
+    """Memory of 64-bit words that may hold addresses of one another."""
+
+    def __init__(self) -> None:
+        self._words: list[Word] = []
+
+    def put(self, words: Sequence[Word]) -> At:
+        """Add `words`; where the first of them is."""
+        start = len(self._words)
+        self._words += words
+        return At(start)
+
+    def finish(self) -> tuple[npt.NDArray[np.int64], list[list[int]]]:
+        """The memory; and, for each word that a call fills in, its address and entry."""
+        memory: Any = np.zeros(len(self._words) + 1, dtype=np.int64)
+        base = memory.ctypes.data
+        bindings: list[list[int]] = []
+        for place, word in enumerate(self._words):
+            if isinstance(word, Entering):
+                bindings.append([base + 8 * place, word.place])
+            else:
+                memory[place] = base + 8 * word.word if isinstance(word, At) else word
+        return memory, bindings

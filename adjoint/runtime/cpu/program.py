@@ -15,13 +15,30 @@ import numpy as np
 import sympy
 import torch
 
-from adjoint.loops.plan import Argument, Invoke, Kind, Launch, Number, Plan, Scratch, Size, Slot
+from adjoint.loops.plan import (
+    Argument,
+    Invoke,
+    Kind,
+    Launch,
+    Number,
+    Plan,
+    Scratch,
+    Size,
+    Slot,
+    Tiles,
+    operands_of,
+)
 from adjoint.runtime.cpu.engine import runner
-from adjoint.runtime.cpu.memory import Interval, arrange
+from adjoint.runtime.cpu.memory import Entering, Interval, Words, arrange
+from adjoint.runtime.cpu.tiles import tile_region, tile_runner
 from adjoint.torch_private import symbols, trees
 
 # A chunk of rows has at least so many elements, or starting a thread would take longer than it.
 GRAIN = 8192
+
+# Bytes that a thread's rows of a region may take, and what their number is a multiple of.
+CACHE = 768 * 1024
+ROW_STEP = 16
 
 # Bindings kept for input sizes seen lately: each holds the memory of the program's inner tensors.
 KEPT_BINDINGS = 2
@@ -33,6 +50,7 @@ class CpuProgram:
     def __init__(self, plan: Plan, addresses: Mapping[Launch, int]) -> None:
         self.plan = plan
         self.addresses = addresses
+        """Where the code of each kernel is."""
         self.runs = _runs(plan)
         self.source, constants = _Writer(plan, self.runs).text()
         namespace: dict[str, Any] = {**constants}
@@ -94,29 +112,53 @@ class Binding:
     def _ints(self, values: Sequence[Size]) -> tuple[int, ...]:
         return tuple(map(self._int, values))
 
-    def chunks(self, launch: Launch) -> int:
-        return max(1, min(self.threads, self._int(launch.work) // GRAIN))
+    def chunks(self, step: Launch | Tiles) -> int:
+        return max(1, min(self.threads, self._int(step.work) // GRAIN))
 
     def _arrange(self, plan: Plan) -> tuple[dict[Any, int], int]:
         """An offset for each temporary and each kernel's scratch memory, and the bytes in all."""
         last = _last_uses(plan)
         intervals: dict[Any, Interval] = {}
         for step, each in enumerate(plan.steps):
-            written = [each.result] if isinstance(each, Invoke) else list(each.operands)
+            written = [each.result] if isinstance(each, Invoke) else operands_of(each)
             for operand in written:
                 if isinstance(operand, Scratch):
-                    assert isinstance(each, Launch)
-                    count = self._int(operand.count) * self.chunks(each)
-                    size = count * operand.dtype.itemsize
-                    intervals[step, operand] = Interval(step, step, size)
+                    assert not isinstance(each, Invoke)
+                    size = self._int(operand.count) * self.chunks(each) * operand.dtype.itemsize
+                    since = intervals[operand].first if operand in intervals else step
+                    intervals[operand] = Interval(since, step, size)
                     continue
                 slot = plan.slots[operand]
                 if slot.kind is Kind.TEMPORARY and operand not in intervals:
-                    assert slot.dtype is not None
-                    extent = _extent(self.shapes[operand], self.strides[operand])
-                    size = extent * slot.dtype.itemsize
-                    intervals[operand] = Interval(step, last.get(operand, step), size)
+                    intervals[operand] = Interval(step, last.get(operand, step), self.bytes_of(slot))
+                elif slot.kind is Kind.LOCAL and operand not in intervals:
+                    assert isinstance(each, Tiles)
+                    size = self.block(plan, each) * self.row_bytes(slot)
+                    size = -(-size // 64) * 64 * self.chunks(each)
+                    intervals[operand] = Interval(step, step, size)
         return arrange(intervals)
+
+    def bytes_of(self, slot: Slot) -> int:
+        assert slot.dtype is not None
+        shape, strides = self.shapes[slot.number], self.strides[slot.number]
+        return _extent(shape, strides) * slot.dtype.itemsize
+
+    def row_bytes(self, slot: Slot) -> int:
+        assert slot.dtype is not None
+        return self.strides[slot.number][0] * slot.dtype.itemsize
+
+    def block(self, plan: Plan, tiles: Tiles) -> int:
+        """How many rows to take at a time: what they touch should stay in the cache."""
+        slots = {o for o in operands_of(tiles) if isinstance(o, int)}
+        rows = self._int(tiles.rows)
+        held = 0
+        for number in slots:
+            slot = plan.slots[number]
+            if slot.shape and self.shapes[number][0] == rows:
+                held += self.row_bytes(slot)
+        fitting = CACHE // max(1, held) // ROW_STEP * ROW_STEP
+        share = -(-rows // self.chunks(tiles))
+        return max(1, min(max(ROW_STEP, fitting), share))
 
     def _tensor(self, slot: Slot, offset: int) -> torch.Tensor:
         assert slot.dtype is not None
@@ -140,43 +182,48 @@ class Binding:
     ) -> tuple[Any, ...]:
         """Memory for the arguments of each kernel of a run, filled in as far as is known."""
         table = np.zeros(len(run.entering) + 1, dtype=np.int64)
-        values: list[int] = []
-        bindings: list[tuple[int, int]] = []
-        starts: list[int] = []
+        words = Words()
         place_of = {slot: place for place, slot in enumerate(run.entering)}
-        for step, launch in run.launches:
-            starts.append(len(values))
-            for operand in launch.operands:
-                if isinstance(operand, Scratch):
-                    values.append(addresses[step, operand])
-                elif operand in place_of:
-                    bindings.append((len(values), place_of[operand]))
-                    values.append(0)
-                else:
-                    values.append(addresses[operand])
-            values += [self.chunks(launch), *self._ints(launch.extents)]
-        arguments = np.array([*values, 0], dtype=np.int64)
-        base = arguments.ctypes.data
-        places = np.array(
-            [[base + 8 * place, slot] for place, slot in bindings] or [[0, 0]], dtype=np.int64
+
+        def address(operand: int | Scratch) -> int | Entering:
+            if isinstance(operand, int) and operand in place_of:
+                return Entering(place_of[operand])
+            return addresses[operand]
+
+        steps: list[Any] = []
+        for _, step in run.steps:
+            if isinstance(step, Tiles):
+                region = tile_region(self, program, step, address, words)
+                steps += [tile_runner(), region]
+            else:
+                values = [address(operand) for operand in step.operands]
+                values += [self.chunks(step), *self._ints(step.extents)]
+                steps += [program.addresses[step], words.put(values)]
+        count = len(steps) // 2
+        first = words.put(steps)
+        memory, bindings = words.finish()
+        places = np.array(bindings or [[0, 0]], dtype=np.int64)
+        keep = (table, memory, places)
+        base = memory.ctypes.data
+        call = (
+            places.ctypes.data,
+            len(bindings),
+            table.ctypes.data,
+            base + 8 * first.word,
+            count,
         )
-        steps = np.array(
-            [
-                [program.addresses[launch], base + 8 * start]
-                for (_, launch), start in zip(run.launches, starts, strict=True)
-            ],
-            dtype=np.int64,
-        )
-        keep = (table, arguments, places, steps)
-        call = (places.ctypes.data, len(bindings), table.ctypes.data, steps.ctypes.data, len(steps))
-        return table.data, call, keep
+        return memoryview(table), call, keep
+
+
+# What stays where the binding has put it.
+INNER = (Kind.TEMPORARY, Kind.LOCAL)
 
 
 class Run:
     """Kernels that follow one another without a call between."""
 
     def __init__(self) -> None:
-        self.launches: list[tuple[int, Launch]] = []
+        self.steps: list[tuple[int, Launch | Tiles]] = []
         self.entering: list[int] = []
         """Slots whose addresses differ from call to call."""
 
@@ -195,11 +242,11 @@ def _runs(plan: Plan) -> list[Run]:
         if open_run is None:
             open_run = Run()
             runs.append(open_run)
-        open_run.launches.append((place, step))
-        for operand in step.operands:
+        open_run.steps.append((place, step))
+        for operand in operands_of(step):
             if not isinstance(operand, int) or operand in open_run.entering:
                 continue
-            if plan.slots[operand].kind is not Kind.TEMPORARY:
+            if plan.slots[operand].kind not in INNER:
                 open_run.entering.append(operand)
     return runs
 
@@ -239,7 +286,7 @@ def _last_uses(plan: Plan) -> dict[int, int]:
                 sources[step.result] = used
             work = [*used, step.result]
         else:
-            work = [operand for operand in step.operands if isinstance(operand, int)]
+            work = [operand for operand in operands_of(step) if isinstance(operand, int)]
         while work:
             slot = work.pop()
             if last.get(slot) != place:
@@ -290,7 +337,7 @@ class _Writer:
             if slot in read:
                 self.fitted(slot)
         number = 0
-        first_of = {run.launches[0][0]: place for place, run in enumerate(self.runs)}
+        first_of = {run.steps[0][0]: place for place, run in enumerate(self.runs)}
         for place, step in enumerate(plan.steps):
             if isinstance(step, Invoke):
                 self.invoke(step, number, read)
@@ -298,7 +345,7 @@ class _Writer:
             elif place in first_of:
                 self.run(first_of[place])
             for slot in ends.get(place, ()):
-                if slot not in self.fixed and plan.slots[slot].kind is not Kind.TEMPORARY:
+                if slot not in self.fixed and plan.slots[slot].kind not in INNER:
                     self.line(f"s{slot} = None")
         returned = self.tree(plan.outputs)
         self.line(f"return {returned}")

@@ -1,0 +1,333 @@
+"""Regions of kernels and matrix products that each thread runs for some of its rows at a time.
+
+A thread has arguments of its own for each kernel and product.  Before each block of rows it works
+out those that depend on the block, `base + first * a + last * b + offset`, and calls one after another.
+Products are those of the BLAS that torch brings.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from adjoint.loops.plan import Kind, Launch, Matrix, Product, Scratch, Tiles
+from adjoint.runtime.cpu.engine import add_symbol, load
+from adjoint.runtime.cpu.memory import At, Word, Words
+
+if TYPE_CHECKING:
+    from adjoint.runtime.cpu.program import Binding, CpuProgram
+
+_GEMM = {torch.float32: ("sgemm_", "float", 4), torch.float64: ("dgemm_", "double", 8)}
+
+TEXT = """\
+declare void @GOMP_parallel(ptr, ptr, i32, i32)
+declare i32 @omp_get_thread_num()
+declare i32 @omp_get_num_threads()
+
+; region: rows, block, chunks, threads of it: patches, their number, begin, count, body, count
+define void @adjoint.tiles(ptr %region, i64 %threads) {
+  %at = getelementptr i64, ptr %region, i64 2
+  %chunks = load i64, ptr %at
+  %few = icmp sle i64 %chunks, 1
+  br i1 %few, label %alone, label %together
+alone:
+  call void @adjoint.tiles.share(ptr %region)
+  ret void
+together:
+  %n = trunc i64 %chunks to i32
+  call void @GOMP_parallel(ptr @adjoint.tiles.share, ptr %region, i32 %n, i32 0)
+  ret void
+}
+
+define internal void @adjoint.tiles.share(ptr %region) {
+  %mine = call i32 @omp_get_thread_num()
+  %team = call i32 @omp_get_num_threads()
+  %t0 = zext i32 %mine to i64
+  %step = zext i32 %team to i64
+  %at = getelementptr i64, ptr %region, i64 2
+  %chunks = load i64, ptr %at
+  br label %next
+next:
+  %t = phi i64 [ %t0, %0 ], [ %t.next, %work ]
+  %more = icmp slt i64 %t, %chunks
+  br i1 %more, label %work, label %end
+work:
+  call void @adjoint.tiles.thread(ptr %region, i64 %t, i64 %chunks)
+  %t.next = add i64 %t, %step
+  br label %next
+end:
+  ret void
+}
+
+define internal void @adjoint.tiles.thread(ptr %region, i64 %t, i64 %chunks) {
+entry:
+  %rows = load i64, ptr %region
+  %block.at = getelementptr i64, ptr %region, i64 1
+  %block = load i64, ptr %block.at
+  %own = mul i64 %t, 6
+  %place = add i64 %own, 3
+  %thread = getelementptr i64, ptr %region, i64 %place
+  %patches = load ptr, ptr %thread
+  %a1 = getelementptr i64, ptr %thread, i64 1
+  %patched = load i64, ptr %a1
+  %a2 = getelementptr i64, ptr %thread, i64 2
+  %begin = load ptr, ptr %a2
+  %a3 = getelementptr i64, ptr %thread, i64 3
+  %begins = load i64, ptr %a3
+  %a4 = getelementptr i64, ptr %thread, i64 4
+  %body = load ptr, ptr %a4
+  %a5 = getelementptr i64, ptr %thread, i64 5
+  %steps = load i64, ptr %a5
+  call void @adjoint.tiles.steps(ptr %begin, i64 %begins)
+  %low = mul i64 %t, %rows
+  %from = sdiv i64 %low, %chunks
+  %t1 = add i64 %t, 1
+  %high = mul i64 %t1, %rows
+  %to = sdiv i64 %high, %chunks
+  br label %test
+test:
+  %first = phi i64 [ %from, %entry ], [ %last, %run ]
+  %any = icmp slt i64 %first, %to
+  br i1 %any, label %bound, label %end
+bound:
+  %far = add i64 %first, %block
+  %near = icmp slt i64 %far, %to
+  %last = select i1 %near, i64 %far, i64 %to
+  br label %patch
+patch:
+  %p = phi i64 [ 0, %bound ], [ %p.next, %patching ]
+  %some = icmp slt i64 %p, %patched
+  br i1 %some, label %patching, label %run
+patching:
+  %entry.at = getelementptr [5 x i64], ptr %patches, i64 %p
+  %target = load ptr, ptr %entry.at
+  %b.at = getelementptr i64, ptr %entry.at, i64 1
+  %b = load i64, ptr %b.at
+  %x.at = getelementptr i64, ptr %entry.at, i64 2
+  %x = load i64, ptr %x.at
+  %y.at = getelementptr i64, ptr %entry.at, i64 3
+  %y = load i64, ptr %y.at
+  %fx = mul i64 %first, %x
+  %ly = mul i64 %last, %y
+  %s = add i64 %fx, %ly
+  %o.at = getelementptr i64, ptr %entry.at, i64 4
+  %o = load i64, ptr %o.at
+  %sb = add i64 %s, %b
+  %v = add i64 %sb, %o
+  store i64 %v, ptr %target
+  %p.next = add i64 %p, 1
+  br label %patch
+run:
+  call void @adjoint.tiles.steps(ptr %body, i64 %steps)
+  br label %test
+end:
+  ret void
+}
+
+define internal void @adjoint.tiles.steps(ptr %steps, i64 %count) {
+entry:
+  br label %test
+test:
+  %s = phi i64 [ 0, %entry ], [ %s.next, %call ]
+  %more = icmp slt i64 %s, %count
+  br i1 %more, label %call, label %end
+call:
+  %pair = getelementptr [2 x i64], ptr %steps, i64 %s
+  %function = load ptr, ptr %pair
+  %args.at = getelementptr i64, ptr %pair, i64 1
+  %args = load ptr, ptr %args.at
+  call void %function(ptr %args, i64 1)
+  %s.next = add i64 %s, 1
+  br label %test
+end:
+  ret void
+}
+"""
+
+# C = A @ B by rows is C' = B' @ A' by columns, which is how BLAS sees memory.
+GEMM = """\
+declare void @{name}(ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr)
+
+; args: a, lda, a is turned, b, ldb, b is turned, c, ldc, rows, columns, inner, adds
+define void @adjoint.{name}(ptr %args, i64 %threads) {{
+  %alpha = alloca {kind}
+  %beta = alloca {kind}
+  store {kind} 1.0, ptr %alpha
+{loads}
+  %adds = icmp ne i64 %v11, 0
+  %keep = select i1 %adds, {kind} 1.0, {kind} 0.0
+  store {kind} %keep, ptr %beta
+  %a = inttoptr i64 %v0 to ptr
+  %b = inttoptr i64 %v3 to ptr
+  %c = inttoptr i64 %v6 to ptr
+  call void @{name}(ptr %p5, ptr %p2, ptr %p9, ptr %p8, ptr %p10, ptr %alpha, ptr %b, ptr %p4, ptr %a, ptr %p1, ptr %beta, ptr %c, ptr %p7)
+  ret void
+}}
+"""
+
+
+def _gemm_text(name: str, kind: str) -> str:
+    lines: list[str] = []
+    for place in range(12):
+        lines += [
+            f"  %at{place} = getelementptr i64, ptr %args, i64 {place}",
+            f"  %v{place} = load i64, ptr %at{place}",
+            f"  %p{place} = alloca i32",
+            f"  %n{place} = trunc i64 %v{place} to i32",
+            f"  store i32 %n{place}, ptr %p{place}",
+        ]
+    return GEMM.format(name=name, kind=kind, loads="\n".join(lines))
+
+
+@functools.cache
+def has_blas() -> bool:
+    """Whether torch brings a BLAS that others may call."""
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    if not library.exists():
+        return False
+    loaded = ctypes.CDLL(str(library))
+    for name, _, _ in _GEMM.values():
+        if not hasattr(loaded, name):
+            return False
+        add_symbol(name, int(ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0))
+    return True
+
+
+@functools.cache
+def tile_runner() -> int:
+    (address,) = load(TEXT, ["adjoint.tiles"])
+    return address
+
+
+@functools.cache
+def _gemm(dtype: torch.dtype) -> int:
+    assert has_blas()
+    name, kind, _ = _GEMM[dtype]
+    (address,) = load(_gemm_text(name, kind), [f"adjoint.{name}"])
+    return address
+
+
+def tile_region(
+    binding: Binding,
+    program: CpuProgram,
+    tiles: Tiles,
+    address: Callable[[int | Scratch], Any],
+    words: Words,
+) -> At:
+    """The words that `adjoint.tiles` reads for a region."""
+    chunks, rows = binding.chunks(tiles), binding._int(tiles.rows)
+    block = binding.block(program.plan, tiles)
+    threads: list[Word] = []
+    for thread in range(chunks):
+        made = _Thread(binding, program, address, words, thread, block)
+        begin = [made.launch(each) for each in tiles.begin]
+        body = [
+            made.launch(each) if isinstance(each, Launch) else made.product(each)
+            for each in tiles.body
+        ]
+        threads += [
+            words.put([word for patch in made.patches for word in patch]),
+            len(made.patches),
+            words.put([word for pair in begin for word in pair]),
+            len(begin),
+            words.put([word for pair in body for word in pair]),
+            len(body),
+        ]
+    return words.put([rows, block, chunks, *threads])
+
+
+class _Thread:
+    """The arguments of one thread."""
+
+    def __init__(
+        self,
+        binding: Binding,
+        program: CpuProgram,
+        address: Callable[[int | Scratch], Any],
+        words: Words,
+        thread: int,
+        block: int,
+    ) -> None:
+        self.binding = binding
+        self.program = program
+        self.address = address
+        self.words = words
+        self.thread = thread
+        self.block = block
+        self.patches: list[list[Word]] = []
+
+    def launch(self, launch: Launch) -> list[Word]:
+        values: list[Word] = []
+        moving: list[tuple[int, Word, int, int]] = []
+        for operand in launch.operands:
+            base = self.base(operand)
+            if self.is_local(operand):
+                # The kernel counts rows from the first of all; what it is given begins elsewhere.
+                moving.append((len(values), base, -self.row_bytes(operand), 0))
+            values.append(base)
+        values.append(self.binding.chunks(launch))
+        values.append(self.thread)
+        moving += [(len(values), 0, 1, 0), (len(values) + 1, 0, 0, 1)]
+        values += [0, 0, *self.binding._ints(launch.extents)]
+        at = self.words.put(values)
+        self.patches += [[At(at.word + place), base, a, b, 0] for place, base, a, b in moving]
+        return [self.program.addresses[launch], at]
+
+    def is_local(self, operand: int | Scratch) -> bool:
+        return isinstance(operand, int) and self.program.plan.slots[operand].kind is Kind.LOCAL
+
+    def base(self, operand: int | Scratch) -> Word:
+        found: Word = self.address(operand)
+        if self.is_local(operand):
+            assert isinstance(found, int)
+            size = self.block * self.row_bytes(operand)
+            return found + self.thread * (-(-size // 64) * 64)
+        return found
+
+    def row_bytes(self, operand: int | Scratch) -> int:
+        assert isinstance(operand, int)
+        return self.binding.row_bytes(self.program.plan.slots[operand])
+
+    def product(self, product: Product) -> list[Word]:
+        """a, lda, a is turned, b, ldb, b is turned, c, ldc, rows, columns, inner, adds"""
+        size = _GEMM[product.dtype][2]
+        m, n, k = self.binding._ints(product.shape)
+        moving: list[tuple[int, Word, int, int]] = []
+
+        def side(matrix: Matrix, place: int, moves: bool, least: tuple[int, int]) -> list[Word]:
+            one, other = self.binding._ints(matrix.strides)
+            turned = other != 1
+            start = self.base(matrix.slot)
+            offset = self.binding._int(matrix.offset) * size
+            rowed = self.row_bytes(matrix.slot) if moves and not self.is_local(matrix.slot) else 0
+            if rowed or offset:
+                moving.append((place, start, rowed, 0))
+                offsets.append((place, offset))
+            leading = max(one if not turned else other, least[1] if not turned else least[0])
+            return [start, leading, ord("T") if turned else ord("N")]
+
+        offsets: list[tuple[int, int]] = []
+        left = side(product.left, 0, True, (m, k))
+        right = side(product.right, 3, product.sums, (k, n))
+        if isinstance(product.result, Scratch):
+            count = self.binding._int(product.result.count) * size
+            start: Any = self.address(product.result) + self.thread * count
+            result: list[Word] = [start, n]
+        else:
+            start = self.base(product.result)
+            if not self.is_local(product.result):
+                moving.append((6, start, self.row_bytes(product.result), 0))
+            result = [start, self.row_bytes(product.result) // size]
+        sizes: list[Word] = [m, n, k]
+        moving.append((8 if not product.sums else 10, 0, -1, 1))
+        at = self.words.put([*left, *right, *result, *sizes, int(product.sums)])
+        added = dict(offsets)
+        for place, base, a, b in moving:
+            extra = added.get(place, 0)
+            self.patches.append([At(at.word + place), base, a, b, extra])
+        return [_gemm(product.dtype), at]
