@@ -133,17 +133,15 @@ class Tiles:
 Step: TypeAlias = Launch | Invoke | Tiles
 
 
-def operands_of(step: Launch | Tiles) -> list[int | Scratch]:
+def operands_of(step: Launch | Product | Tiles) -> list[int | Scratch]:
     """The memory that a step reads or writes."""
-    if isinstance(step, Launch):
-        return list(step.operands)
-    found: list[int | Scratch] = []
-    for each in (*step.begin, *step.body):
-        if isinstance(each, Launch):
-            found += each.operands
-        else:
-            found += [each.left.slot, each.right.slot, each.result]
-    return found
+    match step:
+        case Launch(_, operands):
+            return list(operands)
+        case Product(left, right, result):
+            return [left.slot, right.slot, result]
+        case Tiles(_, _, begin, body):
+            return [operand for each in (*begin, *body) for operand in operands_of(each)]
 
 
 @dataclass(frozen=True, eq=False)

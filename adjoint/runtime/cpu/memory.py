@@ -11,6 +11,9 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from adjoint.torch_private.storages import Holders
 
 # Kernels load whole cache lines.
 ALIGNMENT = 64
@@ -58,6 +61,29 @@ def _gap(alive: list[tuple[int, int, int]], size: int, total: int) -> int:
     if best is not None:
         return best[1]
     return end if total - end >= 0 else total
+
+
+class Pool:
+    """Memory for one result of a program, used again once nobody holds the result any more."""
+
+    MOST = 4
+
+    def __init__(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+    ) -> None:
+        self.shape = shape
+        self.strides = strides
+        self.dtype = dtype
+        self._held: list[tuple[torch.Tensor, Holders]] = []
+
+    def take(self) -> torch.Tensor:
+        for tensor, holders in self._held:
+            if holders.are_gone():
+                # The same memory with a version count of its own, and no view of anything.
+                return tensor.data
+        made = torch.empty_strided(self.shape, self.strides, dtype=self.dtype)
+        self._held = [*self._held[-self.MOST + 1 :], (made, Holders(made))]
+        return made.data
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ addresses of its own inputs and outputs, and enters each run of kernels by one n
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -29,15 +30,19 @@ from adjoint.loops.plan import (
     operands_of,
 )
 from adjoint.runtime.cpu.engine import runner
-from adjoint.runtime.cpu.memory import Entering, Interval, Words, arrange
+from adjoint.runtime.cpu.memory import Entering, Interval, Pool, Words, arrange
 from adjoint.runtime.cpu.tiles import tile_region, tile_runner
 from adjoint.torch_private import symbols, trees
 
 # A chunk of rows has at least so many elements, or starting a thread would take longer than it.
 GRAIN = 8192
 
+# New memory from this many bytes on comes from the system, page by page, which takes longer than
+# to fill it.
+LARGE = 1 << 16
+
 # Bytes that a thread's rows of a region may take, and what their number is a multiple of.
-CACHE = 768 * 1024
+CACHE = 1536 * 1024
 ROW_STEP = 16
 
 # Bindings kept for input sizes seen lately: each holds the memory of the program's inner tensors.
@@ -87,7 +92,8 @@ class Binding:
     """Where everything is, for one set of sizes."""
 
     def __init__(self, program: CpuProgram, sizes: Sequence[int], threads: int) -> None:
-        plan = program.plan
+        plan = self.plan = program.plan
+        self._local: dict[Tiles, tuple[dict[Any, int], int]] = {}
         self.threads = threads
         self.known = {symbol: n for (symbol, _, _), n in zip(plan.symbols, sizes, strict=True)}
         self.shapes = {s.number: self._ints(s.shape) for s in plan.slots if s.shape is not None}
@@ -101,6 +107,11 @@ class Binding:
             if slot.kind is Kind.TEMPORARY:
                 self.tensors[slot.number] = self._tensor(slot, start + places[slot.number])
         self._views(plan)
+        self.pools = {
+            slot.number: Pool(self.shapes[slot.number], self.strides[slot.number], slot.dtype)
+            for slot in plan.slots
+            if slot.kind is Kind.OUTPUT and slot.dtype is not None and _may_be_large(slot)
+        }
         addresses = {key: self.arena.data_ptr() + start + place for key, place in places.items()}
         self.runs = [self._bound(program, run, addresses) for run in program.runs]
 
@@ -131,12 +142,33 @@ class Binding:
                 slot = plan.slots[operand]
                 if slot.kind is Kind.TEMPORARY and operand not in intervals:
                     intervals[operand] = Interval(step, last.get(operand, step), self.bytes_of(slot))
-                elif slot.kind is Kind.LOCAL and operand not in intervals:
-                    assert isinstance(each, Tiles)
-                    size = self.block(plan, each) * self.row_bytes(slot)
-                    size = -(-size // 64) * 64 * self.chunks(each)
-                    intervals[operand] = Interval(step, step, size)
-        return arrange(intervals)
+            if isinstance(each, Tiles):
+                intervals[each] = Interval(step, step, self.local_stride(each) * self.chunks(each))
+        places, total = arrange(intervals)
+        for each in plan.steps:
+            if isinstance(each, Tiles):
+                for slot_number, offset in self.local_places(each)[0].items():
+                    places[slot_number] = places[each] + offset
+        return places, total
+
+    def local_places(self, tiles: Tiles) -> tuple[dict[Any, int], int]:
+        """Where a thread keeps the values that only the rows at hand need, and their bytes."""
+        if tiles not in self._local:
+            self._local[tiles] = arrange(self._local_intervals(tiles, self.block(tiles)))
+        return self._local[tiles]
+
+    def local_stride(self, tiles: Tiles) -> int:
+        return self.local_places(tiles)[1]
+
+    def _local_intervals(self, tiles: Tiles, block: int) -> dict[int, Interval]:
+        intervals: dict[int, Interval] = {}
+        for place, each in enumerate(tiles.body):
+            for operand in operands_of(each):
+                if isinstance(operand, int) and self.plan.slots[operand].kind is Kind.LOCAL:
+                    first = intervals[operand].first if operand in intervals else place
+                    size = block * self.row_bytes(self.plan.slots[operand])
+                    intervals[operand] = Interval(first, place, size)
+        return intervals
 
     def bytes_of(self, slot: Slot) -> int:
         assert slot.dtype is not None
@@ -147,15 +179,15 @@ class Binding:
         assert slot.dtype is not None
         return self.strides[slot.number][0] * slot.dtype.itemsize
 
-    def block(self, plan: Plan, tiles: Tiles) -> int:
+    def block(self, tiles: Tiles) -> int:
         """How many rows to take at a time: what they touch should stay in the cache."""
-        slots = {o for o in operands_of(tiles) if isinstance(o, int)}
         rows = self._int(tiles.rows)
-        held = 0
-        for number in slots:
-            slot = plan.slots[number]
-            if slot.shape and self.shapes[number][0] == rows:
-                held += self.row_bytes(slot)
+        _, held = arrange(self._local_intervals(tiles, 1))
+        for number in {o for o in operands_of(tiles) if isinstance(o, int)}:
+            slot = self.plan.slots[number]
+            if slot.kind is not Kind.LOCAL and slot.shape and self.shapes[number][0] == rows:
+                # It comes and goes once.
+                held += self.row_bytes(slot) // 2
         fitting = CACHE // max(1, held) // ROW_STEP * ROW_STEP
         share = -(-rows // self.chunks(tiles))
         return max(1, min(max(ROW_STEP, fitting), share))
@@ -275,6 +307,15 @@ def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
+def _may_be_large(slot: Slot) -> bool:
+    """Too large, perhaps, for memory that the process has at hand."""
+    assert slot.shape is not None
+    assert slot.dtype is not None
+    sizes = [size for size in slot.shape if isinstance(size, int)]
+    known = len(sizes) == len(slot.shape)
+    return not known or math.prod(sizes) * slot.dtype.itemsize >= LARGE
+
+
 def _last_uses(plan: Plan) -> dict[int, int]:
     """For each slot, the last step that uses it, or anything that may share its memory."""
     last: dict[int, int] = {}
@@ -331,7 +372,7 @@ class _Writer:
         if names:
             self.line(f"{names}, = inputs")
         self.line("inputs.clear()")
-        self.line("tensors, runs = binding.tensors, binding.runs")
+        self.line("tensors, runs, pools = binding.tensors, binding.runs, binding.pools")
         read = {operand for run in self.runs for operand in run.entering}
         for slot in plan.inputs:
             if slot in read:
@@ -377,7 +418,10 @@ class _Writer:
             self.made.add(slot)
             dtype = self.constant(self.plan.slots[slot].dtype, "dtype")
             shape, strides = self.sizes("shapes", slot), self.sizes("strides", slot)
-            self.line(f"s{slot} = empty_strided({shape}, {strides}, dtype={dtype})")
+            if _may_be_large(self.plan.slots[slot]):
+                self.line(f"s{slot} = pools[{slot}].take()")
+            else:
+                self.line(f"s{slot} = empty_strided({shape}, {strides}, dtype={dtype})")
 
     def run(self, place: int) -> None:
         run = self.runs[place]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,9 +166,28 @@ define void @adjoint.{name}(ptr %args, i64 %threads) {{
   %a = inttoptr i64 %v0 to ptr
   %b = inttoptr i64 %v3 to ptr
   %c = inttoptr i64 %v6 to ptr
+{flush}
   call void @{name}(ptr %p5, ptr %p2, ptr %p9, ptr %p8, ptr %p10, ptr %alpha, ptr %b, ptr %p4, ptr %a, ptr %p1, ptr %beta, ptr %c, ptr %p7)
+{restore}
   ret void
 }}
+"""
+
+# In a product, numbers below the normal ones count as zero: they are lost in the sums, and each
+# would cost a hundred times as much as others.
+FLUSH = """\
+  %before = alloca i32
+  %during = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %before)
+  %old = load i32, ptr %before
+  %new = or i32 %old, 32832
+  store i32 %new, ptr %during
+  call void @llvm.x86.sse.ldmxcsr(ptr %during)
+"""
+RESTORE = "  call void @llvm.x86.sse.ldmxcsr(ptr %before)"
+DECLARED = """\
+declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.sse.ldmxcsr(ptr)
 """
 
 
@@ -181,7 +201,12 @@ def _gemm_text(name: str, kind: str) -> str:
             f"  %n{place} = trunc i64 %v{place} to i32",
             f"  store i32 %n{place}, ptr %p{place}",
         ]
-    return GEMM.format(name=name, kind=kind, loads="\n".join(lines))
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return GEMM.format(name=name, kind=kind, loads="\n".join(lines), flush="", restore="")
+    text = GEMM.format(
+        name=name, kind=kind, loads="\n".join(lines), flush=FLUSH, restore=RESTORE
+    )
+    return DECLARED + text
 
 
 @functools.cache
@@ -221,10 +246,10 @@ def tile_region(
 ) -> At:
     """The words that `adjoint.tiles` reads for a region."""
     chunks, rows = binding.chunks(tiles), binding._int(tiles.rows)
-    block = binding.block(program.plan, tiles)
+    block = binding.block(tiles)
     threads: list[Word] = []
     for thread in range(chunks):
-        made = _Thread(binding, program, address, words, thread, block)
+        made = _Thread(binding, program, address, words, thread, tiles)
         begin = [made.launch(each) for each in tiles.begin]
         body = [
             made.launch(each) if isinstance(each, Launch) else made.product(each)
@@ -251,14 +276,14 @@ class _Thread:
         address: Callable[[int | Scratch], Any],
         words: Words,
         thread: int,
-        block: int,
+        tiles: Tiles,
     ) -> None:
         self.binding = binding
         self.program = program
         self.address = address
         self.words = words
         self.thread = thread
-        self.block = block
+        self.tiles = tiles
         self.patches: list[list[Word]] = []
 
     def launch(self, launch: Launch) -> list[Word]:
@@ -285,8 +310,7 @@ class _Thread:
         found: Word = self.address(operand)
         if self.is_local(operand):
             assert isinstance(found, int)
-            size = self.block * self.row_bytes(operand)
-            return found + self.thread * (-(-size // 64) * 64)
+            return found + self.thread * self.binding.local_stride(self.tiles)
         return found
 
     def row_bytes(self, operand: int | Scratch) -> int:
