@@ -139,7 +139,9 @@ def sum_of_parts(node: fx.Node) -> tuple[Scratch, Nest, Nest]:
     begin = Loop("k", integer(0), builder.size(count), (clear,), Mapping.VECTOR)
     k = Counter("k")
     part = Load(name, Counter("c") * builder.size(count) + k, dtype)
-    over = Loop("k", integer(0), builder.size(count), (Merge(name, k, "add", part),), Mapping.VECTOR)
+    over = Loop(
+        "k", integer(0), builder.size(count), (Merge(name, k, "add", part),), Mapping.VECTOR
+    )
     index = unravelled(of_axis(Axis("k", count)), shape_of(node))
     builder.counters = {Axis("k", count): k}
     offset = builder.expression(linear(index, strides_of(node)))
@@ -574,9 +576,7 @@ class _Builder:
         written = {s.buffer for s in walk(body) if isinstance(s, Store | Merge)}
         extents = {leaf.name for leaf in leaves if isinstance(leaf, Extent)}
         operands = {
-            operand: short
-            for operand, short in self.operands.items()
-            if short in buffers | written
+            operand: short for operand, short in self.operands.items() if short in buffers | written
         }
         sizes = {size: short for size, short in self.extents.items() if short in extents}
         lines: dict[SourceLine, None] = {}

@@ -141,7 +141,9 @@ class Binding:
                     continue
                 slot = plan.slots[operand]
                 if slot.kind is Kind.TEMPORARY and operand not in intervals:
-                    intervals[operand] = Interval(step, last.get(operand, step), self.bytes_of(slot))
+                    intervals[operand] = Interval(
+                        step, last.get(operand, step), self.bytes_of(slot)
+                    )
             if isinstance(each, Tiles):
                 intervals[each] = Interval(step, step, self.local_stride(each) * self.chunks(each))
         places, total = arrange(intervals)

@@ -203,9 +203,7 @@ def _gemm_text(name: str, kind: str) -> str:
         ]
     if platform.machine() not in ("x86_64", "AMD64"):
         return GEMM.format(name=name, kind=kind, loads="\n".join(lines), flush="", restore="")
-    text = GEMM.format(
-        name=name, kind=kind, loads="\n".join(lines), flush=FLUSH, restore=RESTORE
-    )
+    text = GEMM.format(name=name, kind=kind, loads="\n".join(lines), flush=FLUSH, restore=RESTORE)
     return DECLARED + text
 
 
