@@ -11,7 +11,6 @@ from torch import fx
 
 from adjoint.differentiate.activity import active_nodes
 from adjoint.differentiate.sweep import Sweep
-from adjoint.errors import DifferentiationError
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import outputs_of
 from adjoint.graph.operations import apply_function, in_order, on_copies
@@ -26,9 +25,6 @@ from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import FakeTensor, fake_mode_of
 from adjoint.torch_private.modes import as_if_alone, is_traceable_wrapper_subclass
 from adjoint.torch_private.operators import HigherOrderOperator
-
-# What a graph takes for granted about its sizes, among its metadata.
-_ASSUMED = "assumptions"
 
 
 class Build:
@@ -92,14 +88,7 @@ class Build:
 
     def load(self, graph_module: fx.GraphModule) -> Executable:
         """The graph, ready to run."""
-        assumed = graph_module.meta.get(_ASSUMED, ())
-
-        def run(inputs: list[Any]) -> Sequence[Any]:
-            if assumed:
-                _check_sizes(graph_module, assumed, inputs)
-            return evaluate(graph_module, _taken(inputs))  # type: ignore[arg-type, no-any-return]
-
-        return run
+        return lambda inputs: evaluate(graph_module, _taken(inputs))  # type: ignore[arg-type]
 
     def _leaves_out(self, sweep: Sweep, forward: Forward, wrt: Sequence[int]) -> bool:
         """Some saved value has a derivative that the first backward graph has no part of."""
@@ -120,28 +109,11 @@ class Build:
     ) -> tuple[Sweep, fx.GraphModule]:
         sweep = Sweep(graph_module, of, wrt)
         shape_env = fake_mode_of(graph_module).shape_env
-        with as_if_alone(), general_shapes(), symbols.assumptions(shape_env) as assumed:
+        with as_if_alone(), general_shapes(), symbols.assumptions(shape_env):
             joint = sweep.run()
-        joint.meta[_ASSUMED] = assumed
         merge_common_subexpressions(joint.graph)
         remove_dead_code(joint.graph)
         return sweep, joint
-
-
-def _check_sizes(
-    graph_module: fx.GraphModule, assumed: Sequence[Any], inputs: Sequence[Any]
-) -> None:
-    """A rule may have held for the sizes at hand alone: never go on with others."""
-    entering = [n.meta.get("val") for n in graph_module.graph.nodes if n.op == "placeholder"]
-    sizes = symbols.sizes_in(zip(entering, inputs, strict=True))
-    wrong = symbols.violated(assumed, sizes)
-    if wrong is not None:
-        raise DifferentiationError(
-            "a function of symbolic sizes",
-            1,
-            f"its derivative was built assuming {wrong}, and now sizes are "
-            + ", ".join(f"{name}={size}" for name, size in sizes.items()),
-        )
 
 
 def _reversed(sweep: Sweep, backward: Backward, of: Sequence[int]) -> Reversed:

@@ -159,7 +159,7 @@ def assert_differentiated(programs: Sequence[Any]) -> None:
     graphs = [graph for program in programs for graph in program._loaded.values()]
     assert graphs
     assert all(isinstance(graph, Compiled) and not graph._eager for graph in graphs)
-    assert any(graph._recordings for graph in graphs)
+    assert any(graph.recordings() for graph in graphs)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -172,4 +172,15 @@ def test_a_step_is_as_in_eager(name: str, compiled: list[Any]) -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_a_step_of_several_layers_is_as_in_eager(name: str, compiled: list[Any]) -> None:
     assert_trained_alike(name, LARGER[name], [6])
+    assert_differentiated(compiled)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [None, True], ids=["automatic", "dynamic"])
+@pytest.mark.parametrize("name", SMALL)
+def test_steps_over_structures_of_many_sizes(
+    name: str, dynamic: bool | None, compiled: list[Any]
+) -> None:
+    # Some sizes are also widths of the networks, and the derivative is another one for those.
+    assert_trained_alike(name, {}, [5, 7, 8, 4, 12, 6, 3], dynamic=dynamic)
     assert_differentiated(compiled)
