@@ -15,6 +15,7 @@ from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import outputs_of
 from adjoint.graph.operations import apply_function, in_order, on_copies
 from adjoint.graph.purity import remove_dead_code
+from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.options import Options
 from adjoint.partition.split import Backward, Forward, Split
@@ -143,15 +144,18 @@ def _differentiable_outputs(graph_module: fx.GraphModule, wrt: Sequence[int]) ->
 def _left_to_autograd(graph_module: fx.GraphModule) -> bool:
     """Eager autograd differentiates the graph, op by op, while it runs.
 
-    So it is for what has no rule yet: bodies, hooks on saved tensors, tensor subclasses.
+    So it is for what has no rule yet: bodies of loops and branches, effects, hooks on saved
+    tensors, tensor subclasses; and for functions that may be differentiated once, which eager
+    refuses only when the second derivative is asked for.
     """
     return any(
         isinstance(node.target, HigherOrderOperator)
-        or node.target in (apply_function, on_copies, in_order)
+        or node.target in (on_copies, in_order)
+        or (node.target is apply_function and bool(node.args[3]))
         or "hooks" in node.meta
         or any(_is_subclass(leaf) for leaf in trees.leaves(node.meta.get("val")))
         for node in graph_module.graph.nodes
-    )
+    ) or any(map(_left_to_autograd, subgraphs_of(graph_module).values()))
 
 
 def _is_subclass(value: Any) -> bool:

@@ -15,7 +15,7 @@ from adjoint.graph.operations import apply_function
 from adjoint.torch_private.dynamo import differentiable_backward
 from adjoint.trace.emission import as_under, current_mode
 from adjoint.trace.interpretation import Interpreter
-from adjoint.trace.subgraph import Body
+from adjoint.trace.subgraph import Body, opaque
 from adjoint.trace.tracer import Tracer
 
 
@@ -68,8 +68,10 @@ def apply(
             tracer.emitter.source(),
         )
     reverse = Body(tracer, body.scope)
-    with tracer.quietly():
-        cotangents = [torch.empty_like(each) for each in tensors]
+    with tracer.paused(), torch.enable_grad():
+        # They may depend on anything, and functions applied to them keep their derivatives then.
+        anything = torch.empty((), device=tensors[0].device, requires_grad=True)
+        cotangents = opaque(tensors, [anything], "a cotangent")
 
     def pull_back(*cotangents: torch.Tensor) -> dict[int, torch.Tensor]:
         gradients = function.backward(context, *cotangents)  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ Each runs in eager torch, under autograd, so that any graph can be run op by op.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -114,6 +115,33 @@ def apply_function(
     cotangent, or None, for each operand.  `once`: the backward may not be differentiated.
     """
 
+    def run(*args: Any) -> Any:
+        return evaluate(forward, args)
+
+    return _applied(run, backward, non_differentiable, once, operands)
+
+
+def with_backward(
+    backward: fx.GraphModule,
+    non_differentiable: tuple[int, ...],
+    results: tuple[Any, ...],
+    saved: tuple[Any, ...],
+    *operands: Any,
+) -> tuple[Any, ...]:
+    """`results`, as those of a custom `autograd.Function` of `operands` that has saved `saved`.
+
+    It is what is left of `apply_function` when the forward half is part of the graph.
+    """
+    return _applied(lambda *_: (results, saved), backward, non_differentiable, False, operands)
+
+
+def _applied(
+    run: Callable[..., Any],
+    backward: fx.GraphModule,
+    non_differentiable: tuple[int, ...],
+    once: bool,
+    operands: tuple[Any, ...],
+) -> tuple[Any, ...]:
     def pull_back(ctx: Any, *cotangents: Any) -> Any:
         tensors = iter(ctx.saved_tensors)
         saved = [next(tensors) if other is None else other for other in ctx.others]
@@ -122,7 +150,7 @@ def apply_function(
     class Applied(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
-            results, saved = evaluate(forward, args)
+            results, saved = run(*args)
             tensors = [value for value in saved if isinstance(value, torch.Tensor)]
             ctx.save_for_backward(*tensors)
             ctx.others = [None if isinstance(value, torch.Tensor) else value for value in saved]
