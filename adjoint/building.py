@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.differentiate.activity import active_nodes
+from adjoint.differentiate.activity import active_nodes, is_unrecorded_view, requiring_nodes
 from adjoint.differentiate.sweep import Sweep
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import outputs_of
-from adjoint.graph.operations import apply_function, in_order, on_copies
+from adjoint.graph.operations import apply_function, in_order, on_copies, tells_what_is_missing
 from adjoint.graph.purity import remove_dead_code
 from adjoint.graph.subgraphs import subgraphs_of
+from adjoint.native import native_program
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.options import Options
 from adjoint.partition.split import Backward, Forward, Split
@@ -24,7 +25,7 @@ from adjoint.runtime.calling import Graph
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import FakeTensor, fake_mode_of
-from adjoint.torch_private.modes import as_if_alone, is_traceable_wrapper_subclass
+from adjoint.torch_private.modes import as_if_alone, is_traceable_wrapper_subclass, is_watched
 from adjoint.torch_private.operators import HigherOrderOperator
 
 
@@ -41,9 +42,10 @@ class Build:
         return Compiled(graph_module, self)
 
     def record(self, graph_module: fx.GraphModule, wrt: Sequence[int]) -> Recorded | None:
-        """The graph with saved values; None if nothing it returns depends on `wrt`."""
+        """The graph with saved values; None if nothing it returns requires grad for `wrt`."""
         results = _differentiable_outputs(graph_module, wrt)
-        if not results:
+        requiring = _requiring_outputs(graph_module, wrt)
+        if not results and not requiring:
             return None
         sweep, joint = self._joint(graph_module, results, wrt)
         split = Split(joint, sweep.order)
@@ -62,6 +64,7 @@ class Build:
             forward.outputs,
             differentiable,
             _reversed(sweep, backward, results),
+            frozenset(requiring) - differentiable,
         )
 
     def reverse(self, recorded: Recorded, of: Sequence[int], wrt: Sequence[int]) -> Reversed:
@@ -89,7 +92,14 @@ class Build:
 
     def load(self, graph_module: fx.GraphModule) -> Executable:
         """The graph, ready to run."""
-        return lambda inputs: evaluate(graph_module, _taken(inputs))  # type: ignore[arg-type]
+        program = None if self.options.target == "reference" else native_program(graph_module)
+
+        def run(inputs: list[Any]) -> Sequence[Any]:
+            if program is not None and not is_watched():
+                return program(inputs)  # type: ignore[no-any-return]
+            return evaluate(graph_module, _taken(inputs))  # type: ignore[arg-type, no-any-return]
+
+        return run
 
     def _leaves_out(self, sweep: Sweep, forward: Forward, wrt: Sequence[int]) -> bool:
         """Some saved value has a derivative that the first backward graph has no part of."""
@@ -141,17 +151,27 @@ def _differentiable_outputs(graph_module: fx.GraphModule, wrt: Sequence[int]) ->
     return [i for i, n in enumerate(outputs_of(graph_module.graph)) if n in active]
 
 
+def _requiring_outputs(graph_module: fx.GraphModule, wrt: Sequence[int]) -> list[int]:
+    """Outputs that require grad where views were made under `no_grad`; else they are the above."""
+    if not any(is_unrecorded_view(node) for node in graph_module.graph.nodes):
+        return []
+    inputs = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+    requiring = requiring_nodes(graph_module, [inputs[place] for place in wrt])
+    return [i for i, n in enumerate(outputs_of(graph_module.graph)) if n in requiring]
+
+
 def _left_to_autograd(graph_module: fx.GraphModule) -> bool:
     """Eager autograd differentiates the graph, op by op, while it runs.
 
     So it is for what has no rule yet: bodies of loops and branches, effects, hooks on saved
-    tensors, tensor subclasses; and for functions that may be differentiated once, which eager
-    refuses only when the second derivative is asked for.
+    tensors, tensor subclasses; for functions that may be differentiated once, which eager
+    refuses only when the second derivative is asked for; and for those that are told which
+    cotangents are missing, which eager calls also when all are.
     """
     return any(
         isinstance(node.target, HigherOrderOperator)
         or node.target in (on_copies, in_order)
-        or (node.target is apply_function and bool(node.args[3]))
+        or (node.target is apply_function and (bool(node.args[3]) or tells_what_is_missing(node)))
         or "hooks" in node.meta
         or any(_is_subclass(leaf) for leaf in trees.leaves(node.meta.get("val")))
         for node in graph_module.graph.nodes

@@ -1,28 +1,19 @@
-"""The command line: `adjoint capture module:function` prints the readable program of a function."""
+"""The command line: `adjoint capture` prints the readable program of a function, `adjoint bench`
+measures one, or the four standard workloads, against eager torch and other compilers.
+"""
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
-import inspect
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import torch
 
+from adjoint import bench
 from adjoint.compiler import capture
 from adjoint.errors import CaptureError
-
-_EXAMPLES = "example_inputs"
-
-
-class UsageError(Exception):
-    """What was asked for cannot be found or called."""
+from adjoint.finding import EXAMPLES, UsageError, call_arguments, find, instance
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,11 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--args",
         metavar="EXPRESSION",
         help="the call's arguments, as Python: --args 'torch.randn(3, 4), scale=2.0'; "
-        f"otherwise the module's `{_EXAMPLES}` are used",
+        f"otherwise the module's `{EXAMPLES}` are used",
     )
     show.add_argument("--dynamic", action="store_true", help="sizes are symbols")
+    bench.add_command(commands)
     parsed = parser.parse_args(arguments)
     try:
+        if parsed.command == "bench":
+            return bench.run(parsed)
         print(_capture(parsed.function, parsed.args, parsed.dynamic))
     except (UsageError, CaptureError) as error:
         print(f"adjoint: {error}", file=sys.stderr)
@@ -50,88 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _capture(target: str, expression: str | None, dynamic: bool) -> str:
     module, function = find(target)
     if isinstance(function, type) and issubclass(function, torch.nn.Module):
-        function = _instance(function)
+        function = instance(function)
     args, kwargs = call_arguments(module, function, expression)
     return capture(function, *args, dynamic=dynamic, **kwargs).show()
-
-
-def find(target: str) -> tuple[ModuleType, Any]:
-    """The module and the object that `module:name` or `file.py:name` means."""
-    place, separator, name = target.rpartition(":")
-    if not separator:
-        raise UsageError(f"{target!r} names no function; write module:function")
-    module = _load_file(place) if place.endswith(".py") else _load_module(place)
-    found: Any = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-            raise UsageError(
-                f"{place} has no {name!r}; it has {', '.join(sorted(known)) or 'none'}"
-            )
-        found = getattr(found, part)
-    return module, found
-
-
-def _load_file(path: str) -> ModuleType:
-    file = Path(path)
-    if not file.is_file():
-        raise UsageError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
-    sys.path.insert(0, str(file.parent.resolve()))
-    spec.loader.exec_module(module)
-    return module
-
-
-def _load_module(name: str) -> ModuleType:
-    sys.path.insert(0, os.getcwd())
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and not name.startswith(error.name):
-            raise  # The module is there; something that it imports is not.
-        raise UsageError(f"there is no module {name!r}") from None
-
-
-def call_arguments(
-    module: ModuleType, function: Any, expression: str | None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments to call `function` with."""
-    if expression is not None:
-        scope = {"torch": torch, **vars(module), "_call": lambda *a, **k: (a, k)}
-        args, kwargs = eval(f"_call({expression})", scope)
-        return args, kwargs
-    examples = getattr(function, _EXAMPLES, getattr(module, _EXAMPLES, None))
-    if callable(examples):
-        examples = examples()
-    if isinstance(examples, dict):
-        return (), examples
-    if examples is not None:
-        return tuple(examples) if isinstance(examples, (tuple, list)) else (examples,), {}
-    if _needs_arguments(function):
-        raise UsageError(
-            f"{getattr(function, '__name__', function)} takes arguments; give them by --args "
-            f"'torch.randn(3, 4)', or define `{_EXAMPLES}` (a tuple, or a function that returns "
-            "one) in its module"
-        )
-    return (), {}
-
-
-def _instance(cls: type[torch.nn.Module]) -> torch.nn.Module:
-    try:
-        return cls()
-    except TypeError as error:
-        raise UsageError(
-            f"{cls.__name__} cannot be made without arguments ({error}); "
-            "name an instance of it, or a function that makes and calls one"
-        ) from None
-
-
-def _needs_arguments(function: Any) -> bool:
-    target = function.forward if isinstance(function, torch.nn.Module) else function
-    parameters = inspect.signature(target).parameters.values()
-    required = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(p.default is p.empty and p.kind in required for p in parameters)

@@ -17,8 +17,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 class Options:
     """The choices of one compilation. An illegal value cannot be constructed."""
 
-    target: Literal["reference"] = "reference"
-    """What runs the graph. `reference`: torch itself, one operator after another."""
+    target: Literal["cpu", "reference"] = "cpu"
+    """What runs the graph. `cpu`: fused native kernels; `reference`: torch itself, one operator
+    after another."""
 
     unsupported: Literal["raise", "eager"] = "raise"
     """What becomes of a function that cannot be captured: an error, or the function itself."""

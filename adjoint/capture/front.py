@@ -68,6 +68,19 @@ class Front(TorchFunctionMode):
             )
         if function in _CHANGE_HISTORY:
             return self.tracer.change_history(args[0], lambda: function(*args, **kwargs))
+        if function is torch.Tensor.register_hook:
+            torch.Tensor.register_hook(
+                *args, **kwargs
+            )  # For derivatives that the program itself takes.
+            with self:
+                return functions.hook(self.tracer, *args, **kwargs)
+        if function is torch.Tensor.register_post_accumulate_grad_hook:
+            raise CaptureError(
+                "Tensor.register_post_accumulate_grad_hook",
+                "it acts when autograd runs, on a tensor that the caller has",
+                "register it outside the compiled function",
+                self.tracer.emitter.source(),
+            )
         if isinstance(function, HigherOrderOperator):
             with self:
                 return control_flow.call(self.tracer, function, args, kwargs)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -13,9 +16,11 @@ from torch.utils.checkpoint import CheckpointFunction
 from adjoint.errors import CaptureError
 from adjoint.graph.operations import apply_function
 from adjoint.torch_private.dynamo import differentiable_backward
+from adjoint.torch_private.modes import materializes_grads
 from adjoint.trace.emission import as_under, current_mode
 from adjoint.trace.interpretation import Interpreter
-from adjoint.trace.subgraph import Body, opaque
+from adjoint.trace.source import user_line
+from adjoint.trace.subgraph import Body, match_lifted, opaque
 from adjoint.trace.tracer import Tracer
 
 
@@ -24,6 +29,11 @@ def _nothing(ctx: Any) -> None: ...
 
 # A backward that is wrapped so may not be differentiated itself.
 _ONCE_DIFFERENTIABLE: Any = once_differentiable(_nothing)
+
+# Of so many results, each choice that has cotangents gets a backward.
+_CHOICES = 4
+# How a module sees the gradients of its arguments and results, by hooks on autograd's own nodes.
+_OF_MODULE_HOOKS = "BackwardHookFunction"
 
 # How torch.library gives a custom op its derivative: the op itself is the node, and has it.
 _OF_CUSTOM_OPS = "GeneratedBackwardFor_"
@@ -39,8 +49,8 @@ def apply(
     """Apply `function` as eager does, its forward and its backward captured as bodies.
 
     The forward runs inside torch's own `apply`, so that the program goes on with tensors which
-    autograd knows to come from this function.  The captured backward is given a cotangent of zeros
-    for a result that has none, also after `ctx.set_materialize_grads(False)`.
+    autograd knows to come from this function.  After `ctx.set_materialize_grads(False)` there is a
+    backward for each choice of results that have a cotangent.
     """
     if function is CheckpointFunction:
         return _checkpointed(tracer, *args, **kwargs)
@@ -51,6 +61,13 @@ def apply(
             return original(*args, **kwargs)
     if not (torch.is_grad_enabled() and any(_needs_grad(arg) for arg in args)):
         return original(*args, **kwargs)
+    if function.__name__ == _OF_MODULE_HOOKS:
+        raise CaptureError(
+            "a backward hook of a module",
+            "it acts when autograd runs, on nodes that a graph does not have",
+            "use a hook on a tensor, or torch.compile(..., backend='adjoint')",
+            tracer.emitter.source(),
+        )
     body = Body(tracer)
     result = body.run(lambda: original(*args, **kwargs), ())
     results = list(result) if isinstance(result, tuple) else [result]
@@ -67,35 +84,49 @@ def apply(
             "return a new tensor from its forward",
             tracer.emitter.source(),
         )
-    reverse = Body(tracer, body.scope)
-    with tracer.paused(), torch.enable_grad():
-        # They may depend on anything, and functions applied to them keep their derivatives then.
-        anything = torch.empty((), device=tensors[0].device, requires_grad=True)
-        cotangents = opaque(tensors, [anything], "a cotangent")
+    fixed = tuple(i for i, each in enumerate(tensors) if not each.requires_grad)
+    places = [place for place, each in enumerate(results) if isinstance(each, torch.Tensor)]
 
-    def pull_back(*cotangents: torch.Tensor) -> dict[int, torch.Tensor]:
-        gradients = function.backward(context, *cotangents)  # type: ignore[attr-defined]
+    def pull_back(given: tuple[int, ...], *cotangents: torch.Tensor) -> dict[int, torch.Tensor]:
+        by_place = dict(zip((places[index] for index in given), cotangents, strict=True))
+        each = [by_place.get(place) for place in range(len(results))]
+        gradients = function.backward(context, *each)  # type: ignore[attr-defined]
         return _by_operand(args, gradients if isinstance(gradients, tuple) else (gradients,))
 
-    with torch.enable_grad():
+    patterns = _patterns(context, tensors)
+    reverses: list[tuple[tuple[int, ...] | None, Body, dict[int, torch.Tensor]]] = []
+    for pattern in patterns:
+        given = tuple(range(len(tensors))) if pattern is None else pattern
+        with tracer.paused(), torch.enable_grad():
+            # They may depend on anything, and functions applied to them keep their derivatives.
+            anything = torch.empty((), device=tensors[0].device, requires_grad=True)
+            cotangents = opaque([tensors[index] for index in given], [anything], "a cotangent")
+        reverse = Body(tracer, body.scope)
         reverse.entry = body.entry
-        gradients = reverse.run(pull_back, cotangents)
+        # What fails for some cotangents fails in eager when it meets them, and then in the graph.
+        failures = (Exception,) if pattern is not patterns[0] else ()
+        with contextlib.suppress(*failures), torch.enable_grad():
+            gradients = reverse.run(partial(pull_back, given), cotangents)
+            reverse.read(gradients)
+            reverses.append((pattern, reverse, gradients))
     # What a body takes from outside is known once its results have been read.
-    reverse.read(gradients)
-    saved = list(reverse.scope.lifted)
+    saved = match_lifted([each for _, each, _ in reverses], [each for _, _, each in reverses])
     body.read((tensors, saved))
     # An argument that only the backward knows of (a straight-through estimator) is an operand too.
-    body.read([arg for arg in args if id(arg) in gradients])
+    known = set().union(*(gradients for _, _, gradients in reverses))
+    body.read([arg for arg in args if id(arg) in known])
     operands = list(body.scope.lifted)
-    backward = reverse.close([gradients.get(id(operand)) for operand in operands])
+    backwards = [
+        (pattern, reverse.close([gradients.get(id(operand)) for operand in operands]))
+        for pattern, reverse, gradients in reverses
+    ]
     forward = body.close((tensors, saved))
     emitter = tracer.emitter
-    fixed = tuple(i for i, each in enumerate(tensors) if not each.requires_grad)
     node = emitter.call(
         apply_function,
         (
             emitter.attribute("forward", forward),
-            emitter.attribute("backward", backward),
+            tuple((given, emitter.attribute("backward", each)) for given, each in backwards),
             fixed,
             _is_once_differentiable(function),
             *tracer.nodes(operands),
@@ -106,10 +137,27 @@ def apply(
     return result
 
 
+def _patterns(context: Any, results: Sequence[torch.Tensor]) -> list[tuple[int, ...] | None]:
+    """For which cotangents there is a backward: all and zeros, or each choice, all of them first.
+
+    Of many choices, only all: the graph says so when it meets another.
+    """
+    if materializes_grads(context):
+        return [None]
+    differentiable = [index for index, each in enumerate(results) if each.requires_grad]
+    fewest = 0 if len(differentiable) <= _CHOICES else len(differentiable)
+    counts = range(len(differentiable), fewest - 1, -1)
+    return [choice for count in counts for choice in combinations(differentiable, count)]
+
+
 def apply_graphs(
     tracer: Tracer, forward: fx.GraphModule, backward: fx.GraphModule, *operands: Any, **marks: Any
 ) -> Any:
-    """Apply a custom function that Dynamo has taken apart."""
+    """Apply a custom function that Dynamo has taken apart.
+
+    Dynamo gave its backward a cotangent for each result, and does not say whether the function has
+    set `ctx.set_materialize_grads(False)`: results without a cotangent get zeros.
+    """
     saved: list[Any] = []
 
     def run_forward(ctx: Any, *args: Any) -> Any:
@@ -125,6 +173,73 @@ def apply_graphs(
     halves = {"forward": staticmethod(run_forward), "backward": staticmethod(run_backward)}
     function: Any = type("CustomFunction", (torch.autograd.Function,), halves)
     return function.apply(*operands)
+
+
+class PermanentHook:
+    """What `register_hook` returns while a program is captured."""
+
+    def remove(self) -> None:
+        """Refused: the derivative may be taken at any later time."""
+        raise CaptureError(
+            "the removal of a hook",
+            "the graph has what the hook does to the gradient",
+            "register the hook outside the compiled function",
+            user_line(),
+        )
+
+
+def hook(tracer: Tracer, tensor: torch.Tensor, change: Callable[..., Any]) -> PermanentHook:
+    """`tensor.register_hook(change)`: a custom function with this backward comes in its place.
+
+    The hook sees the sum of all gradients of the tensor, also of what used it before.
+    """
+    source = tracer.emitter.source()
+    node, alias = tracer.node(tensor), tracer.alias(tensor)
+    if node.op == "placeholder" or alias.parent is not None:
+        raise CaptureError(
+            "a hook on a tensor",
+            "the tensor comes from outside, or is a view",
+            "register it outside the compiled function, or on a tensor that an op has computed",
+            source,
+        )
+    earlier = list(node.users)
+
+    class Hooked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
+            changed = change(cotangent)
+            if changed is None:
+                raise CaptureError(
+                    "a hook that returns nothing",
+                    "what it does is outside the graph, when the derivative runs",
+                    "return the new gradient, or register it outside the compiled function",
+                    source,
+                )
+            return changed
+
+    function: Any = Hooked
+    with torch.enable_grad():
+        hooked = tracer.node(function.apply(tensor))
+    applied = hooked.all_input_nodes[0]
+    if earlier:
+        forward, backward, *operands = applied.all_input_nodes
+        if operands != [node]:
+            raise CaptureError(
+                "a hook on a tensor that was used before",
+                "the hook uses tensors that may have been computed later",
+                "register the hook right after the tensor was computed",
+                source,
+            )
+        for each in (hooked, applied, backward, forward):
+            node.append(each)
+        for user in earlier:
+            user.replace_input_with(node, hooked)
+    alias.node = hooked
+    return PermanentHook()
 
 
 def _by_operand(

@@ -75,6 +75,8 @@ class Inputs:
         self.behind: list[Behind] = []
         self.base_of: dict[int, int] = {}
         """By tensor: the place of an input that is a view of it."""
+        self.joined: list[tuple[int, ...]] = []
+        """The places of inputs that share memory, the last of which were found late."""
 
     def add(self, leaves: Sequence[Leaf]) -> None:
         """More inputs, after those there are."""
@@ -175,11 +177,23 @@ class Inputs:
         return alias
 
     def _join(self, shared: list[int], places: list[int]) -> None:
-        """Inputs found while the program runs, over memory that earlier ones show."""
-        raise self.tracer.unsupported(
-            "a tensor that the function closes over",
-            f"it shares memory with {self.leaves[shared[0]].descriptor.describe()}",
-        )
+        """Inputs found while the program runs, over memory that earlier ones show.
+
+        They are inputs like others as long as nothing is written to that memory.
+        """
+        self.joined.append((*shared, *places))
+        self.refuse_writes_to_joined()
+        self._group(places)
+
+    def refuse_writes_to_joined(self) -> None:
+        """Who writes to memory that was joined too late would not see what others wrote."""
+        for first, *others in self.joined:
+            places = [place for place in (first, *others) if place in self.aliases]
+            if any(self.aliases[place].storage.writes for place in places):
+                raise self.tracer.unsupported(
+                    "a tensor that the function closes over",
+                    f"it shares memory with {self.leaves[first].descriptor.describe()}",
+                )
 
     def _plain(self, places: list[int]) -> tuple[PlainInput, ...]:
         descriptors = (self.leaves[place].descriptor for place in places)

@@ -30,6 +30,7 @@ from adjoint.torch_private.fake import (
 from adjoint.torch_private.modes import (
     control_flow_calls_its_operator,
     custom_functions_applied_by,
+    outside_functorch,
 )
 from adjoint.trace.emission import current_mode
 from adjoint.trace.generators import Generators
@@ -37,6 +38,9 @@ from adjoint.trace.regions import under_policy
 from adjoint.trace.source import line_of_traceback
 from adjoint.trace.subgraph import graph_module
 from adjoint.trace.tracer import Tracer
+
+# What torch says when C++ code looks at the data of a fake tensor.
+_NO_DATA = "its data is not allocated yet"
 
 _SYMBOLIC = tuple(kind.__name__ for kind in symbols.SYMBOLIC)
 
@@ -59,22 +63,29 @@ class Capture:
         if isinstance(real, FakeTensor):
             return real
         if id(real) not in self._fakes:
-            with self.tracer.paused():
-                fake = self._make_fake(real)
-            self._fakes[id(real)] = fake
-            self.closed_over.append(real)
-            descriptor = CapturedInput(len(self.closed_over) - 1, _closure_name(real))
-            with self.tracer.inside(self.tracer.root):
-                self.inputs.add([Leaf(fake, descriptor)])
+            # A level of `torch.func` under way would wrap what is made here as its own.
+            with outside_functorch():
+                self._adopt(real)
         return self._fakes[id(real)]
+
+    def _adopt(self, real: torch.Tensor) -> None:
+        with self.tracer.paused():
+            fake = self._make_fake(real)
+        self._fakes[id(real)] = fake
+        self.closed_over.append(real)
+        descriptor = CapturedInput(len(self.closed_over) - 1, _closure_name(real))
+        with self.tracer.inside(self.tracer.root):
+            self.inputs.add([Leaf(fake, descriptor)])
 
     def run(self, program: Callable[[], Any], leaves: Sequence[Leaf]) -> tuple[Captured, Any]:
         """Capture `program`, which takes `leaves`; also what its results are put back into."""
         mode = current_mode()
         self.inputs.add(leaves)
         generators = Generators()
+        self.tracer.about_to_draw = generators.drawn_from
         with generators.unset(), self._watching(generators) as front:
             result = trees.map_leaves(front.ours, program())
+            self.inputs.refuse_writes_to_joined()
         with self.tracer.fake_mode, torch.no_grad():
             paths, spec = trees.flatten_with_paths(result)
             results = Results(self.tracer, self.inputs)
@@ -124,7 +135,7 @@ def _named_errors() -> Iterator[None]:
 def _explained(error: Exception) -> tuple[str, str, str] | None:
     """What happened, why and what to do, where `error` says that fakes do not suffice."""
     said = (str(error) or type(error).__name__).splitlines()[0]
-    if isinstance(error, DATA_DEPENDENT):
+    if isinstance(error, DATA_DEPENDENT) or _NO_DATA in said:
         return (
             "a value that decides what the program does next",
             f"the graph must not depend on data ({said})",

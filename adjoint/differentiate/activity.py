@@ -29,6 +29,33 @@ def active_nodes(graph_module: fx.GraphModule, inputs: Sequence[fx.Node]) -> set
     return active
 
 
+def requiring_nodes(graph_module: fx.GraphModule, inputs: Sequence[fx.Node]) -> set[fx.Node]:
+    """The nodes that require grad in eager torch if `inputs` do.
+
+    A view that was made under `no_grad` does if its base does, and so does what is computed from
+    it, though no derivative flows through the view.
+    """
+    requiring = {node for node in inputs if differentiable(node.meta.get("val"))}
+    fake_mode = fake_mode_of(graph_module)
+    for node in graph_module.graph.nodes:
+        if node.op == "call_function" and (
+            (is_unrecorded_view(node) and node.args[0] in requiring)
+            or _passes(node, requiring, fake_mode)
+        ):
+            requiring.add(node)
+    return requiring
+
+
+def is_unrecorded_view(node: fx.Node) -> bool:
+    """A view through which no derivative flows for the mode it was made under."""
+    view = isinstance(node.target, OpOverload) and node.target.is_view
+    return view and node.target not in _CUTS and not _is_recorded(node)
+
+
+def _is_recorded(node: fx.Node) -> bool:
+    return mode_of(node).grad_enabled and not mode_of(node).inference
+
+
 def _passes(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -> bool:
     if node.target in _CUTS or not differentiable(node.meta.get("val")):
         return False
@@ -40,7 +67,7 @@ def _passes(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -> b
         if several not in active or _is_list(several):
             return several in active
         return _given(several, active, fake_mode)[index]  # type: ignore[index]
-    if not mode_of(node).grad_enabled or mode_of(node).inference:
+    if not _is_recorded(node):
         return False
     if node.target is with_data:
         return node.args[0] in active

@@ -3,6 +3,8 @@
 The forward half joins the forward graph, so that what it saves can be saved.  Its results go on
 under `with_backward`, whose derivative is the backward half.  A saved value has the history that it
 has in eager: that of an operand or of a result if it is one, and none otherwise.
+
+Functions that are told which cotangents are missing (`set_materialize_grads(False)`) stay nodes.
 """
 
 from __future__ import annotations
@@ -12,14 +14,14 @@ from typing import Any
 
 from torch import fx
 
-from adjoint.graph.operations import apply_function, with_backward
+from adjoint.graph.operations import apply_function, tells_what_is_missing, with_backward
 
 Copy = Callable[[fx.GraphModule, fx.Node, dict[fx.Node, Any]], Any]
 
 
 def expanded(graph_module: fx.GraphModule) -> fx.GraphModule:
     """The graph with the forward halves of custom functions in it."""
-    if not graph_module.graph.find_nodes(op="call_function", target=apply_function):
+    if not any(map(_is_expanded, graph_module.graph.nodes)):
         return graph_module
     return _Expansion(graph_module).run()
 
@@ -35,6 +37,10 @@ def inline(body: fx.GraphModule, inputs: Sequence[Any], copy: Copy) -> Any:
     raise AssertionError("the body has no output")
 
 
+def _is_expanded(node: fx.Node) -> bool:
+    return node.target is apply_function and not tells_what_is_missing(node)
+
+
 class _Expansion:
     """A copy of a graph, as it grows."""
 
@@ -47,19 +53,18 @@ class _Expansion:
         """The expanded graph."""
         copies: dict[fx.Node, Any] = {}
         for node in self.primal.graph.nodes:
-            expand = node.target is apply_function
-            copies[node] = self._expand(node, copies) if expand else self._copy(node, copies)
+            copies[node] = (self._expand if _is_expanded(node) else self._copy)(node, copies)
         made = fx.GraphModule(self.attributes, self.graph)
         made.meta["entry_mode"] = self.primal.meta["entry_mode"]
         return made
 
     def _expand(self, node: fx.Node, copies: dict[fx.Node, Any]) -> fx.Node:
-        forward, backward, fixed, _, *operands = node.args
-        assert isinstance(forward, fx.Node)
+        arguments: Any = node.args
+        forward, ((_, backward),), fixed, _, *operands = arguments
         inputs = fx.map_arg(operands, copies.__getitem__)
         body = getattr(self.primal, str(forward.target))
         results, saved = inline(body, inputs, self._copy_in)
-        args = (copies[backward], fixed, tuple(results), tuple(saved), *inputs)  # type: ignore[index]
+        args = (copies[backward], fixed, tuple(results), tuple(saved), *inputs)
         made = self.graph.call_function(with_backward, args)
         made.meta = dict(node.meta)
         return made

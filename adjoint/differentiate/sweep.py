@@ -116,16 +116,30 @@ class Sweep:
     def depended_on(self, places: Sequence[int]) -> list[int]:
         """Which of the inputs `wrt[place]` the outputs `of` depend on, by differentiable steps."""
         outputs = outputs_of(self.primal.graph)
-        work = [outputs[place] for place in self.of]
-        found: set[fx.Node] = set()
+        work = [(outputs[place], True) for place in self.of]
+        found: set[tuple[fx.Node, bool]] = set()
         while work:
-            node = work.pop()
-            if node in self.active and node not in found:
-                found.add(node)
-                work += (
-                    node.all_input_nodes[:1] if node.target is with_data else node.all_input_nodes
-                )
-        return [place for place in places if self.inputs[self.wrt[place]] in found]
+            node, given = work.pop()
+            if node in self.active and (node, given) not in found:
+                found.add((node, given))
+                work += self._depends_on(node, given)
+        return [place for place in places if (self.inputs[self.wrt[place]], True) in found]
+
+    def _depends_on(self, node: fx.Node, given: bool) -> list[tuple[fx.Node, bool]]:
+        """Where autograd goes on, and whether with a cotangent, if `node` is `given` one.
+
+        A custom function may give none, and takes zeros for one that it is not given.
+        """
+        if node.target is with_data:
+            return [(node.all_input_nodes[0], given)]
+        if node.target is not with_backward:
+            return [(each, given) for each in node.all_input_nodes]
+        body, _, _, _, *operands = node.args
+        gradients = outputs_of(getattr(self.primal, str(body.target)).graph)  # type: ignore[union-attr]
+        pairs = zip(operands, gradients, strict=True)
+        return [
+            (each, gradient is not None) for each, gradient in pairs if isinstance(each, fx.Node)
+        ]
 
     def _seed(self, node: fx.Node, descriptor: Any) -> None:
         """The tangent of an output is the first cotangent of its node."""

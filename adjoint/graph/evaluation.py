@@ -173,17 +173,21 @@ def meaning_of(target: Any) -> Any:
     return _MEANINGS[target] if isinstance(target, HigherOrderOperator) else target
 
 
+def callable_of(target: Any) -> Any:
+    """What to call where an operator stands in a graph."""
+    return _MEANINGS.get(target, target)
+
+
 def call_node(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     """What a call gives for the values of its arguments, under the mode there is."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
-    target: Any = _MEANINGS.get(node.target, node.target)
-    return target(*args, **kwargs)
+    return callable_of(node.target)(*args, **kwargs)
 
 
 def _call(node: fx.Node, values: dict[fx.Node, Any], entry: Mode, captured: bool) -> Any:
     args = fx.map_arg(node.args, lambda n: values[n])
     kwargs = fx.map_arg(node.kwargs, lambda n: values[n])
-    target: Any = _MEANINGS.get(node.target, node.target)
+    target: Any = callable_of(node.target)
     if captured and isinstance(node.target, HigherOrderOperator):
         target = node.target
     mode = mode_of(node)

@@ -6,7 +6,7 @@ Each runs in eager torch, under autograd, so that any graph can be run op by op.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -102,9 +102,13 @@ def take_attribute(tensor: torch.Tensor, name: str) -> torch.Tensor:
     return inner
 
 
+Backwards: TypeAlias = tuple[tuple[tuple[int, ...] | None, fx.GraphModule], ...]
+"""Each with the results whose cotangents it takes; None for all, with zeros for those missing."""
+
+
 def apply_function(
     forward: fx.GraphModule,
-    backward: fx.GraphModule,
+    backwards: Backwards,
     non_differentiable: tuple[int, ...],
     once: bool,
     *operands: Any,
@@ -118,7 +122,12 @@ def apply_function(
     def run(*args: Any) -> Any:
         return evaluate(forward, args)
 
-    return _applied(run, backward, non_differentiable, once, operands)
+    return _applied(run, backwards, non_differentiable, once, operands)
+
+
+def tells_what_is_missing(node: fx.Node) -> bool:
+    """The `apply_function` has a backward for each choice of cotangents."""
+    return all(given is not None for given, _ in node.args[1])  # type: ignore[union-attr, misc]
 
 
 def with_backward(
@@ -132,26 +141,39 @@ def with_backward(
 
     It is what is left of `apply_function` when the forward half is part of the graph.
     """
-    return _applied(lambda *_: (results, saved), backward, non_differentiable, False, operands)
+    backwards = ((None, backward),)
+    return _applied(lambda *_: (results, saved), backwards, non_differentiable, False, operands)
 
 
 def _applied(
     run: Callable[..., Any],
-    backward: fx.GraphModule,
+    backwards: Backwards,
     non_differentiable: tuple[int, ...],
     once: bool,
     operands: tuple[Any, ...],
 ) -> tuple[Any, ...]:
+    by_given = dict(backwards)
+
     def pull_back(ctx: Any, *cotangents: Any) -> Any:
         tensors = iter(ctx.saved_tensors)
         saved = [next(tensors) if other is None else other for other in ctx.others]
-        return tuple(evaluate(backward, [*cotangents, *saved]))
+        given = tuple(i for i, each in enumerate(cotangents) if each is not None)
+        backward = by_given.get(None) or by_given.get(given)
+        if backward is None:
+            raise RuntimeError(
+                f"a custom autograd function was captured for cotangents of its results "
+                f"{[*by_given]}, and only {given} have one; let it materialize the others: "
+                "ctx.set_materialize_grads(True)"
+            )
+        present = [each for each in cotangents if each is not None]
+        return tuple(evaluate(backward, [*present, *saved]))
 
     class Applied(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
             results, saved = run(*args)
             tensors = [value for value in saved if isinstance(value, torch.Tensor)]
+            ctx.set_materialize_grads(None in by_given)
             ctx.save_for_backward(*tensors)
             ctx.others = [None if isinstance(value, torch.Tensor) else value for value in saved]
             ctx.mark_non_differentiable(*(results[index] for index in non_differentiable))

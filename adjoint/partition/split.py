@@ -1,11 +1,13 @@
 """Splitting a joint graph: which values the forward graph keeps for the backward graph.
 
-The choice made here is simple and sound: what the reverse nodes need is saved, except what costs
-nothing to have again (views, sizes, constants).  A choice within a byte budget may replace it.
+What the reverse nodes need is saved or computed again: the fewest bytes are saved from which the
+rest follows by operations that cost little where they are fused with their readers.  Inputs are
+saved only where a formula itself needs them, as eager saves them: the user may write to others.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +24,9 @@ from adjoint.graph.metadata import (
     set_output_descriptors,
 )
 from adjoint.graph.purity import must_run, remove_dead_code
+from adjoint.partition.flow import UNBOUNDED, Network
 from adjoint.torch_private.operators import OpOverload
+from adjoint.torch_private.symbols import hint
 
 aten = torch.ops.aten
 
@@ -105,7 +109,32 @@ class Split:
             else:
                 needed[node] = None
         order = {node: i for i, node in enumerate(self.joint.graph.nodes)}
-        return sorted(needed, key=order.__getitem__)
+        return sorted(self._fewest_bytes(needed), key=order.__getitem__)
+
+    def _fewest_bytes(self, needed: Iterable[fx.Node]) -> list[fx.Node]:
+        """The cheapest values to save from which `needed` can be computed again."""
+        network: Network[Any] = Network()
+        wanted = set(needed)
+        visited: set[fx.Node] = set()
+        work = list(wanted)
+        while work:
+            node = work.pop()
+            if node in visited:
+                continue
+            visited.add(node)
+            if node in wanted:
+                network.add((node, "out"), "sink", UNBOUNDED)
+            is_input = node.op == "placeholder"
+            cost = (0 if node in wanted else UNBOUNDED) if is_input else _bytes(node)
+            network.add((node, "in"), (node, "out"), cost)
+            if is_input or not (is_free(node) or is_cheap(node)):
+                network.add("source", (node, "in"), UNBOUNDED)
+                continue
+            for each in node.all_input_nodes:
+                network.add((each, "out"), (node, "in"), UNBOUNDED)
+                work.append(each)
+        near = network.reachable_without("source", "sink")
+        return [n for n in visited if (n, "in") in near and (n, "out") not in near]
 
     def forward(self, also: Sequence[fx.Node] = ()) -> Forward:
         """The forward graph, with what all reverse nodes need, and `also`, among its outputs."""
@@ -183,6 +212,42 @@ def is_free(node: fx.Node) -> bool:
         return True
     return bool(node.target.is_view) and not isinstance(node.meta.get("val"), (tuple, list))
 
+
+def is_cheap(node: fx.Node) -> bool:
+    """A few instructions for each element, or elements of another tensor by index."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return False
+    if not isinstance(node.meta.get("val"), torch.Tensor) or must_run(node):
+        return False
+    if node.target in _BY_INDEX:
+        return True
+    tags = node.target.tags
+    return (
+        torch.Tag.pointwise in tags
+        and torch.Tag.nondeterministic_seeded not in tags
+        and node.target.overloadpacket not in _SLOW
+    )
+
+
+def _bytes(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return UNBOUNDED if isinstance(value, (tuple, list)) else 1
+    return 1 + math.prod(hint(size) for size in value.shape) * value.dtype.itemsize
+
+
+_BY_INDEX = frozenset({aten.index.Tensor, aten.index_select.default, aten.embedding.default})
+
+# Pointwise, but long: what they give is worth keeping.
+_SLOW = frozenset(
+    getattr(aten, name)
+    for name in (
+        "acos acosh asin asinh atan atan2 atanh cos cosh digamma elu erf erfc erfinv exp exp2 expm1 "
+        "gelu gelu_backward igamma igammac lgamma log log10 log1p log2 logaddexp logit mish pow "
+        "polygamma sigmoid silu silu_backward sin sinc sinh softplus softplus_backward tan tanh "
+        "xlogy"
+    ).split()
+)
 
 _CONSTANTS = frozenset(
     {

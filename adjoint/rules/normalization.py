@@ -202,7 +202,7 @@ def weight_norm(cotangent: Any, out: Any, direction: Any, length: Any, dim: int 
     of_direction = of_length = None
     if of_out is not None:
         kernel = aten._weight_norm_interface_backward.default
-        of_direction, of_length = kernel(of_out, direction, length, out[1], dim)
+        of_direction, of_length = kernel(_laid_out(of_out), direction, length, out[1], dim)
     if of_norms is not None:
         also = of_norms * (direction / out[1])
         of_direction = also if of_direction is None else of_direction + also

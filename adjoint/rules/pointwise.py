@@ -219,8 +219,6 @@ def pow_scalar(cotangent: Any, out: Any, x: Any, exponent: Any) -> Any:
     """g e x^(e - 1)"""
     if not isinstance(exponent, (torch.SymInt, torch.SymFloat)) and exponent == 0:
         return (lambda: cotangent.new_zeros(x.shape),)
-    if not isinstance(exponent, (torch.SymInt, torch.SymFloat)) and exponent == 2:
-        return (lambda: cotangent * _conjugate(x * 2),)
     return (lambda: cotangent * _conjugate(x.pow(exponent - 1) * exponent),)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from adjoint.rules.registry import vjp
+from adjoint.rules.registry import composition, vjp
 
 aten = torch.ops.aten
 
@@ -190,6 +190,12 @@ def constant_pad(cotangent: Any, out: Any, x: Any, pad: Sequence[Any], value: An
 def conj(cotangent: Any, out: Any, x: Any) -> Any:
     """The conjugate."""
     return (cotangent.conj(),)
+
+
+@composition(aten.as_strided.default)
+def as_strided(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+    """A value begins where its memory does; its fake may be a window on more."""
+    return x.as_strided(size, stride, x.storage_offset() + (storage_offset or 0))
 
 
 @vjp(aten.as_strided_scatter.default)

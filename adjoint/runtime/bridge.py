@@ -67,13 +67,15 @@ class Recorded:
     """Outputs that depend on those inputs."""
     first: Reversed
     """The backward graph that comes out of the sweep which decided what is saved."""
+    requiring: frozenset[int] = frozenset()
+    """Results that require grad, as eager's do, though they depend on none of those inputs."""
 
 
 class Builder(Protocol):
     """What the bridge asks of the compiler."""
 
     def record(self, graph_module: fx.GraphModule, wrt: Sequence[int]) -> Recorded | None:
-        """The graph with saved values; None if nothing it returns depends on `wrt`."""
+        """The graph with saved values; None if nothing it returns requires grad for `wrt`."""
         ...
 
     def reverse(self, recorded: Recorded, of: Sequence[int], wrt: Sequence[int]) -> Reversed:
@@ -186,6 +188,8 @@ class Compiled:
             return None
 
     def _recorded_inputs(self, inputs: Sequence[Any]) -> tuple[int, ...]:
+        if torch.is_inference_mode_enabled():
+            return ()  # There autograd is off, also in regions that enable grad.
         if entry_mode(self.graph_module).grad_enabled and not torch.is_grad_enabled():
             return ()
         return tuple(
@@ -305,7 +309,8 @@ class _Node(torch.autograd.Function):
         fixed = [
             value
             for index, value in enumerate(outputs)
-            if isinstance(value, torch.Tensor) and index not in recorded.differentiable
+            if isinstance(value, torch.Tensor)
+            and index not in recorded.differentiable | recorded.requiring
         ]
         ctx.recording, ctx.sizes = recording, sizes
         ctx.set_materialize_grads(False)

@@ -47,15 +47,17 @@ class Program:
     def _for(self, inputs: Sequence[Any]) -> Captured:
         if not self._written:
             return self.first
-        pattern = sharing(inputs, self._written)
+        pattern = sharing(self.first.leaves(inputs), self._written)
         if self._pattern is None:
             # The first call is with the inputs that the first capture was made for.
             self._pattern = pattern
         if pattern == self._pattern:
             return self.first
-        if pattern not in self._by_sharing:
-            self._by_sharing[pattern] = self._recapture(inputs)
-        return self._by_sharing[pattern]
+        # What is captured here holds for the numbers at hand alone.
+        key = (pattern, tuple(map(_numbers, inputs)))
+        if key not in self._by_sharing:
+            self._by_sharing[key] = self._recapture(inputs)
+        return self._by_sharing[key]
 
 
 def sharing(inputs: Sequence[Any], written: Sequence[int]) -> Sharing:
@@ -73,6 +75,13 @@ def sharing(inputs: Sequence[Any], written: Sequence[int]) -> Sharing:
         for group in shared
         for index in group
     )
+
+
+def _numbers(value: Any) -> Any:
+    """The sizes and strides of a tensor; a number is itself."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return tuple(value.shape), value.stride() if value.layout is torch.strided else None
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.operators import OpOverload
@@ -42,7 +43,7 @@ def _as_in_eager(op: OpOverload) -> Iterator[None]:
     before = dict(op.py_kernels)
     for key in _KEYS:
         if key in before:
-            op.py_kernels[key] = _chosen(op, _CORRECTED.get(op, before[key]))
+            op.py_kernels[key] = _chosen(op, before[key])
     op._dispatch_cache.clear()
     try:
         yield
@@ -82,10 +83,14 @@ def by_torch_formula(op: OpOverload) -> Iterator[None]:
         op._dispatch_cache.clear()
 
 
-def _chosen(op: OpOverload, general: Callable[..., Any]) -> Callable[..., Any]:
+def _chosen(op: OpOverload, definition: Callable[..., Any]) -> Callable[..., Any]:
     inside = ContextVar("inside", default=False)
+    general = _CORRECTED.get(op, definition)
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():
+            # A level of `torch.func` turns to the Python dispatcher, also where that is off.
+            return definition(*args, **kwargs)
         # In inference mode, what runs the op comes back here for its definition.
         if inside.get() or any(_has_symbols(leaf) for leaf in trees.leaves((args, kwargs))):
             return general(*args, **kwargs)
@@ -159,5 +164,35 @@ def _ctc_loss(
     return losses.sum() if reduction == 2 else losses
 
 
-_DEFINED_HERE: dict[OpOverload, Callable[..., Any]] = {aten.ctc_loss.IntList: _ctc_loss}
+class _Passing(TorchDispatchMode):
+    """A comparison of data, which a definition makes to check its arguments, comes out true."""
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return True if op is aten.equal.default else op(*args, **(kwargs or {}))
+
+
+def _unchecked(op: OpOverload) -> Callable[..., Any]:
+    """`op` as it is, though it checks data, which fakes have none of.
+
+    The graph does not check either: of what eager refuses, it refuses only what reads outside of a
+    tensor (a quantile above 1).  So it is in later versions of torch.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _Passing():  # type: ignore[no-untyped-call]
+            return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+    return run
+
+
+_DEFINED_HERE: dict[OpOverload, Callable[..., Any]] = {
+    aten.ctc_loss.IntList: _ctc_loss,
+    # In torch 2.11; later it does not check fakes.
+    aten.quantile.default: _unchecked(aten.quantile.default),
+    aten.quantile.scalar: _unchecked(aten.quantile.scalar),
+    aten.nanquantile.default: _unchecked(aten.nanquantile.default),
+    aten.nanquantile.scalar: _unchecked(aten.nanquantile.scalar),
+}
 """Ops that torch defines in C++ only, in a way that fake tensors do not allow."""

@@ -14,6 +14,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._higher_order_ops.cond import CondOp
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch._ops import HigherOrderOperator
+from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,12 +34,14 @@ __all__ = [
     "functorch_is_active",
     "is_functorch_wrapper",
     "is_traceable_wrapper_subclass",
+    "materializes_grads",
     "outside_functorch",
     "replaced",
     "saved_tensor_hooks",
     "set_version",
     "share_a_counter",
     "without_autocast",
+    "without_dispatch_modes",
     "without_torch_function",
 ]
 
@@ -49,6 +52,9 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 # Operators that check or run their operands before a mode can see the call.
 _ACTING_THEMSELVES = (CondOp, AutogradFunctionApply, TagActivationCheckpoint)
+
+# Torch does not tell what it was told.
+_MATERIALIZES = "_adjoint_materializes_grads"
 
 # By name: the operator of the same name hides the module.
 _nested_regions = importlib.import_module("torch._higher_order_ops.invoke_subgraph")
@@ -107,6 +113,11 @@ def outside_functorch() -> contextlib.AbstractContextManager[Any]:
 def dispatch_modes() -> list[Any]:
     """The dispatch modes that are active, the innermost last."""
     return list(_python_dispatch._get_current_dispatch_mode_stack())
+
+
+def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
+    """Run ops on real tensors, whatever watches or fakes the program's."""
+    return _python_dispatch._disable_current_modes()
 
 
 def without_torch_function() -> contextlib.AbstractContextManager[Any]:
@@ -189,12 +200,25 @@ def custom_functions_applied_by(apply: Callable[..., Any]) -> Iterator[None]:
     `apply` receives the original as its first argument, to fall back on.
     """
     original = torch.autograd.Function.__dict__["apply"]
+    set_materialize_grads = FunctionCtx.set_materialize_grads
 
     def routed(cls: type, *args: Any, **kwargs: Any) -> Any:
         return apply(original.__get__(None, cls), cls, *args, **kwargs)
 
-    with replaced(torch.autograd.Function, "apply", classmethod(routed)):
+    def noted(self: Any, value: bool) -> None:
+        setattr(self, _MATERIALIZES, value)
+        set_materialize_grads(self, value)
+
+    with (
+        replaced(torch.autograd.Function, "apply", classmethod(routed)),
+        replaced(FunctionCtx, "set_materialize_grads", noted),
+    ):
         yield
+
+
+def materializes_grads(context: Any) -> bool:
+    """The function with this context, applied as above, wants zeros for missing cotangents."""
+    return bool(getattr(context, _MATERIALIZES, True))
 
 
 @contextlib.contextmanager
@@ -206,3 +230,8 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
+
+
+def is_watched() -> bool:
+    """A dispatch mode sees every op: what runs without torch's ops would escape it."""
+    return torch._C._len_torch_dispatch_stack() > 0

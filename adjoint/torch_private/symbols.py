@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -34,9 +34,25 @@ def constant_value(expr: sympy.Basic) -> int | float | bool:
     return int(expr) if expr.is_integer else float(expr)
 
 
+class _Arithmetic(PythonReferenceAnalysis):
+    """What the operators of expressions mean; torch 2.11 does not know cases."""
+
+    @staticmethod
+    def expr_cond_pair(value: Any, holds: Any) -> tuple[Any, Any]:
+        return value, holds
+
+    @staticmethod
+    def piecewise(*cases: tuple[Any, Any]) -> Any:
+        # The last case is what remains when no other holds.
+        chosen, _ = cases[-1]
+        for value, holds in reversed(cases[:-1]):
+            chosen = torch.sym_ite(holds, value, chosen)
+        return chosen
+
+
 def evaluate(expr: sympy.Basic, bindings: dict[sympy.Symbol, Any]) -> Any:
     """`expr` computed in Python (or traced, where the bindings are proxies)."""
-    return sympy_interp(PythonReferenceAnalysis, bindings, expr)
+    return sympy_interp(_Arithmetic, bindings, expr)
 
 
 def size_symbols(tensor: torch.Tensor) -> Iterable[tuple[sympy.Symbol, Callable[..., Any], int]]:
@@ -129,3 +145,23 @@ def declare_equal(one: Any, other: Any) -> None:
     """A size that is known only in the run is `other` there; other sizes are left alone."""
     if not (isinstance(other, int) and other == 1) and free_unbacked_symbols(one):
         torch._check(one == other)
+
+
+def input_symbols(fakes: Sequence[Any]) -> Iterator[tuple[sympy.Symbol, int, int]]:
+    """Each symbol, with the input and the dimension whose size it is; -1: the input itself."""
+    seen: set[sympy.Symbol] = set()
+    for place, fake in enumerate(fakes):
+        values = fake.shape if isinstance(fake, torch.Tensor) else (fake,)
+        for dim, value in enumerate(values):
+            if isinstance(value, torch.SymInt):
+                expr = expression(value)
+                if isinstance(expr, sympy.Symbol) and expr not in seen:
+                    seen.add(expr)
+                    yield expr, place, dim if isinstance(fake, torch.Tensor) else -1
+
+
+def hint(size: Any, otherwise: int = 1024) -> int:
+    """The size at hand when the graph was made; a middling one where that is not known."""
+    if isinstance(size, torch.SymInt):
+        return int(size.node.hint) if size.node.has_hint() else otherwise
+    return int(size)

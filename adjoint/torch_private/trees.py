@@ -1,23 +1,61 @@
-"""Pytrees: nested containers of leaves."""
+"""Pytrees: nested containers of leaves.
+
+A `torch.Size` is a container as well, which torch takes apart but puts together as a tuple.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch.utils import _pytree
 
 TreeSpec = _pytree.TreeSpec
 
 
+class _Size(tuple[Any, ...]):
+    """A `torch.Size` on its way into a pytree."""
+
+    __slots__ = ()
+
+
+def _size_of(leaves: Iterable[Any]) -> Any:
+    """The size with these numbers; a tuple where something else stands for them."""
+    numbers = tuple(leaves)
+    known = all(isinstance(each, (int, torch.SymInt)) for each in numbers)
+    return torch.Size(numbers) if known else numbers
+
+
+_pytree.register_pytree_node(
+    _Size,
+    lambda size: (list(size), None),
+    lambda leaves, _: _size_of(leaves),
+    flatten_with_keys_fn=lambda size: (
+        [(_pytree.SequenceKey(index), each) for index, each in enumerate(size)],
+        None,
+    ),
+)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, torch.Size)
+
+
+def _marked(tree: Any) -> Any:
+    return _pytree.tree_map(
+        lambda leaf: _Size(leaf) if _is_size(leaf) else leaf, tree, is_leaf=_is_size
+    )
+
+
 def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
     """The leaves of `tree` and how to put them back."""
-    return _pytree.tree_flatten(tree)
+    return _pytree.tree_flatten(_marked(tree))
 
 
 def flatten_with_paths(tree: Any) -> tuple[list[tuple[str, Any]], TreeSpec]:
     """As `flatten`, each leaf with its path in Python spelling, such as `[0]['x']`."""
-    keyed, spec = _pytree.tree_flatten_with_path(tree)
+    keyed, spec = _pytree.tree_flatten_with_path(_marked(tree))
     return [(_pytree.keystr(path), leaf) for path, leaf in keyed], spec
 
 
@@ -33,4 +71,8 @@ def leaves(tree: Any) -> list[Any]:
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """`tree` with `function` applied to each leaf."""
-    return _pytree.tree_map(function, tree)
+    return _pytree.tree_map(
+        lambda leaf: _size_of(map(function, leaf)) if _is_size(leaf) else function(leaf),
+        tree,
+        is_leaf=_is_size,
+    )

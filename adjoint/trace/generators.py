@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from adjoint.errors import CaptureError
+from adjoint.torch_private.modes import without_dispatch_modes, without_torch_function
 
 
 class Generators:
@@ -16,6 +17,7 @@ class Generators:
 
     def __init__(self) -> None:
         self._own: dict[torch.Generator, torch.Tensor] = {}
+        self._default: list[tuple[torch.Generator, torch.Tensor]] = []
 
     def note(self, leaf: Any) -> None:
         """`leaf` may be a generator of the user's that the program draws from."""
@@ -26,29 +28,35 @@ class Generators:
     def unset(self) -> Iterator[None]:
         """Refuse a program that sets a generator.  Capturing draws nothing, so that each is as it
         was; one that was set is put back."""
-        default = _default_states()
+        self._default = _default_states()
         try:
             yield
         finally:
-            changed = [put_back for now, then, put_back in self._compared(default) if now != then]
-            for put_back in changed:
-                put_back()
-        if changed:
-            raise CaptureError(
-                "the seeding of a random generator",
-                "a graph draws random numbers, and has no op that sets where they come from",
-                "seed outside the compiled function",
-            )
+            changed = self._changed()
+            for generator, state in changed:
+                generator.set_state(state)
+        _refuse(changed)
 
-    def _compared(
-        self, default: list[tuple[torch.Generator, torch.Tensor]]
-    ) -> Iterator[tuple[bytes, bytes, Callable[[], None]]]:
-        for generator, state in [*default, *self._own.items()]:
-            yield (
-                _bytes(generator.get_state()),
-                _bytes(state),
-                lambda generator=generator, state=state: generator.set_state(state),  # type: ignore[misc]
-            )
+    def drawn_from(self) -> None:
+        """Numbers are drawn now: a generator may be set only for a while (`fork_rng`)."""
+        _refuse(self._changed())
+
+    def _changed(self) -> list[tuple[torch.Generator, torch.Tensor]]:
+        """The generators that are not as they were, with the state they had."""
+        return [
+            (generator, state)
+            for generator, state in [*self._default, *self._own.items()]
+            if _bytes(generator.get_state()) != _bytes(state)
+        ]
+
+
+def _refuse(changed: Sequence[Any]) -> None:
+    if changed:
+        raise CaptureError(
+            "the seeding of a random generator",
+            "a graph draws random numbers, and has no op that sets where they come from",
+            "seed outside the compiled function",
+        )
 
 
 def _default_states() -> list[tuple[torch.Generator, torch.Tensor]]:
@@ -59,4 +67,5 @@ def _default_states() -> list[tuple[torch.Generator, torch.Tensor]]:
 
 
 def _bytes(state: torch.Tensor) -> bytes:
-    return state.numpy().tobytes()
+    with without_torch_function(), without_dispatch_modes():
+        return state.numpy().tobytes()

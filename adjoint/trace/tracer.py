@@ -151,6 +151,8 @@ class Tracer(TorchDispatchMode):
         self.regions = Regions()
         self.answer: tuple[OpOverload, Any] | None = None
         """A call about to be made whose value the graph already has."""
+        self.about_to_draw: Callable[[], None] = _nothing
+        """Called before a random op."""
         self.moves: dict[int, list[tuple[OpOverload, Any, Any, Mode]]] = {}
         """By tensor: the ops that changed its shape or place and not its data, in order."""
 
@@ -345,6 +347,7 @@ class Tracer(TorchDispatchMode):
         """`tree` with nodes, as arguments of `op`."""
         if torch.Tag.nondeterministic_seeded not in op.tags:
             return self.nodes(tree)
+        self.about_to_draw()
         # In which order random numbers are drawn depends on how a tensor lies in memory.
         return trees.map_leaves(
             lambda leaf: (
@@ -527,8 +530,8 @@ class Tracer(TorchDispatchMode):
             for position, tensor in enumerate(_tensors(named[name])):
                 each = self.emitter.item(new, position) if many else new
                 self._write(tensor, each, shapes[id(tensor)])
-                if many:
-                    # Eager's kernel writes to each in turn, and each write is counted.
+                if many and not custom:
+                    # Torch's own kernel writes to each in turn, and each write is counted.
                     set_version(tensor, tensor._version + 1)
         return result
 
@@ -559,6 +562,9 @@ class Tracer(TorchDispatchMode):
             self.scope.new(tensor, new).written = True
             return
         aliasing.write(self.emitter, self.alias(tensor), new, mode)
+
+
+def _nothing() -> None: ...
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

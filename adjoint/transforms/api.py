@@ -10,7 +10,13 @@ import torch
 
 from adjoint.torch_private import trees
 from adjoint.trace.tracer import current_tracer
-from adjoint.transforms.compiled import Compiled, PullBack, linearize, programs_of
+from adjoint.transforms.compiled import (
+    Compiled,
+    PullBack,
+    left_to_torch,
+    linearize,
+    programs_of,
+)
 from adjoint.transforms.linear import Linearized
 
 Function = Callable[..., Any]
@@ -49,6 +55,8 @@ def _value_and_grad(
     if not isinstance(value, torch.Tensor) or value.dim() != 0:
         shown = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         raise RuntimeError(f"grad needs a function that returns a scalar tensor, not {shown}")
+    if value.is_complex():
+        raise RuntimeError(f"grad needs a function that returns a real number, not {value.dtype}")
     cotangents: list[torch.Tensor | None] = [None] * len(point.results)
     cotangents[0] = torch.ones_like(value)
     return point.value, chosen.packed(point.pull_back(cotangents))
@@ -59,7 +67,7 @@ def vjp(function: Function, *primals: Any, has_aux: bool = False) -> Any:
 
     With `has_aux`, the function returns (value, aux), and aux comes last here.
     """
-    if torch.compiler.is_compiling():
+    if left_to_torch():
         return torch.func.vjp(function, *primals, has_aux=has_aux)
 
     def linearized(primals: tuple[Any, ...]) -> Linearized:
@@ -185,7 +193,9 @@ def jacfwd(function: Function, argnums: ArgNums = 0, has_aux: bool = False) -> F
         packed = trees.unflatten([chosen.packed(parts) for parts in columns], spec)
         return (packed, aux) if has_aux else packed
 
-    return Compiled(jacobian, function, torch.func.jacfwd(function, argnums, has_aux))
+    # By rows: torch's forward mode does not run on fake tensors under more than one `vmap`.
+    traced = torch.func.jacrev(function, argnums, has_aux=has_aux)
+    return Compiled(jacobian, function, traced)
 
 
 def hessian(function: Function, argnums: ArgNums = 0) -> Function:

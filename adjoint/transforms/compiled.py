@@ -15,7 +15,11 @@ from adjoint.capture.direct import capture_call
 from adjoint.options import Options
 from adjoint.runtime.calling import call
 from adjoint.torch_private import trees
-from adjoint.torch_private.modes import is_functorch_wrapper, outside_functorch
+from adjoint.torch_private.modes import (
+    functorch_is_active,
+    is_functorch_wrapper,
+    outside_functorch,
+)
 from adjoint.trace.tracer import Tracer, current_tracer
 from adjoint.transforms.fingerprint import fingerprint
 from adjoint.transforms.linear import Linearized
@@ -30,6 +34,15 @@ def linearize(function: Function, inputs: Sequence[torch.Tensor]) -> Linearized:
     tracer = current_tracer()
     assert isinstance(tracer, Tracer), "a transform runs inside a capture"
     return Linearized(tracer, _BUILD, function, inputs)
+
+
+def left_to_torch() -> bool:
+    """A transform called now is to be that of `torch.func`: Dynamo traces it, or a capture inside
+    a level of `torch.func`, which knows how to batch and differentiate ops but not graphs.
+    """
+    if torch.compiler.is_compiling():
+        return True
+    return current_tracer() is not None and functorch_is_active()
 
 
 class Programs:
@@ -71,7 +84,10 @@ class Compiled:
         traced: Function,
         programs: Programs | None = None,
     ) -> None:
-        """`traced` is the same transform in terms of `torch.func`, which Dynamo can trace."""
+        """`traced` is the same transform in terms of `torch.func`.
+
+        Dynamo can trace it, and levels of `torch.func` around it inside a capture can batch it.
+        """
         self._traced = traced
         self._transformed = transformed
         self._function = function
@@ -79,7 +95,7 @@ class Compiled:
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if left_to_torch():
             return self._traced(*args, **kwargs)
         if current_tracer() is not None:
             return self._transformed(*args, **kwargs)

@@ -39,6 +39,25 @@ def nothing_returned(x: Tensor) -> None:
     x * 2
 
 
+class Filled(torch.autograd.Function):
+    """Takes a size as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: torch.Size) -> Tensor:
+        assert isinstance(size, torch.Size)
+        return x.sum().expand(size) * size.numel()
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        return cotangent.sum().expand(3), None
+
+
+@TABLE(lambda: (leaf(3), torch.Size([2, 4])))
+def sizes_in_and_out(x: Tensor, size: torch.Size) -> Any:
+    made: Tensor = Filled.apply(x, size)  # type: ignore[no-untyped-call]
+    return x.shape, {"size": made.size()}, size, (2, 4), made
+
+
 class Tied(nn.Module):
     """One parameter under two names, a buffer that counts, a module inside."""
 
@@ -72,6 +91,14 @@ def name_of(row: Row) -> str:
 @pytest.mark.parametrize("row", TABLE, ids=name_of)
 def test_a_direct_capture_is_eagers(row: Row) -> None:
     row.check(Route.DIRECT)
+
+
+def test_sizes_that_vary_stay_sizes() -> None:
+    captured = adjoint.capture(lambda x: (x.shape, x * 2), plain(3, 4), dynamic=True)
+    for shape in [(3, 4), (5, 2)]:
+        size, _ = adjoint.run(captured, plain(*shape))
+        assert isinstance(size, torch.Size)
+        assert size == shape
 
 
 def test_keyword_arguments() -> None:

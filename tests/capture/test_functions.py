@@ -17,6 +17,7 @@ Pair: TypeAlias = tuple[Tensor, Tensor]
 TABLE = Table()
 DIRECT = Table()
 """What Dynamo does not trace, or traces without what a second derivative needs."""
+HOOKS = Table()
 OUTSIDE = torch.arange(1, 4, dtype=torch.float64)
 
 
@@ -245,6 +246,79 @@ def both_results_have_a_cotangent(x: Tensor, y: Tensor) -> Any:
     return first * y, second
 
 
+class Particular(Function):
+    """What has no cotangent is not as if it were zero; one result is no tensor, one is fixed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, y)
+        fixed = x.floor()
+        ctx.mark_non_differentiable(fixed)
+        return x * 2, "label", fixed, y * 3
+
+    @staticmethod
+    def backward(ctx: Any, first: Any, label: None, fixed: None, second: Any) -> Any:
+        assert label is None
+        assert fixed is None
+        x, y = ctx.saved_tensors
+        if first is None and second is None:
+            return x * 11, None
+        if first is None:
+            return y * 7, second * 3
+        return first * 2, x * 5 if second is None else second * y
+
+
+class Nothing(Function):
+    """Gives no cotangent to what it is computed from."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> None:
+        return None
+
+
+@DIRECT(leaves, order=2)
+def all_cotangents(x: Tensor, y: Tensor) -> Any:
+    return apply(Particular, x, y)
+
+
+@DIRECT(leaves, order=2)
+def the_first_cotangent(x: Tensor, y: Tensor) -> Any:
+    return apply(Particular, x, y)[0]
+
+
+@DIRECT(leaves, order=2)
+def the_second_cotangent(x: Tensor, y: Tensor) -> Any:
+    return apply(Particular, x, y)[3]
+
+
+@DIRECT(leaves)
+def no_cotangent(x: Tensor, y: Tensor) -> Any:
+    return apply(Nothing, apply(Particular, x, y)[0])
+
+
+class Demanding(Function):
+    """Its backward needs the cotangents of both results."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Pair:
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, first: Tensor, second: Tensor) -> Tensor:
+        return first * 2 + second * 3
+
+
+@TABLE(leaves)
+def cotangents_that_are_demanded(x: Tensor, y: Tensor) -> Any:
+    return apply(Demanding, x * y)
+
+
 class Outer(Function):
     """A function in the forward, and one in the backward, of another."""
 
@@ -406,10 +480,21 @@ def test_a_missing_cotangent_is_zeros() -> None:
     assert torch.equal(torch.autograd.grad(second.sum(), x)[0], torch.full((3,), 3.0).double())
 
 
+def test_a_demanded_cotangent_that_is_missing_is_an_error_in_the_backward() -> None:
+    x = leaf(3)
+    captured = adjoint.capture(cotangents_that_are_demanded, x, x)
+    with pytest.raises(TypeError):
+        cotangents_that_are_demanded(x, x)[0].sum().backward()
+    with pytest.raises(RuntimeError, match="set_materialize_grads"):
+        adjoint.run(captured, x, x)[0].sum().backward()
+
+
 def test_the_halves_are_graphs_of_the_node() -> None:
     captured = adjoint.capture(saves_inputs_intermediates_and_results, *leaves())
     (node,) = captured.graph_module.graph.find_nodes(op="call_function", target=apply_function)
-    forward, backward = (getattr(captured.graph_module, arg.target) for arg in node.args[:2])
+    half, ((given, other),) = node.args[:2]
+    assert given is None
+    forward, backward = (getattr(captured.graph_module, arg.target) for arg in (half, other))
     assert forward.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
     assert backward.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
 
@@ -449,3 +534,99 @@ class WritesUnsaid(Function):
 def test_a_function_that_writes_to_its_arguments_is_refused(function: Any) -> None:
     error = refused(function, lambda: (leaf(3), plain(3)))
     assert "writes to its arguments" in error.why
+
+
+@HOOKS(leaves, order=2)
+def a_hook_changes_the_gradient(x: Tensor, y: Tensor) -> Any:
+    z = x * y
+    z.register_hook(lambda gradient: gradient * 3 + gradient.square())
+    return z.sin(), z
+
+
+@HOOKS(leaves, order=2)
+def a_hook_sees_what_came_before(x: Tensor, y: Tensor) -> Any:
+    z = x * y
+    before = z.sin()
+    z.register_hook(lambda gradient: gradient * 3)
+    return before + z.cos()
+
+
+@HOOKS(leaves, order=2)
+def a_hook_uses_other_tensors(x: Tensor, y: Tensor) -> Any:
+    z = x * y
+    z.register_hook(lambda gradient: gradient * x)
+    return z.sin()
+
+
+@HOOKS(leaves, order=2, dynamo=False)
+def a_derivative_taken_inside_sees_hooks(x: Tensor, y: Tensor) -> Any:
+    z = x * y
+    z.register_hook(lambda gradient: gradient * 3)
+    (inside,) = torch.autograd.grad(z.sin().sum(), x, create_graph=True)
+    return inside * y, z
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("row", HOOKS, ids=str)
+def test_hooks(row: Row, route: Route) -> None:
+    row.check(route)
+
+
+def watched(x: Tensor) -> Tensor:
+    seen: list[Tensor] = []
+    y = x.sin()
+    y.register_hook(seen.append)
+    return y
+
+
+def hook_on_an_input(x: Tensor) -> Tensor:
+    x.register_hook(lambda gradient: gradient * 3)
+    return x.sin()
+
+
+def hook_on_a_view(x: Tensor) -> Tensor:
+    y = x.sin()[:2]
+    y.register_hook(lambda gradient: gradient * 3)
+    return y.sin()
+
+
+def hook_with_what_came_later(x: Tensor) -> Tensor:
+    y = x.sin()
+    z = y.cos()
+    y.register_hook(lambda gradient: gradient * z)
+    return z
+
+
+def removed_hook(x: Tensor) -> Tensor:
+    y = x.sin()
+    handle = y.register_hook(lambda gradient: gradient * 3)
+    handle.remove()
+    return y
+
+
+def hook_after_accumulation(x: Tensor) -> Tensor:
+    x.register_post_accumulate_grad_hook(lambda tensor: None)
+    return x.sin()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        watched,
+        hook_on_an_input,
+        hook_on_a_view,
+        hook_with_what_came_later,
+        removed_hook,
+        hook_after_accumulation,
+    ],
+)
+def test_hooks_that_no_graph_can_say_are_refused(function: Any) -> None:
+    assert "hook" in str(refused(function, lambda: leaf(3)))
+
+
+def test_backward_hooks_of_modules_are_refused() -> None:
+    module = torch.nn.Linear(3, 3).double()
+    module.register_full_backward_hook(lambda module, given, got: (given[0] * 2,))  # type: ignore[index]
+    assert "backward hook of a module" in str(refused(lambda x: module(x), lambda: leaf(2, 3)))
+    with pytest.raises(adjoint.CaptureError, match="backward hook of a module"):
+        adjoint.grad(lambda x: module(x).sum())(leaf(2, 3).detach())

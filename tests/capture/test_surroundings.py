@@ -106,3 +106,38 @@ def test_modes_inside_the_program(route: Route) -> None:
     check(
         program, lambda: (leaf(3, 3, dtype=torch.float32), leaf(3, 3, dtype=torch.float32)), route
     )
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("depends", [False, True])
+def test_views_made_without_grad(
+    mode: Callable[[], AbstractContextManager[None]], depends: bool, route: Route
+) -> None:
+    def program(x: Tensor, y: Tensor) -> Any:
+        z = x * y
+        with mode():
+            part = z[1:]
+            first, second = z.split(2)
+            constant = part * 2
+        doubled = part * 2
+        others = (doubled.sin(), first.cos(), second.detach() * 2, torch.zeros_like(part) + 1)
+        return (doubled, *others, constant, *([z.sin()] if depends else []))
+
+    check(program, lambda: (leaf(4), leaf(4)), route)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("made_inside", [False, True])
+def test_grad_is_not_enabled_in_inference_mode(made_inside: bool, route: Route) -> None:
+    def program(x: Tensor, y: Tensor) -> Any:
+        with torch.enable_grad():
+            product = x * y
+        return product, product[1:], x[1:]
+
+    def inputs() -> Any:
+        with torch.inference_mode(made_inside):
+            return leaf(3), leaf(3)
+
+    with torch.inference_mode():
+        check(program, inputs, route)

@@ -137,6 +137,49 @@ def test_a_custom_function_is_differentiated_by_us() -> None:
     assert isinstance(Build(Options()).program(captured.graph_module), Compiled)
 
 
+FIRST_ONLY = Made(lambda ctx, x, y: x * y, lambda ctx, cotangent: (cotangent, None))
+
+GIVEN: dict[str, Callable[..., Any]] = {
+    "an operand has none": lambda x, y: FIRST_ONLY(x.exp(), y * 2),
+    "an operand has none, and zero": lambda x, y: FIRST_ONLY(x, y) + y.floor(),
+    "a function takes zeros for none": lambda x, y: FIRST_ONLY(x, STRAIGHT_THROUGH(y).sin()),
+}
+
+
+@pytest.mark.parametrize("program", GIVEN.values(), ids=GIVEN.keys())
+def test_what_is_given_no_gradient_has_none(program: Callable[..., Any]) -> None:
+    inputs = [leaf(3), leaf(3)]
+    compiled = Build(Options()).program(adjoint.capture(program, *inputs).graph_module)
+    assert isinstance(compiled, Compiled)
+    results = [compiled(inputs)[0], program(*inputs)]
+    ours, eager = (torch.autograd.grad(each.sum(), inputs, allow_unused=True) for each in results)
+    for one, other in zip(ours, eager, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other)
+
+
+def _unmaterialized(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    ctx.set_materialize_grads(False)
+    return x * 2, x * 3
+
+
+def _of_what_is_given(ctx: Any, first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    if first is None:
+        return None if second is None else second * 7
+    return first * 2 if second is None else first * second
+
+
+def test_a_function_that_is_told_what_is_missing_is_not() -> None:
+    function, x = Made(_unmaterialized, _of_what_is_given), leaf(3)
+    module = adjoint.capture(lambda x: function(x)[1] * x, x).graph_module
+    assert expanded(module) is module
+    assert not isinstance(Build(Options()).program(module), Compiled)
+    found = adjoint.grad(lambda x: (function(x)[1] * x).sum())(x.detach())
+    (expected,) = torch.autograd.grad((function(x)[1] * x).sum(), x)
+    torch.testing.assert_close(found, expected)
+
+
 def test_the_forward_half_is_part_of_the_expanded_graph() -> None:
     x = leaf(3)
     module = adjoint.capture(lambda x: INTERMEDIATE(x) * 2, x).graph_module

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 from adjoint.graph.operations import (
+    Backwards,
     apply_function,
     build_subclass,
     in_order,
@@ -70,7 +71,7 @@ def test_subclasses_are_built_and_taken_apart() -> None:
     assert take_attribute(built, "b") is b
 
 
-def halves(scale: int) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+def halves(scale: int) -> tuple[torch.fx.GraphModule, Backwards]:
     """x -> (x * x, floor(x)), which saves x and a number; the derivative is off by `scale`."""
     forward = torch.fx.Graph()
     x = forward.placeholder("x")
@@ -84,7 +85,7 @@ def halves(scale: int) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     cotangent, _, saved, number = map(backward.placeholder, ("c", "unused", "saved", "number"))
     product = backward.call_function(torch.mul, (cotangent, saved))
     backward.output([backward.call_function(torch.mul, (product, number))])
-    return torch.fx.GraphModule({}, forward), torch.fx.GraphModule({}, backward)
+    return torch.fx.GraphModule({}, forward), ((None, torch.fx.GraphModule({}, backward)),)
 
 
 def test_a_custom_function_keeps_its_derivative() -> None:
@@ -104,3 +105,11 @@ def test_a_custom_function_that_is_differentiable_once() -> None:
     (gradient,) = torch.autograd.grad(squared, x, cotangent, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
+
+
+def test_a_custom_function_without_a_backward_for_what_is_given() -> None:
+    forward, ((_, backward),) = halves(2)
+    x = torch.ones(2, requires_grad=True)
+    squared, _ = apply_function(forward, (((1,), backward),), (1,), False, x)
+    with pytest.raises(RuntimeError, match=r"results \[\(1,\)\], and only \(0,\) have one"):
+        squared.sum().backward()

@@ -77,6 +77,15 @@ def test_other_kernels_of_batch_norm_have_the_same_backward() -> None:
     torch.testing.assert_close((made[0], made[1] + made[2]), wanted)
 
 
+def test_a_cotangent_of_weight_norm_may_be_a_transpose() -> None:
+    def layer(x: torch.Tensor, direction: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, torch._weight_norm(direction, length, 0))
+
+    inputs = [real(2, 3), real(4, 3, seed=1), real(4, 1, seed=2)]
+    check(layer, inputs, 1)
+    is_right(layer, *inputs)
+
+
 def test_a_cotangent_may_lie_in_memory_in_any_way() -> None:
     x = real(2, 4, 3)
     compiled = bridged(lambda x: group_norm(x, 2), x)

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -124,3 +125,21 @@ def test_a_dropped_element_has_no_derivative() -> None:
     compiled = bridged(function, x)
     torch.manual_seed(0)
     torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), x), wanted)
+
+
+@pytest.mark.parametrize("exponent", [1, 2, 3])
+def test_derivatives_of_a_power_end_where_eagers_do(exponent: int) -> None:
+    def orders(function: Any) -> list[torch.Tensor]:
+        x = torch.tensor([0.5, -2.0], requires_grad=True)
+        found = [function(x)]
+        while found[-1].requires_grad:
+            found += torch.autograd.grad(found[-1].sum(), x, create_graph=True)
+        return found
+
+    def power(x: torch.Tensor) -> torch.Tensor:
+        return x**exponent
+
+    example = torch.zeros(2, requires_grad=True)
+    mine, eagers = orders(bridged(power, example)), orders(power)
+    assert len(mine) == len(eagers) == exponent + 2
+    torch.testing.assert_close(mine, eagers)

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from tests.differentiation import bridged
 from tests.rules.rows import Row, agrees, has_rule, is_right, real
 
 X = [(3, 4)]
@@ -47,3 +48,15 @@ def test_what_as_strided_scatter_writes_over_has_no_derivative() -> None:
         return torch.as_strided_scatter(x, source, (2,), (2,), 1).sin()
 
     is_right(function, real(4), real(2, seed=1))
+
+
+def test_frames_of_a_part_of_a_tensor_have_its_gradient() -> None:
+    def frames(x: torch.Tensor) -> torch.Tensor:
+        return x.as_strided((4, 7), (1, 1)).sin()
+
+    x = real(20).detach()[10:].requires_grad_()
+    cotangent = real(4, 7, seed=1).detach()
+    (wanted,) = torch.autograd.grad(frames(x), x, cotangent)
+    (found,) = torch.autograd.grad(bridged(frames, x)(x), x, cotangent)
+    torch.testing.assert_close(found, wanted)
+    is_right(frames, x)

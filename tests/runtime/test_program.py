@@ -52,6 +52,22 @@ def test_a_program_is_captured_once_for_each_way_to_share_memory() -> None:
     assert capture.count == 3
 
 
+def test_what_is_captured_for_inputs_that_share_memory_holds_for_their_sizes() -> None:
+    def scale(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        x.mul_(2)
+        return y + 1, z * z.shape[0]
+
+    torch._dynamo.reset()
+    compiled = adjoint.compile(scale, dynamic=True, fullgraph=True)
+    compiled(torch.ones(6), torch.ones(5), torch.ones(3))
+    for size in (3, 4, 5):
+        results = []
+        for function in (scale, compiled):
+            x = torch.arange(6.0)
+            results.append((*function(x, x[1:], torch.ones(size)), x))
+        torch.testing.assert_close(*results)
+
+
 def test_a_program_that_writes_to_nothing_is_captured_once() -> None:
     capture, x = Counting(read), torch.ones(3)
     program = Program(capture([x, x.clone()]), capture, loaded)
@@ -65,3 +81,26 @@ def test_sharing_counts_only_memory_that_is_written_to() -> None:
     assert sharing([x, y, y[1:]], [0]) == ()
     assert sharing([x, y, x[1:]], [0]) != ()
     assert sharing([x, x[1:]], [0]) != sharing([x, x[2:]], [0])
+
+
+def train(compiled: bool) -> list[Tensor]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    x = torch.randn(4, 3)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = module(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    run = torch.compile(step, backend="adjoint") if compiled else step
+    return [*(run() for _ in range(3)), *(each.detach() for each in module.parameters())]
+
+
+def test_an_optimizer_steps_inside_compiled_code() -> None:
+    """The graph writes to tensors that it closes over."""
+    torch.testing.assert_close(train(compiled=True), train(compiled=False))

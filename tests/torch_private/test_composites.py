@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import adjoint
 from adjoint.torch_private.composites import composites_as_in_eager
 from adjoint.torch_private.fake import make_fake, new_fake_mode
 
@@ -33,6 +34,37 @@ def test_the_same_views_as_in_eager(function: Callable[..., Any], dynamic: bool)
     expected: Tensor = function(real)
     assert (result is fake) == (expected is real)
     assert result._is_view() == expected._is_view()
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("q", [0.3, torch.tensor([0.3, 0.7])])
+@pytest.mark.parametrize("function", [torch.quantile, torch.nanquantile])
+def test_arguments_without_data_are_not_checked(
+    function: Callable[..., Tensor], q: float | Tensor, inference: bool
+) -> None:
+    mode = new_fake_mode()
+    given = (torch.randn(4, 3), q)
+    fakes = [
+        make_fake(mode, each, False, "x") if isinstance(each, Tensor) else each for each in given
+    ]
+    with torch.inference_mode(inference), mode, composites_as_in_eager():
+        result = function(*fakes, dim=0)
+    assert result.shape == function(*given, dim=0).shape
+
+
+def test_what_is_not_checked_before_is_refused_in_the_run() -> None:
+    x, q = torch.randn(4, 3), torch.tensor([1.5])
+    captured = adjoint.capture(torch.quantile, x, torch.tensor([0.5]))
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        adjoint.run(captured, x, q)
+
+
+def test_composites_under_torch_func() -> None:
+    mode = new_fake_mode()
+    fake = make_fake(mode, torch.randn(4, 4), False, "x")
+    with mode, composites_as_in_eager():
+        slope = torch.func.grad(lambda x: F.linear(x @ x, x).sum())(fake)
+    assert slope.shape == (4, 4)
 
 
 def test_kernels_are_put_back() -> None:

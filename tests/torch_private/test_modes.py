@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from adjoint.torch_private import modes
+from adjoint.torch_private.fake import new_fake_mode
 
 
 def test_below_autograd_nothing_is_recorded() -> None:
@@ -107,3 +108,34 @@ def test_custom_functions_are_routed() -> None:
     assert function is Double
     assert torch.equal(result, torch.full((3,), 2.0))
     assert torch.autograd.Function.__dict__["apply"] is before
+
+
+@pytest.mark.parametrize("said", [None, True, False])
+def test_whether_a_function_wants_zeros(said: bool | None) -> None:
+    contexts: list[Any] = []
+    given: list[Any] = []
+
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> Any:
+            contexts.append(ctx)
+            if said is not None:
+                ctx.set_materialize_grads(said)
+            return x * 2, x * 3
+
+        @staticmethod
+        def backward(ctx: Any, *cotangents: Any) -> Any:
+            given.extend(cotangents)
+            return cotangents[0]
+
+    with modes.custom_functions_applied_by(lambda original, cls, *args: original(*args)):
+        applied: Any = Both
+        applied.apply(torch.ones(3, requires_grad=True))[0].sum().backward()
+    assert modes.materializes_grads(contexts[0]) is (said is not False)
+    assert (given[1] is None) is (said is False)
+
+
+def test_real_tensors_while_others_are_faked() -> None:
+    real = torch.arange(3)
+    with new_fake_mode(), modes.without_dispatch_modes():
+        assert torch.equal(real, real.clone())

@@ -19,6 +19,13 @@ def test_what_a_symbolic_number_means() -> None:
     assert symbols.evaluate(expr, dict.fromkeys((first, second), 5)) == 15
 
 
+@pytest.mark.parametrize(("size", "value"), [(2, 20), (5, 6), (9, 0)])
+def test_cases(size: int, value: int) -> None:
+    n = sympy.Symbol("n", integer=True)
+    expr = sympy.Piecewise((n * 10, n < 3), (n + 1, n < 6), (0, True))
+    assert symbols.evaluate(expr, {n: size}) == value
+
+
 @pytest.mark.parametrize(
     ("expr", "value"),
     [(sympy.Integer(3), 3), (sympy.Float(2.5), 2.5), (sympy.true, True), (sympy.false, False)],

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import torch
+
 from adjoint.torch_private import trees
 
 TREE = {"a": [1, (2, None)], "b": 3}
@@ -18,3 +20,20 @@ def test_paths_are_python() -> None:
 
 def test_a_function_of_each_leaf() -> None:
     assert trees.map_leaves(str, TREE) == {"a": ["1", ("2", "None")], "b": "3"}
+
+
+def test_sizes_stay_sizes() -> None:
+    tree = {"a": torch.Size([2, 3]), "b": [(4, 5), torch.Size([])]}
+    leaves, spec = trees.flatten(tree)
+    assert leaves == [2, 3, 4, 5]
+    assert trees.unflatten(leaves, spec) == tree
+    paths, other = trees.flatten_with_paths(tree)
+    assert [path for path, _ in paths] == ["['a'][0]", "['a'][1]", "['b'][0][0]", "['b'][0][1]"]
+    for found in (
+        trees.unflatten(leaves, spec),
+        trees.unflatten([leaf for _, leaf in paths], other),
+        trees.map_leaves(lambda leaf: leaf, tree),
+    ):
+        kinds = [type(each) for each in (found["a"], *found["b"])]
+        assert kinds == [torch.Size, tuple, torch.Size]
+    assert type(trees.map_leaves(str, tree)["a"]) is tuple

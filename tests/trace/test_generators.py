@@ -28,7 +28,14 @@ def sets_the_state(x: Tensor) -> Any:
     return x * 2
 
 
-@pytest.mark.parametrize("program", [seeds, seeds_after_drawing, sets_the_state])
+def seeds_for_a_while(x: Tensor) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        y = torch.rand(3)
+    return x + y
+
+
+@pytest.mark.parametrize("program", [seeds, seeds_after_drawing, sets_the_state, seeds_for_a_while])
 def test_setting_a_generator_is_refused(program: Callable[..., Any]) -> None:
     states = torch.get_rng_state(), GENERATOR.get_state()
     with pytest.raises(adjoint.CaptureError, match="the seeding of a random generator"):

@@ -295,6 +295,60 @@ def test_vmap_inside() -> None:
     close(adjoint.grad(total)(xs), func.grad(total)(xs))
 
 
+def layered(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda z: (weight @ z).tanh().square().sum()
+
+
+def residual(module: Any, name: str, points: Tensor) -> Callable[[Tensor], Tensor]:
+    """A loss on derivatives at each of the `points`, which it closes over."""
+
+    def at(weight: Tensor, z: Tensor) -> Any:
+        function = layered(weight)
+        if name == "jvp":
+            return module.jvp(function, (z,), (z,))[1]
+        if name == "vjp":
+            return module.vjp(function, z)[1](z.sum())[0]
+        if name == "hvp":
+            if module is adjoint:
+                return adjoint.hvp(function, (z,), (z,))[1][0]
+            return module.hessian(function)(z) @ z
+        return getattr(module, name)(function)(z)
+
+    return lambda weight: func.vmap(lambda z: at(weight, z))(points).square().mean()
+
+
+EACH = ["grad", "jacrev", "jacfwd", "hessian", "jvp", "vjp", "hvp"]
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_transforms_of_each_point_of_a_batch_inside_another(name: str) -> None:
+    points, weight = plain(5, 3), plain(4, 3)
+    close(
+        adjoint.grad(residual(adjoint, name, points))(weight),
+        func.grad(residual(func, name, points))(weight),
+    )
+
+
+# Dynamo does not trace torch's forward mode under `vmap`.
+@pytest.mark.parametrize("name", ["grad", "jacrev", "jacfwd", "hessian", "vjp"])
+def test_transforms_of_each_point_of_a_batch_in_compiled_code(name: str) -> None:
+    torch._dynamo.reset()
+    points, weight = plain(5, 3), leaf(4, 3)
+    compiled = torch.compile(residual(adjoint, name, points), backend="adjoint", fullgraph=True)
+    wanted = func.grad(residual(func, name, points))(weight.detach())
+    close(torch.autograd.grad(compiled(weight), weight)[0], wanted)
+
+
+def test_torch_func_inside_may_close_over_tensors() -> None:
+    x, weight = plain(3), plain(4, 3)
+
+    def slope(x: Tensor) -> Any:
+        return func.grad(layered(weight))(x)
+
+    close(adjoint.jacrev(slope)(x), func.jacrev(slope)(x))
+    close(adjoint.grad(lambda x: slope(x).sum())(x), func.grad(lambda x: slope(x).sum())(x))
+
+
 def test_autograd_outside() -> None:
     x = leaf(3)
     gradient = adjoint.grad(scalar)(x)
@@ -399,6 +453,8 @@ def test_a_gradient_is_of_a_scalar() -> None:
         adjoint.grad(torch.sin)(plain(3))
     with pytest.raises(RuntimeError, match="scalar tensor, not tuple"):
         adjoint.grad(lambda x: (x.sum(), x))(plain(3))
+    with pytest.raises(RuntimeError, match=r"real number, not torch\.complex128"):
+        adjoint.grad(lambda x: (x * 1j).sum())(plain(3))
 
 
 def test_a_derivative_is_with_respect_to_real_tensors() -> None:

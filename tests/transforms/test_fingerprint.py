@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -132,9 +135,84 @@ def changed_method() -> tuple[Callable[..., Any], Callable[[], None]]:
     return model.energy, lambda: setattr(model, "scale", 2.0)
 
 
+class Config:
+    def __init__(self) -> None:
+        self.options: dict[str, Any] = {"scale": 1.0, "shifts": [2.0], "array": np.ones(1)}
+
+
+@dataclass(slots=True)
+class Settings:
+    scale: float = 1.0
+
+
+def changed_inside_an_object() -> tuple[Callable[..., Any], Callable[[], None]]:
+    config = Config()
+    return lambda x: (x * config.options["scale"]).sum(), lambda: config.options.update(scale=3.0)
+
+
+def changed_array() -> tuple[Callable[..., Any], Callable[[], None]]:
+    array = Config().options["array"]
+    return lambda x: (x * float(array[0])).sum(), lambda: array.__setitem__(0, 3.0)
+
+
+def changed_set() -> tuple[Callable[..., Any], Callable[[], None]]:
+    names = {"one"}
+    return lambda x: (x * len(names)).sum(), lambda: names.add("two")
+
+
+def changed_slot() -> tuple[Callable[..., Any], Callable[[], None]]:
+    settings = Settings()
+    return lambda x: (x * settings.scale).sum(), lambda: setattr(settings, "scale", 2.0)
+
+
+def changed_python_module() -> tuple[Callable[..., Any], Callable[[], None]]:
+    scope: dict[str, Any] = {"settings": ModuleType("settings")}
+    scope["settings"].scale = 1.0
+    exec("def function(x): return (x * settings.scale).sum()", scope)
+    return scope["function"], lambda: setattr(scope["settings"], "scale", 2.0)
+
+
+class Configured(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Config()
+        self.activation: Callable[[Tensor], Tensor] = torch.sin
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(x * self.config.options["shifts"][0])
+
+
+def changed_inside_a_module() -> tuple[Callable[..., Any], Callable[[], None]]:
+    module = nn.Sequential(Configured())
+    shifts = module[0].config.options["shifts"]  # type: ignore[union-attr, index]
+    return lambda x: module(x).sum(), lambda: shifts.__setitem__(0, 5.0)
+
+
+def changed_function_of_a_module() -> tuple[Callable[..., Any], Callable[[], None]]:
+    module = Configured()
+    return lambda x: module(x).sum(), lambda: setattr(module, "activation", torch.cos)
+
+
+def new_forward_hook() -> tuple[Callable[..., Any], Callable[[], None]]:
+    module = nn.Linear(2, 1)
+
+    def change() -> None:
+        module.register_forward_hook(lambda module, given, result: result * 2)
+
+    return lambda x: module(x).sum(), change
+
+
 @pytest.mark.parametrize(
     "make",
     [
+        changed_inside_an_object,
+        changed_array,
+        changed_set,
+        changed_slot,
+        changed_python_module,
+        changed_inside_a_module,
+        changed_function_of_a_module,
+        new_forward_hook,
         changed_number,
         changed_tensor,
         changed_in_place,
@@ -174,3 +252,18 @@ def test_what_refers_to_itself() -> None:
         return x if held else function(x)
 
     assert fingerprint(function) == fingerprint(function)
+
+
+def test_calls_do_not_change_what_a_function_is() -> None:
+    inner = adjoint.grad(lambda x: (x**2).sum())
+    compiled = torch.compile(lambda x: (x**2).sum(), backend="adjoint")
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    x = torch.ones(2)
+
+    def function(x: Tensor) -> Tensor:
+        return inner(x).sum() + compiled(x) + module(x.expand(3, 2)).sum()  # type: ignore[no-any-return]
+
+    before = fingerprint(function)
+    inner(x), compiled(x), function(x)  # type: ignore[unused-ignore]
+    adjoint.grad(function)(x)
+    assert fingerprint(function) == before

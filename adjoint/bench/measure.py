@@ -1,0 +1,117 @@
+"""Time, memory and error of one step in this process."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adjoint.bench.workloads import Step
+
+WARM_UPS = 3
+VANISHING = 1e-4
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What the first call and a later one took, in seconds, and the tensors they computed."""
+
+    cold: float
+    step: float
+    first: dict[str, Tensor]
+    last: dict[str, Tensor]
+
+
+def timed(step: Step, reps: int, cuda: bool) -> Timed:
+    """Run `step` once cold, a few times to warm up, and `reps` times for the median."""
+    finish = torch.cuda.synchronize if cuda else _nothing
+
+    def once() -> tuple[float, Any]:
+        finish()
+        start = time.perf_counter()
+        returned = step.run()
+        finish()
+        return time.perf_counter() - start, returned
+
+    cold, returned = once()
+    # Copies, since a later step may write to what this one returned; not on the device, where
+    # they would count as its memory.
+    first = {name: x.detach().cpu().clone() for name, x in step.computed(returned).items()}
+    for _ in range(WARM_UPS):
+        step.run()
+    taken: list[float] = []
+    for _ in range(reps):
+        seconds, returned = once()
+        taken.append(seconds)
+    return Timed(cold, statistics.median(taken), first, step.computed(returned))
+
+
+def _nothing() -> None:
+    pass
+
+
+class PeakMemory:
+    """How far the peak has grown, in bytes: of torch's allocator on CUDA, else of the process."""
+
+    def __init__(self, cuda: bool) -> None:
+        self.cuda = cuda
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        self.start = None if cuda else _peak_resident()
+
+    def grown(self) -> int | None:
+        if self.cuda:
+            return torch.cuda.max_memory_allocated()
+        peak = _peak_resident()
+        return None if peak is None or self.start is None else peak - self.start
+
+
+def _peak_resident() -> int | None:
+    """Of this process alone; None where Linux does not tell.
+
+    The other source, `getrusage`, begins a new process at the peak of the one that started it.
+    """
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return None
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
+    return None if found is None else int(found.group(1)) * 1024
+
+
+def relative_error(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """The largest difference in a tensor over its largest element, at worst over the tensors.
+
+    A tensor is taken to be no smaller than VANISHING times the largest of all: where a gradient
+    is zero by symmetry, rounding has nothing to be relative to. Other tensors than expected, other
+    shapes, and a NaN or infinity that is not expected, are an infinite error.
+    """
+    if actual.keys() != expected.keys():
+        return math.inf
+    floor = VANISHING * max(map(_largest, expected.values()), default=0.0)
+    errors = (_error(actual[name], right, floor) for name, right in expected.items())
+    return max(errors, default=0.0)
+
+
+def _largest(x: Tensor) -> float:
+    return torch.where(x.isfinite(), x, 0).abs().max().item() if x.numel() else 0.0
+
+
+def _error(actual: Tensor, expected: Tensor, floor: float) -> float:
+    if actual.shape != expected.shape:
+        return math.inf
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    found, right = actual.detach().cpu().to(wide), expected.detach().cpu().to(wide)
+    same = (found == right) | (found.isnan() & right.isnan())
+    differences = (found - right)[~same].abs()
+    if differences.numel() == 0:
+        return 0.0
+    difference, scale = differences.max().item(), max(_largest(right), floor)
+    return difference / scale if math.isfinite(difference) and scale else math.inf

@@ -1,0 +1,135 @@
+"""A user's own function as a workload.
+
+Two contracts. A function or module with arguments is compiled, called, and, where what it returns
+requires grad, differentiated. A function whose first parameter is named `compile` makes its step
+itself: it is given the system's compiler, returns a function without arguments that does one step,
+and what that returns, if anything, is compared with eager's.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adjoint.bench.workloads import Step
+from adjoint.finding import call_arguments, find, instance
+from adjoint.torch_private import trees
+
+SYSTEMS = ("eager", "inductor", "adjoint")
+
+
+@dataclass(frozen=True)
+class Own:
+    """A user's step, and what eager says it should have computed."""
+
+    step: Step
+    expected: Callable[[], dict[str, Tensor]]
+
+
+def own_step(target: str, expression: str | None, system: str, device: str) -> Own:
+    """The step of the function that `target` names, on one system."""
+    with torch.device(device):
+        torch.manual_seed(0)
+        module, function = find(target)
+        if isinstance(function, type) and issubclass(function, nn.Module):
+            function = instance(function)
+        if makes_its_step(function):
+            return _made_step(function, system)
+        args, kwargs = call_arguments(module, function, expression)
+    if isinstance(function, nn.Module):
+        function.to(device)
+    return _called_step(function, args, kwargs, system)
+
+
+def makes_its_step(function: Any) -> bool:
+    """The function takes the compiler rather than the arguments of a call."""
+    if isinstance(function, nn.Module):
+        return False
+    return next(iter(inspect.signature(function).parameters), None) == "compile"
+
+
+def _compiler(system: str) -> Callable[[Any], Any]:
+    if system == "eager":
+        return lambda function: function
+    return lambda function: torch.compile(function, backend=system)
+
+
+def _made_step(make: Any, system: str) -> Own:
+    def fresh(system: str) -> Any:
+        torch.manual_seed(0)
+        return make(_compiler(system))
+
+    def expected() -> dict[str, Tensor]:
+        return _tensors(fresh("eager")())
+
+    return Own(Step(fresh(system), _tensors, repeats=False), expected)
+
+
+def _called_step(function: Any, args: Any, kwargs: Any, system: str) -> Own:
+    # A function may write to its arguments and buffers: eager must start from what it was given.
+    original = copy.deepcopy((args, kwargs))
+    state = copy.deepcopy(function) if isinstance(function, nn.Module) else function
+    compiled = _compiler(system)(function)
+
+    def expected() -> dict[str, Tensor]:
+        try:
+            wide, (wide_args, wide_kwargs) = _in_float64(state, original)
+            return _call(wide, wide, wide_args, wide_kwargs)
+        except RuntimeError:  # It holds float32 tensors that are not ours to change.
+            return _call(state, state, *original)
+
+    step = Step(lambda: _call(compiled, function, args, kwargs), dict, repeats=False)
+    return Own(step, expected)
+
+
+def _call(run: Any, owner: Any, args: Any, kwargs: Any) -> dict[str, Tensor]:
+    """What `run` returns, and the gradient of the sum of it in each leaf that requires grad."""
+    returned = run(*args, **kwargs)
+    found = _tensors(returned)
+    differentiable = [x for x in found.values() if x.requires_grad]
+    if not differentiable:
+        return found
+    leaves = _leaves(owner, args, kwargs)
+    total = torch.stack([x.abs().sum() if x.is_complex() else x.sum() for x in differentiable])
+    gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
+        total.sum(), list(leaves.values()), allow_unused=True
+    )
+    named = zip(leaves, gradients, strict=True)
+    return {k: x.detach() for k, x in found.items()} | {
+        f"gradient of {name}": gradient for name, gradient in named if gradient is not None
+    }
+
+
+def _leaves(owner: Any, args: Any, kwargs: Any) -> dict[str, Tensor]:
+    """Arguments, and parameters of the module or of modules that the function mentions."""
+    found = _tensors((args, kwargs))
+    modules: dict[str, Any] = {"": owner}
+    if inspect.isfunction(owner):
+        mentioned = inspect.getclosurevars(owner)
+        modules |= {**mentioned.globals, **mentioned.nonlocals}
+    for prefix, module in modules.items():
+        if isinstance(module, nn.Module):
+            found |= {f"{prefix}.{name}": p for name, p in module.named_parameters()}
+    return {name: x for name, x in found.items() if x.requires_grad}
+
+
+def _tensors(tree: Any) -> dict[str, Tensor]:
+    leaves = enumerate(trees.leaves(tree))
+    return {f"value {place}": x for place, x in leaves if isinstance(x, Tensor)}
+
+
+def _in_float64(function: Any, arguments: Any) -> tuple[Any, Any]:
+    def wide(x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return x
+        return x.detach().double().requires_grad_(x.requires_grad)
+
+    if isinstance(function, nn.Module):
+        function = copy.deepcopy(function).double()
+    return function, trees.map_leaves(wide, copy.deepcopy(arguments))

@@ -1,0 +1,191 @@
+"""What was measured, and the medians of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+PEERS = ("eager", "inductor", "func_inductor", "jax")
+# Where derivatives are taken inside, Inductor's compile time is that of the whole; where it
+# refuses them or there are none, that of the network.
+COLD_PEERS = ("func_inductor", "inductor")
+WRONG = 10.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process: what it measures, how."""
+
+    workload: str
+    """A standard workload, or a user's `module:function`."""
+    system: str
+    device: str
+    reps: int
+    small: bool = False
+    args: str | None = None
+    """The arguments of a user's function, as Python."""
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Task:
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One process, measured: seconds, bytes, and the relative error of what it computed."""
+
+    step: float
+    cold: float
+    memory: int | None
+    error: float | None
+    """None: there was nothing to compare with."""
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Measurement:
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no measurement."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One system on one workload: medians over the runs, or why it failed."""
+
+    workload: str
+    system: str
+    measurements: tuple[Measurement, ...]
+    failure: str | None = None
+
+    @property
+    def step(self) -> float | None:
+        return self._median([m.step for m in self.measurements])
+
+    @property
+    def cold(self) -> float | None:
+        return self._median([m.cold for m in self.measurements])
+
+    @property
+    def memory(self) -> float | None:
+        return self._median([m.memory for m in self.measurements if m.memory is not None])
+
+    @property
+    def error(self) -> float | None:
+        """The worst, not the median: one wrong result is wrong."""
+        return max((m.error for m in self.measurements if m.error is not None), default=None)
+
+    def _median(self, values: Sequence[float]) -> float | None:
+        return statistics.median(values) if values and self.failure is None else None
+
+
+def row(workload: str, system: str, outcomes: Sequence[Measurement | Failure]) -> Row:
+    """All runs of one system on one workload. One failure is a failure of the system."""
+    measured = tuple(o for o in outcomes if isinstance(o, Measurement))
+    failures = [o.why for o in outcomes if isinstance(o, Failure)]
+    return Row(workload, system, measured, failures[0] if failures else None)
+
+
+@dataclass(frozen=True)
+class Table:
+    """All rows of a benchmark, and how they compare."""
+
+    rows: tuple[Row, ...]
+
+    def workloads(self) -> list[str]:
+        return list(dict.fromkeys(row.workload for row in self.rows))
+
+    def of(self, workload: str) -> list[Row]:
+        return [row for row in self.rows if row.workload == workload]
+
+    def step_over_eager(self, row: Row) -> float | None:
+        return _ratio(row.step, self._step(row.workload, "eager"))
+
+    def step_over_best_peer(self, row: Row) -> float | None:
+        steps = [self._step(row.workload, peer) for peer in PEERS]
+        return _ratio(row.step, min((s for s in steps if s is not None), default=None))
+
+    def cold_over_inductor(self, row: Row) -> float | None:
+        colds = [self._find(row.workload, peer).cold for peer in COLD_PEERS]
+        return _ratio(row.cold, next((c for c in colds if c is not None), None))
+
+    def looks_wrong(self, row: Row) -> bool:
+        """The error is beyond what eager's own rounding explains."""
+        if row.error is None:
+            return False
+        rounding = self._find(row.workload, "eager").error
+        return row.error > WRONG * max(rounding or 0.0, 1e-5)
+
+    def to_json(self, settings: dict[str, Any]) -> str:
+        """Medians, ratios and every measurement; an infinite error is the string "inf"."""
+        return json.dumps(
+            {
+                "settings": settings,
+                "machine": machine(),
+                "rows": [self._row_as_dict(row) for row in self.rows],
+            },
+            indent=2,
+            allow_nan=False,
+        )
+
+    def _row_as_dict(self, row: Row) -> dict[str, Any]:
+        return {
+            "workload": row.workload,
+            "system": row.system,
+            "failure": row.failure,
+            "step_s": row.step,
+            "cold_s": row.cold,
+            "memory_bytes": row.memory,
+            "error": _finite(row.error),
+            "step_over_eager": self.step_over_eager(row),
+            "step_over_best_peer": self.step_over_best_peer(row),
+            "cold_over_inductor": self.cold_over_inductor(row),
+            "runs": [
+                {**dataclasses.asdict(m), "error": _finite(m.error)} for m in row.measurements
+            ],
+        }
+
+    def _find(self, workload: str, system: str) -> Row:
+        found = (r for r in self.of(workload) if r.system == system)
+        return next(found, Row(workload, system, (), "was not run"))
+
+    def _step(self, workload: str, system: str) -> float | None:
+        return self._find(workload, system).step
+
+
+def _ratio(value: float | None, unit: float | None) -> float | None:
+    return None if value is None or not unit else value / unit
+
+
+def _finite(error: float | None) -> float | str | None:
+    return error if error is None or math.isfinite(error) else "inf"
+
+
+def machine() -> dict[str, Any]:
+    """What a reader needs to judge the figures."""
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }

@@ -1,0 +1,58 @@
+"""The results as a table for the terminal."""
+
+from __future__ import annotations
+
+import rich.box
+import rich.table
+from rich.markup import escape
+
+from adjoint.bench.results import Row, Table
+
+_FAILURE_WIDTH = 90
+
+
+def rendered(table: Table) -> rich.table.Table:
+    """One line per row, a rule between workloads."""
+    shown = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    shown.add_column("workload", overflow="fold")
+    shown.add_column("system", no_wrap=True)
+    for name in ("step ms", "x eager", "x best", "cold s", "x ind.", "peak MiB", "error"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for workload in table.workloads():
+        for row in table.of(workload):
+            shown.add_row(row.workload, _system(row), *cells(table, row))
+        shown.add_section()
+    return shown
+
+
+def _system(row: Row) -> str:
+    return f"[bold]{row.system}[/]" if "adjoint" in row.system else row.system
+
+
+def cells(table: Table, row: Row) -> list[str]:
+    """What is said of one row after its name."""
+    if row.failure is not None:
+        return ["[red]failed[/]", *["-"] * 5, ""]
+    error = "unchecked" if row.error is None else f"{row.error:.0e}"
+    return [
+        "-" if row.step is None else f"{row.step * 1e3:.2f}",
+        _ratio(table.step_over_eager(row)),
+        _ratio(table.step_over_best_peer(row)),
+        "-" if row.cold is None else f"{row.cold:.2f}",
+        _ratio(table.cold_over_inductor(row)),
+        "-" if row.memory is None else f"{row.memory / 2**20:.0f}",
+        f"[red]{error}[/]" if table.looks_wrong(row) else error,
+    ]
+
+
+def failures(table: Table) -> list[str]:
+    """Why rows have no figures, a line for each."""
+    return [
+        f"{row.workload}, {row.system}: {escape(row.failure[:_FAILURE_WIDTH])}"
+        for row in table.rows
+        if row.failure is not None
+    ]
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,89 @@
+"""One measurement in a process of its own: `python -m adjoint.bench.worker TASK RESULT`.
+
+TASK is JSON. RESULT is a file: what the process prints belongs to the systems it runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adjoint.bench.jax_workloads import step_in_jax
+from adjoint.bench.measure import PeakMemory, relative_error, timed
+from adjoint.bench.own import own_step
+from adjoint.bench.results import Measurement, Task
+from adjoint.bench.workloads import WORKLOADS, Step, step_of
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure, and leave the measurement or the reason why there is none."""
+    task, result = Task.from_json(arguments[0]), Path(arguments[1])
+    try:
+        measurement = measure(task)
+    except Exception as error:
+        result.write_text(json.dumps({"failure": described(error)}))
+        raise
+    result.write_text(measurement.to_json())
+
+
+def measure(task: Task) -> Measurement:
+    """Run one workload on one system."""
+    torch.set_float32_matmul_precision("highest")
+    cuda = task.device == "cuda"
+    memory = PeakMemory(cuda)
+    step, expected = _prepared(task)
+    measured = timed(step, task.reps, cuda)
+    grown = _memory_of_jax() if cuda and task.system == "jax" else memory.grown()
+    computed = [measured.first, measured.last] if step.repeats else [measured.first]
+    return Measurement(measured.step, measured.cold, grown, _largest_error(computed, expected))
+
+
+def _prepared(task: Task) -> tuple[Step, Callable[[], dict[str, Tensor]]]:
+    """The step, and what it should compute."""
+    if task.workload not in WORKLOADS:
+        own = own_step(task.workload, task.args, task.system, task.device)
+        return own.step, own.expected
+    problem = WORKLOADS[task.workload](task.device, task.small)
+    in_jax = task.system == "jax"
+    step = step_in_jax(task.workload, problem) if in_jax else step_of(problem, task.system)
+
+    def expected() -> dict[str, Tensor]:
+        reference = step_of(problem.double(), "eager")
+        return reference.computed(reference.run())
+
+    return step, expected
+
+
+def _largest_error(
+    computed: list[dict[str, Tensor]], expected: Callable[[], dict[str, Tensor]]
+) -> float | None:
+    try:
+        right = expected()
+    except torch.OutOfMemoryError:
+        return None
+    if not right:
+        return None
+    return max(relative_error(found, right) for found in computed)
+
+
+def _memory_of_jax() -> int | None:
+    jax: Any = importlib.import_module("jax")
+    peak: int | None = jax.devices()[0].memory_stats().get("peak_bytes_in_use")
+    return peak
+
+
+def described(error: Exception) -> str:
+    """The error in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,103 @@
+"""The functions and arguments that a user names on the command line."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+EXAMPLES = "example_inputs"
+
+
+class UsageError(Exception):
+    """What was asked for cannot be found or called."""
+
+
+def find(target: str) -> tuple[ModuleType, Any]:
+    """The module and the object that `module:name` or `file.py:name` means."""
+    place, separator, name = target.rpartition(":")
+    if not separator:
+        raise UsageError(f"{target!r} names no function; write module:function")
+    module = _load_file(place) if place.endswith(".py") else _load_module(place)
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+            raise UsageError(
+                f"{place} has no {name!r}; it has {', '.join(sorted(known)) or 'none'}"
+            )
+        found = getattr(found, part)
+    return module, found
+
+
+def _load_file(path: str) -> ModuleType:
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    sys.path.insert(0, str(file.parent.resolve()))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not name.startswith(error.name):
+            raise  # The module is there; something that it imports is not.
+        raise UsageError(f"there is no module {name!r}") from None
+
+
+def call_arguments(
+    module: ModuleType, function: Any, expression: str | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments to call `function` with."""
+    if expression is not None:
+        scope = {"torch": torch, **vars(module), "_call": lambda *a, **k: (a, k)}
+        args, kwargs = eval(f"_call({expression})", scope)
+        return args, kwargs
+    examples = getattr(function, EXAMPLES, getattr(module, EXAMPLES, None))
+    if callable(examples):
+        examples = examples()
+    if isinstance(examples, dict):
+        return (), examples
+    if examples is not None:
+        return tuple(examples) if isinstance(examples, (tuple, list)) else (examples,), {}
+    if _needs_arguments(function):
+        raise UsageError(
+            f"{getattr(function, '__name__', function)} takes arguments; give them by --args "
+            f"'torch.randn(3, 4)', or define `{EXAMPLES}` (a tuple, or a function that returns "
+            "one) in its module"
+        )
+    return (), {}
+
+
+def instance(cls: type[torch.nn.Module]) -> torch.nn.Module:
+    """An instance of a module class that needs no arguments."""
+    try:
+        return cls()
+    except TypeError as error:
+        raise UsageError(
+            f"{cls.__name__} cannot be made without arguments ({error}); "
+            "name an instance of it, or a function that makes and calls one"
+        ) from None
+
+
+def _needs_arguments(function: Any) -> bool:
+    target = function.forward if isinstance(function, torch.nn.Module) else function
+    parameters = inspect.signature(target).parameters.values()
+    required = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(p.default is p.empty and p.kind in required for p in parameters)

@@ -1,0 +1,1 @@
+"""Loop nests: a small typed language for kernels, on any target."""

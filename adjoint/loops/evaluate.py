@@ -1,0 +1,155 @@
+"""What a loop nest means, in plain Python: the oracle of every code generator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from typing_extensions import assert_never
+
+from adjoint.loops.expressions import (
+    Apply,
+    Cast,
+    Constant,
+    Counter,
+    Expression,
+    Extent,
+    Guarded,
+    Load,
+    Name,
+)
+from adjoint.loops.operators import OPERATORS
+from adjoint.loops.statements import (
+    Accumulator,
+    Assign,
+    Kernel,
+    Loop,
+    Merge,
+    Statement,
+    Store,
+    Update,
+)
+
+# Half types are computed in float32 and rounded, as torch does.
+_NUMBERS: dict[torch.dtype, Any] = {
+    torch.bool: bool,
+    torch.uint8: np.uint8,
+    torch.int8: np.int8,
+    torch.int16: np.int16,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+    torch.float16: np.float32,
+    torch.bfloat16: np.float32,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+}
+
+
+def evaluate(
+    kernel: Kernel, buffers: Mapping[str, torch.Tensor], extents: Mapping[str, int]
+) -> None:
+    """Run the kernel on flat tensors, one for each buffer."""
+    with np.errstate(all="ignore"):
+        _Evaluation(dict(buffers), dict(extents)).block(kernel.body, {})
+
+
+class _Evaluation:
+    def __init__(self, buffers: dict[str, torch.Tensor], extents: dict[str, int]) -> None:
+        self.buffers = buffers
+        self.extents = extents
+
+    def block(self, body: tuple[Statement, ...], names: dict[str, Any]) -> None:
+        for statement in body:
+            self.statement(statement, names)
+
+    def statement(self, statement: Statement, names: dict[str, Any]) -> None:
+        match statement:
+            case Loop(counter, start, stop, body):
+                for count in range(int(self.value(start, names)), int(self.value(stop, names))):
+                    # A block has names of its own; accumulators are those of the block above.
+                    inner = _Scope(names)
+                    inner[counter] = np.int64(count)
+                    self.block(body, inner)
+            case Assign(name, value) | Accumulator(name, value):
+                dict.__setitem__(names, name, self.value(value, names))
+            case Update(name, operator, value):
+                new = self.combined(operator, names[name], self.value(value, names), value.dtype)
+                names[name] = new
+            case Store(buffer, offset, value):
+                self.buffers[buffer][int(self.value(offset, names))] = _item(
+                    self.value(value, names)
+                )
+            case Merge(buffer, offset, operator, value):
+                place = int(self.value(offset, names))
+                old = _number(self.buffers[buffer][place].item(), value.dtype)
+                new = self.combined(operator, old, self.value(value, names), value.dtype)
+                self.buffers[buffer][place] = _item(new)
+            case _:
+                assert_never(statement)
+
+    def combined(self, operator: str, old: Any, new: Any, dtype: torch.dtype) -> Any:
+        return _rounded(OPERATORS[operator].meaning(old, new), dtype)
+
+    def value(self, expression: Expression, names: dict[str, Any]) -> Any:
+        match expression:
+            case Constant(value, dtype):
+                return _number(value, dtype)
+            case Extent(name):
+                return np.int64(self.extents[name])
+            case Counter(name) | Name(name):
+                return names[name]
+            case Load(buffer, offset, dtype):
+                element = self.buffers[buffer][int(self.value(offset, names))]
+                return _number(element.item(), dtype)
+            case Cast(arg, dtype):
+                return _converted(self.value(arg, names), arg.dtype, dtype)
+            case Guarded(condition, value, otherwise):
+                return self.value(value if self.value(condition, names) else otherwise, names)
+            case Apply(operator, args, dtype):
+                values = [self.value(arg, names) for arg in args]
+                return _rounded(OPERATORS[operator].meaning(*values), dtype)
+            case _:
+                assert_never(expression)
+
+
+class _Scope(dict[str, Any]):
+    """Names of a block, over those of the block around it."""
+
+    def __init__(self, outer: dict[str, Any]) -> None:
+        super().__init__()
+        self.outer = outer
+
+    def __missing__(self, name: str) -> Any:
+        return self.outer[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name not in self and (name in self.outer or isinstance(self.outer, _Scope)):
+            try:
+                self.outer[name]
+            except KeyError:
+                super().__setitem__(name, value)
+            else:
+                self.outer[name] = value
+        else:
+            super().__setitem__(name, value)
+
+
+def _item(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _number(value: Any, dtype: torch.dtype) -> Any:
+    return _rounded(_NUMBERS[dtype](value), dtype)
+
+
+def _rounded(value: Any, dtype: torch.dtype) -> Any:
+    if dtype in (torch.float16, torch.bfloat16):
+        return np.float32(torch.tensor(float(value)).to(dtype).item())
+    return value if isinstance(value, _NUMBERS[dtype]) else _NUMBERS[dtype](value)
+
+
+def _converted(value: Any, before: torch.dtype, after: torch.dtype) -> Any:
+    held = torch.tensor(_item(value), dtype=before)
+    return _number(held.to(after).item(), after)

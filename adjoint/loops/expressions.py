@@ -1,0 +1,195 @@
+"""Expressions of loop nests: a closed union of scalar values.
+
+    Constant(2.0, float32)      a number
+    Extent("s0")                a size or stride that the caller passes: int64
+    Counter("i")                the variable of a loop: int64
+    Name("sum", float32)        what a statement before it assigned
+    Load("x", offset, float32)  an element of a buffer; offsets count elements
+    Apply("add", (a, b), dtype) an operator of `loops/operators.py`
+    Cast(a, float16)            a conversion, as torch converts
+    Guarded(c, a, b)            a where c holds, else b; a is not computed where it does not
+
+Expressions are compared by identity: a value used twice is computed once.  Arithmetic between
+them, and with Python numbers, makes new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from adjoint.loops.operators import OPERATORS
+
+
+class _Arithmetic:
+    """Python's operators; a number takes the dtype of what it meets."""
+
+    __slots__ = ()
+
+    def _with(self, operator: str, other: Operand, swapped: bool = False) -> Expression:
+        left: Expression = self  # type: ignore[assignment]
+        right = other if isinstance(other, _Arithmetic) else constant(other, left.dtype)
+        return apply(operator, right, left) if swapped else apply(operator, left, right)
+
+    def __add__(self, other: Operand) -> Expression:
+        return self._with("add", other)
+
+    def __radd__(self, other: Operand) -> Expression:
+        return self._with("add", other, swapped=True)
+
+    def __sub__(self, other: Operand) -> Expression:
+        return self._with("sub", other)
+
+    def __rsub__(self, other: Operand) -> Expression:
+        return self._with("sub", other, swapped=True)
+
+    def __mul__(self, other: Operand) -> Expression:
+        return self._with("mul", other)
+
+    def __rmul__(self, other: Operand) -> Expression:
+        return self._with("mul", other, swapped=True)
+
+    def __truediv__(self, other: Operand) -> Expression:
+        return self._with("div", other)
+
+    def __rtruediv__(self, other: Operand) -> Expression:
+        return self._with("div", other, swapped=True)
+
+    def __neg__(self) -> Expression:
+        return apply("neg", self)  # type: ignore[arg-type]
+
+    def __lt__(self, other: Operand) -> Expression:
+        return self._with("lt", other)
+
+    def __le__(self, other: Operand) -> Expression:
+        return self._with("le", other)
+
+    def __gt__(self, other: Operand) -> Expression:
+        return self._with("gt", other)
+
+    def __ge__(self, other: Operand) -> Expression:
+        return self._with("ge", other)
+
+    def equals(self, other: Operand) -> Expression:
+        return self._with("eq", other)
+
+    def differs(self, other: Operand) -> Expression:
+        return self._with("ne", other)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Constant(_Arithmetic):
+    value: float | int | bool
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Extent(_Arithmetic):
+    name: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.int64
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Counter(_Arithmetic):
+    name: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.int64
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Name(_Arithmetic):
+    name: str
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Load(_Arithmetic):
+    buffer: str
+    offset: Expression
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Apply(_Arithmetic):
+    operator: str
+    args: tuple[Expression, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Cast(_Arithmetic):
+    arg: Expression
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Guarded(_Arithmetic):
+    condition: Expression
+    value: Expression
+    otherwise: Expression
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.value.dtype
+
+
+Expression: TypeAlias = Constant | Extent | Counter | Name | Load | Apply | Cast | Guarded
+
+
+Operand: TypeAlias = Expression | float | int | bool
+
+
+def apply(operator: str, *args: Expression) -> Expression:
+    """An operator of arguments that have one dtype (but for a condition)."""
+    return Apply(operator, args, OPERATORS[operator].result(tuple(a.dtype for a in args)))
+
+
+def cast(arg: Expression, dtype: torch.dtype) -> Expression:
+    if arg.dtype == dtype:
+        return arg
+    if isinstance(arg, Constant):
+        return constant(arg.value, dtype)
+    return Cast(arg, dtype)
+
+
+def constant(value: float | int | bool, dtype: torch.dtype) -> Constant:
+    if dtype == torch.bool:
+        return Constant(bool(value), dtype)
+    return Constant(float(value) if dtype.is_floating_point else int(value), dtype)
+
+
+def integer(value: int) -> Constant:
+    return Constant(value, torch.int64)
+
+
+def children(expression: Expression) -> tuple[Expression, ...]:
+    match expression:
+        case Load(_, offset, _):
+            return (offset,)
+        case Apply(_, args, _):
+            return args
+        case Cast(arg, _):
+            return (arg,)
+        case Guarded(condition, value, otherwise):
+            return (condition, value, otherwise)
+        case _:
+            return ()
+
+
+def walk(expression: Expression, seen: set[int] | None = None) -> Iterator[Expression]:
+    """Every expression in `expression`, arguments first, each once."""
+    seen = set() if seen is None else seen
+    if id(expression) in seen:
+        return
+    seen.add(id(expression))
+    for child in children(expression):
+        yield from walk(child, seen)
+    yield expression

@@ -1,0 +1,107 @@
+"""A plan: kernels and calls of other operators, in order, over numbered slots.
+
+A slot is a value of the program: an input, the result of a call, a tensor that the program returns,
+or one that lives only inside it.  Sizes are expressions over the sizes of inputs; whoever runs the
+plan knows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+
+from adjoint.loops.statements import Kernel
+
+Size: TypeAlias = "int | sympy.Expr"
+
+
+class Kind(Enum):
+    INPUT = "input"
+    RESULT = "result"
+    """Of a call."""
+    OUTPUT = "output"
+    """Made by kernels, and returned."""
+    TEMPORARY = "temporary"
+    """Made by kernels or by a call that writes where it is told, and gone with the program."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    number: int
+    kind: Kind
+    shape: tuple[Size, ...] | None = None
+    """None: no tensor that kernels could read."""
+    strides: tuple[Size, ...] = ()
+    dtype: torch.dtype | None = None
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Memory that a kernel needs while it runs: `count` elements for each chunk of rows."""
+
+    name: str
+    dtype: torch.dtype
+    count: Size
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """A kernel, with its buffers; it takes the number of chunks, then `extents`."""
+
+    kernel: Kernel
+    operands: tuple[int | Scratch, ...]
+    extents: tuple[Size, ...]
+    work: Size
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """Stands for the value of a slot among the arguments of a call."""
+
+    slot: int
+
+
+@dataclass(frozen=True)
+class Number:
+    """Stands for a size among the arguments of a call."""
+
+    size: Size
+
+
+@dataclass(frozen=True, eq=False)
+class Invoke:
+    """A call of an operator."""
+
+    target: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    result: int
+    aliases: bool = False
+    """The result may share memory with an argument."""
+    is_view: bool = False
+    """It does nothing else: made once, if the tensor stays where it is."""
+    writes: bool = False
+    """Into the tensor of its slot, given as `out`."""
+    line: str = ""
+
+
+Step: TypeAlias = Launch | Invoke
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    slots: tuple[Slot, ...]
+    inputs: tuple[int, ...]
+    symbols: tuple[tuple[sympy.Symbol, int, int], ...]
+    """For each symbol: the input and the dimension whose size it is; -1: the input itself."""
+    steps: tuple[Step, ...]
+    outputs: Any
+    """As the graph returns them, with `Argument` for values."""
+    decisions: tuple[str, ...] = field(default=())
+    """What was fused and why, to show."""

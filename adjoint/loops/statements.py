@@ -1,0 +1,122 @@
+"""Statements of loop nests: a closed union.
+
+    Loop("i", stop, body)             for i in range(stop)
+    Assign("a", value)                a name for a value, in the rest of its block
+    Accumulator("m", value)           a variable that `Update`s in loops below change
+    Update("m", "add", value)         m = m + value; a reduction, in any order
+    Store("out", offset, value)       out[offset] = value
+    Merge("out", offset, "add", value)
+                                      out[offset] = out[offset] + value; in any order, one at a time
+
+A kernel is a list of statements over buffers.  A loop that is `parallel` stands at the top: its
+iterations may run at the same time, and it ends when all have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+import torch
+
+from adjoint.errors import SourceLine
+from adjoint.loops.expressions import Expression, Name
+
+
+class Mapping(Enum):
+    SERIAL = "serial"
+    PARALLEL = "parallel"
+    VECTOR = "vector"
+    """Iterations are independent, but for accumulators: several may run as one instruction."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Loop:
+    counter: str
+    start: Expression
+    stop: Expression
+    body: tuple[Statement, ...]
+    mapping: Mapping = Mapping.SERIAL
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Assign:
+    name: str
+    value: Expression
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Accumulator:
+    name: str
+    value: Expression
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Update:
+    name: str
+    operator: str
+    value: Expression
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Store:
+    buffer: str
+    offset: Expression
+    value: Expression
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Merge:
+    buffer: str
+    offset: Expression
+    operator: str
+    value: Expression
+
+
+Statement: TypeAlias = Loop | Assign | Accumulator | Update | Store | Merge
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    name: str
+    dtype: torch.dtype
+    written: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A native function of buffers and extents."""
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    extents: tuple[str, ...]
+    body: tuple[Statement, ...]
+    lines: tuple[SourceLine, ...] = field(default=())
+    """The user's lines that it computes."""
+
+
+def blocks(statement: Statement) -> tuple[Statement, ...]:
+    return statement.body if isinstance(statement, Loop) else ()
+
+
+def walk(body: tuple[Statement, ...]) -> Iterator[Statement]:
+    for statement in body:
+        yield statement
+        yield from walk(blocks(statement))
+
+
+def expressions(statement: Statement) -> tuple[Expression, ...]:
+    """The expressions that a statement itself holds."""
+    match statement:
+        case Loop(_, start, stop):
+            return (start, stop)
+        case Assign(_, value) | Accumulator(_, value) | Update(_, _, value):
+            return (value,)
+        case Store(_, offset, value) | Merge(_, offset, _, value):
+            return (offset, value)
+
+
+def named(statement: Assign | Accumulator) -> Name:
+    return Name(statement.name, statement.value.dtype)

@@ -1,0 +1,150 @@
+"""Whether a loop nest is well formed: names defined before use, types that agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Names
+
+import torch
+
+from adjoint.loops.expressions import Apply, Counter, Expression, Extent, Guarded, Load, Name, walk
+from adjoint.loops.operators import OPERATORS
+from adjoint.loops.show import show
+from adjoint.loops.statements import (
+    Accumulator,
+    Assign,
+    Kernel,
+    Loop,
+    Mapping,
+    Merge,
+    Statement,
+    Store,
+    Update,
+    expressions,
+)
+
+DTYPES = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    }
+)
+
+
+class KernelError(Exception):
+    """A kernel that is not well formed: a defect of the stage that made it."""
+
+
+def verify(kernel: Kernel) -> Kernel:
+    """The kernel, or an error that says what is wrong with it."""
+    _Check(kernel).block(kernel.body, {}, {}, top=True)
+    return kernel
+
+
+class _Check:
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.buffers = {buffer.name: buffer for buffer in kernel.buffers}
+
+    def refuse(self, why: str) -> KernelError:
+        return KernelError(f"kernel {self.kernel.name}: {why}\n{show(self.kernel)}")
+
+    def block(
+        self,
+        body: tuple[Statement, ...],
+        names: Names[str, torch.dtype],
+        variables: Names[str, torch.dtype],
+        top: bool = False,
+    ) -> None:
+        names, variables = dict(names), dict(variables)
+        for statement in body:
+            for expression in expressions(statement):
+                self.expression(expression, {**names, **variables})
+            match statement:
+                case Loop(counter, start, stop, inner, mapping):
+                    for bound in (start, stop):
+                        if bound.dtype != torch.int64:
+                            raise self.refuse(
+                                f"the loop over {counter} is bounded by a {bound.dtype}"
+                            )
+                    if counter in names or counter in variables:
+                        raise self.refuse(f"{counter} counts two loops, one within the other")
+                    if mapping is Mapping.PARALLEL:
+                        if not top:
+                            raise self.refuse(f"the parallel loop over {counter} is not at the top")
+                        # It is a function of its own, and so is what stands before and after it.
+                        names, variables = {}, {}
+                    self.block(inner, {**names, counter: torch.int64}, variables)
+                case Assign(name, value) | Accumulator(name, value):
+                    if name in names or name in variables:
+                        raise self.refuse(f"{name} is assigned twice")
+                    scope = names if isinstance(statement, Assign) else variables
+                    scope[name] = value.dtype
+                case Update(name, operator, value):
+                    self.operator(operator)
+                    if name not in variables:
+                        raise self.refuse(f"{name} is updated, but is no accumulator here")
+                    if variables[name] != value.dtype:
+                        raise self.refuse(
+                            f"{name} of type {variables[name]} is updated by a {value.dtype}"
+                        )
+                case Store(buffer, offset, value) | Merge(buffer, offset, _, value):
+                    if isinstance(statement, Merge):
+                        self.operator(statement.operator)
+                    self.offset(offset)
+                    held = self.buffers.get(buffer)
+                    if held is None or not held.written or held.dtype != value.dtype:
+                        raise self.refuse(f"a value of type {value.dtype} is stored in {buffer}")
+
+    def operator(self, name: str) -> None:
+        if name not in OPERATORS:
+            raise self.refuse(f"there is no operator {name}")
+        if OPERATORS[name].arity != 2:
+            raise self.refuse(f"{name} does not combine two values")
+
+    def offset(self, offset: Expression) -> None:
+        if offset.dtype != torch.int64:
+            raise self.refuse(f"an offset of type {offset.dtype}")
+
+    def expression(self, expression: Expression, names: Names[str, torch.dtype]) -> None:
+        for each in walk(expression):
+            if each.dtype not in DTYPES:
+                raise self.refuse(f"{each.dtype} is no type of kernels")
+            match each:
+                case Counter(name) | Name(name):
+                    if name not in names:
+                        raise self.refuse(f"{name} is used before it is defined")
+                    if names[name] != each.dtype:
+                        raise self.refuse(f"{name} of type {names[name]} is used as {each.dtype}")
+                case Extent(name):
+                    if name not in self.kernel.extents:
+                        raise self.refuse(f"{name} is no extent of the kernel")
+                case Load(buffer, offset, dtype):
+                    self.offset(offset)
+                    held = self.buffers.get(buffer)
+                    if held is None or held.dtype != dtype:
+                        raise self.refuse(f"a value of type {dtype} is read from {buffer}")
+                case Guarded(condition, value, otherwise):
+                    if condition.dtype != torch.bool:
+                        raise self.refuse(f"a guard of type {condition.dtype}")
+                    if value.dtype != otherwise.dtype:
+                        raise self.refuse(f"{value.dtype} or {otherwise.dtype}")
+                case Apply():
+                    self.apply(each)
+
+    def apply(self, each: Apply) -> None:
+        if each.operator not in OPERATORS:
+            raise self.refuse(f"there is no operator {each.operator}")
+        try:
+            result = OPERATORS[each.operator].result(tuple(arg.dtype for arg in each.args))
+        except TypeError as error:
+            raise self.refuse(f"{each.operator} of {error}") from error
+        if result != each.dtype:
+            raise self.refuse(f"{each.operator} gives {result}, not {each.dtype}")

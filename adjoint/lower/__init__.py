@@ -1,0 +1,1 @@
+"""Graphs become plans: kernels of fused loops, and calls of what stays as it is."""

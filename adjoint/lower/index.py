@@ -1,0 +1,244 @@
+"""Index arithmetic: sums of axes with coefficients, simplified as they are made.
+
+An axis counts from 0 to its extent.  What is not linear in axes - a quotient, a remainder, an index
+read from memory - is an atom of its own, and only there if it could not be simplified away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from adjoint.loops.expressions import Expression
+from adjoint.lower.sizes import Size, is_below, is_one, product, quotient, same, simplified
+
+
+@dataclass(frozen=True)
+class Axis:
+    name: str
+    extent: Size
+
+
+@dataclass(frozen=True)
+class Quotient:
+    of: Index
+    by: Size
+
+
+@dataclass(frozen=True)
+class Remainder:
+    of: Index
+    by: Size
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """An index that is data."""
+
+    value: Expression
+
+
+Atom: TypeAlias = Axis | Quotient | Remainder | Gathered
+
+
+@dataclass(frozen=True)
+class Index:
+    """terms[0][0] * terms[0][1] + ... + constant"""
+
+    terms: tuple[tuple[Atom, Size], ...] = ()
+    constant: Size = 0
+
+    def __add__(self, other: Index | Size) -> Index:
+        if not isinstance(other, Index):
+            return Index(self.terms, simplified(self.constant + other))
+        return combined((*self.terms, *other.terms), simplified(self.constant + other.constant))
+
+    def __mul__(self, by: Size) -> Index:
+        if isinstance(by, int) and by == 0:
+            return Index()
+        if is_one(by):
+            return self
+        terms = tuple((atom, simplified(coefficient * by)) for atom, coefficient in self.terms)
+        return Index(terms, simplified(self.constant * by))
+
+    def __floordiv__(self, by: Size) -> Index:
+        whole, rest = self._split(by)
+        if not rest.terms and rest.constant == 0:
+            return whole
+        if rest.is_within(by):
+            return whole
+        return whole + Index(((Quotient(rest, by), 1),))
+
+    def __mod__(self, by: Size) -> Index:
+        _, rest = self._split(by)
+        if rest.is_within(by):
+            return rest
+        return Index(((Remainder(rest, by), 1),))
+
+    def _split(self, by: Size) -> tuple[Index, Index]:
+        """(a, b) with a * by + b = self."""
+        whole: list[tuple[Atom, Size]] = []
+        rest: list[tuple[Atom, Size]] = []
+        for atom, coefficient in self.terms:
+            times = quotient(coefficient, by)
+            if times is None:
+                rest.append((atom, coefficient))
+            else:
+                whole.append((atom, times))
+        times = quotient(self.constant, by)
+        if times is not None:
+            return Index(tuple(whole), times), Index(tuple(rest), 0)
+        if isinstance(self.constant, int) and isinstance(by, int):
+            return Index(tuple(whole), self.constant // by), Index(tuple(rest), self.constant % by)
+        return Index(tuple(whole), 0), Index(tuple(rest), self.constant)
+
+    def is_within(self, bound: Size) -> bool:
+        """0 <= self < bound, certainly."""
+        if not isinstance(self.constant, int) or self.constant < 0:
+            return False
+        highest: Size = self.constant
+        for atom, coefficient in self.terms:
+            if isinstance(coefficient, int) and coefficient < 0:
+                return False
+            if isinstance(atom, Axis):
+                last: Size = atom.extent - 1
+            elif isinstance(atom, Remainder):
+                last = atom.by - 1
+            else:
+                return False
+            highest = highest + coefficient * last
+        return is_below(simplified(highest), bound)
+
+    def replaced(self, axes: Mapping[Axis, Index]) -> Index:
+        """With other indices in place of axes."""
+        made = Index((), self.constant)
+        for atom, coefficient in self.terms:
+            made = made + _replaced(atom, axes) * coefficient
+        return made
+
+    def axes(self) -> Iterable[Axis]:
+        for atom, _ in self.terms:
+            if isinstance(atom, Axis):
+                yield atom
+            elif isinstance(atom, Quotient | Remainder):
+                yield from atom.of.axes()
+
+    def coefficient(self, axis: Axis) -> Size:
+        return next((c for atom, c in self.terms if atom == axis), 0)
+
+
+def _replaced(atom: Atom, axes: Mapping[Axis, Index]) -> Index:
+    match atom:
+        case Axis():
+            return axes.get(atom, of_axis(atom))
+        case Quotient(of, by):
+            return of.replaced(axes) // by
+        case Remainder(of, by):
+            return of.replaced(axes) % by
+        case Gathered():
+            return Index(((atom, 1),))
+
+
+def combined(terms: Iterable[tuple[Atom, Size]], constant: Size) -> Index:
+    """The sum of terms, with (x // n) * n + x % n as x."""
+    summed: dict[Atom, Size] = {}
+    for atom, coefficient in terms:
+        summed[atom] = simplified(summed.get(atom, 0) + coefficient)
+    kept = {atom: c for atom, c in summed.items() if not (isinstance(c, int) and c == 0)}
+    for atom, coefficient in list(kept.items()):
+        if isinstance(atom, Remainder):
+            partner = Quotient(atom.of, atom.by)
+            if partner in kept and same(kept[partner], coefficient * atom.by):
+                del kept[atom], kept[partner]
+                rest = atom.of * coefficient
+                return combined((*kept.items(), *rest.terms), simplified(constant + rest.constant))
+    return Index(tuple(kept.items()), constant)
+
+
+def of_axis(axis: Axis) -> Index:
+    return Index() if is_one(axis.extent) else Index(((axis, 1),))
+
+
+def linear(index: Sequence[Index], strides: Sequence[Size], offset: Size = 0) -> Index:
+    made = Index((), offset)
+    for each, stride in zip(index, strides, strict=True):
+        made = made + each * stride
+    return made
+
+
+def row_major(shape: Sequence[Size]) -> tuple[Size, ...]:
+    """The strides of a contiguous tensor."""
+    return tuple(product(shape[place + 1 :]) for place in range(len(shape)))
+
+
+def reshaped(
+    index: Sequence[Index], shape: Sequence[Size], into: Sequence[Size]
+) -> tuple[Index, ...]:
+    """Where the element at `index` of a tensor of sizes `shape` is, in one of sizes `into`.
+
+    Runs of sizes with the same product are taken apart from one another, so that as little as
+    possible is divided.
+    """
+    made: list[Index] = []
+    here, there = list(shape), list(into)
+    at, to = 0, 0
+    while to < len(there) or at < len(here):
+        first_at, first_to = at, to
+        left: Size = 1
+        right: Size = 1
+        if at < len(here):
+            left, at = here[at], at + 1
+        if to < len(there):
+            right, to = there[to], to + 1
+        while not same(left, right):
+            grows_left = _smaller(left, right)
+            if (grows_left and at < len(here)) or to == len(there):
+                if at == len(here):
+                    break
+                left, at = simplified(left * here[at]), at + 1
+            else:
+                right, to = simplified(right * there[to]), to + 1
+        run = linear(index[first_at:at], row_major(here[first_at:at]))
+        made += unravelled(run, there[first_to:to])
+    return tuple(made)
+
+
+def _smaller(one: Size, other: Size) -> bool:
+    if isinstance(one, int) and isinstance(other, int):
+        return one < other
+    # One that divides the other is smaller; otherwise either may grow.
+    return quotient(other, one) is not None
+
+
+def unravelled(run: Index, shape: Sequence[Size]) -> list[Index]:
+    """A position counted along a contiguous tensor, as one index for each dimension."""
+    made: list[Index] = []
+    for place, size in enumerate(shape):
+        inner = product(shape[place + 1 :])
+        part = run // inner
+        made.append(Index() if is_one(size) else part if place == 0 else part % size)
+    return made
+
+
+def refined(one: Sequence[Size], other: Sequence[Size]) -> tuple[Size, ...] | None:
+    """The coarsest sizes that both are made of by merging neighbours, or None."""
+    left = [size for size in reversed(one) if not is_one(size)]
+    right = [size for size in reversed(other) if not is_one(size)]
+    made: list[Size] = []
+    while left and right:
+        a, b = left.pop(0), right.pop(0)
+        if same(a, b):
+            made.append(a)
+            continue
+        if (rest := quotient(a, b)) is not None:
+            made.append(b)
+            left.insert(0, rest)
+        elif (rest := quotient(b, a)) is not None:
+            made.append(a)
+            right.insert(0, rest)
+        else:
+            return None
+    if left or right:
+        return None
+    return tuple(reversed(made))

@@ -1,0 +1,169 @@
+"""Items: the tensors that kernels compute, in which order, and what they read for it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from adjoint.loops.expressions import Apply, Expression, Name, walk
+from adjoint.loops.operators import MATH
+from adjoint.lower.definitions import (
+    CONSTANTS,
+    Definition,
+    Mapped,
+    Reader,
+    Reduced,
+    Scattered,
+    definition_of,
+)
+from adjoint.lower.index import Axis, Index, linear, of_axis, row_major
+from adjoint.lower.sizes import Size, is_one, product, same, sizes
+from adjoint.lower.views import Where, shape_of, view_of
+
+
+def resolve(node: fx.Node, index: Where) -> tuple[fx.Node, Where]:
+    """The tensor that holds the element of a view, and where."""
+    while (view := view_of(node)) is not None:
+        node, through = view
+        index = through(index)
+    return node, index
+
+
+def strides_of(node: fx.Node) -> tuple[Size, ...]:
+    return sizes(node.meta["val"].stride())
+
+
+def iteration_order(shape: Sequence[Size], strides: Sequence[Size]) -> tuple[int, ...]:
+    """Dimensions from the slowest to the fastest; those of size 1 do not count."""
+    dims = [dim for dim, size in enumerate(shape) if not is_one(size)]
+    if all(isinstance(strides[dim], int) for dim in dims):
+        # Where a stride is 0 the elements are the same: such a dimension may stand where it is.
+        if any(strides[dim] == 0 for dim in dims):
+            return tuple(dims)
+        return tuple(sorted(dims, key=lambda dim: -int(strides[dim])))
+    return tuple(dims)
+
+
+@dataclass(eq=False)
+class Item:
+    """One node that a kernel computes."""
+
+    node: fx.Node
+    definition: Definition
+    domain: tuple[Size, ...]
+    """The sizes it iterates over: those of the tensor, or of what is reduced or scattered."""
+    order: tuple[int, ...]
+    """Dimensions of the domain, from the slowest to the fastest."""
+    reads: list[tuple[fx.Node, Where]] = field(default_factory=list)
+    """Elements read, by the axes of the domain."""
+    has_math: bool = False
+    checked: set[fx.Node] = field(default_factory=set)
+    """Indices that must be known to be in range before anything is read by them."""
+    serial: bool = False
+    """Neighbours in the fastest dimension may meet in one element of the result."""
+
+    @functools.cached_property
+    def axes(self) -> tuple[Axis, ...]:
+        return tuple(Axis(f"{self.node.name}.{dim}", s) for dim, s in enumerate(self.domain))
+
+    @functools.cached_property
+    def index(self) -> Where:
+        return tuple(of_axis(axis) for axis in self.axes)
+
+    @functools.cached_property
+    def shape(self) -> tuple[Size, ...]:
+        return tuple(self.domain[dim] for dim in self.order)
+
+    @functools.cached_property
+    def count(self) -> Size:
+        return product(self.domain)
+
+    @functools.cached_property
+    def columns(self) -> Size:
+        """Of a reduction: how many elements are combined into one, if they are neighbours."""
+        assert isinstance(self.definition, Reduced)
+        return product([self.domain[dim] for dim in self.definition.dims])
+
+    @functools.cached_property
+    def reduces_rows(self) -> bool:
+        """A reduction of neighbours, which leaves one value for each row."""
+        if not isinstance(self.definition, Reduced):
+            return False
+        dims = [dim for dim in self.order if dim in self.definition.dims]
+        return not dims or self.order[-len(dims) :] == tuple(dims)
+
+    @property
+    def is_reduction(self) -> bool:
+        return not isinstance(self.definition, Mapped)
+
+    def position(self, index: Where) -> Index:
+        """Where an element of the result comes in the order of its own iteration."""
+        shape = shape_of(self.node)
+        order = self.order
+        if isinstance(self.definition, Reduced):
+            order = iteration_order(shape, strides_of(self.node))
+        return linear([index[dim] for dim in order], row_major([shape[dim] for dim in order]))
+
+
+class _Recorder:
+    """Gives dummies for elements, and keeps which were asked for."""
+
+    def __init__(self) -> None:
+        self.reads: list[tuple[fx.Node, Where]] = []
+
+    def read(self, node: fx.Node, index: Where) -> Expression:
+        base, index = resolve(node, index)
+        if base.target in CONSTANTS:
+            definition = definition_of(base)
+            if isinstance(definition, Mapped):
+                return definition.element(index, self)
+        self.reads.append((base, index))
+        return Name("?", base.meta["val"].dtype)
+
+    def size(self, size: Size) -> Expression:
+        return Name("?", torch.int64)
+
+    def position(self, index: Index) -> Expression:
+        return Name("?", torch.int64)
+
+
+def item_of(node: fx.Node, definition: Definition) -> Item:
+    """The item that computes `node`."""
+    item = _shaped(node, definition)
+    recorder: Reader = _Recorder()
+    expression = definition.element(item.index, recorder)
+    if isinstance(definition, Scattered):
+        place = definition.place(item.index, recorder)
+        fastest = item.axes[item.order[-1]] if item.order else None
+        straight = [each for each in place if fastest in set(each.axes())]
+        item.serial = not straight
+        definition.start(tuple(Index() for _ in shape_of(node)), recorder)
+    item.reads = recorder.reads  # type: ignore[attr-defined]
+    item.has_math = any(
+        isinstance(each, Apply) and each.operator in MATH for each in walk(expression)
+    )
+    return item
+
+
+def _shaped(node: fx.Node, definition: Definition) -> Item:
+    match definition:
+        case Mapped():
+            shape = shape_of(node)
+            return Item(node, definition, shape, iteration_order(shape, strides_of(node)))
+        case Reduced(domain, dims, source):
+            order = iteration_order(domain, strides_of(source))
+            kept = tuple(dim for dim in order if dim not in dims)
+            gone = tuple(dim for dim in order if dim in dims)
+            if order not in ((*kept, *gone), (*gone, *kept)):
+                order = (*kept, *gone)
+            return Item(node, definition, domain, order)
+        case Scattered(domain, source):
+            if len(domain) == source.meta["val"].dim() and all(
+                same(a, b) for a, b in zip(domain, shape_of(source), strict=True)
+            ):
+                return Item(node, definition, domain, iteration_order(domain, strides_of(source)))
+            return Item(node, definition, domain, iteration_order(domain, row_major(domain)))

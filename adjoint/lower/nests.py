@@ -1,0 +1,533 @@
+"""Nests: the loops that compute one group.
+
+    parallel for t in range(chunks):        each thread takes a run of rows
+        for r in range(first, last):
+            vector for j in range(columns): phase 0: what needs no sum of the row
+            ...                             row items
+            vector for j in range(columns): phase 1: what needs those sums
+
+A sum over rows, or a scatter, goes to memory of the thread's own first, and is put together after
+the parallel loop: the result depends on the number of threads, not on which was first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import fx
+
+from adjoint.errors import SourceLine
+from adjoint.graph.metadata import source_of
+from adjoint.loops.expressions import (
+    Constant,
+    Counter,
+    Expression,
+    Extent,
+    Load,
+    Name,
+    apply,
+    integer,
+)
+from adjoint.loops.plan import Scratch
+from adjoint.loops.statements import (
+    Accumulator,
+    Assign,
+    Buffer,
+    Kernel,
+    Loop,
+    Mapping,
+    Merge,
+    Statement,
+    Store,
+    Update,
+)
+from adjoint.lower.definitions import CONSTANTS, Mapped, Reduced, Scattered, definition_of
+from adjoint.lower.fusion import Group, Level
+from adjoint.lower.index import (
+    Axis,
+    Gathered,
+    Index,
+    Quotient,
+    Remainder,
+    linear,
+    of_axis,
+    reshaped,
+    row_major,
+    unravelled,
+)
+from adjoint.lower.items import Item, resolve, strides_of
+from adjoint.lower.sizes import Size, is_one, product, same, simplified
+from adjoint.lower.views import Where, shape_of
+
+# Rows of so few columns are taken several at a time, not column by column.
+FEW_COLUMNS = 8
+
+# Sums over rows that keep more values than this are put together by all threads.
+MANY_VALUES = 16384
+
+
+Operand: TypeAlias = fx.Node | Scratch
+
+CHUNKS = "chunks"
+
+
+@dataclass(frozen=True, eq=False)
+class Nest:
+    """A kernel, and what it is called with."""
+
+    kernel: Kernel
+    operands: tuple[Operand, ...]
+    extents: tuple[Size, ...]
+    """Sizes that the kernel takes; before them it takes the number of chunks."""
+    work: Size
+    """How many elements it goes through."""
+    items: tuple[Item, ...]
+
+
+def nest_of(group: Group, stored: set[fx.Node], name: str = "kernel") -> Nest:
+    """The loops that compute `group`; `stored` are those of its values that others need."""
+    dry = _Builder(group, stored, None)
+    dry.build()
+    return _Builder(group, stored, dry.merged()).finish(name)
+
+
+class _Builder:
+    def __init__(
+        self, group: Group, stored: set[fx.Node], merged: list[tuple[Axis, ...]] | None
+    ) -> None:
+        self.group = group
+        self.stored = stored
+        self.axes = [Axis(f"i{place}", size) for place, size in enumerate(group.shape)]
+        self.split = self._split()
+        apart: list[tuple[Axis, ...]] = [(axis,) for axis in self.axes]
+        self.runs = apart if merged is None else merged
+        self.accesses: list[Index] = []
+        self.operands: dict[Operand, str] = {}
+        self.written: set[str] = set()
+        self.extents: dict[Size, str] = {}
+        self.counters: dict[Axis, Expression] = {}
+        self.phases = self._phases()
+        self.available: dict[fx.Node, Expression] = {}
+        self.computed: dict[fx.Node, Expression] = {}
+        self.phase = 0
+        self.kept_rows = self._kept_rows()
+
+    # Shape of the nest
+
+    def _split(self) -> int:
+        if self.group.columns is None:
+            return len(self.axes)
+        for place in range(len(self.axes) + 1):
+            if same(product(self.group.shape[place:]), self.group.columns):
+                return place
+        raise AssertionError(f"{self.group.shape} has no rows of {self.group.columns}")
+
+    def merged(self) -> list[tuple[Axis, ...]]:
+        """Neighbouring axes along which every access goes on as along one."""
+        runs: list[tuple[Axis, ...]] = []
+        for place, axis in enumerate(self.axes):
+            if (
+                runs
+                and place != self.split
+                and all(_goes_on(index, runs[-1][-1], axis) for index in self.accesses)
+            ):
+                runs[-1] = (*runs[-1], axis)
+            else:
+                runs.append((axis,))
+        return runs
+
+    def _loops(self) -> tuple[list[tuple[Axis, ...]], list[tuple[Axis, ...]]]:
+        """Runs of axes that the rows are made of, and those of the columns."""
+        if self.group.columns is not None:
+            inner = set(self.axes[self.split :])
+            outside = [run for run in self.runs if run[0] not in inner]
+            return outside, [run for run in self.runs if run[0] in inner]
+        if len(self.runs) <= 1:
+            return self.runs, []
+        return self.runs[:-1], self.runs[-1:]
+
+    def _phases(self) -> dict[fx.Node, int]:
+        """After how many sums over columns an item can be computed."""
+        phases: dict[fx.Node, int] = {}
+        ready: dict[fx.Node, int] = {}
+        for item, level in self.group.members.values():
+            phase = max((ready.get(base, 0) for base, _ in item.reads), default=0)
+            phases[item.node] = phase
+            is_sum = level is Level.ROW and item.is_reduction
+            ready[item.node] = phase + 1 if is_sum else phase
+        return phases
+
+    def _kept_rows(self) -> dict[fx.Node, Scratch]:
+        """Values that took long to compute and are needed again in a later phase of the row."""
+        kept: dict[fx.Node, Scratch] = {}
+        if self.group.columns is None:
+            return kept
+        for item, _ in self.group.members.values():
+            for base, _index in item.reads:
+                found = self.group.members.get(base)
+                if found is None or base in self.stored or found[1] is not Level.FULL:
+                    continue
+                later = self.phases[item.node] > self.phases[base]
+                if later and found[0].has_math and isinstance(found[0].definition, Mapped):
+                    dtype = base.meta["val"].dtype
+                    kept[base] = Scratch(f"row.{base.name}", dtype, self.group.columns)
+        return kept
+
+    # Names of things
+
+    def operand(self, operand: Operand) -> str:
+        return self.operands.setdefault(operand, f"b{len(self.operands)}")
+
+    def size(self, size: Size) -> Expression:
+        size = simplified(size)
+        if isinstance(size, int):
+            return integer(size)
+        return Extent(self.extents.setdefault(size, f"e{len(self.extents)}"))
+
+    def position(self, index: Index) -> Expression:
+        self.accesses.append(index)
+        return self.expression(index)
+
+    def expression(self, index: Index) -> Expression:
+        """An index in terms of the counters of loops."""
+        made: Expression | None = None
+        for atom, coefficient in index.terms:
+            if isinstance(atom, Axis):
+                counter = self.counters.get(atom)
+                if counter is None:
+                    # The last axis of its run counts for all of it.
+                    continue
+                part = counter
+            elif isinstance(atom, Gathered):
+                part = atom.value
+            else:
+                name = "floordiv" if isinstance(atom, Quotient) else "mod"
+                part = apply(name, self.expression(atom.of), self.size(atom.by))
+            if not is_one(coefficient):
+                part = part * self.size(coefficient)
+            made = part if made is None else made + part
+        if made is None:
+            return self.size(index.constant)
+        if isinstance(index.constant, int) and index.constant == 0:
+            return made
+        return made + self.size(index.constant)
+
+    # Elements
+
+    def read(self, node: fx.Node, index: Where) -> Expression:
+        base, index = resolve(node, index)
+        if base.target in CONSTANTS:
+            definition = definition_of(base)
+            if isinstance(definition, Mapped):
+                return definition.element(index, self)
+        if base in self.available:
+            return self.available[base]
+        found = self.group.members.get(base)
+        if found is not None:
+            return self.member(*found)
+        return self.load(base, index)
+
+    def load(self, node: fx.Node, index: Where) -> Expression:
+        offset = self.position(linear(index, strides_of(node)))
+        return Load(self.operand(node), offset, node.meta["val"].dtype)
+
+    def member(self, item: Item, level: Level) -> Expression:
+        """The value of a full item at the element at hand."""
+        assert level is Level.FULL, (item.node, level)
+        node = item.node
+        if node not in self.computed:
+            if self.phases[node] < self.phase and node in self.stored:
+                self.computed[node] = self.load(node, self.index_of(item))
+            elif self.phases[node] < self.phase and node in self.kept_rows:
+                name, offset = self.row_place(node)
+                self.computed[node] = Load(name, offset, node.meta["val"].dtype)
+            else:
+                self.computed[node] = item.definition.element(self.index_of(item), self)
+        return self.computed[node]
+
+    def row_place(self, node: fx.Node) -> tuple[str, Expression]:
+        """Where the thread keeps a value for later phases of the row."""
+        scratch = self.kept_rows[node]
+        columns = self.axes[self.split :]
+        column = linear([of_axis(a) for a in columns], row_major([a.extent for a in columns]))
+        start = Counter("t") * self.size(scratch.count)
+        return self.operand(scratch), start + self.position(column)
+
+    def index_of(self, item: Item, rows: bool = False) -> Where:
+        """The index of the item's domain at the element (or row) at hand."""
+        axes = self.axes[: self.split] if rows else self.axes
+        here = tuple(of_axis(axis) for axis in axes)
+        iterated = reshaped(here, [axis.extent for axis in axes], item.shape)
+        index = [Index()] * len(item.domain)
+        for dim, each in zip(item.order, iterated, strict=True):
+            index[dim] = each
+        return tuple(index)
+
+    def store(self, node: fx.Node, index: Where, value: Expression) -> Store:
+        name = self.operand(node)
+        self.written.add(name)
+        return Store(name, self.position(linear(index, strides_of(node))), value)
+
+    # Statements
+
+    def build(self) -> tuple[Statement, ...]:
+        self.outer, self.inner = self._loops()
+        rows = product([axis.extent for run in self.outer for axis in run])
+        row, set_row = self._row_counters()
+        self.counters.update(row)
+        for run in self.inner:
+            self.counters[run[-1]] = Counter(run[-1].name)
+        before, after, finale = self._sums()
+        body = (*set_row, *self._row())
+        t, chunks = Counter("t"), Extent(CHUNKS)
+        loop = Loop(
+            "r",
+            apply("floordiv", self.size(rows) * t, chunks),
+            apply("floordiv", self.size(rows) * (t + 1), chunks),
+            body,
+            Mapping.VECTOR if self._rows_are_lanes() else Mapping.SERIAL,
+        )
+        parallel = Loop("t", integer(0), chunks, (*before, loop, *after), Mapping.PARALLEL)
+        return (parallel, *finale)
+
+    def _rows_are_lanes(self) -> bool:
+        if any(item.serial for item in self.group.items):
+            return False
+        columns = product([axis.extent for run in self.inner for axis in run])
+        return isinstance(columns, int) and columns <= FEW_COLUMNS
+
+    def _row_counters(self) -> tuple[dict[Axis, Expression], list[Statement]]:
+        """Each outer run as a function of the number of the row."""
+        number: Expression = Counter("r")
+        if len(self.outer) == 1:
+            return {self.outer[0][-1]: number}, []
+        counters: dict[Axis, Expression] = {}
+        statements: list[Statement] = []
+        sizes = [product([axis.extent for axis in run]) for run in self.outer]
+        for place, run in enumerate(self.outer):
+            rest = product(sizes[place + 1 :])
+            value = number if is_one(rest) else apply("floordiv", number, self.size(rest))
+            if place:
+                value = apply("mod", value, self.size(sizes[place]))
+            name = run[-1].name
+            statements.append(Assign(name, value))
+            counters[run[-1]] = Name(name, torch.int64)
+        return counters, statements
+
+    def _row(self) -> list[Statement]:
+        """What happens in one row, phase after phase."""
+        statements: list[Statement] = []
+        for phase in range(1 + max(self.phases.values())):
+            self.phase, self.computed = phase, {}
+            members = [m for m in self.group.members.values() if self.phases[m[0].node] == phase]
+            for item, level in members:
+                if level is Level.ROW and isinstance(item.definition, Mapped):
+                    statements += self._row_item(item)
+            before, inside, after = self._columns(members)
+            statements += before
+            statements += self._around(inside)
+            statements += after
+        return statements
+
+    def _row_item(self, item: Item) -> list[Statement]:
+        index = self.index_of(item, rows=True)
+        value = item.definition.element(index, self)
+        name = Name(f"row{len(self.available)}", value.dtype)
+        self.available[item.node] = name
+        made: list[Statement] = [Assign(name.name, value)]
+        if item.node in self.stored:
+            made.append(self.store(item.node, index, name))
+        return made
+
+    def _columns(
+        self, members: Sequence[tuple[Item, Level]]
+    ) -> tuple[list[Statement], list[Statement], list[Statement]]:
+        """What a phase does before, in, and after its loop over columns."""
+        before: list[Statement] = []
+        inside: list[Statement] = []
+        after: list[Statement] = []
+        for item, level in members:
+            node, definition = item.node, item.definition
+            match definition:
+                case Mapped() if level is Level.FULL:
+                    if node in self.stored:
+                        value = self.member(item, level)
+                        inside.append(self.store(node, self.index_of(item), value))
+                    elif node in self.kept_rows:
+                        value = self.member(item, level)
+                        name, offset = self.row_place(node)
+                        self.written.add(name)
+                        inside.append(Store(name, offset, value))
+                case Reduced() if level is Level.ROW:
+                    total = Name(f"sum{len(self.available)}", definition.start.dtype)
+                    before.append(Accumulator(total.name, definition.start))
+                    value = definition.element(self.index_of(item), self)
+                    inside.append(Update(total.name, definition.operator, value))
+                    # Made now and named after the loop: no later phase may compute it anew.
+                    self.available[node] = Name(f"{total.name}.done", node.meta["val"].dtype)
+                    finished = definition.finish(total, self)
+                    after.append(Assign(f"{total.name}.done", finished))
+                    if node in self.stored:
+                        index = _kept(item, self.index_of(item))
+                        after.append(self.store(node, index, self.available[node]))
+                case Reduced() | Scattered():
+                    inside.append(self._partial_sum(item))
+                case Mapped():
+                    pass
+        return before, inside, after
+
+    def _around(self, inside: list[Statement]) -> list[Statement]:
+        """The loops over columns around statements."""
+        if not inside or not self.inner:
+            return inside
+        body = tuple(inside)
+        serial = self._rows_are_lanes() or any(item.serial for item in self.group.items)
+        mapping = Mapping.SERIAL if serial else Mapping.VECTOR
+        for run in reversed(self.inner):
+            extent = self.size(product([axis.extent for axis in run]))
+            body = (Loop(run[-1].name, integer(0), extent, body, mapping),)
+            mapping = Mapping.SERIAL
+        return list(body)
+
+    # Sums over rows, and scatters
+
+    def _partial_sum(self, item: Item) -> Statement:
+        definition, index = item.definition, self.index_of(item)
+        assert not isinstance(definition, Mapped)
+        value = definition.element(index, self)
+        if self._is_total(item):
+            return Update(self._total(item), definition.operator, value)
+        scratch = self._partial(item)
+        if isinstance(definition, Scattered):
+            place = definition.place(index, self)
+        else:
+            place = _kept(item, index)
+        shape = shape_of(item.node)
+        offset = self.position(linear(place, row_major(shape)))
+        start = Counter("t") * self.size(scratch.count)
+        return Merge(self.operand(scratch), start + offset, definition.operator, value)
+
+    def _is_total(self, item: Item) -> bool:
+        return isinstance(item.definition, Reduced) and is_one(product(shape_of(item.node)))
+
+    def _total(self, item: Item) -> str:
+        """By number, so that the same loops over other nodes are the same kernel."""
+        return f"total{list(self.group.members).index(item.node)}"
+
+    def _partial(self, item: Item) -> Scratch:
+        definition = item.definition
+        if isinstance(definition, Reduced):
+            dtype = definition.start.dtype
+        else:
+            dtype = item.node.meta["val"].dtype
+        return Scratch(f"part.{item.node.name}", dtype, product(shape_of(item.node)))
+
+    def _sums(self) -> tuple[list[Statement], list[Statement], list[Statement]]:
+        """Before the rows of a chunk, after them, and after all chunks."""
+        before: list[Statement] = []
+        after: list[Statement] = []
+        finale: list[Statement] = []
+        for item, level in self.group.members.values():
+            if level is not Level.AFTER:
+                continue
+            scratch = self._partial(item)
+            name = self.operand(scratch)
+            self.written.add(name)
+            definition = item.definition
+            start = (
+                definition.start if isinstance(definition, Reduced) else Constant(0, scratch.dtype)
+            )
+            t, count = Counter("t"), self.size(scratch.count)
+            if self._is_total(item):
+                total = self._total(item)
+                before.append(Accumulator(total, start))
+                after.append(Store(name, t, Name(total, scratch.dtype)))
+            else:
+                clear = Store(name, t * count + Counter("k"), start)
+                before.append(Loop("k", integer(0), count, (clear,), Mapping.VECTOR))
+            finale += self._put_together(item, scratch, name)
+        return before, after, finale
+
+    def _put_together(self, item: Item, scratch: Scratch, name: str) -> list[Statement]:
+        """The parts of all chunks, added to the first, then finished into the result."""
+        definition = item.definition
+        assert not isinstance(definition, Mapped)
+        shape, count = shape_of(item.node), scratch.count
+        element = Axis("k", count)
+        counters, self.counters = self.counters, {element: Counter("k")}
+        accesses, self.accesses = self.accesses, []
+        k = Counter("k") if not is_one(count) else integer(0)
+        part = Load(name, Counter("c") * self.size(count) + k, scratch.dtype)
+        adding = Merge(name, k, definition.operator, part)
+        whole: Expression = Load(name, k, scratch.dtype)
+        index = tuple(unravelled(of_axis(element), shape))
+        if isinstance(definition, Reduced):
+            value = definition.finish(whole, self)
+        else:
+            value = apply(definition.operator, definition.start(index, self), whole)
+        result = self.store(item.node, index, value)
+        self.counters, self.accesses = counters, accesses
+        if is_one(count):
+            return [Loop("c", integer(1), Extent(CHUNKS), (adding,)), result]
+        many = not isinstance(count, int) or count > MANY_VALUES
+        if many:
+            t, chunks = Counter("t"), Extent(CHUNKS)
+            first = apply("floordiv", self.size(count) * t, chunks)
+            last = apply("floordiv", self.size(count) * (t + 1), chunks)
+        else:
+            first, last = integer(0), self.size(count)
+        over = Loop("k", first, last, (adding,), Mapping.VECTOR)
+        loops: tuple[Statement, ...] = (
+            Loop("c", integer(1), Extent(CHUNKS), (over,)),
+            Loop("k", first, last, (result,), Mapping.VECTOR),
+        )
+        if many:
+            return [Loop("t", integer(0), Extent(CHUNKS), loops, Mapping.PARALLEL)]
+        return list(loops)
+
+    def finish(self, name: str) -> Nest:
+        body = self.build()
+        buffers = tuple(
+            Buffer(short, _dtype(operand), short in self.written)
+            for operand, short in self.operands.items()
+        )
+        lines: dict[SourceLine, None] = {}
+        for item in self.group.items:
+            line = source_of(item.node)
+            if line is not None:
+                lines[line] = None
+        kernel = Kernel(name, buffers, (CHUNKS, *self.extents.values()), body, tuple(lines))
+        return Nest(
+            kernel,
+            tuple(self.operands),
+            tuple(self.extents),
+            self.group.count,
+            tuple(self.group.items),
+        )
+
+
+def _dtype(operand: Operand) -> torch.dtype:
+    dtype: torch.dtype = (
+        operand.dtype if isinstance(operand, Scratch) else operand.meta["val"].dtype
+    )
+    return dtype
+
+
+def _kept(item: Item, index: Where) -> Where:
+    """The index of a reduction's result, from that of its domain."""
+    assert isinstance(item.definition, Reduced)
+    dims = item.definition.dims
+    if len(shape_of(item.node)) == len(index):
+        return tuple(Index() if dim in dims else each for dim, each in enumerate(index))
+    return tuple(each for dim, each in enumerate(index) if dim not in dims)
+
+
+def _goes_on(index: Index, outer: Axis, inner: Axis) -> bool:
+    """Along `outer`, after `inner`, memory goes on without a gap."""
+    for atom, _ in index.terms:
+        if isinstance(atom, Quotient | Remainder) and {outer, inner} & set(atom.of.axes()):
+            return False
+    return same(index.coefficient(outer), index.coefficient(inner) * inner.extent)

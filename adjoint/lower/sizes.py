@@ -1,0 +1,80 @@
+"""Sizes: integers where they are known, expressions over the sizes of inputs where they are not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+
+from adjoint.torch_private.symbols import expression
+
+Size: TypeAlias = "int | sympy.Expr"
+
+
+def size_of(value: Any) -> Size:
+    """A size of a fake tensor."""
+    if isinstance(value, torch.SymInt):
+        expr = expression(value)
+        return int(expr) if expr.is_Integer else sympy.expand(expr)
+    return int(value)
+
+
+def sizes(values: Iterable[Any]) -> tuple[Size, ...]:
+    return tuple(size_of(value) for value in values)
+
+
+def same(one: Size, other: Size) -> bool:
+    """Equal, whatever the sizes of inputs are."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    return bool(sympy.expand(one - other) == 0)
+
+
+def product(values: Sequence[Size]) -> Size:
+    if all(isinstance(value, int) for value in values):
+        return math.prod(values)
+    made: Size = 1
+    for value in values:
+        made = made * value
+    return simplified(made)
+
+
+def simplified(value: Size) -> Size:
+    if isinstance(value, int):
+        return value
+    value = sympy.expand(value)
+    return int(value) if value.is_Integer else value
+
+
+def quotient(value: Size, by: Size) -> Size | None:
+    """`value / by` where that is an integer for all sizes; else None."""
+    if isinstance(by, int) and by == 1:
+        return value
+    if isinstance(value, int) and isinstance(by, int):
+        return value // by if by and value % by == 0 else None
+    if by == 0:
+        return None
+    ratio = sympy.cancel(sympy.sympify(value) / sympy.sympify(by))
+    if sympy.fraction(ratio)[1] != 1:
+        return None
+    return simplified(ratio)
+
+
+def is_below(value: Size, bound: Size) -> bool:
+    """value < bound, for all sizes."""
+    room = simplified(bound - value)
+    return isinstance(room, int) and room > 0
+
+
+def is_one(value: Size) -> bool:
+    return isinstance(value, int) and value == 1
+
+
+def estimate(value: Size, otherwise: int = 1024) -> int:
+    """A number to decide by: for an unknown size, a middling one."""
+    if isinstance(value, int):
+        return value
+    return max(1, int(value.subs(dict.fromkeys(value.free_symbols, otherwise))))

@@ -1,0 +1,84 @@
+"""lower -> emit -> load: a graph becomes native code for the processor."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import warnings
+from collections.abc import Sequence
+
+import sympy
+import torch
+from torch import fx
+
+from adjoint.emit.llvm import emit_module
+from adjoint.errors import FallbackWarning
+from adjoint.graph.evaluation import entry_mode
+from adjoint.graph.metadata import mode_of
+from adjoint.loops.plan import Launch, Plan
+from adjoint.loops.show import show
+from adjoint.loops.statements import Kernel
+from adjoint.lower.planning import is_plain, lower
+from adjoint.runtime.cpu.engine import LLVMError, function_attributes, load
+from adjoint.runtime.cpu.program import CpuProgram
+from adjoint.torch_private import trees
+
+# Kernels of this process by what they do: programs share those that are the same.
+_KERNELS: dict[str, int] = {}
+_LOCK = threading.Lock()
+
+
+def native_program(graph_module: fx.GraphModule) -> CpuProgram | None:
+    """The graph as native code; None if it is to be run op by op."""
+    if not _is_worth_it(graph_module):
+        return None
+    plan = lower(graph_module)
+    launches = [step for step in plan.steps if isinstance(step, Launch)]
+    if not launches or _unknown_sizes(plan):
+        return None
+    try:
+        addresses = _compiled(launches)
+    except LLVMError as error:
+        lines = {str(line) for launch in launches for line in launch.kernel.lines}
+        warnings.warn(
+            f"runs op by op, because LLVM refused a kernel: {error}\nfor {sorted(lines)}",
+            FallbackWarning,
+            stacklevel=2,
+        )
+        return None
+    return CpuProgram(plan, addresses)
+
+
+def _compiled(launches: Sequence[Launch]) -> dict[Launch, int]:
+    keys = [show(dataclasses.replace(launch.kernel, lines=())) for launch in launches]
+    with _LOCK:
+        new: dict[str, Kernel] = {}
+        for key, launch in zip(keys, launches, strict=True):
+            if key not in _KERNELS and key not in new:
+                name = f"kernel{len(_KERNELS) + len(new)}"
+                new[key] = dataclasses.replace(launch.kernel, name=name)
+        if new:
+            text = emit_module(list(new.values()), function_attributes())
+            found = load(text, [kernel.name for kernel in new.values()])
+            _KERNELS.update(zip(new, found, strict=True))
+        return {launch: _KERNELS[key] for key, launch in zip(keys, launches, strict=True)}
+
+
+def _is_worth_it(graph_module: fx.GraphModule) -> bool:
+    """Whether there is something to fuse, and nothing that only torch itself can run."""
+    entry = entry_mode(graph_module)
+    calls = [node for node in graph_module.graph.nodes if node.op == "call_function"]
+    if any("hooks" in n.meta or mode_of(n).inference != entry.inference for n in calls):
+        return False
+    values = [leaf for n in graph_module.graph.nodes for leaf in trees.leaves(n.meta.get("val"))]
+    return any(map(is_plain, values)) and all(
+        leaf.device.type == "cpu" for leaf in values if isinstance(leaf, torch.Tensor)
+    )
+
+
+def _unknown_sizes(plan: Plan) -> bool:
+    """Sizes that are known only in the middle of a run."""
+    known = {symbol for symbol, _, _ in plan.symbols}
+    sizes = [size for slot in plan.slots for size in (*(slot.shape or ()), *slot.strides)]
+    sizes += [s for step in plan.steps if isinstance(step, Launch) for s in step.extents]
+    return any(isinstance(size, sympy.Expr) and size.free_symbols - known for size in sizes)

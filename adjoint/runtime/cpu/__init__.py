@@ -1,0 +1,1 @@
+"""Running kernels on the processor: LLVM's compiler, torch's threads."""

@@ -1,0 +1,37 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from adjoint.cli import main
+
+
+def test_a_table_a_file_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, picture = tmp_path / "results.json", tmp_path / "results.svg"
+    chosen = ["--only", "forces", "--systems", "eager", "--small", "--runs", "1", "--reps", "1"]
+    assert main(["bench", *chosen, "--json", str(file), "--plot", str(picture)]) == 0
+    assert "forces" in capsys.readouterr().out
+    (row,) = json.loads(file.read_text())["rows"]
+    assert row["failure"] is None
+    assert row["step_over_eager"] == 1.0
+    assert picture.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "pin"], "there is no workload 'pin'; choose from pinn, forces"),
+        (["--systems", "xla"], "there is no system 'xla'; choose from eager"),
+        (["f.py:f", "--systems", "jax"], "there is no system 'jax'"),
+        (["f.py:f", "--only", "pinn"], "--only chooses among the standard workloads"),
+        (["--args", "1"], "--args are the arguments of a function"),
+        (["--only", "gpt", "--systems", "jax"], "gpt cannot run on jax"),
+        (["--plot", "a.png"], "a.png ends with neither .svg nor .html"),
+        (["--json", "no_such_folder/a"], "there is no folder no_such_folder"),
+    ],
+)
+def test_what_cannot_be_measured_is_explained(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *arguments]) == 1
+    assert message in capsys.readouterr().err

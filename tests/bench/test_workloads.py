@@ -1,0 +1,33 @@
+import pytest
+
+from adjoint.bench.measure import relative_error
+from adjoint.bench.workloads import WORKLOADS, step_of
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_float64_is_the_same_problem(workload: str) -> None:
+    problem = WORKLOADS[workload]("cpu", True)
+    step, wide = step_of(problem, "eager"), step_of(problem.double(), "eager")
+    found, right = step.computed(step.run()), wide.computed(wide.run())
+    assert found.keys() == dict(problem.net.named_parameters()).keys()
+    assert 0 < relative_error(found, right) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("workload", "system"),
+    [("forces", "adjoint"), ("forces", "func_adjoint"), ("pinn", "func_adjoint")],
+)
+def test_adjoint_computes_what_eager_does(workload: str, system: str) -> None:
+    problem = WORKLOADS[workload]("cpu", True).double()
+    step, eager = step_of(problem, system), step_of(problem, "eager")
+    found = {name: x.clone() for name, x in step.computed(step.run()).items()}
+    assert relative_error(found, eager.computed(eager.run())) < 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("system", ["adjoint", "func_adjoint"])
+def test_every_workload_runs_both_ways(workload: str, system: str) -> None:
+    if workload == "gpt" and system == "func_adjoint":
+        pytest.skip("there is no derivative inside")
+    test_adjoint_computes_what_eager_does(workload, system)

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from adjoint.errors import SourceLine
+from adjoint.loops.expressions import Cast, Counter, Extent, Guarded, Load, Name, apply, constant
+from adjoint.loops.expressions import integer as number
+from adjoint.loops.show import short, show, show_expression
+from adjoint.loops.statements import (
+    Accumulator,
+    Assign,
+    Buffer,
+    Kernel,
+    Loop,
+    Mapping,
+    Merge,
+    Store,
+    Update,
+)
+
+F32, F64 = torch.float32, torch.float64
+I, J, ROWS, COLUMNS = Counter("i"), Counter("j"), Extent("s0"), Extent("s1")
+
+
+def test_a_kernel_reads_as_a_program() -> None:
+    x = Load("x", I * COLUMNS + J, F32)
+    total = Name("total", F32)
+    inner = Loop(
+        "j",
+        number(0),
+        COLUMNS,
+        (Update("total", "add", apply("tanh", x)), Update("most", "maximum", x)),
+        Mapping.VECTOR,
+    )
+    outer = Loop(
+        "i",
+        number(0),
+        ROWS,
+        (
+            Accumulator("total", constant(0, F32)),
+            Accumulator("most", constant(0, F32)),
+            inner,
+            Assign("mean", total / 2),
+            Store("out", I, Name("mean", F32)),
+            Merge("bins", Load("place", I, torch.int64), "add", Cast(total, F64)),
+            Merge("bins", number(1), "minimum", Cast(total, F64)),
+        ),
+        Mapping.PARALLEL,
+    )
+    buffers = (
+        Buffer("x", F32),
+        Buffer("place", torch.int64),
+        Buffer("out", F32, written=True),
+        Buffer("bins", F64, written=True),
+    )
+    line = SourceLine("/model.py", 3, "forward", "y = x.tanh().sum(1)")
+    made = Kernel("tanh_sum", buffers, ("s0", "s1"), (outer,), (line,))
+    assert (
+        show(made)
+        == f"""\
+kernel tanh_sum(x: f32, place: i64, out: f32 written, bins: f64 written; s0, s1)
+    # {line}
+    parallel for i in range(s0):
+        var total = 0.0
+        var most = 0.0
+        vector for j in range(s1):
+            total += tanh(x[((i * s1) + j)])
+            most = maximum(most, x[((i * s1) + j)])
+        mean = (total / 2.0)
+        out[i] = mean
+        bins[place[i]] += f64(total)
+        bins[1] = minimum(bins[1], f64(total))
+"""
+    )
+
+
+def test_a_loop_that_does_not_begin_at_zero() -> None:
+    body = (Loop("i", number(1), number(4), (Store("out", I, constant(1, F32)),)),)
+    made = Kernel("k", (Buffer("out", F32, written=True),), (), body)
+    assert (
+        show(made)
+        == "kernel k(out: f32 written)\n    for i in range(1, 4):\n        out[i] = 1.0\n"
+    )
+
+
+def test_a_guard() -> None:
+    x = Load("x", I, F32)
+    assert show_expression(Guarded(I < 3, x, constant(0, F32))) == "(x[i] if (i < 3) else 0.0)"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "text"),
+    [
+        (torch.float16, "f16"),
+        (torch.bfloat16, "bf16"),
+        (torch.float64, "f64"),
+        (torch.uint8, "u8"),
+        (torch.int64, "i64"),
+        (torch.bool, "bool"),
+    ],
+)
+def test_types_are_short(dtype: torch.dtype, text: str) -> None:
+    assert short(dtype) == text

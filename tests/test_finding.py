@@ -1,0 +1,21 @@
+import pytest
+import torch
+
+from adjoint.finding import UsageError, call_arguments, find, instance
+
+
+def test_a_module_and_a_function_are_found() -> None:
+    module, function = find("torch.nn.functional:relu")
+    assert module is torch.nn.functional
+    assert function is torch.nn.functional.relu
+
+
+def test_arguments_are_python() -> None:
+    args, kwargs = call_arguments(torch, torch.add, "torch.ones(2), other=3")
+    assert torch.equal(args[0], torch.ones(2))
+    assert kwargs == {"other": 3}
+
+
+def test_a_class_that_needs_arguments_is_refused() -> None:
+    with pytest.raises(UsageError, match="Linear cannot be made without arguments"):
+        instance(torch.nn.Linear)
