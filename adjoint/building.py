@@ -11,11 +11,11 @@ from torch import fx
 
 from adjoint.differentiate.activity import active_nodes, is_unrecorded_view, requiring_nodes
 from adjoint.differentiate.sweep import Sweep
-from adjoint.errors import DifferentiationError
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import outputs_of
-from adjoint.graph.operations import apply_function, in_order, on_copies
+from adjoint.graph.operations import apply_function, in_order, on_copies, tells_what_is_missing
 from adjoint.graph.purity import remove_dead_code
+from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.native import native_program
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.options import Options
@@ -27,9 +27,6 @@ from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import FakeTensor, fake_mode_of
 from adjoint.torch_private.modes import as_if_alone, is_traceable_wrapper_subclass, is_watched
 from adjoint.torch_private.operators import HigherOrderOperator
-
-# What a graph takes for granted about its sizes, among its metadata.
-_ASSUMED = "assumptions"
 
 
 class Build:
@@ -95,12 +92,9 @@ class Build:
 
     def load(self, graph_module: fx.GraphModule) -> Executable:
         """The graph, ready to run."""
-        assumed = graph_module.meta.get(_ASSUMED, ())
         program = None if self.options.target == "reference" else native_program(graph_module)
 
         def run(inputs: list[Any]) -> Sequence[Any]:
-            if assumed:
-                _check_sizes(graph_module, assumed, inputs)
             if program is not None and not is_watched():
                 return program(inputs)  # type: ignore[no-any-return]
             return evaluate(graph_module, _taken(inputs))  # type: ignore[arg-type, no-any-return]
@@ -126,28 +120,11 @@ class Build:
     ) -> tuple[Sweep, fx.GraphModule]:
         sweep = Sweep(graph_module, of, wrt)
         shape_env = fake_mode_of(graph_module).shape_env
-        with as_if_alone(), general_shapes(), symbols.assumptions(shape_env) as assumed:
+        with as_if_alone(), general_shapes(), symbols.assumptions(shape_env):
             joint = sweep.run()
-        joint.meta[_ASSUMED] = assumed
         merge_common_subexpressions(joint.graph)
         remove_dead_code(joint.graph)
         return sweep, joint
-
-
-def _check_sizes(
-    graph_module: fx.GraphModule, assumed: Sequence[Any], inputs: Sequence[Any]
-) -> None:
-    """A rule may have held for the sizes at hand alone: never go on with others."""
-    entering = [n.meta.get("val") for n in graph_module.graph.nodes if n.op == "placeholder"]
-    sizes = symbols.sizes_in(zip(entering, inputs, strict=True))
-    wrong = symbols.violated(assumed, sizes)
-    if wrong is not None:
-        raise DifferentiationError(
-            "a function of symbolic sizes",
-            1,
-            f"its derivative was built assuming {wrong}, and now sizes are "
-            + ", ".join(f"{name}={size}" for name, size in sizes.items()),
-        )
 
 
 def _reversed(sweep: Sweep, backward: Backward, of: Sequence[int]) -> Reversed:
@@ -186,15 +163,19 @@ def _requiring_outputs(graph_module: fx.GraphModule, wrt: Sequence[int]) -> list
 def _left_to_autograd(graph_module: fx.GraphModule) -> bool:
     """Eager autograd differentiates the graph, op by op, while it runs.
 
-    So it is for what has no rule yet: bodies, hooks on saved tensors, tensor subclasses.
+    So it is for what has no rule yet: bodies of loops and branches, effects, hooks on saved
+    tensors, tensor subclasses; for functions that may be differentiated once, which eager
+    refuses only when the second derivative is asked for; and for those that are told which
+    cotangents are missing, which eager calls also when all are.
     """
     return any(
         isinstance(node.target, HigherOrderOperator)
-        or node.target in (apply_function, on_copies, in_order)
+        or node.target in (on_copies, in_order)
+        or (node.target is apply_function and (bool(node.args[3]) or tells_what_is_missing(node)))
         or "hooks" in node.meta
         or any(_is_subclass(leaf) for leaf in trees.leaves(node.meta.get("val")))
         for node in graph_module.graph.nodes
-    )
+    ) or any(map(_left_to_autograd, subgraphs_of(graph_module).values()))
 
 
 def _is_subclass(value: Any) -> bool:

@@ -20,7 +20,7 @@ from adjoint.torch_private.modes import materializes_grads
 from adjoint.trace.emission import as_under, current_mode
 from adjoint.trace.interpretation import Interpreter
 from adjoint.trace.source import user_line
-from adjoint.trace.subgraph import Body, match_lifted
+from adjoint.trace.subgraph import Body, match_lifted, opaque
 from adjoint.trace.tracer import Tracer
 
 
@@ -97,8 +97,10 @@ def apply(
     reverses: list[tuple[tuple[int, ...] | None, Body, dict[int, torch.Tensor]]] = []
     for pattern in patterns:
         given = tuple(range(len(tensors))) if pattern is None else pattern
-        with tracer.quietly():
-            cotangents = [torch.empty_like(tensors[index]) for index in given]
+        with tracer.paused(), torch.enable_grad():
+            # They may depend on anything, and functions applied to them keep their derivatives.
+            anything = torch.empty((), device=tensors[0].device, requires_grad=True)
+            cotangents = opaque([tensors[index] for index in given], [anything], "a cotangent")
         reverse = Body(tracer, body.scope)
         reverse.entry = body.entry
         # What fails for some cotangents fails in eager when it meets them, and then in the graph.

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from adjoint.graph.metadata import mode_of
-from adjoint.graph.operations import build_subclass, take_attribute, with_data
+from adjoint.graph.operations import build_subclass, take_attribute, with_backward, with_data
 from adjoint.rules.outputs import differentiable_outputs
 from adjoint.rules.registry import NON_DIFFERENTIABLE
 from adjoint.torch_private.fake import FakeTensorMode, fake_mode_of
@@ -62,6 +62,8 @@ def _passes(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -> b
     if node.target is operator.getitem:
         several, index = node.args
         assert isinstance(several, fx.Node)
+        if several.target is with_backward and index in several.args[1]:  # type: ignore[operator]
+            return False
         if several not in active or _is_list(several):
             return several in active
         return _given(several, active, fake_mode)[index]  # type: ignore[index]

@@ -16,6 +16,7 @@ from torch import fx
 
 from adjoint.differentiate.activity import active_nodes
 from adjoint.differentiate.bodies import reverse_cond
+from adjoint.differentiate.functions import expanded, inline
 from adjoint.errors import DifferentiationError
 from adjoint.graph.descriptors import Gradient, Tangent, order_of
 from adjoint.graph.evaluation import entry_mode, meaning_of
@@ -31,7 +32,7 @@ from adjoint.graph.metadata import (
     set_output_descriptors,
     source_of,
 )
-from adjoint.graph.operations import with_data
+from adjoint.graph.operations import with_backward, with_data
 from adjoint.rules.derived import pull_back
 from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, VJPS
 from adjoint.torch_private.fake import fake_mode_of
@@ -57,6 +58,7 @@ class Sweep:
     """One reverse sweep."""
 
     def __init__(self, graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]) -> None:
+        graph_module = expanded(graph_module)
         self.primal = graph_module
         self.inputs = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
         self.of, self.wrt = list(of), list(wrt)
@@ -65,6 +67,8 @@ class Sweep:
         self.cotangents: dict[fx.Node, Any] = {}
         self.reached: set[fx.Node] = set()
         """The nodes that have had a cotangent."""
+        self.written: set[fx.Node] = set()
+        """Reverse nodes that the user wrote, under modes of the user's."""
         self.active = active_nodes(graph_module, [self.inputs[place] for place in wrt])
         self.order = 1 + order_of_program(graph_module.graph)
 
@@ -81,7 +85,7 @@ class Sweep:
                     self._pull_back(node)
             gradients = [self._gradient(self.inputs[place]) for place in self.wrt]
         for node in emitter.graph.nodes:
-            if node.meta.get("order") == self.order:
+            if node.meta.get("order") == self.order and node not in self.written:
                 # A derivative depends on all it is computed from, whatever way torch computes it.
                 set_mode(node, Mode())
         emitter.graph.output((*(self.copies.get(node, node) for node in outputs), *gradients))
@@ -99,8 +103,12 @@ class Sweep:
         for node in self.primal.graph.nodes:
             items = [n for n in node.users if n.target is operator.getitem and n in self.active]
             if node in self.active and len(items) > 1:
+                # What is known as the result of a custom function is known as nothing else.
+                own = node.args[2] if node.target is with_backward else ()
                 values = [
-                    n for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)
+                    n
+                    for n in node.all_input_nodes
+                    if isinstance(n.meta.get("val"), torch.Tensor) and n not in own
                 ]
                 found += [self.copies[n] for n in (*values, *items)]
         return found
@@ -108,16 +116,30 @@ class Sweep:
     def depended_on(self, places: Sequence[int]) -> list[int]:
         """Which of the inputs `wrt[place]` the outputs `of` depend on, by differentiable steps."""
         outputs = outputs_of(self.primal.graph)
-        work = [outputs[place] for place in self.of]
-        found: set[fx.Node] = set()
+        work = [(outputs[place], True) for place in self.of]
+        found: set[tuple[fx.Node, bool]] = set()
         while work:
-            node = work.pop()
-            if node in self.active and node not in found:
-                found.add(node)
-                work += (
-                    node.all_input_nodes[:1] if node.target is with_data else node.all_input_nodes
-                )
-        return [place for place in places if self.inputs[self.wrt[place]] in found]
+            node, given = work.pop()
+            if node in self.active and (node, given) not in found:
+                found.add((node, given))
+                work += self._depends_on(node, given)
+        return [place for place in places if (self.inputs[self.wrt[place]], True) in found]
+
+    def _depends_on(self, node: fx.Node, given: bool) -> list[tuple[fx.Node, bool]]:
+        """Where autograd goes on, and whether with a cotangent, if `node` is `given` one.
+
+        A custom function may give none, and takes zeros for one that it is not given.
+        """
+        if node.target is with_data:
+            return [(node.all_input_nodes[0], given)]
+        if node.target is not with_backward:
+            return [(each, given) for each in node.all_input_nodes]
+        body, _, _, _, *operands = node.args
+        gradients = outputs_of(getattr(self.primal, str(body.target)).graph)  # type: ignore[union-attr]
+        pairs = zip(operands, gradients, strict=True)
+        return [
+            (each, gradient is not None) for each, gradient in pairs if isinstance(each, fx.Node)
+        ]
 
     def _seed(self, node: fx.Node, descriptor: Any) -> None:
         """The tangent of an output is the first cotangent of its node."""
@@ -136,20 +158,24 @@ class Sweep:
             copy = emitter.graph.node_copy(node, lambda n: self.copies[n])
             copy.meta = dict(node.meta)
             self.copies[node] = copy
-            value = node.meta.get("val")
-            if isinstance(value, torch.Tensor):
-                self.tracer.scope.new(value, copy)
-            elif isinstance(value, (tuple, list)):
-                # Rules speak of all results of an op, also of those that the program does not use.
-                taken = {user.args[1] for user in node.users if user.target is operator.getitem}
-                for index, each in enumerate(value):
-                    if isinstance(each, torch.Tensor) and index not in taken:
-                        self.tracer.scope.new(each, emitter.item(copy, index))
-            if node.target is operator.getitem:
-                several, index = node.args
-                self.tracer.scope.new(several.meta["val"][index], copy)
-            emitter.bind_symbols(copy, value)
+            self._know(node, copy)
         emitter.recount_placeholders()
+
+    def _know(self, node: fx.Node, copy: fx.Node) -> None:
+        """From now on, the value of `node` is that of `copy`."""
+        emitter, value = self.tracer.emitter, node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            self.tracer.scope.new(value, copy)
+        elif isinstance(value, (tuple, list)):
+            # Rules speak of all results of an op, also of those that the program does not use.
+            taken = {user.args[1] for user in node.users if user.target is operator.getitem}
+            for index, each in enumerate(value):
+                if isinstance(each, torch.Tensor) and index not in taken:
+                    self.tracer.scope.new(each, emitter.item(copy, index))
+        if node.target is operator.getitem:
+            several, place = node.args
+            self.tracer.scope.new(several.meta["val"][place], copy)  # type: ignore[union-attr]
+        emitter.bind_symbols(copy, value)
 
     # Cotangents -------------------------------------------------------------------------------
 
@@ -216,6 +242,8 @@ class Sweep:
             rule = VJPS.get(node.target)
             if node.target is torch.ops.higher_order.cond:
                 self._reverse_cond(node, cotangent, args)
+            elif node.target is with_backward:
+                self._reverse_function(node, cotangent)
             elif rule is not None:
                 gradients = rule(cotangent, out, *args, **kwargs)
                 self._distribute(node, rule, gradients)
@@ -270,6 +298,39 @@ class Sweep:
         )
         for place, gradient in zip(places, gradients, strict=True):
             self._accumulate(node.args[3][place], gradient)  # type: ignore[index, arg-type]
+
+    def _reverse_function(self, node: fx.Node, cotangents: Any) -> None:
+        """The backward half of a custom function, which takes zeros for missing cotangents."""
+        body, _, results, saved, *operands = node.args
+        out = node.meta["val"]
+        complete = [
+            torch.zeros_like(each) if cotangent is None else cotangent
+            for each, cotangent in zip(out, cotangents, strict=True)
+        ]
+        given = {self.tracer.node(each): each for each in complete}
+        places = {each: index for index, each in enumerate(results)}  # type: ignore[arg-type]
+        kept = [
+            self.tracer.node(out[places[each]]) if each in places else self.copies.get(each, each)  # type: ignore[arg-type]
+            for each in saved  # type: ignore[union-attr]
+        ]
+        backward = getattr(self.primal, str(body.target))  # type: ignore[union-attr]
+        gradients = inline(backward, [*given, *kept], self._copy_reverse)
+        for operand, gradient in zip(operands, gradients, strict=True):
+            if isinstance(operand, fx.Node) and isinstance(gradient, fx.Node):
+                self._accumulate(operand, given.get(gradient, gradient.meta["val"]))
+
+    def _copy_reverse(
+        self, owner: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]
+    ) -> fx.Node:
+        emitter = self.tracer.emitter
+        if node.op == "get_attr":
+            copy = emitter.attribute(str(node.target), getattr(owner, str(node.target)))
+        else:
+            copy = emitter.graph.node_copy(node, values.__getitem__)
+        copy.meta = {**node.meta, "grad_of": emitter.grad_of, "order": self.order}
+        self.written.add(copy)
+        self._know(node, copy)
+        return copy
 
     def _derive(self, node: fx.Node, cotangent: Any, out: Any, args: Any, kwargs: Any) -> None:
         arguments = [n for n in node.all_input_nodes if n in self.active]

@@ -122,6 +122,21 @@ def _attend_back(cotangent: Any, query: Any, key: Any, value: Any, *args: Any, *
     return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
 
 
+def _reduced_product(sparse: torch.Tensor, dense: torch.Tensor, reduce: str) -> Any:
+    """The kernel says where an extreme element was only if autograd looks; a backward needs it."""
+    if torch.is_grad_enabled() and (sparse.requires_grad or dense.requires_grad):
+        return _SPARSE_REDUCE(sparse, dense, reduce)
+    with torch.enable_grad():
+        results = _SPARSE_REDUCE(sparse, dense.detach().requires_grad_(), reduce)
+    return tuple(each.detach() for each in results)
+
+
+def _dense(x: torch.Tensor, dtype: Any = None, masked_grad: bool | None = None) -> torch.Tensor:
+    """The cotangent of a sparse value may be dense already, for which the op has no kernel."""
+    return x.to_dense(dtype, masked_grad=masked_grad)
+
+
+_SPARSE_REDUCE = torch.ops.aten._sparse_mm_reduce_impl.default
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _FLASH_BACK = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
@@ -135,6 +150,8 @@ _MEANINGS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.view.default: torch.reshape,
     torch.ops.aten.copy.default: _copy,
     torch.ops.aten.bernoulli.p: _bernoulli,
+    torch.ops.aten._to_dense.default: _dense,
+    _SPARSE_REDUCE: _reduced_product,
     _FLASH: _attend,
     _FLASH_BACK: _attend_back,
     torch.ops.aten.randint_like.low_dtype: _randint,
@@ -159,6 +176,12 @@ def meaning_of(target: Any) -> Any:
 def callable_of(target: Any) -> Any:
     """What to call where an operator stands in a graph."""
     return _MEANINGS.get(target, target)
+
+
+def call_node(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    """What a call gives for the values of its arguments, under the mode there is."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
+    return callable_of(node.target)(*args, **kwargs)
 
 
 def _call(node: fx.Node, values: dict[fx.Node, Any], entry: Mode, captured: bool) -> Any:

@@ -5,6 +5,7 @@ Each runs in eager torch, under autograd, so that any graph can be run op by op.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -117,6 +118,40 @@ def apply_function(
     `forward(*operands)` returns (results, saved); `backward(*cotangents, *saved)` returns one
     cotangent, or None, for each operand.  `once`: the backward may not be differentiated.
     """
+
+    def run(*args: Any) -> Any:
+        return evaluate(forward, args)
+
+    return _applied(run, backwards, non_differentiable, once, operands)
+
+
+def tells_what_is_missing(node: fx.Node) -> bool:
+    """The `apply_function` has a backward for each choice of cotangents."""
+    return all(given is not None for given, _ in node.args[1])  # type: ignore[union-attr, misc]
+
+
+def with_backward(
+    backward: fx.GraphModule,
+    non_differentiable: tuple[int, ...],
+    results: tuple[Any, ...],
+    saved: tuple[Any, ...],
+    *operands: Any,
+) -> tuple[Any, ...]:
+    """`results`, as those of a custom `autograd.Function` of `operands` that has saved `saved`.
+
+    It is what is left of `apply_function` when the forward half is part of the graph.
+    """
+    backwards = ((None, backward),)
+    return _applied(lambda *_: (results, saved), backwards, non_differentiable, False, operands)
+
+
+def _applied(
+    run: Callable[..., Any],
+    backwards: Backwards,
+    non_differentiable: tuple[int, ...],
+    once: bool,
+    operands: tuple[Any, ...],
+) -> tuple[Any, ...]:
     by_given = dict(backwards)
 
     def pull_back(ctx: Any, *cotangents: Any) -> Any:
@@ -136,7 +171,7 @@ def apply_function(
     class Applied(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
-            results, saved = evaluate(forward, args)
+            results, saved = run(*args)
             tensors = [value for value in saved if isinstance(value, torch.Tensor)]
             ctx.set_materialize_grads(None in by_given)
             ctx.save_for_backward(*tensors)

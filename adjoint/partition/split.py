@@ -318,9 +318,8 @@ def _extract(
     graph.output(tuple(copies[n] if isinstance(n, fx.Node) else n for n in outputs))
     remove_dead_code(graph)
     extracted = fx.GraphModule(module, graph)
-    for key in ("entry_mode", "assumptions"):
-        if key in module.meta:
-            extracted.meta[key] = module.meta[key]
+    if "entry_mode" in module.meta:
+        extracted.meta["entry_mode"] = module.meta["entry_mode"]
     return extracted, copies
 
 

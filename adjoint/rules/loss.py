@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from adjoint.rules.registry import composition
+from adjoint.torch_private.operators import chunked_cross_entropy
 
 aten = torch.ops.aten
 
@@ -52,6 +53,21 @@ def multilabel_margin_loss_backward(
     active = (gap > 0).to(x.dtype) * given.unsqueeze(2) * (1 - marked).unsqueeze(1)
     slope = active.sum(1).scatter_add(1, places, -active.sum(2)) / rows.shape[1]
     return (slope * _shared(cotangent, reduction, rows).unsqueeze(-1)).reshape(x.shape)
+
+
+def linear_cross_entropy(
+    x: Any, matrix: Any, target: Any, bias: Any, weight: Any, ignore_index: int, *_: Any
+) -> Any:
+    """Of each row.  torch computes it, and its derivative, in chunks that have no history."""
+    logits = torch.nn.functional.linear(x, matrix, bias)
+    return torch.nn.functional.cross_entropy(
+        logits, target, weight, ignore_index=ignore_index, reduction="none"
+    )
+
+
+_IN_CHUNKS = chunked_cross_entropy()
+if _IN_CHUNKS is not None:
+    composition(_IN_CHUNKS)(linear_cross_entropy)
 
 
 def _shared(cotangent: torch.Tensor, reduction: int, rows: torch.Tensor) -> torch.Tensor:

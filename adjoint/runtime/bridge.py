@@ -7,7 +7,8 @@ differentiate it (`create_graph=True`).  Cotangents that then reach saved values
 first function.
 
 Backward graphs are made when first needed, one for each pattern of cotangents that autograd leaves
-out.  Where `torch.func` is at work, the graph runs op by op: it differentiates and batches ops.
+out, and anew for sizes of which an assumption made on the way does not hold.  Where `torch.func` is
+at work, the graph runs op by op: it differentiates and batches ops.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -24,6 +25,7 @@ from torch import fx
 
 from adjoint.errors import DifferentiationError, FallbackWarning
 from adjoint.graph.evaluation import entry_mode, evaluate
+from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
 from adjoint.torch_private.batches import is_batched, over_batch
 from adjoint.torch_private.fake import DATA_DEPENDENT
 from adjoint.torch_private.modes import functorch_is_active, without_autocast
@@ -36,6 +38,9 @@ _COMPILING = threading.RLock()
 
 # Backward graphs for this many patterns of missing cotangents; after that, zeros are made.
 PATTERNS = 8
+
+# Derivatives of one graph for this many sets of assumptions about sizes; after that, eager torch.
+SIZINGS = 8
 
 
 @dataclass(frozen=True)
@@ -91,17 +96,21 @@ class Compiled:
         self._eager = False
         """The derivative of some op depends on data, so that no graph can say it."""
         self._plain: Executable | None = None
-        self._recordings: dict[tuple[int, ...], Recording | None] = {}
+        self._sizings = [_Sized(graph_module, Sizing(graph_module))]
 
-    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+    def __call__(self, inputs: Sequence[Any], known: Sizes | None = None) -> Sequence[Any]:
+        """The outputs; `known` are sizes that the inputs may not show."""
         if functorch_is_active():
             # `torch.func` differentiates and batches the ops themselves.
             return evaluate(self.graph_module, inputs)  # type: ignore[no-any-return]
         wrt = self._recorded_inputs(inputs)
-        recording = self._recording(wrt) if wrt else None
-        if self._eager:
+        if not wrt:
+            return self.run(list(inputs))
+        found = None if self._eager else self._recording(wrt, self._sizes(inputs, known))
+        if found is None or self._eager:
             return evaluate(self.graph_module, inputs)  # type: ignore[no-any-return]
-        return self.run(list(inputs)) if recording is None else recording(inputs)
+        recording, sizes = found
+        return self.run(list(inputs)) if recording is None else recording(inputs, sizes)
 
     def run(self, inputs: list[Any]) -> Sequence[Any]:
         """The outputs, without a history; `inputs` is empty then."""
@@ -113,24 +122,64 @@ class Compiled:
         with torch.no_grad():
             return self._plain(inputs)
 
-    def backward(self, inputs: list[Any]) -> Sequence[Any]:
+    def backward(self, inputs: list[Any], known: Sizes) -> Sequence[Any]:
         """The outputs of a backward graph, with a history if autograd is to differentiate them."""
         if any(map(is_batched, inputs)):
             return over_batch(partial(evaluate, self.graph_module), inputs)
-        return self(inputs) if torch.is_grad_enabled() else self.run(inputs)
+        return self(inputs, known) if torch.is_grad_enabled() else self.run(inputs)
 
-    def _recording(self, wrt: tuple[int, ...]) -> Recording | None:
-        if wrt not in self._recordings:
+    def recordings(self) -> list[Recording]:
+        """The derivatives there are."""
+        made = [each for sized in self._sizings for each in sized.recordings.values()]
+        return [recording for recording in made if recording is not None]
+
+    def _sizes(self, inputs: Sequence[Any], known: Sizes | None) -> Sizes:
+        return {**(known or {}), **self._sizings[0].sizing.of(inputs)}
+
+    def _recording(
+        self, wrt: tuple[int, ...], sizes: Sizes
+    ) -> tuple[Recording | None, Sizes] | None:
+        """The recording that holds for `sizes`, with these in its terms; None: there is none."""
+        for sized in tuple(self._sizings):
+            if sized.holds(sizes):
+                recording = self._recorded(sized, wrt)
+                # To make it, more may have been assumed.
+                if sized.holds(sizes):
+                    return recording, renamed(sizes, sized.names)
+        with _COMPILING:
+            made = self._sized_anew(sizes)
+            if made is None:
+                return None
+            return self._recorded(made, wrt), renamed(sizes, made.names)
+
+    def _sized_anew(self, sizes: Sizes) -> _Sized | None:
+        why = f"its derivative was built {SIZINGS} times for sizes of different kinds"
+        if len(self._sizings) < SIZINGS:
+            try:
+                graph_module, names = resized(self.graph_module, sizes)
+            except NotResizable as error:
+                why = f"its derivative assumes {self._sizings[0].violated(sizes)}, and {error}"
+            else:
+                self._sizings.append(_Sized(graph_module, Sizing(graph_module), names))
+                return self._sizings[-1]
+        shown = ", ".join(f"{symbol}={size}" for symbol, size in sizes.items())
+        warnings.warn(
+            f"eager autograd takes over for sizes {shown}: {why}", FallbackWarning, stacklevel=2
+        )
+        return None
+
+    def _recorded(self, sized: _Sized, wrt: tuple[int, ...]) -> Recording | None:
+        if wrt not in sized.recordings:
             with _COMPILING:
-                if wrt not in self._recordings:
-                    recorded = self._record(wrt)
+                if wrt not in sized.recordings:
+                    recorded = self._record(sized.graph_module, wrt)
                     made = None if recorded is None else Recording(recorded, wrt, self.builder)
-                    self._recordings[wrt] = made
-        return self._recordings[wrt]
+                    sized.recordings[wrt] = made
+        return sized.recordings[wrt]
 
-    def _record(self, wrt: tuple[int, ...]) -> Recorded | None:
+    def _record(self, graph_module: fx.GraphModule, wrt: tuple[int, ...]) -> Recorded | None:
         try:
-            return self.builder.record(self.graph_module, wrt)
+            return self.builder.record(graph_module, wrt)
         except DifferentiationError as error:
             if not isinstance(error.__cause__, DATA_DEPENDENT):
                 raise
@@ -150,6 +199,33 @@ class Compiled:
         )
 
 
+@dataclass(frozen=True)
+class _Sized:
+    """A graph whose derivatives hold for some sizes."""
+
+    graph_module: fx.GraphModule
+    sizing: Sizing
+    names: Renaming | None = None
+    """Its symbols, by those of the graph that it is a copy of."""
+    recordings: dict[tuple[int, ...], Recording | None] = field(default_factory=dict)
+
+    def violated(self, sizes: Sizes) -> str | None:
+        return self.sizing.violated(renamed(sizes, self.names))
+
+    def holds(self, sizes: Sizes) -> bool:
+        return self.violated(sizes) is None
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """A backward graph that holds for some sizes."""
+
+    made: Reversed
+    compiled: Compiled
+    sizing: Sizing
+    names: Renaming | None = None
+
+
 class Recording:
     """A graph with its backward graphs, for one choice of inputs that require grad."""
 
@@ -157,14 +233,14 @@ class Recording:
         self.recorded = recorded
         self.wrt = wrt
         self.builder = builder
+        self._sizing = Sizing(recorded.graph_module)
         self._forward: Executable | None = None
-        self._backwards: dict[tuple[int, ...], tuple[Reversed, Compiled]] = {}
-        first = recorded.first
-        self._backwards[first.of] = (first, Compiled(first.graph_module, builder))
+        self._backwards: dict[tuple[int, ...], list[_Backward]] = {}
+        self._backwards[recorded.first.of] = [self._made(recorded.first, self._sizing)]
 
-    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+    def __call__(self, inputs: Sequence[Any], sizes: Sizes) -> Sequence[Any]:
         with torch.enable_grad():
-            outputs = _Node.apply(self, *inputs)  # type: ignore[no-untyped-call]
+            outputs = _Node.apply(self, sizes, *inputs)  # type: ignore[no-untyped-call]
         return outputs[: self.recorded.results]  # type: ignore[no-any-return]
 
     def forward(self, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -175,14 +251,46 @@ class Recording:
         bare = [each.detach() if isinstance(each, torch.Tensor) else each for each in inputs]
         return self._forward(bare)
 
-    def backward(self, of: tuple[int, ...]) -> tuple[Reversed, Compiled]:
-        """The backward graph for cotangents of the outputs `of`."""
-        if of not in self._backwards:
+    def backward(self, of: tuple[int, ...], sizes: Sizes) -> tuple[Reversed, Compiled, Sizes]:
+        """The backward graph for cotangents of the outputs `of`, and `sizes` in its terms."""
+        found = self._find(of, sizes)
+        if found is None:
             with _COMPILING:
-                if of not in self._backwards:
-                    made = self.builder.reverse(self.recorded, of, self.wrt)
-                    self._backwards[of] = (made, Compiled(made.graph_module, self.builder))
-        return self._backwards[of]
+                found = self._find(of, sizes) or self._reverse(of, sizes)
+        return found.made, found.compiled, renamed(sizes, found.names)
+
+    def _find(self, of: tuple[int, ...], sizes: Sizes) -> _Backward | None:
+        for each in self._backwards.get(of, ()):
+            if each.sizing.violated(renamed(sizes, each.names)) is None:
+                return each
+        return None
+
+    def _reverse(self, of: tuple[int, ...], sizes: Sizes) -> _Backward:
+        known = self._backwards.setdefault(of, [])
+        if not known:
+            made = self.builder.reverse(self.recorded, of, self.wrt)
+            known.append(self._made(made, self._sizing))
+        wrong = self._sizing.violated(sizes)
+        if wrong is None:
+            return known[0]
+        shown = ", ".join(f"{symbol}={size}" for symbol, size in sizes.items())
+        why = f"its derivative was built assuming {wrong}, and now sizes are {shown}"
+        if len(known) == SIZINGS:
+            raise DifferentiationError("a function of symbolic sizes", 1, why)
+        try:
+            graph_module, names = resized(self.recorded.graph_module, sizes)
+        except NotResizable as error:
+            why = f"{why}; {error}"
+            raise DifferentiationError("a function of symbolic sizes", 1, why) from error
+        # No pattern is empty: what came with the first recording holds for other sizes.
+        first = replace(self.recorded.first, of=())
+        again = replace(self.recorded, graph_module=graph_module, first=first)
+        made = self.builder.reverse(again, of, self.wrt)
+        known.append(self._made(made, Sizing(graph_module), names))
+        return known[-1]
+
+    def _made(self, made: Reversed, sizing: Sizing, names: Renaming | None = None) -> _Backward:
+        return _Backward(made, Compiled(made.graph_module, self.builder), sizing, names)
 
     def pattern(self, given: tuple[int, ...]) -> tuple[int, ...]:
         """`given`, or all outputs once there are many patterns."""
@@ -195,7 +303,7 @@ class _Node(torch.autograd.Function):
     """One run of a graph, as autograd sees it."""
 
     @staticmethod
-    def forward(ctx: Any, recording: Recording, *inputs: Any) -> Any:
+    def forward(ctx: Any, recording: Recording, sizes: Sizes, *inputs: Any) -> Any:
         recorded = recording.recorded
         outputs = list(recording.forward(inputs))
         fixed = [
@@ -204,7 +312,7 @@ class _Node(torch.autograd.Function):
             if isinstance(value, torch.Tensor)
             and index not in recorded.differentiable | recorded.requiring
         ]
-        ctx.recording = recording
+        ctx.recording, ctx.sizes = recording, sizes
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*fixed)
         saved = [inputs[i] for i in recorded.saved_inputs]
@@ -225,9 +333,9 @@ class _Node(torch.autograd.Function):
             index for index in sorted(recorded.differentiable) if cotangents[index] is not None
         )
         if not given:
-            return (None,) * (len(ctx.inputs) + 1)
+            return (None,) * (len(ctx.inputs) + 2)
         of = recording.pattern(given)
-        made, compiled = recording.backward(of)
+        made, compiled, sizes = recording.backward(of, ctx.sizes)
         saved = _saved(ctx, recorded)
         arguments = [
             *(saved["input", i] for i in made.inputs),
@@ -236,11 +344,11 @@ class _Node(torch.autograd.Function):
         ]
         del saved, cotangents
         with without_autocast():
-            gradients = compiled.backward(arguments)
+            gradients = compiled.backward(arguments, sizes)
         by_input = dict(zip(recording.wrt, gradients, strict=True))
         for place in (recording.wrt[i] for i in made.zeros):
             by_input[place] = _zeros(ctx.inputs[place])
-        return (None, *(by_input.get(index) for index in range(len(ctx.inputs))))
+        return (None, None, *(by_input.get(index) for index in range(len(ctx.inputs))))
 
 
 def _saved(ctx: Any, recorded: Recorded) -> dict[tuple[str, int], Any]:

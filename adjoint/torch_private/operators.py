@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch._C import DispatchKey
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
@@ -15,6 +17,7 @@ __all__ = [
     "HigherOrderOperator",
     "OpOverload",
     "OpOverloadPacket",
+    "chunked_cross_entropy",
     "dense_kernel",
     "written_arguments",
 ]
@@ -32,3 +35,16 @@ def written_arguments(operator: OpOverload) -> tuple[str, ...]:
 def dense_kernel(operator: HigherOrderOperator) -> Callable[..., Any] | None:
     """What a higher-order operator computes, written in ordinary ops."""
     return operator.py_kernels.get(DispatchKey.CompositeExplicitAutograd)
+
+
+def chunked_cross_entropy() -> OpOverload | None:
+    """The op of `linear_cross_entropy` that gives each row's loss; None in a torch without it.
+
+    torch defines it when the module is first imported.
+    """
+    try:
+        importlib.import_module("torch.nn.modules.linear_cross_entropy")
+    except ImportError:
+        return None
+    packet = getattr(torch.ops.torch_nn, "_linear_cross_entropy_batch_chunked_no_reduction", None)
+    return None if packet is None else packet.default

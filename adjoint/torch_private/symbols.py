@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -85,7 +85,7 @@ def assumptions(shape_env: ShapeEnv | None) -> Iterator[list[sympy.Basic]]:
     if shape_env is None:
         yield []
         return
-    known = _ASSUMED.setdefault(shape_env, [])
+    known = assumed(shape_env)
     before, frozen = len(shape_env.guards), shape_env.frozen
     shape_env.frozen = False
     try:
@@ -95,17 +95,42 @@ def assumptions(shape_env: ShapeEnv | None) -> Iterator[list[sympy.Basic]]:
         known += [guard.expr for guard in shape_env.guards[before:]]
 
 
-def sizes_in(values: Iterable[tuple[Any, Any]]) -> dict[sympy.Symbol, int]:
-    """The number that each symbol stands for, given pairs of a fake tensor and the real one."""
-    found: dict[sympy.Symbol, int] = {}
-    for fake, real in values:
-        pairs = zip(fake.shape, real.shape, strict=False) if isinstance(fake, torch.Tensor) else ()
-        for symbolic, size in (*pairs, (fake, real)):
-            # As it was before anything was assumed: what is assumed to be 6 is a symbol here.
-            written = symbolic.node._expr if isinstance(symbolic, torch.SymInt) else None
-            if isinstance(written, sympy.Symbol):
-                found[written] = size
+def assumed(shape_env: ShapeEnv | None) -> list[sympy.Basic]:
+    """What has been taken for granted so far; the list grows as more is."""
+    return [] if shape_env is None else _ASSUMED.setdefault(shape_env, [])
+
+
+def shown(values: Iterable[Any]) -> list[tuple[sympy.Symbol, int, int | None]]:
+    """Where the symbols in `values` are seen: which value, and which of its axes if a tensor."""
+    found: list[tuple[sympy.Symbol, int, int | None]] = []
+    for place, value in enumerate(values):
+        axes = list(enumerate(value.shape)) if isinstance(value, torch.Tensor) else [(None, value)]
+        for axis, size in axes:
+            expr = written(size)
+            if isinstance(expr, sympy.Symbol):
+                found.append((expr, place, axis))
     return found
+
+
+def written(size: Any) -> sympy.Basic | None:
+    """A size as it was before anything was assumed: what is assumed to be 6 is a symbol here."""
+    return size.node._expr if isinstance(size, torch.SymInt) else None
+
+
+def anew(shape_env: ShapeEnv, sizes: dict[sympy.Symbol, int]) -> dict[sympy.Symbol, Any]:
+    """For each symbol, one of `shape_env` that stands for the same size, of which nothing is known
+    but that it is the one given here.
+    """
+    from torch._dynamo.source import ConstantSource
+
+    made: dict[sympy.Symbol, Any] = {}
+    for symbol, size in sizes.items():
+        source = ConstantSource(f"anew_{symbol}")
+        expr = shape_env.create_symbol(
+            size, source, DimDynamic.DYNAMIC, positive=bool(symbol.is_positive) or None
+        )
+        made[symbol] = shape_env.create_symintnode(expr, hint=size, source=source)
+    return made
 
 
 def violated(expressions: Iterable[sympy.Basic], sizes: dict[sympy.Symbol, int]) -> str | None:

@@ -111,3 +111,22 @@ def test_an_error_says_where_it_came_from() -> None:
         evaluate(captured.graph_module, [torch.ones(3), torch.tensor([9])])
     notes = getattr(raised.value, "__notes__", None)
     assert notes is None or "lambda x, i: x[i]" in notes[0]
+
+
+def test_where_extreme_elements_of_a_sparse_product_were_is_known_without_autograd() -> None:
+    op = torch.ops.aten._sparse_mm_reduce_impl.default
+    sparse = torch.eye(3).to_sparse_csr()
+    graph = torch.fx.Graph()
+    made = graph.call_function(op, (graph.placeholder("x"), graph.placeholder("y"), "amax"))
+    graph.output(made)
+    _, places = evaluate(torch.fx.GraphModule({}, graph), [sparse, torch.rand(3, 2)])
+    assert places.shape == (3, 2)
+    assert not places.requires_grad
+
+
+def test_what_is_dense_already_is_made_dense() -> None:
+    x = torch.eye(3)
+    (sparse,) = evaluate(module_of(aten._to_dense.default), [x.to_sparse()])
+    (dense,) = evaluate(module_of(aten._to_dense.default), [x])
+    assert torch.equal(sparse, x)
+    assert torch.equal(dense, x)

@@ -7,6 +7,7 @@ from adjoint.torch_private.operators import (
     HigherOrderOperator,
     OpOverload,
     OpOverloadPacket,
+    chunked_cross_entropy,
     written_arguments,
 )
 
@@ -33,3 +34,9 @@ def test_kinds_of_operators() -> None:
     assert not isinstance(aten.add, OpOverload)
     assert isinstance(aten.add, OpOverloadPacket)
     assert isinstance(torch.ops.higher_order.cond, HigherOrderOperator)
+
+
+def test_the_loss_of_each_row_is_named_as_torch_names_it() -> None:
+    op = chunked_cross_entropy()
+    known = hasattr(torch.nn.functional, "linear_cross_entropy")
+    assert op is None or (known and len(op._schema.arguments) == 9)

@@ -41,3 +41,27 @@ def test_where_the_sizes_of_a_tensor_are_found() -> None:
     found = [(str(query), axis) for _, query, axis in symbols.size_symbols(fake)]
     assert found[:2] == [("aten.sym_size.int", 0), ("aten.sym_size.int", 1)]
     assert list(symbols.size_symbols(torch.ones(3))) == []
+
+
+def test_symbols_are_seen_in_inputs_as_they_were_before_anything_was_assumed() -> None:
+    mode = new_fake_mode()
+    fake = make_fake(mode, torch.randn(4, 3), True, "x")
+    (first, second) = map(symbols.written, fake.shape)
+    size: Any = fake.shape[0]
+    with symbols.assumptions(mode.shape_env):
+        assert size == 4
+    assert symbols.expression(size) == 4
+    assert symbols.shown([2, fake]) == [(first, 1, 0), (second, 1, 1)]
+    assert symbols.violated(symbols.assumed(mode.shape_env), {first: 4}) is None
+    assert symbols.violated(symbols.assumed(mode.shape_env), {first: 5}) is not None
+
+
+def test_symbols_anew_are_those_of_another_shape_env() -> None:
+    mode, other = new_fake_mode(), new_fake_mode()
+    symbol = symbols.written(make_fake(mode, torch.randn(4), True, "x").shape[0])
+    assert isinstance(symbol, sympy.Symbol)
+    assert other.shape_env is not None
+    made = symbols.anew(other.shape_env, {symbol: 7})[symbol]
+    assert made.node.hint == 7
+    assert made.node.shape_env is other.shape_env
+    assert symbols.assumed(None) == []

@@ -1,0 +1,125 @@
+"""Sizes that a graph is for: what was assumed of them, and the same graph for others.
+
+A graph of symbolic sizes is for all of them, until a rule or torch's formula looks at one while a
+derivative is made.  What it sees is true of the sizes that the graph was captured with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from torch import fx
+
+from adjoint.graph.evaluation import call_node
+from adjoint.torch_private import symbols, trees
+from adjoint.torch_private.dynamo import general_shapes
+from adjoint.torch_private.fake import FakeTensorMode, fake_mode_of, new_fake_mode
+from adjoint.torch_private.modes import as_if_alone, enable_python_dispatcher
+
+Sizes: TypeAlias = dict[sympy.Symbol, int]
+Renaming: TypeAlias = dict[sympy.Symbol, Any]
+
+
+class Sizing:
+    """The symbols that a graph's inputs show, and what graphs with these symbols assume of them."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        inputs = graph_module.graph.find_nodes(op="placeholder")
+        self._shown = symbols.shown(node.meta.get("val") for node in inputs)
+        self._assumed = symbols.assumed(fake_mode_of(graph_module).shape_env)
+
+    def of(self, inputs: Sequence[Any]) -> Sizes:
+        """The number that each symbol is for `inputs`."""
+        return {
+            symbol: inputs[place] if axis is None else inputs[place].shape[axis]
+            for symbol, place, axis in self._shown
+        }
+
+    def violated(self, sizes: Sizes) -> str | None:
+        """An assumption that does not hold for `sizes`."""
+        return symbols.violated(self._assumed, sizes)
+
+
+class NotResizable(Exception):
+    """The graph has a part that is written for the sizes it was captured with."""
+
+
+def resized(graph_module: fx.GraphModule, sizes: Sizes) -> tuple[fx.GraphModule, Renaming]:
+    """The same graph, of which nothing is assumed but what is true of `sizes`, and its symbols."""
+    fake_mode = new_fake_mode()
+    assert fake_mode.shape_env is not None
+    new = symbols.anew(fake_mode.shape_env, sizes)
+    with as_if_alone(), general_shapes(), symbols.assumptions(fake_mode.shape_env):
+        copy = _copied(graph_module, fake_mode, new)
+    return copy, {symbol: symbols.written(number) for symbol, number in new.items()}
+
+
+def renamed(sizes: Sizes, names: Renaming | None) -> Sizes:
+    """`sizes` in terms of the symbols of a resized graph; None: of the graph itself."""
+    return sizes if names is None else {names[symbol]: size for symbol, size in sizes.items()}
+
+
+def _copied(
+    graph_module: fx.GraphModule, fake_mode: FakeTensorMode, new: dict[sympy.Symbol, Any]
+) -> fx.GraphModule:
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    values: dict[fx.Node, Any] = {}
+    with fake_mode, enable_python_dispatcher(), torch.no_grad():
+        for node in graph_module.graph.nodes:
+            copies[node] = copy = graph.node_copy(node, lambda n: copies[n])
+            copy.meta = dict(node.meta)
+            if node.op == "output":
+                continue
+            if node.op == "placeholder":
+                values[node] = _like(node.meta.get("val"), new)
+            elif node.op == "get_attr":
+                values[node] = _constant(graph_module, node, fake_mode)
+            else:
+                values[node] = call_node(node, values)
+            if "val" in node.meta:
+                copy.meta["val"] = values[node]
+    made = fx.GraphModule(graph_module, graph)
+    if "entry_mode" in graph_module.meta:
+        made.meta["entry_mode"] = graph_module.meta["entry_mode"]
+    return made
+
+
+def _like(value: Any, new: dict[sympy.Symbol, Any]) -> Any:
+    """An input like `value`, with the new sizes."""
+
+    def number(size: Any) -> Any:
+        expr = symbols.written(size)
+        if expr is None:
+            return size
+        if not expr.free_symbols <= new.keys():
+            raise NotResizable(f"the size {expr} is that of no input")
+        return symbols.evaluate(expr, new)
+
+    if not isinstance(value, torch.Tensor):
+        return number(value)
+    if value.layout is not torch.strided:
+        raise NotResizable(f"an input has the layout {value.layout}")
+    return torch.empty_strided(
+        [number(size) for size in value.shape],
+        [number(stride) for stride in value.stride()],
+        dtype=value.dtype,
+        device=value.device,
+    )
+
+
+def _constant(graph_module: fx.GraphModule, node: fx.Node, fake_mode: FakeTensorMode) -> Any:
+    value = getattr(graph_module, str(node.target))
+    if isinstance(value, fx.GraphModule):
+        raise NotResizable("an operator has a body")
+    return trees.map_leaves(
+        lambda leaf: (
+            fake_mode.from_tensor(leaf, static_shapes=True)
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+        ),
+        value,
+    )

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import adjoint
+from adjoint.graph.evaluation import evaluate
+from adjoint.graph.sizes import NotResizable, Sizing, renamed, resized
+from adjoint.torch_private import symbols
+from adjoint.torch_private.fake import fake_mode_of
+
+
+def captured(function: Any, *args: Any) -> torch.fx.GraphModule:
+    return adjoint.capture(function, *args, dynamic=True).graph_module
+
+
+def flatten(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cat([x, y]).reshape(-1) * x.shape[0]
+
+
+def assume(module: torch.fx.GraphModule, size: int) -> bool:
+    """Ask, as a rule might, whether the first size of the first input is `size`."""
+    (first, *_) = module.graph.find_nodes(op="placeholder")
+    with symbols.assumptions(fake_mode_of(module).shape_env):
+        return bool(first.meta["val"].shape[0] == size)
+
+
+def test_sizes_are_read_off_the_inputs() -> None:
+    module = captured(flatten, torch.ones(2, 3), torch.ones(4, 3))
+    sizing = Sizing(module)
+    sizes = sizing.of([torch.ones(5, 7), torch.ones(6, 7)])
+    assert sorted(sizes.values()) in ([5, 6, 7], [5, 6, 7, 7])
+    assert sizing.violated(sizes) is None
+
+
+def test_what_is_assumed_of_a_size_holds_for_some() -> None:
+    module = captured(flatten, torch.ones(2, 3), torch.ones(4, 3))
+    sizing = Sizing(module)
+    assert assume(module, 2)
+    assert sizing.violated(sizing.of([torch.ones(2, 3), torch.ones(9, 3)])) is None
+    wrong = sizing.violated(sizing.of([torch.ones(5, 3), torch.ones(9, 3)]))
+    assert wrong is not None
+    assert wrong.startswith("Eq(")
+
+
+def test_a_resized_graph_assumes_nothing_but_what_is_true_of_its_sizes() -> None:
+    module = captured(flatten, torch.ones(2, 3), torch.ones(4, 3))
+    assert assume(module, 2)
+    inputs = [torch.rand(5, 3), torch.rand(6, 3)]
+    sizes = Sizing(module).of(inputs)
+    copy, names = resized(module, sizes)
+    assert not assume(copy, 2)
+    assert Sizing(copy).violated(renamed(sizes, names)) is None
+    assert Sizing(copy).violated(renamed(Sizing(module).of([torch.ones(2, 3)] * 2), names))
+    assert torch.equal(evaluate(copy, inputs)[0], flatten(*inputs))
+    assert copy.graph.find_nodes(op="placeholder")[0].meta["val"].shape[0].node.hint == 5
+
+
+def test_a_body_is_not_resized() -> None:
+    def function(x: Tensor) -> Any:
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+    module = captured(function, torch.ones(3))
+    with pytest.raises(NotResizable, match="body"):
+        resized(module, Sizing(module).of([torch.ones(4)]))
+
+
+def test_sizes_keep_their_names_in_the_graph_itself() -> None:
+    sizes = Sizing(captured(flatten, torch.ones(2, 3), torch.ones(4, 3))).of([torch.ones(2, 3)] * 2)
+    assert renamed(sizes, None) is sizes
