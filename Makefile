@@ -21,7 +21,7 @@ venv: .venv/installed
 	touch $@
 
 demo: venv
-	$(BIN)/python demo/demo.py
+	$(BIN)/python -m demo
 
 test: lint
 	$(PYTEST) -n $(WORKERS) -m "not slow"

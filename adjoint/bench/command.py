@@ -28,7 +28,8 @@ FUNCTION is module:function or path/to/file.py:function, in one of two forms:
   a function or torch.nn.Module that is called with --args, and differentiated if what it
   returns requires grad;
   a function whose first parameter is named `compile`: it is given the compiler of the system,
-  returns a step without arguments, and what the step returns is compared with eager:
+  returns a step without arguments, and what the step returns is compared with eager's, in
+  the precision of the step, not in float64:
 
     def make_step(compile):
         net = compile(Net())
@@ -36,9 +37,12 @@ FUNCTION is module:function or path/to/file.py:function, in one of two forms:
         return step
 
 Columns: step, the median; cold, the first call; peak, the growth of peak memory (CUDA: torch's
-allocator); error, the largest relative difference from eager in float64. Ratios, below one is
+allocator); error, the largest relative difference from eager in float64, or, marked *, from eager
+in the precision of the step, where it is made by you or holds float32 tensors. Ratios, below one is
 better: x eager and x best (the fastest system that is not adjoint) of steps, x ind. of first calls
 with Inductor's (under torch.func where that runs).
+
+The exit status is 1 if a system failed or an error is more than rounding.
 """
 
 
@@ -109,6 +113,8 @@ def run(parsed: argparse.Namespace, console: Console | None = None) -> int:
         measure = functools.partial(measure_in_process, timeout=parsed.timeout)
         measured = run_all(tasks, parsed.runs, measure, saw)
     console.print(table.rendered(measured))
+    for line in table.notes(measured):
+        console.print(line)
     for line in table.failures(measured):
         console.print(line, style="red")
     if parsed.json is not None:
@@ -116,7 +122,7 @@ def run(parsed: argparse.Namespace, console: Console | None = None) -> int:
         parsed.json.write_text(measured.to_json(settings))
     if parsed.plot is not None:
         plot.write(measured, parsed.plot)
-    return 0
+    return 0 if measured.is_sound() else 1
 
 
 def chosen_tasks(parsed: argparse.Namespace) -> list[Task]:

@@ -3,7 +3,7 @@
 Two contracts. A function or module with arguments is compiled, called, and, where what it returns
 requires grad, differentiated. A function whose first parameter is named `compile` makes its step
 itself: it is given the system's compiler, returns a function without arguments that does one step,
-and what that returns, if anything, is compared with eager's.
+and what that returns, if anything, is compared with eager's in its own precision.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adjoint.bench.workloads import Step
+from adjoint.bench.workloads import Expected, Step
 from adjoint.finding import call_arguments, find, instance
 from adjoint.torch_private import trees
 
@@ -29,7 +29,7 @@ class Own:
     """A user's step, and what eager says it should have computed."""
 
     step: Step
-    expected: Callable[[], dict[str, Tensor]]
+    expected: Callable[[], Expected]
 
 
 def own_step(target: str, expression: str | None, system: str, device: str) -> Own:
@@ -65,8 +65,8 @@ def _made_step(make: Any, system: str) -> Own:
         torch.manual_seed(0)
         return make(_compiler(system))
 
-    def expected() -> dict[str, Tensor]:
-        return _tensors(fresh("eager")())
+    def expected() -> Expected:
+        return Expected(_tensors(fresh("eager")()), in_float64=False)
 
     return Own(Step(fresh(system), _tensors, repeats=False), expected)
 
@@ -77,12 +77,12 @@ def _called_step(function: Any, args: Any, kwargs: Any, system: str) -> Own:
     state = copy.deepcopy(function) if isinstance(function, nn.Module) else function
     compiled = _compiler(system)(function)
 
-    def expected() -> dict[str, Tensor]:
+    def expected() -> Expected:
         try:
             wide, (wide_args, wide_kwargs) = _in_float64(state, original)
-            return _call(wide, wide, wide_args, wide_kwargs)
+            return Expected(_call(wide, wide, wide_args, wide_kwargs))
         except RuntimeError:  # It holds float32 tensors that are not ours to change.
-            return _call(state, state, *original)
+            return Expected(_call(state, state, *original), in_float64=False)
 
     step = Step(lambda: _call(compiled, function, args, kwargs), dict, repeats=False)
     return Own(step, expected)

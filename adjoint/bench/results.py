@@ -51,6 +51,8 @@ class Measurement:
     memory: int | None
     error: float | None
     """None: there was nothing to compare with."""
+    in_float64: bool = True
+    """The error is against eager in float64, not in the precision of the step."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -93,6 +95,10 @@ class Row:
         """The worst, not the median: one wrong result is wrong."""
         return max((m.error for m in self.measurements if m.error is not None), default=None)
 
+    @property
+    def in_float64(self) -> bool:
+        return all(m.in_float64 for m in self.measurements)
+
     def _median(self, values: Sequence[float]) -> float | None:
         return statistics.median(values) if values and self.failure is None else None
 
@@ -134,6 +140,10 @@ class Table:
         rounding = self._find(row.workload, "eager").error
         return row.error > WRONG * max(rounding or 0.0, 1e-5)
 
+    def is_sound(self) -> bool:
+        """Every system ran and computed what eager does."""
+        return not any(row.failure is not None or self.looks_wrong(row) for row in self.rows)
+
     def to_json(self, settings: dict[str, Any]) -> str:
         """Medians, ratios and every measurement; an infinite error is the string "inf"."""
         return json.dumps(
@@ -155,6 +165,7 @@ class Table:
             "cold_s": row.cold,
             "memory_bytes": row.memory,
             "error": _finite(row.error),
+            "error_in_float64": row.in_float64,
             "step_over_eager": self.step_over_eager(row),
             "step_over_best_peer": self.step_over_best_peer(row),
             "cold_over_inductor": self.cold_over_inductor(row),

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import rich.box
 import rich.table
+from rich.console import Group
 from rich.markup import escape
 
 from adjoint.bench.results import Row, Table
 
 _FAILURE_WIDTH = 90
+_SYSTEM_WIDTH = len("func_inductor")
 
 
-def rendered(table: Table) -> rich.table.Table:
-    """One line per row, a rule between workloads."""
-    shown = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    shown.add_column("workload", overflow="fold")
-    shown.add_column("system", no_wrap=True)
+def rendered(table: Table) -> Group:
+    """A table for each workload, whose name may be a long path; a line per system."""
+    return Group(*(_of_workload(table, workload) for workload in table.workloads()))
+
+
+def _of_workload(table: Table, workload: str) -> rich.table.Table:
+    shown = rich.table.Table(
+        title=f"[bold]{escape(workload)}[/]",
+        title_justify="left",
+        title_style="",
+        box=rich.box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    # One width, so that the columns of all tables stand below each other.
+    shown.add_column("system", no_wrap=True, min_width=_SYSTEM_WIDTH)
     for name in ("step ms", "x eager", "x best", "cold s", "x ind.", "peak MiB", "error"):
-        shown.add_column(name, justify="right", no_wrap=True)
-    for workload in table.workloads():
-        for row in table.of(workload):
-            shown.add_row(row.workload, _system(row), *cells(table, row))
-        shown.add_section()
+        shown.add_column(name, justify="right", no_wrap=True, min_width=7)
+    for row in table.of(workload):
+        shown.add_row(_system(row), *cells(table, row))
     return shown
 
 
@@ -34,6 +45,8 @@ def cells(table: Table, row: Row) -> list[str]:
     if row.failure is not None:
         return ["[red]failed[/]", *["-"] * 5, ""]
     error = "unchecked" if row.error is None else f"{row.error:.0e}"
+    if not row.in_float64:
+        error += "*"
     return [
         "-" if row.step is None else f"{row.step * 1e3:.2f}",
         _ratio(table.step_over_eager(row)),
@@ -43,6 +56,13 @@ def cells(table: Table, row: Row) -> list[str]:
         "-" if row.memory is None else f"{row.memory / 2**20:.0f}",
         f"[red]{error}[/]" if table.looks_wrong(row) else error,
     ]
+
+
+def notes(table: Table) -> list[str]:
+    """What the marks in the table mean."""
+    if all(row.in_float64 for row in table.rows):
+        return []
+    return ["* against eager in the precision of the step, not in float64"]
 
 
 def failures(table: Table) -> list[str]:

@@ -19,7 +19,7 @@ from adjoint.bench.jax_workloads import step_in_jax
 from adjoint.bench.measure import PeakMemory, relative_error, timed
 from adjoint.bench.own import own_step
 from adjoint.bench.results import Measurement, Task
-from adjoint.bench.workloads import WORKLOADS, Step, step_of
+from adjoint.bench.workloads import WORKLOADS, Expected, Step, step_of
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -42,10 +42,11 @@ def measure(task: Task) -> Measurement:
     measured = timed(step, task.reps, cuda)
     grown = _memory_of_jax() if cuda and task.system == "jax" else memory.grown()
     computed = [measured.first, measured.last] if step.repeats else [measured.first]
-    return Measurement(measured.step, measured.cold, grown, _largest_error(computed, expected))
+    error, in_float64 = _largest_error(computed, expected)
+    return Measurement(measured.step, measured.cold, grown, error, in_float64)
 
 
-def _prepared(task: Task) -> tuple[Step, Callable[[], dict[str, Tensor]]]:
+def _prepared(task: Task) -> tuple[Step, Callable[[], Expected]]:
     """The step, and what it should compute."""
     if task.workload not in WORKLOADS:
         own = own_step(task.workload, task.args, task.system, task.device)
@@ -54,23 +55,25 @@ def _prepared(task: Task) -> tuple[Step, Callable[[], dict[str, Tensor]]]:
     in_jax = task.system == "jax"
     step = step_in_jax(task.workload, problem) if in_jax else step_of(problem, task.system)
 
-    def expected() -> dict[str, Tensor]:
+    def expected() -> Expected:
         reference = step_of(problem.double(), "eager")
-        return reference.computed(reference.run())
+        return Expected(reference.computed(reference.run()))
 
     return step, expected
 
 
 def _largest_error(
-    computed: list[dict[str, Tensor]], expected: Callable[[], dict[str, Tensor]]
-) -> float | None:
+    computed: list[dict[str, Tensor]], expected: Callable[[], Expected]
+) -> tuple[float | None, bool]:
+    """The error, and whether it is against float64."""
     try:
         right = expected()
     except torch.OutOfMemoryError:
-        return None
-    if not right:
-        return None
-    return max(relative_error(found, right) for found in computed)
+        return None, True
+    if not right.tensors:
+        return None, True
+    error = max(relative_error(found, right.tensors) for found in computed)
+    return error, right.in_float64
 
 
 def _memory_of_jax() -> int | None:

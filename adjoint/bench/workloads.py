@@ -65,6 +65,15 @@ class Step:
     """Every run computes the same."""
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What a step should compute, by name, as eager has it."""
+
+    tensors: dict[str, Tensor]
+    in_float64: bool = True
+    """Otherwise eager ran in the precision of the step, and its own rounding is part of it."""
+
+
 def step_of(problem: Problem, system: str) -> Step:
     """One training step of `problem`, without the optimizer, on one of the torch systems."""
     if system.startswith("func_"):

@@ -3,8 +3,10 @@
 from adjoint.bench.results import Failure, Measurement, Table, row
 
 
-def measured(step: float, cold: float = 1.0, error: float | None = 1e-7) -> Measurement:
-    return Measurement(step, cold, 2**20, error)
+def measured(
+    step: float, cold: float = 1.0, error: float | None = 1e-7, in_float64: bool = True
+) -> Measurement:
+    return Measurement(step, cold, 2**20, error, in_float64)
 
 
 def table() -> Table:

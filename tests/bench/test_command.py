@@ -17,6 +17,16 @@ def test_a_table_a_file_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixt
     assert picture.read_text().startswith("<svg")
 
 
+def test_a_failure_is_told_in_the_exit_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bench_refuses.py"
+    file.write_text("def refuses(x):\n    raise ValueError('not today')\n")
+    chosen = ["--systems", "eager", "--runs", "1", "--args", "torch.ones(2)"]
+    assert main(["bench", f"{file}:refuses", *chosen]) == 1
+    assert "ValueError: not today" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -27,6 +27,14 @@ def test_an_error_beyond_rounding_looks_wrong() -> None:
     assert [r.system for r in made.rows if made.looks_wrong(r)] == ["adjoint"]
 
 
+def test_a_table_is_sound_where_all_ran_and_agree() -> None:
+    made = table()
+    assert not made.is_sound()
+    assert Table(tuple(made.of("pinn")[2:])).is_sound()
+    assert not Table((made.of("pinn")[1],)).is_sound()  # failed
+    assert not Table((made.of("gpt")[1],)).is_sound()  # wrong
+
+
 def test_json_has_every_measurement() -> None:
     infinite = Table((row("gp", "eager", [measured(1.0, error=math.inf)]),))
     assert json.loads(infinite.to_json({}))["rows"][0]["error"] == "inf"
