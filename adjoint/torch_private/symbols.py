@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import sympy
 import torch
+from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -36,7 +37,26 @@ def constant_value(expr: sympy.Basic) -> int | float | bool:
 
 def evaluate(expr: sympy.Basic, bindings: dict[sympy.Symbol, Any]) -> Any:
     """`expr` computed in Python (or traced, where the bindings are proxies)."""
-    return sympy_interp(PythonReferenceAnalysis, bindings, expr)
+    return sympy_interp(_Traceable, bindings, expr)
+
+
+class _Traceable(PythonReferenceAnalysis):
+    """Python's meaning of expressions, where torch's own does not accept proxies."""
+
+    @staticmethod
+    def piecewise(*pairs: Any) -> Any:
+        result = pairs[-1][0]
+        for value, condition in reversed(pairs[:-1]):
+            result = _chosen(condition, value, result)
+        return result
+
+
+def _chosen(condition: Any, value: Any, otherwise: Any) -> Any:
+    given = (condition, value, otherwise)
+    for each in given:
+        if isinstance(each, fx.Proxy):
+            return each.tracer.create_proxy("call_function", torch.sym_ite, given, {})
+    return value if condition else otherwise
 
 
 def size_symbols(tensor: torch.Tensor) -> Iterable[tuple[sympy.Symbol, Callable[..., Any], int]]:
