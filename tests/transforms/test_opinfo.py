@@ -51,6 +51,7 @@ TWO_ANSWERS = {
     "nn.functional.linear_cross_entropy.chunked": "the forward one is zero",
     "nn.functional.linear_cross_entropy.chunked_none": "the forward one is zero",
     "scatter_reduce.prod": "the forward one is zero",
+    "logcumsumexp": "the forward one loses half of the digits where exponentials vanish",
     "triangular_solve": "that of the gradient fails finite differences",
     "nn.functional.max_unpool1d": "where indices repeat, the last value wins in forward mode alone",
     "nn.functional.max_unpool2d": "where indices repeat, the last value wins in forward mode alone",
