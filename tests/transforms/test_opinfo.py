@@ -32,7 +32,7 @@ func: Any = torch.func
 Function = Callable[..., Any]
 
 # One op of so many is checked in each run of the tests; `make test-all` checks them all.
-SHARD = 24
+SHARD = 48
 
 # A Jacobian of more columns than this takes long; it is left out.
 COLUMNS = 500
