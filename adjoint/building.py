@@ -103,7 +103,7 @@ class Build:
 
     def _leaves_out(self, sweep: Sweep, forward: Forward, wrt: Sequence[int]) -> bool:
         """Some saved value has a derivative that the first backward graph has no part of."""
-        reached = {sweep.copies[node] for node in sweep.reached}
+        reached = {sweep.copies.get(node) for node in sweep.reached}
         nodes, active = forward.nodes, _differentiable_outputs(forward.graph_module, wrt)
         return any(place >= forward.results and nodes[place] not in reached for place in active)
 
@@ -122,8 +122,9 @@ class Build:
         shape_env = fake_mode_of(graph_module).shape_env
         with as_if_alone(), general_shapes(), symbols.assumptions(shape_env):
             joint = sweep.run()
-        merge_common_subexpressions(joint.graph)
+        merged = merge_common_subexpressions(joint.graph)
         remove_dead_code(joint.graph)
+        sweep.keep_copies(merged, joint.graph)
         return sweep, joint
 
 

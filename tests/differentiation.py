@@ -25,12 +25,14 @@ from adjoint.runtime.calling import call
 
 Function = Callable[..., Any]
 
-# How far a derivative may be from eager's: it is computed by other ops.
+# How far a derivative may be from eager's: it is computed by other ops.  In single precision, over
+# all of torch's samples, the farthest is 1.04e-6 (relative to 1 + |eager's|, of `linalg.det`): what
+# is allowed is ten times that, for other libraries of linear algebra.
 TOLERANCE = {
     torch.float64: 1e-7,
     torch.complex128: 1e-7,
-    torch.float32: 2e-3,
-    torch.complex64: 2e-3,
+    torch.float32: 1e-5,
+    torch.complex64: 1e-5,
 }
 
 # The step of a finite difference in float64, and how far from it a derivative may be.

@@ -26,6 +26,7 @@ from adjoint.torch_private.fake import (
     FakeTensor,
     FakeTensorMode,
     op_without_fake,
+    reads_missing_data,
 )
 from adjoint.torch_private.modes import (
     control_flow_calls_its_operator,
@@ -135,7 +136,7 @@ def _named_errors() -> Iterator[None]:
 def _explained(error: Exception) -> tuple[str, str, str] | None:
     """What happened, why and what to do, where `error` says that fakes do not suffice."""
     said = (str(error) or type(error).__name__).splitlines()[0]
-    if isinstance(error, DATA_DEPENDENT) or _NO_DATA in said:
+    if isinstance(error, DATA_DEPENDENT) or reads_missing_data(error):
         return (
             "a value that decides what the program does next",
             f"the graph must not depend on data ({said})",

@@ -7,8 +7,9 @@ a zero: it is never a tensor, and a node whose cotangents are all missing has no
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from adjoint.graph.metadata import (
     set_output_descriptors,
     source_of,
 )
-from adjoint.graph.operations import with_backward, with_data
+from adjoint.graph.operations import provided, with_backward, with_data
 from adjoint.rules.derived import pull_back
 from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, VJPS
 from adjoint.torch_private.fake import fake_mode_of
@@ -110,8 +111,14 @@ class Sweep:
                     for n in node.all_input_nodes
                     if isinstance(n.meta.get("val"), torch.Tensor) and n not in own
                 ]
-                found += [self.copies[n] for n in (*values, *items)]
+                found += [self.copies[n] for n in (*values, *items) if n in self.copies]
         return found
+
+    def keep_copies(self, merged: Mapping[fx.Node, fx.Node], graph: fx.Graph) -> None:
+        """Forget the copies of primal nodes that are gone from the joint graph, or `merged`."""
+        left = set(graph.nodes)
+        now = {node: merged.get(copy, copy) for node, copy in self.copies.items()}
+        self.copies = {node: copy for node, copy in now.items() if copy in left}
 
     def depended_on(self, places: Sequence[int]) -> list[int]:
         """Which of the inputs `wrt[place]` the outputs `of` depend on, by differentiable steps."""
@@ -336,19 +343,48 @@ class Sweep:
         arguments = [n for n in node.all_input_nodes if n in self.active]
         active = [n.meta["val"] for n in arguments]
         cotangents = list(cotangent) if isinstance(cotangent, tuple) else [cotangent]
-        function = COMPOSITIONS.get(node.target)
+        function: Any = COMPOSITIONS.get(node.target) or meaning_of(node.target)
+
+        def formula() -> dict[int, torch.Tensor]:
+            if function is node.target:
+                self.tracer.answer = (node.target, out)
+            try:
+                return pull_back(function, args, kwargs, active, self._twin, cotangents)
+            finally:
+                self.tracer.answer = None
+
         try:
-            if function is None:
-                function = meaning_of(node.target)
-                if function is node.target:
-                    self.tracer.answer = (node.target, out)
-            gradients = pull_back(function, args, kwargs, active, self._twin, cotangents)
+            with self.tracer.conditional() as conditions:
+                gradients = formula()
+            if conditions:
+                gradients = self._provided(gradients, conditions, formula)
         except (RuntimeError, NotImplementedError) as error:
             raise self._error(node, str(error).splitlines()[0]) from error
-        finally:
-            self.tracer.answer = None
         for argument in arguments:
             self._accumulate(argument, gradients.get(id(argument.meta["val"])))
+
+    def _provided(
+        self,
+        gradients: dict[int, torch.Tensor],
+        conditions: Sequence[torch.Tensor],
+        formula: Callable[[], dict[int, torch.Tensor]],
+    ) -> dict[int, torch.Tensor]:
+        """`gradients`, which the formula gives where the conditions hold; elsewhere it raises."""
+        for condition in conditions:
+            message = self._refusal(formula)
+            gradients = {
+                key: provided(gradient, condition, message) for key, gradient in gradients.items()
+            }
+        return gradients
+
+    def _refusal(self, formula: Callable[[], object]) -> str:
+        """What torch says where a condition of its formula does not hold."""
+        with self.tracer.conditional(holds=False):
+            try:
+                formula()
+            except RuntimeError as error:
+                return str(error)
+        raise RuntimeError("its formula depends on data")
 
     def _twin(self, value: torch.Tensor, requires_grad: bool) -> torch.Tensor:
         with self.tracer.paused(), torch.no_grad():
@@ -369,15 +405,33 @@ _ZEROS = {
 
 
 class _Derivation(Tracer):
-    """The tracer of derivatives, in which torch's formulas do not look at data.
+    """The tracer of derivatives, in which torch's formulas may check what only data can tell.
 
-    Some check what only data can tell: that a loss of complex singular vectors does not depend on
-    their phases.  Eager raises where it does; here the formula holds where it does not.
+    One is that a loss of complex singular vectors does not depend on their phases.  The formula
+    goes on as if the check had held, and what was checked is returned as a condition.
     """
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._holds = True
+        self._conditions: list[torch.Tensor] | None = None
+
+    @contextlib.contextmanager
+    def conditional(self, holds: bool = True) -> Iterator[list[torch.Tensor]]:
+        """Collect the conditions of what runs here; each of them `holds`, or none does."""
+        conditions: list[torch.Tensor] = []
+        before = self._conditions, self._holds
+        self._conditions, self._holds = conditions, holds
+        try:
+            yield conditions
+        finally:
+            self._conditions, self._holds = before
+
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if op is torch.ops.aten.allclose.default:
-            return True
+        if op is torch.ops.aten.allclose.default and self._conditions is not None:
+            with self, torch.no_grad():
+                self._conditions.append(torch.isclose(*args, **(kwargs or {})).all())
+            return self._holds
         return super().__torch_dispatch__(op, types, args, kwargs)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from adjoint.graph.metadata import Mode, mode_of, source_of
+from adjoint.torch_private.modes import is_functorch_wrapper
 from adjoint.torch_private.operators import HigherOrderOperator
 
 
@@ -74,8 +75,7 @@ def _map(function: fx.GraphModule, xs: Any, others: Any) -> Any:
 def _copy(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     if into.layout is not torch.strided:
         return into.clone().copy_(source, non_blocking)
-    fresh = torch.empty_strided(into.shape, into.stride(), dtype=into.dtype, device=into.device)
-    return fresh.copy_(into).copy_(source, non_blocking)
+    return _room(into, source, into).copy_(into).copy_(source, non_blocking)
 
 
 def strided_from_start(x: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
@@ -83,9 +83,18 @@ def strided_from_start(x: torch.Tensor, size: Any, stride: Any, offset: int = 0)
     return x.as_strided(size, stride, x.storage_offset() + offset)
 
 
+def _room(like: torch.Tensor, *written: torch.Tensor) -> torch.Tensor:
+    """Memory for one like `like`; under vmap, for all of the batch that is `written` to it."""
+    batched = next((each for each in written if is_functorch_wrapper(each)), None)
+    if batched is not None:
+        return batched.new_empty_strided(like.shape, like.stride(), dtype=like.dtype)
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+
+
 def _scattered(view: Callable[..., Any]) -> Callable[..., Any]:
     def scatter(x: torch.Tensor, new: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        written = x.clone()
+        copy = x.clone()
+        written = _room(copy, new).copy_(copy) if is_functorch_wrapper(new) else copy
         view(written, *args, **kwargs).copy_(new)
         return written
 

@@ -36,6 +36,75 @@ _with_data.register_autograd(lambda ctx, cotangent: (cotangent, None))
 with_data: OpOverload = torch.ops.adjoint.with_data.default
 
 
+@torch.library.custom_op("adjoint::provided", mutates_args=())
+def _provided(value: torch.Tensor, condition: torch.Tensor, message: str) -> torch.Tensor:
+    """`value`, which has a meaning only under a condition on data: otherwise this raises."""
+    if not condition:
+        raise RuntimeError(message)
+    return value.clone()
+
+
+@_provided.register_fake
+def _(value: torch.Tensor, condition: torch.Tensor, message: str) -> torch.Tensor:
+    return torch.empty_like(value)
+
+
+@_provided.register_vmap
+def _(
+    info: Any, in_dims: Any, value: torch.Tensor, condition: torch.Tensor, message: str
+) -> tuple[torch.Tensor, int | None]:
+    return provided(value, condition.all(), message), in_dims[0]
+
+
+_provided.register_autograd(lambda ctx, cotangent: (cotangent, None, None))
+
+provided: OpOverload = torch.ops.adjoint.provided.default
+
+
+@torch.library.custom_op("adjoint::exponential_scan", mutates_args=())
+def _exponential_scan(
+    v: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dim: int, reverse: bool
+) -> torch.Tensor:
+    """sum_j v_j exp(a_j + b_i) over j <= i along `dim`; with `reverse`, over j >= i.
+
+    The exponentials may be too large or too small for numbers where their sums are not, so that
+    sums are of logarithms.
+    """
+    if reverse:
+        v, a, b = v.flip(dim), a.flip(dim), b.flip(dim)
+
+    def summed(v: torch.Tensor) -> torch.Tensor:
+        return ((v.log() + a).logcumsumexp(dim) + b).exp()
+
+    found = summed(v) if v.is_complex() else summed(v.clamp(min=0)) - summed((-v).clamp(min=0))
+    return found.flip(dim) if reverse else found
+
+
+@_exponential_scan.register_fake
+def _(v: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dim: int, reverse: bool) -> torch.Tensor:
+    return torch.empty_like(v)
+
+
+@_exponential_scan.register_vmap
+def _(
+    info: Any,
+    in_dims: Any,
+    v: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    dim: int,
+    reverse: bool,
+) -> tuple[torch.Tensor, int]:
+    given = [
+        each.expand(info.batch_size, *each.shape) if place is None else each.movedim(place, 0)
+        for each, place in zip((v, a, b), in_dims, strict=False)
+    ]
+    return exponential_scan(*given, dim + 1 if dim >= 0 else dim, reverse), 0
+
+
+exponential_scan: OpOverload = torch.ops.adjoint.exponential_scan.default
+
+
 def as_leaf(value: torch.Tensor) -> torch.Tensor:
     """A leaf of autograd's with this value: what `requires_grad_` makes of a new tensor."""
     return value.detach().clone().requires_grad_()

@@ -10,9 +10,13 @@ from adjoint.graph.metadata import mode_of
 from adjoint.graph.purity import must_stay
 
 
-def merge_common_subexpressions(graph: fx.Graph) -> None:
-    """Leave one node of those that call the same op with the same arguments in the same mode."""
+def merge_common_subexpressions(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Leave one node of those that call the same op with the same arguments in the same mode.
+
+    Returns the node that is left for each that is not.
+    """
     known: dict[Any, fx.Node] = {}
+    merged: dict[fx.Node, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op == "get_attr":
             key: Any = ("get_attr", node.target)
@@ -27,6 +31,8 @@ def merge_common_subexpressions(graph: fx.Graph) -> None:
         if first is not node:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
+            merged[node] = first
+    return merged
 
 
 def _frozen(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from adjoint.rules.registry import vjp
+from adjoint.rules.registry import composition, vjp
 
 aten = torch.ops.aten
 
@@ -78,3 +78,26 @@ def added_matrix_vector_product(
 def dot(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
     """dx = g y^*, dy = g x^*."""
     return (lambda: cotangent * _conjugate(y), lambda: cotangent * _conjugate(x))
+
+
+@composition(aten.convolution.default)
+def convolution(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Any:
+    """Without an output padding that means nothing.
+
+    torch's second derivative of a transposed convolution is a convolution with such a padding,
+    which it runs but refuses to differentiate.
+    """
+    output_padding = output_padding if transposed else [0] * len(output_padding)
+    return aten.convolution.default(
+        x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+    )

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from adjoint.graph.operations import with_data
+from adjoint.graph.operations import provided, with_data
 from adjoint.rules.registry import vjp
 
 aten = torch.ops.aten
@@ -16,6 +16,12 @@ aten = torch.ops.aten
 def with_data_vjp(cotangent: Any, out: Any, history: Any, data: Any) -> Any:
     """The history is the derivative; the data has none."""
     return (cotangent, None)
+
+
+@vjp(provided)
+def provided_vjp(cotangent: Any, out: Any, value: Any, condition: Any, message: str) -> Any:
+    """The value itself, wherever there is one."""
+    return (cotangent,)
 
 
 @vjp(aten.copy.default)

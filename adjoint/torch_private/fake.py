@@ -35,6 +35,7 @@ __all__ = [
     "make_fake",
     "new_fake_mode",
     "op_without_fake",
+    "reads_missing_data",
     "unset_fake_temporarily",
 ]
 
@@ -44,6 +45,11 @@ DATA_DEPENDENT = (
     DynamicOutputShapeException,
     GuardOnDataDependentSymNode,
 )
+
+
+def reads_missing_data(error: Exception) -> bool:
+    """`error` is that of a C++ function which looked at the data of a fake tensor."""
+    return isinstance(error, RuntimeError) and "its data is not allocated yet" in str(error)
 
 
 def op_without_fake(error: Exception) -> str | None:

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import sympy
 import torch
+from torch import fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -35,7 +36,7 @@ def constant_value(expr: sympy.Basic) -> int | float | bool:
 
 
 class _Arithmetic(PythonReferenceAnalysis):
-    """What the operators of expressions mean; torch 2.11 does not know cases."""
+    """What the operators of expressions mean; torch 2.11 does not know cases, and none takes proxies."""
 
     @staticmethod
     def expr_cond_pair(value: Any, holds: Any) -> tuple[Any, Any]:
@@ -46,13 +47,21 @@ class _Arithmetic(PythonReferenceAnalysis):
         # The last case is what remains when no other holds.
         chosen, _ = cases[-1]
         for value, holds in reversed(cases[:-1]):
-            chosen = torch.sym_ite(holds, value, chosen)
+            chosen = _chosen(holds, value, chosen)
         return chosen
 
 
 def evaluate(expr: sympy.Basic, bindings: dict[sympy.Symbol, Any]) -> Any:
     """`expr` computed in Python (or traced, where the bindings are proxies)."""
     return sympy_interp(_Arithmetic, bindings, expr)
+
+
+def _chosen(condition: Any, value: Any, otherwise: Any) -> Any:
+    given = (condition, value, otherwise)
+    for each in given:
+        if isinstance(each, fx.Proxy):
+            return each.tracer.create_proxy("call_function", torch.sym_ite, given, {})
+    return value if condition else otherwise
 
 
 def size_symbols(tensor: torch.Tensor) -> Iterable[tuple[sympy.Symbol, Callable[..., Any], int]]:

@@ -181,6 +181,9 @@ def dense_order(tensor: torch.Tensor) -> list[int] | None:
     """The axes from outermost to innermost in memory; None if there are gaps or overlaps."""
     if tensor.layout is not torch.strided:
         return None
+    sizes: list[object] = list(tensor.shape)
+    if any(type(size) is int and size == 0 for size in sizes):
+        return list(range(tensor.dim()))
     strides = tensor.stride()
     axes = sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis))
     expected = 1

@@ -159,11 +159,12 @@ def jacrev(
                 cotangents[place] = cotangent
                 return tuple(point.pull_back(cotangents))
 
-            stacked = torch.func.vmap(row, chunk_size=chunk_size)(_basis(result))
-            parts = [
-                each.view(*result.shape, *leaf.shape)
-                for each, leaf in zip(stacked, chosen.leaves, strict=True)
-            ]
+            shapes = [(*result.shape, *leaf.shape) for leaf in chosen.leaves]
+            if result.numel() == 0:
+                parts = [leaf.new_zeros(s) for leaf, s in zip(chosen.leaves, shapes, strict=True)]
+            else:
+                stacked = torch.func.vmap(row, chunk_size=chunk_size)(_basis(result))
+                parts = [each.view(shape) for each, shape in zip(stacked, shapes, strict=True)]
             rows.append(chosen.packed(parts))
         packed = trees.unflatten(rows, spec)
         return (packed, aux) if has_aux else packed
@@ -187,9 +188,15 @@ def jacfwd(function: Function, argnums: ArgNums = 0, has_aux: bool = False) -> F
                 tangents[place] = tangent
                 return tuple(point.push_forward(tangents)[: len(results)])
 
-            stacked = torch.func.vmap(column)(_basis(leaf))
-            for into, each, result in zip(columns, stacked, results, strict=True):
-                into.append(each.movedim(0, -1).reshape(*result.shape, *leaf.shape))
+            shapes = [(*result.shape, *leaf.shape) for result in results]
+            if leaf.numel() == 0:
+                parts = [each.new_zeros(s) for each, s in zip(results, shapes, strict=True)]
+            else:
+                stacked = torch.func.vmap(column)(_basis(leaf))
+                pairs = zip(stacked, shapes, strict=True)
+                parts = [each.movedim(0, -1).reshape(shape) for each, shape in pairs]
+            for into, part in zip(columns, parts, strict=True):
+                into.append(part)
         packed = trees.unflatten([chosen.packed(parts) for parts in columns], spec)
         return (packed, aux) if has_aux else packed
 
@@ -281,4 +288,4 @@ def _jacobian_results(point: Any, has_aux: bool) -> tuple[list[torch.Tensor], An
 def _basis(like: torch.Tensor) -> torch.Tensor:
     size = like.numel()
     eye = torch.eye(size, dtype=like.dtype, device=like.device)
-    return eye.view(size, *like.shape)
+    return eye.view((size, *like.shape))

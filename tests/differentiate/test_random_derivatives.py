@@ -53,7 +53,7 @@ UNARY: dict[str, Op] = {
     "diagonal": lambda x: x + x.diagonal().sum().tanh(),
     "pad": lambda x: torch.nn.functional.pad(x, (1, 0))[:, :COLUMNS],
     "detach": lambda x: x * x.detach().sin(),
-    "where": lambda x: torch.where(x.detach() > 0, x.sin(), x.cos()),
+    "where": lambda x: torch.where(x.detach() > 0.1234, x.sin(), x.cos()),
     "in_place": lambda x: x.clone().mul_(0.5).add_(x),
     "write_row": lambda x: _with_row(x),
     "unbind": lambda x: torch.stack([row * (k + 1) for k, row in enumerate(x.unbind(0))]).tanh(),
@@ -111,10 +111,20 @@ step = st.one_of(
 # Eager treats the statistics as constants in the second derivative, so that the third is wrong.
 WRONG_IN_EAGER_AT_ORDER_3 = {"layer_norm"}
 
+# Eager has no second derivative, and finite differences take its place.
+ONCE_IN_EAGER = {"attention"}
+
+# The derivative is not the slope of the value, which is what finite differences see.
+NOT_THE_SLOPE = {"detach"}
+
 
 def check_program(program: Sequence[Any], results: int, order: int, seed: int) -> None:
+    left_out = set()
     if order > 2:
-        program = [step for step in program if step[0] not in WRONG_IN_EAGER_AT_ORDER_3]
+        left_out |= WRONG_IN_EAGER_AT_ORDER_3
+    if order > 1 and any(name in ONCE_IN_EAGER for name, *_ in program):
+        left_out |= NOT_THE_SLOPE
+    program = [step for step in program if step[0] not in left_out]
     generator = torch.Generator().manual_seed(seed)
     inputs = [
         torch.randn(ROWS, COLUMNS, dtype=torch.float64, generator=generator).requires_grad_(needed)

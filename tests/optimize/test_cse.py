@@ -57,6 +57,15 @@ def test_what_is_the_same(function: Callable[[Tensor], Any], op: Any, count: int
     assert targets.count(op) == count
 
 
+def test_which_node_is_left_for_which() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    one, other = (graph.call_function(torch.ops.aten.sin.default, (x,)) for _ in range(2))
+    graph.output((one, other))
+    assert merge_common_subexpressions(graph) == {other: one}
+    assert other not in graph.nodes
+
+
 def test_parts_of_several_results() -> None:
     _, targets = merged(lambda x: x.sort()[0] + x.sort()[0], leaf(3))
     assert targets.count(aten.sort.default) == 1

@@ -9,6 +9,7 @@ from adjoint.torch_private.fake import (
     make_fake,
     new_fake_mode,
     op_without_fake,
+    reads_missing_data,
     storage_key,
 )
 
@@ -48,3 +49,11 @@ def test_which_op_has_no_fake() -> None:
         shapeless(make_fake(mode, torch.ones(3), False, "x"))
     assert op_without_fake(raised.value) == "adjoint_test_fake.shapeless"
     assert op_without_fake(RuntimeError("something else")) is None
+
+
+def test_data_that_is_missing() -> None:
+    places = torch.tensor([1, 2])
+    with new_fake_mode() as mode, pytest.raises(RuntimeError) as raised:
+        torch.tensor_split(torch.ones(3), make_fake(mode, places, False, "places"))
+    assert reads_missing_data(raised.value)
+    assert not reads_missing_data(RuntimeError("something else"))

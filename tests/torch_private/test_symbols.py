@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import sympy
 import torch
+from torch import fx
 
 from adjoint.torch_private import symbols
 from adjoint.torch_private.fake import make_fake, new_fake_mode
@@ -24,6 +25,18 @@ def test_cases(size: int, value: int) -> None:
     n = sympy.Symbol("n", integer=True)
     expr = sympy.Piecewise((n * 10, n < 3), (n + 1, n < 6), (0, True))
     assert symbols.evaluate(expr, {n: size}) == value
+
+
+def test_a_choice_between_expressions() -> None:
+    n = sympy.Symbol("n", integer=True)
+    expr = sympy.Piecewise((n + 4, n < 0), (n, True))
+    assert symbols.evaluate(expr, {n: -1}) == 3
+    assert symbols.evaluate(expr, {n: 2}) == 2
+    graph = fx.Graph()
+    proxy = fx.Proxy(graph.placeholder("n"), fx.proxy.GraphAppendingTracer(graph))
+    graph.output(symbols.evaluate(expr, {n: proxy}).node)
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    assert [module(-1), module(2)] == [3, 2]
 
 
 @pytest.mark.parametrize(

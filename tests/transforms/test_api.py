@@ -59,6 +59,12 @@ def test_the_value_comes_first() -> None:
     close(gradient, func.grad(scalar)(x))
 
 
+@pytest.mark.parametrize("name", ["grad", "jacrev", "jacfwd", "hessian"])
+def test_of_a_number(name: str) -> None:
+    x = torch.tensor(0.7, dtype=torch.float64)
+    close(getattr(adjoint, name)(torch.sin)(x), getattr(func, name)(torch.sin)(x))
+
+
 @pytest.mark.parametrize("argnums", [0, 1, -1, (0, 1), (1, 0), (1,)])
 @pytest.mark.parametrize("name", ["grad", "jacrev", "jacfwd", "hessian"])
 def test_argnums(name: str, argnums: Any) -> None:
@@ -181,6 +187,43 @@ def test_hvp() -> None:
     value, product = adjoint.hvp(scalar, (x,), (v,))
     close(value, scalar(x))
     close(product, (func.hessian(scalar)(x) @ v,))
+
+
+CONV = torch.nn.functional
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (lambda x, w, b: CONV.conv1d(x, w, b), [(2, 5), (3, 2, 3), (3,)]),
+        (lambda x, w: CONV.conv_transpose1d(x, w, None, 2, 1, 1), [(1, 2, 4), (2, 3, 3)]),
+        (lambda x, w: CONV.instance_norm(x, weight=w, bias=w), [(2, 3, 4), (3,)]),
+        (lambda x: x.as_strided((2, 2), (1, 1)) ** 3, [(4,)]),
+    ],
+    ids=["conv", "transposed-conv", "instance-norm", "overlapping-window"],
+)
+def test_both_modes_of_an_op(
+    function: Callable[..., Tensor], shapes: list[tuple[int, ...]]
+) -> None:
+    given, along = tuple(plain(*s) for s in shapes), tuple(plain(*s) for s in shapes)
+    places = tuple(range(len(given)))
+
+    def loss(*given: Tensor) -> Tensor:
+        return function(*given).sin().sum()
+
+    product = func.jvp(func.grad(loss, places), given, along)[1]
+    close(adjoint.hvp(loss, given, along)[1], product)
+    columns = func.jacfwd(function, places)(*given)
+    close(adjoint.jacfwd(function, places)(*given), columns)
+    close(adjoint.jacrev(function, places)(*given), columns)
+
+
+@pytest.mark.parametrize("name", ["jacrev", "jacfwd"])
+def test_nothing_by_something_and_something_by_nothing(name: str) -> None:
+    for rows, columns in [(0, 3), (2, 0)]:
+        x, w = plain(columns), plain(rows, columns)
+        found = getattr(adjoint, name)(lambda w, x: w @ x, (0, 1))(w, x)
+        assert [each.shape for each in found] == [(rows, rows, columns), (rows, columns)]
 
 
 # Finite differences -------------------------------------------------------------------------------

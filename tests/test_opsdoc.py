@@ -1,0 +1,43 @@
+"""`docs/ops.md` says what is so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, VJPS
+from tests import opsdoc
+from tests.differentiate.test_opinfo import ops_of
+
+# The file is compared as a whole among the slow tests: it takes a capture of every sample there is.
+STALE = "docs/ops.md is stale; write it with: python -m tests.opsdoc"
+SHARD = 60
+
+
+def listed() -> dict[str, list[str]]:
+    lines = opsdoc.FILE.read_text().splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    return {row[0].strip("`"): row[1:] for row in cells if row and row[0].startswith("`")}
+
+
+def test_each_rule_is_in_the_file() -> None:
+    rules = {str(op): opsdoc.rule_of(op) for op in {*VJPS, *COMPOSITIONS, *NON_DIFFERENTIABLE}}
+    stated = {op: row[0] for op, row in listed().items()}
+    assert rules == {op: rule for op, rule in stated.items() if rule != "traced"}, STALE
+
+
+def test_what_a_shard_verifies_is_in_the_file() -> None:
+    found = opsdoc.verified(opsdoc.of_database(ops_of(torch.float64)[::SHARD]))
+    assert len(found) > 5
+    stated = listed()
+    for op, of in found.items():
+        rule, reverse, forward, _ = stated[str(op)]
+        assert rule == opsdoc.rule_of(op), STALE
+        assert rule == "none" or (reverse == "2" and forward >= ("yes" if of.forward else "")), (
+            STALE
+        )
+
+
+@pytest.mark.slow
+def test_the_whole_file_is_fresh() -> None:
+    assert opsdoc.FILE.read_text() == opsdoc.text(), STALE
