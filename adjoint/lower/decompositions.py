@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import fx
-
 
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import fake_mode_of
@@ -111,7 +110,7 @@ def _alike(results: Any, expected: Any) -> bool:
 
 
 def _laid_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    sizes = zip(one.shape, one.stride(), other.stride(), strict=True)
+    sizes: Iterable[Any] = zip(one.shape, one.stride(), other.stride(), strict=True)
     return all(a == b or (isinstance(size, int) and size <= 1) for size, a, b in sizes)
 
 
@@ -119,7 +118,7 @@ class _Recorder(TorchDispatchMode):
     """Writes down the operators that a program calls on fake tensors."""
 
     def __init__(self, graph: fx.Graph, meta: dict[str, Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = graph
         self.meta = {key: value for key, value in meta.items() if key != "val"}
         self.nodes: dict[int, fx.Node] = {}

@@ -97,7 +97,7 @@ class _Planning:
             self._slot(node, Kind.INPUT)
         for unit in self._sorted(live):
             self._emit(unit)
-        outputs = self._arguments(self._output())
+        outputs = trees.map_leaves(self._argument, self._output())
         slots = sorted([*self.slots.values(), *self.extra], key=lambda slot: slot.number)
         return Plan(
             tuple(slots),
@@ -194,14 +194,6 @@ class _Planning:
         found: list[fx.Node] = []
         fx.map_arg(tree, found.append)
         return found
-
-    def _arguments(self, tree: Any) -> Any:
-        """A tree with slots in place of nodes."""
-
-        def argument(node: fx.Node) -> Any:
-            return Argument(self.slots[node].number)
-
-        return fx.map_arg(tree, argument)
 
     # Order
 

@@ -216,9 +216,13 @@ def _is_slot(leaf: Any) -> bool:
 def _numbers(plan: Plan) -> Iterator[Number]:
     for step in plan.steps:
         if isinstance(step, Invoke):
-            for leaf in trees.leaves((step.args, step.kwargs)):
-                if isinstance(leaf, Number):
-                    yield leaf
+            yield from _numbers_in(step)
+
+
+def _numbers_in(step: Invoke) -> Iterator[Number]:
+    for leaf in trees.leaves((step.args, step.kwargs)):
+        if isinstance(leaf, Number):
+            yield leaf
 
 
 def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
@@ -295,7 +299,7 @@ class _Writer:
         for place, step in enumerate(plan.steps):
             if isinstance(step, Invoke):
                 self.invoke(step, number, read)
-                number += sum(isinstance(leaf, Number) for leaf in trees.leaves(step.args))
+                number += len(list(_numbers_in(step)))
             elif place in first_of:
                 self.run(first_of[place])
             for slot in ends.get(place, ()):
