@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
@@ -69,6 +68,21 @@ def require_within(index: torch.Tensor, low: int, high: int) -> None:
             raise IndexError(f"index {wrong} is out of bounds for dimension with size {high}")
 
 
+def _filled(shape: list[int], strides: list[int], value: float, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype).fill_(value)
+
+
+# Tensors like others: what fills them, or which argument does.
+FILLED: dict[Any, bool | int] = {
+    aten.zeros_like.default: False,
+    aten.ones_like.default: True,
+    aten.full_like.default: 1,
+    aten.new_zeros.default: False,
+    aten.new_ones.default: True,
+    aten.new_full.default: 2,
+}
+
+
 class _Planning:
     def __init__(self, graph_module: fx.GraphModule) -> None:
         self.module = graph_module
@@ -120,7 +134,8 @@ class _Planning:
             node = work.pop()
             if node not in found:
                 found.add(node)
-                work += node.all_input_nodes
+                if not (node.target in FILLED and self._is_constant(node)):
+                    work += node.all_input_nodes
         return [n for n in self.graph.nodes if n in found and n.op not in ("output", "placeholder")]
 
     def _classify(self, live: Iterable[fx.Node]) -> None:
@@ -147,9 +162,11 @@ class _Planning:
         if definition is None:
             return None
         try:
-            return item_of(node, definition)
+            item = item_of(node, definition)
         except NotImplementedError:
             return None
+        # Rows and columns of nothing are not worth a loop; what eager makes of them, a call does.
+        return None if 0 in item.domain else item
 
     def _is_constant(self, node: fx.Node) -> bool:
         return node.target in CONSTANTS and isinstance(definition_of(node), Mapped)
@@ -288,6 +305,12 @@ class _Planning:
             return Argument(self.slots[leaf].number)
         return Number(size_of(leaf)) if isinstance(leaf, torch.SymInt) else leaf
 
+    def _filled_arguments(self, node: fx.Node) -> tuple[Any, ...]:
+        value, place = node.meta["val"], FILLED[node.target]
+        number = place if isinstance(place, bool) else node.args[place]
+        sizes = ([Number(size) for size in each] for each in (shape_of(node), strides_of(node)))
+        return (*sizes, number, value.dtype)
+
     def _call(self, node: fx.Node) -> None:
         line = source_of(node)
         if node.op == "get_attr":
@@ -295,8 +318,12 @@ class _Planning:
             self._slot(node, Kind.RESULT)
             self.steps.append(Invoke(lambda: value, (), {}, self.slots[node].number))
             return
-        args, kwargs = trees.map_leaves(self._argument, (node.args, node.kwargs))
         target: Any = callable_of(node.target)
+        if node.target in FILLED and self._is_constant(node):
+            # Of the tensor that it is like, only sizes matter: that may not be there at all.
+            target, args, kwargs = _filled, self._filled_arguments(node), {}
+        else:
+            args, kwargs = trees.map_leaves(self._argument, (node.args, node.kwargs))
         writer = _WRITERS.get(node.target)
         writes = writer is not None and is_plain(node.meta["val"])
         kind = Kind.RESULT
@@ -312,7 +339,7 @@ class _Planning:
                 dict(kwargs),
                 slot.number,
                 not writes and _may_alias(node),
-                view_of(node) is not None and node.target is not operator.getitem,
+                view_of(node) is not None and _is_alias(node.target),
                 writes,
                 str(line) if line else "",
             )
@@ -324,7 +351,14 @@ def _may_alias(node: fx.Node) -> bool:
         return node.target not in _WRITERS
     if node.target in _COPIES:
         return True
-    return any(result.alias_info is not None for result in node.target._schema.returns)
+    return _is_alias(node.target)
+
+
+def _is_alias(target: Any) -> bool:
+    """Its result always shares memory with an argument; that of `flip` never does."""
+    return isinstance(target, OpOverload) and any(
+        result.alias_info is not None for result in target._schema.returns
+    )
 
 
 def resolve_base(node: fx.Node) -> fx.Node:
