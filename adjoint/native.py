@@ -39,7 +39,7 @@ def native_program(graph_module: fx.GraphModule) -> CpuProgram | None:
         return None
     try:
         addresses = _compiled(launches)
-    except LLVMError as error:
+    except (LLVMError, NotImplementedError) as error:
         lines = {str(line) for launch in launches for line in launch.kernel.lines}
         warnings.warn(
             f"runs op by op, because LLVM refused a kernel: {error}\nfor {sorted(lines)}",

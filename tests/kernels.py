@@ -15,7 +15,7 @@ from adjoint.loops.statements import Buffer, Kernel, Loop, Statement, Store
 from adjoint.loops.verify import verify
 from adjoint.runtime.cpu.engine import function_attributes, load, runner
 
-I, N = Counter("i"), Extent("n")
+HERE, N = Counter("i"), Extent("n")
 
 
 def kernel(
@@ -36,11 +36,11 @@ def over(stop: Expression, *body: Statement, counter: str = "i", **options: Any)
 
 def pointwise(value: Expression, reads: Mapping[str, torch.dtype], name: str = "kernel") -> Kernel:
     """out[i] = value, for each i below n."""
-    return kernel([over(N, Store("out", I, value))], reads, {"out": value.dtype}, name=name)
+    return kernel([over(N, Store("out", HERE, value))], reads, {"out": value.dtype}, name=name)
 
 
 def at(buffer: str, dtype: torch.dtype) -> Load:
-    return Load(buffer, I, dtype)
+    return Load(buffer, HERE, dtype)
 
 
 def compiled(kernels: Sequence[Kernel]) -> list[int]:

@@ -11,12 +11,13 @@ NAMES = "target, unsupported"
 
 def test_nothing_asked_gives_the_defaults() -> None:
     options = Options.parse({})
-    assert options == Options(target="reference", unsupported="raise")
+    assert options == Options(target="cpu", unsupported="raise")
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("target", "cpu"),
         ("target", "reference"),
         ("unsupported", "raise"),
         ("unsupported", "eager"),
@@ -51,7 +52,7 @@ def test_a_legal_value_is_kept(name: str, value: object) -> None:
         ),
         (
             {"target": ["reference"]},
-            "option target=['reference'] is not legal; choose from: 'reference'",
+            "option target=['reference'] is not legal; choose from: 'cpu', 'reference'",
         ),
     ],
 )

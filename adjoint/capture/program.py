@@ -40,9 +40,6 @@ from adjoint.trace.source import line_of_traceback
 from adjoint.trace.subgraph import graph_module
 from adjoint.trace.tracer import Tracer
 
-# What torch says when C++ code looks at the data of a fake tensor.
-_NO_DATA = "its data is not allocated yet"
-
 _SYMBOLIC = tuple(kind.__name__ for kind in symbols.SYMBOLIC)
 
 

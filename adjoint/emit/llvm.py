@@ -73,7 +73,6 @@ _INTEGER = {
     "and": "and",
     "or": "or",
     "xor": "xor",
-    "shift_left": "shl",
 }
 
 _COMPARISONS = {
@@ -93,7 +92,6 @@ _INTRINSICS = {
     "trunc": "trunc",
     "round": "roundeven",
     "copysign": "copysign",
-    "fma": "fma",
 }
 
 _SUFFIX = {"half": "f16", "float": "f32", "double": "f64"}
@@ -442,9 +440,8 @@ class _Body:
                 return self.line(f"and i1 {values[0]}, {values[1]}")
             case _ if operator in _INTEGER:
                 return self.line(f"{_INTEGER[operator]} {kind} {values[0]}, {values[1]}")
-            case "shift_right":
-                how = "lshr" if unsigned else "ashr"
-                return self.line(f"{how} {kind} {values[0]}, {values[1]}")
+            case "shift_left" | "shift_right":
+                return self.shifted(operator, values, kind, unsigned)
             case "neg":
                 return self.line(f"sub {kind} 0, {values[0]}")
             case "not":
@@ -470,14 +467,20 @@ class _Body:
         """Division by zero must not stop the machine: eager raises before, or so do we."""
         zero = self.line(f"icmp eq {kind} {values[1]}, 0")
         by = self.line(f"select i1 {zero}, {kind} 1, {kind} {values[1]}")
-        letter = "u" if unsigned else "s"
-        if operator in ("quotient", "fmod"):
-            name = "div" if operator == "quotient" else "rem"
-            return self.line(f"{letter}{name} {kind} {values[0]}, {by}")
-        quotient = self.line(f"{letter}div {kind} {values[0]}, {by}")
-        rest = self.line(f"{letter}rem {kind} {values[0]}, {by}")
         if unsigned:
-            return quotient if operator == "floordiv" else rest
+            name = "udiv" if operator in ("quotient", "floordiv") else "urem"
+            return self.line(f"{name} {kind} {values[0]}, {by}")
+        # The least integer has no opposite: divided by -1 it would stop the machine, too.
+        minus = self.line(f"icmp eq {kind} {by}, -1")
+        safe = self.line(f"select i1 {minus}, {kind} 1, {kind} {by}")
+        rest = self.line(f"srem {kind} {values[0]}, {safe}")
+        if operator == "fmod":
+            return rest
+        whole = self.line(f"sdiv {kind} {values[0]}, {safe}")
+        opposite = self.line(f"sub {kind} 0, {values[0]}")
+        quotient = self.line(f"select i1 {minus}, {kind} {opposite}, {kind} {whole}")
+        if operator == "quotient":
+            return quotient
         uneven = self.line(f"icmp ne {kind} {rest}, 0")
         signs = self.line(f"xor {kind} {rest}, {by}")
         apart = self.line(f"icmp slt {kind} {signs}, 0")
@@ -487,6 +490,19 @@ class _Body:
             return self.line(f"select i1 {below}, {kind} {lower}, {kind} {quotient}")
         higher = self.line(f"add {kind} {rest}, {by}")
         return self.line(f"select i1 {below}, {kind} {higher}, {kind} {rest}")
+
+    def shifted(self, operator: str, values: Sequence[str], kind: str, unsigned: bool) -> str:
+        """By any number of bits: LLVM itself shifts by less than there are."""
+        left = operator == "shift_left"
+        bits = _bits(kind)
+        most = bits if left or unsigned else bits - 1
+        within = self.line(f"icmp ult {kind} {values[1]}, {most}")
+        by = self.line(f"select i1 {within}, {kind} {values[1]}, {kind} {min(most, bits - 1)}")
+        how = "shl" if left else "lshr" if unsigned else "ashr"
+        made = self.line(f"{how} {kind} {values[0]}, {by}")
+        if not (left or unsigned):
+            return made
+        return self.line(f"select i1 {within}, {kind} {made}, {kind} 0")
 
     def floating(self, operator: str, values: Sequence[str], dtype: torch.dtype) -> str:
         if operator in _COMPARISONS:
@@ -534,6 +550,9 @@ class _Body:
                 return value
             if after == torch.bfloat16:
                 return self.rounded(self.converted(value, before, torch.float32))
+            if (before, after) == (torch.float64, torch.float16):
+                # By way of float32, as torch does; machines have no instruction for it.
+                value, here = self.converted(value, before, torch.float32), "float"
             how = "fpext" if _SIZES[here] < _SIZES[there] else "fptrunc"
             return self.line(f"{how} {here} {value} to {there}")
         if before.is_floating_point:

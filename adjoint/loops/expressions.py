@@ -156,14 +156,22 @@ def cast(arg: Expression, dtype: torch.dtype) -> Expression:
     if arg.dtype == dtype:
         return arg
     if isinstance(arg, Constant):
-        return constant(arg.value, dtype)
+        return constant(torch.tensor(arg.value, dtype=arg.dtype).to(dtype).item(), dtype)
     return Cast(arg, dtype)
 
 
 def constant(value: float | int | bool, dtype: torch.dtype) -> Constant:
+    """The nearest number that the type has; of an integer, the last bits."""
     if dtype == torch.bool:
         return Constant(bool(value), dtype)
-    return Constant(float(value) if dtype.is_floating_point else int(value), dtype)
+    if dtype.is_floating_point:
+        return Constant(torch.tensor(float(value), dtype=dtype).item(), dtype)
+    return Constant(_last_bits(int(value), dtype), dtype)
+
+
+def _last_bits(value: int, dtype: torch.dtype) -> int:
+    limits = torch.iinfo(dtype)
+    return (value - limits.min) % (limits.max - limits.min + 1) + limits.min
 
 
 def integer(value: int) -> Constant:

@@ -2,12 +2,11 @@
 
 Meanings are over numbers that have the dtype already (`numpy` scalars in the evaluator).  Integer
 arithmetic wraps; `div` is exact division of floating-point numbers, `floordiv` and `mod` round as
-Python's do.
+Python's do.  An integer divided by zero is itself: whoever divides sees to it that there is none.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -44,25 +43,60 @@ def _library(name: str) -> Callable[..., Any]:
     return meaning
 
 
+def _rounding(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """An integer is itself, however large."""
+    return lambda a: function(a) if isinstance(a, np.floating) else a
+
+
 def _minimum(a: Any, b: Any) -> Any:
-    return a if a != a else b if b != b else min(a, b)
+    return a if a != a or a < b else b
 
 
 def _maximum(a: Any, b: Any) -> Any:
-    return a if a != a else b if b != b else max(a, b)
+    return a if a != a or a > b else b
+
+
+def _wrapped(value: int, like: Any) -> Any:
+    """The integer of the same type as `like` that has the last bits of `value`."""
+    kind = np.dtype(type(like))
+    bits = 8 * kind.itemsize
+    value &= (1 << bits) - 1
+    return kind.type(value - (1 << bits) if kind.kind == "i" and value >> (bits - 1) else value)
 
 
 def _floordiv(a: Any, b: Any) -> Any:
-    return type(a)(int(a) // int(b)) if b else type(a)(0)
+    return _wrapped(int(a) // int(b or 1), a)
 
 
 def _mod(a: Any, b: Any) -> Any:
-    return type(a)(int(a) % int(b)) if b else type(a)(0)
+    return _wrapped(int(a) % int(b or 1), a)
 
 
 def _quotient(a: Any, b: Any) -> Any:
     """Rounded to zero, as C's."""
-    return type(a)(math.trunc(int(a) / int(b))) if b else type(a)(0)
+    whole = abs(int(a)) // abs(int(b or 1))
+    return _wrapped(whole if (a < 0) == (b < 0) else -whole, a)
+
+
+def _fmod(a: Any, b: Any) -> Any:
+    """What `quotient` leaves."""
+    if isinstance(a, np.floating):
+        return np.fmod(a, b)
+    rest = abs(int(a)) % abs(int(b or 1))
+    return _wrapped(-rest if a < 0 else rest, a)
+
+
+def _shift_left(a: Any, b: Any) -> Any:
+    """Nothing is left of a number shifted by more bits than it has."""
+    bits = 8 * np.dtype(type(a)).itemsize
+    return _wrapped(int(a) << int(b) if 0 <= b < bits else 0, a)
+
+
+def _shift_right(a: Any, b: Any) -> Any:
+    """But for its sign, if it has one."""
+    kind = np.dtype(type(a))
+    most = 8 * kind.itemsize - (kind.kind == "i")
+    return _wrapped(int(a) >> (int(b) if 0 <= b < most else most), a)
 
 
 _MATH = (
@@ -75,7 +109,7 @@ OPERATORS: dict[str, Operator] = {
     "sub": Operator(2, lambda a, b: a - b),
     "mul": Operator(2, lambda a, b: a * b),
     "div": Operator(2, lambda a, b: a / b),
-    "fmod": Operator(2, np.fmod),
+    "fmod": Operator(2, _fmod),
     "quotient": Operator(2, _quotient),
     "floordiv": Operator(2, _floordiv),
     "mod": Operator(2, _mod),
@@ -84,8 +118,8 @@ OPERATORS: dict[str, Operator] = {
     "and": Operator(2, lambda a, b: a & b),
     "or": Operator(2, lambda a, b: a | b),
     "xor": Operator(2, lambda a, b: a ^ b),
-    "shift_left": Operator(2, lambda a, b: a << b),
-    "shift_right": Operator(2, lambda a, b: a >> b),
+    "shift_left": Operator(2, _shift_left),
+    "shift_right": Operator(2, _shift_right),
     "eq": Operator(2, lambda a, b: a == b, is_predicate=True),
     "ne": Operator(2, lambda a, b: a != b, is_predicate=True),
     "lt": Operator(2, lambda a, b: a < b, is_predicate=True),
@@ -97,12 +131,11 @@ OPERATORS: dict[str, Operator] = {
     "not": Operator(1, lambda a: ~a if not isinstance(a, (bool, np.bool_)) else not a),
     "abs": Operator(1, abs),
     "sqrt": Operator(1, np.sqrt),
-    "floor": Operator(1, np.floor),
-    "ceil": Operator(1, np.ceil),
-    "trunc": Operator(1, np.trunc),
-    "round": Operator(1, np.rint),
+    "floor": Operator(1, _rounding(np.floor)),
+    "ceil": Operator(1, _rounding(np.ceil)),
+    "trunc": Operator(1, _rounding(np.trunc)),
+    "round": Operator(1, _rounding(np.rint)),
     "copysign": Operator(2, np.copysign),
-    "fma": Operator(3, lambda a, b, c: a * b + c),
     "pow": Operator(2, _library("pow")),
     "atan2": Operator(2, _library("atan2")),
     **{name: Operator(1, _library(name)) for name in _MATH},

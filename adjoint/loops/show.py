@@ -81,7 +81,7 @@ def show_expression(expression: Expression) -> str:
             return f"({parts[0]} if {parts[1]} else {parts[2]})"
         case Apply(operator, args):
             shown = [show_expression(arg) for arg in args]
-            if operator in INFIX:
+            if operator in INFIX and len(shown) == 2:
                 return f"({shown[0]} {INFIX[operator]} {shown[1]})"
             return f"{operator}({', '.join(shown)})"
         case _:

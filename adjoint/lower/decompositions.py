@@ -9,12 +9,11 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import fx
-
 
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import fake_mode_of
@@ -112,15 +111,15 @@ def _alike(results: Any, expected: Any) -> bool:
 
 
 def _laid_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    sizes = zip(one.shape, one.stride(), other.stride(), strict=True)
-    return all(a == b or (isinstance(size, int) and size <= 1) for size, a, b in sizes)
+    sizes: Iterable[Any] = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return all(bool(a == b) or is_short(size, 1) for size, a, b in sizes)
 
 
 class _Recorder(TorchDispatchMode):
     """Writes down the operators that a program calls on fake tensors."""
 
     def __init__(self, graph: fx.Graph, meta: dict[str, Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = graph
         self.meta = {key: value for key, value in meta.items() if key != "val"}
         self.nodes: dict[int, fx.Node] = {}
@@ -182,20 +181,22 @@ def _mm(x: Any, y: Any) -> Any:
     if x.dtype not in (torch.float32, torch.float64):
         raise Declined
     rows, inner, columns = x.shape[0], x.shape[1], y.shape[1]
-    if _is_short(inner):
+    if 0 in (rows, inner, columns):
+        raise Declined
+    if is_short(inner):
         parts = [x.select(1, k).unsqueeze(1) * y.select(0, k) for k in range(inner)]
         return functools.reduce(operator.add, parts)
-    if _is_short(columns):
+    if is_short(columns):
         sums = [(x * y.select(1, n)).sum(1, keepdim=True) for n in range(columns)]
         return sums[0] if columns == 1 else torch.cat(sums, 1)
-    if _is_short(rows):
+    if is_short(rows):
         sums = [(x.select(0, m).unsqueeze(1) * y).sum(0, keepdim=True) for m in range(rows)]
         return sums[0] if rows == 1 else torch.cat(sums, 0)
     raise Declined
 
 
-def _is_short(size: Any) -> bool:
-    return isinstance(size, int) and 1 <= size <= SHORT
+def is_short(size: Any, most: int = SHORT) -> bool:
+    return isinstance(size, int) and size <= most
 
 
 @decomposition(aten.baddbmm.default)

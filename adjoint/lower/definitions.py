@@ -23,7 +23,7 @@ from adjoint.loops.expressions import (
     constant,
 )
 from adjoint.lower.index import Gathered, Index
-from adjoint.lower.pointwise import MASKS, TABLE, computed_in, where
+from adjoint.lower.pointwise import MASKS, TABLE, Pointwise, computed_in, where
 from adjoint.lower.sizes import Size, is_one, product, same, size_of, sizes
 from adjoint.lower.views import Where, broadcast, shape_of
 
@@ -128,7 +128,9 @@ def _pointwise(node: fx.Node) -> Mapped | None:
     if any(isinstance(number, complex) for number in numbers):
         return None
     tensors = [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, fx.Node)]
-    if not all(isinstance(a.meta["val"], torch.Tensor) for a in tensors):
+    if not tensors or not all(isinstance(a.meta["val"], torch.Tensor) for a in tensors):
+        return None
+    if not result.is_floating_point and _only_torch_can(node, entry):
         return None
     meeting = computed_in(_promoted(node) if entry.compares else result)
     masks = MASKS.get(node.target, ())
@@ -143,12 +145,22 @@ def _pointwise(node: fx.Node) -> Mapped | None:
 
         args = [argument(place, arg) for place, arg in enumerate(node.args)]
         kwargs = {name: argument(-1, arg) for name, arg in options.items()}
+        if entry.typed:
+            kwargs["result"] = result
         return cast(entry.formula(*args, **kwargs), result)
 
     if node.target is aten._to_copy.default:
         source: fx.Node = node.args[0]  # type: ignore[assignment]
         return Mapped(lambda index, reader: cast(reader.read(source, index), result))
     return Mapped(element)
+
+
+def _only_torch_can(node: fx.Node, entry: Pointwise) -> bool:
+    """Integers divided by what may be zero, where eager raises, and powers of them."""
+    if node.target in (aten.pow.Scalar, aten.pow.Tensor_Tensor):
+        return True
+    by = None if entry.divides is None else node.args[entry.divides]
+    return isinstance(by, fx.Node) or (isinstance(by, (int, float)) and by == 0)
 
 
 _LAYOUT = frozenset({"memory_format", "layout", "device", "pin_memory", "non_blocking", "dtype"})
@@ -629,6 +641,7 @@ def _mse_loss_backward(
     node: fx.Node, cotangent: fx.Node, x: fx.Node, y: fx.Node, reduction: int
 ) -> Mapped:
     dtype = computed_in(dtype_of(node))
+    _decline_if(not dtype.is_floating_point)
     count = product(shape_of(x))
 
     def element(index: Where, reader: Reader) -> Expression:

@@ -514,6 +514,7 @@ class _Builder:
             scratch = self._partial(item)
             name = self.operand(scratch)
             definition = item.definition
+            assert not isinstance(definition, Mapped)
             start = (
                 definition.start if isinstance(definition, Reduced) else Constant(0, scratch.dtype)
             )

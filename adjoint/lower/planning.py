@@ -121,7 +121,7 @@ class _Planning:
             self._emit(unit)
         for node in self._tensors_of(self._output()):
             self._ensure(node)
-        outputs = self._arguments(self._output())
+        outputs = trees.map_leaves(self._argument, self._output())
         slots = sorted([*self.slots.values(), *self.extra], key=lambda slot: slot.number)
         return Plan(
             tuple(slots),
@@ -168,9 +168,11 @@ class _Planning:
         if definition is None:
             return None
         try:
-            return item_of(node, definition)
+            item = item_of(node, definition)
         except NotImplementedError:
             return None
+        # Rows and columns of nothing are not worth a loop; what eager makes of them, a call does.
+        return None if 0 in item.domain else item
 
     def _decide_storage(self, live: Iterable[fx.Node]) -> None:
         """Values that are needed outside the group that computes them."""
@@ -204,14 +206,6 @@ class _Planning:
         found: list[fx.Node] = []
         fx.map_arg(tree, found.append)
         return found
-
-    def _arguments(self, tree: Any) -> Any:
-        """A tree with slots in place of nodes."""
-
-        def argument(node: fx.Node) -> Any:
-            return Argument(self.slots[node].number)
-
-        return fx.map_arg(tree, argument)
 
     # Order
 
@@ -429,7 +423,14 @@ def _may_alias(node: fx.Node) -> bool:
         return node.target not in _WRITERS
     if node.target in _COPIES:
         return True
-    return any(result.alias_info is not None for result in node.target._schema.returns)
+    return _is_alias(node.target)
+
+
+def _is_alias(target: Any) -> bool:
+    """Its result always shares memory with an argument; that of `flip` never does."""
+    return isinstance(target, OpOverload) and any(
+        result.alias_info is not None for result in target._schema.returns
+    )
 
 
 def resolve_base(node: fx.Node) -> fx.Node:

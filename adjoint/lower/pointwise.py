@@ -29,6 +29,10 @@ class Pointwise:
     formula: Formula
     compares: bool = False
     """Arguments are promoted among themselves, and the result is a truth value."""
+    typed: bool = False
+    """The formula is told the type of the result, as `result`."""
+    divides: int | None = None
+    """Which argument an integer is divided by: eager raises if it is zero."""
 
 
 def unary(name: str) -> Formula:
@@ -118,8 +122,11 @@ def _remainder(x: Expression, y: Any) -> Expression:
     return where(wrong, rest + y, rest)
 
 
-def _power(x: Expression, y: Any) -> Expression:
+def _power(x: Expression, y: Any, result: torch.dtype) -> Expression:
     """Small whole exponents are products, as eager's are."""
+    # Of these eager takes no roots: they differ at -0 and at -inf.
+    if result == torch.float16 and y in (0.5, -0.5):
+        return apply("pow", x, _like(y, x))
     if isinstance(y, (int, float)):
         if y == 2:
             return x * x
@@ -273,16 +280,33 @@ def _logaddexp(x: Expression, y: Expression) -> Expression:
 
 
 def _nan_to_num(
-    x: Expression, nan: float | None = None, high: float | None = None, low: float | None = None
+    x: Expression,
+    nan: float | None = None,
+    high: float | None = None,
+    low: float | None = None,
+    *,
+    result: torch.dtype,
 ) -> Expression:
     if not x.dtype.is_floating_point:
         return x
-    limits = torch.finfo(x.dtype)
+    limits = torch.finfo(result)
     fixed = where(is_nan(x), constant(nan or 0.0, x.dtype), x)
     fixed = where(
         x.equals(math.inf), constant(limits.max if high is None else high, x.dtype), fixed
     )
     return where(x.equals(-math.inf), constant(limits.min if low is None else low, x.dtype), fixed)
+
+
+def _is_infinite(x: Expression) -> Expression:
+    if not x.dtype.is_floating_point:
+        return constant(False, torch.bool)
+    return apply("abs", x).equals(math.inf)
+
+
+def _has_sign(x: Expression) -> Expression:
+    if not x.dtype.is_floating_point:
+        return constant(False, torch.bool) if x.dtype == torch.bool else x < 0
+    return apply("copysign", constant(1, x.dtype), x) < 0
 
 
 def _masked_fill(x: Expression, mask: Expression, value: Any) -> Expression:
@@ -346,9 +370,9 @@ TABLE: dict[Any, Pointwise] = {
     aten.cosh.default: _P(unary("cosh")),
     aten.deg2rad.default: _P(lambda x: x * (math.pi / 180)),
     aten.div.Scalar: _P(_divided),
-    aten.div.Scalar_mode: _P(_divided),
+    aten.div.Scalar_mode: _P(_divided, divides=1),
     aten.div.Tensor: _P(_divided),
-    aten.div.Tensor_mode: _P(_divided),
+    aten.div.Tensor_mode: _P(_divided, divides=1),
     aten.elu.default: _P(_elu),
     aten.elu_backward.default: _P(_elu_backward),
     aten.eq.Scalar: _P(binary("eq"), compares=True),
@@ -359,9 +383,9 @@ TABLE: dict[Any, Pointwise] = {
     aten.exp2.default: _P(unary("exp2")),
     aten.expm1.default: _P(unary("expm1")),
     aten.floor.default: _P(unary("floor")),
-    aten.floor_divide.default: _P(functools.partial(_divided, rounding_mode="floor")),
-    aten.fmod.Scalar: _P(binary("fmod")),
-    aten.fmod.Tensor: _P(binary("fmod")),
+    aten.floor_divide.default: _P(functools.partial(_divided, rounding_mode="floor"), divides=1),
+    aten.fmod.Scalar: _P(binary("fmod"), divides=1),
+    aten.fmod.Tensor: _P(binary("fmod"), divides=1),
     aten.frac.default: _P(lambda x: x - apply("trunc", x)),
     aten.ge.Scalar: _P(binary("ge"), compares=True),
     aten.ge.Tensor: _P(binary("ge"), compares=True),
@@ -373,7 +397,7 @@ TABLE: dict[Any, Pointwise] = {
     aten.hardswish.default: _P(_hardswish),
     aten.hardtanh.default: _P(lambda x, low=-1, high=1: _clamp(x, low, high)),
     aten.hardtanh_backward.default: _P(_hardtanh_backward),
-    aten.isinf.default: _P(lambda x: apply("abs", x).equals(math.inf), compares=True),
+    aten.isinf.default: _P(_is_infinite, compares=True),
     aten.isnan.default: _P(is_nan, compares=True),
     aten.le.Scalar: _P(binary("le"), compares=True),
     aten.le.Tensor: _P(binary("le"), compares=True),
@@ -400,18 +424,18 @@ TABLE: dict[Any, Pointwise] = {
     aten.mish.default: _P(_mish),
     aten.mul.Scalar: _P(_product),
     aten.mul.Tensor: _P(_product),
-    aten.nan_to_num.default: _P(_nan_to_num),
+    aten.nan_to_num.default: _P(_nan_to_num, typed=True),
     aten.ne.Scalar: _P(binary("ne"), compares=True),
     aten.ne.Tensor: _P(binary("ne"), compares=True),
     aten.neg.default: _P(unary("neg")),
     aten.pow.Scalar: _P(lambda x, y: apply("pow", constant(x, y.dtype), y)),
-    aten.pow.Tensor_Scalar: _P(_power),
-    aten.pow.Tensor_Tensor: _P(_power),
+    aten.pow.Tensor_Scalar: _P(_power, typed=True),
+    aten.pow.Tensor_Tensor: _P(_power, typed=True),
     aten.rad2deg.default: _P(lambda x: x * (180 / math.pi)),
     aten.reciprocal.default: _P(lambda x: 1 / x),
     aten.relu.default: _P(lambda x: _clamp(x, low=0)),
-    aten.remainder.Scalar: _P(_remainder),
-    aten.remainder.Tensor: _P(_remainder),
+    aten.remainder.Scalar: _P(_remainder, divides=1),
+    aten.remainder.Tensor: _P(_remainder, divides=1),
     aten.round.default: _P(unary("round")),
     aten.rsqrt.default: _P(lambda x: 1 / apply("sqrt", x)),
     aten.rsub.Scalar: _P(_reversed_difference),
@@ -420,7 +444,7 @@ TABLE: dict[Any, Pointwise] = {
     aten.sigmoid.default: _P(sigmoid),
     aten.sigmoid_backward.default: _P(lambda g, y: g * (1 - y) * y),
     aten.sign.default: _P(_sign),
-    aten.signbit.default: _P(lambda x: apply("copysign", constant(1, x.dtype), x) < 0, True),
+    aten.signbit.default: _P(_has_sign, compares=True),
     aten.silu.default: _P(lambda x: x * sigmoid(x)),
     aten.silu_backward.default: _P(_silu_backward),
     aten.sin.default: _P(unary("sin")),

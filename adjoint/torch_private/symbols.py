@@ -36,7 +36,7 @@ def constant_value(expr: sympy.Basic) -> int | float | bool:
 
 
 class _Arithmetic(PythonReferenceAnalysis):
-    """What the operators of expressions mean; torch 2.11 does not know cases, and none takes proxies."""
+    """What operators of expressions mean.  torch 2.11 knows no cases, and none takes proxies."""
 
     @staticmethod
     def expr_cond_pair(value: Any, holds: Any) -> tuple[Any, Any]:

@@ -20,11 +20,11 @@ from adjoint.loops.statements import (
 )
 
 F32, F64 = torch.float32, torch.float64
-I, J, ROWS, COLUMNS = Counter("i"), Counter("j"), Extent("s0"), Extent("s1")
+HERE, J, ROWS, COLUMNS = Counter("i"), Counter("j"), Extent("s0"), Extent("s1")
 
 
 def test_a_kernel_reads_as_a_program() -> None:
-    x = Load("x", I * COLUMNS + J, F32)
+    x = Load("x", HERE * COLUMNS + J, F32)
     total = Name("total", F32)
     inner = Loop(
         "j",
@@ -42,8 +42,8 @@ def test_a_kernel_reads_as_a_program() -> None:
             Accumulator("most", constant(0, F32)),
             inner,
             Assign("mean", total / 2),
-            Store("out", I, Name("mean", F32)),
-            Merge("bins", Load("place", I, torch.int64), "add", Cast(total, F64)),
+            Store("out", HERE, Name("mean", F32)),
+            Merge("bins", Load("place", HERE, torch.int64), "add", Cast(total, F64)),
             Merge("bins", number(1), "minimum", Cast(total, F64)),
         ),
         Mapping.PARALLEL,
@@ -76,7 +76,7 @@ kernel tanh_sum(x: f32, place: i64, out: f32 written, bins: f64 written; s0, s1)
 
 
 def test_a_loop_that_does_not_begin_at_zero() -> None:
-    body = (Loop("i", number(1), number(4), (Store("out", I, constant(1, F32)),)),)
+    body = (Loop("i", number(1), number(4), (Store("out", HERE, constant(1, F32)),)),)
     made = Kernel("k", (Buffer("out", F32, written=True),), (), body)
     assert (
         show(made)
@@ -85,8 +85,8 @@ def test_a_loop_that_does_not_begin_at_zero() -> None:
 
 
 def test_a_guard() -> None:
-    x = Load("x", I, F32)
-    assert show_expression(Guarded(I < 3, x, constant(0, F32))) == "(x[i] if (i < 3) else 0.0)"
+    x = Load("x", HERE, F32)
+    assert show_expression(Guarded(HERE < 3, x, constant(0, F32))) == "(x[i] if (i < 3) else 0.0)"
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from adjoint.loops.statements import (
 )
 
 F32 = torch.float32
-I = Counter("i")
-X = Load("x", I, F32)
+HERE = Counter("i")
+X = Load("x", HERE, F32)
 
 
 def test_walk_goes_into_loops() -> None:
@@ -34,8 +34,8 @@ def test_what_a_statement_itself_holds() -> None:
     start, stop = integer(0), Extent("n")
     assert expressions(Loop("i", start, stop, (Assign("a", X),))) == (start, stop)
     assert expressions(Assign("a", X)) == (X,)
-    assert expressions(Store("out", I, X)) == (I, X)
-    assert expressions(Merge("out", I, "add", X)) == (I, X)
+    assert expressions(Store("out", HERE, X)) == (HERE, X)
+    assert expressions(Merge("out", HERE, "add", X)) == (HERE, X)
 
 
 def test_the_name_of_an_assignment_has_its_type() -> None:

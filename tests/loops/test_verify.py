@@ -32,8 +32,8 @@ from adjoint.loops.statements import (
 from adjoint.loops.verify import KernelError, verify
 
 F32 = torch.float32
-I = Counter("i")
-X = Load("x", I, F32)
+HERE = Counter("i")
+X = Load("x", HERE, F32)
 ONE = constant(1, F32)
 
 
@@ -47,16 +47,16 @@ def over_i(*body: Statement, mapping: Mapping = Mapping.SERIAL) -> Loop:
 
 
 def stored(value: Expression) -> Loop:
-    return over_i(Store("out", I, value))
+    return over_i(Store("out", HERE, value))
 
 
 def test_a_well_formed_kernel_is_returned() -> None:
     kernel = made(
         Accumulator("sum", constant(0, F32)),
         over_i(Assign("a", X), Update("sum", "add", Name("a", F32))),
-        # A name may be used again once its block has ended.
-        over_i(Assign("a", X * 2), Store("out", I, Name("a", F32)), mapping=Mapping.PARALLEL),
         Merge("out", integer(0), "add", Name("sum", F32)),
+        # A name may be used again once its block has ended.
+        over_i(Assign("a", X * 2), Store("out", HERE, Name("a", F32)), mapping=Mapping.PARALLEL),
     )
     assert verify(kernel) is kernel
 
@@ -74,16 +74,16 @@ def test_a_well_formed_kernel_is_returned() -> None:
         (over_i(Assign("a", X), Update("a", "add", X)), "a is updated, but is no accumulator"),
         (over_i(Update("a", "add", X)), "a is updated, but is no accumulator"),
         (over_i(Accumulator("a", X), Update("a", "neg", X)), "neg does not combine two values"),
-        (over_i(Merge("out", I, "exp", X)), "exp does not combine two values"),
-        (over_i(Store("x", I, ONE)), "a value of type torch.float32 is stored in x"),
-        (over_i(Store("y", I, ONE)), "a value of type torch.float32 is stored in y"),
-        (over_i(Store("out", I, I)), "a value of type torch.int64 is stored in out"),
-        (over_i(Merge("x", I, "add", X)), "a value of type torch.float32 is stored in x"),
-        (Store("out", I, ONE), "i is used before it is defined"),
+        (over_i(Merge("out", HERE, "exp", X)), "exp does not combine two values"),
+        (over_i(Store("x", HERE, ONE)), "a value of type torch.float32 is stored in x"),
+        (over_i(Store("y", HERE, ONE)), "a value of type torch.float32 is stored in y"),
+        (over_i(Store("out", HERE, HERE)), "a value of type torch.int64 is stored in out"),
+        (over_i(Merge("x", HERE, "add", X)), "a value of type torch.float32 is stored in x"),
+        (Store("out", HERE, ONE), "i is used before it is defined"),
         (stored(Name("a", F32)), "a is used before it is defined"),
         (Store("out", Extent("m"), ONE), "m is no extent of the kernel"),
-        (stored(Load("y", I, F32)), "a value of type torch.float32 is read from y"),
-        (over_i(Assign("a", Load("x", I, torch.int64))), "torch.int64 is read from x"),
+        (stored(Load("y", HERE, F32)), "a value of type torch.float32 is read from y"),
+        (over_i(Assign("a", Load("x", HERE, torch.int64))), "torch.int64 is read from x"),
         (
             over_i(Assign("a", Guarded(X > 0, X, integer(0)))),
             "torch.float32 or torch.int64",
@@ -92,11 +92,14 @@ def test_a_well_formed_kernel_is_returned() -> None:
             over_i(Assign("a", Guarded(X, X, X))),
             "a guard of type torch.float32",
         ),
-        (stored(Apply("add", (X, I), F32)), "add of arguments of types torch.float32, torch.int64"),
+        (
+            stored(Apply("add", (X, HERE), F32)),
+            "add of arguments of types torch.float32, torch.int64",
+        ),
         (stored(Apply("add", (X,), F32)), "add of 2 arguments expected, 1 given"),
         (stored(Apply("lt", (X, X), F32)), "lt gives torch.bool, not torch.float32"),
         (stored(Apply("nothing", (X, X), F32)), "there is no operator nothing"),
-        (over_i(Merge("out", I, "nothing", X)), "there is no operator nothing"),
+        (over_i(Merge("out", HERE, "nothing", X)), "there is no operator nothing"),
         (Loop("i", ONE, integer(3), ()), "the loop over i is bounded by a torch.float32"),
         (over_i(Store("out", ONE, X)), "an offset of type torch.float32"),
         (stored(Load("x", ONE, F32)), "an offset of type torch.float32"),
@@ -105,7 +108,7 @@ def test_a_well_formed_kernel_is_returned() -> None:
             "a of type torch.int64 is updated by a torch.float32",
         ),
         (
-            over_i(Assign("a", integer(0)), Store("out", I, Name("a", F32))),
+            over_i(Assign("a", integer(0)), Store("out", HERE, Name("a", F32))),
             "a of type torch.int64 is used as torch.float32",
         ),
         (
@@ -122,7 +125,7 @@ def test_refused(statement: Statement, why: str) -> None:
 
 def test_a_name_outside_a_parallel_loop_is_not_used_in_it() -> None:
     """Each part of a kernel is a function of its own."""
-    body = over_i(Store("out", I, Name("a", F32)), mapping=Mapping.PARALLEL)
+    body = over_i(Store("out", HERE, Name("a", F32)), mapping=Mapping.PARALLEL)
     with pytest.raises(KernelError, match="a is used before it is defined"):
         verify(made(Assign("a", ONE), body))
 

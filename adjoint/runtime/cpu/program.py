@@ -246,7 +246,7 @@ class Binding:
             base + 8 * first.word,
             count,
         )
-        return memoryview(table), call, keep
+        return memoryview(table.data), call, keep
 
 
 # What stays where the binding has put it.
@@ -297,9 +297,13 @@ def _is_slot(leaf: Any) -> bool:
 def _numbers(plan: Plan) -> Iterator[Number]:
     for step in plan.steps:
         if isinstance(step, Invoke):
-            for leaf in trees.leaves((step.args, step.kwargs)):
-                if isinstance(leaf, Number):
-                    yield leaf
+            yield from _numbers_in(step)
+
+
+def _numbers_in(step: Invoke) -> Iterator[Number]:
+    for leaf in trees.leaves((step.args, step.kwargs)):
+        if isinstance(leaf, Number):
+            yield leaf
 
 
 def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
@@ -384,7 +388,7 @@ class _Writer:
         for place, step in enumerate(plan.steps):
             if isinstance(step, Invoke):
                 self.invoke(step, number, read)
-                number += sum(isinstance(leaf, Number) for leaf in trees.leaves(step.args))
+                number += len(list(_numbers_in(step)))
             elif place in first_of:
                 self.run(first_of[place])
             for slot in ends.get(place, ()):

@@ -1,7 +1,8 @@
 """Regions of kernels and matrix products that each thread runs for some of its rows at a time.
 
 A thread has arguments of its own for each kernel and product.  Before each block of rows it works
-out those that depend on the block, `base + first * a + last * b + offset`, and calls one after another.
+out those that depend on the block, `base + first * a + last * b + offset`; then it calls one after
+another.
 Products are those of the BLAS that torch brings.
 """
 
@@ -167,7 +168,8 @@ define void @adjoint.{name}(ptr %args, i64 %threads) {{
   %b = inttoptr i64 %v3 to ptr
   %c = inttoptr i64 %v6 to ptr
 {flush}
-  call void @{name}(ptr %p5, ptr %p2, ptr %p9, ptr %p8, ptr %p10, ptr %alpha, ptr %b, ptr %p4, ptr %a, ptr %p1, ptr %beta, ptr %c, ptr %p7)
+  call void @{name}(ptr %p5, ptr %p2, ptr %p9, ptr %p8, ptr %p10, ptr %alpha, ptr %b,
+    ptr %p4, ptr %a, ptr %p1, ptr %beta, ptr %c, ptr %p7)
 {restore}
   ret void
 }}

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+import sympy
+import torch
+
+from adjoint.loops.plan import Argument, Invoke, Kind, Plan, Slot
+
+
+def test_a_plan_is_data() -> None:
+    size = sympy.Symbol("s0")
+    slots = (
+        Slot(0, Kind.INPUT, (size,), (1,), torch.float32),
+        Slot(1, Kind.RESULT, (size,), (1,), torch.float32),
+    )
+    call = Invoke(torch.sin, (Argument(0),), {}, 1)
+    plan = Plan(slots, (0,), ((size, 0, 0),), (call,), (Argument(1),))
+    assert [call.aliases, call.is_view, call.writes] == [False] * 3
+    with pytest.raises(FrozenInstanceError):
+        plan.steps = ()  # type: ignore[misc]
+
+
+def test_arguments_are_compared_by_their_slot() -> None:
+    assert Argument(1) == Argument(1)
+    assert Argument(1) != Argument(2)

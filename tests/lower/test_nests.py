@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import torch
+
+from adjoint.lower.planning import lower
+from tests.lowering import check, graph_of, shown
+
+
+def text(function: object, *inputs: torch.Tensor) -> str:
+    check(function, *inputs)  # type: ignore[arg-type]
+    return shown(lower(graph_of(function, inputs)))  # type: ignore[arg-type]
+
+
+def test_contiguous_dimensions_are_one_loop() -> None:
+    assert text(lambda x: x * 2, torch.ones(3, 4, 5)) == (
+        "kernel kernel(b0: f32, b1: f32 written; chunks)\n"
+        "    parallel for t in range(chunks):\n"
+        "        vector for r in range(((60 * t) // chunks), ((60 * (t + 1)) // chunks)):\n"
+        "            b1[r] = (b0[r] * 2.0)\n"
+    )
+
+
+def test_a_sum_of_rows() -> None:
+    assert text(lambda x: x.sum(1) * 2, torch.ones(3, 40)) == (
+        "kernel kernel(b0: f32, b1: f32 written; chunks)\n"
+        "    parallel for t in range(chunks):\n"
+        "        for r in range(((3 * t) // chunks), ((3 * (t + 1)) // chunks)):\n"
+        "            var sum0 = 0.0\n"
+        "            vector for i1 in range(40):\n"
+        "                sum0 += b0[((r * 40) + i1)]\n"
+        "            sum0.done = sum0\n"
+        "            row1 = (sum0.done * 2.0)\n"
+        "            b1[r] = row1\n"
+    )
+
+
+def test_a_sum_of_everything_is_put_together_from_chunks() -> None:
+    assert text(lambda x: x.sum(), torch.ones(50)) == (
+        "kernel kernel(b0: f32 written, b1: f32 written, b2: f32; chunks)\n"
+        "    parallel for t in range(chunks):\n"
+        "        var total0 = 0.0\n"
+        "        vector for r in range(((50 * t) // chunks), ((50 * (t + 1)) // chunks)):\n"
+        "            total0 += b2[r]\n"
+        "        b0[t] = total0\n"
+        "    for c in range(1, chunks):\n"
+        "        b0[0] += b0[((c * 1) + 0)]\n"
+        "    b1[0] = b0[0]\n"
+    )
+
+
+def test_a_scatter_goes_to_memory_of_the_thread_first() -> None:
+    made = text(
+        lambda x, i, s: x.index_add(0, i, s),
+        torch.zeros(3),
+        torch.tensor([0, 1, 1, 2]),
+        torch.ones(4),
+    )
+    assert "b0[((t * 3) + k)] = 0" in made
+    assert "+= b" in made
+
+
+def test_what_took_long_is_kept_for_later_in_the_row() -> None:
+    x = torch.arange(60.0).reshape(3, 20) / 60
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x.exp()
+        return y / y.sum(1, keepdim=True)
+
+    made = text(function, x)
+    assert made.count("exp(") == 1
+
+
+def test_the_name_of_a_node_is_not_in_the_kernel() -> None:
+    """So that the same loops are the same kernel."""
+    x = torch.ones(4, 40)
+    one = text(lambda x: x.sum(0), x)
+    other = text(lambda x: [x.cumsum(0), x.sum(0)][1], x)
+    assert one == other

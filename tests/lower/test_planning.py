@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from adjoint.loops.plan import Kind
+from adjoint.lower.planning import is_plain, lower, require_within
+from tests.lowering import calls, check, graph_of, launches, shown
+
+X = torch.arange(12.0).reshape(3, 4)
+
+
+def test_what_no_one_needs_is_not_computed() -> None:
+    plan = lower(graph_of(lambda x: [x + 1, (x * 3).exp()][0], [X]))
+    assert len(launches(plan)) == 1
+    assert "exp" not in shown(plan)
+
+
+def test_values_inside_a_kernel_are_not_stored() -> None:
+    plan = lower(graph_of(lambda x: ((x + 1) * 2).exp(), [X]))
+    assert [slot.kind for slot in plan.slots] == [Kind.INPUT, Kind.OUTPUT]
+
+
+def test_values_between_kernels_and_calls_are_temporary() -> None:
+    plan = check(lambda x: ((x + 1) @ (x * 2).t()).exp(), X).plan
+    kinds = [slot.kind for slot in plan.slots]
+    assert kinds.count(Kind.OUTPUT) == 1
+    assert kinds.count(Kind.INPUT) == 1
+    assert [call.writes for call in calls(plan) if not call.is_view] == [True]
+
+
+def test_a_result_that_shares_memory_with_an_output_is_no_temporary() -> None:
+    """A view that is returned keeps the memory of what it views."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x + 1).view(-1)[2:]
+
+    program = check(function, X)
+    first, second = program([X]), program([X * 10])
+    assert torch.equal(first, function(X))
+    assert torch.equal(second, function(X * 10))
+
+
+def test_a_copy_is_made_in_each_call() -> None:
+    """`flip` is read as a view, but as a tensor it is one of its own."""
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x + 1
+        return [y.flip([0]), y.t().reshape(-1), (y * 2).flip([1]).sort(1).values]
+
+    program = check(function, X)
+    for ours, eager in zip(program([X * 10]), function(X * 10), strict=True):
+        assert torch.equal(ours, eager)
+
+
+def test_an_input_may_be_returned() -> None:
+    check(lambda x: [x, x + 1, x.t()], X)
+
+
+def test_constants_may_be_returned() -> None:
+    check(lambda x: [torch.ones(3), x + torch.arange(4), torch.zeros(2).expand(3, 2)], X)
+
+
+def test_what_only_gives_its_sizes_is_not_computed() -> None:
+    plan = check(lambda x: torch.ones_like(x.sum()) * x, X).plan
+    assert "sum" not in shown(plan)
+
+
+def test_a_tensor_like_one_that_is_not_there() -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        y = (x + 1).t()
+        likes = [torch.zeros_like(y), torch.ones_like(y), torch.full_like(y, 3), y.new_zeros(2)]
+        return [*likes, y.new_full((2, 2), 4.0), y.new_ones(3), x.expand(2, 3, 4).clone()]
+
+    check(function, X)
+    check(lambda x: [torch.zeros_like(x.expand(2, 3, 4)).sort(0).values, x * 2], X)
+
+
+def test_one_value_returned_twice() -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x + 1
+        return [y, y, y * 2]
+
+    check(function, X)
+
+
+def test_bounds_are_checked_before_the_kernel() -> None:
+    plan = lower(graph_of(lambda x, i: x[i] + x[i] * 2, [X, torch.tensor([1, 0])]))
+    names = [getattr(step.target, "__name__", "") for step in calls(plan)]
+    assert names == ["require_within"]
+
+
+def test_require_within() -> None:
+    require_within(torch.tensor([-3, 2]), -3, 3)
+    require_within(torch.tensor([], dtype=torch.int64), 0, 0)
+    for wrong in (-4, 3):
+        with pytest.raises(IndexError, match=f"index {wrong} is out of bounds"):
+            require_within(torch.tensor([0, wrong]), -3, 3)
+
+
+def test_which_tensors_kernels_can_read() -> None:
+    assert is_plain(torch.ones(3))
+    assert not is_plain(torch.ones(3, dtype=torch.complex64))
+    assert not is_plain(torch.ones(3).to_sparse())
+    assert not is_plain(torch.ones(3, device="meta"))
+    assert not is_plain(3)

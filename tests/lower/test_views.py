@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from adjoint.lower.views import PARTS, VIEWS
+from tests.lowering import calls, check, launches
+
+aten = torch.ops.aten
+
+View = Callable[[torch.Tensor], torch.Tensor]
+
+# Views of a tensor of sizes 4, 3, 6.
+ROWS: list[tuple[Any, View]] = [
+    (aten._unsafe_view.default, lambda x: aten._unsafe_view(x, [12, 6])),
+    (aten.alias.default, aten.alias),
+    (aten.detach.default, aten.detach),
+    (aten.diagonal.default, lambda x: aten.diagonal(x, 0, 0, 2)),
+    (aten.diagonal.default, lambda x: aten.diagonal(x, 2, 1, -1)),
+    (aten.diagonal.default, lambda x: aten.diagonal(x, -1, 2, 1)),
+    (aten.expand.default, lambda x: aten.expand(x, [2, 4, 3, 6])),
+    (aten.expand.default, lambda x: aten.expand(aten.select(x, 1, 0), [5, 4, 6])),
+    (aten.expand.default, lambda x: aten.expand(aten.slice(x, 1, 0, 1), [-1, 5, -1])),
+    (aten.flip.default, lambda x: aten.flip(x, [0, 2])),
+    (aten.flip.default, lambda x: aten.flip(x, [-2])),
+    (aten.lift_fresh_copy.default, aten.lift_fresh_copy),
+    (aten.permute.default, lambda x: aten.permute(x, [2, 0, 1])),
+    (aten.permute.default, lambda x: aten.permute(x, [-1, -3, -2])),
+    (aten.reshape.default, lambda x: aten.view(x, [2, 2, 18])),
+    (aten.select.int, lambda x: aten.select(x, 1, 2)),
+    (aten.select.int, lambda x: aten.select(x, -1, -2)),
+    (aten.slice.Tensor, lambda x: aten.slice(x, 2, 1, 5)),
+    (aten.slice.Tensor, lambda x: aten.slice(x, 2, -4, 100, 2)),
+    (aten.slice.Tensor, lambda x: aten.slice(x, -3, 1)),
+    (aten.squeeze.default, lambda x: aten.squeeze(aten.unsqueeze(x, 1))),
+    (aten.squeeze.dim, lambda x: aten.squeeze.dim(aten.unsqueeze(x, 1), 1)),
+    (aten.squeeze.dim, lambda x: aten.squeeze.dim(x, 1)),
+    (aten.squeeze.dims, lambda x: aten.squeeze.dims(aten.unsqueeze(x, 1), [1, 2])),
+    (aten.t.default, lambda x: aten.t(aten.select(x, 0, 1))),
+    (aten.t.default, lambda x: aten.t(aten.view(x, [72]))),
+    (aten.transpose.int, lambda x: aten.transpose(x, 0, -1)),
+    (aten.unfold.default, lambda x: aten.unfold(x, 2, 3, 2)),
+    (aten.unfold.default, lambda x: aten.unfold(x, 0, 2, 1)),
+    (aten.unsqueeze.default, lambda x: aten.unsqueeze(x, -1)),
+    (aten.view.default, lambda x: aten.view(x, [3, 24])),
+    (aten.view.default, lambda x: aten.view(x, [4, 3, 2, -1])),
+    (aten.split.Tensor, lambda x: aten.split(x, 4, 2)[1]),
+    (aten.split_with_sizes.default, lambda x: aten.split_with_sizes(x, [1, 2, 3], -1)[2]),
+    (aten.unbind.int, lambda x: aten.unbind(x, 1)[2]),
+    (aten.unbind.int, lambda x: aten.unbind(x)[0]),
+]
+
+
+def test_each_view_has_a_sample() -> None:
+    assert {op for op, _ in ROWS} == {*VIEWS, *PARTS}
+
+
+@pytest.mark.parametrize("place", range(len(ROWS)), ids=lambda place: str(ROWS[place][0]))
+def test_a_view_is_read_where_it_is(place: int) -> None:
+    _, view = ROWS[place]
+    plan = check(lambda x: view(x) + 1, torch.arange(72.0).reshape(4, 3, 6)).plan
+    assert len(launches(plan)) == 1
+    assert not calls(plan)
+
+
+def test_views_of_views() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x.transpose(0, 2).reshape(3, 2, 12)[:, :, 1::3].permute(1, 0, 2)
+        return y.reshape(-1, 4).flip([1]).unsqueeze(0).expand(2, -1, -1) * 2
+
+    check(function, torch.arange(72.0).reshape(4, 3, 6))
+
+
+def test_a_view_of_what_a_kernel_makes_is_returned() -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x + 1
+        return [y.transpose(0, 1), y[:, 1:], y]
+
+    check(function, torch.arange(6.0).reshape(2, 3))
+
+
+def test_no_dimensions() -> None:
+    check(lambda x: x.view(1, 1).expand(2, 3) + x.reshape([]).view(1), torch.tensor(3.0))

@@ -1,0 +1,113 @@
+"""Lowers graphs of torch programs, and compares what their kernels compute with eager."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from adjoint.loops.plan import Invoke, Launch, Plan
+from adjoint.loops.show import show
+from adjoint.native import native_program
+from adjoint.runtime.cpu.program import CpuProgram
+
+# How far a result may be from eager's: relative to it, and to 1.
+CLOSE = {
+    torch.float16: (1e-3, 1e-6),
+    torch.bfloat16: (8e-3, 1e-6),
+    torch.float32: (1e-6, 1e-7),
+    torch.float64: (1e-13, 1e-15),
+}
+
+
+def graph_of(function: Callable[..., Any], inputs: Sequence[Any]) -> GraphModule:
+    """The graph of a program of functional ops."""
+    graph_module: GraphModule = make_fx(function, tracing_mode="fake")(*inputs)
+    return graph_module
+
+
+def program_of(function: Callable[..., Any], inputs: Sequence[Any]) -> CpuProgram:
+    program = native_program(graph_of(function, inputs))
+    assert program is not None, "nothing became a kernel"
+    return program
+
+
+def launches(plan: Plan) -> list[Launch]:
+    return [step for step in plan.steps if isinstance(step, Launch)]
+
+
+def calls(plan: Plan) -> list[Invoke]:
+    return [step for step in plan.steps if isinstance(step, Invoke)]
+
+
+def shown(plan: Plan) -> str:
+    """The kernels and calls of a plan, as text."""
+    return "".join(
+        show(step.kernel) if isinstance(step, Launch) else f"call {_name(step)}\n"
+        for step in plan.steps
+    )
+
+
+def _name(step: Invoke) -> str:
+    return str(getattr(step.target, "__name__", step.target))
+
+
+def assert_alike(
+    ours: torch.Tensor, eager: torch.Tensor, exact: bool = False, signed_zeros: bool = True
+) -> None:
+    """Sizes, layout and type; NaN, infinity and the sign of zero; and values."""
+    assert (ours.dtype, ours.shape) == (eager.dtype, eager.shape)
+    assert _layout(ours) == _layout(eager)
+    if not ours.dtype.is_floating_point:
+        torch.testing.assert_close(ours, eager, rtol=0, atol=0)
+        return
+    rtol, atol = (0.0, 0.0) if exact else CLOSE[ours.dtype]
+    torch.testing.assert_close(ours, eager, rtol=rtol, atol=atol, equal_nan=True)
+    if signed_zeros:
+        zero = (eager == 0) & (ours == 0)
+        assert torch.equal(ours[zero].signbit(), eager[zero].signbit())
+
+
+def _layout(tensor: torch.Tensor) -> list[int]:
+    """Strides that matter."""
+    if tensor.numel() == 0:
+        return []
+    return [s for s, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+def check(function: Callable[..., Any], *inputs: Any, **options: Any) -> CpuProgram:
+    """The kernels of a program compute what eager does."""
+    program = program_of(function, inputs)
+    eager = function(*inputs)
+    # Twice: the second call finds memory that the first has used.
+    for _ in range(2):
+        ours = program(list(inputs))
+        one = [ours] if isinstance(ours, torch.Tensor) else ours
+        other = [eager] if isinstance(eager, torch.Tensor) else eager
+        assert len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            assert_alike(left, right, **options)
+    return program
+
+
+def special(dtype: torch.dtype) -> torch.Tensor:
+    """Numbers of a type that ops treat in their own ways, and a few ordinary ones."""
+    if dtype == torch.bool:
+        return torch.tensor([False, True])
+    if not dtype.is_floating_point:
+        limits = torch.iinfo(dtype)
+        known = [0, 1, 2, 3, 5, 100, limits.max, limits.min]
+        return torch.tensor(known if dtype == torch.uint8 else [*known, -1, -2, -3], dtype=dtype)
+    finfo = torch.finfo(dtype)
+    known_ = [0.0, 0.3, 0.5, 1.0, 1.5, 2.5, 3.0, 7.3, 21.0, 90.0, finfo.max, finfo.tiny, math.inf]
+    return torch.tensor([*known_, *(-x for x in known_), math.nan], dtype=dtype)
+
+
+def pairs(*dtypes: torch.dtype) -> list[torch.Tensor]:
+    """Every combination of special numbers."""
+    grid = torch.meshgrid(*(torch.arange(len(special(d))) for d in dtypes), indexing="ij")
+    return [special(d)[places.reshape(-1)] for d, places in zip(dtypes, grid, strict=True)]

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from adjoint.runtime.cpu.engine import LLVMError, function_attributes, load, optimized, runner
+
+ADD = "define i64 @add(i64 %a, i64 %b) {\n  %c = add i64 %a, %b\n  ret i64 %c\n}\n"
+
+
+def test_text_becomes_a_function() -> None:
+    (address,) = load(ADD, ["add"])
+    add = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(address)
+    assert add(2, 40) == 42
+
+
+def test_two_texts_may_define_one_name() -> None:
+    (one,) = load(ADD, ["add"])
+    (other,) = load(ADD.replace("add i64", "sub i64"), ["add"])
+    kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+    assert [kind(one)(5, 3), kind(other)(5, 3)] == [8, 2]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "define nonsense",
+        "define i64 @add(i64 %a) {\n  %c = add i64 %a, %b\n  ret i64 %c\n}\n",
+        "define i64 @add(i64 %a) {\n  ret float 1.0\n}\n",
+    ],
+)
+def test_text_that_llvm_refuses(text: str) -> None:
+    with pytest.raises(LLVMError):
+        load(text, ["add"])
+    assert load(ADD, ["add"]) != [0]
+
+
+def test_a_name_that_is_not_there() -> None:
+    with pytest.raises(LLVMError, match="nothing"):
+        load(ADD, ["nothing"])
+
+
+def test_a_function_that_no_one_has() -> None:
+    text = "declare void @adjoint.no.such()\n" + ADD.replace(
+        "%c =", "call void @adjoint.no.such()\n  %c ="
+    )
+    with pytest.raises(LLVMError, match=r"adjoint\.no\.such"):
+        load(text, ["add"])
+
+
+def test_optimized_text_can_be_looked_at() -> None:
+    text = "define i64 @two() {\n  %a = add i64 1, 1\n  ret i64 %a\n}\n"
+    assert "ret i64 2" in optimized(text)
+
+
+def test_attributes_are_text_for_a_function() -> None:
+    attributes = f"attributes #0 = {{ {function_attributes()} }}"
+    text = "define void @none() #0 {\n  ret void\n}\n" + attributes
+    assert load(text, ["none"]) != [0]
+
+
+def test_the_runner_is_made_once() -> None:
+    assert runner() is runner()
+
+
+PROGRAM = """
+import warnings
+warnings.simplefilter("error", RuntimeWarning)
+import torch
+import adjoint
+compiled = adjoint.compile(lambda x: (x.exp() * 2).sum(1))
+x = torch.arange(6.0).reshape(2, 3)
+torch.testing.assert_close(compiled(x), (x.exp() * 2).sum(1))
+from adjoint.native import _KERNELS
+assert _KERNELS
+"""
+
+
+def test_no_compiler_and_no_home_are_needed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    environment = {"PATH": "", "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    root = Path(__file__).parents[3]
+    environment["PYTHONPATH"] = str(root)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=root,
+    )
+    tmp_path.chmod(0o700)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []

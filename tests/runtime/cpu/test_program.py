@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+
+from adjoint.runtime.cpu.program import KEPT_BINDINGS, fit
+from tests.lowering import check, program_of
+
+X = torch.arange(12.0).reshape(3, 4)
+
+
+def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    z = (x + 1) @ (y * 2)
+    return [z.exp(), (z - z.amax(1, keepdim=True)).sum(0)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (torch.rand(4, 3).t(), torch.rand(5, 4).t()),
+        lambda: (torch.rand(3, 8)[:, ::2], torch.rand(4, 10)[:, 3:8]),
+        lambda: (torch.rand(3, 1).expand(3, 4), torch.rand(5).expand(4, 5)),
+    ],
+)
+def test_inputs_laid_out_otherwise(make: object) -> None:
+    program = program_of(function, [torch.rand(3, 4), torch.rand(4, 5)])
+    x, y = make()  # type: ignore[operator]
+    for ours, eager in zip(program([x, y]), function(x, y), strict=True):
+        torch.testing.assert_close(ours, eager)
+
+
+def test_inputs_are_taken_out_of_the_list() -> None:
+    program = program_of(lambda x: (x + 1).sort(1).values.exp(), [X])
+    inputs = [X.clone()]
+    kept = weakref.ref(inputs[0])
+    program(inputs)
+    assert inputs == []
+    gc.collect()
+    assert kept() is None
+
+
+def test_inputs_are_not_changed() -> None:
+    x, y = torch.rand(3, 4), torch.rand(4, 5)
+    before = x.clone(), y.clone()
+    program_of(function, [x, y])([x, y])
+    assert torch.equal(x, before[0])
+    assert torch.equal(y, before[1])
+
+
+def test_results_are_their_own() -> None:
+    """A later call does not write into what an earlier one returned."""
+    program = check(function, torch.rand(3, 4), torch.rand(4, 5))
+    x, y = torch.rand(3, 4), torch.rand(4, 5)
+    first = program([x, y])
+    kept = [tensor.clone() for tensor in first]
+    program([torch.rand(3, 4), torch.rand(4, 5)])
+    assert all(torch.equal(a, b) for a, b in zip(first, kept, strict=True))
+    assert len({tensor.untyped_storage().data_ptr() for tensor in first}) == 2
+
+
+def test_an_exception_in_the_middle_leaves_the_next_call_right() -> None:
+    def lookup(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return (x + 1)[i].exp() * 2
+
+    good, bad = torch.tensor([2, 0]), torch.tensor([7, 0])
+    program = program_of(lookup, [X, good])
+    for _ in range(3):
+        with pytest.raises(IndexError, match="index 7 is out of bounds"):
+            program([X, bad])
+        torch.testing.assert_close(program([X, good]), lookup(X, good))
+    assert sum(len(free) for free in program._bindings.values()) == 1
+
+
+def test_two_threads_at_once() -> None:
+    program = program_of(function, [torch.rand(3, 4), torch.rand(4, 5)])
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        torch.set_num_threads(1)
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(50):
+            x, y = torch.rand(3, 4, generator=generator), torch.rand(4, 5, generator=generator)
+            for ours, eager in zip(program([x, y]), function(x, y), strict=True):
+                if not torch.allclose(ours, eager):
+                    wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_program_called_while_it_runs() -> None:
+    """A call inside of another has memory of its own."""
+    program = program_of(function, [torch.rand(3, 4), torch.rand(4, 5)])
+    x, y = torch.rand(3, 4), torch.rand(4, 5)
+    expected = function(x, y)
+    native = program._run
+    depth = 0
+
+    def run(inputs: list[torch.Tensor], binding: object, threads: int) -> object:
+        nonlocal depth
+        depth += 1
+        if depth < 3:
+            other = [torch.rand(3, 4), torch.rand(4, 5)]
+            program(other)
+        return native(inputs, binding, threads)
+
+    program._run = run
+    for ours, eager in zip(program([x, y]), expected, strict=True):
+        torch.testing.assert_close(ours, eager)
+    assert depth == 3
+
+
+def test_few_bindings_are_kept() -> None:
+    program = program_of(function, [torch.rand(3, 4), torch.rand(4, 5)])
+    before = torch.get_num_threads()
+    try:
+        for count in (1, 2, 3, 1):
+            torch.set_num_threads(count)
+            program([torch.rand(3, 4), torch.rand(4, 5)])
+    finally:
+        torch.set_num_threads(before)
+    assert len(program._bindings) <= KEPT_BINDINGS
+
+
+def test_fit_lays_out_anew() -> None:
+    made = fit(X, (3, 4), (1, 3))
+    assert made.stride() == (1, 3)
+    assert torch.equal(made, X)
+
+
+def test_what_is_dead_inside_shares_memory() -> None:
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(10):
+            x = (x @ x) * 0.1 + 1
+        return x
+
+    x = torch.rand(64, 64)
+    program = check(chain, x)
+    (binding,) = next(iter(program._bindings.values()))
+    assert binding.arena.numel() < 5 * x.nbytes
