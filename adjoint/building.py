@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.native import native_program
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.options import Options
-from adjoint.partition.split import Backward, Forward, Split
+from adjoint.partition.split import Backward, Forward, Split, narrowed
 from adjoint.runtime.bridge import Compiled, Executable, Recorded, Reversed
 from adjoint.runtime.calling import Graph
 from adjoint.torch_private import symbols, trees
@@ -76,6 +77,12 @@ class Build:
         nodes = [node for node, _ in split.results]
         backward = split.backward(nodes, recorded.saved_inputs, recorded.saved_outputs)
         return _reversed(sweep, backward, of)
+
+    def narrow(self, made: Reversed, places: frozenset[int]) -> Reversed:
+        """The same without the gradients that are not in `places`."""
+        return replace(
+            made, graph_module=narrowed(made.graph_module, places), zeros=made.zeros & places
+        )
 
     def transpose(self, backward: fx.GraphModule, saved: int) -> tuple[fx.GraphModule, list[int]]:
         """The derivative along inputs, given the backward graph, which is linear in its tangents.

@@ -199,6 +199,16 @@ class Split:
         return graph_module
 
 
+def narrowed(backward: fx.GraphModule, places: frozenset[int]) -> fx.GraphModule:
+    """A backward graph without the gradients that are not in `places`: those are None."""
+    returned = outputs_of(backward.graph)
+    kept = [node if place in places else None for place, node in enumerate(returned)]
+    inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
+    graph_module, _ = _extract(backward, inputs, kept)
+    set_output_descriptors(graph_module.graph, output_descriptors(backward.graph))
+    return graph_module
+
+
 def is_free(node: fx.Node) -> bool:
     """Costs nothing to have again: a view, a constant, a selection from several results."""
     if node.op == "get_attr":
@@ -240,8 +250,50 @@ _BY_INDEX = frozenset({aten.index.Tensor, aten.index_select.default, aten.embedd
 
 # Pointwise, but long: what they give is worth keeping.
 _SLOW = frozenset(
-    getattr(aten, name)
-    for name in ["acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "digamma", "elu", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "gelu", "gelu_backward", "igamma", "igammac", "lgamma", "log", "log10", "log1p", "log2", "logaddexp", "logit", "mish", "pow", "polygamma", "sigmoid", "silu", "silu_backward", "sin", "sinc", "sinh", "softplus", "softplus_backward", "tan", "tanh", "xlogy"]
+    {
+        aten.acos,
+        aten.acosh,
+        aten.asin,
+        aten.asinh,
+        aten.atan,
+        aten.atan2,
+        aten.atanh,
+        aten.cos,
+        aten.cosh,
+        aten.digamma,
+        aten.elu,
+        aten.erf,
+        aten.erfc,
+        aten.erfinv,
+        aten.exp,
+        aten.exp2,
+        aten.expm1,
+        aten.gelu,
+        aten.gelu_backward,
+        aten.igamma,
+        aten.igammac,
+        aten.lgamma,
+        aten.log,
+        aten.log10,
+        aten.log1p,
+        aten.log2,
+        aten.logaddexp,
+        aten.logit,
+        aten.mish,
+        aten.polygamma,
+        aten.pow,
+        aten.sigmoid,
+        aten.silu,
+        aten.silu_backward,
+        aten.sin,
+        aten.sinc,
+        aten.sinh,
+        aten.softplus,
+        aten.softplus_backward,
+        aten.tan,
+        aten.tanh,
+        aten.xlogy,
+    }
 )
 
 _CONSTANTS = frozenset(

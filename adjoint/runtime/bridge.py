@@ -28,7 +28,7 @@ from adjoint.graph.evaluation import entry_mode, evaluate
 from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
 from adjoint.torch_private.batches import is_batched, over_batch
 from adjoint.torch_private.fake import DATA_DEPENDENT
-from adjoint.torch_private.modes import functorch_is_active, without_autocast
+from adjoint.torch_private.modes import functorch_is_active, will_run, without_autocast
 
 # Takes its inputs out of the list, so that each can be released after its last use.
 Executable: TypeAlias = Callable[[list[Any]], Sequence[Any]]
@@ -80,6 +80,10 @@ class Builder(Protocol):
 
     def reverse(self, recorded: Recorded, of: Sequence[int], wrt: Sequence[int]) -> Reversed:
         """The backward graph for cotangents of the outputs `of`."""
+        ...
+
+    def narrow(self, made: Reversed, places: frozenset[int]) -> Reversed:
+        """The same without the gradients that are not in `places`."""
         ...
 
     def load(self, graph_module: fx.GraphModule) -> Executable:
@@ -224,6 +228,8 @@ class _Backward:
     compiled: Compiled
     sizing: Sizing
     names: Renaming | None = None
+    narrowed: dict[frozenset[int], tuple[Reversed, Compiled]] = field(default_factory=dict)
+    """For some of the gradients only."""
 
 
 class Recording:
@@ -240,7 +246,7 @@ class Recording:
 
     def __call__(self, inputs: Sequence[Any], sizes: Sizes) -> Sequence[Any]:
         with torch.enable_grad():
-            outputs = _Node.apply(self, sizes, *inputs)  # type: ignore[no-untyped-call]
+            outputs = _Node.apply(self, sizes, *map(gated, inputs))  # type: ignore[no-untyped-call]
         return outputs[: self.recorded.results]  # type: ignore[no-any-return]
 
     def forward(self, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -251,13 +257,31 @@ class Recording:
         bare = [each.detach() if isinstance(each, torch.Tensor) else each for each in inputs]
         return self._forward(bare)
 
-    def backward(self, of: tuple[int, ...], sizes: Sizes) -> tuple[Reversed, Compiled, Sizes]:
-        """The backward graph for cotangents of the outputs `of`, and `sizes` in its terms."""
+    def backward(
+        self, of: tuple[int, ...], wanted: frozenset[int], sizes: Sizes
+    ) -> tuple[Reversed, Compiled, Sizes]:
+        """The backward graph for cotangents of the outputs `of`, and `sizes` in its terms.
+
+        `wanted`: the inputs whose gradients someone waits for.
+        """
         found = self._find(of, sizes)
         if found is None:
             with _COMPILING:
                 found = self._find(of, sizes) or self._reverse(of, sizes)
-        return found.made, found.compiled, renamed(sizes, found.names)
+        made, compiled = self._narrowed(found, wanted)
+        return made, compiled, renamed(sizes, found.names)
+
+    def _narrowed(self, found: _Backward, wanted: frozenset[int]) -> tuple[Reversed, Compiled]:
+        if wanted.issuperset(self.wrt):
+            return found.made, found.compiled
+        if wanted not in found.narrowed:
+            with _COMPILING:
+                if len(found.narrowed) == PATTERNS:
+                    return found.made, found.compiled
+                places = frozenset(i for i, index in enumerate(self.wrt) if index in wanted)
+                made = self.builder.narrow(found.made, places)
+                found.narrowed[wanted] = (made, Compiled(made.graph_module, self.builder))
+        return found.narrowed[wanted]
 
     def _find(self, of: tuple[int, ...], sizes: Sizes) -> _Backward | None:
         for each in self._backwards.get(of, ()):
@@ -320,6 +344,8 @@ class _Node(torch.autograd.Function):
         ctx.save_for_backward(*(v if isinstance(v, torch.Tensor) else None for v in saved))
         ctx.numbers = [None if isinstance(v, torch.Tensor) else v for v in saved]
         ctx.inputs = [_like(value) for value in inputs]
+        places = [index for index, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+        ctx.edges = {index: edge for edge, index in enumerate(places)}
         ctx.outputs = [_like(value) for value in outputs]
         return tuple(outputs)
 
@@ -335,7 +361,8 @@ class _Node(torch.autograd.Function):
         if not given:
             return (None,) * (len(ctx.inputs) + 2)
         of = recording.pattern(given)
-        made, compiled, sizes = recording.backward(of, ctx.sizes)
+        wanted = frozenset(index for index in recording.wrt if _is_waited_for(ctx, index))
+        made, compiled, sizes = recording.backward(of, wanted, ctx.sizes)
         saved = _saved(ctx, recorded)
         arguments = [
             *(saved["input", i] for i in made.inputs),
@@ -349,6 +376,19 @@ class _Node(torch.autograd.Function):
         for place in (recording.wrt[i] for i in made.zeros):
             by_input[place] = _zeros(ctx.inputs[place])
         return (None, None, *(by_input.get(index) for index in range(len(ctx.inputs))))
+
+
+def gated(value: Any) -> Any:
+    """A leaf behind a node of its own, which autograd can be asked about."""
+    if isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf:
+        return value.view_as(value) if value.layout is torch.strided else value
+    return value
+
+
+def _is_waited_for(ctx: Any, index: int) -> bool:
+    """Whether this run of autograd goes on to the input `index`."""
+    edge = ctx.next_functions[ctx.edges[index]][0]
+    return edge is None or will_run(edge)
 
 
 def _saved(ctx: Any, recorded: Recorded) -> dict[tuple[str, int], Any]:

@@ -235,3 +235,10 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 def is_watched() -> bool:
     """A dispatch mode sees every op: what runs without torch's ops would escape it."""
     return torch._C._len_torch_dispatch_stack() > 0
+
+
+def will_run(node: Any) -> bool:
+    """Whether the run of autograd that is under way will come to `node`; true where it won't say."""
+    if type(node).__name__ == "AccumulateGrad":
+        return True
+    return bool(torch._C._will_engine_execute_node(node))
