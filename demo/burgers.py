@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from adjoint.bench.workloads import perceptron
 from demo.training import Batch, Lesson, Network
 
-STEPS = 600
+STEPS = 500
 VISCOSITY = 0.05
 POINTS = 2048
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from adjoint.bench.workloads import Potential
 from demo.training import Batch, Lesson, Network
 
-STEPS = 400
+STEPS = 300
 ATOMS = 13
 CLUSTERS = 16
 REST = 2.2
