@@ -113,6 +113,7 @@ class Binding:
             if slot.kind is Kind.OUTPUT and slot.dtype is not None and _may_be_large(slot)
         }
         addresses = {key: self.arena.data_ptr() + start + place for key, place in places.items()}
+        addresses.update((number, tensor.data_ptr()) for number, tensor in self.tensors.items())
         self.runs = [self._bound(program, run, addresses) for run in program.runs]
 
     def _int(self, size: Size) -> int:
@@ -280,7 +281,7 @@ def _runs(plan: Plan) -> list[Run]:
         for operand in operands_of(step):
             if not isinstance(operand, int) or operand in open_run.entering:
                 continue
-            if plan.slots[operand].kind not in INNER:
+            if plan.slots[operand].kind not in INNER and operand not in fixed:
                 open_run.entering.append(operand)
     return runs
 
