@@ -487,5 +487,5 @@ def _glu(x: Any, dim: int = -1) -> Any:
 def _log_sigmoid(x: Any) -> Any:
     _real(x)
     wide = _wide(x)
-    result = wide.clamp_max(0) - torch.log1p(torch.exp(-wide.abs()))
-    return result.to(x.dtype), torch.empty([0], dtype=x.dtype)
+    e = torch.exp(-wide.abs())
+    return (wide.clamp_max(0) - torch.log1p(e)).to(x.dtype), e.to(x.dtype)

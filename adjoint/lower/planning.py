@@ -339,7 +339,8 @@ class _Planning:
                 dict(kwargs),
                 slot.number,
                 not writes and _may_alias(node),
-                view_of(node) is not None and _is_alias(node.target),
+                # What is called as `reshape` may copy, and then must in every call.
+                view_of(node) is not None and _is_alias(target),
                 writes,
                 str(line) if line else "",
             )

@@ -129,11 +129,13 @@ class Binding:
         """Views of tensors that stay where they are, made once."""
         for step in plan.steps:
             if isinstance(step, Invoke) and _is_fixed_view(step, self.tensors):
-                args, kwargs = trees.map_leaves(
-                    lambda leaf: self.tensors[leaf.slot] if isinstance(leaf, Argument) else leaf,
-                    (step.args, step.kwargs),
-                )
+                args, kwargs = trees.map_leaves(self._value, (step.args, step.kwargs))
                 self.tensors[step.result] = step.target(*args, **kwargs)
+
+    def _value(self, leaf: Any) -> Any:
+        if isinstance(leaf, Argument):
+            return self.tensors[leaf.slot]
+        return self._int(leaf.size) if isinstance(leaf, Number) else leaf
 
     def _bound(
         self, program: CpuProgram, run: Run, addresses: Mapping[Any, int]
@@ -240,7 +242,7 @@ def _last_uses(plan: Plan) -> dict[int, int]:
         if isinstance(step, Invoke):
             used = [leaf.slot for leaf in trees.leaves((step.args, step.kwargs)) if _is_slot(leaf)]
             if step.aliases:
-                sources[step.result] = used
+                sources[step.result] = list(used)
             used.append(step.result)
         else:
             used = [operand for operand in step.operands if isinstance(operand, int)]
