@@ -8,16 +8,17 @@ elements that are at hand: at the same place in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from torch import fx
 
-from adjoint.lower.definitions import Scattered
+from adjoint.lower.definitions import Reduced, Scattered
 from adjoint.lower.index import Index, linear, refined, row_major
 from adjoint.lower.items import Item
 from adjoint.lower.sizes import Size, is_one, product, quotient, same
+from adjoint.lower.views import view_of
 
 # More would not fit into registers and caches, and compiles slowly.
 MOST_ITEMS = 32
@@ -104,6 +105,9 @@ class _Fusion:
     def joins(self, item: Item, group: Group) -> bool:
         if len(group.members) >= MOST_ITEMS or len(group.buffers()) >= MOST_BUFFERS:
             return False
+        # Indices are checked before the kernel that reads with them: it cannot make them itself.
+        if any(base in group.members for base in _checked(item)):
+            return False
         if self.comes_after(item, group):
             return False
         level = _enter(item, group)
@@ -129,6 +133,17 @@ class _Fusion:
                 seen.add(id(maker))
                 work += [n for member in maker.members for n in self.needs[member]]
         return False
+
+
+def _checked(item: Item) -> Iterator[fx.Node]:
+    """The tensors whose values must be within bounds."""
+    if isinstance(item.definition, Reduced):
+        return
+    for bound in item.definition.bounds:
+        node = bound.node
+        while (view := view_of(node)) is not None:
+            node = view[0]
+        yield node
 
 
 def _enter(item: Item, group: Group) -> Level | None:
