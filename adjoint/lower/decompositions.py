@@ -79,7 +79,7 @@ def _expanded(
     values = [n.meta.get("val") for n in node.all_input_nodes]
     if any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in values):
         return None
-    shapes = [value.shape for value in values if isinstance(value, torch.Tensor)]
+    shapes: list[Any] = [value.shape for value in values if isinstance(value, torch.Tensor)]
     if any(isinstance(size, int) and size == 0 for shape in shapes for size in shape):
         return None
     recorder = _Recorder(graph, node.meta)
