@@ -11,7 +11,6 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from adjoint.loops.plan import Invoke, Launch, Plan
-from adjoint.loops.show import show
 from adjoint.native import native_program
 from adjoint.runtime.cpu.program import CpuProgram
 
@@ -42,18 +41,6 @@ def launches(plan: Plan) -> list[Launch]:
 
 def calls(plan: Plan) -> list[Invoke]:
     return [step for step in plan.steps if isinstance(step, Invoke)]
-
-
-def shown(plan: Plan) -> str:
-    """The kernels and calls of a plan, as text."""
-    return "".join(
-        show(step.kernel) if isinstance(step, Launch) else f"call {_name(step)}\n"
-        for step in plan.steps
-    )
-
-
-def _name(step: Invoke) -> str:
-    return str(getattr(step.target, "__name__", step.target))
 
 
 def assert_alike(

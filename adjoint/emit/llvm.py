@@ -66,14 +66,7 @@ _UNSIGNED = frozenset({torch.uint8, torch.bool})
 
 _FLOATING = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 
-_INTEGER = {
-    "add": "add",
-    "sub": "sub",
-    "mul": "mul",
-    "and": "and",
-    "or": "or",
-    "xor": "xor",
-}
+_INTEGER = frozenset({"add", "sub", "mul", "and", "or", "xor"})
 
 _COMPARISONS = {
     # operator: floating-point, signed, unsigned
@@ -439,7 +432,7 @@ class _Body:
             case "mul" if dtype == torch.bool:
                 return self.line(f"and i1 {values[0]}, {values[1]}")
             case _ if operator in _INTEGER:
-                return self.line(f"{_INTEGER[operator]} {kind} {values[0]}, {values[1]}")
+                return self.line(f"{operator} {kind} {values[0]}, {values[1]}")
             case "shift_left" | "shift_right":
                 return self.shifted(operator, values, kind, unsigned)
             case "neg":

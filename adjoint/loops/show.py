@@ -11,6 +11,7 @@ kernel tanh_sum(x: f32, out: f32 written; s0, s1)
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import indent
 
 import torch
 from typing_extensions import assert_never
@@ -26,6 +27,7 @@ from adjoint.loops.expressions import (
     Load,
     Name,
 )
+from adjoint.loops.plan import Invoke, Launch, Plan, Product, Tiles
 from adjoint.loops.statements import (
     Accumulator,
     Assign,
@@ -132,3 +134,29 @@ def _merged(target: str, operator: str, value: Expression) -> str:
     if operator in INFIX:
         return f"{target} {INFIX[operator]}= {show_expression(value)}"
     return f"{target} = {operator}({target}, {show_expression(value)})"
+
+
+def show_plan(plan: Plan) -> str:
+    """The kernels and calls of a plan; what runs row by row stands under its region."""
+    lines: list[str] = []
+    for step in plan.steps:
+        match step:
+            case Launch(kernel):
+                lines.append(show(kernel))
+            case Invoke(target):
+                lines.append(f"call {getattr(target, '__name__', target)}\n")
+            case Tiles(rows, _, begin, body):
+                lines.append(f"for some of {rows} rows at a time:\n")
+                parts = [show(each.kernel) for each in begin]
+                parts += [_part(each) for each in body]
+                lines += [indent(part, "    ") for part in parts]
+            case _:
+                assert_never(step)
+    return "".join(lines)
+
+
+def _part(step: Launch | Product) -> str:
+    if isinstance(step, Launch):
+        return show(step.kernel)
+    rows, columns, inner = step.shape
+    return f"product [{rows}, {inner}] x [{inner}, {columns}]{' summed' * step.sums}\n"

@@ -80,6 +80,9 @@ def _expanded(
     values = [n.meta.get("val") for n in node.all_input_nodes]
     if any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in values):
         return None
+    shapes: list[Any] = [value.shape for value in values if isinstance(value, torch.Tensor)]
+    if any(isinstance(size, int) and size == 0 for shape in shapes for size in shape):
+        return None
     recorder = _Recorder(graph, node.meta)
     for each in node.all_input_nodes:
         recorder.nodes[id(each.meta["val"])] = copies[each]
@@ -519,5 +522,5 @@ def _glu(x: Any, dim: int = -1) -> Any:
 def _log_sigmoid(x: Any) -> Any:
     _real(x)
     wide = _wide(x)
-    result = wide.clamp_max(0) - torch.log1p(torch.exp(-wide.abs()))
-    return result.to(x.dtype), torch.empty([0], dtype=x.dtype)
+    e = torch.exp(-wide.abs())
+    return (wide.clamp_max(0) - torch.log1p(e)).to(x.dtype), e.to(x.dtype)

@@ -194,7 +194,7 @@ def _new_full(node: fx.Node, source: Any, size: Any, value: Any, **options: Any)
 
 
 def _filled(node: fx.Node, value: Any) -> Mapped:
-    _decline_if(not isinstance(value, (int, float)))
+    _decline_if(not isinstance(value, (int, float)) or dtype_of(node).is_complex)
     made = constant(value, dtype_of(node))
     return Mapped(lambda index, reader: made)
 

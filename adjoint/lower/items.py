@@ -34,7 +34,15 @@ def resolve(node: fx.Node, index: Where) -> tuple[fx.Node, Where]:
 
 
 def strides_of(node: fx.Node) -> tuple[Size, ...]:
-    return sizes(node.meta["val"].stride())
+    """Those that kernels take for granted.
+
+    An input that was expanded when it was captured, as a cotangent often is, may be any other in
+    the next call; no copy could be laid out as it was.
+    """
+    shape, strides = shape_of(node), sizes(node.meta["val"].stride())
+    if any(stride == 0 and not is_one(size) for stride, size in zip(strides, shape, strict=True)):
+        return row_major(shape)
+    return strides
 
 
 def iteration_order(shape: Sequence[Size], strides: Sequence[Size]) -> tuple[int, ...]:

@@ -411,7 +411,10 @@ class _Planning:
                 dict(kwargs),
                 slot.number,
                 not writes and _may_alias(node),
-                isinstance(node.target, OpOverload) and bool(node.target.is_view),
+                # A tensor made here lies as its fake does, so that a view of it copies nothing.
+                isinstance(node.target, OpOverload)
+                and bool(node.target.is_view)
+                and node.target not in _COPIES,
                 writes,
                 str(line) if line else "",
             )

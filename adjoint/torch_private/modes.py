@@ -238,7 +238,7 @@ def is_watched() -> bool:
 
 
 def will_run(node: Any) -> bool:
-    """Whether the run of autograd that is under way will come to `node`; true where it won't say."""
+    """Whether the run of autograd under way will come to `node`; true where it does not say."""
     if type(node).__name__ == "AccumulateGrad":
         return True
     return bool(torch._C._will_engine_execute_node(node))

@@ -112,7 +112,7 @@ ROWS: list[tuple[Any, Callable[..., Any], list[Any]]] = [
     (aten.stack.default, lambda x, y: aten.stack([x, y], -1), [X, Y]),
     (aten._unsafe_index.Tensor, lambda x: aten._unsafe_index(x, [rows_of(x)]), [X]),
     (aten.glu.default, lambda x: aten.glu(x, 1), [X]),
-    (aten.log_sigmoid_forward.default, lambda x: aten.log_sigmoid_forward(x)[0], [X]),
+    (aten.log_sigmoid_forward.default, aten.log_sigmoid_forward, [X]),
 ]
 
 

@@ -61,6 +61,11 @@ def test_a_group_is_not_fused_with_what_needs_it_through_a_call() -> None:
     assert kernels(function, X) == 2
 
 
+def test_an_index_is_not_made_by_the_kernel_that_reads_with_it() -> None:
+    index = torch.tensor([0, 1, 2])
+    assert kernels(lambda x, i: x[(i + 1) % 2] * 2, X, index) == 2
+
+
 def test_two_reductions_along_different_dimensions() -> None:
     assert kernels(lambda x: [x.sum(0), x.sum(1)], X) == 1
 

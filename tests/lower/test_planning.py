@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from adjoint.loops.plan import Kind
+from adjoint.loops.show import show_plan as shown
 from adjoint.lower.planning import is_plain, lower, require_within
-from tests.lowering import calls, check, graph_of, launches, shown
+from tests.lowering import calls, check, graph_of, launches
 
 X = torch.arange(12.0).reshape(3, 4)
 

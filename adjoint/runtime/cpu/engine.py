@@ -69,6 +69,7 @@ def load(text: str, names: Sequence[str]) -> list[int]:
             module.verify()
         except RuntimeError as error:
             raise LLVMError(str(error)) from error
+        _require_known(module, names)
         module.triple = machine.triple
         module.data_layout = str(machine.target_data)
         tuning = llvm.create_pipeline_tuning_options(speed_level=3)
@@ -80,6 +81,19 @@ def load(text: str, names: Sequence[str]) -> list[int]:
         engine.finalize_object()
         _ENGINES.append(engine)
         return [engine.get_function_address(name) for name in names]
+
+
+def _require_known(module: llvm.ModuleRef, names: Sequence[str]) -> None:
+    """What is missing would be called all the same, at address 0."""
+    functions = {function.name: function.is_declaration for function in module.functions}
+    missing = [name for name in names if functions.get(name, True)]
+    missing += [
+        name
+        for name, is_declared in functions.items()
+        if is_declared and not name.startswith("llvm.") and name not in openmp()
+    ]
+    if missing:
+        raise LLVMError(f"no definition of {', '.join(missing)}")
 
 
 def optimized(text: str) -> str:

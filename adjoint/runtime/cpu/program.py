@@ -206,11 +206,13 @@ class Binding:
         """Views of tensors that stay where they are, made once."""
         for step in plan.steps:
             if isinstance(step, Invoke) and _is_fixed_view(step, self.tensors):
-                args, kwargs = trees.map_leaves(
-                    lambda leaf: self.tensors[leaf.slot] if isinstance(leaf, Argument) else leaf,
-                    (step.args, step.kwargs),
-                )
+                args, kwargs = trees.map_leaves(self._value, (step.args, step.kwargs))
                 self.tensors[step.result] = step.target(*args, **kwargs)
+
+    def _value(self, leaf: Any) -> Any:
+        if isinstance(leaf, Argument):
+            return self.tensors[leaf.slot]
+        return self._int(leaf.size) if isinstance(leaf, Number) else leaf
 
     def _bound(
         self, program: CpuProgram, run: Run, addresses: Mapping[Any, int]

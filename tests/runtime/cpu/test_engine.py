@@ -82,9 +82,8 @@ assert _KERNELS
 
 def test_no_compiler_and_no_home_are_needed(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    environment = {"PATH": "", "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     root = Path(__file__).parents[3]
-    environment["PYTHONPATH"] = str(root)
+    environment = {"PATH": "", "HOME": str(tmp_path), "PYTHONPATH": str(root)}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env=environment,

@@ -33,6 +33,12 @@ def test_inputs_laid_out_otherwise(make: object) -> None:
         torch.testing.assert_close(ours, eager)
 
 
+def test_an_input_that_was_expanded_need_not_be_again() -> None:
+    program = program_of(lambda x: x * 2, [torch.ones(1).expand(3, 4)])
+    assert torch.equal(program([X]), X * 2)
+    assert torch.equal(program([X[:, :1].expand(3, 4)]), X[:, :1].expand(3, 4) * 2)
+
+
 def test_inputs_are_taken_out_of_the_list() -> None:
     program = program_of(lambda x: (x + 1).sort(1).values.exp(), [X])
     inputs = [X.clone()]
@@ -134,6 +140,15 @@ def test_fit_lays_out_anew() -> None:
     made = fit(X, (3, 4), (1, 3))
     assert made.stride() == (1, 3)
     assert torch.equal(made, X)
+
+
+def test_memory_lives_as_long_as_a_view_of_a_view_of_it() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = (x * 2).t().t()
+        z = (x * 3).sort(1).values.exp()
+        return y @ (z @ (z + 1)).sin()
+
+    check(function, torch.rand(4, 4))
 
 
 def test_what_is_dead_inside_shares_memory() -> None:
