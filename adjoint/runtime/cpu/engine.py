@@ -20,6 +20,9 @@ from adjoint.runtime.cpu.threads import openmp
 _ENGINES: list[llvm.ExecutionEngine] = []
 _LOCK = threading.Lock()
 
+# Functions outside that texts may call.
+_KNOWN: set[str] = set()
+
 
 class LLVMError(RuntimeError):
     """LLVM would not have the text."""
@@ -30,7 +33,12 @@ def _prepare() -> None:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     for name, address in openmp().items():
-        llvm.add_symbol(name, address)
+        _add(name, address)
+
+
+def _add(name: str, address: int) -> None:
+    llvm.add_symbol(name, address)
+    _KNOWN.add(name)
 
 
 def _target_machine() -> llvm.TargetMachine:
@@ -56,7 +64,7 @@ def add_symbol(name: str, address: int) -> None:
     """Let texts call the function at `address`."""
     with _LOCK:
         _prepare()
-        llvm.add_symbol(name, address)
+        _add(name, address)
 
 
 def load(text: str, names: Sequence[str]) -> list[int]:
@@ -90,7 +98,7 @@ def _require_known(module: llvm.ModuleRef, names: Sequence[str]) -> None:
     missing += [
         name
         for name, is_declared in functions.items()
-        if is_declared and not name.startswith("llvm.") and name not in openmp()
+        if is_declared and not name.startswith("llvm.") and name not in _KNOWN
     ]
     if missing:
         raise LLVMError(f"no definition of {', '.join(missing)}")
