@@ -115,8 +115,19 @@ def emit_module(kernels: Sequence[Kernel], attributes: str = "") -> str:
             math,
             *functions,
             f"attributes #0 = {{ nounwind {attributes} }}",
+            _METADATA,
         ]
     )
+
+
+# On the branch back of a loop that is to be taken apart completely.
+_METADATA = """\
+!0 = distinct !{!0, !1}
+!1 = !{!"llvm.loop.unroll.full"}
+"""
+
+# Of a loop that goes no more than so often, and always as often.
+SHORT = 8
 
 
 class _KernelText:
@@ -284,12 +295,14 @@ class _Body:
         self.block(loop.body)
         self.names.pop()
         self.scopes.pop()
+        times = loop.stop.value if isinstance(loop.stop, Constant) else SHORT + 1
+        hint = ", !llvm.loop !0" if times <= SHORT and not _holds_loop(loop) else ""
         self.lines += [
             f"  br label %{label}.latch",
             f"{label}.latch:",
             f"  %{label}.next = add nsw i64 {counter}, 1",
             f"  %{label}.more = icmp slt i64 %{label}.next, {stop}",
-            f"  br i1 %{label}.more, label %{label}, label %{label}.end",
+            f"  br i1 %{label}.more, label %{label}, label %{label}.end{hint}",
             f"{label}.end:",
         ]
 
@@ -575,6 +588,10 @@ class _Body:
         near = self.line(f"bitcast i32 {kept} to float")
         nan = self.line(f"fcmp uno float {value}, {value}")
         return self.line(f"select i1 {nan}, float 0x7FF8000000000000, float {near}")
+
+
+def _holds_loop(loop: Loop) -> bool:
+    return any(isinstance(statement, Loop) for statement in loop.body)
 
 
 def _bits(kind: str) -> int:
