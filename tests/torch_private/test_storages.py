@@ -31,7 +31,7 @@ HOLDING: list[Callable[[torch.Tensor], Any]] = [
     lambda tensor: tensor[3:].numpy()[::2],
     lambda tensor: tensor.numpy().data,
     lambda tensor: torch.from_numpy(tensor.numpy()),
-    torch.from_dlpack,
+    lambda tensor: torch.utils.dlpack.from_dlpack(tensor),
     lambda tensor: tensor.__dlpack__(),
     lambda tensor: tensor.untyped_storage(),
     lambda tensor: tensor[2:].untyped_storage(),
