@@ -173,6 +173,15 @@ def mixed(x: Tensor, w: Tensor) -> list[Tensor]:
     return [y, (y > 0).sum(1), (y > 0.5), y.argmax(1)]
 
 
+def overlapping(x: Tensor, w: Tensor, column: Tensor) -> list[Tensor]:
+    """Sides that are expanded, flipped, or windows over one another."""
+    y = torch.tanh(x @ w)
+    sides = [w[0].expand(24, 40), w[:, :1].expand(24, 40), w.flip([0]), w.flip([1])]
+    sides += [w.view(-1).unfold(0, 40, 1)[:24]]
+    made = [torch.tanh(y @ side.t()) for side in sides]
+    return [*made, torch.tanh(torch.tanh(column.expand(-1, 24) @ w) @ w.t())]
+
+
 def places(most: int, count: int) -> Tensor:
     return torch.arange(count).mul(7919).remainder(most)
 
@@ -201,6 +210,7 @@ CASES: list[tuple[Function, Callable[[int], list[Tensor]]]] = [
     (flipped, lambda n: [random(n, 24), W]),
     (shifted, lambda n: [random(n, 24), W]),
     (mixed, lambda n: [random(n, 24), W]),
+    (overlapping, lambda n: [random(n, 24), W, random(n, 1)]),
 ]
 NAMES = [f"{function.__name__}-{place}" for place, (function, _) in enumerate(CASES)]
 
@@ -350,7 +360,10 @@ def test_a_side_is_two_strides(function: Function, offset: int, strides: tuple[i
     [
         lambda x: x[:, ::2],
         lambda x: x.view(2, 2, 6).transpose(0, 1)[:, :, ::2].select(2, 1),
-        lambda x: x[0].expand(4, 6)[:, ::3],
+        lambda x: x[0].expand(4, 6),
+        lambda x: x[:, :1].expand(4, 6),
+        lambda x: x.flip([0]),
+        lambda x: x.flip([1]),
     ],
 )
 def test_what_is_no_side(function: Function) -> None:
