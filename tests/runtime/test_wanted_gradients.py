@@ -104,7 +104,7 @@ def hooked(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor
     seen: list[Tensor] = []
     inputs[0].register_hook(lambda gradient: gradient * 3)
     inputs[1].register_hook(seen.append)
-    inputs[2].register_post_accumulate_grad_hook(lambda tensor: seen.append(tensor.grad + 0))  # type: ignore[operator]
+    inputs[2].register_post_accumulate_grad_hook(lambda tensor: seen.append(tensor.grad + 0))
     result = function(*inputs)
     result.register_hook(lambda gradient: gradient + 1)
     found = [*grad(result.sum(), inputs[0], retain_graph=True)]
@@ -193,3 +193,47 @@ def test_a_gate_is_the_leaf_itself() -> None:
         assert gated(other) is other
     sparse = torch.eye(3).to_sparse().requires_grad_()
     assert gated(sparse) is sparse
+
+
+# Versions -----------------------------------------------------------------------------------------
+
+
+def outcome(function: Callable[..., Tensor], inputs: list[Tensor], written: int) -> Any:
+    """The gradients after one input was written to, or the error instead."""
+    loss = function(*inputs).sum()
+    with torch.no_grad():
+        inputs[written].mul_(2)
+    try:
+        return grad(loss, inputs, allow_unused=True)
+    except RuntimeError as error:
+        return str(error).partition(":")[0]
+
+
+@pytest.mark.parametrize("written", [0, 1])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: x * y,
+        lambda x, y: x + y * 2,
+        lambda x, y: (x + y).exp(),
+        lambda x, y: (x * 2 + 1).sin() * y.exp(),
+        lambda x, y: torch.tanh(x @ y),
+        lambda x, y: (x - y).square(),
+        lambda x, y: torch.relu(x) * 3 + torch.sigmoid(y),
+        lambda x, y: x[:2].sin().sum() + y.t() * 2,
+    ],
+)
+def test_writing_to_an_input_is_an_error_where_it_is_eagers(
+    function: Callable[..., Tensor], written: int
+) -> None:
+    def inputs() -> list[Tensor]:
+        torch.manual_seed(0)
+        return [leaf(3, 3), leaf(3, 3)]
+
+    ours = outcome(bridged(function, *inputs()), inputs(), written)
+    eager = outcome(function, inputs(), written)
+    if isinstance(eager, str):
+        assert ours == eager
+        assert "modified by an inplace operation" in eager
+    else:
+        torch.testing.assert_close(ours, eager)
