@@ -14,13 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 from torch import fx
 
-from adjoint.errors import SourceLine
-from adjoint.graph.metadata import source_of
 from adjoint.loops.expressions import (
     Constant,
     Counter,
@@ -31,27 +28,21 @@ from adjoint.loops.expressions import (
     apply,
     integer,
 )
-from adjoint.loops.expressions import walk as walk_expression
 from adjoint.loops.plan import Scratch
 from adjoint.loops.statements import (
     Accumulator,
     Assign,
-    Buffer,
-    Kernel,
     Loop,
     Mapping,
     Merge,
     Statement,
     Store,
     Update,
-    expressions,
-    walk,
 )
 from adjoint.lower.definitions import CONSTANTS, Mapped, Reduced, Scattered, definition_of
 from adjoint.lower.fusion import Group, Level
 from adjoint.lower.index import (
     Axis,
-    Gathered,
     Index,
     Quotient,
     Remainder,
@@ -61,8 +52,9 @@ from adjoint.lower.index import (
     row_major,
     unravelled,
 )
-from adjoint.lower.items import Item, resolve, strides_of
-from adjoint.lower.sizes import Size, is_one, product, quotient, same, simplified
+from adjoint.lower.items import Item, resolve
+from adjoint.lower.operands import CHUNKS, Nest, Operands
+from adjoint.lower.sizes import Size, is_one, product, quotient, same
 from adjoint.lower.views import Where, shape_of
 
 # Rows of so few columns are taken several at a time, not column by column.
@@ -71,26 +63,8 @@ FEW_COLUMNS = 8
 # Sums over rows that keep more values than this are put together by all threads.
 MANY_VALUES = 16384
 
-
-Operand: TypeAlias = fx.Node | Scratch
-
-CHUNKS = "chunks"
-
 # What a kernel for some of the rows takes, too: the thread, and the rows.
 TILE = ("t", "first", "last")
-
-
-@dataclass(frozen=True, eq=False)
-class Nest:
-    """A kernel, and what it is called with."""
-
-    kernel: Kernel
-    operands: tuple[Operand, ...]
-    extents: tuple[Size, ...]
-    """Sizes that the kernel takes; before them it takes the number of chunks."""
-    work: Size
-    """How many elements it goes through."""
-    items: tuple[Item, ...]
 
 
 def nest_of(group: Group, stored: set[fx.Node], name: str = "kernel") -> Nest:
@@ -132,35 +106,24 @@ def sum_of_parts(node: fx.Node) -> tuple[Scratch, Nest, Nest]:
     dtype = node.meta["val"].dtype
     count = product(shape_of(node))
     scratch = Scratch(f"part.{node.name}", dtype, count)
-    builder = _Builder(Group((count,)), set(), None, count)
-    name, out = builder.operand(scratch), builder.operand(node)
-    zero = Constant(0.0, dtype)
-    clear = Store(name, Extent("t") * builder.size(count) + Counter("k"), zero)
-    begin = Loop("k", integer(0), builder.size(count), (clear,), Mapping.VECTOR)
-    k = Counter("k")
-    part = Load(name, Counter("c") * builder.size(count) + k, dtype)
-    over = Loop(
-        "k", integer(0), builder.size(count), (Merge(name, k, "add", part),), Mapping.VECTOR
+    made = Operands(count)
+    name, size, k = made.operand(scratch), made.size(count), Counter("k")
+    clear = Store(name, Extent("t") * size + k, Constant(0.0, dtype))
+    begin = Loop("k", integer(0), size, (clear,), Mapping.VECTOR)
+    part = Load(name, Counter("c") * size + k, dtype)
+    adding = Loop("k", integer(0), size, (Merge(name, k, "add", part),), Mapping.VECTOR)
+    element = Axis("k", count)
+    made.counters = {element: k}
+    index = tuple(unravelled(of_axis(element), shape_of(node)))
+    whole = made.store(node, index, Load(name, k, dtype))
+    finale = (
+        Loop("c", integer(1), Extent(CHUNKS), (adding,)),
+        Loop("k", integer(0), size, (whole,), Mapping.VECTOR),
     )
-    index = unravelled(of_axis(Axis("k", count)), shape_of(node))
-    builder.counters = {Axis("k", count): k}
-    offset = builder.expression(linear(index, strides_of(node)))
-    result = Loop(
-        "k",
-        integer(0),
-        builder.size(count),
-        (Store(out, offset, Load(name, k, dtype)),),
-        Mapping.VECTOR,
-    )
-    adding = Loop("c", integer(1), Extent(CHUNKS), (over,))
-    return (
-        scratch,
-        builder.nest("begin", (begin,), TILE),
-        builder.nest("finale", (adding, result)),
-    )
+    return scratch, made.nest("begin", (begin,), TILE), made.nest("finale", finale)
 
 
-class _Builder:
+class _Builder(Operands):
     def __init__(
         self,
         group: Group,
@@ -168,6 +131,7 @@ class _Builder:
         merged: list[tuple[Axis, ...]] | None,
         tiled: Size | None = None,
     ) -> None:
+        super().__init__(group.count, group.items)
         self.tiled = tiled
         self.thread: Expression = Counter("t") if tiled is None else Extent("t")
         self.group = group
@@ -176,10 +140,6 @@ class _Builder:
         self.split = self._split()
         apart: list[tuple[Axis, ...]] = [(axis,) for axis in self.axes]
         self.runs = apart if merged is None else merged
-        self.accesses: list[Index] = []
-        self.operands: dict[Operand, str] = {}
-        self.extents: dict[Size, str] = {}
-        self.counters: dict[Axis, Expression] = {}
         self.phases = self._phases()
         self.available: dict[fx.Node, Expression] = {}
         self.computed: dict[fx.Node, Expression] = {}
@@ -247,45 +207,6 @@ class _Builder:
                     kept[base] = Scratch(f"row.{base.name}", dtype, self.group.columns)
         return kept
 
-    # Names of things
-
-    def operand(self, operand: Operand) -> str:
-        return self.operands.setdefault(operand, f"b{len(self.operands)}")
-
-    def size(self, size: Size) -> Expression:
-        size = simplified(size)
-        if isinstance(size, int):
-            return integer(size)
-        return Extent(self.extents.setdefault(size, f"e{len(self.extents)}"))
-
-    def position(self, index: Index) -> Expression:
-        self.accesses.append(index)
-        return self.expression(index)
-
-    def expression(self, index: Index) -> Expression:
-        """An index in terms of the counters of loops."""
-        made: Expression | None = None
-        for atom, coefficient in index.terms:
-            if isinstance(atom, Axis):
-                counter = self.counters.get(atom)
-                if counter is None:
-                    # The last axis of its run counts for all of it.
-                    continue
-                part = counter
-            elif isinstance(atom, Gathered):
-                part = atom.value
-            else:
-                name = "floordiv" if isinstance(atom, Quotient) else "mod"
-                part = apply(name, self.expression(atom.of), self.size(atom.by))
-            if not is_one(coefficient):
-                part = part * self.size(coefficient)
-            made = part if made is None else made + part
-        if made is None:
-            return self.size(index.constant)
-        if isinstance(index.constant, int) and index.constant == 0:
-            return made
-        return made + self.size(index.constant)
-
     # Elements
 
     def read(self, node: fx.Node, index: Where) -> Expression:
@@ -300,10 +221,6 @@ class _Builder:
         if found is not None:
             return self.member(*found)
         return self.load(base, index)
-
-    def load(self, node: fx.Node, index: Where) -> Expression:
-        offset = self.position(linear(index, strides_of(node)))
-        return Load(self.operand(node), offset, node.meta["val"].dtype)
 
     def member(self, item: Item, level: Level) -> Expression:
         """The value of a full item at the element at hand."""
@@ -336,10 +253,6 @@ class _Builder:
         for dim, each in zip(item.order, iterated, strict=True):
             index[dim] = each
         return tuple(index)
-
-    def store(self, node: fx.Node, index: Where, value: Expression) -> Store:
-        name = self.operand(node)
-        return Store(name, self.position(linear(index, strides_of(node))), value)
 
     # Statements
 
@@ -567,41 +480,6 @@ class _Builder:
         if many:
             return [Loop("t", integer(0), Extent(CHUNKS), loops, Mapping.PARALLEL)]
         return list(loops)
-
-    def nest(self, name: str, body: tuple[Statement, ...], taken: tuple[str, ...] = ()) -> Nest:
-        """A kernel of statements, with what they use; it takes sizes after `taken`."""
-        found = [e for statement in walk(body) for e in expressions(statement)]
-        seen: set[int] = set()
-        leaves = [leaf for each in found for leaf in walk_expression(each, seen)]
-        buffers = {leaf.buffer for leaf in leaves if isinstance(leaf, Load)}
-        written = {s.buffer for s in walk(body) if isinstance(s, Store | Merge)}
-        extents = {leaf.name for leaf in leaves if isinstance(leaf, Extent)}
-        operands = {
-            operand: short for operand, short in self.operands.items() if short in buffers | written
-        }
-        sizes = {size: short for size, short in self.extents.items() if short in extents}
-        lines: dict[SourceLine, None] = {}
-        for item in self.group.items:
-            line = source_of(item.node)
-            if line is not None:
-                lines[line] = None
-        kernel = Kernel(
-            name,
-            tuple(Buffer(short, _dtype(o), short in written) for o, short in operands.items()),
-            (CHUNKS, *taken, *sizes.values()),
-            body,
-            tuple(lines),
-        )
-        return Nest(
-            kernel, tuple(operands), tuple(sizes), self.group.count, tuple(self.group.items)
-        )
-
-
-def _dtype(operand: Operand) -> torch.dtype:
-    dtype: torch.dtype = (
-        operand.dtype if isinstance(operand, Scratch) else operand.meta["val"].dtype
-    )
-    return dtype
 
 
 def _kept(item: Item, index: Where) -> Where:

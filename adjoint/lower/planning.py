@@ -30,7 +30,8 @@ from adjoint.lower.decompositions import decompose
 from adjoint.lower.definitions import CONSTANTS, Bound, Reduced, definition_of
 from adjoint.lower.fusion import Group, fuse
 from adjoint.lower.items import Item, item_of, strides_of
-from adjoint.lower.nests import Nest, nest_of, parts_of, sum_of_parts
+from adjoint.lower.nests import nest_of, parts_of, sum_of_parts
+from adjoint.lower.operands import Nest
 from adjoint.lower.sizes import Size, simplified, size_of
 from adjoint.lower.tiling import Region, Unit, is_product, side_of, tiled
 from adjoint.lower.views import PARTS, shape_of, view_of

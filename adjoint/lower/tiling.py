@@ -17,7 +17,7 @@ from torch import fx
 from adjoint.lower.fusion import Group, Level
 from adjoint.lower.index import Axis, linear, of_axis
 from adjoint.lower.items import resolve, strides_of
-from adjoint.lower.sizes import Size, estimate, product, same
+from adjoint.lower.sizes import Size, estimate, is_one, product, same
 from adjoint.lower.views import shape_of
 
 Unit: TypeAlias = "Group | fx.Node"
@@ -49,7 +49,7 @@ class Region:
 
 
 def side_of(node: fx.Node) -> Side | None:
-    """A matrix with neighbouring elements along one of its dimensions."""
+    """A matrix as BLAS takes it: one dimension after another, each in its own memory."""
     shape = shape_of(node)
     axes = [Axis(f"{node.name}.{dim}", size) for dim, size in enumerate(shape)]
     try:
@@ -60,9 +60,19 @@ def side_of(node: fx.Node) -> Side | None:
     if any(not isinstance(atom, Axis) for atom, _ in place.terms):
         return None
     first, second = (place.coefficient(axis) for axis in axes)
-    if not (same(first, 1) or same(second, 1)):
+    rows, columns = shape
+    by_rows = same(second, 1) and (is_one(rows) or _reaches(first, columns))
+    by_columns = same(first, 1) and (is_one(columns) or _reaches(second, rows))
+    if not (by_rows or by_columns):
         return None
     return Side(base, place.constant, (first, second))
+
+
+def _reaches(stride: Size, count: Size) -> bool:
+    """So far that `count` elements lie between; in what is expanded or flipped it does not."""
+    if isinstance(stride, int) and isinstance(count, int):
+        return stride >= count
+    return same(stride, count)
 
 
 def is_product(unit: Unit) -> bool:

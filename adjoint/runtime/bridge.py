@@ -381,7 +381,9 @@ class _Node(torch.autograd.Function):
 def gated(value: Any) -> Any:
     """A leaf behind a node of its own, which autograd can be asked about."""
     if isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf:
-        return value.view_as(value) if value.layout is torch.strided else value
+        # Its backward hands on the very tensor it is given, which autograd copies where others have
+        # it, too; that of a view would hand on another tensor over the same memory.
+        return value.expand_as(value) if value.layout is torch.strided else value
     return value
 
 

@@ -6,7 +6,8 @@ import torch
 from adjoint.errors import SourceLine
 from adjoint.loops.expressions import Cast, Counter, Extent, Guarded, Load, Name, apply, constant
 from adjoint.loops.expressions import integer as number
-from adjoint.loops.show import short, show, show_expression
+from adjoint.loops.plan import Argument, Invoke, Launch, Matrix, Plan, Product, Tiles
+from adjoint.loops.show import short, show, show_expression, show_plan
 from adjoint.loops.statements import (
     Accumulator,
     Assign,
@@ -102,3 +103,25 @@ def test_a_guard() -> None:
 )
 def test_types_are_short(dtype: torch.dtype, text: str) -> None:
     assert short(dtype) == text
+
+
+def test_a_plan_shows_what_runs_row_by_row_under_its_region() -> None:
+    kernel = Kernel("k", (Buffer("out", F32, True),), (), (Store("out", ROWS, constant(1, F32)),))
+    launch = Launch(kernel, (0,), (), 4)
+    rows, part = Matrix(0, 0, (8, 1)), Matrix(1, 0, (1, 5))
+    of_rows = Product(rows, part, 2, (100, 5, 8), False, F32)
+    over_rows = Product(part, rows, 3, (5, 8, 100), True, F32)
+    tiles = Tiles(100, 800, (launch,), (of_rows, launch, over_rows))
+    call = Invoke(torch.sort, (Argument(0),), {}, 1)
+    plan = Plan((), (), (), (launch, call, tiles), ())
+    shown = "kernel k(out: f32 written)\n    out[s0] = 1.0\n"
+    under = "    kernel k(out: f32 written)\n        out[s0] = 1.0\n"
+    assert show_plan(plan) == (
+        f"{shown}"
+        "call sort\n"
+        "for some of 100 rows at a time:\n"
+        f"{under}"
+        "    product [100, 8] x [8, 5]\n"
+        f"{under}"
+        "    product [5, 100] x [100, 8] summed\n"
+    )

@@ -39,10 +39,11 @@ def test_a_sum_of_everything_is_put_together_from_chunks() -> None:
     assert text(lambda x: x.sum(), torch.ones(50)) == (
         "kernel kernel(b0: f32 written, b1: f32 written, b2: f32; chunks)\n"
         "    parallel for t in range(chunks):\n"
+        "        b0[t] = 0.0\n"
         "        var total0 = 0.0\n"
         "        vector for r in range(((50 * t) // chunks), ((50 * (t + 1)) // chunks)):\n"
         "            total0 += b2[r]\n"
-        "        b0[t] = total0\n"
+        "        b0[t] += total0\n"
         "    for c in range(1, chunks):\n"
         "        b0[0] += b0[((c * 1) + 0)]\n"
         "    b1[0] = b0[0]\n"

@@ -13,7 +13,7 @@ from adjoint.graph.descriptors import Saved, SavedInput, Tangent
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import input_descriptors, output_descriptors, outputs_of
 from adjoint.options import Options
-from adjoint.partition.split import is_free
+from adjoint.partition.split import is_cheap, is_free, narrowed
 from adjoint.runtime.bridge import Recorded
 from tests.parity import leaf, plain
 
@@ -174,3 +174,103 @@ def test_what_is_free() -> None:
     assert aten.ones.default in free
     assert aten.exp.default not in free
     assert aten.add.Tensor not in free
+
+
+# Fewest bytes -------------------------------------------------------------------------------------
+
+
+def saved_bytes(made: Recorded) -> int:
+    inputs = len(made.saved_inputs)
+    values = [node.meta["val"] for node in saved_nodes(made)[inputs:]]
+    return sum(v.numel() * v.itemsize for v in values if isinstance(v, Tensor))
+
+
+def test_what_costs_little_is_computed_again() -> None:
+    """From the exponential alone follow the arguments of both squares."""
+    made = recorded(lambda x: (x.exp() * 2).square() + (x.exp() + 1).square(), leaf(50))
+    assert saved_targets(made) == [aten.exp.default]
+
+
+def test_the_narrowest_place_is_saved() -> None:
+    """A column that is spread over a matrix, and that is needed."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return (x.exp().unsqueeze(1) + y).square()
+
+    made = recorded(lambda x: function(x, torch.ones(40, dtype=x.dtype)), leaf(30))
+    assert saved_targets(made) == [aten.exp.default]
+    assert saved_bytes(made) == 30 * 8
+
+
+def test_masks_are_saved_as_masks() -> None:
+    made = recorded(lambda x: torch.where((x.exp() * 2 > 1), x * 3, x), leaf(50))
+    assert saved_bytes(made) <= 50
+
+
+def test_what_takes_long_is_not_computed_again() -> None:
+    for slow in (torch.tanh, torch.sigmoid, torch.exp):
+        made = recorded(lambda x, slow=slow: slow(x @ x).square(), leaf(6, 6))
+        again = targets(made.first.graph_module)
+        assert not {aten.tanh.default, aten.sigmoid.default, aten.exp.default} & set(again)
+        assert aten.mm.default in again
+
+
+def test_rows_by_index_are_read_again() -> None:
+    made = recorded(lambda x, i: x.exp()[i].square(), leaf(5, 4), torch.arange(40) % 5)
+    assert aten.index.Tensor not in saved_targets(made)
+    assert aten.exp.default in saved_targets(made)
+
+
+def eager_saves(function: Callable[..., Any], *args: Tensor) -> set[int]:
+    """Which arguments eager saves."""
+    seen: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        seen.append(tensor.data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        function(*args)
+    return {place for place, arg in enumerate(args) if arg.data_ptr() in seen}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: (x * 2 + y).sin(),
+        lambda x, y: (x + y).exp() * y,
+        lambda x, y: (x + 1).square() * 3,
+        lambda x, y: torch.relu(x) + torch.relu(y * 2),
+        lambda x, y: (x - y).abs().sqrt(),
+        lambda x, y: torch.maximum(x, y * 2),
+        lambda x, y: (x @ (y + 1)).tanh(),
+        lambda x, y: (x.t() * 2 + y[0]).cos() + (x * y).sum(),
+        lambda x, y: x.softmax(1) * (y * y * y),
+        lambda x, y: torch.where(x > y, x * 2, y * 3).exp(),
+    ],
+)
+def test_no_input_is_saved_that_eager_does_not_save(function: Callable[..., Any]) -> None:
+    x, y = leaf(4, 4), leaf(4, 4)
+    made = recorded(function, x, y, wrt=(0, 1))
+    assert set(made.saved_inputs) <= eager_saves(function, x, y)
+
+
+def test_a_backward_graph_without_some_gradients() -> None:
+    made = recorded(lambda x, y: (x @ y).tanh(), leaf(3, 4), leaf(4, 5), wrt=(0, 1))
+    whole = made.first.graph_module
+    part = narrowed(whole, frozenset({1}))
+    assert [node is not None for node in outputs_of(part.graph)] == [False, True]
+    assert output_descriptors(part.graph) == output_descriptors(whole.graph)
+    assert input_descriptors(part.graph) == input_descriptors(whole.graph)
+    assert targets(part).count(aten.mm.default) == targets(whole).count(aten.mm.default) - 1
+
+
+def test_what_is_cheap() -> None:
+    def function(x: Tensor, i: Tensor) -> list[Tensor]:
+        return [x + 1, x.exp(), x.sum(0), x[i], nn.functional.dropout(x), x @ x.t()]
+
+    module = adjoint.capture(function, leaf(3, 3), torch.arange(2)).graph_module
+    cheap = {node.target for node in module.graph.nodes if is_cheap(node)}
+    assert {aten.add.Tensor, aten.index.Tensor} <= cheap
+    dear = {aten.exp.default, aten.sum.dim_IntList, aten.mm.default, aten.native_dropout.default}
+    assert not cheap & dear

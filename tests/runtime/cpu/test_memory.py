@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adjoint.runtime.cpu.memory import ALIGNMENT, Interval, arrange
+from adjoint.runtime.cpu.memory import ALIGNMENT, At, Entering, Interval, Pool, Words, arrange
+from tests.lowering import program_of
 
 INTERVALS = st.lists(
     st.builds(
@@ -46,3 +52,99 @@ def test_what_fits_a_gap_goes_there() -> None:
 
 def test_nothing_needs_no_memory() -> None:
     assert arrange({}) == ({}, 0)
+
+
+# Memory of results --------------------------------------------------------------------------------
+
+
+def test_memory_nobody_holds_is_used_again() -> None:
+    pool = Pool((4, 5), (5, 1), torch.float32)
+    first = pool.take()
+    assert (first.shape, first.stride(), first.dtype) == ((4, 5), (5, 1), torch.float32)
+    address = first.data_ptr()
+    first.add_(1)
+    del first
+    second = pool.take()
+    assert second.data_ptr() == address
+    assert (second._version, second._base, second.requires_grad) == (0, None, False)
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda tensor: tensor,
+        lambda tensor: tensor[1:, 2],
+        lambda tensor: tensor.detach(),
+        lambda tensor: tensor.numpy()[::2],
+        lambda tensor: tensor.untyped_storage(),
+        lambda tensor: (torch.ones(4, 5, requires_grad=True) * tensor).sum(),
+        lambda tensor: torch.nn.Parameter(tensor),
+    ],
+)
+def test_memory_that_is_held_is_left_alone(hold: Callable[[torch.Tensor], Any]) -> None:
+    pool = Pool((4, 5), (5, 1), torch.float32)
+    taken = pool.take()
+    address = taken.data_ptr()
+    held = hold(taken)
+    del taken
+    others = [pool.take() for _ in range(2 * Pool.MOST)]
+    assert len({address, *(other.data_ptr() for other in others)}) == 1 + len(others)
+    del held
+
+
+def test_little_is_kept() -> None:
+    pool = Pool((4, 5), (5, 1), torch.float32)
+    held = [pool.take() for _ in range(3 * Pool.MOST)]
+    assert len({tensor.data_ptr() for tensor in held}) == len(held)
+    assert len(pool._held) == Pool.MOST
+
+
+LARGE = torch.linspace(-1, 1, 1 << 18, dtype=torch.float64).reshape(512, 512)
+
+
+def test_results_that_are_held_are_not_written_to() -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x.exp()
+        return [y, y.sin().t()]
+
+    program = program_of(function, [LARGE])
+    kept: list[tuple[Any, Any]] = []
+    for scale in range(1, 9):
+        one, other = program([LARGE * scale])
+        expected = function(LARGE * scale)
+        # A view, an array, a saved tensor: what goes away in the meantime is the result itself.
+        leaf = torch.ones(512, 512, dtype=torch.float64, requires_grad=True)
+        kept += [(one[3:, ::2], expected[0][3:, ::2]), (other.numpy(), expected[1].numpy())]
+        (gradient,) = torch.autograd.grad((leaf * one).sum(), leaf, retain_graph=True)
+        kept.append((gradient, expected[0]))
+        del one, other
+    for ours, eager in kept:
+        torch.testing.assert_close(torch.as_tensor(ours), torch.as_tensor(eager))
+
+
+def test_a_result_saved_by_autograd_is_not_written_to() -> None:
+    x = LARGE.clone().requires_grad_()
+    program = program_of(lambda x: [x.exp()], [LARGE])
+    losses = [(x * program([LARGE * scale])[0]).sum() for scale in (1, 2, 3)]
+    for scale, loss in zip((1, 2, 3), losses, strict=True):
+        (gradient,) = torch.autograd.grad(loss, x)
+        torch.testing.assert_close(gradient, (LARGE * scale).exp())
+
+
+def test_large_results_are_made_in_the_same_memory_again() -> None:
+    program = program_of(lambda x: [x.exp()], [LARGE])
+    addresses = {program([LARGE])[0].data_ptr() for _ in range(5)}
+    assert len(addresses) == 1
+
+
+# Words --------------------------------------------------------------------------------------------
+
+
+def test_words_hold_addresses_of_one_another() -> None:
+    words = Words()
+    first = words.put([7, Entering(3)])
+    words.put([first, At(1)])
+    memory, bindings = words.finish()
+    base = memory.ctypes.data
+    assert memory[:4].tolist() == [7, 0, base, base + 8]
+    assert bindings == [[base + 8, 3]]
