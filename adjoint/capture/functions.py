@@ -32,6 +32,10 @@ _ONCE_DIFFERENTIABLE: Any = once_differentiable(_nothing)
 
 # Of so many results, each choice that has cotangents gets a backward.
 _CHOICES = 4
+
+# A backward may apply its own function, and so on: so many times one inside the other.
+_NESTED = 2
+
 # How a module sees the gradients of its arguments and results, by hooks on autograd's own nodes.
 _OF_MODULE_HOOKS = "BackwardHookFunction"
 
@@ -93,7 +97,8 @@ def apply(
         gradients = function.backward(context, *each)  # type: ignore[attr-defined]
         return _by_operand(args, gradients if isinstance(gradients, tuple) else (gradients,))
 
-    patterns = _patterns(context, tensors)
+    is_nested = tracer.reversing.count(function) == _NESTED
+    patterns = [] if is_nested else _patterns(context, tensors)
     reverses: list[tuple[tuple[int, ...] | None, Body, dict[int, torch.Tensor]]] = []
     for pattern in patterns:
         given = tuple(range(len(tensors))) if pattern is None else pattern
@@ -106,7 +111,11 @@ def apply(
         # What fails for some cotangents fails in eager when it meets them, and then in the graph.
         failures = (Exception,) if pattern is not patterns[0] else ()
         with contextlib.suppress(*failures), torch.enable_grad():
-            gradients = reverse.run(partial(pull_back, given), cotangents)
+            tracer.reversing.append(function)
+            try:
+                gradients = reverse.run(partial(pull_back, given), cotangents)
+            finally:
+                tracer.reversing.pop()
             reverse.read(gradients)
             reverses.append((pattern, reverse, gradients))
     # What a body takes from outside is known once its results have been read.
@@ -114,7 +123,7 @@ def apply(
     body.read((tensors, saved))
     # An argument that only the backward knows of (a straight-through estimator) is an operand too.
     known = set().union(*(gradients for _, _, gradients in reverses))
-    body.read([arg for arg in args if id(arg) in known])
+    body.read([arg for arg in args if id(arg) in known or (is_nested and _needs_grad(arg))])
     operands = list(body.scope.lifted)
     backwards = [
         (pattern, reverse.close([gradients.get(id(operand)) for operand in operands]))

@@ -83,6 +83,10 @@ def strided_from_start(x: torch.Tensor, size: Any, stride: Any, offset: int = 0)
     return x.as_strided(size, stride, x.storage_offset() + offset)
 
 
+def _copied_from_start(x: torch.Tensor, *place: Any) -> torch.Tensor:
+    return strided_from_start(x, *place).clone(memory_format=torch.contiguous_format)
+
+
 def _room(like: torch.Tensor, *written: torch.Tensor) -> torch.Tensor:
     """Memory for one like `like`; under vmap, for all of the batch that is `written` to it."""
     batched = next((each for each in written if is_functorch_wrapper(each)), None)
@@ -169,6 +173,7 @@ _MEANINGS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.slice_scatter.default: _scattered(torch.ops.aten.slice.Tensor),
     torch.ops.aten.diagonal_scatter.default: _scattered(torch.ops.aten.diagonal.default),
     torch.ops.aten.as_strided.default: strided_from_start,
+    torch.ops.aten.as_strided_copy.default: _copied_from_start,
     torch.ops.aten.as_strided_scatter.default: _scattered(torch.ops.aten.as_strided.default),
     torch.ops.higher_order.cond: _cond,
     torch.ops.higher_order.while_loop: _while_loop,

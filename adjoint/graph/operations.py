@@ -228,6 +228,11 @@ def _applied(
         saved = [next(tensors) if other is None else other for other in ctx.others]
         given = tuple(i for i, each in enumerate(cotangents) if each is not None)
         backward = by_given.get(None) or by_given.get(given)
+        if not by_given:
+            raise RuntimeError(
+                "a custom autograd function whose backward applies the function itself was "
+                "captured for fewer derivatives; call it outside of the compiled function"
+            )
         if backward is None:
             raise RuntimeError(
                 f"a custom autograd function was captured for cotangents of its results "

@@ -151,6 +151,8 @@ class Tracer(TorchDispatchMode):
         self.regions = Regions()
         self.answer: tuple[OpOverload, Any] | None = None
         """A call about to be made whose value the graph already has."""
+        self.reversing: list[type] = []
+        """The custom functions whose backward is being captured, one inside the other."""
         self.about_to_draw: Callable[[], None] = _nothing
         """Called before a random op."""
         self.moves: dict[int, list[tuple[OpOverload, Any, Any, Mode]]] = {}

@@ -114,6 +114,37 @@ def one_operand_without_gradient(x: Tensor, y: Tensor) -> Any:
     return apply(Twice, x, y) + apply(Twice, y, x)
 
 
+class Sine(Function):
+    """Its backward applies another function, and the backward of that one this."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Any:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return cotangent * apply(Cosine, x)
+
+
+class Cosine(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Any:
+        ctx.save_for_backward(x)
+        return x.cos()
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return -cotangent * apply(Sine, x)
+
+
+@DIRECT(leaves, order=3)
+def functions_in_a_circle(x: Tensor, y: Tensor) -> Any:
+    return apply(Sine, x * y)
+
+
 class Exponential(Function):
     """Saves its result alone."""
 

@@ -51,6 +51,12 @@ def test_writing_through_a_view_has_both_derivatives(
         torch.testing.assert_close(found, wanted)
 
 
+def test_a_strided_copy_counts_from_the_start_of_the_value() -> None:
+    x = torch.arange(12.0)[4:].requires_grad_()
+    (result,) = evaluate(module_of(aten.as_strided_copy.default, [2, 2], [4, 1], 1), [x])
+    assert result.tolist() == [[5, 6], [9, 10]]
+
+
 def test_a_copy_lies_as_what_it_replaces() -> None:
     into, source = torch.randn(3, 2).t(), torch.randn(2, 3, requires_grad=True)
     (result,) = evaluate(module_of(aten.copy.default, ...), [into, source])

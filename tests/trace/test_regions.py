@@ -229,7 +229,9 @@ def test_hooks_of_the_caller_see_what_is_saved(route: Route) -> None:
         compiled = adjoint.capture(program, *leaves())
     else:
         compiled(*leaves())
-    assert packed(compiled) == packed(program) == 3
+    assert packed(program) == 3
+    # The product is computed again, so that it need not be saved.
+    assert packed(compiled) == (3 if route is Route.DIRECT else 2)
 
 
 def test_regions_begun_by_hand() -> None:

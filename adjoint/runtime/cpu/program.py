@@ -412,7 +412,9 @@ class _Writer:
 
     def fitted(self, slot: int) -> None:
         strides = self.sizes("strides", slot)
-        self.line(f"if s{slot}.stride() != {strides}:")
+        # A tensor negated when it is next read has other data; one that is all zeros may have none.
+        lazy = f"s{slot}.is_neg() or not s{slot}.data_ptr()"
+        self.line(f"if s{slot}.stride() != {strides} or {lazy}:")
         self.line(f"    s{slot} = fit(s{slot}, {self.sizes('shapes', slot)}, {strides})")
 
     def sizes(self, what: str, slot: int) -> str:

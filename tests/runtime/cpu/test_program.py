@@ -44,6 +44,24 @@ def test_an_input_that_was_expanded_need_not_be_again() -> None:
     assert torch.equal(program([X[:, :1].expand(3, 4)]), X[:, :1].expand(3, 4) * 2)
 
 
+def test_inputs_whose_data_are_not_what_they_say() -> None:
+    program = program_of(lambda x: x * 2 + 1, [X])
+    negated = torch.complex(X, X).conj().imag
+    assert negated.is_neg()
+    assert torch.equal(program([negated]), 1 - 2 * X)
+    # Autograd gives such zeros for a gradient that is missing inside of a complex one.
+    zeros = torch._efficientzerotensor(X.shape, dtype=X.dtype)
+    assert torch.equal(program([zeros]), torch.ones_like(X))
+
+
+def test_offsets_count_from_the_start_of_what_the_program_made() -> None:
+    check(
+        lambda x, y: torch.as_strided_copy(x.exp() @ y, (2, 2), (2, 1), 1) * 2,
+        rand(3, 40),
+        rand(40, 5),
+    )
+
+
 def test_inputs_are_taken_out_of_the_list() -> None:
     program = program_of(lambda x: (x + 1).sort(1).values.exp(), [X])
     inputs = [X.clone()]
