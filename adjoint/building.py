@@ -19,6 +19,7 @@ from adjoint.graph.purity import remove_dead_code
 from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.native import native_program
 from adjoint.optimize.cse import merge_common_subexpressions
+from adjoint.optimize.masks import narrow_masks
 from adjoint.options import Options
 from adjoint.partition.split import Backward, Forward, Split, narrowed
 from adjoint.runtime.bridge import Compiled, Executable, Recorded, Reversed
@@ -99,6 +100,7 @@ class Build:
 
     def load(self, graph_module: fx.GraphModule) -> Executable:
         """The graph, ready to run."""
+        narrow_masks(graph_module.graph)
         program = None if self.options.target == "reference" else native_program(graph_module)
 
         def run(inputs: list[Any]) -> Sequence[Any]:
