@@ -7,7 +7,7 @@ plan knows them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
@@ -128,6 +128,8 @@ class Tiles:
     """How many elements it goes through, about; its kernels say the same, for as many chunks."""
     begin: tuple[Launch, ...]
     body: tuple[Launch | Product, ...]
+    strides: Mapping[int, Size]
+    """For each slot that lies by rows: how many elements from one row to the next."""
 
 
 Step: TypeAlias = Launch | Invoke | Tiles

@@ -229,10 +229,10 @@ def _at_hand(
     place = other.position(index)
     here = linear([item.index[dim] for dim in item.order], row_major(item.shape))
     if at is level:
-        return _equal(place, here)
+        return equal(place, here)
     if at is Level.FULL or columns is None:
         return False
-    return any(_equal(place, row) for row in _rows(item, columns))
+    return any(equal(place, row) for row in _rows(item, columns))
 
 
 def _rows(item: Item, columns: Size) -> list[Index]:
@@ -244,7 +244,8 @@ def _rows(item: Item, columns: Size) -> list[Index]:
     return []
 
 
-def _equal(one: Index, other: Index) -> bool:
+def equal(one: Index, other: Index) -> bool:
+    """Equal for all values of axes, as far as terms show."""
     left, right = dict(one.terms), dict(other.terms)
     return (
         left.keys() == right.keys()

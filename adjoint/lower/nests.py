@@ -138,6 +138,7 @@ class _Builder(Operands):
         self.stored = stored
         self.axes = [Axis(f"i{place}", size) for place, size in enumerate(group.shape)]
         self.split = self._split()
+        self.leading = self._leading()
         apart: list[tuple[Axis, ...]] = [(axis,) for axis in self.axes]
         self.runs = apart if merged is None else merged
         self.phases = self._phases()
@@ -156,6 +157,15 @@ class _Builder(Operands):
                 return place
         raise AssertionError(f"{self.group.shape} has no rows of {self.group.columns}")
 
+    def _leading(self) -> int:
+        """How many axes the rows are that are tiled."""
+        if self.tiled is None:
+            return 0
+        for place in range(1, len(self.axes) + 1):
+            if same(product(self.group.shape[:place]), self.tiled):
+                return place
+        return 0
+
     def merged(self) -> list[tuple[Axis, ...]]:
         """Neighbouring axes along which every access goes on as along one."""
         runs: list[tuple[Axis, ...]] = []
@@ -163,6 +173,8 @@ class _Builder(Operands):
             if (
                 runs
                 and place != self.split
+                # Rows that are tiled are a whole number of turns of the outer loop.
+                and (place != self.leading or len(runs) == 1)
                 and all(_goes_on(index, runs[-1][-1], axis) for index in self.accesses)
             ):
                 runs[-1] = (*runs[-1], axis)
@@ -178,7 +190,10 @@ class _Builder(Operands):
             return outside, [run for run in self.runs if run[0] in inner]
         if len(self.runs) <= 1:
             return self.runs, []
-        return self.runs[:-1], self.runs[-1:]
+        rows = set(self.axes[: self.leading])
+        least = sum(run[0] in rows for run in self.runs)
+        outer = max(least, len(self.runs) - 1)
+        return self.runs[:outer], self.runs[outer:]
 
     def _phases(self) -> dict[fx.Node, int]:
         """After how many sums over columns an item can be computed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from adjoint.loops.plan import (
     Slot,
     Step,
     Tiles,
+    operands_of,
 )
 from adjoint.loops.verify import verify
 from adjoint.lower.decompositions import decompose
@@ -33,7 +35,7 @@ from adjoint.lower.items import Item, item_of, strides_of
 from adjoint.lower.nests import nest_of, parts_of, sum_of_parts
 from adjoint.lower.operands import Nest
 from adjoint.lower.sizes import Size, simplified, size_of
-from adjoint.lower.tiling import Region, Unit, is_product, side_of, tiled
+from adjoint.lower.tiling import Region, Unit, is_product, row_stride, side_of, tiled
 from adjoint.lower.views import PARTS, shape_of, view_of
 from adjoint.torch_private import trees
 from adjoint.torch_private.operators import OpOverload
@@ -344,8 +346,16 @@ class _Planning:
             else:
                 self._slot(unit, self._kind(unit, region))
                 body.append(self._product(unit, self.slots[unit].number, False))
-        self.steps.append(Tiles(region.rows, work, tuple(begin), tuple(body)))
+        tiles = Tiles(region.rows, work, tuple(begin), tuple(body), {})
+        strides = self._row_strides(tiles)
+        self.steps.append(replace(tiles, strides=strides))
         self.steps += finale
+
+    def _row_strides(self, tiles: Tiles) -> dict[int, Size]:
+        used = {operand for operand in operands_of(tiles) if isinstance(operand, int)}
+        nodes = {slot.number: node for node, slot in self.slots.items()}
+        found = {number: row_stride(nodes[number], tiles.rows) for number in used}
+        return {number: stride for number, stride in found.items() if stride is not None}
 
     def _product(self, node: fx.Node, result: int | Scratch, sums: bool) -> Product:
         left, right = (side_of(arg) for arg in node.args[:2] if isinstance(arg, fx.Node))

@@ -7,17 +7,18 @@ and sums over them, which are known only after the region.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TypeAlias
 
 import torch
 from torch import fx
 
-from adjoint.lower.fusion import Group, Level
-from adjoint.lower.index import Axis, linear, of_axis
+from adjoint.lower.fusion import Group, Level, equal
+from adjoint.lower.index import Axis, Index, linear, of_axis, row_major
 from adjoint.lower.items import resolve, strides_of
-from adjoint.lower.sizes import Size, estimate, is_one, product, same
+from adjoint.lower.sizes import Size, estimate, is_one, product, quotient, same
 from adjoint.lower.views import shape_of
 
 Unit: TypeAlias = "Group | fx.Node"
@@ -121,7 +122,7 @@ def _started(unit: Unit) -> Region | None:
 
 def _rows_of(unit: Unit) -> list[Size]:
     if isinstance(unit, Group):
-        return list(unit.shape[:1])
+        return [product(unit.shape[:count]) for count in range(1, len(unit.shape) + 1)]
     left = unit.args[0]
     assert isinstance(left, fx.Node)
     return list(shape_of(left))
@@ -172,65 +173,95 @@ def _enters(unit: Unit, region: Region) -> bool:
 
 
 def _group_fits(group: Group, region: Region) -> bool:
-    if not group.shape or not same(group.shape[0], region.rows):
+    rows = region.rows
+    if leading(group.shape, rows) is None:
         return False
+    if group.columns is not None:
+        count = quotient(product(group.shape), group.columns)
+        if count is None or quotient(count, rows) is None:
+            return False
     for item, level in group.members.values():
-        if item.serial or not item.order or not same(item.shape[0], region.rows):
+        dims = leading(item.shape, rows)
+        if item.serial or dims is None or item.checked & (region.made | region.after):
             return False
-        if level is not Level.AFTER and not lies_by_rows(item.node, region.rows):
+        if level is not Level.AFTER and row_stride(item.node, rows) is None:
             return False
-        if item.checked & (region.made | region.after):
-            return False
-        row = of_axis(item.axes[item.order[0]])
+        row = linear([item.index[dim] for dim in item.order[:dims]], row_major(item.shape[:dims]))
         for base, index in item.reads:
             if base in region.after:
                 return False
-            if base in region.made and not (index and index[0] == row):
+            if base in region.made and not equal(_row_of(base, index, rows), row):
                 return False
     return True
 
 
-def lies_by_rows(node: fx.Node, rows: Size) -> bool:
-    """The first dimension is the rows, and each row lies together in memory."""
+def _row_of(base: fx.Node, index: Sequence[Index], rows: Size) -> Index:
+    """The row of an element of a tensor that lies by rows."""
+    shape = shape_of(base)
+    dims = leading(shape, rows)
+    assert dims is not None
+    return linear(index[:dims], row_major(shape[:dims]))
+
+
+def leading(shape: Sequence[Size], rows: Size) -> int | None:
+    """How many dimensions, from the first on, are the rows."""
+    for count in range(1, len(shape) + 1):
+        if same(product(shape[:count]), rows):
+            return count
+    return None
+
+
+def row_stride(node: fx.Node, rows: Size) -> Size | None:
+    """From one row to the next, if the first dimensions are the rows and each lies together."""
     shape, strides = shape_of(node), strides_of(node)
-    if not shape or not same(shape[0], rows):
-        return False
-    if not all(isinstance(size, int) for size in (*shape[1:], *strides)):
-        return False
-    span = 1 + sum((int(n) - 1) * int(s) for n, s in zip(shape[1:], strides[1:], strict=True))
-    return bool(int(strides[0]) >= span)
+    dims = leading(shape, rows)
+    if dims is None:
+        return None
+    counting = [dim for dim in range(dims) if not is_one(shape[dim])]
+    if not counting:
+        return None
+    for one, other in pairwise(counting):
+        if not same(strides[one], strides[other] * shape[other]):
+            return None
+    stride = strides[counting[-1]]
+    if not all(isinstance(size, int) for size in (*shape[dims:], *strides[dims:], stride)):
+        return None
+    rest = zip(shape[dims:], strides[dims:], strict=True)
+    span = 1 + sum((int(size) - 1) * int(step) for size, step in rest)
+    return stride if int(stride) >= span else None
 
 
-def sums_over_rows(node: fx.Node, rows: Size) -> bool | None:
-    """Whether a product sums over the rows; None if they are no side of it."""
-    left, right = node.args[:2]
+def sums_over_rows(node: fx.Node, rows: Size) -> Iterator[bool]:
+    """The ways in which a product may be one of rows: along them, or summed over them."""
+    left = node.args[0]
     assert isinstance(left, fx.Node)
-    assert isinstance(right, fx.Node)
+    if same(shape_of(left)[0], rows):
+        yield False
     if same(shape_of(left)[1], rows):
-        return True
-    return False if same(shape_of(left)[0], rows) else None
+        yield True
 
 
 def _product_fits(node: fx.Node, region: Region) -> bool | None:
     """Whether it sums over rows; None if it does not fit."""
     if node.meta["val"].dtype not in (torch.float32, torch.float64):
         return None
-    sums = sums_over_rows(node, region.rows)
-    sides = [side_of(arg) for arg in node.args[:2] if isinstance(arg, fx.Node)]
-    left, right = sides
-    if sums is None or left is None or right is None:
+    left, right = (side_of(arg) for arg in node.args[:2] if isinstance(arg, fx.Node))
+    if left is None or right is None:
         return None
     if left.base in region.after or right.base in region.after:
         return None
-    if sums:
-        rowed = [(left, left.strides[1]), (right, right.strides[0])]
-    else:
-        rowed = [(left, left.strides[0])]
-        if right.base in region.made or not lies_by_rows(node, region.rows):
-            return None
-    for side, stride in rowed:
-        if not lies_by_rows(side.base, region.rows):
-            return None
-        if not same(stride, strides_of(side.base)[0]):
-            return None
-    return sums
+    for sums in sums_over_rows(node, region.rows):
+        if sums:
+            rowed = [(left, left.strides[1]), (right, right.strides[0])]
+        else:
+            rowed = [(left, left.strides[0])]
+            if right.base in region.made or row_stride(node, region.rows) is None:
+                continue
+        if all(_steps_by_row(side, stride, region.rows) for side, stride in rowed):
+            return sums
+    return None
+
+
+def _steps_by_row(side: Side, stride: Size, rows: Size) -> bool:
+    step = row_stride(side.base, rows)
+    return step is not None and same(step, stride)

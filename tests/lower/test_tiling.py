@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from adjoint.loops.plan import Kind, Plan, Product, Tiles
 from adjoint.lower.planning import lower
-from adjoint.lower.tiling import LEAST_ROWS, Side, lies_by_rows, side_of, sums_over_rows
+from adjoint.lower.tiling import LEAST_ROWS, Side, row_stride, side_of, sums_over_rows
 from adjoint.native import native_program
 from tests.lowering import graph_of, program_of
 
@@ -371,14 +371,35 @@ def test_what_is_no_side(function: Function) -> None:
 
 
 def test_what_lies_by_rows() -> None:
-    assert lies_by_rows(node_of(lambda x: x + 1, torch.zeros(4, 6)), 4)
-    assert not lies_by_rows(node_of(lambda x: x + 1, torch.zeros(4, 6)), 6)
-    assert not lies_by_rows(node_of(lambda x: x + 1, torch.zeros(6, 4).t()), 4)
-    assert not lies_by_rows(node_of(lambda x: x.sum(), torch.zeros(4)), 4)
+    assert row_stride(node_of(lambda x: x + 1, torch.zeros(4, 6)), 4) == 6
+    assert row_stride(node_of(lambda x: x + 1, torch.zeros(2, 3, 5)), 6) == 5
+    assert row_stride(node_of(lambda x: x + 1, torch.zeros(2, 1, 3, 5)), 6) == 5
+    assert row_stride(node_of(lambda x: x + 1, torch.zeros(3, 2, 5).transpose(0, 1)), 6) is None
+    assert row_stride(node_of(lambda x: x + 1, torch.zeros(4, 6)), 6) is None
+    assert row_stride(node_of(lambda x: x + 1, torch.zeros(6, 4).t()), 4) is None
+    assert row_stride(node_of(lambda x: x.sum(), torch.zeros(4)), 4) is None
 
 
 def test_where_the_rows_are() -> None:
     node = node_of(torch.mm, torch.zeros(4, 6), torch.zeros(6, 5))
-    assert sums_over_rows(node, 6) is True
-    assert sums_over_rows(node, 4) is False
-    assert sums_over_rows(node, 5) is None
+    assert list(sums_over_rows(node, 6)) == [True]
+    assert list(sums_over_rows(node, 4)) == [False]
+    assert list(sums_over_rows(node, 5)) == []
+
+
+def block(x: Tensor, scale: Tensor, up: Tensor, down: Tensor) -> list[Tensor]:
+    """Part of a transformer: rows are those of every sequence in the batch."""
+    y = torch.nn.functional.layer_norm(x, (64,), scale)
+    z = x + torch.nn.functional.gelu(y @ up) @ down
+    return [z, z.sum((0, 1)), z.transpose(0, 1) * 2, z[:, 1:].mean(2)]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_rows_of_several_dimensions(count: int) -> None:
+    inputs = [random(5, 207, 64), random(64), random(64, 96, seed=1), random(96, 64, seed=2)]
+    graph_module = graph_of(block, inputs)
+    assert len(products(lower(graph_module))) == 2
+    with threads(count):
+        program = native_program(graph_module)
+        assert program is not None
+        assert_close(program(list(inputs)), block(*inputs), torch.float64)

@@ -45,6 +45,9 @@ LARGE = 1 << 16
 CACHE = 1536 * 1024
 ROW_STEP = 16
 
+# With fewer rows, products would take longer than what is saved.
+LEAST_BLOCK = 256
+
 # Bindings kept for input sizes seen lately: each holds the memory of the program's inner tensors.
 KEPT_BINDINGS = 2
 
@@ -169,7 +172,7 @@ class Binding:
             for operand in operands_of(each):
                 if isinstance(operand, int) and self.plan.slots[operand].kind is Kind.LOCAL:
                     first = intervals[operand].first if operand in intervals else place
-                    size = block * self.row_bytes(self.plan.slots[operand])
+                    size = block * self.row_bytes(tiles, operand)
                     intervals[operand] = Interval(first, place, size)
         return intervals
 
@@ -178,22 +181,22 @@ class Binding:
         shape, strides = self.shapes[slot.number], self.strides[slot.number]
         return _extent(shape, strides) * slot.dtype.itemsize
 
-    def row_bytes(self, slot: Slot) -> int:
-        assert slot.dtype is not None
-        return self.strides[slot.number][0] * slot.dtype.itemsize
+    def row_bytes(self, tiles: Tiles, number: int) -> int:
+        dtype = self.plan.slots[number].dtype
+        assert dtype is not None
+        return self._int(tiles.strides[number]) * dtype.itemsize
 
     def block(self, tiles: Tiles) -> int:
         """How many rows to take at a time: what they touch should stay in the cache."""
         rows = self._int(tiles.rows)
         _, held = arrange(self._local_intervals(tiles, 1))
-        for number in {o for o in operands_of(tiles) if isinstance(o, int)}:
-            slot = self.plan.slots[number]
-            if slot.kind is not Kind.LOCAL and slot.shape and self.shapes[number][0] == rows:
+        for number in tiles.strides:
+            if self.plan.slots[number].kind is not Kind.LOCAL:
                 # It comes and goes once.
-                held += self.row_bytes(slot) // 2
+                held += self.row_bytes(tiles, number) // 2
         fitting = CACHE // max(1, held) // ROW_STEP * ROW_STEP
         share = -(-rows // self.chunks(tiles))
-        return max(1, min(max(ROW_STEP, fitting), share))
+        return max(1, min(max(LEAST_BLOCK, fitting), share))
 
     def _tensor(self, slot: Slot, offset: int) -> torch.Tensor:
         assert slot.dtype is not None

@@ -315,7 +315,7 @@ class _Thread:
 
     def row_bytes(self, operand: int | Scratch) -> int:
         assert isinstance(operand, int)
-        return self.binding.row_bytes(self.program.plan.slots[operand])
+        return self.binding.row_bytes(self.tiles, operand)
 
     def product(self, product: Product) -> list[Word]:
         """a, lda, a is turned, b, ldb, b is turned, c, ldc, rows, columns, inner, adds"""
