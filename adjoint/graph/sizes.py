@@ -79,6 +79,7 @@ def _copied(
             elif node.op == "get_attr":
                 values[node] = _constant(graph_module, node, fake_mode)
             else:
+                symbols.decide_squeezed(node.target, *fx.map_arg(node.args[:2], values.get))
                 values[node] = call_node(node, values)
             if "val" in node.meta:
                 copy.meta["val"] = values[node]

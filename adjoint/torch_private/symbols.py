@@ -156,6 +156,37 @@ def declare_equal(one: Any, other: Any) -> None:
         torch._check(one == other)
 
 
+_aten = torch.ops.aten
+_SQUEEZES = frozenset(
+    op
+    for packet in (_aten.squeeze, _aten.squeeze_)
+    for op in (packet.default, packet.dim, packet.dims)
+)
+
+
+class Specialised(Exception):
+    """Dynamo has traced a program for a size in general that is for this size alone.
+
+    It does so anew, with the size as a number.
+    """
+
+
+def decide_squeezed(op: Any, x: Any, dims: Any = None, /, **_: Any) -> None:
+    """Guard whether the symbolic sizes that `op` drops if they are 1 are 1.
+
+    In general shapes torch keeps them, whatever they are, and guards nothing.
+    """
+    if op not in _SQUEEZES or not isinstance(x, torch.Tensor):
+        return
+    axes = range(x.dim()) if dims is None else (dims,) if isinstance(dims, int) else dims
+    sizes: list[Any] = [x.shape[axis] for axis in axes if x.dim()]
+    for size in sizes:
+        if not isinstance(size, torch.SymInt) or free_unbacked_symbols(size):
+            continue
+        if bool(size == 1) and not expression(size).is_Integer:
+            raise Specialised(f"the size {size} is 1, and is squeezed")
+
+
 def input_symbols(fakes: Sequence[Any]) -> Iterator[tuple[sympy.Symbol, int, int]]:
     """Each symbol, with the input and the dimension whose size it is; -1: the input itself."""
     seen: set[sympy.Symbol] = set()

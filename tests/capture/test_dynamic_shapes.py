@@ -93,6 +93,22 @@ def test_sizes_become_symbols_once_they_change() -> None:
     assert counts == [1, 1, 2, 2, 2, 2]
 
 
+@pytest.mark.parametrize("sizes", [[1, 4, 5, 1], [4, 1, 5]])
+def test_a_size_that_is_squeezed_is_guarded(sizes: list[int]) -> None:
+    def program(x: Tensor) -> tuple[Tensor, int]:
+        squeezed = x.sin().squeeze(1)
+        return squeezed * 2, squeezed.dim()
+
+    compiled = Counting(program, dynamic=True)
+    for size in sizes:
+        x = torch.randn(3, size)
+        ours, eager = compiled(x), program(x)
+        assert ours[1] == eager[1]
+        torch.testing.assert_close(ours[0], eager[0])
+    # For 1, which is tried as any size first, and for all others.
+    assert compiled.graphs == 3
+
+
 def test_sizes_that_are_not_to_be_symbols() -> None:
     compiled = Counting(lambda x: x * 2, dynamic=False)
     for size in (2, 3, 4):
