@@ -78,6 +78,9 @@ def _is_worth_it(graph_module: fx.GraphModule) -> bool:
     """Whether there is something to fuse, and nothing that only torch itself can run."""
     entry = entry_mode(graph_module)
     calls = [node for node in graph_module.graph.nodes if node.op == "call_function"]
+    # Sizes that data decides are not what their fakes say: torch may have settled for one of them.
+    if any(torch.Tag.dynamic_output_shape in getattr(n.target, "tags", ()) for n in calls):
+        return False
     if any("hooks" in n.meta or mode_of(n).inference != entry.inference for n in calls):
         return False
     values = [leaf for n in graph_module.graph.nodes for leaf in trees.leaves(n.meta.get("val"))]

@@ -1,14 +1,6 @@
-<<<<<<< HEAD
 from __future__ import annotations
 
 from typing import Any
-=======
-"""Hooks on tensors, registered by the program that is captured."""
-
-from __future__ import annotations
-
-from typing import Any, TypeAlias
->>>>>>> w-suite
 
 import pytest
 import torch
@@ -17,19 +9,10 @@ from torch import Tensor
 import adjoint
 from tests.parity import ROUTES, Route, Row, Table, leaf, refused
 
-<<<<<<< HEAD
 HOOKS = Table()
 
 
 def leaves() -> tuple[Tensor, Tensor]:
-=======
-Pair: TypeAlias = tuple[Tensor, Tensor]
-
-HOOKS = Table()
-
-
-def leaves() -> Pair:
->>>>>>> w-suite
     return leaf(3), leaf(3)
 
 

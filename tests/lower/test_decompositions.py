@@ -28,14 +28,10 @@ X, Y = random(4, 6), random(4, 6, seed=1)
 # An op, a call of it, and the tensors it is called with.
 ROWS: list[tuple[Any, Callable[..., Any], list[Any]]] = [
     (aten.addmm.default, aten.addmm, [random(5), random(4, 6), random(6, 5)]),
-<<<<<<< HEAD
     *[
         (aten.mm.default, aten.mm, [random(m, k), random(k, n, seed=1)])
         for m, k, n in [(6, 1, 7), (6, 4, 7), (6, 7, 1), (6, 7, 3), (1, 6, 7), (4, 6, 7), (2, 2, 2)]
     ],
-=======
-    (aten.mm.default, aten.mm, [random(4, 3), random(3, 5)]),
->>>>>>> w-suite
     (aten.baddbmm.default, aten.baddbmm, [random(2, 3, 5), random(2, 3, 4), random(2, 4, 5)]),
     *[(aten._softmax.default, lambda x, d=d: aten._softmax(x, d, False), [X]) for d in (0, 1, -1)],
     *[

@@ -291,4 +291,7 @@ def test_forward_mode(op: Any) -> None:
 def test_exceptions_are_few_and_known() -> None:
     names = {name_of(op) for op in ops_of(torch.float64)}
     assert len(EXCEPTIONS | FORWARD_EXCEPTIONS) <= 10
-    assert names >= FORWARD_EXCEPTIONS.keys() | TWO_ANSWERS.keys() | NOT_THE_SLOPE.keys()
+    known = FORWARD_EXCEPTIONS.keys() | TWO_ANSWERS.keys() | NOT_THE_SLOPE.keys()
+    if not hasattr(torch.nn.functional, "linear_cross_entropy"):
+        known = {name for name in known if "linear_cross_entropy" not in name}
+    assert names >= known

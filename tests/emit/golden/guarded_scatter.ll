@@ -48,3 +48,6 @@ define void @kernel(ptr %args, i64 %threads) #0 {
   ret void
 }
 attributes #0 = { nounwind  }
+!0 = distinct !{!0, !1}
+!1 = !{!"llvm.loop.unroll.full"}
+
