@@ -104,7 +104,7 @@ class Build:
         program = None if self.options.target == "reference" else native_program(graph_module)
 
         def run(inputs: list[Any]) -> Sequence[Any]:
-            if program is not None and not is_watched():
+            if program is not None and not is_watched() and program.fits(inputs):
                 return program(inputs)  # type: ignore[no-any-return]
             return evaluate(graph_module, _taken(inputs))  # type: ignore[arg-type, no-any-return]
 

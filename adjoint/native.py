@@ -22,7 +22,8 @@ from adjoint.lower.planning import is_plain, lower
 from adjoint.runtime.cpu.engine import LLVMError, function_attributes, load
 from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.runtime.cpu.tiles import has_blas
-from adjoint.torch_private import trees
+from adjoint.torch_private import symbols, trees
+from adjoint.torch_private.fake import fake_mode_of
 
 # Kernels of this process by what they do: programs share those that are the same.
 _KERNELS: dict[str, int] = {}
@@ -33,7 +34,9 @@ def native_program(graph_module: fx.GraphModule) -> CpuProgram | None:
     """The graph as native code; None if it is to be run op by op."""
     if not _is_worth_it(graph_module):
         return None
-    plan = lower(graph_module, tiles=has_blas())
+    with symbols.noted(fake_mode_of(graph_module).shape_env) as assumed:
+        plan = lower(graph_module, tiles=has_blas())
+    plan = dataclasses.replace(plan, assumed=tuple(assumed))
     launches = list(_launches(plan))
     if not launches or _unknown_sizes(plan):
         return None
@@ -74,12 +77,19 @@ def _compiled(launches: Sequence[Launch]) -> dict[Launch, int]:
         return {launch: _KERNELS[key] for key, launch in zip(keys, launches, strict=True)}
 
 
+# Sizes of their results are decided by data, though torch 2.11 does not say so.
+_UNTAGGED = frozenset({torch.ops.aten._unique.default, torch.ops.aten._unique2.default})
+
+
 def _is_worth_it(graph_module: fx.GraphModule) -> bool:
     """Whether there is something to fuse, and nothing that only torch itself can run."""
     entry = entry_mode(graph_module)
     calls = [node for node in graph_module.graph.nodes if node.op == "call_function"]
     # Sizes that data decides are not what their fakes say: torch may have settled for one of them.
-    if any(torch.Tag.dynamic_output_shape in getattr(n.target, "tags", ()) for n in calls):
+    if any(
+        torch.Tag.dynamic_output_shape in getattr(n.target, "tags", ()) or n.target in _UNTAGGED
+        for n in calls
+    ):
         return False
     if any("hooks" in n.meta or mode_of(n).inference != entry.inference for n in calls):
         return False

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from unittest import mock
 
 import pytest
+import sympy
 import torch
 
 import adjoint
@@ -12,7 +14,8 @@ from adjoint import native
 from adjoint.errors import FallbackWarning
 from adjoint.native import native_program
 from adjoint.runtime.cpu.engine import LLVMError
-from tests.lowering import check, graph_of
+from adjoint.runtime.cpu.program import CpuProgram
+from tests.lowering import check, graph_of, program_of
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -110,3 +113,13 @@ def test_one_program_for_many_sizes() -> None:
         for ours, eager in zip(program([x, w]), function(x, w), strict=True):
             assert ours.stride() == eager.stride()
             torch.testing.assert_close(ours, eager)
+
+
+def test_sizes_that_a_plan_does_not_hold_for_run_op_by_op() -> None:
+    program = program_of(lambda x: x.sin() + 1, [torch.rand(3, 4)])
+    assert program.fits([torch.rand(3, 4)])
+    symbol = sympy.Symbol("s0")
+    plan = dataclasses.replace(program.plan, symbols=((symbol, 0, 0),), assumed=(symbol > 1,))
+    other = CpuProgram(plan, program.addresses)
+    assert other.fits([torch.rand(3, 4)])
+    assert not other.fits([torch.rand(1, 4)])

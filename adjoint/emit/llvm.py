@@ -11,13 +11,25 @@ is written, but for sums into an accumulator, which may be taken in any order.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 
 import torch
 from typing_extensions import assert_never
 
 from adjoint.emit.math import definitions, symbol
+from adjoint.emit.spelling import (
+    COMPARISONS,
+    FLOATING,
+    INTEGER,
+    INTRINSICS,
+    MEMORY,
+    REGISTERS,
+    SIZES,
+    SUFFIX,
+    UNSIGNED,
+    literal,
+    width,
+)
 from adjoint.loops.expressions import (
     Apply,
     Cast,
@@ -41,53 +53,6 @@ from adjoint.loops.statements import (
     Store,
     Update,
 )
-
-_REGISTERS: dict[torch.dtype, str] = {
-    torch.bool: "i1",
-    torch.uint8: "i8",
-    torch.int8: "i8",
-    torch.int16: "i16",
-    torch.int32: "i32",
-    torch.int64: "i64",
-    torch.float16: "half",
-    # Held as float and rounded where it is stored or cast: few machines compute in it.
-    torch.bfloat16: "float",
-    torch.float32: "float",
-    torch.float64: "double",
-}
-
-_MEMORY = {**_REGISTERS, torch.bool: "i8", torch.bfloat16: "i16"}
-
-SUPPORTED = frozenset(_REGISTERS)
-
-_SIZES = {"i8": 1, "i16": 2, "half": 2, "i32": 4, "float": 4, "i64": 8, "double": 8}
-
-_UNSIGNED = frozenset({torch.uint8, torch.bool})
-
-_FLOATING = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
-
-_INTEGER = frozenset({"add", "sub", "mul", "and", "or", "xor"})
-
-_COMPARISONS = {
-    # operator: floating-point, signed, unsigned
-    "eq": ("oeq", "eq", "eq"),
-    "ne": ("une", "ne", "ne"),
-    "lt": ("olt", "slt", "ult"),
-    "le": ("ole", "sle", "ule"),
-    "gt": ("ogt", "sgt", "ugt"),
-    "ge": ("oge", "sge", "uge"),
-}
-
-_INTRINSICS = {
-    "sqrt": "sqrt",
-    "floor": "floor",
-    "ceil": "ceil",
-    "trunc": "trunc",
-    "round": "roundeven",
-    "copysign": "copysign",
-}
-
-_SUFFIX = {"half": "f16", "float": "f32", "double": "f64"}
 
 HEADER = """\
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
@@ -256,13 +221,13 @@ class _Body:
             case Assign(name, value):
                 self.names[-1][name] = self.value(value)
             case Accumulator(name, value):
-                kind = _REGISTERS[value.dtype]
+                kind = REGISTERS[value.dtype]
                 place = f"%var.{name}"
                 self.allocas.append(f"  {place} = alloca {kind}")
                 self.lines.append(f"  store {kind} {self.value(value)}, ptr {place}")
                 self.names[-1][name] = place
             case Update(name, operator, value):
-                kind, place = _REGISTERS[value.dtype], self.named(name)
+                kind, place = REGISTERS[value.dtype], self.named(name)
                 old = self.line(f"load {kind}, ptr {place}")
                 new = self.combined(operator, old, self.value(value), value.dtype)
                 self.lines.append(f"  store {kind} {new}, ptr {place}")
@@ -323,7 +288,7 @@ class _Body:
         if isinstance(expression, Name):
             place = self.named(expression.name)
             if place.startswith("%var."):
-                return self.line(f"load {_REGISTERS[expression.dtype]}, ptr {place}")
+                return self.line(f"load {REGISTERS[expression.dtype]}, ptr {place}")
             return place
         for scope in reversed(self.scopes):
             if id(expression) in scope:
@@ -351,7 +316,7 @@ class _Body:
 
     def guarded(self, expression: Guarded) -> str:
         """A branch around what must not be computed."""
-        kind = _REGISTERS[expression.dtype]
+        kind = REGISTERS[expression.dtype]
         condition, otherwise = self.value(expression.condition), self.value(expression.otherwise)
         self.count += 1
         label = f"guard{self.count}"
@@ -389,14 +354,14 @@ class _Body:
     # Memory
 
     def element(self, buffer: str, offset: Expression, dtype: torch.dtype) -> str:
-        kind = _MEMORY[dtype]
+        kind = MEMORY[dtype]
         return self.line(
             f"getelementptr inbounds {kind}, ptr %b.{buffer}, i64 {self.value(offset)}"
         )
 
     def loaded(self, place: str, dtype: torch.dtype) -> str:
-        kind = _MEMORY[dtype]
-        raw = self.line(f"load {kind}, ptr {place}, align {_SIZES[kind]}")
+        kind = MEMORY[dtype]
+        raw = self.line(f"load {kind}, ptr {place}, align {SIZES[kind]}")
         if dtype == torch.bool:
             return self.line(f"icmp ne i8 {raw}, 0")
         if dtype == torch.bfloat16:
@@ -405,19 +370,19 @@ class _Body:
         return raw
 
     def store(self, place: str, value: str, dtype: torch.dtype) -> None:
-        kind = _MEMORY[dtype]
+        kind = MEMORY[dtype]
         if dtype == torch.bool:
             value = self.line(f"zext i1 {value} to i8")
         if dtype == torch.bfloat16:
             bits = self.line(f"bitcast float {value} to i32")
             value = self.line(f"trunc i32 {self.line(f'lshr i32 {bits}, 16')} to i16")
-        self.lines.append(f"  store {kind} {value}, ptr {place}, align {_SIZES[kind]}")
+        self.lines.append(f"  store {kind} {value}, ptr {place}, align {SIZES[kind]}")
 
     # Operators
 
     def combined(self, operator: str, old: str, new: str, dtype: torch.dtype) -> str:
         """A reduction's step: any order will do."""
-        kind = _REGISTERS[dtype]
+        kind = REGISTERS[dtype]
         if dtype in (torch.float32, torch.float64):
             if operator in ("add", "mul"):
                 return self.line(f"f{operator} reassoc {kind} {old}, {new}")
@@ -426,25 +391,25 @@ class _Body:
         return self.applied(operator, [old, new], dtype)
 
     def intrinsic(self, name: str, kind: str, values: Sequence[str]) -> str:
-        full = f"@{name}.{_SUFFIX[kind]}"
+        full = f"@{name}.{SUFFIX[kind]}"
         self.kernel.intrinsics.add(f"declare {kind} {full}({', '.join([kind] * len(values))})")
         return self.line(f"call {kind} {full}({', '.join(f'{kind} {v}' for v in values)})")
 
     def applied(self, operator: str, values: Sequence[str], dtype: torch.dtype) -> str:
         if dtype.is_floating_point:
             return self.floating(operator, values, dtype)
-        kind, unsigned = _REGISTERS[dtype], dtype in _UNSIGNED
+        kind, unsigned = REGISTERS[dtype], dtype in UNSIGNED
         match operator:
             case "select":
                 return self.line(f"select i1 {values[0]}, {kind} {values[1]}, {kind} {values[2]}")
-            case _ if operator in _COMPARISONS:
-                how = _COMPARISONS[operator][2 if unsigned else 1]
+            case _ if operator in COMPARISONS:
+                how = COMPARISONS[operator][2 if unsigned else 1]
                 return self.line(f"icmp {how} {kind} {values[0]}, {values[1]}")
             case "add" if dtype == torch.bool:
                 return self.line(f"or i1 {values[0]}, {values[1]}")
             case "mul" if dtype == torch.bool:
                 return self.line(f"and i1 {values[0]}, {values[1]}")
-            case _ if operator in _INTEGER:
+            case _ if operator in INTEGER:
                 return self.line(f"{operator} {kind} {values[0]}, {values[1]}")
             case "shift_left" | "shift_right":
                 return self.shifted(operator, values, kind, unsigned)
@@ -500,7 +465,7 @@ class _Body:
     def shifted(self, operator: str, values: Sequence[str], kind: str, unsigned: bool) -> str:
         """By any number of bits: LLVM itself shifts by less than there are."""
         left = operator == "shift_left"
-        bits = _bits(kind)
+        bits = width(kind)
         most = bits if left or unsigned else bits - 1
         within = self.line(f"icmp ult {kind} {values[1]}, {most}")
         by = self.line(f"select i1 {within}, {kind} {values[1]}, {kind} {min(most, bits - 1)}")
@@ -511,20 +476,20 @@ class _Body:
         return self.line(f"select i1 {within}, {kind} {made}, {kind} 0")
 
     def floating(self, operator: str, values: Sequence[str], dtype: torch.dtype) -> str:
-        if operator in _COMPARISONS:
-            kind = _REGISTERS[dtype]
-            return self.line(f"fcmp {_COMPARISONS[operator][0]} {kind} {values[0]}, {values[1]}")
+        if operator in COMPARISONS:
+            kind = REGISTERS[dtype]
+            return self.line(f"fcmp {COMPARISONS[operator][0]} {kind} {values[0]}, {values[1]}")
         if operator == "select":
-            kind = _REGISTERS[dtype]
+            kind = REGISTERS[dtype]
             return self.line(f"select i1 {values[0]}, {kind} {values[1]}, {kind} {values[2]}")
         if dtype in (torch.float16, torch.bfloat16):
             wide = [self.converted(value, dtype, torch.float32) for value in values]
             return self.converted(
                 self.floating(operator, wide, torch.float32), torch.float32, dtype
             )
-        kind = _REGISTERS[dtype]
-        if operator in _FLOATING:
-            return self.line(f"{_FLOATING[operator]} {kind} {values[0]}, {values[1]}")
+        kind = REGISTERS[dtype]
+        if operator in FLOATING:
+            return self.line(f"{FLOATING[operator]} {kind} {values[0]}, {values[1]}")
         if operator == "neg":
             return self.line(f"fneg {kind} {values[0]}")
         if operator == "abs":
@@ -535,19 +500,19 @@ class _Body:
             better = self.line(f"select i1 {first}, {kind} {values[0]}, {kind} {values[1]}")
             nan = self.line(f"fcmp uno {kind} {values[0]}, {values[0]}")
             return self.line(f"select i1 {nan}, {kind} {values[0]}, {kind} {better}")
-        if operator in _INTRINSICS:
-            return self.intrinsic(f"llvm.{_INTRINSICS[operator]}", kind, values)
+        if operator in INTRINSICS:
+            return self.intrinsic(f"llvm.{INTRINSICS[operator]}", kind, values)
         if operator in MATH:
-            self.kernel.math.add((operator, _SUFFIX[kind]))
+            self.kernel.math.add((operator, SUFFIX[kind]))
             arguments = ", ".join(f"{kind} {value}" for value in values)
-            return self.line(f"call {kind} @{symbol(operator, _SUFFIX[kind])}({arguments})")
+            return self.line(f"call {kind} @{symbol(operator, SUFFIX[kind])}({arguments})")
         raise NotImplementedError(f"{operator} of {dtype}")
 
     def converted(self, value: str, before: torch.dtype, after: torch.dtype) -> str:
         """As torch converts: NaN is true, floating-point numbers lose their fraction."""
         if before == after:
             return value
-        here, there = _REGISTERS[before], _REGISTERS[after]
+        here, there = REGISTERS[before], REGISTERS[after]
         if after == torch.bool:
             how = "fcmp une" if before.is_floating_point else "icmp ne"
             return self.line(f"{how} {here} {value}, {literal(0, before)}")
@@ -559,7 +524,7 @@ class _Body:
             if (before, after) == (torch.float64, torch.float16):
                 # By way of float32, as torch does; machines have no instruction for it.
                 value, here = self.converted(value, before, torch.float32), "float"
-            how = "fpext" if _SIZES[here] < _SIZES[there] else "fptrunc"
+            how = "fpext" if SIZES[here] < SIZES[there] else "fptrunc"
             return self.line(f"{how} {here} {value} to {there}")
         if before.is_floating_point:
             if after == torch.int64:
@@ -570,10 +535,10 @@ class _Body:
             return self.line(f"trunc i32 {wide} to {there}")
         if after == torch.bfloat16:
             return self.rounded(self.converted(value, before, torch.float32))
-        unsigned = before in _UNSIGNED
+        unsigned = before in UNSIGNED
         if after.is_floating_point:
             return self.line(f"{'u' if unsigned else 's'}itofp {here} {value} to {there}")
-        narrow, wide_enough = _bits(here), _bits(there)
+        narrow, wide_enough = width(here), width(there)
         if narrow == wide_enough:
             return value
         how = "trunc" if narrow > wide_enough else "zext" if unsigned else "sext"
@@ -592,21 +557,3 @@ class _Body:
 
 def _holds_loop(loop: Loop) -> bool:
     return any(isinstance(statement, Loop) for statement in loop.body)
-
-
-def _bits(kind: str) -> int:
-    return int(kind[1:])
-
-
-def literal(value: float | int | bool, dtype: torch.dtype) -> str:
-    """A constant as LLVM writes it; a float is written as the double of the same value."""
-    if dtype == torch.bool:
-        return "true" if value else "false"
-    if not dtype.is_floating_point:
-        return str(int(value))
-    if dtype == torch.float16:
-        bits = torch.tensor(float(value), dtype=torch.float16).view(torch.int16).item()
-        return f"0xH{int(bits) & 0xFFFF:04X}"
-    if dtype != torch.float64:
-        value = torch.tensor(float(value), dtype=dtype).item()
-    return f"0x{struct.unpack('<Q', struct.pack('<d', float(value)))[0]:016X}"

@@ -155,5 +155,5 @@ class Plan:
     steps: tuple[Step, ...]
     outputs: Any
     """As the graph returns them, with `Argument` for values."""
-    decisions: tuple[str, ...] = field(default=())
-    """What was fused and why, to show."""
+    assumed: tuple[sympy.Basic, ...] = field(default=())
+    """What it takes for granted about sizes."""

@@ -205,3 +205,19 @@ def hint(size: Any, otherwise: int = 1024) -> int:
     if isinstance(size, torch.SymInt):
         return int(size.node.hint) if size.node.has_hint() else otherwise
     return int(size)
+
+
+@contextlib.contextmanager
+def noted(shape_env: ShapeEnv | None) -> Iterator[list[sympy.Basic]]:
+    """What torch comes to take for granted about sizes while the context lasts."""
+    found: list[sympy.Basic] = []
+    if shape_env is None:
+        yield found
+        return
+    before, frozen = len(shape_env.guards), shape_env.frozen
+    shape_env.frozen = False
+    try:
+        yield found
+    finally:
+        shape_env.frozen = frozen
+        found += [guard.expr for guard in shape_env.guards[before:]]

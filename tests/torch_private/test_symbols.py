@@ -78,3 +78,14 @@ def test_symbols_anew_are_those_of_another_shape_env() -> None:
     assert made.node.hint == 7
     assert made.node.shape_env is other.shape_env
     assert symbols.assumed(None) == []
+
+
+def test_what_is_taken_for_granted_is_noted() -> None:
+    mode = new_fake_mode()
+    x = make_fake(mode, torch.randn(4, 3), True, "x")
+    with symbols.noted(mode.shape_env) as found:
+        assert x.shape[0] != 1
+    assert found
+    with symbols.noted(None) as nothing:
+        pass
+    assert nothing == []
