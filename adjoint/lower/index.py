@@ -78,6 +78,8 @@ class Index:
 
     def _split(self, by: Size) -> tuple[Index, Index]:
         """(a, b) with a * by + b = self."""
+        if isinstance(by, int) and by == 0:
+            return Index(), self  # There is nothing to count.
         whole: list[tuple[Atom, Size]] = []
         rest: list[tuple[Atom, Size]] = []
         for atom, coefficient in self.terms:
