@@ -20,6 +20,11 @@ def listed() -> dict[str, list[str]]:
     return {row[0].strip("`"): row[1:] for row in cells if row and row[0].startswith("`")}
 
 
+# The file is about the newest torch that is supported; an older one lacks some of the ops.
+OLDER = not hasattr(torch.nn.functional, "linear_cross_entropy")
+
+
+@pytest.mark.skipif(OLDER, reason="this torch lacks some of the ops in the file")
 def test_each_rule_is_in_the_file() -> None:
     rules = {str(op): opsdoc.rule_of(op) for op in {*VJPS, *COMPOSITIONS, *NON_DIFFERENTIABLE}}
     stated = {op: row[0] for op, row in listed().items()}
@@ -39,5 +44,6 @@ def test_what_a_shard_verifies_is_in_the_file() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(OLDER, reason="this torch lacks some of the ops in the file")
 def test_the_whole_file_is_fresh() -> None:
     assert opsdoc.FILE.read_text() == opsdoc.text(), STALE
