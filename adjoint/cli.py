@@ -14,6 +14,8 @@ from adjoint import bench
 from adjoint.compiler import capture
 from adjoint.errors import CaptureError
 from adjoint.finding import EXAMPLES, UsageError, call_arguments, find, instance
+from adjoint.loops.show import show_plan
+from adjoint.lower.planning import lower
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,21 +31,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"otherwise the module's `{EXAMPLES}` are used",
     )
     show.add_argument("--dynamic", action="store_true", help="sizes are symbols")
+    show.add_argument("--kernels", action="store_true", help="print its kernels and calls instead")
     bench.add_command(commands)
     parsed = parser.parse_args(arguments)
     try:
         if parsed.command == "bench":
             return bench.run(parsed)
-        print(_capture(parsed.function, parsed.args, parsed.dynamic))
+        print(_capture(parsed.function, parsed.args, parsed.dynamic, parsed.kernels))
     except (UsageError, CaptureError) as error:
         print(f"adjoint: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _capture(target: str, expression: str | None, dynamic: bool) -> str:
+def _capture(target: str, expression: str | None, dynamic: bool, kernels: bool) -> str:
     module, function = find(target)
     if isinstance(function, type) and issubclass(function, torch.nn.Module):
         function = instance(function)
     args, kwargs = call_arguments(module, function, expression)
-    return capture(function, *args, dynamic=dynamic, **kwargs).show()
+    captured = capture(function, *args, dynamic=dynamic, **kwargs)
+    return show_plan(lower(captured.graph_module)) if kernels else captured.show()

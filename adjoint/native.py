@@ -77,25 +77,10 @@ def _compiled(launches: Sequence[Launch]) -> dict[Launch, int]:
         return {launch: _KERNELS[key] for key, launch in zip(keys, launches, strict=True)}
 
 
-# Sizes of their results are decided by data, though torch 2.11 does not say so.
-_UNTAGGED = frozenset({torch.ops.aten._unique.default, torch.ops.aten._unique2.default})
-
-
-def _is_sized_by_data(node: fx.Node) -> bool:
-    if node.target is torch.ops.aten.index.Tensor:
-        indices = [each for each in node.args[1] if each is not None]  # type: ignore[union-attr]
-        return any(each.meta["val"].dtype in (torch.bool, torch.uint8) for each in indices)  # type: ignore[union-attr]
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.dynamic_output_shape in tags or node.target in _UNTAGGED
-
-
 def _is_worth_it(graph_module: fx.GraphModule) -> bool:
     """Whether there is something to fuse, and nothing that only torch itself can run."""
     entry = entry_mode(graph_module)
     calls = [node for node in graph_module.graph.nodes if node.op == "call_function"]
-    # Sizes that data decides are not what their fakes say: torch may have settled for one of them.
-    if any(map(_is_sized_by_data, calls)):
-        return False
     if any("hooks" in n.meta or mode_of(n).inference != entry.inference for n in calls):
         return False
     values = [leaf for n in graph_module.graph.nodes for leaf in trees.leaves(n.meta.get("val"))]

@@ -76,6 +76,10 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["adjoint_cli_bare:constant"], ["aten.ones.default"]),
         (["adjoint_cli_bare:step", "--args", "torch.ones(4, 5), scale=3.0"], ["f32[4, 5]", "3.0"]),
         (["adjoint_cli_model:step", "--dynamic"], ["f32[s"]),
+        (
+            ["adjoint_cli_model:step", "--kernels"],
+            ["kernel kernel(", "y = x.sin() * scale", "sin("],
+        ),
     ],
 )
 def test_a_program_is_printed(

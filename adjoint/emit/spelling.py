@@ -22,8 +22,6 @@ REGISTERS: dict[torch.dtype, str] = {
 
 MEMORY = {**REGISTERS, torch.bool: "i8", torch.bfloat16: "i16"}
 
-SUPPORTED = frozenset(REGISTERS)
-
 SIZES = {"i8": 1, "i16": 2, "half": 2, "i32": 4, "float": 4, "i64": 8, "double": 8}
 
 UNSIGNED = frozenset({torch.uint8, torch.bool})

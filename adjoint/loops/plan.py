@@ -59,7 +59,6 @@ class Launch:
     operands: tuple[int | Scratch, ...]
     extents: tuple[Size, ...]
     work: Size
-    reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -244,3 +244,11 @@ def refined(one: Sequence[Size], other: Sequence[Size]) -> tuple[Size, ...] | No
     if left or right:
         return None
     return tuple(reversed(made))
+
+
+def leading(shape: Sequence[Size], rows: Size) -> int | None:
+    """How many dimensions, from the first on, have `rows` elements; None if that cannot be."""
+    for count in range(1, len(shape) + 1):
+        if same(product(shape[:count]), rows):
+            return count
+    return None

@@ -117,6 +117,12 @@ class Item:
         return linear([index[dim] for dim in order], row_major([shape[dim] for dim in order]))
 
 
+def constant_at(node: fx.Node, index: Where, reader: Reader) -> Expression | None:
+    """An element of what is made of nothing: computed wherever it is read."""
+    definition = definition_of(node) if node.target in CONSTANTS else None
+    return definition.element(index, reader) if isinstance(definition, Mapped) else None
+
+
 class _Recorder:
     """Gives dummies for elements, and keeps which were asked for."""
 
@@ -125,10 +131,9 @@ class _Recorder:
 
     def read(self, node: fx.Node, index: Where) -> Expression:
         base, index = resolve(node, index)
-        if base.target in CONSTANTS:
-            definition = definition_of(base)
-            if isinstance(definition, Mapped):
-                return definition.element(index, self)
+        known = constant_at(base, index, self)
+        if known is not None:
+            return known
         self.reads.append((base, index))
         return Name("?", base.meta["val"].dtype)
 

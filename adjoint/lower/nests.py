@@ -12,8 +12,9 @@ the parallel loop: the result depends on the number of threads, not on which was
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import fx
@@ -39,20 +40,21 @@ from adjoint.loops.statements import (
     Store,
     Update,
 )
-from adjoint.lower.definitions import CONSTANTS, Mapped, Reduced, Scattered, definition_of
+from adjoint.lower.definitions import Mapped, Reduced, Scattered
 from adjoint.lower.fusion import Group, Level
 from adjoint.lower.index import (
     Axis,
     Index,
     Quotient,
     Remainder,
+    leading,
     linear,
     of_axis,
     reshaped,
     row_major,
     unravelled,
 )
-from adjoint.lower.items import Item, resolve
+from adjoint.lower.items import Item, constant_at, resolve
 from adjoint.lower.operands import CHUNKS, Nest, Operands
 from adjoint.lower.sizes import Size, is_one, product, quotient, same
 from adjoint.lower.views import Where, shape_of
@@ -104,23 +106,58 @@ def parts_of(group: Group, stored: set[fx.Node], rows: Size) -> Parts:
 def sum_of_parts(node: fx.Node) -> tuple[Scratch, Nest, Nest]:
     """Memory for a tensor of each thread's own; clearing it; and adding all up into `node`."""
     dtype = node.meta["val"].dtype
-    count = product(shape_of(node))
-    scratch = Scratch(f"part.{node.name}", dtype, count)
-    made = Operands(count)
-    name, size, k = made.operand(scratch), made.size(count), Counter("k")
-    clear = Store(name, Extent("t") * size + k, Constant(0.0, dtype))
-    begin = Loop("k", integer(0), size, (clear,), Mapping.VECTOR)
-    part = Load(name, Counter("c") * size + k, dtype)
-    adding = Loop("k", integer(0), size, (Merge(name, k, "add", part),), Mapping.VECTOR)
+    scratch = Scratch(f"part.{node.name}", dtype, product(shape_of(node)))
+    made = Operands(scratch.count)
+    begin = _cleared(made, scratch, Extent("t"), Constant(0.0, dtype))
+    finale = _added(made, scratch, "add", lambda index, whole: made.store(node, index, whole), node)
+    return scratch, made.nest("begin", (begin,), TILE), made.nest("finale", tuple(finale))
+
+
+def _cleared(made: Operands, scratch: Scratch, thread: Expression, start: Constant) -> Statement:
+    """A thread's part, before anything is added to it."""
+    name, count = made.operand(scratch), made.size(scratch.count)
+    if is_one(scratch.count):
+        return Store(name, thread, start)
+    clear = Store(name, thread * count + Counter("k"), start)
+    return Loop("k", integer(0), count, (clear,), Mapping.VECTOR)
+
+
+def _added(
+    made: Operands,
+    scratch: Scratch,
+    operator: str,
+    finish: Callable[[Where, Expression], Statement],
+    node: fx.Node,
+) -> list[Statement]:
+    """The parts of all threads, added to the first; then each element of `node` from that."""
+    name, count = made.operand(scratch), scratch.count
     element = Axis("k", count)
-    made.counters = {element: k}
+    counters, made.counters = made.counters, {element: Counter("k")}
+    accesses, made.accesses = made.accesses, []
+    k: Expression = integer(0) if is_one(count) else Counter("k")
+    part = Load(name, Counter("c") * made.size(count) + k, scratch.dtype)
+    adding = Merge(name, k, operator, part)
     index = tuple(unravelled(of_axis(element), shape_of(node)))
-    whole = made.store(node, index, Load(name, k, dtype))
-    finale = (
-        Loop("c", integer(1), Extent(CHUNKS), (adding,)),
-        Loop("k", integer(0), size, (whole,), Mapping.VECTOR),
+    result = finish(index, Load(name, k, scratch.dtype))
+    made.counters, made.accesses = counters, accesses
+    if is_one(count):
+        return [Loop("c", integer(1), Extent(CHUNKS), (adding,)), result]
+    many = not isinstance(count, int) or count > MANY_VALUES
+    first, last = share(made.size(count)) if many else (integer(0), made.size(count))
+    over = Loop("k", first, last, (adding,), Mapping.VECTOR)
+    loops: tuple[Statement, ...] = (
+        Loop("c", integer(1), Extent(CHUNKS), (over,)),
+        Loop("k", first, last, (result,), Mapping.VECTOR),
     )
-    return scratch, made.nest("begin", (begin,), TILE), made.nest("finale", finale)
+    if many:
+        return [Loop("t", integer(0), Extent(CHUNKS), loops, Mapping.PARALLEL)]
+    return list(loops)
+
+
+def share(count: Expression) -> tuple[Expression, Expression]:
+    """From where to where thread `t` goes, of `count` in all."""
+    t, chunks = Counter("t"), Extent(CHUNKS)
+    return apply("floordiv", count * t, chunks), apply("floordiv", count * (t + 1), chunks)
 
 
 class _Builder(Operands):
@@ -159,12 +196,7 @@ class _Builder(Operands):
 
     def _leading(self) -> int:
         """How many axes the rows are that are tiled."""
-        if self.tiled is None:
-            return 0
-        for place in range(1, len(self.axes) + 1):
-            if same(product(self.group.shape[:place]), self.tiled):
-                return place
-        return 0
+        return 0 if self.tiled is None else leading(self.group.shape, self.tiled) or 0
 
     def merged(self) -> list[tuple[Axis, ...]]:
         """Neighbouring axes along which every access goes on as along one."""
@@ -226,10 +258,9 @@ class _Builder(Operands):
 
     def read(self, node: fx.Node, index: Where) -> Expression:
         base, index = resolve(node, index)
-        if base.target in CONSTANTS:
-            definition = definition_of(base)
-            if isinstance(definition, Mapped):
-                return definition.element(index, self)
+        known = constant_at(base, index, self)
+        if known is not None:
+            return known
         if base in self.available:
             return self.available[base]
         found = self.group.members.get(base)
@@ -288,11 +319,7 @@ class _Builder(Operands):
     def _range(self, rows: Size) -> tuple[Expression, Expression]:
         """The rows to go through: a thread's share, or those that the caller says."""
         if self.tiled is None:
-            t, chunks = self.thread, Extent(CHUNKS)
-            return (
-                apply("floordiv", self.size(rows) * t, chunks),
-                apply("floordiv", self.size(rows) * (t + 1), chunks),
-            )
+            return share(self.size(rows))
         times = quotient(rows, self.tiled)
         assert times is not None, (rows, self.tiled)
         return Extent("first") * self.size(times), Extent("last") * self.size(times)
@@ -446,55 +473,25 @@ class _Builder(Operands):
             start = (
                 definition.start if isinstance(definition, Reduced) else Constant(0, scratch.dtype)
             )
-            t, count = self.thread, self.size(scratch.count)
+            before.append(_cleared(self, scratch, self.thread, start))
             if self._is_total(item):
                 total = self._total(item)
-                before.append(Store(name, t, start))
                 totals.append(Accumulator(total, start))
                 sum_of_rows = Name(total, scratch.dtype)
-                after.append(Merge(name, t, definition.operator, sum_of_rows))
-            else:
-                clear = Store(name, t * count + Counter("k"), start)
-                before.append(Loop("k", integer(0), count, (clear,), Mapping.VECTOR))
-            finale += self._put_together(item, scratch, name)
+                after.append(Merge(name, self.thread, definition.operator, sum_of_rows))
+            finish = partial(self._finished, item)
+            finale += _added(self, scratch, definition.operator, finish, item.node)
         return before, totals, after, finale
 
-    def _put_together(self, item: Item, scratch: Scratch, name: str) -> list[Statement]:
-        """The parts of all chunks, added to the first, then finished into the result."""
+    def _finished(self, item: Item, index: Where, whole: Expression) -> Statement:
+        """An element of a result, from the sum of all parts."""
         definition = item.definition
         assert not isinstance(definition, Mapped)
-        shape, count = shape_of(item.node), scratch.count
-        element = Axis("k", count)
-        counters, self.counters = self.counters, {element: Counter("k")}
-        accesses, self.accesses = self.accesses, []
-        k = Counter("k") if not is_one(count) else integer(0)
-        part = Load(name, Counter("c") * self.size(count) + k, scratch.dtype)
-        adding = Merge(name, k, definition.operator, part)
-        whole: Expression = Load(name, k, scratch.dtype)
-        index = tuple(unravelled(of_axis(element), shape))
         if isinstance(definition, Reduced):
             value = definition.finish(whole, self)
         else:
             value = apply(definition.operator, definition.start(index, self), whole)
-        result = self.store(item.node, index, value)
-        self.counters, self.accesses = counters, accesses
-        if is_one(count):
-            return [Loop("c", integer(1), Extent(CHUNKS), (adding,)), result]
-        many = not isinstance(count, int) or count > MANY_VALUES
-        if many:
-            t, chunks = Counter("t"), Extent(CHUNKS)
-            first = apply("floordiv", self.size(count) * t, chunks)
-            last = apply("floordiv", self.size(count) * (t + 1), chunks)
-        else:
-            first, last = integer(0), self.size(count)
-        over = Loop("k", first, last, (adding,), Mapping.VECTOR)
-        loops: tuple[Statement, ...] = (
-            Loop("c", integer(1), Extent(CHUNKS), (over,)),
-            Loop("k", first, last, (result,), Mapping.VECTOR),
-        )
-        if many:
-            return [Loop("t", integer(0), Extent(CHUNKS), loops, Mapping.PARALLEL)]
-        return list(loops)
+        return self.store(item.node, index, value)
 
 
 def _kept(item: Item, index: Where) -> Where:

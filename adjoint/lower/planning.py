@@ -94,7 +94,6 @@ class _Planning:
         self.tiles = tiles
         self.module = graph_module
         self.graph = graph_module.graph
-        self.order = {node: place for place, node in enumerate(self.graph.nodes)}
         self.items: dict[fx.Node, Item] = {}
         self.needs: dict[fx.Node, set[fx.Node]] = {}
         self.slots: dict[fx.Node, Slot] = {}
@@ -102,7 +101,6 @@ class _Planning:
         self.steps: list[Step] = []
         self.stored: set[fx.Node] = set()
         self.group_of: dict[fx.Node, Group] = {}
-        self.bounds: dict[Bound, fx.Node] = {}
         self.checked: set[Any] = set()
 
     def run(self) -> Plan:
@@ -116,9 +114,10 @@ class _Planning:
         inputs = [n for n in self.graph.nodes if n.op == "placeholder"]
         for node in inputs:
             self._slot(node, Kind.INPUT)
-        units: Sequence[Unit | Region] = self._sorted(live)
+        ordered = self._sorted(live)
+        units: Sequence[Unit | Region] = ordered
         if self.tiles:
-            units = tiled(self._sorted(live), self._needed, self._may_be_tiled)
+            units = tiled(ordered, self._needed, self._may_be_tiled)
         self.users = self._users(units)
         for unit in units:
             self._emit(unit)

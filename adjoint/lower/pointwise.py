@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from adjoint.loops.expressions import Apply, Constant, Expression, apply, cast, constant
+from adjoint.loops.expressions import Expression, apply, cast, constant
 
 aten = torch.ops.aten
 
@@ -209,10 +209,6 @@ def _softplus_backward(
     return where(x * beta > threshold, cotangent, cotangent * z / (z + 1))
 
 
-def _log_sigmoid(x: Expression) -> Expression:
-    return apply("minimum", x, constant(0, x.dtype)) - apply("log1p", exp(-apply("abs", x)))
-
-
 def _elu(x: Expression, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Expression:
     return where(x > 0, x * scale, apply("expm1", x * input_scale) * (alpha * scale))
 
@@ -325,11 +321,6 @@ def _sinc(x: Expression) -> Expression:
 def _logit(x: Expression, eps: float | None = None) -> Expression:
     x = x if eps is None else _clamp(x, eps, 1 - eps)
     return apply("log", x / (1 - x))
-
-
-def _smooth_l1(x: Expression, y: Expression, beta: float) -> Expression:
-    z = apply("abs", x - y)
-    return where(z < beta, z * 0.5 * z / beta, z - 0.5 * beta) if beta else z
 
 
 _P = Pointwise
@@ -479,14 +470,3 @@ MASKS: dict[Any, tuple[int, ...]] = {
 def computed_in(dtype: torch.dtype) -> torch.dtype:
     """The type that arithmetic on `dtype` happens in."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-def is_cheap(expression: Expression) -> bool:
-    """Whether it takes a few instructions, all told."""
-    from adjoint.loops.expressions import walk
-    from adjoint.loops.operators import MATH
-
-    return not any(
-        isinstance(each, Apply) and (each.operator in MATH or each.operator == "sqrt")
-        for each in walk(expression)
-    ) and not isinstance(expression, Constant)

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from adjoint.lower.fusion import Group, Level, equal
-from adjoint.lower.index import Axis, Index, linear, of_axis, row_major
+from adjoint.lower.index import Axis, Index, leading, linear, of_axis, row_major
 from adjoint.lower.items import resolve, strides_of
 from adjoint.lower.sizes import Size, estimate, is_one, product, quotient, same
 from adjoint.lower.views import shape_of
@@ -201,14 +201,6 @@ def _row_of(base: fx.Node, index: Sequence[Index], rows: Size) -> Index:
     dims = leading(shape, rows)
     assert dims is not None
     return linear(index[:dims], row_major(shape[:dims]))
-
-
-def leading(shape: Sequence[Size], rows: Size) -> int | None:
-    """How many dimensions, from the first on, are the rows."""
-    for count in range(1, len(shape) + 1):
-        if same(product(shape[:count]), rows):
-            return count
-    return None
 
 
 def row_stride(node: fx.Node, rows: Size) -> Size | None:

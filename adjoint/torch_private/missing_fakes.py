@@ -1,4 +1,4 @@
-"""Fakes for ops whose results torch says depend on data, though their sizes do not.
+"""Fakes that torch lacks, or has wrong: sizes that do not depend on data, or that do.
 
 Importing this module registers them, for every fake mode.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._subclasses.fake_impls import register_op_impl
+from torch._subclasses.fake_impls import op_implementations_dict, register_op_impl
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 aten = torch.ops.aten
@@ -46,6 +46,23 @@ def _ctc_loss_backward(
 ) -> torch.Tensor:
     with fake_mode:
         return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+
+
+def _unique(
+    fake_mode: FakeTensorMode,
+    op: Any,
+    x: torch.Tensor,
+    sorted: bool = True,
+    return_inverse: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As many as there are; torch 2.11's own fake says that there is one."""
+    with fake_mode:
+        inverse = x.new_empty(x.shape if return_inverse else (0,), dtype=torch.int64)
+        return x.new_empty((_unknown(fake_mode),)), inverse
+
+
+if aten._unique.default not in op_implementations_dict:  # torch before 2.13
+    register_op_impl(aten._unique.default)(_unique)
 
 
 def _unknown(fake_mode: FakeTensorMode) -> torch.SymInt:

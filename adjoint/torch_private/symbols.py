@@ -85,23 +85,32 @@ _ASSUMED: WeakKeyDictionary[ShapeEnv, list[sympy.Basic]] = WeakKeyDictionary()
 
 
 @contextlib.contextmanager
+def noted(shape_env: ShapeEnv | None) -> Iterator[list[sympy.Basic]]:
+    """What torch comes to take for granted about sizes while the context lasts."""
+    found: list[sympy.Basic] = []
+    if shape_env is None:
+        yield found
+        return
+    before, frozen = len(shape_env.guards), shape_env.frozen
+    shape_env.frozen = False
+    try:
+        yield found
+    finally:
+        shape_env.frozen = frozen
+        found += [guard.expr for guard in shape_env.guards[before:]]
+
+
+@contextlib.contextmanager
 def assumptions(shape_env: ShapeEnv | None) -> Iterator[list[sympy.Basic]]:
     """What torch takes for granted about sizes while the context lasts, or took before in another.
 
     Guards made after Dynamo has written its own are guarded by nobody: whoever runs what was built
     here must check them.
     """
-    if shape_env is None:
-        yield []
-        return
     known = assumed(shape_env)
-    before, frozen = len(shape_env.guards), shape_env.frozen
-    shape_env.frozen = False
-    try:
+    with noted(shape_env) as found:
         yield known
-    finally:
-        shape_env.frozen = frozen
-        known += [guard.expr for guard in shape_env.guards[before:]]
+    known += found
 
 
 def assumed(shape_env: ShapeEnv | None) -> list[sympy.Basic]:
@@ -205,19 +214,3 @@ def hint(size: Any, otherwise: int = 1024) -> int:
     if isinstance(size, torch.SymInt):
         return int(size.node.hint) if size.node.has_hint() else otherwise
     return int(size)
-
-
-@contextlib.contextmanager
-def noted(shape_env: ShapeEnv | None) -> Iterator[list[sympy.Basic]]:
-    """What torch comes to take for granted about sizes while the context lasts."""
-    found: list[sympy.Basic] = []
-    if shape_env is None:
-        yield found
-        return
-    before, frozen = len(shape_env.guards), shape_env.frozen
-    shape_env.frozen = False
-    try:
-        yield found
-    finally:
-        shape_env.frozen = frozen
-        found += [guard.expr for guard in shape_env.guards[before:]]

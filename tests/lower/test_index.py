@@ -16,6 +16,7 @@ from adjoint.lower.index import (
     Index,
     Quotient,
     Remainder,
+    leading,
     linear,
     of_axis,
     refined,
@@ -186,3 +187,9 @@ def test_what_is_refined_can_be_merged_to_both(one: list[int], other: list[int])
 def test_row_major() -> None:
     assert row_major([2, 3, 4]) == (12, 4, 1)
     assert row_major([]) == ()
+
+
+def test_which_dimensions_come_first() -> None:
+    assert leading((2, 3, 5), 6) == 2
+    assert leading((2, 3, 5), 2) == 1
+    assert leading((2, 3, 5), 4) is None

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from adjoint.loops.expressions import Load, integer
-from adjoint.lower.pointwise import TABLE, computed_in, is_cheap
+from adjoint.lower.pointwise import TABLE, computed_in
 from adjoint.native import native_program
 from tests.lowering import CLOSE, graph_of, pairs
 
@@ -272,12 +271,3 @@ def test_half_types_are_computed_in_single() -> None:
         torch.float32,
         torch.float32,
     ]
-
-
-def test_cheap() -> None:
-    from adjoint.loops.expressions import apply
-
-    x = Load("x", integer(0), torch.float32)
-    assert is_cheap(x * 2 + 1)
-    assert not is_cheap(apply("exp", x) + 1)
-    assert not is_cheap(apply("sqrt", x))

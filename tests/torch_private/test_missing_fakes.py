@@ -1,7 +1,7 @@
 import torch
 
 import adjoint.torch_private.missing_fakes as missing_fakes
-from adjoint.torch_private.fake import new_fake_mode
+from adjoint.torch_private.fake import make_fake, new_fake_mode
 
 aten = torch.ops.aten
 
@@ -23,3 +23,12 @@ def test_the_sizes_of_a_ctc_loss_are_those_of_a_real_one() -> None:
     assert losses.shape == (2,)
     assert ways.dim() == 3
     assert back.shape == x.shape
+
+
+def test_how_many_differ_is_for_data_to_say() -> None:
+    mode = new_fake_mode()
+    x = make_fake(mode, torch.tensor([3, 1, 3]), False, "x")
+    with mode:
+        values, inverse = torch.ops.aten._unique.default(x, True, True)
+    assert isinstance(values.shape[0], torch.SymInt)
+    assert (values.dtype, inverse.shape) == (torch.int64, (3,))

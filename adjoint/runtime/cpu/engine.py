@@ -107,18 +107,6 @@ def _require_known(module: llvm.ModuleRef, names: Sequence[str]) -> None:
         raise LLVMError(f"no definition of {', '.join(missing)}")
 
 
-def optimized(text: str) -> str:
-    """The text after LLVM's passes, and as assembly: to look at."""
-    with _LOCK:
-        _prepare()
-        machine = _target_machine()
-        module = llvm.parse_assembly(text)
-        tuning = llvm.create_pipeline_tuning_options(speed_level=3)
-        builder = llvm.create_pass_builder(machine, tuning)
-        builder.getModulePassManager().run(module, builder)
-        return str(module)
-
-
 RUNNER = """\
 define i64 @adjoint.run(
     ptr %bindings, i64 %bound, ptr %table, ptr %steps, i64 %count, i64 %threads) {

@@ -5,8 +5,10 @@ Tensors that do not live at the same time share memory.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -17,6 +19,18 @@ from adjoint.torch_private.storages import Holders
 
 # Kernels load whole cache lines.
 ALIGNMENT = 64
+
+# Where the system does not say: most machines have this much or more.
+USUAL_CACHE = 1 << 20
+
+
+@functools.cache
+def cache_bytes() -> int:
+    """What each core has in its second cache."""
+    said = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
+    text = said.read_text().strip() if said.exists() else ""
+    return int(text[:-1]) * 1024 if text.endswith("K") else USUAL_CACHE
+
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -30,7 +30,7 @@ from adjoint.loops.plan import (
     operands_of,
 )
 from adjoint.runtime.cpu.engine import runner
-from adjoint.runtime.cpu.memory import Entering, Interval, Pool, Words, arrange
+from adjoint.runtime.cpu.memory import Entering, Interval, Pool, Words, arrange, cache_bytes
 from adjoint.runtime.cpu.tiles import tile_region, tile_runner
 from adjoint.torch_private import symbols, trees
 
@@ -41,8 +41,7 @@ GRAIN = 8192
 # to fill it.
 LARGE = 1 << 16
 
-# Bytes that a thread's rows of a region may take, and what their number is a multiple of.
-CACHE = 1536 * 1024
+# What the number of rows that a region takes at a time is a multiple of.
 ROW_STEP = 16
 
 # With fewer rows, products would take longer than what is saved.
@@ -208,15 +207,14 @@ class Binding:
             if self.plan.slots[number].kind is not Kind.LOCAL:
                 # It comes and goes once.
                 held += self.row_bytes(tiles, number) // 2
-        fitting = CACHE // max(1, held) // ROW_STEP * ROW_STEP
+        fitting = cache_bytes() * 3 // 4 // max(1, held) // ROW_STEP * ROW_STEP
         share = -(-rows // self.chunks(tiles))
         return max(1, min(max(LEAST_BLOCK, fitting), share))
 
     def _tensor(self, slot: Slot, offset: int) -> torch.Tensor:
         assert slot.dtype is not None
         shape, strides = self.shapes[slot.number], self.strides[slot.number]
-        size = _extent(shape, strides) * slot.dtype.itemsize
-        piece = self.arena[offset : offset + size].view(slot.dtype)
+        piece = self.arena[offset : offset + self.bytes_of(slot)].view(slot.dtype)
         return piece.as_strided(shape, strides)
 
     def _views(self, plan: Plan) -> None:

@@ -57,7 +57,3 @@ def _alone() -> dict[str, int]:
     _KEPT.extend((parallel, zero, one))
     entries = zip(_ENTRIES, (parallel, zero, one), strict=True)
     return {name: int(ctypes.cast(f, ctypes.c_void_p).value or 0) for name, f in entries}
-
-
-def thread_count() -> int:
-    return torch.get_num_threads()

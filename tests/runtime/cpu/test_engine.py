@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adjoint.runtime.cpu.engine import LLVMError, function_attributes, load, optimized, runner
+from adjoint.runtime.cpu.engine import LLVMError, function_attributes, load, runner
 
 ADD = "define i64 @add(i64 %a, i64 %b) {\n  %c = add i64 %a, %b\n  ret i64 %c\n}\n"
 
@@ -50,11 +50,6 @@ def test_a_function_that_no_one_has() -> None:
     )
     with pytest.raises(LLVMError, match=r"adjoint\.no\.such"):
         load(text, ["add"])
-
-
-def test_optimized_text_can_be_looked_at() -> None:
-    text = "define i64 @two() {\n  %a = add i64 1, 1\n  ret i64 %a\n}\n"
-    assert "ret i64 2" in optimized(text)
 
 
 def test_attributes_are_text_for_a_function() -> None:

@@ -8,7 +8,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adjoint.runtime.cpu.memory import ALIGNMENT, At, Entering, Interval, Pool, Words, arrange
+from adjoint.runtime.cpu.memory import (
+    ALIGNMENT,
+    At,
+    Entering,
+    Interval,
+    Pool,
+    Words,
+    arrange,
+    cache_bytes,
+)
 from tests.lowering import program_of
 
 INTERVALS = st.lists(
@@ -148,3 +157,7 @@ def test_words_hold_addresses_of_one_another() -> None:
     base = memory.ctypes.data
     assert memory[:4].tolist() == [7, 0, base, base + 8]
     assert bindings == [[base + 8, 3]]
+
+
+def test_a_core_has_a_cache() -> None:
+    assert 1 << 16 <= cache_bytes() <= 1 << 28

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from adjoint.runtime.cpu.threads import _alone, openmp, thread_count
+from adjoint.runtime.cpu.threads import _alone, openmp
 from tests.lowering import program_of
 
 
@@ -36,12 +36,6 @@ def test_a_team_of_one() -> None:
     )
     parallel(address, 7, 4, 0)
     assert seen == [7]
-
-
-def test_the_number_of_threads_is_torchs() -> None:
-    for count in (1, 2):
-        torch.set_num_threads(count)
-        assert thread_count() == count
 
 
 @pytest.mark.parametrize(
