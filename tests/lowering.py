@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,9 +11,13 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from adjoint.loops.plan import Invoke, Launch, Plan
+from adjoint.emit.llvm import emit_module
+from adjoint.loops.plan import Invoke, Launch, Plan, Tiles
+from adjoint.lower.planning import lower
 from adjoint.native import native_program
-from adjoint.runtime.cpu.program import CpuProgram
+from adjoint.runtime.cpu.engine import load
+from adjoint.runtime.cpu.program import Binding, CpuProgram
+from adjoint.runtime.gpu.program import GpuProgram
 
 # How far a result may be from eager's: relative to it, and to 1.
 CLOSE = {
@@ -33,6 +38,30 @@ def program_of(function: Callable[..., Any], inputs: Sequence[Any]) -> CpuProgra
     program = native_program(graph_of(function, inputs))
     assert program is not None, "nothing became a kernel"
     return program
+
+
+class _ManyThreads(CpuProgram):
+    """Runs a plan for a GPU on the processor, where a team is one thread."""
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        # One thread: what several would meet in is put together by instructions of a GPU.
+        return self._run(inputs, _ManyChunks(self, self._sizes(inputs), 1), 1)
+
+
+class _ManyChunks(Binding):
+    def chunks(self, step: Launch | Tiles) -> int:
+        assert isinstance(step, Launch)
+        assert step.grid is not None
+        return min(3, self._int(step.grid.rows)) or 1
+
+
+def grid_program_of(function: Callable[..., Any], inputs: Sequence[Any]) -> CpuProgram:
+    """The kernels that a GPU would run."""
+    plan = lower(graph_of(function, inputs), grids=True)
+    found = launches(plan)
+    names = [dataclasses.replace(each.kernel, name=f"k{n}") for n, each in enumerate(found)]
+    addresses = load(emit_module(names), [kernel.name for kernel in names])
+    return _ManyThreads(plan, dict(zip(found, addresses, strict=True)))
 
 
 def launches(plan: Plan) -> list[Launch]:
@@ -67,18 +96,35 @@ def _layout(tensor: torch.Tensor) -> list[int]:
 
 
 def check(function: Callable[..., Any], *inputs: Any, **options: Any) -> CpuProgram:
-    """The kernels of a program compute what eager does."""
+    """The kernels of a program compute what eager does, those for a GPU too."""
     program = program_of(function, inputs)
     eager = function(*inputs)
     # Twice: the second call finds memory that the first has used.
-    for _ in range(2):
-        ours = program(list(inputs))
-        one = [ours] if isinstance(ours, torch.Tensor) else ours
-        other = [eager] if isinstance(eager, torch.Tensor) else eager
-        assert len(one) == len(other)
-        for left, right in zip(one, other, strict=True):
-            assert_alike(left, right, **options)
+    for each in (program, program, grid_program_of(function, inputs)):
+        _compare(each(list(inputs)), eager, **options)
+    if torch.cuda.is_available():
+        _check_on_gpu(function, inputs, **options)
     return program
+
+
+def _check_on_gpu(function: Callable[..., Any], inputs: Sequence[Any], **options: Any) -> None:
+    there = [x.cuda() if isinstance(x, torch.Tensor) else x for x in inputs]
+    try:
+        eager = function(*there)
+    except RuntimeError:  # Not for these types there; or it mixes devices, as programs must not.
+        return
+    on_gpu = native_program(graph_of(function, there))
+    if any(isinstance(x, torch.Tensor) for x in there):
+        assert isinstance(on_gpu, GpuProgram)
+        _compare(on_gpu(there), eager, **options)
+
+
+def _compare(ours: Any, eager: Any, **options: Any) -> None:
+    one = [ours] if isinstance(ours, torch.Tensor) else ours
+    other = [eager] if isinstance(eager, torch.Tensor) else eager
+    assert len(one) == len(other)
+    for left, right in zip(one, other, strict=True):
+        assert_alike(left.cpu(), right.cpu(), **options)
 
 
 def special(dtype: torch.dtype) -> torch.Tensor:

@@ -30,7 +30,13 @@ def must_run(node: fx.Node) -> bool:
         return True
     if not isinstance(node.target, OpOverload):
         return False
-    return not node.target._schema.returns or torch.Tag.nondeterministic_seeded in node.target.tags
+    return not node.target._schema.returns or _draws(node.target)
+
+
+def _draws(op: OpOverload) -> bool:
+    """It takes numbers from a generator, and is not told which the forward op took."""
+    told = any(argument.name == "philox_seed" for argument in op._schema.arguments)
+    return torch.Tag.nondeterministic_seeded in op.tags and not told
 
 
 def _in_bodies(node: fx.Node) -> Iterator[fx.Node]:

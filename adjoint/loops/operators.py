@@ -143,3 +143,24 @@ OPERATORS: dict[str, Operator] = {
 
 # The functions that are no instruction of any machine.
 MATH = frozenset({*_MATH, "pow", "atan2", "fmod"})
+
+
+def identity(operator: str, dtype: torch.dtype) -> float | int | bool:
+    """What leaves any value as it is, combined with it."""
+    match operator:
+        case "add" | "or" | "xor":
+            # Minus zero: plus zero would not leave it alone.
+            return -0.0 if dtype.is_floating_point else 0
+        case "mul":
+            return 1
+        case "and":
+            return -1 if dtype != torch.bool else True
+        case "minimum" | "maximum":
+            sign = 1 if operator == "minimum" else -1
+            if dtype.is_floating_point:
+                return sign * float("inf")
+            if dtype == torch.bool:
+                return operator == "minimum"
+            limits = torch.iinfo(dtype)
+            return limits.max if sign > 0 else limits.min
+    raise ValueError(f"{operator} has no identity")

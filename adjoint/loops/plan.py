@@ -51,6 +51,21 @@ class Scratch:
     count: Size
 
 
+@dataclass(frozen=True)
+class Grid:
+    """How many teams of threads a kernel is for."""
+
+    count: Size
+    """Teams; or, if it is `chunked`, teams for each chunk of rows."""
+    chunked: bool = False
+    rows: Size = 0
+    """How many rows are shared out in chunks; 0: none are."""
+    threads: Size = 1
+    """How many threads work on a chunk."""
+    least: int = 1
+    """Rows that a chunk has at least."""
+
+
 @dataclass(frozen=True, eq=False)
 class Launch:
     """A kernel, with its buffers; it takes the number of chunks, then `extents`."""
@@ -59,6 +74,8 @@ class Launch:
     operands: tuple[int | Scratch, ...]
     extents: tuple[Size, ...]
     work: Size
+    grid: Grid | None = None
+    """Where there are very many threads."""
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,8 @@ def show(kernel: Kernel) -> str:
         f"{b.name}: {short(b.dtype)}{' written' if b.written else ''}" for b in kernel.buffers
     )
     extents = "; " + ", ".join(kernel.extents) if kernel.extents else ""
-    lines = [f"kernel {kernel.name}({buffers}{extents})"]
+    team = f" by teams of {kernel.team}" if kernel.team > 1 else ""
+    lines = [f"kernel {kernel.name}({buffers}{extents}){team}"]
     lines += [f"    # {line}" for line in kernel.lines]
     lines += _block(kernel.body, 1)
     return "\n".join(lines) + "\n"
@@ -124,8 +125,9 @@ def _statement(statement: Statement) -> Iterator[str]:
             yield _merged(name, operator, value)
         case Store(buffer, offset, value):
             yield f"{buffer}[{show_expression(offset)}] = {show_expression(value)}"
-        case Merge(buffer, offset, operator, value):
-            yield _merged(f"{buffer}[{show_expression(offset)}]", operator, value)
+        case Merge(buffer, offset, operator, value, shared):
+            word = "shared " if shared else ""
+            yield word + _merged(f"{buffer}[{show_expression(offset)}]", operator, value)
         case _:
             assert_never(statement)
 

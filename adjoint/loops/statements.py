@@ -9,7 +9,8 @@
                                       out[offset] = out[offset] + value; in any order, one at a time
 
 A kernel is a list of statements over buffers.  A loop that is `parallel` stands at the top: its
-iterations may run at the same time, and it ends when all have.
+iterations may run at the same time, and it ends when all have.  Where many threads are at hand a
+team of them takes each iteration: they share out the `vector` loops in it.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ class Merge:
     offset: Expression
     operator: str
     value: Expression
+    shared: bool = False
+    """Other iterations of the parallel loop may come to the same element."""
 
 
 Statement: TypeAlias = Loop | Assign | Accumulator | Update | Store | Merge
@@ -95,6 +98,8 @@ class Kernel:
     body: tuple[Statement, ...]
     lines: tuple[SourceLine, ...] = field(default=())
     """The user's lines that it computes."""
+    team: int = 1
+    """How many threads take an iteration of the parallel loop together."""
 
 
 def blocks(statement: Statement) -> tuple[Statement, ...]:

@@ -79,8 +79,6 @@ def _expanded(
 ) -> fx.Node | list[fx.Node | None] | None:
     """The nodes that hold the results of `program`; None if it will not do."""
     values = [n.meta.get("val") for n in node.all_input_nodes]
-    if any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in values):
-        return None
     shapes: list[Any] = [value.shape for value in values if isinstance(value, torch.Tensor)]
     if any(isinstance(size, int) and size == 0 for shape in shapes for size in shape):
         return None

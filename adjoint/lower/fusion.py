@@ -58,17 +58,21 @@ class Group:
         return reads | set(self.members)
 
 
-def fuse(items: Iterable[Item], needs: dict[fx.Node, set[fx.Node]]) -> list[Group]:
+def fuse(
+    items: Iterable[Item], needs: dict[fx.Node, set[fx.Node]], alike: bool = False
+) -> list[Group]:
     """Groups that can run one after another, between the calls of other ops.
 
-    `needs`: for each node, what must be there before it.
+    `needs`: for each node, what must be there before it.  `alike`: sums over rows in one group
+    keep as many values apart.
     """
-    return _Fusion(needs).run(items)
+    return _Fusion(needs, alike).run(items)
 
 
 class _Fusion:
-    def __init__(self, needs: dict[fx.Node, set[fx.Node]]) -> None:
+    def __init__(self, needs: dict[fx.Node, set[fx.Node]], alike: bool) -> None:
         self.needs = needs
+        self.alike = alike
         self.groups: list[Group] = []
         self.group_of: dict[fx.Node, Group] = {}
 
@@ -106,7 +110,7 @@ class _Fusion:
             return False
         if item.checked & group.members.keys() or self.comes_after(item, group):
             return False
-        level = _enter(item, group)
+        level = _enter(item, group, self.alike)
         if level is None:
             return False
         group.members[item.node] = (item, level)
@@ -131,12 +135,14 @@ class _Fusion:
         return False
 
 
-def _enter(item: Item, group: Group) -> Level | None:
+def _enter(item: Item, group: Group, alike: bool = False) -> Level | None:
     """The level at which the item can be computed in the group; makes the group ready for it."""
     for level in (Level.FULL, Level.ROW):
         fitted = _fitted(item, group, level)
         if fitted is not None:
             shape, columns, kept, result = fitted
+            if alike and any(not same(one, other) for one in kept for other in group.kept):
+                return None
             group.shape, group.columns = shape, columns
             group.kept += kept
             return result

@@ -150,12 +150,21 @@ def combined(terms: Iterable[tuple[Atom, Size]], constant: Size) -> Index:
     kept = {atom: c for atom, c in summed.items() if not (isinstance(c, int) and c == 0)}
     for atom, coefficient in list(kept.items()):
         if isinstance(atom, Remainder):
-            partner = Quotient(atom.of, atom.by)
-            if partner in kept and same(kept[partner], coefficient * atom.by):
-                del kept[atom], kept[partner]
-                rest = atom.of * coefficient
-                return combined((*kept.items(), *rest.terms), simplified(constant + rest.constant))
+            for partner in _partners(atom):
+                if partner in kept and same(kept[partner], coefficient * atom.by):
+                    del kept[atom], kept[partner]
+                    rest = atom.of * coefficient
+                    whole = simplified(constant + rest.constant)
+                    return combined((*kept.items(), *rest.terms), whole)
     return Index(tuple(kept.items()), constant)
+
+
+def _partners(rest: Remainder) -> Iterable[Quotient]:
+    """The quotient that a remainder leaves, in the ways it may be written."""
+    yield Quotient(rest.of, rest.by)
+    match rest.of:
+        case Index(((Quotient(of, by), 1),), 0):
+            yield Quotient(of, simplified(by * rest.by))
 
 
 def of_axis(axis: Axis) -> Index:

@@ -71,9 +71,9 @@ TILE = ("t", "first", "last")
 
 def nest_of(group: Group, stored: set[fx.Node], name: str = "kernel") -> Nest:
     """The loops that compute `group`; `stored` are those of its values that others need."""
-    dry = _Builder(group, stored, None)
+    dry = Builder(group, stored, None)
     dry.build()
-    builder = _Builder(group, stored, dry.merged())
+    builder = Builder(group, stored, dry.merged())
     before, rows, finale = builder.build()
     parallel = Loop("t", integer(0), Extent(CHUNKS), (*before, *rows), Mapping.PARALLEL)
     return builder.nest(name, (parallel, *finale))
@@ -92,9 +92,9 @@ class Parts:
 
 def parts_of(group: Group, stored: set[fx.Node], rows: Size) -> Parts:
     """The loops that compute rows `first` to `last`, of `rows` in all, of a group."""
-    dry = _Builder(group, stored, None, rows)
+    dry = Builder(group, stored, None, rows)
     dry.build()
-    builder = _Builder(group, stored, dry.merged(), rows)
+    builder = Builder(group, stored, dry.merged(), rows)
     before, body, finale = builder.build()
     return Parts(
         builder.nest("begin", tuple(before), TILE) if before else None,
@@ -108,12 +108,12 @@ def sum_of_parts(node: fx.Node) -> tuple[Scratch, Nest, Nest]:
     dtype = node.meta["val"].dtype
     scratch = Scratch(f"part.{node.name}", dtype, product(shape_of(node)))
     made = Operands(scratch.count)
-    begin = _cleared(made, scratch, Extent("t"), Constant(0.0, dtype))
+    begin = cleared(made, scratch, Extent("t"), Constant(0.0, dtype))
     finale = _added(made, scratch, "add", lambda index, whole: made.store(node, index, whole), node)
     return scratch, made.nest("begin", (begin,), TILE), made.nest("finale", tuple(finale))
 
 
-def _cleared(made: Operands, scratch: Scratch, thread: Expression, start: Constant) -> Statement:
+def cleared(made: Operands, scratch: Scratch, thread: Expression, start: Constant) -> Statement:
     """A thread's part, before anything is added to it."""
     name, count = made.operand(scratch), made.size(scratch.count)
     if is_one(scratch.count):
@@ -160,20 +160,22 @@ def share(count: Expression) -> tuple[Expression, Expression]:
     return apply("floordiv", count * t, chunks), apply("floordiv", count * (t + 1), chunks)
 
 
-class _Builder(Operands):
+class Builder(Operands):
     def __init__(
         self,
         group: Group,
         stored: set[fx.Node],
         merged: list[tuple[Axis, ...]] | None,
         tiled: Size | None = None,
+        shape: Sequence[Size] | None = None,
     ) -> None:
         super().__init__(group.count, group.items)
         self.tiled = tiled
         self.thread: Expression = Counter("t") if tiled is None else Extent("t")
         self.group = group
         self.stored = stored
-        self.axes = [Axis(f"i{place}", size) for place, size in enumerate(group.shape)]
+        sizes = group.shape if shape is None else shape
+        self.axes = [Axis(f"i{place}", size) for place, size in enumerate(sizes)]
         self.split = self._split()
         self.leading = self._leading()
         apart: list[tuple[Axis, ...]] = [(axis,) for axis in self.axes]
@@ -187,12 +189,16 @@ class _Builder(Operands):
     # Shape of the nest
 
     def _split(self) -> int:
-        if self.group.columns is None:
-            return len(self.axes)
-        for place in range(len(self.axes) + 1):
-            if same(product(self.group.shape[place:]), self.group.columns):
+        columns = self.group.columns
+        return len(self.axes) if columns is None else self._place_before(columns)
+
+    def _place_before(self, columns: Size) -> int:
+        """The axis from which on there are `columns` elements."""
+        sizes = [axis.extent for axis in self.axes]
+        for place in range(len(sizes), -1, -1):
+            if same(product(sizes[place:]), columns):
                 return place
-        raise AssertionError(f"{self.group.shape} has no rows of {self.group.columns}")
+        raise AssertionError(f"{sizes} has no rows of {columns}")
 
     def _leading(self) -> int:
         """How many axes the rows are that are tiled."""
@@ -306,8 +312,7 @@ class _Builder(Operands):
         """What is done before the rows of a chunk, for them, and after all chunks."""
         self.outer, self.inner = self._loops()
         rows = product([axis.extent for run in self.outer for axis in run])
-        row, set_row = self._row_counters()
-        self.counters.update(row)
+        set_row = self.unfold(self.outer, Counter("r"))
         for run in self.inner:
             self.counters[run[-1]] = Counter(run[-1].name)
         before, totals, after, finale = self._sums()
@@ -330,23 +335,22 @@ class _Builder(Operands):
         columns = product([axis.extent for run in self.inner for axis in run])
         return isinstance(columns, int) and columns <= FEW_COLUMNS
 
-    def _row_counters(self) -> tuple[dict[Axis, Expression], list[Statement]]:
-        """Each outer run as a function of the number of the row."""
-        number: Expression = Counter("r")
-        if len(self.outer) == 1:
-            return {self.outer[0][-1]: number}, []
-        counters: dict[Axis, Expression] = {}
+    def unfold(self, runs: Sequence[tuple[Axis, ...]], number: Expression) -> list[Statement]:
+        """Each run as a function of the number of a turn through all of them."""
+        if len(runs) == 1:
+            self.counters[runs[0][-1]] = number
+            return []
         statements: list[Statement] = []
-        sizes = [product([axis.extent for axis in run]) for run in self.outer]
-        for place, run in enumerate(self.outer):
+        sizes = [product([axis.extent for axis in run]) for run in runs]
+        for place, run in enumerate(runs):
             rest = product(sizes[place + 1 :])
             value = number if is_one(rest) else apply("floordiv", number, self.size(rest))
             if place:
                 value = apply("mod", value, self.size(sizes[place]))
             name = run[-1].name
             statements.append(Assign(name, value))
-            counters[run[-1]] = Name(name, torch.int64)
-        return counters, statements
+            self.counters[run[-1]] = Name(name, torch.int64)
+        return statements
 
     def _row(self) -> list[Statement]:
         """What happens in one row, phase after phase."""
@@ -401,7 +405,7 @@ class _Builder(Operands):
                     finished = definition.finish(total, self)
                     after.append(Assign(f"{total.name}.done", finished))
                     if node in self.stored:
-                        index = _kept(item, self.index_of(item))
+                        index = kept_index(item, self.index_of(item))
                         after.append(self.store(node, index, self.available[node]))
                 case Reduced() | Scattered():
                     inside.append(self._partial_sum(item))
@@ -434,7 +438,7 @@ class _Builder(Operands):
         if isinstance(definition, Scattered):
             place = definition.place(index, self)
         else:
-            place = _kept(item, index)
+            place = kept_index(item, index)
         shape = shape_of(item.node)
         offset = self.position(linear(place, row_major(shape)))
         start = self.thread * self.size(scratch.count)
@@ -473,7 +477,7 @@ class _Builder(Operands):
             start = (
                 definition.start if isinstance(definition, Reduced) else Constant(0, scratch.dtype)
             )
-            before.append(_cleared(self, scratch, self.thread, start))
+            before.append(cleared(self, scratch, self.thread, start))
             if self._is_total(item):
                 total = self._total(item)
                 totals.append(Accumulator(total, start))
@@ -494,7 +498,7 @@ class _Builder(Operands):
         return self.store(item.node, index, value)
 
 
-def _kept(item: Item, index: Where) -> Where:
+def kept_index(item: Item, index: Where) -> Where:
     """The index of a reduction's result, from that of its domain."""
     assert isinstance(item.definition, Reduced)
     dims = item.definition.dims

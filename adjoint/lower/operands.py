@@ -13,7 +13,7 @@ from adjoint.errors import SourceLine
 from adjoint.graph.metadata import source_of
 from adjoint.loops.expressions import Expression, Extent, Load, apply, integer
 from adjoint.loops.expressions import walk as walk_expression
-from adjoint.loops.plan import Scratch
+from adjoint.loops.plan import Grid, Scratch
 from adjoint.loops.statements import Buffer, Kernel, Merge, Statement, Store, expressions, walk
 from adjoint.lower.index import Axis, Gathered, Index, Quotient, linear
 from adjoint.lower.items import Item, strides_of
@@ -36,6 +36,7 @@ class Nest:
     work: Size
     """How many elements it goes through."""
     items: tuple[Item, ...]
+    grid: Grid | None = None
 
 
 class Operands:
@@ -94,7 +95,14 @@ class Operands:
         name = self.operand(node)
         return Store(name, self.position(linear(index, strides_of(node))), value)
 
-    def nest(self, name: str, body: tuple[Statement, ...], taken: tuple[str, ...] = ()) -> Nest:
+    def nest(
+        self,
+        name: str,
+        body: tuple[Statement, ...],
+        taken: tuple[str, ...] = (),
+        team: int = 1,
+        grid: Grid | None = None,
+    ) -> Nest:
         """A kernel of statements, with what they use; it takes sizes after `taken`."""
         found = [e for statement in walk(body) for e in expressions(statement)]
         seen: set[int] = set()
@@ -117,8 +125,9 @@ class Operands:
             (CHUNKS, *taken, *sizes.values()),
             body,
             tuple(lines),
+            team,
         )
-        return Nest(kernel, tuple(operands), tuple(sizes), self.work, self.items)
+        return Nest(kernel, tuple(operands), tuple(sizes), self.work, self.items, grid)
 
 
 def _dtype(operand: Operand) -> torch.dtype:

@@ -29,8 +29,16 @@ from adjoint.loops.plan import (
 )
 from adjoint.loops.verify import verify
 from adjoint.lower.decompositions import decompose
-from adjoint.lower.definitions import CONSTANTS, Bound, Reduced, definition_of
+from adjoint.lower.definitions import (
+    CONSTANTS,
+    Bound,
+    Definition,
+    Reduced,
+    Scattered,
+    definition_of,
+)
 from adjoint.lower.fusion import Group, fuse
+from adjoint.lower.grids import grids_of
 from adjoint.lower.items import Item, item_of, strides_of
 from adjoint.lower.nests import nest_of, parts_of, sum_of_parts
 from adjoint.lower.operands import Nest
@@ -45,6 +53,8 @@ aten = torch.ops.aten
 
 # A row of a region counts as so many elements when threads are shared out.
 WORK_IN_A_ROW = 256
+
+CPU = torch.device("cpu")
 
 DTYPES = frozenset(
     {
@@ -62,20 +72,26 @@ DTYPES = frozenset(
 )
 
 
-def lower(graph_module: fx.GraphModule, tiles: bool = True) -> Plan:
-    """The plan that computes the outputs of a graph.
+def lower(
+    graph_module: fx.GraphModule,
+    device: torch.device = CPU,
+    tiles: bool = True,
+    grids: bool = False,
+) -> Plan:
+    """The plan that computes the outputs of a graph on `device`.
 
-    `tiles`: kernels and matrix products may be run together, some rows at a time.
+    `tiles`: kernels and matrix products may be run together, some rows at a time.  `grids`: there
+    are very many threads.
     """
-    return _Planning(decompose(graph_module), tiles).run()
+    return _Planning(decompose(graph_module), device, tiles and not grids, grids).run()
 
 
-def is_plain(value: Any) -> bool:
-    """A tensor that kernels can read and write."""
+def is_plain(value: Any, device: torch.device = CPU) -> bool:
+    """A tensor that kernels for `device` can read and write."""
     return (
         isinstance(value, torch.Tensor)
         and value.dtype in DTYPES
-        and value.device.type == "cpu"
+        and value.device == device
         and value.layout is torch.strided
     )
 
@@ -89,9 +105,19 @@ def require_within(index: torch.Tensor, low: int, high: int) -> None:
             raise IndexError(f"index {wrong} is out of bounds for dimension with size {high}")
 
 
+def require_within_later(index: torch.Tensor, low: int, high: int) -> None:
+    """The same where nobody waits for the device: it stops by itself, as it does for eager."""
+    inside = torch.logical_and(index >= low, index < high).all()
+    aten._assert_async.msg(inside, f"an index is not in range({low}, {high})")
+
+
 class _Planning:
-    def __init__(self, graph_module: fx.GraphModule, tiles: bool) -> None:
+    def __init__(
+        self, graph_module: fx.GraphModule, device: torch.device, tiles: bool, grids: bool
+    ) -> None:
+        self.device = device
         self.tiles = tiles
+        self.has_grids = grids
         self.module = graph_module
         self.graph = graph_module.graph
         self.items: dict[fx.Node, Item] = {}
@@ -106,7 +132,7 @@ class _Planning:
     def run(self) -> Plan:
         live = self._live()
         self._classify(live)
-        for group in fuse(self.items.values(), self.needs):
+        for group in fuse(self.items.values(), self.needs, alike=self.has_grids):
             for node in group.members:
                 self.group_of[node] = group
         self._decide_storage(live)
@@ -164,10 +190,12 @@ class _Planning:
     def _item(self, node: fx.Node) -> Item | None:
         # What is made of nothing takes no more than a size from its arguments.
         given = [] if node.target in CONSTANTS else node.all_input_nodes
-        if not all(is_plain(n.meta.get("val")) for n in (node, *given)):
+        if not is_plain(node.meta.get("val"), self.device) or not all(
+            map(self._is_readable, given)
+        ):
             return None
         definition = definition_of(node)
-        if definition is None:
+        if definition is None or (self.has_grids and _depends_on_order(definition)):
             return None
         try:
             item = item_of(node, definition)
@@ -175,6 +203,12 @@ class _Planning:
             return None
         # Rows and columns of nothing are not worth a loop; what eager makes of them, a call does.
         return None if 0 in item.domain else item
+
+    def _is_readable(self, node: fx.Node) -> bool:
+        value: Any = node.meta.get("val")
+        # A number that the program makes is known to kernels, wherever it lies.
+        is_number = node.target in CONSTANTS and isinstance(value, torch.Tensor) and not value.dim()
+        return is_plain(value, value.device if is_number else self.device)
 
     def _decide_storage(self, live: Iterable[fx.Node]) -> None:
         """Values that are needed outside the group that computes them."""
@@ -250,7 +284,7 @@ class _Planning:
     def _slot(self, node: fx.Node, kind: Kind) -> Slot:
         value: Any = node.meta.get("val")
         number = len(self.slots) + len(self.extra)
-        if is_plain(value):
+        if is_plain(value, self.device):
             slot = Slot(number, kind, shape_of(node), strides_of(node), value.dtype)
         else:
             slot = Slot(number, kind)
@@ -260,7 +294,7 @@ class _Planning:
     def _may_be_tiled(self, unit: Unit) -> bool:
         if isinstance(unit, Group):
             return any(node in self.stored for node in unit.members)
-        return is_product(unit) and is_plain(unit.meta["val"])
+        return is_product(unit) and is_plain(unit.meta["val"], self.device)
 
     def _users(self, units: Sequence[Unit | Region]) -> dict[fx.Node, set[int]]:
         """For each value, the regions (or other units) that need it; 0 stands for the caller."""
@@ -298,7 +332,8 @@ class _Planning:
         needed = self._prepare(group)
         # Constants that no one reads but kernels, which know them, need no memory.
         if needed:
-            self.steps.append(self._launched(nest_of(group, needed)))
+            nests = grids_of(group, needed) if self.has_grids else [nest_of(group, needed)]
+            self.steps += [self._launched(nest) for nest in nests]
 
     def _prepare(self, group: Group, region: Region | None = None) -> set[fx.Node]:
         """Check indices, and give slots to what is stored, which is returned."""
@@ -322,7 +357,7 @@ class _Planning:
             self.slots[each].number if isinstance(each, fx.Node) else each for each in nest.operands
         )
         work = nest.work if work is None else work
-        return Launch(verify(nest.kernel), operands, nest.extents, work)
+        return Launch(verify(nest.kernel), operands, nest.extents, work, nest.grid)
 
     def _tile(self, region: Region) -> None:
         work = simplified(region.rows * WORK_IN_A_ROW)
@@ -386,9 +421,8 @@ class _Planning:
         slot = Slot(len(self.slots) + len(self.extra), Kind.RESULT)
         self.extra.append(slot)
         line = source_of(item.node)
-        self.steps.append(
-            Invoke(require_within, args, {}, slot.number, line=str(line) if line else "")
-        )
+        check = require_within_later if self.has_grids else require_within
+        self.steps.append(Invoke(check, args, {}, slot.number, line=str(line) if line else ""))
 
     def _argument(self, leaf: Any) -> Any:
         if isinstance(leaf, fx.Node):
@@ -407,7 +441,7 @@ class _Planning:
         args, kwargs = trees.map_leaves(self._argument, (node.args, node.kwargs))
         target: Any = callable_of(node.target)
         writer = _WRITERS.get(node.target)
-        writes = writer is not None and is_plain(node.meta["val"])
+        writes = writer is not None and is_plain(node.meta["val"], self.device)
         kind = Kind.RESULT
         if writes:
             assert writer is not None
@@ -429,6 +463,11 @@ class _Planning:
                 str(line) if line else "",
             )
         )
+
+
+def _depends_on_order(definition: Definition) -> bool:
+    """Threads come to an element in any order, which torch has been told not to allow."""
+    return isinstance(definition, Scattered) and torch.are_deterministic_algorithms_enabled()
 
 
 def _may_alias(node: fx.Node) -> bool:

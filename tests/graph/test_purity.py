@@ -25,6 +25,7 @@ def graph_with(target: Any, *args: Any) -> torch.fx.Graph:
         (aten.sin.default, (...,), False),
         (aten.rand.default, ([3],), True),
         (aten.bernoulli.p, (..., 0.5), True),
+        (aten._scaled_dot_product_cudnn_attention_backward.default, (...,), False),
         (aten._assert_async.msg, (..., "no"), True),
         (in_order, (..., aten.sin.default, ...), True),
     ],

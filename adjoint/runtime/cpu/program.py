@@ -30,7 +30,15 @@ from adjoint.loops.plan import (
     operands_of,
 )
 from adjoint.runtime.cpu.engine import runner
-from adjoint.runtime.cpu.memory import Entering, Interval, Pool, Words, arrange, cache_bytes
+from adjoint.runtime.cpu.memory import (
+    Entering,
+    Interval,
+    Pool,
+    Word,
+    Words,
+    arrange,
+    cache_bytes,
+)
 from adjoint.runtime.cpu.tiles import tile_region, tile_runner
 from adjoint.torch_private import symbols, trees
 
@@ -59,7 +67,7 @@ class CpuProgram:
         self.addresses = addresses
         """Where the code of each kernel is."""
         self.runs = _runs(plan)
-        self.source, constants = _Writer(plan, self.runs).text()
+        self.source, constants = self._writer().text()
         namespace: dict[str, Any] = {**constants}
         exec(
             compile(self.source, f"<adjoint program of {len(plan.steps)} steps>", "exec"), namespace
@@ -67,6 +75,12 @@ class CpuProgram:
         self._run: Callable[..., Any] = namespace["run"]
         self._bindings: dict[Any, list[Binding]] = {}
         self._fitting: dict[tuple[int, ...], bool] = {}
+
+    def _writer(self) -> Writer:
+        return Writer(self.plan, self.runs)
+
+    def _binding(self, sizes: Sequence[int], threads: int) -> Binding:
+        return Binding(self, sizes, threads)
 
     def _sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         return tuple(
@@ -97,7 +111,7 @@ class CpuProgram:
         try:
             binding = free.pop()
         except IndexError:
-            binding = Binding(self, sizes, threads)
+            binding = self._binding(sizes, threads)
         try:
             return self._run(inputs, binding, threads)
         finally:
@@ -116,21 +130,27 @@ class Binding:
         self.strides = {s.number: self._ints(s.strides) for s in plan.slots if s.shape is not None}
         self.numbers = {place: self._int(leaf.size) for place, leaf in enumerate(_numbers(plan))}
         places, total = self._arrange(plan)
-        self.arena = torch.empty(total + 64, dtype=torch.uint8)
+        self.arena = self._memory(total + 64)
         start = -self.arena.data_ptr() % 64
         self.tensors: dict[int, Any] = {}
         for slot in plan.slots:
             if slot.kind is Kind.TEMPORARY:
                 self.tensors[slot.number] = self._tensor(slot, start + places[slot.number])
         self._views(plan)
-        self.pools = {
-            slot.number: Pool(self.shapes[slot.number], self.strides[slot.number], slot.dtype)
-            for slot in plan.slots
-            if slot.kind is Kind.OUTPUT and slot.dtype is not None and _may_be_large(slot)
-        }
+        self.pools = self._pools()
         addresses = {key: self.arena.data_ptr() + start + place for key, place in places.items()}
         addresses.update((number, tensor.data_ptr()) for number, tensor in self.tensors.items())
         self.runs = [self._bound(program, run, addresses) for run in program.runs]
+
+    def _memory(self, count: int) -> torch.Tensor:
+        return torch.empty(count, dtype=torch.uint8)
+
+    def _pools(self) -> dict[int, Pool]:
+        return {
+            slot.number: Pool(self.shapes[slot.number], self.strides[slot.number], slot.dtype)
+            for slot in self.plan.slots
+            if slot.kind is Kind.OUTPUT and slot.dtype is not None and _may_be_large(slot)
+        }
 
     def _int(self, size: Size) -> int:
         if isinstance(size, int):
@@ -250,8 +270,8 @@ class Binding:
             else:
                 values = [address(operand) for operand in step.operands]
                 values += [self.chunks(step), *self._ints(step.extents)]
-                steps += [program.addresses[step], words.put(values)]
-        count = len(steps) // 2
+                steps += self._entry(step, program.addresses[step], values, words)
+        count = len(run.steps)
         first = words.put(steps)
         memory, bindings = words.finish()
         places = np.array(bindings or [[0, 0]], dtype=np.int64)
@@ -265,6 +285,10 @@ class Binding:
             count,
         )
         return memoryview(table.data), call, keep
+
+    def _entry(self, step: Launch, code: int, values: Sequence[Word], words: Words) -> list[Word]:
+        """What the native run takes for a kernel: its address, and its arguments."""
+        return [code, words.put(values)]
 
 
 # What stays where the binding has put it.
@@ -369,7 +393,7 @@ def fit(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) 
     return made.copy_(tensor)
 
 
-class _Writer:
+class Writer:
     """Writes the Python function of a plan."""
 
     def __init__(self, plan: Plan, runs: Sequence[Run]) -> None:
@@ -427,10 +451,12 @@ class _Writer:
 
     def fitted(self, slot: int) -> None:
         strides = self.sizes("strides", slot)
-        # A tensor negated when it is next read has other data; one that is all zeros may have none.
-        lazy = f"s{slot}.is_neg() or not s{slot}.data_ptr()"
-        self.line(f"if s{slot}.stride() != {strides} or {lazy}:")
+        self.line(f"if s{slot}.stride() != {strides} or {self.is_unreadable(f's{slot}')}:")
         self.line(f"    s{slot} = fit(s{slot}, {self.sizes('shapes', slot)}, {strides})")
+
+    def is_unreadable(self, name: str) -> str:
+        # A tensor negated when it is next read has other data; one that is all zeros may have none.
+        return f"{name}.is_neg() or not {name}.data_ptr()"
 
     def sizes(self, what: str, slot: int) -> str:
         held = self.plan.slots[slot]
@@ -444,10 +470,13 @@ class _Writer:
             self.made.add(slot)
             dtype = self.constant(self.plan.slots[slot].dtype, "dtype")
             shape, strides = self.sizes("shapes", slot), self.sizes("strides", slot)
-            if _may_be_large(self.plan.slots[slot]):
-                self.line(f"s{slot} = pools[{slot}].take()")
-            else:
-                self.line(f"s{slot} = empty_strided({shape}, {strides}, dtype={dtype})")
+            self.line(f"s{slot} = {self.new(slot, f'{shape}, {strides}, dtype={dtype}')}")
+
+    def new(self, slot: int, laid_out: str) -> str:
+        """Memory for a result."""
+        if _may_be_large(self.plan.slots[slot]):
+            return f"pools[{slot}].take()"
+        return f"empty_strided({laid_out})"
 
     def run(self, place: int) -> None:
         run = self.runs[place]
@@ -458,6 +487,9 @@ class _Writer:
         if run.entering:
             addresses = ", ".join(f"s{slot}.data_ptr()" for slot in run.entering)
             self.line(f"{pack}(table, 0, {addresses})")
+        self.enter()
+
+    def enter(self) -> None:
         self.line("native(*call, threads)")
 
     def invoke(self, step: Invoke, number: int, read: set[int]) -> None:

@@ -1,0 +1,466 @@
+"""Kernels for the GPU, as LLVM IR text.
+
+A kernel is one parallel loop.  A team of `kernel.team` threads takes each of its iterations: one
+thread, a part of a warp, a warp, or a block.  The threads of a team, its lanes, share out the
+`vector` loops in it, and put together at their ends what each has of an accumulator; what stands
+outside of such loops all of them compute, and the first stores.
+
+    %g      the iteration of this team
+    %lane   the number of this thread in its team
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from adjoint.emit.body import METADATA, SHORT, Body, Wanted, defined
+from adjoint.emit.spelling import MEMORY, REGISTERS, SIZES, literal
+from adjoint.loops.expressions import Apply, Cast, Constant, Guarded, Load
+from adjoint.loops.expressions import walk as walk_expression
+from adjoint.loops.operators import identity
+from adjoint.loops.show import show_expression
+from adjoint.loops.statements import (
+    Kernel,
+    Loop,
+    Mapping,
+    Merge,
+    Statement,
+    Store,
+    Update,
+    expressions,
+    walk,
+)
+from adjoint.loops.teams import WARP, block_of
+
+# Threads of larger teams have fewer registers.
+LARGE_TEAM = 256
+
+TRIPLE = "nvptx64-nvidia-cuda"
+
+_HEADER = f"""\
+target triple = "{TRIPLE}"
+@meeting = internal addrspace(3) global [32 x i64] undef, align 8
+declare i32 @llvm.nvvm.read.ptx.sreg.tid.x()
+declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
+declare i32 @llvm.nvvm.shfl.sync.bfly.i32(i32, i32, i32, i32)
+declare void @llvm.nvvm.barrier0()
+declare void @llvm.nvvm.bar.warp.sync(i32)
+"""
+
+# Atomic instructions that the machine has.
+_ATOMIC = {
+    ("add", "float"): "fadd",
+    ("add", "double"): "fadd",
+    ("add", "i32"): "add",
+    ("add", "i64"): "add",
+}
+
+_ORDER = 'syncscope("device") monotonic'
+
+
+def emit_module(kernels: Sequence[Kernel]) -> str:
+    """LLVM text that defines every kernel."""
+    wanted = Wanted()
+    functions = ["\n".join(_kernel(kernel, wanted)) for kernel in kernels]
+    return "\n".join(
+        [_HEADER, *defined(wanted), *functions, "attributes #0 = { nounwind }", METADATA]
+    )
+
+
+def _kernel(kernel: Kernel, wanted: Wanted) -> Iterator[str]:
+    (loop,) = kernel.body
+    assert isinstance(loop, Loop)
+    assert loop.mapping is Mapping.PARALLEL
+    body = _TeamBody(kernel, wanted)
+    body.parallel(loop)
+    parameters = [
+        f"ptr noalias align 16 {'' if b.written else 'readonly '}%b.{b.name}"
+        for b in kernel.buffers
+    ]
+    parameters += [f"i64 %e.{name}" for name in kernel.extents]
+    limit = f'"nvvm.maxntid"="{block_of(kernel.team)}"'
+    yield f"define ptx_kernel void @{kernel.name}({', '.join(parameters)}) #0 {limit} {{"
+    yield "entry:"
+    yield from body.allocas
+    yield "  br label %start"
+    yield "start:"
+    yield from body.lines
+    yield "  ret void"
+    yield "}"
+
+
+class _TeamBody(Body):
+    def __init__(self, kernel: Kernel, wanted: Wanted) -> None:
+        super().__init__(wanted)
+        self.kernel = kernel
+        self.team = kernel.team
+        self.sharing = False
+        """Inside a loop that the team shares out."""
+        self.turns: dict[str, str] = {}
+        """Loops that are written out around this place, and which turn of each it is."""
+        self.held: dict[tuple[Any, ...], str] = {}
+        """What has been read, by place and turns."""
+        self.written = {buffer.name for buffer in kernel.buffers if buffer.written}
+
+    def hint_for(self, buffer: str) -> str:
+        """No barrier and no shuffle changes what the kernel does not write."""
+        return "" if buffer in self.written else ", !invariant.load !2"
+
+    def parallel(self, loop: Loop) -> None:
+        """One iteration, if there is one for this team."""
+        block, team = block_of(self.team), self.team
+        self.lines += [
+            "  %tid = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()",
+            "  %ctaid = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()",
+            "  %block = zext i32 %ctaid to i64",
+            "  %thread = zext i32 %tid to i64",
+        ]
+        if team == block:
+            self.lines += ["  %g = add i64 %block, 0", "  %lane = add i64 %thread, 0"]
+        else:
+            self.lines += [
+                f"  %first = mul nuw nsw i64 %block, {block // team}",
+                f"  %which = udiv i64 %thread, {team}",
+                "  %g = add nuw nsw i64 %first, %which",
+                f"  %lane = urem i64 %thread, {team}",
+            ]
+        if 1 < team < WARP:
+            self.lines += [
+                f"  %in.warp = and i32 %tid, {WARP - team}",
+                f"  %mask = shl i32 {(1 << team) - 1}, %in.warp",
+            ]
+        stop = self.value(loop.stop)
+        self.lines += [
+            f"  %any = icmp slt i64 %g, {stop}",
+            "  br i1 %any, label %body, label %done",
+            "body:",
+        ]
+        self.scopes.append({})
+        self.names.append({loop.counter: "%g"})
+        self.block(loop.body)
+        self.lines += ["  br label %done", "done:"]
+
+    def statement(self, statement: Statement) -> None:
+        match statement:
+            case Loop(mapping=Mapping.VECTOR) if self.team > 1 and not self.sharing:
+                self.shared_out(statement)
+            case Store() | Merge() if self.team > 1 and not self.sharing:
+                self.by_the_first(statement)
+            case Merge(shared=True):
+                self.atomic(statement)
+            case _:
+                super().statement(statement)
+
+    def by_the_first(self, statement: Store | Merge) -> None:
+        """What is stored for all is stored once."""
+        # Computed by all, so that it may be used after the branch as well.
+        self.value(statement.value)
+        self.count += 1
+        label = f"first{self.count}"
+        first = self.line("icmp eq i64 %lane, 0")
+        self.lines += [f"  br i1 {first}, label %{label}, label %{label}.end", f"{label}:"]
+        self.scopes.append({})
+        with self.apart():
+            if isinstance(statement, Merge) and statement.shared:
+                self.atomic(statement)
+            else:
+                super().statement(statement)
+        self.scopes.pop()
+        self.lines += [f"  br label %{label}.end", f"{label}.end:"]
+
+    # Loops that the team shares out
+
+    def shared_out(self, loop: Loop) -> None:
+        """Each lane takes every `team`-th iteration."""
+        sums = self.sums_of(loop)
+        own = {name: self.own(name, update) for name, update in sums.items()}
+        start, stop = self.value(loop.start), self.value(loop.stop)
+        self.names.append(dict(own))
+        self.sharing = True
+        if isinstance(loop.stop, Constant) and isinstance(loop.start, Constant):
+            self.counted(loop, int(loop.start.value), int(loop.stop.value))
+        else:
+            self.strided(loop, start, stop)
+        self.sharing = False
+        self.names.pop()
+        for name, update in sums.items():
+            self.put_together(name, own[name], update)
+        if self.is_read_elsewhere(loop):
+            self.barrier()
+
+    def sums_of(self, loop: Loop) -> dict[str, Update]:
+        """Accumulators from outside that the loop updates."""
+        found: dict[str, Update] = {}
+        for each in walk(loop.body):
+            if isinstance(each, Update) and any(each.name in names for names in self.names):
+                found[each.name] = each
+        return found
+
+    def own(self, name: str, update: Update) -> str:
+        """A lane's own part of an accumulator."""
+        self.count += 1
+        dtype = update.value.dtype
+        kind, place = REGISTERS[dtype], f"%var.{name}.{self.count}"
+        self.allocas.append(f"  {place} = alloca {kind}")
+        nothing = literal(identity(update.operator, dtype), dtype)
+        self.lines.append(f"  store {kind} {nothing}, ptr {place}")
+        return place
+
+    def counted(self, loop: Loop, start: int, stop: int) -> None:
+        """Turn by turn, if that is not too much text; the last may be for some lanes only."""
+        turns = max(0, -(-(stop - start) // self.team))
+        if turns * _copies(loop.body) > self.most_copies():
+            self.strided(loop, str(start), str(stop))
+            return
+        for turn in range(turns):
+            counter = self.line(f"add nuw nsw i64 %lane, {start + turn * self.team}")
+            if start + (turn + 1) * self.team <= stop:
+                self.turn(loop, counter, str(turn))
+                continue
+            self.count += 1
+            label = f"rest{self.count}"
+            some = self.line(f"icmp slt i64 {counter}, {stop}")
+            self.lines += [f"  br i1 {some}, label %{label}, label %{label}.end", f"{label}:"]
+            with self.apart():
+                self.turn(loop, counter, str(turn))
+            self.lines += [f"  br label %{label}.end", f"{label}.end:"]
+
+    def most_copies(self) -> int:
+        """What a thread reads in a phase of a row should stay in its registers."""
+        return 32 if self.team > LARGE_TEAM else 64
+
+    def turn(self, loop: Loop, counter: str, which: str) -> None:
+        """The body of a loop, for a turn that is known."""
+        self.turns[loop.counter] = which
+        self.inner(loop, counter)
+        del self.turns[loop.counter]
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """What is read here may not have been read elsewhere."""
+        held, self.held = self.held, dict(self.held)
+        yield
+        self.held = held
+
+    def loop_over(self, loop: Loop, start: str, stop: str) -> None:
+        """Short loops are written out, so that neighbours become one access to memory."""
+        times = loop.stop.value if isinstance(loop.stop, Constant) else SHORT + 1
+        if times <= SHORT and start == "0":
+            for turn in range(int(times)):
+                self.turn(loop, str(turn), str(turn))
+            return
+        with self.apart():
+            super().loop_over(loop, start, stop)
+
+    def computed(self, expression: Load | Apply | Cast | Guarded) -> str:
+        """What a phase of a row has read, the next need not read again."""
+        if not isinstance(expression, Load) or expression.buffer in self.written:
+            return super().computed(expression)
+        where = (expression.buffer, show_expression(expression.offset), *self.turns.items())
+        if where not in self.held:
+            self.held[where] = super().computed(expression)
+        return self.held[where]
+
+    def guarded(self, expression: Guarded) -> str:
+        with self.apart():
+            return super().guarded(expression)
+
+    def strided(self, loop: Loop, start: str, stop: str) -> None:
+        with self.apart():
+            self.strided_loop(loop, start, stop)
+
+    def strided_loop(self, loop: Loop, start: str, stop: str) -> None:
+        self.count += 1
+        label, counter = f"turn{self.count}", f"%c.{loop.counter}.{self.count}"
+        entered = f"[ %{label}.first, %{label}.before ]"
+        self.lines += [
+            f"  %{label}.first = add nsw i64 {start}, %lane",
+            f"  br label %{label}.before",
+            f"{label}.before:",
+            f"  %{label}.any = icmp slt i64 %{label}.first, {stop}",
+            f"  br i1 %{label}.any, label %{label}, label %{label}.end",
+            f"{label}:",
+            f"  {counter} = phi i64 {entered}, [ %{label}.next, %{label}.latch ]",
+        ]
+        self.inner(loop, counter)
+        self.lines += [
+            f"  br label %{label}.latch",
+            f"{label}.latch:",
+            f"  %{label}.next = add nsw i64 {counter}, {self.team}",
+            f"  %{label}.more = icmp slt i64 %{label}.next, {stop}",
+            f"  br i1 %{label}.more, label %{label}, label %{label}.end",
+            f"{label}.end:",
+        ]
+
+    def inner(self, loop: Loop, counter: str) -> None:
+        self.scopes.append({})
+        self.names.append({loop.counter: counter})
+        self.block(loop.body)
+        self.names.pop()
+        self.scopes.pop()
+
+    # Teams
+
+    def put_together(self, name: str, own: str, update: Update) -> None:
+        """What all lanes have, added to the accumulator; every lane has the same then."""
+        dtype, operator = update.value.dtype, update.operator
+        kind, place = REGISTERS[dtype], self.named(name)
+        value = self.line(f"load {kind}, ptr {own}")
+        step = min(self.team, WARP) // 2
+        while step:
+            value = self.combined(operator, value, self.from_lane(value, step, kind), dtype)
+            step //= 2
+        if self.team > WARP:
+            value = self.across_warps(operator, value, dtype)
+        old = self.line(f"load {kind}, ptr {place}")
+        new = self.combined(operator, old, value, dtype)
+        self.lines.append(f"  store {kind} {new}, ptr {place}")
+
+    def from_lane(self, value: str, step: int, kind: str) -> str:
+        """What the lane whose number differs in the bit `step` has."""
+        words = self.words(value, kind)
+        mask = "%mask" if self.team < WARP else "-1"
+        call = "call i32 @llvm.nvvm.shfl.sync.bfly.i32"
+        moved = [self.line(f"{call}(i32 {mask}, i32 {w}, i32 {step}, i32 31)") for w in words]
+        return self.unwords(moved, kind)
+
+    def across_warps(self, operator: str, value: str, dtype: torch.dtype) -> str:
+        """By way of memory that the block shares; each lane adds in the same order."""
+        kind = REGISTERS[dtype]
+        held = "i8" if kind == "i1" else kind
+        warps = self.team // WARP
+        self.count += 1
+        label = f"meet{self.count}"
+        warp = self.line(f"udiv i64 %lane, {WARP}")
+        place = self.line(f"getelementptr i64, ptr addrspace(3) @meeting, i64 {warp}")
+        first = self.line(f"and i64 %lane, {WARP - 1}")
+        is_first = self.line(f"icmp eq i64 {first}, 0")
+        stored = self.line(f"zext i1 {value} to i8") if kind == "i1" else value
+        self.lines += [
+            f"  br i1 {is_first}, label %{label}, label %{label}.all",
+            f"{label}:",
+            f"  store {held} {stored}, ptr addrspace(3) {place}",
+            f"  br label %{label}.all",
+            f"{label}.all:",
+        ]
+        self.barrier()
+        whole = ""
+        for each in range(warps):
+            at = self.line(f"getelementptr i64, ptr addrspace(3) @meeting, i64 {each}")
+            part = self.line(f"load {held}, ptr addrspace(3) {at}")
+            part = self.line(f"trunc i8 {part} to i1") if kind == "i1" else part
+            whole = self.combined(operator, whole, part, dtype) if whole else part
+        self.barrier()
+        return whole
+
+    def words(self, value: str, kind: str) -> list[str]:
+        """A value as 32-bit words."""
+        if kind in ("float", "half"):
+            bits = f"i{8 * SIZES[kind]}"
+            raw = self.line(f"bitcast {kind} {value} to {bits}")
+            return [raw] if kind == "float" else [self.line(f"zext i16 {raw} to i32")]
+        if kind in ("double", "i64"):
+            raw = self.line(f"bitcast double {value} to i64") if kind == "double" else value
+            high = self.line(f"lshr i64 {raw}, 32")
+            return [self.line(f"trunc i64 {each} to i32") for each in (raw, high)]
+        return [value] if kind == "i32" else [self.line(f"zext {kind} {value} to i32")]
+
+    def unwords(self, words: list[str], kind: str) -> str:
+        match kind:
+            case "float":
+                return self.line(f"bitcast i32 {words[0]} to float")
+            case "half":
+                return self.line(f"bitcast i16 {self.line(f'trunc i32 {words[0]} to i16')} to half")
+            case "double" | "i64":
+                low, high = (self.line(f"zext i32 {word} to i64") for word in words)
+                both = self.line(f"or i64 {low}, {self.line(f'shl i64 {high}, 32')}")
+                return both if kind == "i64" else self.line(f"bitcast i64 {both} to double")
+            case "i32":
+                return words[0]
+            case _:
+                return self.line(f"trunc i32 {words[0]} to {kind}")
+
+    def barrier(self) -> None:
+        """No lane goes on before all have come here, and sees what they have stored."""
+        if self.team > WARP:
+            self.lines.append("  call void @llvm.nvvm.barrier0()")
+        else:
+            mask = "%mask" if self.team < WARP else "-1"
+            self.lines.append(f"  call void @llvm.nvvm.bar.warp.sync(i32 {mask})")
+
+    def is_read_elsewhere(self, loop: Loop) -> bool:
+        """Other lanes may read, later, what the loop stores."""
+        inside = list(walk(loop.body))
+        stored = {s.buffer for s in inside if isinstance(s, Store | Merge)}
+        if not stored:
+            return False
+        seen: set[int] = set()
+        for each in walk(self.kernel.body):
+            if any(each is s for s in inside):
+                continue
+            if isinstance(each, Merge) and each.buffer in stored:
+                return True
+            for expression in expressions(each):
+                for leaf in walk_expression(expression, seen):
+                    if isinstance(leaf, Load) and leaf.buffer in stored:
+                        return True
+        return False
+
+    # Elements that several teams may come to
+
+    def atomic(self, merge: Merge) -> None:
+        dtype = merge.value.dtype
+        kind = MEMORY[dtype]
+        place = self.element(merge.buffer, merge.offset, dtype)
+        value = self.value(merge.value)
+        how = _ATOMIC.get((merge.operator, kind))
+        if how is None:
+            self.compare_and_swap(merge, place, value)
+        else:
+            self.line(f"atomicrmw {how} ptr {place}, {kind} {value} {_ORDER}")
+
+    def compare_and_swap(self, merge: Merge, place: str, value: str) -> None:
+        """Again and again, until nobody came between."""
+        dtype = merge.value.dtype
+        kind = MEMORY[dtype]
+        bits = f"i{8 * SIZES[kind]}"
+        self.count += 1
+        label = f"swap{self.count}"
+        first = self.line(f"load {bits}, ptr {place}")
+        self.lines += [
+            f"  br label %{label}.from",
+            f"{label}.from:",
+            f"  br label %{label}",
+            f"{label}:",
+            f"  %{label}.old = phi {bits} [ {first}, %{label}.from ], [ %{label}.seen, %{label} ]",
+        ]
+        raw = (
+            f"%{label}.old" if bits == kind else self.line(f"bitcast {bits} %{label}.old to {kind}")
+        )
+        old = self.from_memory(raw, dtype)
+        new = self.to_memory(self.combined(merge.operator, old, value, dtype), dtype)
+        new = new if bits == kind else self.line(f"bitcast {kind} {new} to {bits}")
+        swap = f"cmpxchg ptr {place}, {bits} %{label}.old, {bits} {new} {_ORDER} monotonic"
+        self.lines += [
+            f"  %{label}.pair = {swap}",
+            f"  %{label}.seen = extractvalue {{ {bits}, i1 }} %{label}.pair, 0",
+            f"  %{label}.ok = extractvalue {{ {bits}, i1 }} %{label}.pair, 1",
+            f"  br i1 %{label}.ok, label %{label}.end, label %{label}",
+            f"{label}.end:",
+        ]
+
+
+def _copies(body: tuple[Statement, ...]) -> int:
+    """How often the innermost statements of a body are written out."""
+    return max(
+        (
+            int(each.stop.value) * _copies(each.body)
+            for each in body
+            if isinstance(each, Loop) and isinstance(each.stop, Constant)
+        ),
+        default=1,
+    )

@@ -1,0 +1,304 @@
+"""Grids: the loops that compute one group where there are very many threads.
+
+    parallel for r in range(rows):              a team of threads takes each row
+        vector for c in range(columns / 4):     shared out among the team
+            for v in range(4):                  neighbours, which are one access to memory
+
+There are four forms.  *Elements*: nothing is summed, and a thread takes a few neighbours.  *Rows*:
+sums over columns, one team a row.  *Totals*: all is summed, one team a chunk of the elements.
+*Columns*: sums over rows, a thread for each column and chunk of the rows.  What is summed over rows
+is put together by a second kernel, always in the same order.  Scatters meet in memory: a kernel
+before them makes it ready.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from adjoint.loops.expressions import Counter, Expression, Extent, Load, Name, apply, integer
+from adjoint.loops.plan import Grid
+from adjoint.loops.statements import (
+    Accumulator,
+    Assign,
+    Loop,
+    Mapping,
+    Merge,
+    Statement,
+    Store,
+    Update,
+)
+from adjoint.loops.teams import WARP
+from adjoint.lower.definitions import Mapped, Reduced, Scattered
+from adjoint.lower.fusion import Group, Level
+from adjoint.lower.index import Axis, linear, of_axis, row_major, unravelled
+from adjoint.lower.items import Item, strides_of
+from adjoint.lower.nests import Builder, cleared, kept_index, share
+from adjoint.lower.operands import CHUNKS, Nest
+from adjoint.lower.sizes import Size, estimate, product, quotient
+from adjoint.lower.views import Where, shape_of
+
+# One access to memory, in bytes, and the most neighbours that one thread takes.
+ACCESS = 16
+MOST_NEIGHBOURS = 8
+
+# With fewer threads than this, each takes one element: the machine is not full.
+MANY_THREADS = 1 << 15
+
+# Rows of so few columns are gone through by one thread.
+FEW_COLUMNS = 8
+
+# How often each thread of a team goes through a shared loop, about.
+TURNS = 6
+
+LARGEST_TEAM = 1024
+TOTAL_TEAM = 256
+
+# Rows that a thread adds up before its sum is worth a place in memory.
+LEAST_ROWS = 8
+
+
+def grids_of(group: Group, stored: set[fx.Node]) -> list[Nest]:
+    """The kernels that compute `group`, in order; `stored` are the values that others need."""
+    dry = _Grid(group, stored, group.shape, 1)
+    dry.build()
+    shape = [product([axis.extent for axis in run]) for run in dry.merged()]
+    width = _width(group, shape)
+    if width > 1:
+        last = quotient(shape[-1], width)
+        assert last is not None
+        shape[-1:] = [last, width]
+    before = [_Grid(group, stored, shape, width).ready(item) for item in _scatters(group)]
+    after = [_Grid(group, stored, shape, width).put_together(item) for item in _sums(group)]
+    return [*before, _Grid(group, stored, shape, width).build(), *after]
+
+
+def _sums(group: Group) -> list[Item]:
+    """What is summed over rows."""
+    members = group.members.values()
+    return [i for i, at in members if at is Level.AFTER and isinstance(i.definition, Reduced)]
+
+
+def _scatters(group: Group) -> list[Item]:
+    return [item for item in group.items if isinstance(item.definition, Scattered)]
+
+
+def _width(group: Group, shape: list[Size]) -> int:
+    """How many neighbours a thread takes at a time."""
+    if not shape:
+        return 1
+    least: int = min(node.meta["val"].dtype.itemsize for node in group.buffers())
+    width = min(MOST_NEIGHBOURS, max(1, ACCESS // least))
+    while width > 1:
+        threads = estimate(group.count, 4 * MANY_THREADS) // width
+        if quotient(shape[-1], width) is not None and threads >= MANY_THREADS:
+            return width
+        width //= 2
+    return 1
+
+
+class _Grid(Builder):
+    def __init__(
+        self, group: Group, stored: set[fx.Node], shape: list[Size] | tuple[Size, ...], width: int
+    ) -> None:
+        self.width = width
+        self.summed = _sums(group)
+        super().__init__(group, stored, None, shape=shape)
+        self.lanes = [self.axes[-1]] if width > 1 else []
+        outside = self.axes[: len(self.axes) - len(self.lanes)]
+        self.outer = [(axis,) for axis in outside[: self.split]]
+        self.inner = [(axis,) for axis in outside[self.split :]]
+        self.rows = product([axis.extent for (axis,) in self.outer])
+        self.columns = product([axis.extent for (axis,) in self.inner])
+        self.counters.update((axis, Counter(axis.name)) for axis in self.lanes)
+        self.team = self._team()
+        rows = self.group.columns is not None
+        self.set_columns = self.unfold(self.inner, Counter("c")) if rows else []
+
+    def _split(self) -> int:
+        if self.group.columns is not None:
+            return self._place_before(self.group.columns)
+        if self.summed:
+            return self._place_before(self._kept())
+        return len(self.axes)
+
+    def _adds_all(self) -> bool:
+        return bool(self.summed) and self._is_total(self.summed[0])
+
+    def _kept(self) -> Size:
+        return product(shape_of(self.summed[0].node))
+
+    def _kept_rows(self) -> dict[fx.Node, object]:  # type: ignore[override]
+        """A row is in registers or in a cache: what is needed again is computed again."""
+        return {}
+
+    def _team(self) -> int:
+        if self.group.columns is None:
+            return TOTAL_TEAM if self._adds_all() else 1
+        if isinstance(self.group.columns, int) and self.group.columns <= FEW_COLUMNS:
+            return 1
+        turns = TURNS if estimate(self.rows, MANY_THREADS) >= MANY_THREADS // TOTAL_TEAM else 1
+        team = 4
+        while team < LARGEST_TEAM and team * turns < estimate(self.columns):
+            team *= 2
+        return team
+
+    # The four forms
+
+    def build(self) -> Nest:  # type: ignore[override]
+        if self.group.columns is not None:
+            return self._by_rows()
+        if not self.summed:
+            return self._by_elements()
+        return self._by_chunks() if self._adds_all() else self._by_columns()
+
+    def _by_elements(self) -> Nest:
+        body = (*self.unfold(self.outer, Counter("r")), *self._row())
+        return self._parallel("r", self.size(self.rows), body, Grid(self.rows))
+
+    def _by_rows(self) -> Nest:
+        if not self.summed:
+            return self._by_elements()
+        self.thread = Counter("t")
+        before, after = self._sums_of_a_chunk()
+        number = Name("r", torch.int64)
+        row = (*self.unfold(self.outer, number), *self._row())
+        body = (*before, self._every_so_many(number, row), *after)
+        return self._parallel("t", Extent(CHUNKS), body, self._chunks())
+
+    def _by_columns(self) -> Nest:
+        columns = self.size(self.columns)
+        self.thread = Name("t", torch.int64)
+        column = Name("column", torch.int64)
+        start = [
+            Assign("t", apply("floordiv", Counter("g"), columns)),
+            Assign("column", apply("mod", Counter("g"), columns)),
+            *self.unfold(self.inner, column),
+        ]
+        clear = [self._clear(item) for item in self.summed]
+        number = Name("r", torch.int64)
+        row = (*self.unfold(self.outer, number), *self._row())
+        body = (*start, *self._neighbours(clear), self._every_so_many(number, row))
+        return self._parallel("g", Extent(CHUNKS) * columns, body, self._chunks())
+
+    def _by_chunks(self) -> Nest:
+        self.thread = Counter("t")
+        before, after = self._sums_of_a_chunk()
+        row = (*self.unfold(self.outer, Counter("r")), *self._row())
+        first, last = share(self.size(self.rows))
+        body = (*before, Loop("r", first, last, row, Mapping.VECTOR), *after)
+        return self._parallel("t", Extent(CHUNKS), body, self._chunks())
+
+    def _chunks(self) -> Grid:
+        """How rows are shared out."""
+        if self.group.columns is not None:
+            return Grid(1, True, self.rows, self.team, 2 * LEAST_ROWS)
+        if self._adds_all():
+            return Grid(1, True, self.rows, self.team, LEAST_ROWS * self.team)
+        return Grid(self.columns, True, self.rows, self.columns, LEAST_ROWS)
+
+    def _parallel(
+        self, counter: str, stop: Expression, body: tuple[Statement, ...], grid: Grid
+    ) -> Nest:
+        loop = Loop(counter, integer(0), stop, body, Mapping.PARALLEL)
+        return self.nest("kernel", (loop,), team=self.team, grid=grid)
+
+    def _every_so_many(self, number: Name, row: tuple[Statement, ...]) -> Statement:
+        """The rows of a chunk lie apart, so that neighbours in memory are read together."""
+        chunks = Extent(CHUNKS)
+        left = self.size(self.rows) - self.thread + chunks - 1
+        turn = Assign(number.name, self.thread + Counter("q") * chunks)
+        return Loop("q", integer(0), apply("floordiv", left, chunks), (turn, *row))
+
+    # Columns
+
+    def _around(self, inside: list[Statement]) -> list[Statement]:
+        inside = self._neighbours(inside)
+        if not inside or self.group.columns is None:
+            return inside
+        body = (*self.set_columns, *inside)
+        return [Loop("c", integer(0), self.size(self.columns), body, Mapping.VECTOR)]
+
+    def _neighbours(self, inside: list[Statement]) -> list[Statement]:
+        if not inside or not self.lanes:
+            return inside
+        return [Loop(self.lanes[0].name, integer(0), integer(self.width), tuple(inside))]
+
+    # Sums over rows, and scatters
+
+    def _sums_of_a_chunk(self) -> tuple[list[Statement], list[Statement]]:
+        before: list[Statement] = []
+        after: list[Statement] = []
+        for item in self.summed:
+            definition, scratch = item.definition, self._partial(item)
+            assert isinstance(definition, Reduced)
+            if self._is_total(item):
+                total = Name(self._total(item), scratch.dtype)
+                before.append(Accumulator(total.name, definition.start))
+                after.append(Store(self.operand(scratch), self.thread, total))
+            else:
+                before.append(cleared(self, scratch, self.thread, definition.start))
+        return before, after
+
+    def _place(self, item: Item) -> Expression:
+        """Where the thread adds to a sum over rows."""
+        offset = linear(kept_index(item, self.index_of(item)), row_major(shape_of(item.node)))
+        count = self.size(self._partial(item).count)
+        return self.thread * count + self.position(offset)
+
+    def _clear(self, item: Item) -> Statement:
+        definition = item.definition
+        assert isinstance(definition, Reduced)
+        return Store(self.operand(self._partial(item)), self._place(item), definition.start)
+
+    def _partial_sum(self, item: Item) -> Statement:
+        definition, index = item.definition, self.index_of(item)
+        assert not isinstance(definition, Mapped)
+        value = definition.element(index, self)
+        if isinstance(definition, Scattered):
+            place = linear(definition.place(index, self), strides_of(item.node))
+            name, offset = self.operand(item.node), self.position(place)
+            return Merge(name, offset, definition.operator, value, shared=True)
+        if self._is_total(item):
+            return Update(self._total(item), definition.operator, value)
+        name = self.operand(self._partial(item))
+        return Merge(name, self._place(item), definition.operator, value)
+
+    def ready(self, item: Item) -> Nest:
+        """What a scatter finds before it adds to it."""
+        definition = item.definition
+        assert isinstance(definition, Scattered)
+        index, count = self._element_of(item)
+        body = (self.store(item.node, index, definition.start(index, self)),)
+        self.team = 1
+        return self._parallel("k", self.size(count), body, Grid(count))
+
+    def put_together(self, item: Item) -> Nest:
+        """The sum of what all chunks have."""
+        chunks = self._chunks()
+        definition, scratch = item.definition, self._partial(item)
+        assert isinstance(definition, Reduced)
+        index, count = self._element_of(item)
+        whole = Name("whole", scratch.dtype)
+        place = Counter("c") * self.size(count) + self.position(linear(index, _strides(item)))
+        part = Load(self.operand(scratch), place, scratch.dtype)
+        adding = Update("whole", definition.operator, part)
+        body = (
+            Accumulator("whole", definition.start),
+            Loop("c", integer(0), Extent(CHUNKS), (adding,), Mapping.VECTOR),
+            self._finished(item, index, whole),
+        )
+        self.team = WARP
+        grid = Grid(count, False, chunks.rows, chunks.threads, chunks.least)
+        return self._parallel("k", self.size(count), body, grid)
+
+    def _element_of(self, item: Item) -> tuple[Where, Size]:
+        """The element of a result that iteration `k` is for, and how many there are."""
+        count = product(shape_of(item.node))
+        axis = Axis("k", count)
+        self.counters = {axis: Counter("k")}
+        return tuple(unravelled(of_axis(axis), shape_of(item.node))), count
+
+
+def _strides(item: Item) -> tuple[Size, ...]:
+    return row_major(shape_of(item.node))

@@ -1,0 +1,1 @@
+"""Running kernels on a GPU: the driver, loading, and programs of launches."""

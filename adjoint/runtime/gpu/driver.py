@@ -1,0 +1,80 @@
+"""NVIDIA's driver: code becomes functions of a device, which native code launches.
+
+Only what is needed of it, called as the C library that it is: nothing has to be installed beside
+the driver itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+# Options of cuModuleLoadDataEx: where to write what the assembler has to say, and how much of it.
+_ERROR_LOG = 5
+_ERROR_LOG_BYTES = 6
+_LOG_BYTES = 8192
+
+
+class DriverError(RuntimeError):
+    """The driver refused."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise DriverError("there is no NVIDIA driver on this machine: libcuda.so.1") from error
+
+
+def check(code: int, doing: str) -> None:
+    if code:
+        name = ctypes.c_char_p()
+        library().cuGetErrorString(code, ctypes.byref(name))
+        said = (name.value or b"an error that it has no words for").decode()
+        raise DriverError(f"the driver would not {doing}: {said} (CUDA error {code})")
+
+
+@functools.cache
+def _context(device: int) -> Any:
+    """The context that torch uses as well."""
+    handle, context = ctypes.c_int(), ctypes.c_void_p()
+    check(library().cuInit(0), "start")
+    check(library().cuDeviceGet(ctypes.byref(handle), device), f"find device {device}")
+    check(
+        library().cuDevicePrimaryCtxRetain(ctypes.byref(context), handle),
+        f"open device {device}",
+    )
+    return context
+
+
+def load(code: bytes, names: list[str], device: int) -> list[int]:
+    """Functions of the PTX text `code`; it stays loaded as long as the process lives."""
+    check(library().cuCtxSetCurrent(_context(device)), f"use device {device}")
+    log = ctypes.create_string_buffer(_LOG_BYTES)
+    options = (ctypes.c_int * 2)(_ERROR_LOG, _ERROR_LOG_BYTES)
+    values = (ctypes.c_void_p * 2)(ctypes.cast(log, ctypes.c_void_p), _LOG_BYTES)
+    module = ctypes.c_void_p()
+    failed = library().cuModuleLoadDataEx(
+        ctypes.byref(module), ctypes.c_char_p(code), 2, options, values
+    )
+    if failed:
+        check(failed, f"load code: {log.value.decode(errors='replace')}")
+    found: list[int] = []
+    for name in names:
+        function = ctypes.c_void_p()
+        check(
+            library().cuModuleGetFunction(ctypes.byref(function), module, name.encode()),
+            f"find {name}",
+        )
+        assert function.value is not None
+        found.append(function.value)
+    return found
+
+
+def launch_address() -> int:
+    """Where cuLaunchKernel is."""
+    address = ctypes.cast(library().cuLaunchKernel, ctypes.c_void_p).value
+    assert address is not None
+    return address

@@ -1,0 +1,202 @@
+"""A plan as one Python function that launches kernels, with calls of operators between them.
+
+It is the processor's program but for this: kernels between two calls are launched by one native
+call, on torch's stream; memory for what lives inside is shared by all programs of the stream.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from adjoint.loops.plan import Launch, Plan, Tiles
+from adjoint.loops.teams import block_of
+from adjoint.runtime.cpu.engine import add_symbol
+from adjoint.runtime.cpu.engine import load as load_native
+from adjoint.runtime.cpu.memory import At, Pool, Word, Words
+from adjoint.runtime.cpu.program import Binding, CpuProgram, Writer
+from adjoint.runtime.gpu.driver import check, launch_address
+from adjoint.runtime.gpu.memory import Arena, arena_of
+from adjoint.torch_private.cuda import current_device, raw_stream
+
+# So many threads keep the machine busy where each has a few rows to add up.
+BUSY = 1 << 16
+
+# Addresses that kernels load from are multiples of it.
+ALIGNMENT = 16
+
+
+class GpuProgram(CpuProgram):
+    def __init__(self, plan: Plan, functions: Mapping[Launch, int], device: torch.device) -> None:
+        self.device = device
+        super().__init__(plan, functions)
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        index = self.device.index
+        if current_device() != index:
+            with torch.cuda.device(index):
+                return self._on(raw_stream(index), inputs)
+        return self._on(raw_stream(index), inputs)
+
+    def _on(self, stream: int, inputs: list[Any]) -> Any:
+        arena = arena_of(self.device, stream)
+        if not arena.busy.acquire(blocking=False):
+            # A call inside a call, or beside it: it has memory of its own.
+            return self._run(inputs, self._bound_in(Arena(self.device), inputs), stream)
+        try:
+            return self._run(inputs, self._kept(arena, stream, inputs), stream)
+        finally:
+            arena.busy.release()
+
+    def _kept(self, arena: Arena, stream: int, inputs: Sequence[Any]) -> GpuBinding:
+        key = (stream, self._sizes(inputs))
+        for binding in self._bindings.get(key, ()):
+            assert isinstance(binding, GpuBinding)
+            if not binding.is_stale:
+                return binding
+        binding = self._bound_in(arena, inputs)
+        self._keep(key, binding)
+        return binding
+
+    def _bound_in(self, arena: Arena, inputs: Sequence[Any]) -> GpuBinding:
+        return GpuBinding(self, self._sizes(inputs), arena)
+
+    def _keep(self, key: Any, binding: GpuBinding) -> None:
+        self._bindings.pop(key, None)
+        while len(self._bindings) >= KEPT_BINDINGS:
+            self._bindings.pop(next(iter(self._bindings)))
+        self._bindings[key] = [binding]
+
+    def _writer(self) -> Writer:
+        return _Writer(self.plan, self.runs, self.device)
+
+
+# Bindings hold no memory of their own here, so that many sizes may keep theirs.
+KEPT_BINDINGS = 64
+
+
+class GpuBinding(Binding):
+    def __init__(self, program: GpuProgram, sizes: Sequence[int], arena: Arena) -> None:
+        self.taken_from = arena
+        self.is_stale = False
+        super().__init__(program, sizes, 1)
+
+    def release(self) -> None:
+        self.is_stale = True
+        self.tensors = {}
+        self.arena = torch.empty(0, dtype=torch.uint8)
+
+    def _memory(self, count: int) -> torch.Tensor:
+        return self.taken_from.take(count, self)
+
+    def _pools(self) -> dict[int, Pool]:
+        return {}
+
+    def chunks(self, step: Launch | Tiles) -> int:
+        assert isinstance(step, Launch)
+        grid = step.grid
+        assert grid is not None
+        rows = self._int(grid.rows)
+        most = max(1, BUSY // max(1, self._int(grid.threads)))
+        return max(1, min(-(-rows // grid.least), most))
+
+    def _entry(self, step: Launch, code: int, values: Sequence[Word], words: Words) -> list[Word]:
+        """Where to find: the function, how many blocks of how many threads, and the arguments."""
+        grid = step.grid
+        assert grid is not None
+        team = step.kernel.team
+        teams = self._int(grid.count) * (self.chunks(step) if grid.chunked else 1)
+        block = block_of(team)
+        first = words.put(values)
+        pointers = words.put([At(first.word + place) for place in range(len(values))])
+        return [words.put([code, -(-teams * team // block), block, pointers])]
+
+
+class _Writer(Writer):
+    def __init__(self, plan: Plan, runs: Any, device: torch.device) -> None:
+        super().__init__(plan, runs)
+        self.constants.update(native=launcher(), device=device, failed=_failed)
+
+    def new(self, slot: int, laid_out: str) -> str:
+        return f"empty_strided({laid_out}, device=device)"
+
+    def is_unreadable(self, name: str) -> str:
+        return f"{super().is_unreadable(name)} or {name}.data_ptr() % {ALIGNMENT}"
+
+    def enter(self) -> None:
+        self.line("code = native(*call, threads)")
+        self.line("if code:")
+        self.line("    failed(code)")
+
+
+def _failed(code: int) -> None:
+    check(code, "launch a kernel")
+
+
+LAUNCHER = """\
+declare i32 @cuLaunchKernel(ptr, i32, i32, i32, i32, i32, i32, i32, ptr, ptr, ptr)
+define i64 @adjoint.launch(
+    ptr %bindings, i64 %bound, ptr %table, ptr %steps, i64 %count, i64 %stream) {
+entry:
+  %on = inttoptr i64 %stream to ptr
+  %none = icmp eq i64 %bound, 0
+  br i1 %none, label %bind.end, label %bind
+bind:
+  %b = phi i64 [ 0, %entry ], [ %b.next, %bind ]
+  %pair = getelementptr { ptr, i64 }, ptr %bindings, i64 %b
+  %place = load ptr, ptr %pair
+  %from = getelementptr i64, ptr %pair, i64 1
+  %slot = load i64, ptr %from
+  %at = getelementptr i64, ptr %table, i64 %slot
+  %value = load i64, ptr %at
+  store i64 %value, ptr %place
+  %b.next = add i64 %b, 1
+  %b.more = icmp ult i64 %b.next, %bound
+  br i1 %b.more, label %bind, label %bind.end
+bind.end:
+  %idle = icmp eq i64 %count, 0
+  br i1 %idle, label %end, label %step
+step:
+  %s = phi i64 [ 0, %bind.end ], [ %s.next, %next ]
+  %entry.at = getelementptr ptr, ptr %steps, i64 %s
+  %launch = load ptr, ptr %entry.at
+  %function = load ptr, ptr %launch
+  %blocks.at = getelementptr i64, ptr %launch, i64 1
+  %blocks64 = load i64, ptr %blocks.at
+  %blocks = trunc i64 %blocks64 to i32
+  %threads.at = getelementptr i64, ptr %launch, i64 2
+  %threads64 = load i64, ptr %threads.at
+  %threads = trunc i64 %threads64 to i32
+  %args.at = getelementptr i64, ptr %launch, i64 3
+  %args = load ptr, ptr %args.at
+  %nothing = icmp eq i32 %blocks, 0
+  br i1 %nothing, label %next, label %go
+go:
+  %code = call i32 @cuLaunchKernel(ptr %function, i32 %blocks, i32 1, i32 1,
+    i32 %threads, i32 1, i32 1, i32 0, ptr %on, ptr %args, ptr null)
+  %good = icmp eq i32 %code, 0
+  br i1 %good, label %next, label %bad
+next:
+  %s.next = add i64 %s, 1
+  %s.more = icmp ult i64 %s.next, %count
+  br i1 %s.more, label %step, label %end
+bad:
+  %wide = zext i32 %code to i64
+  ret i64 %wide
+end:
+  ret i64 0
+}
+"""
+
+
+@functools.cache
+def launcher() -> Callable[..., int]:
+    """Puts addresses in their places, then launches kernels one after another."""
+    add_symbol("cuLaunchKernel", launch_address())
+    (address,) = load_native(LAUNCHER, ["adjoint.launch"])
+    word = ctypes.c_int64
+    return ctypes.CFUNCTYPE(word, word, word, word, word, word, word)(address)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from adjoint.native import native_program
+from adjoint.runtime.cpu.engine import add_symbol, load
+from adjoint.runtime.cpu.memory import At, Entering, Words
+from adjoint.runtime.gpu.program import LAUNCHER, GpuProgram
+from tests.lowering import graph_of
+
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def test_the_launcher_hands_each_kernel_its_arguments() -> None:
+    """A function in the driver's place writes down what it is called with."""
+    seen: list[Any] = []
+    pointer, number = ctypes.c_void_p, ctypes.c_int32
+    kind = ctypes.CFUNCTYPE(number, pointer, *[number] * 7, pointer, pointer, pointer)
+
+    def launch(function: int, x: int, y: int, z: int, *rest: Any) -> int:
+        threads, stream, args = rest[0], rest[4], rest[5]
+        places = ctypes.cast(args, ctypes.POINTER(ctypes.POINTER(ctypes.c_int64)))
+        seen.append((function, x, threads, stream, [places[0][0], places[1][0]]))
+        return 0 if function != 99 else 700
+
+    callback = kind(launch)
+    address = ctypes.cast(callback, ctypes.c_void_p).value
+    assert address is not None
+    add_symbol("recorded", address)
+    (code,) = load(LAUNCHER.replace("cuLaunchKernel", "recorded"), ["adjoint.launch"])
+    word = ctypes.c_int64
+    launcher = ctypes.CFUNCTYPE(word, word, word, word, word, word, word)(code)
+
+    def entry(words: Words, function: int, blocks: int, value: int) -> At:
+        first = words.put([Entering(0), value])
+        pointers = words.put([At(first.word), At(first.word + 1)])
+        return words.put([function, blocks, 256, pointers])
+
+    words = Words()
+    entries = [entry(words, 5, 3, 11), entry(words, 6, 0, 12), entry(words, 99, 1, 13)]
+    steps = words.put([*entries, entry(words, 7, 1, 14)])
+    memory, bindings = words.finish()
+    table, places = np.array([1234], dtype=np.int64), np.array(bindings, dtype=np.int64)
+    start = memory.ctypes.data + 8 * steps.word
+    failed = launcher(places.ctypes.data, len(bindings), table.ctypes.data, start, 4, 77)
+    assert failed == 700
+    assert seen == [(5, 3, 256, 77, [1234, 11]), (99, 1, 256, 77, [1234, 13])]
+
+
+class TestOnAGpu:
+    pytestmark = needs_gpu
+
+    def program(self) -> GpuProgram:
+        x = torch.rand(64, 48, device="cuda")
+        program = native_program(graph_of(lambda x: [(x @ x.t()).softmax(-1), x.sum(0)], [x]))
+        assert isinstance(program, GpuProgram)
+        return program
+
+    def test_results_of_one_call_outlive_the_next(self) -> None:
+        program = self.program()
+        one, other = (torch.rand(64, 48, device="cuda") for _ in range(2))
+        first, second = program([one]), program([other])
+        torch.testing.assert_close(first[0], (one @ one.t()).softmax(-1))
+        torch.testing.assert_close(second[0], (other @ other.t()).softmax(-1))
+
+    def test_streams_are_respected(self) -> None:
+        program = self.program()
+        x = torch.rand(64, 48, device="cuda")
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            there = program([x])
+        torch.cuda.current_stream().wait_stream(side)
+        torch.testing.assert_close(there[1], x.sum(0))
+
+    def test_memory_that_begins_anywhere_is_read(self) -> None:
+        program = self.program()
+        x = torch.rand(64 * 48 + 1, device="cuda")[1:].view(64, 48)
+        torch.testing.assert_close(program([x])[1], x.sum(0))
