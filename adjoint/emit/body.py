@@ -6,6 +6,7 @@ is written, but for sums into an accumulator, which may be taken in any order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -86,6 +87,8 @@ class Body:
         self.scopes: list[dict[int, str]] = [{}]
         self.names: list[dict[str, str]] = [{}]
         self.index_like: dict[int, bool] = {}
+        self.arrays: dict[str, tuple[tuple[str, int], ...]] = {}
+        """Accumulators of which there are several, one for each turn of loops."""
 
     def fresh(self) -> str:
         self.count += 1
@@ -107,14 +110,21 @@ class Body:
                 self.loop_over(statement, self.value(start), self.value(stop))
             case Assign(name, value):
                 self.names[-1][name] = self.value(value)
-            case Accumulator(name, value):
+            case Accumulator(name, value, per):
                 kind = REGISTERS[value.dtype]
                 place = f"%var.{name}"
-                self.allocas.append(f"  {place} = alloca {kind}")
+                if per:
+                    if name not in self.arrays:
+                        count = self.elements(per)
+                        self.allocas.append(f"  {place} = alloca [{count} x {kind}]")
+                    self.arrays[name] = per
+                    place = self.variable(name, value.dtype)
+                else:
+                    self.allocas.append(f"  {place} = alloca {kind}")
+                    self.names[-1][name] = place
                 self.lines.append(f"  store {kind} {self.value(value)}, ptr {place}")
-                self.names[-1][name] = place
             case Update(name, operator, value):
-                kind, place = REGISTERS[value.dtype], self.named(name)
+                kind, place = REGISTERS[value.dtype], self.variable(name, value.dtype)
                 old = self.line(f"load {kind}, ptr {place}")
                 new = self.combined(operator, old, self.value(value), value.dtype)
                 self.lines.append(f"  store {kind} {new}, ptr {place}")
@@ -158,6 +168,25 @@ class Body:
             f"{label}.end:",
         ]
 
+    def variable(self, name: str, dtype: torch.dtype) -> str:
+        """Where an accumulator is kept."""
+        if name not in self.arrays:
+            return self.named(name)
+        index = self.turn_of(self.arrays[name])
+        return self.line(f"getelementptr {REGISTERS[dtype]}, ptr %var.{name}, i64 {index}")
+
+    def elements(self, per: tuple[tuple[str, int], ...]) -> int:
+        """How many accumulators there are, for each turn of some loops."""
+        return math.prod(turns for _, turns in per)
+
+    def turn_of(self, per: tuple[tuple[str, int], ...]) -> str:
+        """The number of the turn at hand, of all turns of some loops."""
+        made = "0"
+        for counter, turns in per:
+            whole = self.line(f"mul i64 {made}, {turns}")
+            made = self.line(f"add i64 {whole}, {self.named(counter)}")
+        return made
+
     def named(self, name: str) -> str:
         for names in reversed(self.names):
             if name in names:
@@ -173,6 +202,9 @@ class Body:
         if isinstance(expression, Counter):
             return self.named(expression.name)
         if isinstance(expression, Name):
+            if expression.name in self.arrays:
+                place = self.variable(expression.name, expression.dtype)
+                return self.line(f"load {REGISTERS[expression.dtype]}, ptr {place}")
             place = self.named(expression.name)
             if place.startswith("%var."):
                 return self.line(f"load {REGISTERS[expression.dtype]}, ptr {place}")

@@ -18,8 +18,17 @@ from typing import Any
 import torch
 
 from adjoint.emit.body import METADATA, SHORT, Body, Wanted, defined
-from adjoint.emit.spelling import MEMORY, REGISTERS, SIZES, literal
-from adjoint.loops.expressions import Apply, Cast, Constant, Guarded, Load
+from adjoint.emit.math import NEAR, symbol
+from adjoint.emit.spelling import MEMORY, REGISTERS, SIZES, SUFFIX, literal
+from adjoint.loops.expressions import (
+    Apply,
+    Cast,
+    Constant,
+    Counter,
+    Expression,
+    Guarded,
+    Load,
+)
 from adjoint.loops.expressions import walk as walk_expression
 from adjoint.loops.operators import identity
 from adjoint.loops.show import show_expression
@@ -34,10 +43,7 @@ from adjoint.loops.statements import (
     expressions,
     walk,
 )
-from adjoint.loops.teams import WARP, block_of
-
-# Threads of larger teams have fewer registers.
-LARGE_TEAM = 256
+from adjoint.loops.teams import WARP, block_of, most_copies, turns_of
 
 TRIPLE = "nvptx64-nvidia-cuda"
 
@@ -196,7 +202,9 @@ class _TeamBody(Body):
         """Accumulators from outside that the loop updates."""
         found: dict[str, Update] = {}
         for each in walk(loop.body):
-            if isinstance(each, Update) and any(each.name in names for names in self.names):
+            if not isinstance(each, Update) or each.name in self.arrays:
+                continue
+            if any(each.name in names for names in self.names):
                 found[each.name] = each
         return found
 
@@ -212,8 +220,8 @@ class _TeamBody(Body):
 
     def counted(self, loop: Loop, start: int, stop: int) -> None:
         """Turn by turn, if that is not too much text; the last may be for some lanes only."""
-        turns = max(0, -(-(stop - start) // self.team))
-        if turns * _copies(loop.body) > self.most_copies():
+        turns = turns_of(max(0, stop - start), self.team)
+        if turns * _copies(loop.body) > most_copies(self.team):
             self.strided(loop, str(start), str(stop))
             return
         for turn in range(turns):
@@ -229,9 +237,19 @@ class _TeamBody(Body):
                 self.turn(loop, counter, str(turn))
             self.lines += [f"  br label %{label}.end", f"{label}.end:"]
 
-    def most_copies(self) -> int:
-        """What a thread reads in a phase of a row should stay in its registers."""
-        return 32 if self.team > LARGE_TEAM else 64
+    def elements(self, per: tuple[tuple[str, int], ...]) -> int:
+        """A thread has those of its own turns; the first loop is the one shared out."""
+        if self.sharing:
+            (counter, count), *rest = per
+            per = ((counter, turns_of(count, self.team)), *rest)
+        return super().elements(per)
+
+    def turn_of(self, per: tuple[tuple[str, int], ...]) -> str:
+        """Known where it stands: loops with such accumulators are written out."""
+        made = 0
+        for counter, turns in per:
+            made = made * turns + int(self.turns[counter])
+        return str(made)
 
     def turn(self, loop: Loop, counter: str, which: str) -> None:
         """The body of a loop, for a turn that is known."""
@@ -264,6 +282,47 @@ class _TeamBody(Body):
         if where not in self.held:
             self.held[where] = super().computed(expression)
         return self.held[where]
+
+    def element(self, buffer: str, offset: Expression, dtype: torch.dtype) -> str:
+        """Neighbours differ by a number that LLVM can see, and may so be one access."""
+        rest, number = self.apart_from_turns(offset)
+        place = super().element(buffer, rest, dtype)
+        return (
+            place
+            if number == 0
+            else self.line(f"getelementptr inbounds {MEMORY[dtype]}, ptr {place}, i64 {number}")
+        )
+
+    def apart_from_turns(self, offset: Expression) -> tuple[Expression, int]:
+        """An offset without what is known of it where loops are written out, and that."""
+        match offset:
+            case Apply("add", (rest, Counter(name))) if self.named(name).isdigit():
+                rest, number = self.apart_from_turns(rest)
+                return rest, number + int(self.named(name))
+            case Apply("add", (rest, Constant(value))):
+                rest, number = self.apart_from_turns(rest)
+                return rest, number + int(value)
+        return offset, 0
+
+    def floating(self, operator: str, values: Sequence[str], dtype: torch.dtype) -> str:
+        """Angles are near zero as a rule: then reducing them is short work, worth a branch."""
+        if operator not in ("sin", "cos") or dtype not in (torch.float32, torch.float64):
+            return super().floating(operator, values, dtype)
+        kind = REGISTERS[dtype]
+        size = self.intrinsic("llvm.fabs", kind, values)
+        near = self.line(f"fcmp ole {kind} {size}, {literal(NEAR[SUFFIX[kind]], dtype)}")
+        self.count += 1
+        label = f"angle{self.count}"
+        self.lines += [f"  br i1 {near}, label %{label}.near, label %{label}.far"]
+        ways: list[str] = []
+        for name, where in ((f"near_{operator}", "near"), (operator, "far")):
+            self.lines.append(f"{label}.{where}:")
+            self.wanted.math.add((name, SUFFIX[kind]))
+            call = f"call {kind} @{symbol(name, SUFFIX[kind])}({kind} {values[0]})"
+            ways.append(f"[ {self.line(call)}, %{label}.{where} ]")
+            self.lines.append(f"  br label %{label}.end")
+        self.lines.append(f"{label}.end:")
+        return self.line(f"phi {kind} {', '.join(ways)}")
 
     def guarded(self, expression: Guarded) -> str:
         with self.apart():

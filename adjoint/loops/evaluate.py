@@ -59,6 +59,9 @@ class _Evaluation:
     def __init__(self, buffers: dict[str, torch.Tensor], extents: dict[str, int]) -> None:
         self.buffers = buffers
         self.extents = extents
+        self.arrays: dict[str, tuple[str, ...]] = {}
+        """Accumulators of which there are several, and by which counters."""
+        self.elements: dict[tuple[Any, ...], Any] = {}
 
     def block(self, body: tuple[Statement, ...], names: dict[str, Any]) -> None:
         for statement in body:
@@ -72,6 +75,13 @@ class _Evaluation:
                     inner = _Scope(names)
                     inner[counter] = np.int64(count)
                     self.block(body, inner)
+            case Accumulator(name, value, per) if per:
+                self.arrays[name] = tuple(counter for counter, _ in per)
+                self.elements[self.key(name, names)] = self.value(value, names)
+            case Update(name, operator, value) if name in self.arrays:
+                old = self.elements[self.key(name, names)]
+                new = self.combined(operator, old, self.value(value, names), value.dtype)
+                self.elements[self.key(name, names)] = new
             case Assign(name, value) | Accumulator(name, value):
                 dict.__setitem__(names, name, self.value(value, names))
             case Update(name, operator, value):
@@ -89,6 +99,9 @@ class _Evaluation:
             case _:
                 assert_never(statement)
 
+    def key(self, name: str, names: dict[str, Any]) -> tuple[Any, ...]:
+        return (name, *(int(names[counter]) for counter in self.arrays[name]))
+
     def combined(self, operator: str, old: Any, new: Any, dtype: torch.dtype) -> Any:
         return _rounded(OPERATORS[operator].meaning(old, new), dtype)
 
@@ -98,6 +111,8 @@ class _Evaluation:
                 return _number(value, dtype)
             case Extent(name):
                 return np.int64(self.extents[name])
+            case Name(name) if name in self.arrays:
+                return self.elements[self.key(name, names)]
             case Counter(name) | Name(name):
                 return names[name]
             case Load(buffer, offset, dtype):

@@ -119,8 +119,9 @@ def _statement(statement: Statement) -> Iterator[str]:
             yield f"{word}for {counter} in range({inside}):"
         case Assign(name, value):
             yield f"{name} = {show_expression(value)}"
-        case Accumulator(name, value):
-            yield f"var {name} = {show_expression(value)}"
+        case Accumulator(name, value, per):
+            each = f"[{', '.join(counter for counter, _ in per)}]" if per else ""
+            yield f"var {name}{each} = {show_expression(value)}"
         case Update(name, operator, value):
             yield _merged(name, operator, value)
         case Store(buffer, offset, value):

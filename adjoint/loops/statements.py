@@ -3,6 +3,8 @@
     Loop("i", stop, body)             for i in range(stop)
     Assign("a", value)                a name for a value, in the rest of its block
     Accumulator("m", value)           a variable that `Update`s in loops below change
+    Accumulator("m", value, per)      one for each turn of the loops `per`, which stand around it;
+                                      it is there in later loops with the same counters
     Update("m", "add", value)         m = m + value; a reduction, in any order
     Store("out", offset, value)       out[offset] = value
     Merge("out", offset, "add", value)
@@ -52,6 +54,8 @@ class Assign:
 class Accumulator:
     name: str
     value: Expression
+    per: tuple[tuple[str, int], ...] = ()
+    """Counters of loops, and how many turns each has."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

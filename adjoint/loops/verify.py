@@ -52,6 +52,7 @@ class _Check:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.buffers = {buffer.name: buffer for buffer in kernel.buffers}
+        self.arrays: dict[str, tuple[torch.dtype, tuple[str, ...]]] = {}
 
     def refuse(self, why: str) -> KernelError:
         return KernelError(f"kernel {self.kernel.name}: {why}\n{show(self.kernel)}")
@@ -65,6 +66,10 @@ class _Check:
     ) -> None:
         names, variables = dict(names), dict(variables)
         for statement in body:
+            # Of which there are several: those that the counters around this place tell apart.
+            for name, (dtype, counters) in self.arrays.items():
+                if all(counter in names for counter in counters):
+                    variables[name] = dtype
             for expression in expressions(statement):
                 self.expression(expression, {**names, **variables})
             match statement:
@@ -82,6 +87,10 @@ class _Check:
                         # It is a function of its own, and so is what stands before and after it.
                         names, variables = {}, {}
                     self.block(inner, {**names, counter: torch.int64}, variables)
+                case Accumulator(name, value, per) if per:
+                    if name in self.arrays or not all(counter in names for counter, _ in per):
+                        raise self.refuse(f"{name} is not one for each turn of loops around it")
+                    self.arrays[name] = (value.dtype, tuple(counter for counter, _ in per))
                 case Assign(name, value) | Accumulator(name, value):
                     if name in names or name in variables:
                         raise self.refuse(f"{name} is assigned twice")

@@ -8,15 +8,15 @@ elements that are at hand: at the same place in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from torch import fx
 
-from adjoint.lower.definitions import Scattered
+from adjoint.lower.definitions import Mapped, Scattered
 from adjoint.lower.index import Index, linear, refined, row_major
-from adjoint.lower.items import Item
+from adjoint.lower.items import NOTHING, Item
 from adjoint.lower.sizes import Size, is_one, product, quotient, same
 
 # More would not fit into registers and caches, and compiles slowly.
@@ -40,6 +40,8 @@ class Group:
     members: dict[fx.Node, tuple[Item, Level]] = field(default_factory=dict)
     kept: list[Size] = field(default_factory=list)
     """For each sum over rows: how many values it keeps apart."""
+    inlined: Mapping[fx.Node, Mapped] = field(default_factory=dict)
+    """What items read that is no item, but is computed where it is read."""
 
     @property
     def count(self) -> Size:
@@ -59,20 +61,29 @@ class Group:
 
 
 def fuse(
-    items: Iterable[Item], needs: dict[fx.Node, set[fx.Node]], alike: bool = False
+    items: Iterable[Item],
+    needs: dict[fx.Node, set[fx.Node]],
+    alike: bool = False,
+    inlined: Mapping[fx.Node, Mapped] = NOTHING,
 ) -> list[Group]:
     """Groups that can run one after another, between the calls of other ops.
 
     `needs`: for each node, what must be there before it.  `alike`: sums over rows in one group
     keep as many values apart.
     """
-    return _Fusion(needs, alike).run(items)
+    return _Fusion(needs, alike, inlined).run(items)
 
 
 class _Fusion:
-    def __init__(self, needs: dict[fx.Node, set[fx.Node]], alike: bool) -> None:
+    def __init__(
+        self,
+        needs: dict[fx.Node, set[fx.Node]],
+        alike: bool,
+        inlined: Mapping[fx.Node, Mapped],
+    ) -> None:
         self.needs = needs
         self.alike = alike
+        self.inlined = inlined
         self.groups: list[Group] = []
         self.group_of: dict[fx.Node, Group] = {}
 
@@ -86,7 +97,7 @@ class _Fusion:
         for group in self.candidates(item):
             if self.joins(item, group):
                 return group
-        group = Group(item.shape)
+        group = Group(item.shape, inlined=self.inlined)
         level = _enter(item, group)
         assert level is not None
         group.members[item.node] = (item, level)

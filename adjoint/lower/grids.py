@@ -28,14 +28,14 @@ from adjoint.loops.statements import (
     Store,
     Update,
 )
-from adjoint.loops.teams import WARP
+from adjoint.loops.teams import WARP, most_copies, turns_of
 from adjoint.lower.definitions import Mapped, Reduced, Scattered
 from adjoint.lower.fusion import Group, Level
 from adjoint.lower.index import Axis, linear, of_axis, row_major, unravelled
 from adjoint.lower.items import Item, strides_of
 from adjoint.lower.nests import Builder, cleared, kept_index, share
 from adjoint.lower.operands import CHUNKS, Nest
-from adjoint.lower.sizes import Size, estimate, product, quotient
+from adjoint.lower.sizes import Size, estimate, product, quotient, same
 from adjoint.lower.views import Where, shape_of
 
 # One access to memory, in bytes, and the most neighbours that one thread takes.
@@ -48,14 +48,23 @@ MANY_THREADS = 1 << 15
 # Rows of so few columns are gone through by one thread.
 FEW_COLUMNS = 8
 
-# How often each thread of a team goes through a shared loop, about.
-TURNS = 6
+# Elements of a row that a thread takes, about: of rows that fit a warp; of longer ones; and where
+# it keeps a sum over rows for each of them.
+OF_SHORT_ROWS = 4
+OF_LONG_ROWS = 16
+OF_SUMMED_ROWS = 8
+
+# Rows of so many columns or fewer are for a warp: its threads need not meet in memory.
+FOR_A_WARP = 1024
+
+# With so many rows there are threads enough.
+MANY_ROWS = 2048
 
 LARGEST_TEAM = 1024
 TOTAL_TEAM = 256
 
 # Rows that a thread adds up before its sum is worth a place in memory.
-LEAST_ROWS = 8
+LEAST_ROWS = 16
 
 
 def grids_of(group: Group, stored: set[fx.Node]) -> list[Nest]:
@@ -137,9 +146,15 @@ class _Grid(Builder):
             return TOTAL_TEAM if self._adds_all() else 1
         if isinstance(self.group.columns, int) and self.group.columns <= FEW_COLUMNS:
             return 1
-        turns = TURNS if estimate(self.rows, MANY_THREADS) >= MANY_THREADS // TOTAL_TEAM else 1
+        columns = estimate(self.columns) * self.width
+        elements = OF_LONG_ROWS if columns > FOR_A_WARP else OF_SHORT_ROWS
+        most = WARP if columns <= FOR_A_WARP else LARGEST_TEAM
+        if self.summed and columns > OF_SUMMED_ROWS * WARP:
+            elements, most = OF_SUMMED_ROWS, LARGEST_TEAM
+        if estimate(self.rows, MANY_THREADS) < MANY_ROWS:
+            elements, most = self.width, LARGEST_TEAM
         team = 4
-        while team < LARGEST_TEAM and team * turns < estimate(self.columns):
+        while team < most and team * elements < columns:
             team *= 2
         return team
 
@@ -175,10 +190,10 @@ class _Grid(Builder):
             Assign("column", apply("mod", Counter("g"), columns)),
             *self.unfold(self.inner, column),
         ]
-        clear = [self._clear(item) for item in self.summed]
+        before, after = self._sums_of_a_chunk()
         number = Name("r", torch.int64)
         row = (*self.unfold(self.outer, number), *self._row())
-        body = (*start, *self._neighbours(clear), self._every_so_many(number, row))
+        body = (*start, *before, self._every_so_many(number, row), *after)
         return self._parallel("g", Extent(CHUNKS) * columns, body, self._chunks())
 
     def _by_chunks(self) -> Nest:
@@ -192,7 +207,7 @@ class _Grid(Builder):
     def _chunks(self) -> Grid:
         """How rows are shared out."""
         if self.group.columns is not None:
-            return Grid(1, True, self.rows, self.team, 2 * LEAST_ROWS)
+            return Grid(1, True, self.rows, self.team, LEAST_ROWS)
         if self._adds_all():
             return Grid(1, True, self.rows, self.team, LEAST_ROWS * self.team)
         return Grid(self.columns, True, self.rows, self.columns, LEAST_ROWS)
@@ -227,29 +242,49 @@ class _Grid(Builder):
     # Sums over rows, and scatters
 
     def _sums_of_a_chunk(self) -> tuple[list[Statement], list[Statement]]:
+        """What is done for them before the rows of a chunk, and after."""
         before: list[Statement] = []
         after: list[Statement] = []
+        first: list[Statement] = []
+        last: list[Statement] = []
         for item in self.summed:
             definition, scratch = item.definition, self._partial(item)
             assert isinstance(definition, Reduced)
+            total = Name(self._total(item), scratch.dtype)
             if self._is_total(item):
-                total = Name(self._total(item), scratch.dtype)
                 before.append(Accumulator(total.name, definition.start))
                 after.append(Store(self.operand(scratch), self.thread, total))
+            elif self._is_kept_by_threads(item):
+                first.append(Accumulator(total.name, definition.start, self._per()))
+                last.append(Store(self.operand(scratch), self._place(item), total))
             else:
                 before.append(cleared(self, scratch, self.thread, definition.start))
-        return before, after
+        return [*before, *self._around(first)], [*self._around(last), *after]
+
+    def _per(self) -> tuple[tuple[str, int], ...]:
+        """The loops in which a thread meets its columns."""
+        lanes = [(axis.name, self.width) for axis in self.lanes]
+        if self.group.columns is None:
+            return tuple(lanes)
+        assert isinstance(self.columns, int)
+        return (("c", self.columns), *lanes)
+
+    def _is_kept_by_threads(self, item: Item) -> bool:
+        """A sum over rows of which each thread has the same few elements in every row."""
+        if self.group.columns is None:
+            return True
+        if not isinstance(self.columns, int) or not same(
+            product(shape_of(item.node)), self.group.columns
+        ):
+            return False
+        copies = turns_of(self.columns, self.team) * self.width
+        return copies <= most_copies(self.team)
 
     def _place(self, item: Item) -> Expression:
         """Where the thread adds to a sum over rows."""
         offset = linear(kept_index(item, self.index_of(item)), row_major(shape_of(item.node)))
         count = self.size(self._partial(item).count)
         return self.thread * count + self.position(offset)
-
-    def _clear(self, item: Item) -> Statement:
-        definition = item.definition
-        assert isinstance(definition, Reduced)
-        return Store(self.operand(self._partial(item)), self._place(item), definition.start)
 
     def _partial_sum(self, item: Item) -> Statement:
         definition, index = item.definition, self.index_of(item)
@@ -259,7 +294,7 @@ class _Grid(Builder):
             place = linear(definition.place(index, self), strides_of(item.node))
             name, offset = self.operand(item.node), self.position(place)
             return Merge(name, offset, definition.operator, value, shared=True)
-        if self._is_total(item):
+        if self._is_total(item) or self._is_kept_by_threads(item):
             return Update(self._total(item), definition.operator, value)
         name = self.operand(self._partial(item))
         return Merge(name, self._place(item), definition.operator, value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +13,7 @@ from adjoint.loops.expressions import Apply, Expression, Name, walk
 from adjoint.loops.operators import MATH
 from adjoint.lower.definitions import (
     CONSTANTS,
+    Bound,
     Definition,
     Mapped,
     Reader,
@@ -105,6 +106,10 @@ class Item:
         return not dims or self.order[-len(dims) :] == tuple(dims)
 
     @property
+    def bounds(self) -> tuple[Bound, ...]:
+        return () if isinstance(self.definition, Reduced) else self.definition.bounds
+
+    @property
     def is_reduction(self) -> bool:
         return not isinstance(self.definition, Mapped)
 
@@ -117,21 +122,27 @@ class Item:
         return linear([index[dim] for dim in order], row_major([shape[dim] for dim in order]))
 
 
-def constant_at(node: fx.Node, index: Where, reader: Reader) -> Expression | None:
-    """An element of what is made of nothing: computed wherever it is read."""
-    definition = definition_of(node) if node.target in CONSTANTS else None
+def inlined_at(
+    node: fx.Node, index: Where, reader: Reader, inlined: Mapping[fx.Node, Mapped]
+) -> Expression | None:
+    """An element of what is made of nothing, or is to be computed wherever it is read."""
+    definition = definition_of(node) if node.target in CONSTANTS else inlined.get(node)
     return definition.element(index, reader) if isinstance(definition, Mapped) else None
 
 
-class _Recorder:
+NOTHING: Mapping[fx.Node, Mapped] = {}
+
+
+class Recorder:
     """Gives dummies for elements, and keeps which were asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, inlined: Mapping[fx.Node, Mapped] = NOTHING) -> None:
+        self.inlined = inlined
         self.reads: list[tuple[fx.Node, Where]] = []
 
     def read(self, node: fx.Node, index: Where) -> Expression:
         base, index = resolve(node, index)
-        known = constant_at(base, index, self)
+        known = inlined_at(base, index, self, self.inlined)
         if known is not None:
             return known
         self.reads.append((base, index))
@@ -144,10 +155,12 @@ class _Recorder:
         return Name("?", torch.int64)
 
 
-def item_of(node: fx.Node, definition: Definition) -> Item:
+def item_of(
+    node: fx.Node, definition: Definition, inlined: Mapping[fx.Node, Mapped] = NOTHING
+) -> Item:
     """The item that computes `node`."""
     item = _shaped(node, definition)
-    recorder: Reader = _Recorder()
+    recorder = Recorder(inlined)
     expression = definition.element(item.index, recorder)
     if isinstance(definition, Scattered):
         place = definition.place(item.index, recorder)
@@ -155,7 +168,7 @@ def item_of(node: fx.Node, definition: Definition) -> Item:
         straight = [each for each in place if fastest in set(each.axes())]
         item.serial = not straight
         definition.start(tuple(Index() for _ in shape_of(node)), recorder)
-    item.reads = recorder.reads  # type: ignore[attr-defined]
+    item.reads = recorder.reads
     item.has_math = any(
         isinstance(each, Apply) and each.operator in MATH for each in walk(expression)
     )

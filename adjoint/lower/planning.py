@@ -33,12 +33,13 @@ from adjoint.lower.definitions import (
     CONSTANTS,
     Bound,
     Definition,
-    Reduced,
+    Mapped,
     Scattered,
     definition_of,
 )
 from adjoint.lower.fusion import Group, fuse
 from adjoint.lower.grids import grids_of
+from adjoint.lower.inlining import inlined
 from adjoint.lower.items import Item, item_of, strides_of
 from adjoint.lower.nests import nest_of, parts_of, sum_of_parts
 from adjoint.lower.operands import Nest
@@ -128,11 +129,14 @@ class _Planning:
         self.stored: set[fx.Node] = set()
         self.group_of: dict[fx.Node, Group] = {}
         self.checked: set[Any] = set()
+        self.inlined: dict[fx.Node, Mapped] = {}
 
     def run(self) -> Plan:
         live = self._live()
         self._classify(live)
-        for group in fuse(self.items.values(), self.needs, alike=self.has_grids):
+        live = [node for node in live if node not in self.inlined]
+        groups = fuse(self.items.values(), self.needs, self.has_grids, self.inlined)
+        for group in groups:
             for node in group.members:
                 self.group_of[node] = group
         self._decide_storage(live)
@@ -177,15 +181,19 @@ class _Planning:
         return [n for n in self.graph.nodes if n in found and n.op not in ("output", "placeholder")]
 
     def _classify(self, live: Iterable[fx.Node]) -> None:
-        for node in live:
-            item = self._item(node)
-            if item is not None:
+        found = {node: self._item(node) for node in live}
+        if self.has_grids:
+            self.inlined = inlined({n: item for n, item in found.items() if item is not None})
+        for node, item in found.items():
+            if item is None:
+                self.needs[node] = {resolve_base(n) for n in node.all_input_nodes}
+            elif node not in self.inlined:
+                if any(base in self.inlined for base, _ in item.reads):
+                    item = item_of(node, item.definition, self.inlined)
                 self.items[node] = item
                 self.needs[node] = {base for base, _ in item.reads}
-                item.checked = {resolve_base(bound.node) for bound in _bounds(item)}
+                item.checked = {resolve_base(bound.node) for bound in item.bounds}
                 self.needs[node] |= item.checked
-            else:
-                self.needs[node] = {resolve_base(n) for n in node.all_input_nodes}
 
     def _item(self, node: fx.Node) -> Item | None:
         # What is made of nothing takes no more than a size from its arguments.
@@ -218,7 +226,7 @@ class _Planning:
                 here = self.group_of[node]
                 reads = [base for base, _ in self.items[node].reads]
                 wanted += [base for base in reads if self.group_of.get(base) is not here]
-                wanted += [bound.node for bound in _bounds(self.items[node])]
+                wanted += [bound.node for bound in self.items[node].bounds]
             elif not (view_of(node) or node.target in PARTS):
                 wanted += node.all_input_nodes
         for node in wanted:
@@ -308,7 +316,7 @@ class _Planning:
                 for need in {need for node in nodes for need in self.needs[node]}:
                     users.setdefault(need, set()).add(id(unit))
                 for node in nodes:
-                    for bound in _bounds(self.items[node]) if node in self.items else ():
+                    for bound in self.items[node].bounds if node in self.items else ():
                         users.setdefault(resolve_base(bound.node), set()).add(0)
         return users
 
@@ -338,7 +346,7 @@ class _Planning:
     def _prepare(self, group: Group, region: Region | None = None) -> set[fx.Node]:
         """Check indices, and give slots to what is stored, which is returned."""
         for item in group.items:
-            for bound in _bounds(item):
+            for bound in item.bounds:
                 self._check(bound, item)
         for node in group.members:
             if node in self.stored:
@@ -490,10 +498,6 @@ def resolve_base(node: fx.Node) -> fx.Node:
     while (view := view_of(node)) is not None:
         node = view[0]
     return node
-
-
-def _bounds(item: Item) -> tuple[Bound, ...]:
-    return () if isinstance(item.definition, Reduced) else item.definition.bounds
 
 
 # Operators that write their result where they are told.

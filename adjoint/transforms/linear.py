@@ -13,6 +13,7 @@ from adjoint.errors import CaptureError
 from adjoint.graph.descriptors import Argument, Result
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import outputs_of, set_descriptor, set_output_descriptors
+from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.runtime.bridge import Reversed
 from adjoint.torch_private import trees
 from adjoint.torch_private.modes import outside_functorch
@@ -53,6 +54,8 @@ class Linearized:
         body.read(written)
         self.lifted = list(body.scope.lifted)
         graph = _described(body.close([*tensors, *written]))
+        # What two transforms inside have both computed would be differentiated twice.
+        merge_common_subexpressions(graph.graph)
         self.wrt = tuple(range(len(self.inputs)))
         with tracer.paused(), outside_functorch():
             self.recorded = build.record(graph, self.wrt)

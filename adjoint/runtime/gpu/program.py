@@ -24,7 +24,7 @@ from adjoint.runtime.gpu.memory import Arena, arena_of
 from adjoint.torch_private.cuda import current_device, raw_stream
 
 # So many threads keep the machine busy where each has a few rows to add up.
-BUSY = 1 << 16
+BUSY = 1 << 17
 
 # Addresses that kernels load from are multiples of it.
 ALIGNMENT = 16

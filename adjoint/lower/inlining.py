@@ -1,0 +1,100 @@
+"""Values that are computed wherever they are read, and never stored.
+
+Where threads are many, memory is what they wait for: a value that can be computed from no more than
+would be read for it is worth neither the store nor the memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from torch import fx
+
+from adjoint.loops.expressions import Apply, walk
+from adjoint.loops.operators import MATH
+from adjoint.lower.definitions import CONSTANTS, Mapped
+from adjoint.lower.index import linear
+from adjoint.lower.items import Item, Recorder, strides_of
+from adjoint.lower.sizes import Size, estimate, product, same
+from adjoint.lower.views import Where, shape_of, view_of
+
+# What is computed again each time may be so much.
+MOST_OPERATORS = 24
+MOST_FUNCTIONS = 3
+
+# So little is computed again even for many more elements than there are.
+A_TRIFLE = 3
+
+
+def inlined(items: Mapping[fx.Node, Item]) -> dict[fx.Node, Mapped]:
+    """The definitions of items that are not to be items, given those in order."""
+    chosen: dict[fx.Node, Mapped] = {}
+    indices = {bound.node for item in items.values() for bound in item.bounds}
+    for node, item in items.items():
+        definition = item.definition
+        if not isinstance(definition, Mapped) or definition.bounds or node.target in CONSTANTS:
+            continue
+        if node in indices or not _is_read_by_items_alone(node, items):
+            continue
+        recorder = Recorder(chosen)
+        expression = definition.element(item.index, recorder)
+        applied = [each for each in walk(expression) if isinstance(each, Apply)]
+        functions = sum(each.operator in MATH for each in applied)
+        if len(applied) > MOST_OPERATORS or functions > MOST_FUNCTIONS:
+            continue
+        trifle = len(applied) <= A_TRIFLE and not functions
+        if not trifle and not _is_read_once_an_element(node, item.count, items):
+            continue
+        if _bytes_read(recorder, item) <= _bytes(node, item.count):
+            chosen[node] = definition
+    return chosen
+
+
+def _readers(node: fx.Node) -> Iterator[fx.Node]:
+    """What reads a value, through views as well."""
+    for user in node.users:
+        if view_of(user) is None:
+            yield user
+        else:
+            yield from _readers(user)
+            # A view that nobody reads is returned, or it would not be there.
+
+
+def _is_read_by_items_alone(node: fx.Node, items: Mapping[fx.Node, Item]) -> bool:
+    readers = list(_readers(node))
+    return bool(readers) and all(reader in items for reader in readers)
+
+
+def _is_read_once_an_element(node: fx.Node, count: Size, items: Mapping[fx.Node, Item]) -> bool:
+    return all(same(items[reader].count, count) for reader in _readers(node))
+
+
+def _bytes(node: fx.Node, count: Size) -> int:
+    """What a pass through so many elements of a tensor takes from memory."""
+    size: int = node.meta["val"].dtype.itemsize
+    return min(estimate(count), estimate(product(shape_of(node)))) * size
+
+
+def _bytes_read(recorder: Recorder, item: Item) -> float:
+    """What computing all elements takes from memory; too much, where neighbours lie apart."""
+    taken = 0
+    for base, index in dict.fromkeys(recorder.reads):
+        if not _is_small(base, item.count):
+            if not _lies_along(item, base, index):
+                return math.inf
+            taken += _bytes(base, item.count)
+    return taken
+
+
+def _lies_along(item: Item, base: fx.Node, index: Where) -> bool:
+    if not item.order:
+        return True
+    fastest = item.axes[item.order[-1]]
+    step = linear(index, strides_of(base)).coefficient(fastest)
+    return isinstance(step, int) and step <= 1
+
+
+def _is_small(base: fx.Node, count: Size) -> bool:
+    """It is read again and again, and so from a cache."""
+    return estimate(product(shape_of(base))) * 8 <= estimate(count)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from adjoint.loops.show import show_plan
+from adjoint.lower.definitions import definition_of
+from adjoint.lower.inlining import inlined
+from adjoint.lower.items import item_of
+from adjoint.lower.planning import lower
+from tests.lowering import check, graph_of, launches
+
+X, W = torch.rand(64, 32, dtype=torch.float64), torch.rand(32, 32, dtype=torch.float64)
+
+
+def chosen(function: Callable[..., Any], *inputs: torch.Tensor) -> list[str]:
+    items = {}
+    for node in graph_of(function, inputs).graph.nodes:
+        definition = definition_of(node)
+        if definition is not None:
+            items[node] = item_of(node, definition)
+    return [str(node.target).split(".")[1] for node in inlined(items)]
+
+
+def test_what_is_read_for_it_is_no_more_than_it() -> None:
+    assert chosen(lambda x, w: [((x + 1).exp() * 2).sum(0)], X, W) == ["add", "exp", "mul"]
+    assert chosen(lambda x, y: [(x * y).sum(0)], X, X + 1) == []
+
+
+def test_a_copy_that_lies_otherwise_is_made() -> None:
+    assert chosen(lambda x, w: [(x.t().contiguous() * 2).sum(0)], X, W) == ["mul"]
+
+
+def test_what_a_call_needs_is_stored() -> None:
+    assert chosen(lambda x, w: [(x + 1) @ w], X, W) == []
+    assert chosen(lambda x, w: [x + 1], X, W) == []
+
+
+def test_what_many_elements_read_is_not_computed_for_each() -> None:
+    scale = torch.rand(64, dtype=torch.float64)
+    assert chosen(lambda x, s: [x * s.sin()[:, None]], X, scale) == []
+    assert chosen(lambda x, s: [x * (s + 1)[:, None]], X, scale) == ["add"]
+
+
+def test_a_table_that_is_looked_up_is_small() -> None:
+    table, places = torch.rand(4, 32), torch.zeros(64, dtype=torch.int64)
+    found = chosen(lambda t, i: [(t[i] * 2).sum(0)], table, places)
+    assert found == ["mul"] or found == ["index", "mul"]
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_between_kernels_only_what_is_needed_is_stored(order: int) -> None:
+    """Of `x + b`, its sigmoid and their product, a product of matrices needs the last alone."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        y = x + 1
+        gate = y.sigmoid()
+        z = (y * gate) @ w
+        return [(z * gate * (1 - gate)).sum(order)]
+
+    check(function, X, W)
+    first = launches(lower(graph_of(function, [X, W]), grids=True))[0]
+    assert sum(buffer.written for buffer in first.kernel.buffers) == 1
+    assert "sigmoid" in show_plan(lower(graph_of(function, [X, W]), grids=True))
