@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import sympy
 import torch
@@ -23,6 +23,7 @@ from adjoint.runtime.cpu.engine import LLVMError, function_attributes, load
 from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.runtime.cpu.tiles import has_blas
 from adjoint.torch_private import symbols, trees
+from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import fake_mode_of
 
 # Kernels of this process by what they do: programs share those that are the same.
@@ -34,11 +35,14 @@ def native_program(graph_module: fx.GraphModule) -> CpuProgram | None:
     """The graph as native code; None if it is to be run op by op."""
     if not _is_worth_it(graph_module):
         return None
-    with symbols.noted(fake_mode_of(graph_module).shape_env) as assumed:
-        plan = lower(graph_module, tiles=has_blas())
+    shape_env = fake_mode_of(graph_module).shape_env
+    before = len(symbols.assumed(shape_env))
+    with general_shapes(), symbols.assumptions(shape_env) as assumed:
+        plan = lower(graph_module, has_blas())
+    # What was assumed for another graph of these symbols, torch takes for granted here as well.
     plan = dataclasses.replace(plan, assumed=tuple(assumed))
     launches = list(_launches(plan))
-    if not launches or _unknown_sizes(plan):
+    if not launches or _unknown_sizes(plan) or not _can_be_checked(graph_module, assumed[before:]):
         return None
     try:
         addresses = _compiled(launches)
@@ -87,6 +91,13 @@ def _is_worth_it(graph_module: fx.GraphModule) -> bool:
     return any(map(is_plain, values)) and all(
         leaf.device.type == "cpu" for leaf in values if isinstance(leaf, torch.Tensor)
     )
+
+
+def _can_be_checked(graph_module: fx.GraphModule, assumed: Iterable[sympy.Basic]) -> bool:
+    """Each of these sizes is that of an input."""
+    inputs = graph_module.graph.find_nodes(op="placeholder")
+    known = {symbol for symbol, _, _ in symbols.shown(node.meta.get("val") for node in inputs)}
+    return all(expr.free_symbols <= known for expr in assumed)
 
 
 def _unknown_sizes(plan: Plan) -> bool:

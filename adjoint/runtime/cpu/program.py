@@ -66,23 +66,12 @@ class CpuProgram:
         )
         self._run: Callable[..., Any] = namespace["run"]
         self._bindings: dict[Any, list[Binding]] = {}
-        self._fitting: dict[tuple[int, ...], bool] = {}
 
     def _sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         return tuple(
             inputs[place] if dim < 0 else inputs[place].shape[dim]
             for _, place, dim in self.plan.symbols
         )
-
-    def fits(self, inputs: Sequence[Any]) -> bool:
-        """Whether the plan holds for the sizes of `inputs`."""
-        if not self.plan.assumed:
-            return True
-        sizes = self._sizes(inputs)
-        if sizes not in self._fitting:
-            named = zip((symbol for symbol, _, _ in self.plan.symbols), sizes, strict=True)
-            self._fitting[sizes] = symbols.violated(self.plan.assumed, dict(named)) is None
-        return self._fitting[sizes]
 
     def __call__(self, inputs: list[Any]) -> Any:
         threads = torch.get_num_threads()
