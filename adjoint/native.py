@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import sympy
 import torch
@@ -16,7 +17,7 @@ from adjoint.errors import FallbackWarning
 from adjoint.graph.evaluation import entry_mode
 from adjoint.graph.metadata import mode_of
 from adjoint.loops.plan import Launch, Plan, Tiles
-from adjoint.loops.show import show
+from adjoint.loops.show import identity
 from adjoint.loops.statements import Kernel
 from adjoint.lower.planning import is_plain, lower
 from adjoint.runtime.cpu.engine import LLVMError, function_attributes, load
@@ -28,6 +29,7 @@ from adjoint.torch_private.fake import fake_mode_of
 
 # Kernels of this process by what they do: programs share those that are the same.
 _KERNELS: dict[str, int] = {}
+_NUMBERS = itertools.count()
 _LOCK = threading.Lock()
 
 
@@ -35,26 +37,43 @@ def native_program(graph_module: fx.GraphModule) -> CpuProgram | None:
     """The graph as native code; None if it is to be run op by op."""
     if not _is_worth_it(graph_module):
         return None
+    called: frozenset[str] = frozenset()
+    while (plan := _planned(graph_module, called)) is not None:
+        addresses, refused = _compiled(list(_launches(plan)))
+        if not refused:
+            return CpuProgram(plan, addresses)
+        for launch, error in refused.items():
+            _warn(launch, error)
+        # They are called as they are, and the rest is fused without them.
+        nodes = {name for launch in refused for name in launch.nodes}
+        if nodes <= called:
+            return None
+        called |= nodes
+    return None
+
+
+def _warn(launch: Launch, error: Exception) -> None:
+    lines = "".join(f"\n  at {line}" for line in launch.kernel.lines)
+    warnings.warn(
+        f"{', '.join(launch.nodes) or launch.kernel.name} run op by op, because LLVM refused "
+        f"their kernel: {error}{lines}",
+        FallbackWarning,
+        stacklevel=2,
+    )
+
+
+def _planned(graph_module: fx.GraphModule, called: frozenset[str]) -> Plan | None:
+    """The plan, if there is anything native in it."""
     shape_env = fake_mode_of(graph_module).shape_env
     before = len(symbols.assumed(shape_env))
     with general_shapes(), symbols.assumptions(shape_env) as assumed:
-        plan = lower(graph_module, has_blas())
+        plan = lower(graph_module, has_blas(), called)
     # What was assumed for another graph of these symbols, torch takes for granted here as well.
     plan = dataclasses.replace(plan, assumed=tuple(assumed))
     launches = list(_launches(plan))
     if not launches or _unknown_sizes(plan) or not _can_be_checked(graph_module, assumed[before:]):
         return None
-    try:
-        addresses = _compiled(launches)
-    except (LLVMError, NotImplementedError) as error:
-        lines = {str(line) for launch in launches for line in launch.kernel.lines}
-        warnings.warn(
-            f"runs op by op, because LLVM refused a kernel: {error}\nfor {sorted(lines)}",
-            FallbackWarning,
-            stacklevel=2,
-        )
-        return None
-    return CpuProgram(plan, addresses)
+    return plan
 
 
 def _launches(plan: Plan) -> Iterator[Launch]:
@@ -66,19 +85,34 @@ def _launches(plan: Plan) -> Iterator[Launch]:
             yield from (each for each in step.body if isinstance(each, Launch))
 
 
-def _compiled(launches: Sequence[Launch]) -> dict[Launch, int]:
-    keys = [show(dataclasses.replace(launch.kernel, lines=())) for launch in launches]
+def _compiled(launches: Sequence[Launch]) -> tuple[dict[Launch, int], dict[Launch, Exception]]:
+    """Where the code of each is, and which were refused."""
+    keys = {launch: identity(launch.kernel) for launch in launches}
     with _LOCK:
         new: dict[str, Kernel] = {}
-        for key, launch in zip(keys, launches, strict=True):
+        for launch, key in keys.items():
             if key not in _KERNELS and key not in new:
-                name = f"kernel{len(_KERNELS) + len(new)}"
+                name = f"kernel{next(_NUMBERS)}"
                 new[key] = dataclasses.replace(launch.kernel, name=name)
-        if new:
-            text = emit_module(list(new.values()), function_attributes())
-            found = load(text, [kernel.name for kernel in new.values()])
-            _KERNELS.update(zip(new, found, strict=True))
-        return {launch: _KERNELS[key] for key, launch in zip(keys, launches, strict=True)}
+        refused = _load(new) if new else {}
+        return (
+            {launch: _KERNELS[key] for launch, key in keys.items() if key not in refused},
+            {launch: refused[key] for launch, key in keys.items() if key in refused},
+        )
+
+
+def _load(kernels: Mapping[str, Kernel]) -> dict[str, Exception]:
+    """Compile all as one module; if that fails, each by itself.  Returns those that fail."""
+    try:
+        text = emit_module(list(kernels.values()), function_attributes())
+        found = load(text, [kernel.name for kernel in kernels.values()])
+    except (LLVMError, NotImplementedError) as error:
+        if len(kernels) == 1:
+            return dict.fromkeys(kernels, error)
+        alone = [_load({key: kernel}) for key, kernel in kernels.items()]
+        return {key: failure for failures in alone for key, failure in failures.items()}
+    _KERNELS.update(zip(kernels, found, strict=True))
+    return {}
 
 
 def _is_worth_it(graph_module: fx.GraphModule) -> bool:

@@ -59,6 +59,8 @@ class Launch:
     operands: tuple[int | Scratch, ...]
     extents: tuple[Size, ...]
     work: Size
+    nodes: tuple[str, ...] = ()
+    """The nodes of the graph that it computes."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ kernel tanh_sum(x: f32, out: f32 written; s0, s1)
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from textwrap import indent
 
 import torch
@@ -26,6 +27,7 @@ from adjoint.loops.expressions import (
     Guarded,
     Load,
     Name,
+    children,
 )
 from adjoint.loops.plan import Invoke, Launch, Plan, Product, Tiles
 from adjoint.loops.statements import (
@@ -38,6 +40,8 @@ from adjoint.loops.statements import (
     Statement,
     Store,
     Update,
+    expressions,
+    walk,
 )
 
 INFIX = {
@@ -99,6 +103,28 @@ def show(kernel: Kernel) -> str:
     lines += [f"    # {line}" for line in kernel.lines]
     lines += _block(kernel.body, 1)
     return "\n".join(lines) + "\n"
+
+
+def identity(kernel: Kernel) -> str:
+    """A text that two kernels share only if they compute the same; where from does not matter.
+
+    To read, a constant is a number; but 1.0 / 3.0 is another in float32 than in float64.
+    """
+    dtypes = [
+        short(constant.dtype)
+        for statement in walk(kernel.body)
+        for expression in expressions(statement)
+        for constant in _constants(expression)
+    ]
+    return f"{show(replace(kernel, name='', lines=()))}constants: {' '.join(dtypes)}\n"
+
+
+def _constants(expression: Expression) -> Iterator[Constant]:
+    """As often as they are shown, in the order of what is shown."""
+    if isinstance(expression, Constant):
+        yield expression
+    for child in children(expression):
+        yield from _constants(child)
 
 
 def _block(body: tuple[Statement, ...], depth: int) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -62,12 +62,15 @@ DTYPES = frozenset(
 )
 
 
-def lower(graph_module: fx.GraphModule, tiles: bool = True) -> Plan:
+def lower(
+    graph_module: fx.GraphModule, tiles: bool = True, called: Collection[str] = frozenset()
+) -> Plan:
     """The plan that computes the outputs of a graph.
 
-    `tiles`: kernels and matrix products may be run together, some rows at a time.
+    `tiles`: kernels and matrix products may be run together, some rows at a time.  `called`: names
+    of nodes that are to be called as they are.
     """
-    return _Planning(decompose(graph_module), tiles).run()
+    return _Planning(decompose(graph_module), tiles, called).run()
 
 
 def is_plain(value: Any) -> bool:
@@ -90,8 +93,9 @@ def require_within(index: torch.Tensor, low: int, high: int) -> None:
 
 
 class _Planning:
-    def __init__(self, graph_module: fx.GraphModule, tiles: bool) -> None:
+    def __init__(self, graph_module: fx.GraphModule, tiles: bool, called: Collection[str]) -> None:
         self.tiles = tiles
+        self.called = called
         self.module = graph_module
         self.graph = graph_module.graph
         self.items: dict[fx.Node, Item] = {}
@@ -166,7 +170,7 @@ class _Planning:
         given = [] if node.target in CONSTANTS else node.all_input_nodes
         if not all(is_plain(n.meta.get("val")) for n in (node, *given)):
             return None
-        definition = definition_of(node)
+        definition = None if node.name in self.called else definition_of(node)
         if definition is None:
             return None
         try:
@@ -322,7 +326,8 @@ class _Planning:
             self.slots[each].number if isinstance(each, fx.Node) else each for each in nest.operands
         )
         work = nest.work if work is None else work
-        return Launch(verify(nest.kernel), operands, nest.extents, work)
+        nodes = tuple(item.node.name for item in nest.items)
+        return Launch(verify(nest.kernel), operands, nest.extents, work, nodes)
 
     def _tile(self, region: Region) -> None:
         work = simplified(region.rows * WORK_IN_A_ROW)
