@@ -27,16 +27,18 @@ def by_formula(node: fx.Node) -> Mapped | None:
     tensors = [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, fx.Node)]
     if not tensors or not all(isinstance(a.meta["val"], torch.Tensor) for a in tensors):
         return None
-    if not result.is_floating_point and _only_torch_can(node, entry):
+    if _only_torch_can(node, entry, result):
         return None
-    meeting = computed_in(_promoted(node) if entry.compares else result)
+    met = _promoted(node) if entry.compares else result
+    meeting = computed_in(met)
     masks = MASKS.get(node.target, ())
     options = {k: v for k, v in node.kwargs.items() if k not in _LAYOUT}
 
     def element(index: Where, reader: Reader) -> Expression:
         def argument(place: int, arg: Any) -> Any:
             if not isinstance(arg, fx.Node):
-                return arg
+                rounded = isinstance(arg, (int, float)) and (entry.compares or entry.rounds)
+                return constant(arg, met).value if rounded else arg
             value = reader.read(arg, broadcast(index, shape_of(arg)))
             return value if place in masks else cast(value, meeting)
 
@@ -52,14 +54,20 @@ def by_formula(node: fx.Node) -> Mapped | None:
     return Mapped(element)
 
 
-def _only_torch_can(node: fx.Node, entry: Pointwise) -> bool:
-    """Integers divided by what may be zero, where eager raises, and powers of them."""
+def _only_torch_can(node: fx.Node, entry: Pointwise, result: torch.dtype) -> bool:
+    """Integers divided by what may be zero, where eager raises, and powers of them; and whole
+    quotients of half types, which eager rounds at each step unless the divisor is one number.
+    """
+    if result.is_floating_point:
+        by = node.args[1] if node.target in _WHOLE_QUOTIENTS else None
+        return result.itemsize == 2 and isinstance(by, fx.Node)
     if node.target in (aten.pow.Scalar, aten.pow.Tensor_Tensor):
         return True
     by = None if entry.divides is None else node.args[entry.divides]
     return isinstance(by, fx.Node) or (isinstance(by, (int, float)) and by == 0)
 
 
+_WHOLE_QUOTIENTS = (aten.div.Tensor_mode, aten.floor_divide.default)
 _LAYOUT = frozenset({"memory_format", "layout", "device", "pin_memory", "non_blocking", "dtype"})
 
 
