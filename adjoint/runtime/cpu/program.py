@@ -101,6 +101,7 @@ class Binding:
         self._local: dict[Tiles, tuple[dict[Any, int], int]] = {}
         self.threads = threads
         self.known = {symbol: n for (symbol, _, _), n in zip(plan.symbols, sizes, strict=True)}
+        self._sizes: dict[Size, int] = {}
         self.shapes = {s.number: self._ints(s.shape) for s in plan.slots if s.shape is not None}
         self.strides = {s.number: self._ints(s.strides) for s in plan.slots if s.shape is not None}
         self.numbers = {place: self._int(leaf.size) for place, leaf in enumerate(_numbers(plan))}
@@ -124,7 +125,9 @@ class Binding:
     def _int(self, size: Size) -> int:
         if isinstance(size, int):
             return size
-        return int(symbols.evaluate(sympy.sympify(size), dict(self.known)))
+        if size not in self._sizes:
+            self._sizes[size] = int(symbols.evaluate(sympy.sympify(size), dict(self.known)))
+        return self._sizes[size]
 
     def _ints(self, values: Sequence[Size]) -> tuple[int, ...]:
         return tuple(map(self._int, values))
