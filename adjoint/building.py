@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,17 +18,17 @@ from adjoint.graph.metadata import outputs_of
 from adjoint.graph.operations import apply_function, in_order, on_copies, tells_what_is_missing
 from adjoint.graph.purity import remove_dead_code
 from adjoint.graph.subgraphs import subgraphs_of
-from adjoint.native import native_program
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.optimize.masks import narrow_masks
 from adjoint.options import Options
 from adjoint.partition.split import Backward, Forward, Split, narrowed
+from adjoint.programs import Programs, evaluate_taking
 from adjoint.runtime.bridge import Compiled, Executable, Recorded, Reversed
 from adjoint.runtime.calling import Graph
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import FakeTensor, fake_mode_of
-from adjoint.torch_private.modes import as_if_alone, is_traceable_wrapper_subclass, is_watched
+from adjoint.torch_private.modes import as_if_alone, is_traceable_wrapper_subclass
 from adjoint.torch_private.operators import HigherOrderOperator
 
 
@@ -45,6 +46,10 @@ class Build:
 
     def record(self, graph_module: fx.GraphModule, wrt: Sequence[int]) -> Recorded | None:
         """The graph with saved values; None if nothing it returns requires grad for `wrt`."""
+        with _assuming(graph_module):
+            return self._record(graph_module, wrt)
+
+    def _record(self, graph_module: fx.GraphModule, wrt: Sequence[int]) -> Recorded | None:
         results = _differentiable_outputs(graph_module, wrt)
         requiring = _requiring_outputs(graph_module, wrt)
         if not results and not requiring:
@@ -101,14 +106,8 @@ class Build:
     def load(self, graph_module: fx.GraphModule) -> Executable:
         """The graph, ready to run."""
         narrow_masks(graph_module.graph)
-        program = None if self.options.target == "reference" else native_program(graph_module)
-
-        def run(inputs: list[Any]) -> Sequence[Any]:
-            if program is not None and not is_watched() and program.fits(inputs):
-                return program(inputs)  # type: ignore[no-any-return]
-            return evaluate(graph_module, _taken(inputs))  # type: ignore[arg-type, no-any-return]
-
-        return run
+        native = self.options.target != "reference"
+        return Programs(graph_module) if native else partial(evaluate_taking, graph_module)
 
     def _leaves_out(self, sweep: Sweep, forward: Forward, wrt: Sequence[int]) -> bool:
         """Some saved value has a derivative that the first backward graph has no part of."""
@@ -128,13 +127,19 @@ class Build:
         self, graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]
     ) -> tuple[Sweep, fx.GraphModule]:
         sweep = Sweep(graph_module, of, wrt)
-        shape_env = fake_mode_of(graph_module).shape_env
-        with as_if_alone(), general_shapes(), symbols.assumptions(shape_env):
+        with as_if_alone(), _assuming(graph_module):
             joint = sweep.run()
         merged = merge_common_subexpressions(joint.graph)
         remove_dead_code(joint.graph)
         sweep.keep_copies(merged, joint.graph)
         return sweep, joint
+
+
+@contextlib.contextmanager
+def _assuming(graph_module: fx.GraphModule) -> Iterator[None]:
+    """Sizes are told apart only where they must be, and what is then assumed is written down."""
+    with general_shapes(), symbols.assumptions(fake_mode_of(graph_module).shape_env):
+        yield
 
 
 def _reversed(sweep: Sweep, backward: Backward, of: Sequence[int]) -> Reversed:
@@ -147,12 +152,6 @@ def _reversed(sweep: Sweep, backward: Backward, of: Sequence[int]) -> Reversed:
         backward.outputs,
         frozenset(sweep.depended_on(zeros)) if zeros else frozenset(),
     )
-
-
-def _taken(inputs: list[Any]) -> Iterator[Any]:
-    inputs.reverse()
-    while inputs:
-        yield inputs.pop()
 
 
 def _differentiable_outputs(graph_module: fx.GraphModule, wrt: Sequence[int]) -> list[int]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeAlias
 
 import sympy
@@ -19,7 +20,7 @@ from adjoint.errors import FallbackWarning
 from adjoint.graph.evaluation import entry_mode
 from adjoint.graph.metadata import mode_of
 from adjoint.loops.plan import Launch, Plan, Tiles
-from adjoint.loops.show import show
+from adjoint.loops.show import identity
 from adjoint.loops.statements import Kernel
 from adjoint.lower.planning import CPU, is_plain, lower
 from adjoint.runtime.cpu.engine import LLVMError, function_attributes, load
@@ -30,6 +31,7 @@ from adjoint.runtime.gpu.driver import DriverError
 from adjoint.runtime.gpu.driver import load as load_on_gpu
 from adjoint.runtime.gpu.program import GpuProgram
 from adjoint.torch_private import symbols, trees
+from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import fake_mode_of
 
 Key: TypeAlias = tuple[torch.device, str]
@@ -37,6 +39,7 @@ Key: TypeAlias = tuple[torch.device, str]
 # Kernels of this process by where they run and what they do: programs share those that are the
 # same.
 _KERNELS: dict[Key, int] = {}
+_NUMBERS = itertools.count()
 
 # The driver gains nothing from more.
 ASSEMBLERS = 8
@@ -48,24 +51,45 @@ def native_program(graph_module: fx.GraphModule) -> CpuProgram | None:
     device = _device_of(graph_module)
     if device is None:
         return None
-    grids = device.type == "cuda"
-    with symbols.noted(fake_mode_of(graph_module).shape_env) as assumed:
-        plan = lower(graph_module, device, tiles=has_blas(), grids=grids)
+    called: frozenset[str] = frozenset()
+    while (plan := _planned(graph_module, device, called)) is not None:
+        code, refused = _compiled(list(_launches(plan)), device)
+        if not refused:
+            return CpuProgram(plan, code) if device == CPU else GpuProgram(plan, code, device)
+        for launch, error in refused.items():
+            _warn(launch, error)
+        # They are called as they are, and the rest is fused without them.
+        nodes = {name for launch in refused for name in launch.nodes}
+        if nodes <= called:
+            return None
+        called |= nodes
+    return None
+
+
+def _warn(launch: Launch, error: Exception) -> None:
+    lines = "".join(f"\n  at {line}" for line in launch.kernel.lines)
+    warnings.warn(
+        f"{', '.join(launch.nodes) or launch.kernel.name} run op by op, because LLVM refused "
+        f"their kernel: {error}{lines}",
+        FallbackWarning,
+        stacklevel=2,
+    )
+
+
+def _planned(
+    graph_module: fx.GraphModule, device: torch.device, called: frozenset[str]
+) -> Plan | None:
+    """The plan, if there is anything native in it."""
+    shape_env = fake_mode_of(graph_module).shape_env
+    before = len(symbols.assumed(shape_env))
+    with general_shapes(), symbols.assumptions(shape_env) as assumed:
+        plan = lower(graph_module, device, has_blas(), device != CPU, called)
+    # What was assumed for another graph of these symbols, torch takes for granted here as well.
     plan = dataclasses.replace(plan, assumed=tuple(assumed))
     launches = list(_launches(plan))
-    if not launches or _unknown_sizes(plan):
+    if not launches or _unknown_sizes(plan) or not _can_be_checked(graph_module, assumed[before:]):
         return None
-    try:
-        code = _compiled(launches, device)
-        return GpuProgram(plan, code, device) if grids else CpuProgram(plan, code)
-    except (LLVMError, DriverError, NotImplementedError) as error:
-        lines = {str(line) for launch in launches for line in launch.kernel.lines}
-        warnings.warn(
-            f"runs op by op, because LLVM refused a kernel: {error}\nfor {sorted(lines)}",
-            FallbackWarning,
-            stacklevel=2,
-        )
-        return None
+    return plan
 
 
 def _launches(plan: Plan) -> Iterator[Launch]:
@@ -77,34 +101,58 @@ def _launches(plan: Plan) -> Iterator[Launch]:
             yield from (each for each in step.body if isinstance(each, Launch))
 
 
-def _compiled(launches: Sequence[Launch], device: torch.device) -> dict[Launch, int]:
-    keys = [(device, show(dataclasses.replace(launch.kernel, lines=()))) for launch in launches]
+def _compiled(
+    launches: Sequence[Launch], device: torch.device
+) -> tuple[dict[Launch, int], dict[Launch, Exception]]:
+    """Where the code of each is, and which were refused."""
+    keys = {launch: (device, identity(launch.kernel)) for launch in launches}
     with _LOCK:
         new: dict[Key, Kernel] = {}
-        for key, launch in zip(keys, launches, strict=True):
+        for launch, key in keys.items():
             if key not in _KERNELS and key not in new:
-                name = f"kernel{len(_KERNELS) + len(new)}"
+                name = f"kernel{next(_NUMBERS)}"
                 new[key] = dataclasses.replace(launch.kernel, name=name)
-        if new:
-            loaded = _on_gpu if device.type == "cuda" else _on_cpu
-            _KERNELS.update(zip(new, loaded(list(new.values()), device), strict=True))
-        return {launch: _KERNELS[key] for key, launch in zip(keys, launches, strict=True)}
+        load_all = _load if device == CPU else _load_on_gpu
+        refused = load_all(new) if new else {}
+        return (
+            {launch: _KERNELS[key] for launch, key in keys.items() if key not in refused},
+            {launch: refused[key] for launch, key in keys.items() if key in refused},
+        )
 
 
-def _on_cpu(kernels: Sequence[Kernel], device: torch.device) -> list[int]:
-    text = emit_module(kernels, function_attributes())
-    return load(text, [kernel.name for kernel in kernels])
+def _load(kernels: Mapping[Key, Kernel]) -> dict[Key, Exception]:
+    """Compile all as one module; if that fails, each by itself.  Returns those that fail."""
+    try:
+        text = emit_module(list(kernels.values()), function_attributes())
+        found = load(text, [kernel.name for kernel in kernels.values()])
+    except (LLVMError, NotImplementedError) as error:
+        if len(kernels) == 1:
+            return dict.fromkeys(kernels, error)
+        alone = [_load({key: kernel}) for key, kernel in kernels.items()]
+        return {key: failure for failures in alone for key, failure in failures.items()}
+    _KERNELS.update(zip(kernels, found, strict=True))
+    return {}
 
 
-def _on_gpu(kernels: Sequence[Kernel], device: torch.device) -> list[int]:
-    """Each by itself: the driver assembles several at the same time."""
-    capability = torch.cuda.get_device_capability(device)
+def _load_on_gpu(kernels: Mapping[Key, Kernel]) -> dict[Key, Exception]:
+    """Each by itself: the driver assembles several at the same time.  Returns those that fail."""
+    failed: dict[Key, Exception] = {}
+    loading: dict[Key, Future[int]] = {}
     with ThreadPoolExecutor(max_workers=ASSEMBLERS) as pool:
-        loading = []
-        for kernel in kernels:
-            code = assemble(emit_grid([kernel]), capability)
-            loading.append(pool.submit(load_on_gpu, code, [kernel.name], device.index))
-        return [each.result()[0] for each in loading]
+        for key, kernel in kernels.items():
+            loading[key] = pool.submit(_loaded_on_gpu, kernel, key[0])
+    for key, future in loading.items():
+        error = future.exception()
+        if isinstance(error, LLVMError | DriverError | NotImplementedError):
+            failed[key] = error
+        else:
+            _KERNELS[key] = future.result()
+    return failed
+
+
+def _loaded_on_gpu(kernel: Kernel, device: torch.device) -> int:
+    code = assemble(emit_grid([kernel]), torch.cuda.get_device_capability(device))
+    return load_on_gpu(code, [kernel.name], device.index)[0]
 
 
 def _device_of(graph_module: fx.GraphModule) -> torch.device | None:
@@ -120,6 +168,13 @@ def _device_of(graph_module: fx.GraphModule) -> torch.device | None:
     if len(devices - {CPU}) > 1 or device is None or device.type not in ("cpu", "cuda"):
         return None
     return device if any(is_plain(leaf, device) for leaf in leaves) else None
+
+
+def _can_be_checked(graph_module: fx.GraphModule, assumed: Iterable[sympy.Basic]) -> bool:
+    """Each of these sizes is that of an input."""
+    inputs = graph_module.graph.find_nodes(op="placeholder")
+    known = {symbol for symbol, _, _ in symbols.shown(node.meta.get("val") for node in inputs)}
+    return all(expr.free_symbols <= known for expr in assumed)
 
 
 def _unknown_sizes(plan: Plan) -> bool:

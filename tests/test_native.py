@@ -2,22 +2,25 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 from unittest import mock
 
 import pytest
-import sympy
 import torch
 
 import adjoint
 from adjoint import native
 from adjoint.errors import FallbackWarning
+from adjoint.loops.plan import Launch, Plan
+from adjoint.lower.planning import lower
 from adjoint.native import native_program
-from adjoint.runtime.cpu.engine import LLVMError
-from adjoint.runtime.cpu.program import CpuProgram
-from tests.lowering import check, graph_of, program_of
+from adjoint.runtime.cpu.engine import LLVMError, load
+from adjoint.torch_private import symbols
+from tests.lowering import calls, check, graph_of
 
 X = torch.arange(6.0).reshape(2, 3)
+PLACES = torch.arange(6)
 
 
 def test_kernels_of_the_same_text_are_compiled_once() -> None:
@@ -70,6 +73,65 @@ def test_a_refusal_of_llvm_names_the_lines_and_runs_op_by_op() -> None:
         torch.testing.assert_close(compiled(X), function(X))
 
 
+def picky(text: str, names: Sequence[str]) -> list[int]:
+    if "tanh" in text:
+        raise LLVMError("no hyperbolic functions today")
+    return load(text, names)
+
+
+@pytest.mark.parametrize("tiles", [True, False])
+def test_only_the_kernel_that_llvm_refuses_is_run_op_by_op(tiles: bool) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        y = (x * 3.5).exp() @ w
+        z = (y * 4.5).tanh() + 1
+        return [z @ w, ((z @ w) * 5.5).sin()]
+
+    x, w = torch.rand(50, 40), torch.rand(40, 40)
+    with (
+        mock.patch.object(native, "load", picky),
+        mock.patch.object(native, "has_blas", return_value=tiles),
+        pytest.warns(FallbackWarning) as caught,
+    ):
+        program = native_program(adjoint.capture(function, x, w).graph_module)
+    assert program is not None
+    torch.testing.assert_close(list(program([x, w])), function(x, w))
+    called = [getattr(call.target, "__name__", "") for call in calls(program.plan)]
+    assert "tanh.default" in called
+    assert "exp.default" not in called
+    assert "sin.default" not in called
+    (text,) = {str(warning.message) for warning in caught}
+    assert text.startswith("mul")
+    assert "tanh" in text
+    assert "run op by op, because LLVM refused their kernel: no hyperbolic functions today" in text
+    assert "z = (y * 4.5).tanh() + 1" in text
+    assert "exp()" not in text
+
+
+def test_a_kernel_of_no_node_that_could_be_called_may_be_refused() -> None:
+    def anonymous(graph_module: torch.fx.GraphModule, *options: Any) -> Plan:
+        plan = lower(graph_module, *options)
+        (step,) = plan.steps
+        assert isinstance(step, Launch)
+        return dataclasses.replace(plan, steps=(dataclasses.replace(step, nodes=()),))
+
+    with (
+        mock.patch.object(native, "load", refused),
+        mock.patch.object(native, "lower", anonymous),
+        pytest.warns(FallbackWarning, match="no such instruction"),
+    ):
+        assert native_program(graph_of(lambda x: (x * 8.75).tanh(), [X])) is None
+
+
+def test_types_of_constants_tell_kernels_apart() -> None:
+    """Else the second would find the first one's code, in which 65536 is 0."""
+
+    def many(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: (torch.full((6,), 16384, dtype=dtype) * 4).to(torch.int64) + x
+
+    check(many(torch.int16), PLACES)
+    check(many(torch.int32), PLACES)
+
+
 def test_a_refusal_leaves_the_next_compilation_right() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return (x * 9.125).tanh()
@@ -85,7 +147,7 @@ def test_a_refusal_leaves_the_next_compilation_right() -> None:
 
 @pytest.mark.parametrize("target", ["cpu", "reference"])
 def test_the_target_decides(target: str) -> None:
-    with mock.patch("adjoint.building.native_program", wraps=native_program) as made:
+    with mock.patch("adjoint.programs.native_program", wraps=native_program) as made:
         compiled = adjoint.compile(lambda x: x.exp() * 2, target=target)
         torch.testing.assert_close(compiled(X), X.exp() * 2)
     assert made.called == (target == "cpu")
@@ -115,11 +177,22 @@ def test_one_program_for_many_sizes() -> None:
             torch.testing.assert_close(ours, eager)
 
 
-def test_sizes_that_a_plan_does_not_hold_for_run_op_by_op() -> None:
-    program = program_of(lambda x: x.sin() + 1, [torch.rand(3, 4)])
-    assert program.fits([torch.rand(3, 4)])
-    symbol = sympy.Symbol("s0")
-    plan = dataclasses.replace(program.plan, symbols=((symbol, 0, 0),), assumed=(symbol > 1,))
-    other = CpuProgram(plan, program.addresses)
-    assert other.fits([torch.rand(3, 4)])
-    assert not other.fits([torch.rand(1, 4)])
+def curious(graph_module: torch.fx.GraphModule, *options: Any) -> Plan:
+    """Looks at the first size of the first input, as a rule of lowering might."""
+    (first, *_) = graph_module.graph.find_nodes(op="placeholder")
+    assert first.meta["val"].shape[0] > 4
+    return lower(graph_module, *options)
+
+
+def test_a_plan_assumes_what_was_assumed_for_another_of_the_same_symbols() -> None:
+    captured = adjoint.capture(lambda x: x.sin() * 2, torch.rand(6), dynamic=True).graph_module
+    with mock.patch.object(native, "lower", curious):
+        plans = [native_program(captured) for _ in range(2)]
+    assert all(program is not None and len(program.plan.assumed) == 1 for program in plans)
+
+
+def test_a_plan_that_assumes_what_no_input_shows_is_not_made() -> None:
+    captured = adjoint.capture(lambda x: x.sin() * 2, torch.rand(6), dynamic=True).graph_module
+    unseen = mock.patch.object(symbols, "shown", return_value=[])
+    with mock.patch.object(native, "lower", curious), unseen:
+        assert native_program(captured) is None

@@ -76,6 +76,8 @@ class Launch:
     work: Size
     grid: Grid | None = None
     """Where there are very many threads."""
+    nodes: tuple[str, ...] = ()
+    """The nodes of the graph that it computes."""
 
 
 @dataclass(frozen=True)

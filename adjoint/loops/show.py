@@ -26,6 +26,7 @@ from adjoint.loops.expressions import (
     Guarded,
     Load,
     Name,
+    children,
 )
 from adjoint.loops.plan import Invoke, Launch, Plan, Product, Tiles
 from adjoint.loops.statements import (
@@ -38,6 +39,8 @@ from adjoint.loops.statements import (
     Statement,
     Store,
     Update,
+    blocks,
+    expressions,
 )
 
 INFIX = {
@@ -100,6 +103,61 @@ def show(kernel: Kernel) -> str:
     lines += [f"    # {line}" for line in kernel.lines]
     lines += _block(kernel.body, 1)
     return "\n".join(lines) + "\n"
+
+
+def identity(kernel: Kernel) -> str:
+    """A text that two kernels share only if they compute the same; where from does not matter.
+
+    Each value stands in it once, however often it is used: written out, a kernel may be far longer
+    than it is.
+    """
+    known: dict[str, int] = {}
+    numbers: dict[int, int] = {}
+
+    def number(expression: Expression) -> int:
+        if id(expression) not in numbers:
+            parts = [number(child) for child in children(expression)]
+            own = _own(expression)
+            numbers[id(expression)] = known.setdefault(f"{own} {parts}", len(known))
+        return numbers[id(expression)]
+
+    def lines(body: tuple[Statement, ...], depth: int) -> Iterator[str]:
+        for statement in body:
+            held = [number(expression) for expression in expressions(statement)]
+            yield f"{depth} {type(statement).__name__} {_fields(statement)} {held}"
+            yield from lines(blocks(statement), depth + 1)
+
+    made = list(lines(kernel.body, 0))
+    return "\n".join(map(str, [kernel.buffers, kernel.extents, kernel.team, *known, *made]))
+
+
+def _own(expression: Expression) -> str:
+    """What an expression is, but for those that it is made of."""
+    match expression:
+        case Constant(value, dtype):
+            return f"{value!r} {dtype}"
+        case Apply(operator, _, dtype):
+            return f"{operator} {dtype}"
+        case Load(buffer, _, dtype):
+            return f"{buffer}[] {dtype}"
+        case Extent(name) | Counter(name) | Name(name):
+            return f"{type(expression).__name__} {name} {expression.dtype}"
+        case Cast(_, dtype):
+            return f"cast {dtype}"
+        case Guarded():
+            return "guarded"
+        case _:
+            assert_never(expression)
+
+
+def _fields(statement: Statement) -> str:
+    """What a statement says besides its expressions and its body."""
+    return " ".join(
+        f"{name}={value}"
+        for name in statement.__slots__
+        if isinstance(value := getattr(statement, name), str | int | tuple | Mapping)
+        and name != "body"
+    )
 
 
 def _block(body: tuple[Statement, ...], depth: int) -> Iterator[str]:

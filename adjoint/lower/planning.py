@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,13 +78,14 @@ def lower(
     device: torch.device = CPU,
     tiles: bool = True,
     grids: bool = False,
+    called: Collection[str] = frozenset(),
 ) -> Plan:
     """The plan that computes the outputs of a graph on `device`.
 
     `tiles`: kernels and matrix products may be run together, some rows at a time.  `grids`: there
-    are very many threads.
+    are very many threads.  `called`: names of nodes that are to be called as they are.
     """
-    return _Planning(decompose(graph_module), device, tiles and not grids, grids).run()
+    return _Planning(decompose(graph_module), device, tiles and not grids, grids, called).run()
 
 
 def is_plain(value: Any, device: torch.device = CPU) -> bool:
@@ -114,11 +115,17 @@ def require_within_later(index: torch.Tensor, low: int, high: int) -> None:
 
 class _Planning:
     def __init__(
-        self, graph_module: fx.GraphModule, device: torch.device, tiles: bool, grids: bool
+        self,
+        graph_module: fx.GraphModule,
+        device: torch.device,
+        tiles: bool,
+        grids: bool,
+        called: Collection[str],
     ) -> None:
         self.device = device
         self.tiles = tiles
         self.has_grids = grids
+        self.called = called
         self.module = graph_module
         self.graph = graph_module.graph
         self.items: dict[fx.Node, Item] = {}
@@ -202,7 +209,7 @@ class _Planning:
             map(self._is_readable, given)
         ):
             return None
-        definition = definition_of(node)
+        definition = None if node.name in self.called else definition_of(node)
         if definition is None or (self.has_grids and _depends_on_order(definition)):
             return None
         try:
@@ -365,7 +372,8 @@ class _Planning:
             self.slots[each].number if isinstance(each, fx.Node) else each for each in nest.operands
         )
         work = nest.work if work is None else work
-        return Launch(verify(nest.kernel), operands, nest.extents, work, nest.grid)
+        nodes = tuple(item.node.name for item in nest.items)
+        return Launch(verify(nest.kernel), operands, nest.extents, work, nest.grid, nodes)
 
     def _tile(self, region: Region) -> None:
         work = simplified(region.rows * WORK_IN_A_ROW)

@@ -33,6 +33,9 @@ class Pointwise:
     """The formula is told the type of the result, as `result`."""
     divides: int | None = None
     """Which argument an integer is divided by: eager raises if it is zero."""
+    rounds: bool = False
+    """A number is first rounded to the type of the tensor that it meets, as it is if it is
+    compared; elsewhere to the type in which the result is computed."""
 
 
 def unary(name: str) -> Formula:
@@ -375,8 +378,8 @@ TABLE: dict[Any, Pointwise] = {
     aten.expm1.default: _P(unary("expm1")),
     aten.floor.default: _P(unary("floor")),
     aten.floor_divide.default: _P(functools.partial(_divided, rounding_mode="floor"), divides=1),
-    aten.fmod.Scalar: _P(binary("fmod"), divides=1),
-    aten.fmod.Tensor: _P(binary("fmod"), divides=1),
+    aten.fmod.Scalar: _P(binary("fmod"), divides=1, rounds=True),
+    aten.fmod.Tensor: _P(binary("fmod"), divides=1, rounds=True),
     aten.frac.default: _P(lambda x: x - apply("trunc", x)),
     aten.ge.Scalar: _P(binary("ge"), compares=True),
     aten.ge.Tensor: _P(binary("ge"), compares=True),
@@ -425,8 +428,8 @@ TABLE: dict[Any, Pointwise] = {
     aten.rad2deg.default: _P(lambda x: x * (180 / math.pi)),
     aten.reciprocal.default: _P(lambda x: 1 / x),
     aten.relu.default: _P(lambda x: _clamp(x, low=0)),
-    aten.remainder.Scalar: _P(_remainder, divides=1),
-    aten.remainder.Tensor: _P(_remainder, divides=1),
+    aten.remainder.Scalar: _P(_remainder, divides=1, rounds=True),
+    aten.remainder.Tensor: _P(_remainder, divides=1, rounds=True),
     aten.round.default: _P(unary("round")),
     aten.rsqrt.default: _P(lambda x: 1 / apply("sqrt", x)),
     aten.rsub.Scalar: _P(_reversed_difference),

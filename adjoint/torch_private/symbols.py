@@ -85,22 +85,6 @@ _ASSUMED: WeakKeyDictionary[ShapeEnv, list[sympy.Basic]] = WeakKeyDictionary()
 
 
 @contextlib.contextmanager
-def noted(shape_env: ShapeEnv | None) -> Iterator[list[sympy.Basic]]:
-    """What torch comes to take for granted about sizes while the context lasts."""
-    found: list[sympy.Basic] = []
-    if shape_env is None:
-        yield found
-        return
-    before, frozen = len(shape_env.guards), shape_env.frozen
-    shape_env.frozen = False
-    try:
-        yield found
-    finally:
-        shape_env.frozen = frozen
-        found += [guard.expr for guard in shape_env.guards[before:]]
-
-
-@contextlib.contextmanager
 def assumptions(shape_env: ShapeEnv | None) -> Iterator[list[sympy.Basic]]:
     """What torch takes for granted about sizes while the context lasts, or took before in another.
 
@@ -108,9 +92,17 @@ def assumptions(shape_env: ShapeEnv | None) -> Iterator[list[sympy.Basic]]:
     here must check them.
     """
     known = assumed(shape_env)
-    with noted(shape_env) as found:
+    if shape_env is None:
         yield known
-    known += found
+        return
+    before, frozen = len(shape_env.guards), shape_env.frozen
+    shape_env.frozen = False
+    try:
+        yield known
+    finally:
+        shape_env.frozen = frozen
+        found = [guard.expr for guard in shape_env.guards[before:]]
+        known += [expr for expr in found if expr not in known]
 
 
 def assumed(shape_env: ShapeEnv | None) -> list[sympy.Basic]:

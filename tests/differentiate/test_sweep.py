@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import adjoint
+from adjoint.building import Build
 from adjoint.differentiate.sweep import Sweep, differentiate
 from adjoint.errors import DifferentiationError
 from adjoint.graph.descriptors import Gradient, Tangent
@@ -16,7 +17,10 @@ from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import input_descriptors, output_descriptors, outputs_of, source_of
 from adjoint.graph.purity import remove_dead_code
 from adjoint.graph.verify import verify
+from adjoint.options import Options
 from adjoint.rules.registry import VJPS
+from adjoint.torch_private import symbols
+from adjoint.torch_private.fake import fake_mode_of
 from tests.differentiation import check
 from tests.parity import leaf, plain
 
@@ -289,3 +293,13 @@ def test_several_results() -> None:
     check(function, [leaf(3, 3)], 2)
     module = adjoint.capture(nn.LayerNorm(3).double(), leaf(2, 3)).graph_module
     assert any(node.target is operator.getitem for node in module.graph.nodes)
+
+
+def test_sizes_of_tensors_of_different_ranks_are_not_compared() -> None:
+    """Else the derivative of a layer would not hold for as many rows as it has columns."""
+    x, w, b = leaf(3, 4), leaf(5, 4), leaf(5)
+    captured = adjoint.capture(
+        lambda x, w, b: (x @ w.t() + b).tanh() * b, x, w, b, dynamic=True
+    ).graph_module
+    Build(Options()).record(captured, (0, 1, 2))
+    assert symbols.assumed(fake_mode_of(captured).shape_env) == []

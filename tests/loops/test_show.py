@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from adjoint.errors import SourceLine
 from adjoint.loops.expressions import Cast, Counter, Extent, Guarded, Load, Name, apply, constant
 from adjoint.loops.expressions import integer as number
+from adjoint.loops.operators import OPERATORS
 from adjoint.loops.plan import Argument, Invoke, Launch, Matrix, Plan, Product, Tiles
-from adjoint.loops.show import short, show, show_expression, show_plan
+from adjoint.loops.show import INFIX, identity, short, show, show_expression, show_plan
 from adjoint.loops.statements import (
     Accumulator,
     Assign,
@@ -125,3 +128,22 @@ def test_a_plan_shows_what_runs_row_by_row_under_its_region() -> None:
         f"{under}"
         "    product [5, 100] x [100, 8] summed\n"
     )
+
+
+def test_kernels_with_constants_of_other_types_are_not_identical() -> None:
+    def made(dtype: torch.dtype) -> Kernel:
+        product = constant(16384, dtype) * constant(4, dtype)
+        store = Store("out", HERE, Cast(product, torch.int64))
+        return Kernel("k", (Buffer("out", torch.int64, True),), (), (store,))
+
+    short, long = made(torch.int16), made(torch.int32)
+    assert show(short) == show(long)
+    assert identity(short) != identity(long)
+    assert identity(short) == identity(
+        replace(made(torch.int16), name="other", lines=(SourceLine("a.py", 1, "f", "x"),))
+    )
+
+
+def test_each_operator_has_a_spelling_of_its_own() -> None:
+    assert len(set(INFIX.values())) == len(INFIX)
+    assert not set(INFIX.values()) & OPERATORS.keys()

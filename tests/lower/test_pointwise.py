@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 
 from adjoint.lower.pointwise import TABLE, computed_in
 from adjoint.native import native_program
-from tests.lowering import CLOSE, graph_of, pairs
+from tests.lowering import CLOSE, calls, check, graph_of, pairs
 
 aten = torch.ops.aten
 
@@ -118,7 +119,7 @@ for packet in UNARY:
 for op in BINARY:
     SAMPLES.setdefault(op, []).append((2, op))
 for op in WITH_NUMBER:
-    for number in NUMBERS.get(op, [2, -3, 1.5]):
+    for number in NUMBERS.get(op, [2, -3, 1.5, 0.3]):
         SAMPLES.setdefault(op, []).append((1, lambda x, op=op, number=number: op(x, number)))
 for op, rows in CALLS.items():
     SAMPLES.setdefault(op, []).extend(rows)
@@ -137,9 +138,6 @@ FUSED = {aten.add, aten.sub, aten.rsub, aten.addcmul, aten.addcdiv, aten.lerp}
 
 # Eager's answer to NaN depends on where in memory the element lies.
 NO_NAN = {aten.elu_backward, aten.hardtanh_backward}
-
-# And so does its rounding of half types.
-NO_HALVES = {aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default}
 
 # Eager itself returns either zero, by where in memory the element lies.
 ANY_ZERO = {aten.clamp, aten.clamp_max, aten.clamp_min, aten.maximum, aten.minimum, aten.relu}
@@ -171,8 +169,6 @@ def test_each_op_has_a_sample() -> None:
 )
 @pytest.mark.parametrize("op", TABLE, ids=str)
 def test_an_op_is_what_eager_computes(op: Any, dtypes: list[torch.dtype]) -> None:
-    if op in NO_HALVES:
-        dtypes = [dtype for dtype in dtypes if dtype not in HALVES]
     cases = [(call, sample(op, [dtype] * n)) for dtype in dtypes for n, call in SAMPLES[op]]
     compared(op, [(call, inputs) for call, inputs in cases if eager_takes(call, inputs)])
 
@@ -198,7 +194,7 @@ def sample(op: Any, dtypes: list[torch.dtype]) -> list[torch.Tensor]:
     [
         op if op in MIXED else pytest.param(op, marks=pytest.mark.slow)
         for op in BINARY
-        if op not in NO_HALVES and "backward" not in op.name()
+        if "backward" not in op.name()
     ],
     ids=str,
 )
@@ -263,6 +259,33 @@ def as_good(
             scale *= 1 + tensor.double().abs()
         near |= error <= 4 * torch.finfo(ours.dtype).eps * scale
     return near
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_halves_are_compared_with_the_nearest_half(dtype: torch.dtype) -> None:
+    numbers = [0.3, 0.7, 2.6, 2049]
+    ops = [aten.eq.Scalar, aten.ne.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar]
+    x = torch.tensor([*numbers, -0.3], dtype=dtype)
+    program = check(lambda x: [op(x, n) for op in [*ops, aten.ge.Scalar] for n in numbers], x)
+    assert not calls(program.plan)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_whole_quotients_of_halves_are_rounded_as_eager_does(dtype: torch.dtype) -> None:
+    """By many numbers, by one that is a tensor, and by one that is not."""
+    torch.manual_seed(0)
+    x, y = (torch.randn(2, 3000) * torch.tensor([[30.0], [1.0]])).to(dtype)
+    quotients: list[Callable[..., Any]] = [
+        functools.partial(aten.div, rounding_mode="floor"),
+        functools.partial(aten.div, rounding_mode="trunc"),
+        aten.fmod,
+        aten.remainder,
+    ]
+
+    def every(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        return [quotient(x, by) for by in (y, y[:1], y[0], 3, -2, 0.3) for quotient in quotients]
+
+    check(every, x, y, exact=True)
 
 
 def test_half_types_are_computed_in_single() -> None:

@@ -80,12 +80,16 @@ def test_symbols_anew_are_those_of_another_shape_env() -> None:
     assert symbols.assumed(None) == []
 
 
-def test_what_is_taken_for_granted_is_noted() -> None:
+def test_what_is_taken_for_granted_is_written_down_once() -> None:
     mode = new_fake_mode()
     x = make_fake(mode, torch.randn(4, 3), True, "x")
-    with symbols.noted(mode.shape_env) as found:
+    with symbols.assumptions(mode.shape_env) as outer, symbols.assumptions(mode.shape_env) as inner:
         assert x.shape[0] != 1
-    assert found
-    with symbols.noted(None) as nothing:
+    assert inner is outer is symbols.assumed(mode.shape_env)
+    assert len(outer) == 1
+    with symbols.assumptions(mode.shape_env):
+        assert x.shape[0] < 7
+    assert len(outer) == 2
+    with symbols.assumptions(None) as nothing:
         pass
     assert nothing == []

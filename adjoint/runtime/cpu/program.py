@@ -74,7 +74,6 @@ class CpuProgram:
         )
         self._run: Callable[..., Any] = namespace["run"]
         self._bindings: dict[Any, list[Binding]] = {}
-        self._fitting: dict[tuple[int, ...], bool] = {}
 
     def _writer(self) -> Writer:
         return Writer(self.plan, self.runs)
@@ -87,16 +86,6 @@ class CpuProgram:
             inputs[place] if dim < 0 else inputs[place].shape[dim]
             for _, place, dim in self.plan.symbols
         )
-
-    def fits(self, inputs: Sequence[Any]) -> bool:
-        """Whether the plan holds for the sizes of `inputs`."""
-        if not self.plan.assumed:
-            return True
-        sizes = self._sizes(inputs)
-        if sizes not in self._fitting:
-            named = zip((symbol for symbol, _, _ in self.plan.symbols), sizes, strict=True)
-            self._fitting[sizes] = symbols.violated(self.plan.assumed, dict(named)) is None
-        return self._fitting[sizes]
 
     def __call__(self, inputs: list[Any]) -> Any:
         threads = torch.get_num_threads()
@@ -126,6 +115,7 @@ class Binding:
         self._local: dict[Tiles, tuple[dict[Any, int], int]] = {}
         self.threads = threads
         self.known = {symbol: n for (symbol, _, _), n in zip(plan.symbols, sizes, strict=True)}
+        self._sizes: dict[Size, int] = {}
         self.shapes = {s.number: self._ints(s.shape) for s in plan.slots if s.shape is not None}
         self.strides = {s.number: self._ints(s.strides) for s in plan.slots if s.shape is not None}
         self.numbers = {place: self._int(leaf.size) for place, leaf in enumerate(_numbers(plan))}
@@ -155,7 +145,9 @@ class Binding:
     def _int(self, size: Size) -> int:
         if isinstance(size, int):
             return size
-        return int(symbols.evaluate(sympy.sympify(size), dict(self.known)))
+        if size not in self._sizes:
+            self._sizes[size] = int(symbols.evaluate(sympy.sympify(size), dict(self.known)))
+        return self._sizes[size]
 
     def _ints(self, values: Sequence[Size]) -> tuple[int, ...]:
         return tuple(map(self._int, values))

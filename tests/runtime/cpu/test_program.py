@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from unittest import mock
 
 import pytest
 import torch
@@ -102,6 +103,21 @@ def test_an_exception_in_the_middle_leaves_the_next_call_right() -> None:
             program([X, bad])
         torch.testing.assert_close(program([X, good]), lookup(X, good))
     assert sum(len(free) for free in program._bindings.values()) == 1
+
+
+@pytest.mark.parametrize("allocation", ["empty", "empty_strided"])
+def test_memory_that_is_not_there_leaves_the_next_call_right(allocation: str) -> None:
+    """Of what lives inside, when a binding is made; and of a result, in each call."""
+    x, y = rand(120, 4), rand(4, 120)
+    program = program_of(function, [x, y])
+    before = x.clone(), y.clone()
+    full = mock.patch.object(torch, allocation, side_effect=RuntimeError("can't allocate memory"))
+    with full, pytest.raises(RuntimeError, match="can't allocate memory"):
+        program([x, y])
+    assert torch.equal(x, before[0])
+    assert torch.equal(y, before[1])
+    for ours, eager in zip(program([x, y]), function(x, y), strict=True):
+        torch.testing.assert_close(ours, eager)
 
 
 def test_two_threads_at_once() -> None:

@@ -1,0 +1,15 @@
+"""Definitions: what one element of the result of an operator is.  One module for each family."""
+
+from adjoint.lower.definitions.elements import Bound, Definition, Mapped, Reader, Reduced, Scattered
+from adjoint.lower.definitions.table import CONSTANTS, definition_of
+
+__all__ = [
+    "CONSTANTS",
+    "Bound",
+    "Definition",
+    "Mapped",
+    "Reader",
+    "Reduced",
+    "Scattered",
+    "definition_of",
+]

@@ -1,0 +1,104 @@
+"""Elements that a formula gives of the elements at the same place of other tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjoint.loops.expressions import Expression, cast, constant
+from adjoint.lower.definitions.elements import Definition, Mapped, Reader, decline_if, dtype_of
+from adjoint.lower.pointwise import MASKS, TABLE, Pointwise, computed_in
+from adjoint.lower.sizes import product
+from adjoint.lower.views import Where, broadcast, shape_of
+
+aten = torch.ops.aten
+
+
+def by_formula(node: fx.Node) -> Mapped | None:
+    """What the table of pointwise formulas says, in the types in which eager computes."""
+    entry = TABLE[node.target]
+    result = dtype_of(node)
+    numbers = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, fx.Node)]
+    if any(isinstance(number, complex) for number in numbers):
+        return None
+    tensors = [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, fx.Node)]
+    if not tensors or not all(isinstance(a.meta["val"], torch.Tensor) for a in tensors):
+        return None
+    if _only_torch_can(node, entry, result):
+        return None
+    met = _promoted(node) if entry.compares else result
+    meeting = computed_in(met)
+    masks = MASKS.get(node.target, ())
+    options = {k: v for k, v in node.kwargs.items() if k not in _LAYOUT}
+
+    def element(index: Where, reader: Reader) -> Expression:
+        def argument(place: int, arg: Any) -> Any:
+            if not isinstance(arg, fx.Node):
+                rounded = isinstance(arg, (int, float)) and (entry.compares or entry.rounds)
+                return constant(arg, met).value if rounded else arg
+            value = reader.read(arg, broadcast(index, shape_of(arg)))
+            return value if place in masks else cast(value, meeting)
+
+        args = [argument(place, arg) for place, arg in enumerate(node.args)]
+        kwargs = {name: argument(-1, arg) for name, arg in options.items()}
+        if entry.typed:
+            kwargs["result"] = result
+        return cast(entry.formula(*args, **kwargs), result)
+
+    if node.target is aten._to_copy.default:
+        source: fx.Node = node.args[0]  # type: ignore[assignment]
+        return Mapped(lambda index, reader: cast(reader.read(source, index), result))
+    return Mapped(element)
+
+
+def _only_torch_can(node: fx.Node, entry: Pointwise, result: torch.dtype) -> bool:
+    """Integers divided by what may be zero, where eager raises, and powers of them; and whole
+    quotients of half types, which eager rounds at each step unless the divisor is one number.
+    """
+    if result.is_floating_point:
+        by = node.args[1] if node.target in _WHOLE_QUOTIENTS else None
+        return result.itemsize == 2 and isinstance(by, fx.Node)
+    if node.target in (aten.pow.Scalar, aten.pow.Tensor_Tensor):
+        return True
+    by = None if entry.divides is None else node.args[entry.divides]
+    return isinstance(by, fx.Node) or (isinstance(by, (int, float)) and by == 0)
+
+
+_WHOLE_QUOTIENTS = (aten.div.Tensor_mode, aten.floor_divide.default)
+_LAYOUT = frozenset({"memory_format", "layout", "device", "pin_memory", "non_blocking", "dtype"})
+
+
+def _promoted(node: fx.Node) -> torch.dtype:
+    values: list[Any] = [
+        arg.meta["val"] if isinstance(arg, fx.Node) else arg
+        for arg in node.args
+        if isinstance(arg, (fx.Node, int, float))
+    ]
+    if len(values) == 1:
+        dtype: torch.dtype = values[0].dtype
+        return dtype
+    return torch.result_type(values[0], values[1])
+
+
+def _mse_loss_backward(
+    node: fx.Node, cotangent: fx.Node, x: fx.Node, y: fx.Node, reduction: int
+) -> Mapped:
+    dtype = computed_in(dtype_of(node))
+    decline_if(not dtype.is_floating_point)
+    count = product(shape_of(x))
+
+    def element(index: Where, reader: Reader) -> Expression:
+        g = cast(reader.read(cotangent, broadcast(index, shape_of(cotangent))), dtype)
+        gap = cast(reader.read(x, index), dtype) - cast(reader.read(y, index), dtype)
+        by = 2.0 if reduction != 1 else constant(2, dtype) / cast(reader.size(count), dtype)
+        return cast(gap * by * g, dtype_of(node))
+
+    return Mapped(element)
+
+
+RULES: dict[Any, Callable[..., Definition]] = {
+    aten.mse_loss_backward.default: _mse_loss_backward,
+}

@@ -1,0 +1,249 @@
+"""Elements by index: read from where indices say, or added there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjoint.loops.expressions import Expression, cast, constant
+from adjoint.lower.definitions.elements import (
+    Bound,
+    Definition,
+    Element,
+    Mapped,
+    Reader,
+    Scattered,
+    decline_if,
+    dtype_of,
+)
+from adjoint.lower.index import Gathered, Index
+from adjoint.lower.pointwise import where
+from adjoint.lower.sizes import Size, size_of, sizes
+from adjoint.lower.views import Where, broadcast, shape_of
+
+aten = torch.ops.aten
+
+
+def _wrapped(value: Expression, size: Size, reader: Reader) -> Index:
+    """An index as torch means it: a negative one counts from the end."""
+    value = cast(value, torch.int64)
+    made = where(value < 0, value + reader.size(size), value)
+    return Index(((Gathered(made), 1),))
+
+
+def _plain(value: Expression) -> Index:
+    return Index(((Gathered(cast(value, torch.int64)), 1),))
+
+
+def _is_index(node: Any) -> bool:
+    return isinstance(node, fx.Node) and dtype_of(node) in (torch.int64, torch.int32)
+
+
+@dataclass(frozen=True)
+class _Indexing:
+    """`x[indices]`: which dims of the result run over what."""
+
+    x: tuple[Size, ...]
+    indices: tuple[fx.Node | None, ...]
+    common: tuple[Size, ...]
+    at: int
+
+    @classmethod
+    def of(cls, x: fx.Node, indices: Sequence[Any]) -> _Indexing:
+        given = [(place, each) for place, each in enumerate(indices) if each is not None]
+        decline_if(not given or not all(_is_index(each) for _, each in given))
+        places = [place for place, _ in given]
+        together = places == list(range(places[0], places[-1] + 1))
+        common = torch.broadcast_shapes(*(each.meta["val"].shape for _, each in given))
+        return cls(shape_of(x), tuple(indices), sizes(common), places[0] if together else 0)
+
+    def place(self, index: Where, reader: Reader) -> Where:
+        """The index into `x` for an index of the result."""
+        run = index[self.at : self.at + len(self.common)]
+        rest = iter((*index[: self.at], *index[self.at + len(self.common) :]))
+        made: list[Index] = []
+        for dim, size in enumerate(self.x):
+            picked = self.indices[dim] if dim < len(self.indices) else None
+            if picked is None:
+                made.append(next(rest))
+            else:
+                value = reader.read(picked, broadcast(run, shape_of(picked)))
+                made.append(_wrapped(value, size, reader))
+        return tuple(made)
+
+    def bounds(self) -> tuple[Bound, ...]:
+        return tuple(
+            Bound(node, size * -1, size)
+            for node, size in zip(self.indices, self.x, strict=False)
+            if node is not None
+        )
+
+
+def _index(node: fx.Node, x: fx.Node, indices: Sequence[Any]) -> Mapped:
+    indexing = _Indexing.of(x, indices)
+    return Mapped(
+        lambda index, reader: reader.read(x, indexing.place(index, reader)), indexing.bounds()
+    )
+
+
+def _index_select(node: fx.Node, x: fx.Node, dim: int, picked: fx.Node) -> Mapped:
+    decline_if(x.meta["val"].dim() == 0 or picked.meta["val"].dim() == 0)
+    dim %= x.meta["val"].dim()
+
+    def element(index: Where, reader: Reader) -> Expression:
+        place = _plain(reader.read(picked, (index[dim],)))
+        return reader.read(x, (*index[:dim], place, *index[dim + 1 :]))
+
+    return Mapped(element, (Bound(picked, 0, shape_of(x)[dim]),))
+
+
+def _embedding(
+    node: fx.Node, weight: fx.Node, picked: fx.Node, *options: Any, **named: Any
+) -> Mapped:
+    rank = picked.meta["val"].dim()
+
+    def element(index: Where, reader: Reader) -> Expression:
+        return reader.read(weight, (_plain(reader.read(picked, index[:rank])), index[rank]))
+
+    return Mapped(element, (Bound(picked, 0, shape_of(weight)[0]),))
+
+
+def _gather(node: fx.Node, x: fx.Node, dim: int, picked: fx.Node, **options: Any) -> Mapped:
+    decline_if(x.meta["val"].dim() == 0 or picked.meta["val"].dim() == 0)
+    dim %= x.meta["val"].dim()
+
+    def element(index: Where, reader: Reader) -> Expression:
+        place = _plain(reader.read(picked, index))
+        return reader.read(x, (*index[:dim], place, *index[dim + 1 :]))
+
+    return Mapped(element, (Bound(picked, 0, shape_of(x)[dim]),))
+
+
+def _index_add(
+    node: fx.Node, x: fx.Node, dim: int, picked: fx.Node, source: fx.Node, *, alpha: Any = 1
+) -> Scattered:
+    decline_if(source.meta["val"].dim() == 0 or picked.meta["val"].dim() == 0)
+    dim %= x.meta["val"].dim()
+
+    def place(index: Where, reader: Reader) -> Where:
+        return (*index[:dim], _plain(reader.read(picked, (index[dim],))), *index[dim + 1 :])
+
+    def element(index: Where, reader: Reader) -> Expression:
+        value = reader.read(source, index)
+        return value if alpha == 1 else value * alpha
+
+    bounds = (Bound(picked, 0, shape_of(x)[dim]),)
+    return _scattered(node, x, source, place, element, bounds)
+
+
+def _scattered(
+    node: fx.Node,
+    x: fx.Node,
+    source: fx.Node,
+    place: Callable[[Where, Reader], Where],
+    element: Element,
+    bounds: tuple[Bound, ...],
+    domain: tuple[Size, ...] | None = None,
+) -> Scattered:
+    # Half types would be rounded at every addition.
+    decline_if(dtype_of(node) in (torch.float16, torch.bfloat16, torch.bool))
+    return Scattered(
+        shape_of(source) if domain is None else domain,
+        source,
+        "add",
+        lambda index, reader: reader.read(x, index),
+        place,
+        element,
+        bounds,
+    )
+
+
+def _index_put(
+    node: fx.Node, x: fx.Node, indices: Sequence[Any], values: fx.Node, accumulate: bool = False
+) -> Scattered:
+    decline_if(not accumulate)
+    indexing = _Indexing.of(x, indices)
+    rest = [
+        size
+        for dim, size in enumerate(indexing.x)
+        if dim >= len(indexing.indices) or indexing.indices[dim] is None
+    ]
+    domain = (*rest[: indexing.at], *indexing.common, *rest[indexing.at :])
+
+    def element(index: Where, reader: Reader) -> Expression:
+        return reader.read(values, broadcast(index, shape_of(values)))
+
+    return _scattered(node, x, values, indexing.place, element, indexing.bounds(), tuple(domain))
+
+
+def _scatter_add(
+    node: fx.Node, x: fx.Node, dim: int, picked: fx.Node, source: fx.Node
+) -> Scattered:
+    decline_if(x.meta["val"].dim() == 0 or picked.meta["val"].dim() == 0)
+    dim %= x.meta["val"].dim()
+
+    def place(index: Where, reader: Reader) -> Where:
+        return (*index[:dim], _plain(reader.read(picked, index)), *index[dim + 1 :])
+
+    return _scattered(
+        node,
+        x,
+        source,
+        place,
+        lambda index, reader: reader.read(source, index),
+        (Bound(picked, 0, shape_of(x)[dim]),),
+        shape_of(picked),
+    )
+
+
+def _embedding_backward(
+    node: fx.Node,
+    cotangent: fx.Node,
+    picked: fx.Node,
+    count: Any,
+    padding: Any,
+    by_frequency: bool,
+) -> Scattered:
+    decline_if(by_frequency or not isinstance(padding, int))
+    rank, dtype = picked.meta["val"].dim(), dtype_of(node)
+    decline_if(dtype in (torch.float16, torch.bfloat16))
+
+    def place(index: Where, reader: Reader) -> Where:
+        return (_plain(reader.read(picked, index[:rank])), index[rank])
+
+    def element(index: Where, reader: Reader) -> Expression:
+        value = reader.read(cotangent, index)
+        if padding < 0:
+            return value
+        row = cast(reader.read(picked, index[:rank]), torch.int64)
+        return where(row.equals(padding), constant(0, value.dtype), value)
+
+    return Scattered(
+        shape_of(cotangent),
+        cotangent,
+        "add",
+        lambda index, reader: constant(0, dtype),
+        place,
+        element,
+        (Bound(picked, 0, size_of(_value(count))),),
+    )
+
+
+def _value(arg: Any) -> Any:
+    return arg.meta["val"] if isinstance(arg, fx.Node) else arg
+
+
+RULES: dict[Any, Callable[..., Definition]] = {
+    aten.embedding.default: _embedding,
+    aten.embedding_dense_backward.default: _embedding_backward,
+    aten.gather.default: _gather,
+    aten.index.Tensor: _index,
+    aten.index_add.default: _index_add,
+    aten.index_put.default: _index_put,
+    aten.index_select.default: _index_select,
+    aten.scatter_add.default: _scatter_add,
+}

@@ -1,0 +1,112 @@
+"""Sums, products, extremes and truth along dimensions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjoint.loops.expressions import Expression, cast, constant
+from adjoint.lower.definitions.elements import Definition, Reader, Reduced, decline_if, dtype_of
+from adjoint.lower.pointwise import computed_in
+from adjoint.lower.sizes import Size, product
+from adjoint.lower.views import Where, shape_of
+
+aten = torch.ops.aten
+
+
+def _sum(node: fx.Node, x: fx.Node, dim: Any = None, keep: bool = False, **options: Any) -> Reduced:
+    return _reduction(node, x, dim, "add", 0)
+
+
+def _mean(
+    node: fx.Node, x: fx.Node, dim: Any = None, keep: bool = False, **options: Any
+) -> Reduced:
+    shape = shape_of(x)
+    count = product([shape[each] for each in _dims(shape, dim)])
+
+    def finish(total: Expression, reader: Reader) -> Expression:
+        return total / cast(reader.size(count), total.dtype)
+
+    return _reduction(node, x, dim, "add", 0, finish)
+
+
+def _extreme(operator: str) -> Callable[..., Reduced]:
+    def reduction(node: fx.Node, x: fx.Node, dim: Any = (), keep: bool = False) -> Reduced:
+        dtype, largest = dtype_of(node), operator == "minimum"
+        if dtype.is_floating_point:
+            start: float = math.inf if largest else -math.inf
+        elif dtype == torch.bool:
+            start = largest
+        else:
+            limits = torch.iinfo(dtype)
+            start = limits.max if largest else limits.min
+        return _reduction(node, x, dim, operator, start)
+
+    return reduction
+
+
+def _prod(node: fx.Node, x: fx.Node, dim: Any = None, keep: bool = False, **opt: Any) -> Reduced:
+    return _reduction(node, x, None if dim is None else [dim], "mul", 1)
+
+
+def _truth(operator: str, start: bool) -> Callable[..., Reduced]:
+    def reduction(node: fx.Node, x: fx.Node, dim: Any = None, keep: bool = False) -> Reduced:
+        decline_if(dtype_of(node) != torch.bool)
+        dims = [dim] if isinstance(dim, int) else dim
+        return _reduction(node, x, dims, operator, start)
+
+    return reduction
+
+
+def _dims(shape: Sequence[Size], dim: Any) -> tuple[int, ...]:
+    rank = len(shape)
+    if dim is None or (isinstance(dim, (list, tuple)) and not dim):
+        return tuple(range(rank))
+    given = [dim] if isinstance(dim, int) else dim
+    return tuple(sorted(each % rank for each in given)) if rank else ()
+
+
+def _reduction(
+    node: fx.Node,
+    x: fx.Node,
+    dim: Any,
+    operator: str,
+    start: float,
+    finish: Callable[[Expression, Reader], Expression] | None = None,
+) -> Reduced:
+    result = dtype_of(node)
+    kept_in = computed_in(result)
+
+    def element(index: Where, reader: Reader) -> Expression:
+        return cast(reader.read(x, index), kept_in)
+
+    def finished(total: Expression, reader: Reader) -> Expression:
+        return cast(finish(total, reader) if finish else total, result)
+
+    shape = shape_of(x)
+    begin = constant(start, kept_in)
+    return Reduced(shape, _dims(shape, dim), x, operator, begin, element, finished)
+
+
+RULES: dict[Any, Callable[..., Definition]] = {
+    aten.all.default: _truth("and", True),
+    aten.all.dim: _truth("and", True),
+    aten.all.dims: _truth("and", True),
+    aten.amax.default: _extreme("maximum"),
+    aten.amin.default: _extreme("minimum"),
+    aten.any.default: _truth("or", False),
+    aten.any.dim: _truth("or", False),
+    aten.any.dims: _truth("or", False),
+    aten.max.default: _extreme("maximum"),
+    aten.mean.default: _mean,
+    aten.mean.dim: _mean,
+    aten.min.default: _extreme("minimum"),
+    aten.prod.default: _prod,
+    aten.prod.dim_int: _prod,
+    aten.sum.default: _sum,
+    aten.sum.dim_IntList: _sum,
+}

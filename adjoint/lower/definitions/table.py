@@ -1,0 +1,30 @@
+"""Which operator has which definition.  An operator without one is called as it is."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from adjoint.lower.definitions import creation, formulas, indexing, pieces, reductions
+from adjoint.lower.definitions.elements import Declined, Definition
+from adjoint.lower.pointwise import TABLE
+
+FAMILIES = (creation, formulas, indexing, pieces, reductions)
+
+RULES = {op: rule for family in FAMILIES for op, rule in family.RULES.items()}
+
+# What is made of nothing: it is computed anew wherever it is used.
+CONSTANTS = frozenset(creation.RULES)
+
+
+def definition_of(node: fx.Node) -> Definition | None:
+    """How to compute `node`, unless it is to be called as it is."""
+    if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
+        return None
+    if node.target in TABLE:
+        return formulas.by_formula(node)
+    rule = RULES.get(node.target)
+    try:
+        return None if rule is None else rule(node, *node.args, **node.kwargs)
+    except Declined:
+        return None

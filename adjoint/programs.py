@@ -1,0 +1,100 @@
+"""The native programs of one graph: one for all sizes, or one for each kind of sizes.
+
+A program holds for the sizes of which all is true that was assumed when it was made.  For others it
+is made anew, up to a bound; what there is no program for runs op by op.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import fx
+
+from adjoint.errors import FallbackWarning
+from adjoint.graph.evaluation import evaluate
+from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
+from adjoint.native import native_program
+from adjoint.runtime.cpu.program import CpuProgram
+from adjoint.torch_private import symbols
+from adjoint.torch_private.modes import is_watched
+
+# Programs of one graph for sizes of different kinds; after that, it runs op by op.
+KINDS = 8
+
+# Sizes of which it is remembered which program is for them.
+REMEMBERED = 4096
+
+
+class Programs:
+    """Runs a graph.  Takes its inputs out of the list that it is given."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        self.graph_module = graph_module
+        self._sizing = Sizing(graph_module)
+        first = native_program(graph_module)
+        self._general = first if first is not None and not first.plan.assumed else None
+        """The program, if it is for all sizes."""
+        self._kinds: list[tuple[CpuProgram, Renaming | None]] = []
+        if first is not None:
+            self._kinds.append((first, None))
+        self._chosen: dict[tuple[int, ...], CpuProgram | None] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+        if not is_watched():
+            program = self._general or self._program_for(inputs)
+            if program is not None:
+                return program(inputs)  # type: ignore[no-any-return]
+        return evaluate_taking(self.graph_module, inputs)
+
+    def _program_for(self, inputs: Sequence[Any]) -> CpuProgram | None:
+        if not self._kinds:
+            return None
+        sizes = self._sizing.of(inputs)
+        key = tuple(sizes.values())
+        if key not in self._chosen:
+            with self._lock:
+                if len(self._chosen) >= REMEMBERED:
+                    self._chosen.clear()
+                self._chosen[key] = self._find(sizes) or self._made_anew(sizes)
+        return self._chosen[key]
+
+    def _find(self, sizes: Sizes) -> CpuProgram | None:
+        for program, names in self._kinds:
+            if symbols.violated(program.plan.assumed, renamed(sizes, names)) is None:
+                return program
+        return None
+
+    def _made_anew(self, sizes: Sizes) -> CpuProgram | None:
+        why = f"native code was made {KINDS} times for sizes of different kinds"
+        if len(self._kinds) < KINDS:
+            try:
+                graph_module, names = resized(self.graph_module, sizes)
+            except NotResizable as error:
+                first, _ = self._kinds[0]
+                wrong = symbols.violated(first.plan.assumed, sizes)
+                why = f"its native code assumes {wrong}, and {error}"
+            else:
+                program = native_program(graph_module)
+                if program is not None:
+                    self._kinds.append((program, names))
+                return program
+        shown = ", ".join(f"{symbol}={size}" for symbol, size in sizes.items())
+        warnings.warn(
+            f"a graph runs op by op for sizes {shown}: {why}", FallbackWarning, stacklevel=2
+        )
+        return None
+
+
+def evaluate_taking(graph_module: fx.GraphModule, inputs: list[Any]) -> Sequence[Any]:
+    """The graph, op by op.  Takes inputs out of the list, to release each after its last use."""
+    return evaluate(graph_module, _taken(inputs))  # type: ignore[arg-type, no-any-return]
+
+
+def _taken(inputs: list[Any]) -> Iterator[Any]:
+    inputs.reverse()
+    while inputs:
+        yield inputs.pop()
