@@ -31,7 +31,11 @@ def _scaled(value: torch.Tensor, factor: Any) -> torch.Tensor:
 
 def _lies_by_columns(matrix: torch.Tensor) -> bool:
     """Each column lies together, as in the transpose of a weight."""
-    return matrix.dim() == 2 and matrix.stride(0) == 1 and matrix.stride(1) != 1
+    if matrix.dim() != 2:
+        return False
+    # A stride that is no number is not looked at: what is seen of a size is an assumption.
+    numbers = [stride if type(stride) is int else None for stride in matrix.stride()]
+    return numbers[0] == 1 and numbers[1] != 1
 
 
 @vjp(aten.mm.default, aten.bmm.default)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import adjoint
-from tests.differentiation import check
+from tests.differentiation import bridged, check
 from tests.rules.rows import Row, agrees, has_rule
 
 ROWS = [
@@ -82,3 +82,17 @@ def test_convolutions_are_differentiated_by_convolutions(row: Row) -> None:
     for place in range(len(inputs)):
         fixed = [v if i == place else v.detach() for i, v in enumerate(inputs)]
         check(row.function, fixed, 2)
+
+
+def test_layouts_assume_nothing_about_sizes() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (torch.mm(x, torch.mm(y, x).t()) ** 2).sum()
+
+    inputs = [torch.randn(5, 4).double().requires_grad_(), torch.randn(4, 5).double()]
+    compiled = bridged(function, *inputs, dynamic=True)
+    torch.autograd.grad(compiled(*inputs), inputs[0], create_graph=True)[0].sum().backward()
+    small = [torch.randn(1, 1).double().requires_grad_(), torch.randn(1, 1).double()]
+    (ours,) = torch.autograd.grad(compiled(*small), small[0])
+    (eager,) = torch.autograd.grad(function(*small), small[0])
+    torch.testing.assert_close(ours, eager)
+    assert len(compiled.graph._sizings) == 1
