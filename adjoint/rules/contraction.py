@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from adjoint.rules.registry import composition, vjp
+from adjoint.rules.registry import vjp
 
 aten = torch.ops.aten
 
@@ -29,14 +29,34 @@ def _scaled(value: torch.Tensor, factor: Any) -> torch.Tensor:
     return value if factor == 1 else value * factor
 
 
+def _lies_by_columns(matrix: torch.Tensor) -> bool:
+    """Each column lies together, as in the transpose of a weight."""
+    if matrix.dim() != 2:
+        return False
+    # A stride that is no number is not looked at: what is seen of a size is an assumption.
+    numbers = [stride if type(stride) is int else None for stride in matrix.stride()]
+    return numbers[0] == 1 and numbers[1] != 1
+
+
 @vjp(aten.mm.default, aten.bmm.default)
 def matrix_product(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
-    """dx = g y^H, dy = x^H g."""
+    """dx = g y^H, dy = x^H g, each laid out as the matrix that it is the gradient of.
+
+    A gradient that lies otherwise than its parameter is copied before it becomes `grad`.
+    """
     product = torch.mm if x.dim() == 2 else torch.bmm
-    return (
-        lambda: product(cotangent, _adjoint(y)),
-        lambda: product(_adjoint(x), cotangent),
-    )
+
+    def of_x() -> torch.Tensor:
+        if _lies_by_columns(x):
+            return torch.mm(_conjugate(y), cotangent.t()).t()
+        return product(cotangent, _adjoint(y))
+
+    def of_y() -> torch.Tensor:
+        if _lies_by_columns(y):
+            return torch.mm(cotangent.t(), _conjugate(x)).t()
+        return product(_adjoint(x), cotangent)
+
+    return of_x, of_y
 
 
 @vjp(aten.addmm.default, aten.baddbmm.default)
@@ -80,24 +100,52 @@ def dot(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
     return (lambda: cotangent * _conjugate(y), lambda: cotangent * _conjugate(x))
 
 
-@composition(aten.convolution.default)
-def convolution(
+@vjp(aten.convolution_backward.default)
+def convolution_backward(
+    cotangents: Any,
+    outs: Any,
+    g: Any,
     x: Any,
     weight: Any,
-    bias: Any,
+    bias_sizes: Any,
     stride: Any,
     padding: Any,
     dilation: Any,
     transposed: bool,
     output_padding: Any,
     groups: int,
+    output_mask: Any,
 ) -> Any:
-    """Without an output padding that means nothing.
+    """Of the gradients of y = x * w + b, which are linear in g and in the other factor.
 
-    torch's second derivative of a transposed convolution is a convolution with such a padding,
-    which it runs but refuses to differentiate.
+    <hx, g w^T> + <hw, x^T g> + <hb, sum g> = <hx * w + x * hw + hb, g>: these are convolutions as
+    y is one, and their gradients are those of y at hx instead of x, or at hw instead of w.
     """
-    output_padding = output_padding if transposed else [0] * len(output_padding)
-    return aten.convolution.default(
-        x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+    of_x, of_weight, of_bias = cotangents
+    settings = (stride, padding, dilation, transposed, output_padding, groups)
+
+    def of_g() -> torch.Tensor:
+        terms: list[torch.Tensor] = []
+        if of_x is not None:
+            terms.append(aten.convolution(of_x, weight, of_bias, *settings))
+        elif of_bias is not None:
+            terms.append(of_bias.reshape(-1, *[1] * (g.dim() - 2)).expand(g.shape))
+        if of_weight is not None:
+            terms.append(aten.convolution(x, of_weight, None, *settings))
+        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+
+    def at_weight() -> torch.Tensor:
+        mask = [True, False, False]
+        gradients = aten.convolution_backward(g, x, of_weight, None, *settings, mask)
+        return gradients[0]  # type: ignore[no-any-return]
+
+    def at_x() -> torch.Tensor:
+        mask = [False, True, False]
+        gradients = aten.convolution_backward(g, of_x, weight, None, *settings, mask)
+        return gradients[1]  # type: ignore[no-any-return]
+
+    return (
+        of_g,
+        None if of_weight is None else at_weight,
+        None if of_x is None else at_x,
     )

@@ -330,11 +330,11 @@ class _Node(torch.autograd.Function):
     def forward(ctx: Any, recording: Recording, sizes: Sizes, *inputs: Any) -> Any:
         recorded = recording.recorded
         outputs = list(recording.forward(inputs))
+        history = recorded.differentiable | recorded.requiring
         fixed = [
             value
             for index, value in enumerate(outputs)
-            if isinstance(value, torch.Tensor)
-            and index not in recorded.differentiable | recorded.requiring
+            if isinstance(value, torch.Tensor) and index not in history
         ]
         ctx.recording, ctx.sizes = recording, sizes
         ctx.set_materialize_grads(False)
@@ -361,7 +361,7 @@ class _Node(torch.autograd.Function):
         if not given:
             return (None,) * (len(ctx.inputs) + 2)
         of = recording.pattern(given)
-        wanted = frozenset(index for index in recording.wrt if _is_waited_for(ctx, index))
+        wanted = _waited_for(ctx, recording.wrt)
         made, compiled, sizes = recording.backward(of, wanted, ctx.sizes)
         saved = _saved(ctx, recorded)
         arguments = [
@@ -387,10 +387,11 @@ def gated(value: Any) -> Any:
     return value
 
 
-def _is_waited_for(ctx: Any, index: int) -> bool:
-    """Whether this run of autograd goes on to the input `index`."""
-    edge = ctx.next_functions[ctx.edges[index]][0]
-    return edge is None or will_run(edge)
+def _waited_for(ctx: Any, wrt: Sequence[int]) -> frozenset[int]:
+    """The inputs among `wrt` to which this run of autograd goes on."""
+    following = ctx.next_functions  # Each time it is asked for, all of them are made.
+    edges = [(index, following[ctx.edges[index]][0]) for index in wrt]
+    return frozenset(index for index, edge in edges if edge is None or will_run(edge))
 
 
 def _saved(ctx: Any, recorded: Recorded) -> dict[tuple[str, int], Any]:

@@ -84,7 +84,7 @@ def _source(source: Source, inputs: Sequence[Any], written: set[Any]) -> Any:
             if isinstance(source, BaseOf):
                 value = value._base
                 assert value is not None
-            return _copied(value) if storage_key(value) in written else value
+            return _copied(value) if written and storage_key(value) in written else value
         case MemoryOf(index, dtype):
             return _whole_memory(inputs[index], dtype).clone()
         case NewToken():

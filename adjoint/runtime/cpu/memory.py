@@ -32,6 +32,21 @@ def cache_bytes() -> int:
     return int(text[:-1]) * 1024 if text.endswith("K") else USUAL_CACHE
 
 
+# The largest block from which the C library learns (32 MiB with its own header).
+LEARNT = 31 << 20
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """What the operators between kernels free, they get back at their next call.
+
+    The C library hands large blocks back to the system, and each page of the next one is a fault;
+    what counts as large, it learns from the largest block that was ever freed.  So one is freed, of
+    which no page was touched.
+    """
+    torch.empty(LEARNT, dtype=torch.uint8)
+
+
 Key = TypeVar("Key", bound=Hashable)
 
 

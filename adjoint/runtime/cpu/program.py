@@ -38,6 +38,7 @@ from adjoint.runtime.cpu.memory import (
     Words,
     arrange,
     cache_bytes,
+    keep_freed_memory,
 )
 from adjoint.runtime.cpu.tiles import tile_region, tile_runner
 from adjoint.torch_private import symbols, trees
@@ -63,6 +64,7 @@ class CpuProgram:
     """Runs a plan.  Takes its inputs out of the list that it is given."""
 
     def __init__(self, plan: Plan, addresses: Mapping[Launch, int]) -> None:
+        keep_freed_memory()
         self.plan = plan
         self.addresses = addresses
         """Where the code of each kernel is."""

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -161,3 +165,32 @@ def test_words_hold_addresses_of_one_another() -> None:
 
 def test_a_core_has_a_cache() -> None:
     assert 1 << 16 <= cache_bytes() <= 1 << 28
+
+
+FAULTS = """
+import resource, sys, torch
+from adjoint.runtime.cpu.memory import keep_freed_memory
+def use():
+    held = [torch.ones(1 << 20) for _ in range(8)]
+if "kept" in sys.argv:
+    keep_freed_memory()
+use()
+use()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    use()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries do otherwise")
+def test_freed_memory_is_not_given_back_to_the_system() -> None:
+    def faults(*arguments: str) -> int:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+        command = [sys.executable, "-c", FAULTS, *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    # Ten times 32 MiB are 81920 pages.
+    assert faults() > 10_000
+    assert faults("kept") < 2_000
