@@ -383,7 +383,7 @@ def gated(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf:
         # Its backward hands on the very tensor it is given, which autograd copies where others have
         # it, too; that of a view would hand on another tensor over the same memory.
-        return value.expand_as(value) if value.layout is torch.strided else value
+        return torch.ops.aten.alias.default(value) if value.layout is torch.strided else value
     return value
 
 

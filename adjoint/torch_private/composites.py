@@ -83,6 +83,42 @@ def by_torch_formula(op: OpOverload) -> Iterator[None]:
         op._dispatch_cache.clear()
 
 
+_QUANTILES = (
+    aten.quantile.default,
+    aten.quantile.scalar,
+    aten.nanquantile.default,
+    aten.nanquantile.scalar,
+)
+
+_CHECKS: dict[OpOverload, tuple[bool, str]] = {
+    aten.istft.default: (False, "istft: the windows leave a gap between them"),
+    **dict.fromkeys(_QUANTILES, (True, "quantile: q must be in the range [0, 1]")),
+}
+"""Ops that compare data to check arguments: how that must come out, and what is said otherwise."""
+
+
+class _Deferring(TorchDispatchMode):
+    """A comparison of data, which fakes have none of, comes out as it must; the run asserts it."""
+
+    def __init__(self, answer: bool, otherwise: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.answer = answer
+        self.otherwise = otherwise
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if op is not aten.equal.default:
+            return op(*args, **(kwargs or {}))
+        same = torch.eq(*args).all()
+        torch._assert_async(same if self.answer else ~same, self.otherwise)
+        return self.answer
+
+
+def _deferring_checks(op: OpOverload) -> contextlib.AbstractContextManager[Any]:
+    return _Deferring(*_CHECKS[op]) if op in _CHECKS else contextlib.nullcontext()
+
+
 def _chosen(op: OpOverload, definition: Callable[..., Any]) -> Callable[..., Any]:
     inside = ContextVar("inside", default=False)
     general = _CORRECTED.get(op, definition)
@@ -96,7 +132,7 @@ def _chosen(op: OpOverload, definition: Callable[..., Any]) -> Callable[..., Any
             return general(*args, **kwargs)
         token = inside.set(True)
         try:
-            with no_python_dispatcher():
+            with no_python_dispatcher(), _deferring_checks(op):
                 return op(*args, **kwargs)
         finally:
             inside.reset(token)
@@ -164,24 +200,11 @@ def _ctc_loss(
     return losses.sum() if reduction == 2 else losses
 
 
-class _Passing(TorchDispatchMode):
-    """A comparison of data, which a definition makes to check its arguments, comes out true."""
-
-    def __torch_dispatch__(
-        self, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return True if op is aten.equal.default else op(*args, **(kwargs or {}))
-
-
-def _unchecked(op: OpOverload) -> Callable[..., Any]:
-    """`op` as it is, though it checks data, which fakes have none of.
-
-    The graph does not check either: of what eager refuses, it refuses only what reads outside of a
-    tensor (a quantile above 1).  So it is in later versions of torch.
-    """
+def _checked_in_the_run(op: OpOverload) -> Callable[..., Any]:
+    """`op` as it is, but for when it checks its arguments."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _Passing():  # type: ignore[no-untyped-call]
+        with _deferring_checks(op):
             return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
     return run
@@ -189,10 +212,7 @@ def _unchecked(op: OpOverload) -> Callable[..., Any]:
 
 _DEFINED_HERE: dict[OpOverload, Callable[..., Any]] = {
     aten.ctc_loss.IntList: _ctc_loss,
-    # In torch 2.11; later it does not check fakes.
-    aten.quantile.default: _unchecked(aten.quantile.default),
-    aten.quantile.scalar: _unchecked(aten.quantile.scalar),
-    aten.nanquantile.default: _unchecked(aten.nanquantile.default),
-    aten.nanquantile.scalar: _unchecked(aten.nanquantile.scalar),
+    # In torch 2.11; later they do not check fakes.
+    **{op: _checked_in_the_run(op) for op in _QUANTILES},
 }
 """Ops that torch defines in C++ only, in a way that fake tensors do not allow."""

@@ -127,14 +127,18 @@ def _window(flat: Alias, tensor: torch.Tensor, mode: Mode) -> ViewStep:
         count = extent(root.tensor) * size // tensor.dtype.itemsize
     first = tensor.storage_offset() - start
     if tensor.numel() > 0 and (first < 0 or first + extent(tensor) > count):
-        raise CaptureError(
-            "as_strided",
-            "it shows memory outside of the tensor that it is a view of",
-            "pass the tensor that owns the memory",
-            user_line(),
-        )
+        raise outside()
     place = (list(tensor.shape), list(tensor.stride()), first)
     return ViewStep(aten.as_strided.default, place, {}, None, mode)
+
+
+def outside() -> CaptureError:
+    return CaptureError(
+        "as_strided",
+        "it shows memory outside of the tensor that it is a view of",
+        "pass the tensor that owns the memory",
+        user_line(),
+    )
 
 
 def flat_base(alias: Alias) -> Alias:

@@ -401,8 +401,12 @@ class Tracer(TorchDispatchMode):
             return result
         numbers, named = self.emitter.number_nodes((tuple(args[1:]), kwargs))
         viewed = None if op is aten.detach.default else self.node(args[0])
+        memory = args[0].untyped_storage().nbytes() if op is aten.as_strided.default else 0
         result = op(*args, **kwargs)
         if op is aten.as_strided.default:
+            if result.untyped_storage().nbytes() > memory:
+                # Eager refuses it; fakes let their memory grow.
+                raise geometry.outside()
             if parent.has_history and not overlap.covers(args[0], result):
                 raise self.unsupported(
                     "as_strided", "it shows what its tensor does not, where no gradient would flow"

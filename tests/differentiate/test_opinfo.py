@@ -27,7 +27,6 @@ SHARD = 12
 READS_DATA = {
     "corrcoef",
     "cov",
-    "istft",
     "linalg.lstsq",
     "linalg.lstsq.grad_oriented",
     "nn.functional.gaussian_nll_loss",

@@ -84,6 +84,12 @@ def test_mixed_derivatives() -> None:
         torch.testing.assert_close(*results)
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_the_gradient_of_a_scalar_is_handed_on_as_it_is() -> None:
+    # Not even a sum of one number: torch has none of this dtype.
+    check(torch.Tensor.chalf, [leaf()], 2)
+
+
 def test_the_derivative_of_a_derivative_is_no_part_of_a_program_that_does_not_ask_for_it() -> None:
     made: list[str] = []
 

@@ -39,7 +39,7 @@ def test_the_same_views_as_in_eager(function: Callable[..., Any], dynamic: bool)
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("q", [0.3, torch.tensor([0.3, 0.7])])
 @pytest.mark.parametrize("function", [torch.quantile, torch.nanquantile])
-def test_arguments_without_data_are_not_checked(
+def test_arguments_without_data_are_not_checked_in_capture(
     function: Callable[..., Tensor], q: float | Tensor, inference: bool
 ) -> None:
     mode = new_fake_mode()
@@ -52,11 +52,20 @@ def test_arguments_without_data_are_not_checked(
     assert result.shape == function(*given, dim=0).shape
 
 
-def test_what_is_not_checked_before_is_refused_in_the_run() -> None:
+def test_a_quantile_out_of_range_is_refused_in_the_run() -> None:
     x, q = torch.randn(4, 3), torch.tensor([1.5])
     captured = adjoint.capture(torch.quantile, x, torch.tensor([0.5]))
-    with pytest.raises(RuntimeError, match="out of bounds"):
+    with pytest.raises(RuntimeError, match=r"out of bounds|in the range"):
         adjoint.run(captured, x, q)
+
+
+def test_windows_with_a_gap_are_refused_in_the_run() -> None:
+    spectrum, window = torch.randn(5, 3, dtype=torch.complex64), torch.ones(8)
+    captured = adjoint.capture(torch.istft, spectrum, 8, window=window)
+    found = adjoint.run(captured, spectrum, 8, window=window)
+    torch.testing.assert_close(found, torch.istft(spectrum, 8, window=window))
+    with pytest.raises(RuntimeError, match="leave a gap"):
+        adjoint.run(captured, spectrum, 8, window=torch.zeros(8))
 
 
 def test_composites_under_torch_func() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from adjoint.trace.geometry import dense_order, extent, same_layout, same_place
-from tests.parity import ROUTES, Route, Row, Table, grown, leaf, plain, refused
+from tests.parity import ROUTES, Route, Row, Table, check, grown, leaf, plain, refused
 
 
 @pytest.mark.parametrize(
@@ -155,3 +155,15 @@ def test_what_is_refused(function: Any, make: Any) -> None:
     error = refused(function, make)
     assert error.construct in ("as_strided", "a strided view of memory")
     assert error.remedy
+
+
+def test_memory_that_eager_does_not_have_either() -> None:
+    def beyond(x: Tensor, y: Tensor) -> Tensor:
+        x.view(-1).as_strided((2,), (1,))
+        return y * 2
+
+    def inputs() -> tuple[Tensor, Tensor]:
+        x = plain()
+        return x, x.data
+
+    check(beyond, inputs, raises=RuntimeError)

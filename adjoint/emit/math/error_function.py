@@ -39,12 +39,17 @@ def _scaled_erfc(b: Builder, a: Value) -> Value:
     """exp(a**2) erfc(a), a smooth function of 1 / (a + 2)."""
     below = a + _CENTRE
     inverse = 1.0 / below
-    smooth = inverse * b.polynomial(inverse - _MIDDLE, _SCALED[b.real.name])
+    offset = inverse - _MIDDLE
+    first, *others = _SCALED[b.real.name]
+    rest = b.polynomial(offset, others)
+    smooth = b.fma(offset, rest, first)
     if b.real is not F64:
-        return smooth
-    # What the inverse lost, times the slope, which may be rough.
-    lost = b.fma(inverse, -(a - (below - _CENTRE)), b.fma(inverse, -below, 1.0)) * inverse
-    return b.fma(lost, b.fma(inverse, _SLOPE[1], _SLOPE[0]), smooth)
+        return inverse * smooth
+    # What the inverse lost, times the slope, which may be rough; and what the last sum lost.
+    by_inverse = b.fma(inverse, -(a - (below - _CENTRE)), b.fma(inverse, -below, 1.0)) * inverse
+    by_sum = b.fma(offset, rest, first - smooth)
+    lost = b.fma(inverse, by_sum, by_inverse * b.fma(inverse, _SLOPE[1], _SLOPE[0]))
+    return b.fma(inverse, smooth, lost)
 
 
 def erfc(b: Builder, x: Value) -> Value:
