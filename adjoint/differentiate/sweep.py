@@ -79,6 +79,8 @@ class Sweep:
         self.cotangents: dict[fx.Node, Any] = {}
         self.reached: set[fx.Node] = set()
         """The nodes that have had a cotangent."""
+        self.given: dict[fx.Node, list[fx.Node]] = {}
+        """For ops of several results, the arguments that the cotangents there were lead to."""
         self.written: set[fx.Node] = set()
         """Reverse nodes that the user wrote, under modes of the user's."""
         self.active = active_nodes(graph_module, [self.inputs[place] for place in wrt])
@@ -146,8 +148,11 @@ class Sweep:
     def _depends_on(self, node: fx.Node, given: bool) -> list[tuple[fx.Node, bool]]:
         """Where autograd goes on, and whether with a cotangent, if `node` is `given` one.
 
-        A custom function may give none, and takes zeros for one that it is not given.
+        A custom function may give none, and takes zeros for one that it is not given.  Which
+        arguments an op gives one depends on which of its results have one.
         """
+        if node in self.given:
+            return [(each, given) for each in self.given[node]]
         if node.target is with_data:
             return [(node.all_input_nodes[0], given)]
         if node.target is not with_backward:
@@ -299,6 +304,7 @@ class Sweep:
         if not (isinstance(argument, fx.Node) and argument in self.active):
             return
         gradient = gradient() if callable(gradient) else gradient
+        self._note(node, argument, gradient)
         try:
             self._accumulate(argument, gradient)
         except RuntimeError as error:
@@ -393,7 +399,13 @@ class Sweep:
         except (RuntimeError, NotImplementedError) as error:
             raise self._error(node, str(error).splitlines()[0]) from error
         for argument in arguments:
-            self._accumulate(argument, gradients.get(id(argument.meta["val"])))
+            gradient = gradients.get(id(argument.meta["val"]))
+            self._note(node, argument, gradient)
+            self._accumulate(argument, gradient)
+
+    def _note(self, node: fx.Node, argument: fx.Node, gradient: Any) -> None:
+        if isinstance(node.meta["val"], tuple) and gradient is not None:
+            self.given.setdefault(node, []).append(argument)
 
     def _provided(
         self,
