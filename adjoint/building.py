@@ -29,7 +29,6 @@ from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import FakeTensor, fake_mode_of
 from adjoint.torch_private.modes import as_if_alone, is_traceable_wrapper_subclass
-from adjoint.torch_private.operators import HigherOrderOperator
 
 
 class Build:
@@ -172,19 +171,31 @@ def _requiring_outputs(graph_module: fx.GraphModule, wrt: Sequence[int]) -> list
 def _left_to_autograd(graph_module: fx.GraphModule) -> bool:
     """Eager autograd differentiates the graph, op by op, while it runs.
 
-    So it is for what has no rule yet: bodies of loops and branches, effects, hooks on saved
-    tensors, tensor subclasses; for functions that may be differentiated once, which eager
-    refuses only when the second derivative is asked for; and for those that are told which
-    cotangents are missing, which eager calls also when all are.
+    So it is for what has no rule yet: effects, hooks on saved tensors, tensor subclasses, sparse
+    gradients; for functions that may be differentiated once, which eager refuses only when the
+    second derivative is asked for; and for those that are told which cotangents are missing, which
+    eager calls also when all are.
     """
     return any(
-        isinstance(node.target, HigherOrderOperator)
-        or node.target in (on_copies, in_order)
+        node.target in (on_copies, in_order)
         or (node.target is apply_function and (bool(node.args[3]) or tells_what_is_missing(node)))
         or "hooks" in node.meta
+        or _has_sparse_gradient(node)
         or any(_is_subclass(leaf) for leaf in trees.leaves(node.meta.get("val")))
         for node in graph_module.graph.nodes
     ) or any(map(_left_to_autograd, subgraphs_of(graph_module).values()))
+
+
+def _has_sparse_gradient(node: fx.Node) -> bool:
+    """An embedding for whose gradient the user wants the rows that were read, and no others."""
+    place = _SPARSE.get(node.target)
+    return place is not None and len(node.args) > place and bool(node.args[place])
+
+
+_SPARSE: dict[Any, int] = {
+    torch.ops.aten.embedding.default: 4,
+    torch.ops.aten._embedding_bag.default: 5,
+}
 
 
 def _is_subclass(value: Any) -> bool:

@@ -153,12 +153,16 @@ def derivatives(
     leaves = [leaf for leaf in _tensors(list(inputs)) if leaf.requires_grad]
     generator = torch.Generator().manual_seed(seed)
     for level in range(order):
+        # One that does not require grad has a direction all the same: on one side it may.
+        directions = [_random_like(head, generator) for head in heads]
+        cotangents = [
+            direction.requires_grad_(level + 1 < order)
+            for head, direction in zip(heads, directions, strict=True)
+            if head.requires_grad
+        ]
         heads = [head for head in heads if head.requires_grad]
         if not heads or not leaves:
             break
-        cotangents = [
-            _random_like(head, generator).requires_grad_(level + 1 < order) for head in heads
-        ]
         try:
             gradients: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
                 heads, leaves, cotangents, create_graph=level + 1 < order, allow_unused=True
@@ -167,7 +171,8 @@ def derivatives(
             found.error = error
             break
         found.orders.append([None if g is None else g.detach() for g in gradients])
-        heads = [gradient for gradient in gradients if gradient is not None]
+        pairs = zip(leaves, gradients, strict=True)
+        heads = [torch.zeros_like(leaf) if g is None else g for leaf, g in pairs]
         if level == 0:
             leaves = [*leaves, *cotangents]
     return found

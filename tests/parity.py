@@ -305,16 +305,20 @@ def _gradients(inputs: Inputs, seen: Outcome, order: int) -> list[torch.Tensor |
     found: list[torch.Tensor | None] = []
     generator = torch.Generator().manual_seed(2)
     for each in range(order):
-        if not heads:
-            break
         with torch.enable_grad():
             projections = [_projection(head, generator) for head in heads]
+        projections = [each for each in projections if each.requires_grad]
+        if not projections:
+            found += [None] * len(leaves)
+            break
         gradients = torch.autograd.grad(
             projections, list(leaves.values()), create_graph=each + 1 < order, allow_unused=True
         )
-        found += gradients
         found_now: list[torch.Tensor | None] = list(gradients)
-        heads = [g for g in found_now if g is not None and g.requires_grad]
+        found += found_now
+        # One that eager does not have is zero; either way it has a direction of its own.
+        pairs = zip(leaves.values(), found_now, strict=True)
+        heads = [torch.zeros_like(leaf) if g is None else g for leaf, g in pairs]
     return found
 
 

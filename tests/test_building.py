@@ -92,3 +92,25 @@ def test_saved_values_that_the_first_backward_does_not_reach() -> None:
         return torch.where(x > 0, x * y.exp(), x.sin()).prod()
 
     check(function, [leaf(4), leaf(4)], 3)
+
+
+def test_a_gradient_that_is_to_be_sparse_is() -> None:
+    table = torch.nn.Embedding(7, 3, sparse=True)
+    bags = torch.nn.EmbeddingBag(7, 3, sparse=True, mode="sum")
+    parameters = [table.weight, bags.weight]
+    optimizer = torch.optim.SparseAdam(parameters)
+    indices = torch.tensor([[1, 2, 1], [6, 2, 0]])
+
+    def loss(indices: Tensor) -> Any:
+        return table(indices).sin().sum() + bags(indices).cos().sum()
+
+    def gradients(run: Any) -> list[Tensor]:
+        optimizer.zero_grad()
+        run(indices).backward()
+        assert all(each.grad is not None and each.grad.is_sparse for each in parameters)
+        return [each.grad.to_dense() for each in parameters if each.grad is not None]
+
+    torch._dynamo.reset()
+    ours = gradients(torch.compile(loss, backend="adjoint", fullgraph=True))
+    torch.testing.assert_close(ours, gradients(loss))
+    optimizer.step()

@@ -12,7 +12,7 @@ from adjoint.errors import CaptureError
 from adjoint.graph.metadata import describe_value
 from adjoint.torch_private import trees
 from adjoint.torch_private.checkpoint import forward_context, split_arguments
-from adjoint.torch_private.operators import HigherOrderOperator, dense_kernel
+from adjoint.torch_private.operators import HigherOrderOperator, dense_kernel, recorded_loop
 from adjoint.trace.interpretation import Interpreter
 from adjoint.trace.subgraph import Body, match_lifted, opaque
 from adjoint.trace.tracer import Tracer
@@ -75,7 +75,7 @@ def _while_loop(
     carried: Any,
     additional: Any = (),
 ) -> Any:
-    """Carry values through `step` as long as `condition` holds for them."""
+    """Carry values through `step` as long as `condition` holds; stack what it gives beside."""
     carried, additional = list(carried), list(additional)
     inside = [tracer.unknown_number() if isinstance(each, int) else each for each in carried]
     bodies = [Body(tracer), Body(tracer)]
@@ -94,9 +94,13 @@ def _while_loop(
     inputs = [*carried, *additional, *lifted]
     shown = [
         tracer.unknown_number() if isinstance(each, (int, torch.SymInt)) else each
-        for each in outputs
+        for each in outputs[: len(carried)]
     ]
-    return _emit(tracer, operators.while_loop, node_args, shown, tree, inputs)
+    each_step = outputs[len(carried) :]
+    if not each_step:
+        return _emit(tracer, operators.while_loop, node_args, shown, tree, inputs)
+    shown += _stacked(tracer, each_step, tracer.unknown_number(of_tensor=True))
+    return _emit(tracer, recorded_loop, node_args, shown, tree, inputs)
 
 
 def _scan(
@@ -161,6 +165,7 @@ def _inline_named(tracer: Tracer, body: Any, name: Any, *args: Any) -> Any:
 HANDLERS: dict[str, Callable[..., Any]] = {
     "cond": _cond,
     "while_loop": _while_loop,
+    "recorded_loop": _while_loop,
     "scan": _scan,
     "map_impl": _map,
     "tag_activation_checkpoint": _checkpoint,

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from adjoint.graph.metadata import mode_of
-from adjoint.graph.operations import build_subclass, take_attribute, with_backward, with_data
+from adjoint.graph.metadata import mode_of, outputs_of
+from adjoint.graph.operations import (
+    LOOPS,
+    build_subclass,
+    has_bodies,
+    take_attribute,
+    with_backward,
+    with_data,
+)
+from adjoint.graph.subgraphs import body_of
 from adjoint.rules.outputs import differentiable_outputs
 from adjoint.rules.registry import NON_DIFFERENTIABLE
 from adjoint.torch_private.fake import FakeTensorMode, fake_mode_of
@@ -27,6 +35,26 @@ def active_nodes(graph_module: fx.GraphModule, inputs: Sequence[fx.Node]) -> set
         if node.op == "call_function" and _passes(node, active, fake_mode):
             active.add(node)
     return active
+
+
+def flowing_through(body: fx.GraphModule, places: Collection[int]) -> list[bool]:
+    """For each result of `body`, whether a derivative flows to it from the inputs `places`."""
+    inputs = body.graph.find_nodes(op="placeholder")
+    active = active_nodes(body, [inputs[place] for place in places])
+    return [node in active for node in outputs_of(body.graph)]
+
+
+def flowing_through_loop(
+    body: fx.GraphModule, carries: int, places: Collection[int]
+) -> tuple[set[int], list[bool]]:
+    """The same for a loop, whose first results are inputs of the next step; and its inputs."""
+    reached = set(places)
+    while True:
+        results = flowing_through(body, reached)
+        more = {place for place in range(carries) if results[place]} - reached
+        if not more:
+            return reached, results
+        reached |= more
 
 
 def requiring_nodes(graph_module: fx.GraphModule, inputs: Sequence[fx.Node]) -> set[fx.Node]:
@@ -64,8 +92,12 @@ def _passes(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -> b
         assert isinstance(several, fx.Node)
         if several.target is with_backward and index in several.args[1]:  # type: ignore[operator]
             return False
-        if several not in active or _is_list(several):
-            return several in active
+        if several not in active:
+            return False
+        if has_bodies(several):
+            return _given_by_bodies(several, active)[index]  # type: ignore[index]
+        if _is_list(several):
+            return True
         return _given(several, active, fake_mode)[index]  # type: ignore[index]
     if not _is_recorded(node):
         return False
@@ -89,6 +121,21 @@ def _given(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -> tu
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     values = [n.meta["val"] for n in node.all_input_nodes if n in active]
     return differentiable_outputs(node.target, args, kwargs, values, fake_mode)
+
+
+def _given_by_bodies(node: fx.Node, active: set[fx.Node]) -> list[bool]:
+    """The same for an operator with bodies."""
+    module = node.graph.owning_module
+    assert module is not None
+    args: Any = node.args
+    if node.target is torch.ops.higher_order.cond:
+        _, *branches, operands = args
+        places = [place for place, each in enumerate(operands) if each in active]
+        found = [flowing_through(body_of(module, each), places) for each in branches]
+        return [any(each) for each in zip(*found, strict=True)]
+    loop = LOOPS[node.target]
+    places = [place for place, each in enumerate(loop.operands(args)) if each in active]
+    return flowing_through_loop(body_of(module, args[loop.body]), loop.carries(args), places)[1]
 
 
 def differentiable(value: Any) -> bool:

@@ -1,29 +1,125 @@
 """Reverse mode through operators with bodies: the reverse of a body is a body.
 
-`scan` and `map` have no rule here: they are differentiated as the loops that they mean.
+The reverse of a branch is a branch.  The reverse of a loop is a loop that goes the other way and
+carries cotangents: those of what the loop carries, and sums of those of what each step uses.  A
+reverse body takes what the body was given and what was drawn in it, and computes all else again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
+from adjoint.differentiate.activity import flowing_through_loop
+from adjoint.differentiate.copying import Copying, inline, inputs_of
+from adjoint.differentiate.expansion import is_drawn, kept_carries
 from adjoint.graph.descriptors import Argument, Result
-from adjoint.graph.metadata import (
-    Mode,
-    outputs_of,
-    set_descriptor,
-    set_output_descriptors,
-)
-from adjoint.graph.purity import remove_dead_code
+from adjoint.graph.metadata import Mode, outputs_of, set_descriptor, set_output_descriptors
+from adjoint.graph.purity import must_run
 from adjoint.trace.tracer import Tracer
 
-Differentiate = Callable[[fx.GraphModule, Sequence[int], Sequence[int]], fx.GraphModule]
+# The joint graph of a body, and the sizes from outside that it takes after all its other inputs.
+Differentiate = Callable[
+    [fx.GraphModule, Sequence[int], Sequence[int]], tuple[fx.GraphModule, Sequence[Any]]
+]
 
 aten = torch.ops.aten
+operators = torch.ops.higher_order
+
+
+@dataclass
+class _Joint:
+    """The joint graph of a body, taken apart."""
+
+    graph_module: fx.GraphModule
+    operands: list[fx.Node]
+    tangents: dict[int, fx.Node]
+    """By the place of the result."""
+    sizes: list[fx.Node]
+    outside: Sequence[Any]
+    """The values of `sizes` in the graph around."""
+    drawn: dict[int, fx.Node]
+    """What cannot be computed again, by its place among the results."""
+    gradients: dict[int, fx.Node]
+    """By the place of the operand; none where it is zero."""
+
+
+def _joint(
+    differentiate: Differentiate, body: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]
+) -> _Joint:
+    inputs = inputs_of(body)
+    for index, node in enumerate(inputs):
+        set_descriptor(node, Argument(index, f"operand[{index}]"))
+    count = len(outputs_of(body.graph))
+    described = tuple(Result(index, f"result[{index}]") for index in range(count))
+    set_output_descriptors(body.graph, described)
+    graph_module, outside = differentiate(body, of, wrt)
+    entering, returned = inputs_of(graph_module), outputs_of(graph_module.graph)
+    first, after = len(inputs), len(inputs) + len(of)
+    gradients = zip(wrt, returned[count:], strict=True)
+    return _Joint(
+        graph_module,
+        entering[:first],
+        dict(zip(of, entering[first:after], strict=True)),
+        entering[after:],
+        outside,
+        {place: node for place, node in enumerate(returned[:count]) if is_drawn(node)},
+        {place: node for place, node in gradients if node is not None},
+    )
+
+
+class _Reverse:
+    """A reverse body under construction: a part of a joint graph, with other inputs."""
+
+    def __init__(self, joint: _Joint) -> None:
+        self.joint = joint
+        self.copying = Copying(joint.graph_module)
+        self.copies: dict[fx.Node, Any] = {}
+
+    def input(self, name: str, value: Any) -> fx.Node:
+        return self.copying.emitter.placeholder(name, value)
+
+    def let(self, node: fx.Node, name: str) -> fx.Node:
+        """The value of `node` is the next input."""
+        self.copies[node] = self.input(name, node.meta["val"])
+        return self.copies[node]  # type: ignore[no-any-return]
+
+    def let_carried(self, node: fx.Node) -> fx.Node:
+        """The same for what a loop carries: a number is stacked, and comes, as a tensor."""
+        value, emitter = node.meta["val"], self.copying.emitter
+        if isinstance(value, torch.Tensor):
+            return self.let(node, "carried")
+        with self.copying.tracer.quietly():
+            made = self.input("carried", torch.empty((), dtype=torch.int64))
+        read = emitter.call(aten._local_scalar_dense.default, (made,), mode=Mode(), value=value)
+        emitter.bind_symbols(read, value)
+        self.copies[node] = read
+        return made
+
+    def run(self) -> dict[int, fx.Node]:
+        """The gradients, by the place of the operand."""
+        module = self.joint.graph_module
+        for node in self.joint.drawn.values():
+            if node.target is operator.getitem:
+                # Its results are all given, and it must not run again for them.
+                self.copies[node.args[0]] = None  # type: ignore[index]
+        inline(module, self.copies, self.copying.copy)
+        return {place: self.copies[node] for place, node in self.joint.gradients.items()}
+
+    def call(self, op: Any, *args: Any) -> fx.Node:
+        return self.copying.emitter.call(op, args, mode=Mode())
+
+    def finish(self, outputs: Sequence[Any]) -> fx.GraphModule:
+        made = self.copying.finish(outputs)
+        made.graph.find_nodes(op="output")[0].meta.pop("descriptors", None)
+        again = [n.name for n in made.graph.nodes if must_run(n) and "order" not in n.meta]
+        assert not again, f"the reverse of a body would run {again} once more"
+        return made
 
 
 def reverse_cond(
@@ -32,56 +128,197 @@ def reverse_cond(
     branches: Sequence[fx.GraphModule],
     pred: Any,
     operands: Sequence[Any],
+    results: Sequence[Any],
     cotangents: Sequence[Any],
     wrt: Sequence[int],
-) -> list[torch.Tensor]:
-    """The cotangents of the operands `wrt` of a `cond`: a `cond` of the reverse branches.
+) -> dict[int, torch.Tensor]:
+    """The cotangents of the operands `wrt` of a `cond`, by place: a `cond` of reverse branches.
 
-    A branch computes again what its derivative needs.  Both branches give a cotangent to the same
-    operands, so a zero is a tensor here.
+    Both branches give a cotangent to the same operands, so a zero may be a tensor here.
     """
     of = [place for place, each in enumerate(cotangents) if each is not None]
     with tracer.paused():
-        reverse = [_reverse(differentiate, branch, of, wrt) for branch in branches]
-    inputs = [*operands, *(cotangents[place] for place in of)]
+        joints = [_joint(differentiate, branch, of, wrt) for branch in branches]
+        drawn = sorted(joints[0].drawn.keys() | joints[1].drawn.keys())
+        sizes = [each for joint in joints for each in joint.outside]
+        given = [place for place in wrt if any(place in joint.gradients for joint in joints)]
+        graphs = [_reverse_branch(joint, joints, drawn, results, given) for joint in joints]
+        inputs = [*operands, *(cotangents[i] for i in of), *(results[i] for i in drawn), *sizes]
+        inputs = _used_by_any(graphs, inputs)
+    if not given:
+        return {}
     with tracer.quietly():
-        results = [torch.empty_like(operands[place]) for place in wrt]
+        gradients = [torch.empty_like(operands[place]) for place in given]
     emitter = tracer.emitter
     names = ("reverse_true", "reverse_false")
-    bodies = [emitter.attribute(n, g) for n, g in zip(names, reverse, strict=True)]
+    bodies = [emitter.attribute(n, g) for n, g in zip(names, graphs, strict=True)]
     args = (tracer.nodes(pred), *bodies, tuple(tracer.nodes(inputs)))
-    node = emitter.call(torch.ops.higher_order.cond, args, mode=Mode(), value=tuple(results))
-    tracer.register(tuple(results), node)
-    return results
+    _emit(tracer, operators.cond, args, gradients)
+    return dict(zip(given, gradients, strict=True))
 
 
-def _reverse(
-    differentiate: Differentiate, body: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]
+def _reverse_branch(
+    joint: _Joint,
+    both: Sequence[_Joint],
+    drawn: Sequence[int],
+    results: Sequence[Any],
+    given: Sequence[int],
 ) -> fx.GraphModule:
-    """The graph from the inputs of `body` and cotangents to cotangents of its inputs `wrt`."""
-    inputs = [node for node in body.graph.nodes if node.op == "placeholder"]
-    for index, node in enumerate(inputs):
-        set_descriptor(node, Argument(index, f"operand[{index}]"))
-    returned = outputs_of(body.graph)
-    described = tuple(Result(index, f"result[{index}]") for index in range(len(returned)))
-    set_output_descriptors(body.graph, described)
-    joint = differentiate(body, of, wrt)
-    gradients = outputs_of(joint.graph)[len(returned) :]
-    operands = [node for node in joint.graph.nodes if node.op == "placeholder"]
-    output = next(node for node in joint.graph.nodes if node.op == "output")
-    with joint.graph.inserting_before(output):
-        complete = tuple(
-            _zeros(joint.graph, operands[place]) if gradient is None else gradient
-            for place, gradient in zip(wrt, gradients, strict=True)
-        )
-    output.args = (complete,)
-    output.meta.pop("descriptors", None)
-    remove_dead_code(joint.graph)
-    joint.recompile()
-    return joint
+    reverse = _Reverse(joint)
+    operands = [reverse.let(node, "operand") for node in joint.operands]
+    for node in joint.tangents.values():
+        reverse.let(node, "cotangent")
+    for place in drawn:
+        made = reverse.input("drawn", results[place])
+        if place in joint.drawn:
+            reverse.copies[joint.drawn[place]] = made
+    for each in both:
+        for node in each.sizes:
+            reverse.let(node, "size")
+    gradients = reverse.run()
+    return reverse.finish(
+        [
+            gradients.get(place) or reverse.call(aten.zeros_like.default, operands[place])
+            for place in given
+        ]
+    )
 
 
-def _zeros(graph: fx.Graph, like: fx.Node) -> fx.Node:
-    zeros = graph.call_function(aten.zeros_like.default, (like,))
-    zeros.meta.update(val=like.meta["val"], mode=Mode(), source=like.meta.get("source"))
-    return zeros
+def _used_by_any(graphs: Sequence[fx.GraphModule], inputs: Sequence[Any]) -> list[Any]:
+    """`inputs` without those that none of the `graphs` uses; they take the rest."""
+    left: list[Any] = []
+    for *nodes, value in zip(*map(inputs_of, graphs), inputs, strict=True):
+        if any(node.users for node in nodes):
+            left.append(value)
+        else:
+            for node in nodes:
+                node.graph.erase_node(node)
+    return left
+
+
+@dataclass
+class _Entering:
+    """Inputs of a reverse loop of one kind: nodes of its body, and their values around it."""
+
+    nodes: list[fx.Node] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+
+    def add(self, node: fx.Node, value: Any) -> None:
+        self.nodes.append(node)
+        self.values.append(value)
+
+    def drop_unused(self, at_least: int = 0) -> None:
+        for place in reversed(range(len(self.nodes))):
+            if not self.nodes[place].users and len(self.nodes) > at_least:
+                self.nodes[place].graph.erase_node(self.nodes[place])
+                del self.nodes[place], self.values[place]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop as the sweep meets it: its body, and the fakes of all that enters and leaves it."""
+
+    body: fx.GraphModule
+    init: Sequence[Any]
+    xs: Sequence[Any]
+    others: Sequence[Any]
+    results: Sequence[Any]
+    """The last of what is carried, then what each step gives, stacked."""
+
+    @property
+    def operands(self) -> list[Any]:
+        return [*self.init, *self.xs, *self.others]
+
+
+def reverse_loop(
+    tracer: Tracer,
+    differentiate: Differentiate,
+    loop: Loop,
+    cotangents: Sequence[Any],
+    wrt: Iterable[int],
+) -> dict[int, torch.Tensor]:
+    """The cotangents of the operands `wrt` of a loop, by place: a `scan` the other way."""
+    carries, first_other = len(loop.init), len(loop.init) + len(loop.xs)
+    with tracer.paused():
+        joint = _joint_of_step(differentiate, loop, cotangents, set(wrt))
+        reverse = _Reverse(joint)
+        before = [place for place in joint.tangents if place < carries]
+        summed = [place for place in joint.gradients if place >= first_other]
+        each_step = [place for place in joint.gradients if carries <= place < first_other]
+        back = [reverse.let(joint.tangents[place], "cotangent") for place in before]
+        sums = [reverse.input("sum", loop.operands[place]) for place in summed]
+        steps = _steps(reverse, loop, cotangents)
+        others = _Entering()
+        for node, value in zip(joint.operands[first_other:], loop.others, strict=True):
+            others.add(reverse.let(node, "operand"), value)
+        for node, value in zip(joint.sizes, joint.outside, strict=True):
+            others.add(reverse.let(node, "size"), value)
+        gradients = reverse.run()
+        carried = [
+            gradients[place] if place in gradients else reverse.call(aten.zeros_like.default, node)
+            for place, node in zip(before, back, strict=True)
+        ]
+        added = [
+            reverse.call(aten.add.Tensor, node, gradients[place])
+            for place, node in zip(summed, sums, strict=True)
+        ]
+        graph = reverse.finish([*carried, *added, *(gradients[place] for place in each_step)])
+        # A loop without steps to go along would not know how often to run.
+        steps.drop_unused(at_least=1)
+        others.drop_unused()
+    if not gradients:
+        return {}
+    given = {place: each for place, each in enumerate(cotangents) if each is not None}
+    init = [given[place] if place in given else _zeros(loop.init[place]) for place in before]
+    init += [_zeros(loop.operands[place]) for place in summed]
+    places = [*before, *summed, *each_step]
+    with tracer.quietly():
+        found = [torch.empty_like(loop.operands[place]) for place in places]
+    entering = [init, [each.flip(0) for each in steps.values], tuple(others.values)]
+    args = (tracer.emitter.attribute("reverse", graph), *tracer.nodes(entering))
+    _emit(tracer, operators.scan, args, found)
+    first = len(init)
+    return dict(zip(places, [*found[:first], *(e.flip(0) for e in found[first:])], strict=True))
+
+
+def _joint_of_step(
+    differentiate: Differentiate, loop: Loop, cotangents: Sequence[Any], wrt: set[int]
+) -> _Joint:
+    """The joint graph of the body, for cotangents of all carried values that come to have one."""
+    carries = len(loop.init)
+    active, results = flowing_through_loop(loop.body, carries, wrt)
+    given = {i for i, each in enumerate(cotangents) if each is not None and results[i]}
+    while True:
+        joint = _joint(differentiate, loop.body, sorted(given), sorted(active))
+        more = {place for place in joint.gradients if place < carries} - given
+        if not more:
+            return joint
+        given |= more
+
+
+def _steps(reverse: _Reverse, loop: Loop, cotangents: Sequence[Any]) -> _Entering:
+    """The inputs that differ from step to step."""
+    steps = _Entering()
+    joint, carries = reverse.joint, len(loop.init)
+    kept = kept_carries(loop.body, carries)
+    for place, node in enumerate(joint.operands[:carries]):
+        steps.add(reverse.let_carried(node), loop.results[kept[place]])
+    for node, value in zip(joint.operands[carries:], loop.xs, strict=False):
+        steps.add(reverse.let(node, "x"), value)
+    for place, node in joint.tangents.items():
+        if place >= carries:
+            steps.add(reverse.let(node, "cotangent"), cotangents[place])
+    for place, node in joint.drawn.items():
+        if place >= carries:
+            steps.add(reverse.let(node, "drawn"), loop.results[place])
+    return steps
+
+
+def _zeros(like: torch.Tensor) -> torch.Tensor:
+    """Made of the sizes alone: `like` need not be saved for them."""
+    return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+
+
+def _emit(tracer: Tracer, op: Any, args: Any, results: Sequence[torch.Tensor]) -> None:
+    node = tracer.emitter.call(op, args, mode=Mode(), value=tuple(results))
+    tracer.register(tuple(results), node)

@@ -16,11 +16,12 @@ import torch
 from torch import fx
 
 from adjoint.differentiate.activity import active_nodes
-from adjoint.differentiate.bodies import reverse_cond
-from adjoint.differentiate.functions import expanded, inline
+from adjoint.differentiate.bodies import Loop, reverse_cond, reverse_loop
+from adjoint.differentiate.copying import inline, inputs_of, refuse_outside
+from adjoint.differentiate.expansion import expanded
 from adjoint.errors import DifferentiationError
 from adjoint.graph.descriptors import Gradient, Tangent, order_of
-from adjoint.graph.evaluation import entry_mode, meaning_of
+from adjoint.graph.evaluation import entry_mode
 from adjoint.graph.metadata import (
     GradOf,
     Mode,
@@ -33,7 +34,7 @@ from adjoint.graph.metadata import (
     set_output_descriptors,
     source_of,
 )
-from adjoint.graph.operations import provided, with_backward, with_data
+from adjoint.graph.operations import LOOPS, has_bodies, provided, with_backward, with_data
 from adjoint.rules.derived import pull_back
 from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, VJPS
 from adjoint.torch_private.fake import fake_mode_of
@@ -55,19 +56,31 @@ def differentiate(
     return Sweep(graph_module, of, wrt).run()
 
 
+def _body_differentiated(
+    body: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]
+) -> tuple[fx.GraphModule, Sequence[Any]]:
+    """The joint graph of a body, and the sizes that it takes from around, after all else."""
+    sweep = Sweep(body, of, wrt)
+    scope = sweep.tracer.scope
+    scope.emitter.unbound = scope.lift_number
+    return sweep.run(), scope.lifted
+
+
 class Sweep:
     """One reverse sweep."""
 
     def __init__(self, graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]) -> None:
-        graph_module = expanded(graph_module)
+        graph_module = expanded(graph_module, wrt)
         self.primal = graph_module
         self.inputs = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
         self.of, self.wrt = list(of), list(wrt)
-        self.tracer = _Derivation(fake_mode_of(graph_module), _refuse_outside)
+        self.tracer = _Derivation(fake_mode_of(graph_module), refuse_outside)
         self.copies: dict[fx.Node, fx.Node] = {}
         self.cotangents: dict[fx.Node, Any] = {}
         self.reached: set[fx.Node] = set()
         """The nodes that have had a cotangent."""
+        self.given: dict[fx.Node, list[fx.Node]] = {}
+        """For ops of several results, the arguments that the cotangents there were lead to."""
         self.written: set[fx.Node] = set()
         """Reverse nodes that the user wrote, under modes of the user's."""
         self.active = active_nodes(graph_module, [self.inputs[place] for place in wrt])
@@ -135,8 +148,11 @@ class Sweep:
     def _depends_on(self, node: fx.Node, given: bool) -> list[tuple[fx.Node, bool]]:
         """Where autograd goes on, and whether with a cotangent, if `node` is `given` one.
 
-        A custom function may give none, and takes zeros for one that it is not given.
+        A custom function may give none, and takes zeros for one that it is not given.  Which
+        arguments an op gives one depends on which of its results have one.
         """
+        if node in self.given:
+            return [(each, given) for each in self.given[node]]
         if node.target is with_data:
             return [(node.all_input_nodes[0], given)]
         if node.target is not with_backward:
@@ -248,8 +264,8 @@ class Sweep:
         args, kwargs = self._values((node.args, node.kwargs))
         with as_under(Mode()):
             rule = VJPS.get(node.target)
-            if node.target is torch.ops.higher_order.cond:
-                self._reverse_cond(node, cotangent, args)
+            if has_bodies(node):
+                self._reverse_bodies(node, cotangent, args)
             elif node.target is with_backward:
                 self._reverse_function(node, cotangent)
             elif rule is not None:
@@ -289,6 +305,7 @@ class Sweep:
         if not (isinstance(argument, fx.Node) and argument in self.active):
             return
         gradient = gradient() if callable(gradient) else gradient
+        self._note(node, argument, gradient)
         try:
             self._accumulate(argument, gradient)
         except RuntimeError as error:
@@ -298,14 +315,34 @@ class Sweep:
                 f"for an argument of shape {list(argument.meta['val'].shape)}",
             ) from error
 
-    def _reverse_cond(self, node: fx.Node, cotangent: Any, args: Any) -> None:
-        pred, true, false, operands = args
-        places = [i for i, n in enumerate(node.args[3]) if n in self.active]  # type: ignore[arg-type]
-        gradients = reverse_cond(
-            self.tracer, differentiate, (true, false), pred, operands, cotangent, places
-        )
-        for place, gradient in zip(places, gradients, strict=True):
-            self._accumulate(node.args[3][place], gradient)  # type: ignore[index, arg-type]
+    def _reverse_bodies(self, node: fx.Node, cotangents: Any, args: Any) -> None:
+        """A branch or a loop of reverse bodies."""
+        out, nodes = node.meta["val"], node.args
+        operands: Any
+        if node.target in LOOPS:
+            form = LOOPS[node.target]
+            operands = form.operands(nodes)
+            places = [place for place, each in enumerate(operands) if each in self.active]
+            init, xs, others = (form.part(args, each) for each in (form.init, form.xs, form.others))
+            loop = Loop(args[form.body], init, xs, others, out)
+            gradients = reverse_loop(self.tracer, _body_differentiated, loop, cotangents, places)
+        else:
+            pred, true, false, values = args
+            operands = nodes[3]
+            places = [place for place, each in enumerate(operands) if each in self.active]
+            gradients = reverse_cond(
+                self.tracer,
+                _body_differentiated,
+                (true, false),
+                pred,
+                values,
+                out,
+                cotangents,
+                places,
+            )
+        for place, gradient in gradients.items():
+            if isinstance(operands[place], fx.Node):
+                self._accumulate(operands[place], gradient)
 
     def _reverse_function(self, node: fx.Node, cotangents: Any) -> None:
         """The backward half of a custom function, which takes zeros for missing cotangents."""
@@ -322,7 +359,8 @@ class Sweep:
             for each in saved  # type: ignore[union-attr]
         ]
         backward = getattr(self.primal, str(body.target))  # type: ignore[union-attr]
-        gradients = inline(backward, [*given, *kept], self._copy_reverse)
+        entering = dict(zip(inputs_of(backward), [*given, *kept], strict=True))
+        gradients = inline(backward, entering, self._copy_reverse)
         for operand, gradient in zip(operands, gradients, strict=True):
             if isinstance(operand, fx.Node) and isinstance(gradient, fx.Node):
                 self._accumulate(operand, given.get(gradient, gradient.meta["val"]))
@@ -344,7 +382,7 @@ class Sweep:
         arguments = [n for n in node.all_input_nodes if n in self.active]
         active = [n.meta["val"] for n in arguments]
         cotangents = list(cotangent) if isinstance(cotangent, tuple) else [cotangent]
-        function: Any = COMPOSITIONS.get(node.target) or meaning_of(node.target)
+        function: Any = COMPOSITIONS.get(node.target) or node.target
 
         def formula() -> dict[int, torch.Tensor]:
             if function is node.target:
@@ -362,7 +400,13 @@ class Sweep:
         except (RuntimeError, NotImplementedError) as error:
             raise self._error(node, str(error).splitlines()[0]) from error
         for argument in arguments:
-            self._accumulate(argument, gradients.get(id(argument.meta["val"])))
+            gradient = gradients.get(id(argument.meta["val"]))
+            self._note(node, argument, gradient)
+            self._accumulate(argument, gradient)
+
+    def _note(self, node: fx.Node, argument: fx.Node, gradient: Any) -> None:
+        if isinstance(node.meta["val"], tuple) and gradient is not None:
+            self.given.setdefault(node, []).append(argument)
 
     def _provided(
         self,
@@ -449,7 +493,3 @@ def order_of_program(graph: fx.Graph) -> int:
 def _attributes(module: fx.GraphModule) -> dict[str, Any]:
     names = {node.target for node in module.graph.nodes if node.op == "get_attr"}
     return {name: getattr(module, name) for name in names}
-
-
-def _refuse_outside(tensor: torch.Tensor) -> torch.Tensor:
-    raise AssertionError("a rule uses a tensor that is none of its arguments")

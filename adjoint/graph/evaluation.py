@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.graph.metadata import Mode, mode_of, source_of
+from adjoint.graph.metadata import Mode, mode_of, outputs_of, source_of
+from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.modes import is_functorch_wrapper
-from adjoint.torch_private.operators import HigherOrderOperator
+from adjoint.torch_private.operators import HigherOrderOperator, recorded_loop
 
 
 def entry_mode(graph_module: fx.GraphModule) -> Mode:
@@ -46,14 +47,44 @@ def evaluate(graph_module: fx.GraphModule, inputs: Sequence[Any], captured: bool
     raise AssertionError("the graph has no output")
 
 
+def _new_results(results: Sequence[Any], operands: Sequence[Any]) -> tuple[Any, ...]:
+    """`results`, each in memory of its own: what an operator returns is new."""
+    given = {_memory(each) for each in operands} - {None}
+    return tuple(each.clone() if _memory(each) in given else each for each in results)
+
+
+def _memory(value: Any) -> Any:
+    return storage_key(value) if isinstance(value, torch.Tensor) else None
+
+
+def _stacked_steps(
+    body: fx.GraphModule, steps: Sequence[Sequence[Any]], operands: Sequence[Any], carries: int
+) -> list[torch.Tensor]:
+    """What the steps of a loop give besides what they carry, along a new first axis.
+
+    Where there was no step, one is tried for the shapes.
+    """
+    if steps:
+        return [torch.stack(each) for each in zip(*steps, strict=True)]
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        tried = evaluate(body, operands)[carries:]
+    return [each.new_empty((0, *each.shape)) for each in tried]
+
+
 def _cond(pred: Any, true: fx.GraphModule, false: fx.GraphModule, operands: Any) -> Any:
-    return evaluate(true if bool(pred) else false, operands)
+    return _new_results(evaluate(true if bool(pred) else false, operands), operands)
 
 
 def _while_loop(condition: fx.GraphModule, step: fx.GraphModule, carried: Any, others: Any) -> Any:
+    operands, count = [*carried, *others], len(carried)
+    steps = []
     while bool(evaluate(condition, [*carried, *others])):
-        carried = evaluate(step, [*carried, *others])
-    return tuple(carried)
+        outputs = evaluate(step, [*carried, *others])
+        carried = outputs[:count]
+        steps.append(outputs[count:])
+    more = len(outputs_of(step.graph)) > count
+    stacked = _stacked_steps(step, steps, operands, count) if more else []
+    return (*_new_results(carried, operands), *stacked)
 
 
 def _scan(combine: fx.GraphModule, init: Any, xs: Any, others: Any) -> Any:
@@ -62,14 +93,13 @@ def _scan(combine: fx.GraphModule, init: Any, xs: Any, others: Any) -> Any:
         outputs = evaluate(combine, [*carry, *(x[index] for x in xs), *others])
         carry, step = list(outputs[: len(init)]), outputs[len(init) :]
         steps.append(step)
-    return (*carry, *(torch.stack(each) for each in zip(*steps, strict=True)))
+    empty = [x.new_zeros(x.shape[1:]) for x in xs] if not steps else []
+    stacked = _stacked_steps(combine, steps, [*init, *empty, *others], len(init))
+    return (*_new_results(carry, [*init, *xs, *others]), *stacked)
 
 
 def _map(function: fx.GraphModule, xs: Any, others: Any) -> Any:
-    steps = [
-        evaluate(function, [*(x[index] for x in xs), *others]) for index in range(xs[0].shape[0])
-    ]
-    return tuple(torch.stack(each) for each in zip(*steps, strict=True))
+    return _scan(function, (), xs, others)
 
 
 def _copy(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -177,14 +207,10 @@ _MEANINGS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.as_strided_scatter.default: _scattered(torch.ops.aten.as_strided.default),
     torch.ops.higher_order.cond: _cond,
     torch.ops.higher_order.while_loop: _while_loop,
+    recorded_loop: _while_loop,
     torch.ops.higher_order.scan: _scan,
     torch.ops.higher_order.map_impl: _map,
 }
-
-
-def meaning_of(target: Any) -> Any:
-    """What to call for an operator with a body; any other is itself."""
-    return _MEANINGS[target] if isinstance(target, HigherOrderOperator) else target
 
 
 def callable_of(target: Any) -> Any:

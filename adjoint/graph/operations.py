@@ -5,7 +5,8 @@ Each runs in eager torch, under autograd, so that any graph can be run op by op.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -13,7 +14,7 @@ from torch import fx
 from torch.autograd.function import once_differentiable
 
 from adjoint.graph.evaluation import evaluate
-from adjoint.torch_private.operators import OpOverload
+from adjoint.torch_private.operators import OpOverload, recorded_loop
 
 
 @torch.library.custom_op("adjoint::with_data", mutates_args=())
@@ -103,6 +104,43 @@ def _(
 
 
 exponential_scan: OpOverload = torch.ops.adjoint.exponential_scan.default
+
+
+@dataclass(frozen=True)
+class LoopForm:
+    """Which arguments of an operator that is a loop are what."""
+
+    body: int
+    init: int | None
+    xs: int | None
+    others: int
+
+    def carries(self, args: Sequence[Any]) -> int:
+        """How many values the loop carries."""
+        return len(self.part(args, self.init))
+
+    def operands(self, args: Sequence[Any]) -> list[Any]:
+        """The first of what the loop carries, what it goes along, and what each step uses."""
+        return [
+            each for place in (self.init, self.xs, self.others) for each in self.part(args, place)
+        ]
+
+    def part(self, args: Sequence[Any], place: int | None) -> Sequence[Any]:
+        """The argument at `place`."""
+        return () if place is None else args[place]
+
+
+LOOPS: dict[Any, LoopForm] = {
+    torch.ops.higher_order.scan: LoopForm(body=0, init=1, xs=2, others=3),
+    torch.ops.higher_order.map_impl: LoopForm(body=0, init=None, xs=1, others=2),
+    torch.ops.higher_order.while_loop: LoopForm(body=1, init=2, xs=None, others=3),
+    recorded_loop: LoopForm(body=1, init=2, xs=None, others=3),
+}
+
+
+def has_bodies(node: fx.Node) -> bool:
+    """The node is a branch or a loop."""
+    return node.target is torch.ops.higher_order.cond or node.target in LOOPS
 
 
 def as_leaf(value: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from adjoint.graph.evaluation import call_node
+from adjoint.graph.operations import has_bodies
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import FakeTensorMode, fake_mode_of, new_fake_mode
@@ -68,6 +69,7 @@ def _copied(
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     values: dict[fx.Node, Any] = {}
+    bodies: dict[str, fx.GraphModule] = {}
     with fake_mode, enable_python_dispatcher(), torch.no_grad():
         for node in graph_module.graph.nodes:
             copies[node] = copy = graph.node_copy(node, lambda n: copies[n])
@@ -75,29 +77,52 @@ def _copied(
             if node.op == "output":
                 continue
             if node.op == "placeholder":
-                values[node] = _like(node.meta.get("val"), new)
+                values[node] = _like(node.meta.get("val"), new, fake_mode)
             elif node.op == "get_attr":
-                values[node] = _constant(graph_module, node, fake_mode)
+                values[node] = _constant(graph_module, node, fake_mode, new)
+                if isinstance(values[node], fx.GraphModule):
+                    bodies[str(node.target)] = values[node]
+            elif has_bodies(node):
+                # The sizes of what it gives are known; for them it need not run.
+                values[node] = tuple(_like(each, new, fake_mode) for each in node.meta["val"])
             else:
                 symbols.decide_squeezed(node.target, *fx.map_arg(node.args[:2], values.get))
                 values[node] = call_node(node, values)
+                _learn(node.meta.get("val"), values[node], new)
             if "val" in node.meta:
                 copy.meta["val"] = values[node]
     made = fx.GraphModule(graph_module, graph)
+    for name, body in bodies.items():
+        setattr(made, name, body)
     if "entry_mode" in graph_module.meta:
         made.meta["entry_mode"] = graph_module.meta["entry_mode"]
     return made
 
 
-def _like(value: Any, new: dict[sympy.Symbol, Any]) -> Any:
-    """An input like `value`, with the new sizes."""
+def _learn(before: Any, now: Any, new: dict[sympy.Symbol, Any]) -> None:
+    """Sizes that are known only in the run have new symbols from now on."""
+    for old, value in zip(trees.leaves(before), trees.leaves(now), strict=True):
+        is_tensor = isinstance(old, torch.Tensor)
+        sizes = zip(old.shape, value.shape, strict=True) if is_tensor else [(old, value)]
+        for size, fresh in sizes:
+            expr = symbols.written(size)
+            if isinstance(expr, sympy.Symbol) and symbols.is_unknown(expr):
+                new.setdefault(expr, fresh)
+
+
+def _like(value: Any, new: dict[sympy.Symbol, Any], fake_mode: FakeTensorMode) -> Any:
+    """A value like `value`, with the new sizes."""
 
     def number(size: Any) -> Any:
         expr = symbols.written(size)
         if expr is None:
             return size
-        if not expr.free_symbols <= new.keys():
-            raise NotResizable(f"the size {expr} is that of no input")
+        for symbol in expr.free_symbols - new.keys():
+            if fake_mode.shape_env is None or not symbols.is_unknown(symbol):
+                raise NotResizable(f"the size {expr} is that of no input")
+            is_size = isinstance(value, torch.Tensor)
+            made = symbols.unknown_size if is_size else symbols.unknown_number
+            new[symbol] = made(fake_mode.shape_env)
         return symbols.evaluate(expr, new)
 
     if not isinstance(value, torch.Tensor):
@@ -112,10 +137,15 @@ def _like(value: Any, new: dict[sympy.Symbol, Any]) -> Any:
     )
 
 
-def _constant(graph_module: fx.GraphModule, node: fx.Node, fake_mode: FakeTensorMode) -> Any:
+def _constant(
+    graph_module: fx.GraphModule,
+    node: fx.Node,
+    fake_mode: FakeTensorMode,
+    new: dict[sympy.Symbol, Any],
+) -> Any:
     value = getattr(graph_module, str(node.target))
     if isinstance(value, fx.GraphModule):
-        raise NotResizable("an operator has a body")
+        return _copied(value, fake_mode, new)
     return trees.map_leaves(
         lambda leaf: (
             fake_mode.from_tensor(leaf, static_shapes=True)

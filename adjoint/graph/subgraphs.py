@@ -15,6 +15,13 @@ def subgraph_of(graph_module: GraphModule, node: Node) -> GraphModule | None:
     return found if isinstance(found, GraphModule) else None
 
 
+def body_of(graph_module: GraphModule, node: Node) -> GraphModule:
+    """The graph that a node, which is the name of one, stands for."""
+    found = subgraph_of(graph_module, node)
+    assert found is not None, f"{node.name} is no graph"
+    return found
+
+
 def subgraphs_of(graph_module: GraphModule) -> dict[str, GraphModule]:
     """The graphs that are operands in this graph, by name, in the order of their first use."""
     found: dict[str, GraphModule] = {}

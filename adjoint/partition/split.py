@@ -8,7 +8,7 @@ saved only where a formula itself needs them, as eager saves them: the user may 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from adjoint.graph.metadata import (
 from adjoint.graph.purity import must_run, remove_dead_code
 from adjoint.partition.flow import UNBOUNDED, Network
 from adjoint.torch_private.operators import OpOverload
-from adjoint.torch_private.symbols import hint
+from adjoint.torch_private.symbols import expression, hint
 
 aten = torch.ops.aten
 
@@ -175,6 +175,7 @@ class Split:
             available.setdefault(nodes[place], ("output", place))
         for place in saved_inputs:
             available[self.primals[place]] = ("input", place)
+        _read_sizes_of([*available, *self.tangents], self.joint.graph, available)
         gradients = [node for node, _ in self.gradients]
         used = _used(self.joint, available, self.tangents, gradients)
         inputs = [n for n in used if available[n][0] == "input"]
@@ -318,6 +319,26 @@ def _descendants(graph: fx.Graph, roots: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
+def _read_sizes_of(
+    known: Sequence[fx.Node], graph: fx.Graph, available: Container[fx.Node]
+) -> None:
+    """Read sizes off values that there are: which one was read first does not matter."""
+    shown: dict[Any, tuple[fx.Node, int]] = {}
+    for node in known:
+        value = node.meta.get("val")
+        sizes: Sequence[Any] = value.shape if isinstance(value, torch.Tensor) else ()
+        for axis, size in enumerate(sizes):
+            if isinstance(size, torch.SymInt):
+                shown.setdefault(expression(size), (node, axis))
+    for query in graph.find_nodes(op="call_function", target=aten.sym_size.int):
+        of, size = query.args[0], query.meta["val"]
+        if query in available or of in available or not isinstance(size, torch.SymInt):
+            continue
+        place = shown.get(expression(size))
+        if place is not None and of.op == "placeholder":
+            query.args = place
+
+
 def _used(
     joint: fx.GraphModule,
     available: dict[fx.Node, Any],
@@ -363,8 +384,9 @@ def _extract(
             copy.meta = dict(node.meta)
             copies[node] = copy
     graph.output(tuple(copies[n] if isinstance(n, fx.Node) else n for n in outputs))
-    remove_dead_code(graph)
     extracted = fx.GraphModule(module, graph)
+    # The module has the bodies of operators, which may draw random numbers.
+    remove_dead_code(graph)
     if "entry_mode" in module.meta:
         extracted.meta["entry_mode"] = module.meta["entry_mode"]
     return extracted, copies

@@ -19,8 +19,21 @@ __all__ = [
     "OpOverloadPacket",
     "chunked_cross_entropy",
     "dense_kernel",
+    "recorded_loop",
     "written_arguments",
 ]
+
+
+class _RecordedLoop(HigherOrderOperator):
+    def __init__(self) -> None:
+        super().__init__("recorded_loop")  # type: ignore[no-untyped-call]
+
+    def __call__(self, condition: Any, step: Any, carried: Any, others: Any) -> Any:
+        return super().__call__(condition, step, carried, others)  # type: ignore[no-untyped-call]
+
+
+# A `while_loop` whose steps also give values that are not carried: these are stacked.
+recorded_loop = _RecordedLoop()
 
 
 def written_arguments(operator: OpOverload) -> tuple[str, ...]:

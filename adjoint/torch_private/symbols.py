@@ -13,6 +13,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -199,6 +200,23 @@ def input_symbols(fakes: Sequence[Any]) -> Iterator[tuple[sympy.Symbol, int, int
                 if isinstance(expr, sympy.Symbol) and expr not in seen:
                     seen.add(expr)
                     yield expr, place, dim if isinstance(fake, torch.Tensor) else -1
+
+
+def is_unknown(symbol: sympy.Symbol) -> bool:
+    """The symbol stands for a number that is known only when the program runs."""
+    return bool(symbol_is_type(symbol, SymT.UNBACKED_INT))
+
+
+def unknown_number(shape_env: ShapeEnv) -> torch.SymInt:
+    """An integer that is known only when the program runs."""
+    return shape_env.create_unbacked_symint()
+
+
+def unknown_size(shape_env: ShapeEnv) -> torch.SymInt:
+    """The same, of a tensor's size."""
+    size = unknown_number(shape_env)
+    torch._check(size >= 0)
+    return size
 
 
 def hint(size: Any, otherwise: int = 1024) -> int:

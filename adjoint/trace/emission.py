@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -121,7 +122,11 @@ class Emitter:
         """A node for `value`, kept as an attribute of the graph's module."""
         name = next((name for name, known in self.attributes.items() if known is value), None)
         if name is None:
-            name = f"{stem}_{sum(key.startswith(stem) for key in self.attributes)}"
+            name = next(
+                name
+                for name in (f"{stem}_{count}" for count in itertools.count())
+                if name not in self.attributes
+            )
             self.attributes[name] = value
         # The attribute belongs to a module made at the end, which torch.fx cannot see yet.
         node = self.graph.create_node("get_attr", name)

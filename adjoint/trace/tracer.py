@@ -271,10 +271,11 @@ class Tracer(TorchDispatchMode):
                     self.register(each, self.emitter.item(node, index))
         self.emitter.bind_symbols(node, output)
 
-    def unknown_number(self) -> torch.SymInt:
-        """An integer that is known only when the program runs."""
+    def unknown_number(self, of_tensor: bool = False) -> torch.SymInt:
+        """An integer that is known only when the program runs; `of_tensor`: it is a size."""
         assert self.fake_mode.shape_env is not None
-        return self.fake_mode.shape_env.create_unbacked_symint()
+        made = symbols.unknown_size if of_tensor else symbols.unknown_number
+        return made(self.fake_mode.shape_env)
 
     # Ops --------------------------------------------------------------------------------------
 

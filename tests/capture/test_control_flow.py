@@ -5,14 +5,12 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 from torch import Tensor
-from torch._higher_order_ops import map as map_operator
-from torch._higher_order_ops import scan as scan_operator
-from torch._higher_order_ops import while_loop as while_operator
 from torch.compiler import nested_compile_region
-from torch.utils import _pytree as pytree
 
 import adjoint
 from adjoint.graph.subgraphs import subgraphs_of
+from tests import control_flow
+from tests.control_flow import cond, map_slices, scan, while_loop
 from tests.parity import ROUTES, Route, Row, Table, check, leaf, plain, refused
 
 Pair: TypeAlias = tuple[Tensor, Tensor]
@@ -35,49 +33,6 @@ def squares() -> Pair:
 
 def is_positive(x: Tensor) -> Tensor:
     return x.sum() > 0
-
-
-# The oracle is what the operators mean in Python.  In eager torch they compile themselves, have no
-# second derivative, and draw other random numbers when they differentiate.
-
-
-def cond(pred: Any, true: Any, false: Any, operands: Any) -> Any:
-    if torch.compiler.is_dynamo_compiling():
-        return torch.cond(pred, true, false, operands)
-    return true(*operands) if pred else false(*operands)
-
-
-def while_loop(condition: Any, step: Any, carried: Any) -> Any:
-    if torch.compiler.is_dynamo_compiling():
-        return while_operator(condition, step, carried)
-    while condition(*carried):
-        carried = step(*carried)
-    return tuple(carried)
-
-
-def scan(combine: Any, init: Any, xs: Any, dim: int = 0, reverse: bool = False) -> Any:
-    if torch.compiler.is_dynamo_compiling():
-        return scan_operator(combine, init, xs, dim=dim, reverse=reverse)
-    carry, steps = init, []
-    count = pytree.tree_leaves(xs)[0].shape[dim]
-    for index in reversed(range(count)) if reverse else range(count):
-        carry, step = combine(carry, pytree.tree_map(lambda x, i=index: x.select(dim, i), xs))
-        steps.append(step)
-    in_order = steps[::-1] if reverse else steps
-    return carry, pytree.tree_map(lambda *each: _stacked(each, dim), *in_order)
-
-
-def _stacked(steps: tuple[Tensor, ...], dim: int) -> Tensor:
-    stacked = torch.stack(steps)
-    return stacked.movedim(0, dim) if dim else stacked
-
-
-def map_slices(function: Any, xs: Any) -> Any:
-    if torch.compiler.is_dynamo_compiling():
-        return map_operator(function, xs)
-    count = pytree.tree_leaves(xs)[0].shape[0]
-    steps = [function(pytree.tree_map(lambda x, i=i: x[i], xs)) for i in range(count)]
-    return pytree.tree_map(lambda *each: torch.stack(each), *steps)
 
 
 # cond ---------------------------------------------------------------------------------------------
@@ -386,7 +341,7 @@ def test_what_a_body_must_not_do(function: Any, message: str) -> None:
     assert torch.equal(x, before[0])
     assert torch.equal(y, before[1])
     assert raised.value.source is not None
-    assert raised.value.source.file == __file__
+    assert raised.value.source.file == control_flow.__file__
 
 
 def test_a_derivative_through_a_body_inside_the_program_is_refused() -> None:

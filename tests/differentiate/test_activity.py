@@ -10,6 +10,7 @@ from torch import Tensor
 import adjoint
 from adjoint.differentiate.activity import active_nodes, differentiable, requiring_nodes
 from adjoint.graph.metadata import outputs_of
+from tests.control_flow import cond, scan
 from tests.parity import leaf, plain
 
 
@@ -113,3 +114,26 @@ def test_what_requires_grad_without_a_derivative() -> None:
     assert [each.requires_grad for each in function(leaf(3))] == [
         node in requiring for node in outputs
     ]
+
+
+def test_a_derivative_flows_through_bodies_as_through_what_they_mean() -> None:
+    def branches(x: Tensor) -> Any:
+        return cond(
+            x.sum() > 0,
+            lambda a: (a.sin(), a.detach(), a.detach() * 2),
+            lambda a: (a.detach() * 3, a.detach() * 2, a.cos()),
+            (x,),
+        )
+
+    assert active(branches, leaf(3)) == [True, False, True]
+
+    def loop(x: Tensor, y: Tensor) -> Any:
+        def step(carry: Any, a: Tensor) -> Any:
+            first, second, third = carry
+            return (first * 2, second + a, second.sin() + third), (first, third)
+
+        zeros = [torch.zeros(3, dtype=x.dtype) for _ in range(3)]
+        (first, second, third), steps = scan(step, tuple(zeros), x)
+        return first, second, third, *steps
+
+    assert active(loop, leaf(2, 3), leaf(3)) == [False, True, True, False, True]

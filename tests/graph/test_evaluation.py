@@ -11,6 +11,7 @@ from torch import Tensor
 import adjoint
 from adjoint.graph.evaluation import entry_mode, evaluate
 from adjoint.graph.metadata import Mode
+from tests.control_flow import scan, while_loop
 
 aten = torch.ops.aten
 
@@ -136,3 +137,29 @@ def test_what_is_dense_already_is_made_dense() -> None:
     (dense,) = evaluate(module_of(aten._to_dense.default), [x])
     assert torch.equal(sparse, x)
     assert torch.equal(dense, x)
+
+
+def test_what_a_branch_or_a_loop_returns_is_new() -> None:
+    x, y = torch.ones(3), torch.ones(3)
+    for function in (
+        lambda x, y: torch.cond(x.sum() > 0, lambda a, b: (a, b), lambda a, b: (b, a), (x, y)),
+        lambda x, y: while_loop(lambda a, b: a.sum() < 0, lambda a, b: (b, a), (x, y)),
+    ):
+        graph = adjoint.capture(function, x, y).graph_module
+        first, second = evaluate(graph, [x, y])
+        assert torch.equal(first, x)
+        assert not {first.data_ptr(), second.data_ptr()} & {x.data_ptr(), y.data_ptr()}
+
+
+def test_a_loop_of_no_steps_knows_what_it_would_have_given() -> None:
+    def function(x: Tensor) -> Any:
+        def step(c: Tensor, a: Tensor) -> Any:
+            return c + a.sum(), torch.rand(2) * a[:2]
+
+        return scan(step, x.sum(), x)
+
+    graph = adjoint.capture(function, torch.ones(4, 3), dynamic=True).graph_module
+    state = torch.get_rng_state()
+    carry, steps = evaluate(graph, [torch.ones(0, 3)])
+    assert (carry.item(), tuple(steps.shape)) == (0.0, (0, 2))
+    assert torch.equal(torch.get_rng_state(), state)

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 import adjoint
 from adjoint.graph.evaluation import evaluate
-from adjoint.graph.sizes import NotResizable, Sizing, renamed, resized
+from adjoint.graph.sizes import Sizing, renamed, resized
+from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.torch_private import symbols
 from adjoint.torch_private.fake import fake_mode_of
 
@@ -59,13 +59,28 @@ def test_a_resized_graph_assumes_nothing_but_what_is_true_of_its_sizes() -> None
     assert copy.graph.find_nodes(op="placeholder")[0].meta["val"].shape[0].node.hint == 5
 
 
-def test_a_body_is_not_resized() -> None:
+def test_a_body_is_resized() -> None:
     def function(x: Tensor) -> Any:
-        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)) * 2
 
     module = captured(function, torch.ones(3))
-    with pytest.raises(NotResizable, match="body"):
-        resized(module, Sizing(module).of([torch.ones(4)]))
+    x = torch.ones(4)
+    copy, names = resized(module, Sizing(module).of([x]))
+    (size,) = names.values()
+    for body in subgraphs_of(copy).values():
+        assert body.graph.find_nodes(op="placeholder")[0].meta["val"].shape[0].node.expr == size
+    assert torch.equal(evaluate(copy, [x])[0], x.sin() * 2)
+
+
+def test_sizes_that_only_a_run_knows_are_resized() -> None:
+    def function(x: Tensor) -> Any:
+        found = x.nonzero()
+        return torch.cond(x.sum() > 0, lambda a: a * 2, lambda a: a * 3, (found,)) + found
+
+    module = captured(function, torch.ones(3))
+    x = torch.ones(4)
+    copy, _ = resized(module, Sizing(module).of([x]))
+    assert torch.equal(evaluate(copy, [x])[0], 3 * x.nonzero())
 
 
 def test_sizes_keep_their_names_in_the_graph_itself() -> None:

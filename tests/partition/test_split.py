@@ -15,6 +15,7 @@ from adjoint.graph.metadata import input_descriptors, output_descriptors, output
 from adjoint.options import Options
 from adjoint.partition.split import is_cheap, is_free, narrowed
 from adjoint.runtime.bridge import Recorded
+from tests.control_flow import cond, scan
 from tests.parity import leaf, plain
 
 aten = torch.ops.aten
@@ -274,3 +275,29 @@ def test_what_is_cheap() -> None:
     assert {aten.add.Tensor, aten.index.Tensor} <= cheap
     dear = {aten.exp.default, aten.sum.dim_IntList, aten.mm.default, aten.native_dropout.default}
     assert not cheap & dear
+
+
+def test_a_size_is_read_off_a_value_that_there_is() -> None:
+    """For a cotangent of what the loop gives each step, the zeros to begin with need a size."""
+
+    def function(x: Tensor) -> Any:
+        return scan(lambda c, a: (c * a, c.sin()), x[0] * 1, x)
+
+    module = adjoint.capture(function, leaf(4, 3), dynamic=True).graph_module
+    build = Build(Options())
+    made = build.record(module, (0,))
+    assert made is not None
+    assert build.reverse(made, [1], (0,)).of == (1,)
+
+
+def test_a_branch_that_draws_runs_though_nothing_uses_it() -> None:
+    def function(x: Tensor) -> Tensor:
+        def draw(a: Tensor) -> Tensor:
+            return a * torch.rand(3, dtype=a.dtype)
+
+        cond(x.sum() > 0, draw, draw, (x,))
+        return x.sin()
+
+    made = recorded(function, leaf(3))
+    assert torch.ops.higher_order.cond in targets(made.graph_module)
+    assert torch.ops.higher_order.cond not in targets(made.first.graph_module)

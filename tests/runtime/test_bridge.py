@@ -564,3 +564,21 @@ def test_a_derivative_that_reads_data_is_left_to_eager_and_says_so_once() -> Non
         warnings.simplefilter("error")
         compiled(x).sum().backward()
     torch.testing.assert_close(x.grad, x.detach())
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [torch.nn.LayerNorm(4), torch.nn.GroupNorm(2, 4), torch.nn.BatchNorm1d(4)],
+    ids=lambda norm: type(norm).__name__,
+)
+def test_what_a_second_derivative_does_not_reach_has_none(norm: torch.nn.Module) -> None:
+    """The bias of a normalization adds to its result, and to nothing that its backward needs."""
+    layer = norm.double()
+    x, parameters = leaf(3, 4), list(layer.parameters())
+
+    def missing(run: Any) -> list[bool]:
+        (first,) = grad(run(x).sum(), x, create_graph=True)
+        return [each is None for each in grad(first.square().sum(), parameters, allow_unused=True)]
+
+    torch._dynamo.reset()
+    assert missing(torch.compile(layer, backend="adjoint")) == missing(layer) == [False, True]

@@ -93,3 +93,15 @@ def test_what_is_taken_for_granted_is_written_down_once() -> None:
     with symbols.assumptions(None) as nothing:
         pass
     assert nothing == []
+
+
+def test_sizes_that_only_a_run_knows() -> None:
+    mode = new_fake_mode()
+    assert mode.shape_env is not None
+    size = symbols.unknown_size(mode.shape_env)
+    assert symbols.is_unknown(symbols.expression(size))
+    assert bool(size >= 0)
+    known = make_fake(mode, torch.ones(3), True, "x").shape[0]
+    assert not symbols.is_unknown(symbols.expression(known))  # type: ignore[arg-type]
+    with mode:
+        assert (torch.empty((size, 3)) * 2).shape[0] == size

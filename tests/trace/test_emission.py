@@ -105,3 +105,11 @@ def test_a_size_of_no_input_is_refused(emitter: Emitter, fake_mode: FakeTensorMo
     size: Any = fake(fake_mode, 2, dynamic=True).shape[0]
     with pytest.raises(CaptureError, match="it is not the size of any input"):
         emitter.number(size)
+
+
+def test_an_attribute_never_takes_the_name_of_another(emitter: Emitter) -> None:
+    first = object()
+    emitter.attributes["body_1"] = first  # What is left of another graph.
+    names = {emitter.attribute("body", object()).target for _ in range(2)}
+    assert names == {"body_0", "body_2"}
+    assert emitter.attributes["body_1"] is first

@@ -12,11 +12,13 @@ from torch.autograd import Function
 
 import adjoint
 from adjoint.building import Build
-from adjoint.differentiate.functions import expanded, inline
+from adjoint.differentiate.expansion import expanded
 from adjoint.graph.evaluation import evaluate
-from adjoint.graph.operations import apply_function, with_backward
+from adjoint.graph.operations import apply_function, has_bodies, with_backward
+from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.options import Options
 from adjoint.runtime.bridge import Compiled
+from tests.control_flow import cond, scan
 from tests.differentiation import check
 from tests.parity import leaf
 
@@ -198,21 +200,41 @@ def test_a_graph_without_custom_functions_is_itself() -> None:
     assert expanded(module) is module
 
 
-def test_inlined_nodes_take_the_place_of_the_body() -> None:
-    body = adjoint.capture(lambda x, y: x.sin() * y, leaf(3), leaf(3)).graph_module
-    seen: list[Any] = []
-
-    def copy(owner: Any, node: Any, values: dict[Any, Any]) -> Any:
-        seen.append(node.target)
-        return [values[each] for each in node.all_input_nodes]
-
-    assert inline(body, ["x", "y"], copy) == ([["x"], "y"],)
-    assert seen == [aten.sin.default, aten.mul.Tensor]
-
-
 def test_transforms_use_the_derivative_of_the_function() -> None:
     x = leaf(3).detach()
     twice = adjoint.grad(lambda x: adjoint.grad(lambda x: RESULT(x).sum())(x).sum())
     given = x.clone().requires_grad_()
     (first,) = torch.autograd.grad(RESULT(given).sum(), given, create_graph=True)
     torch.testing.assert_close(twice(x), torch.autograd.grad(first.sum(), given)[0])
+
+
+def test_a_loop_keeps_what_it_carries_where_a_derivative_flows() -> None:
+    def function(x: torch.Tensor) -> Any:
+        return scan(lambda c, a: (c * a, a), x[0] * 1, x)
+
+    module = adjoint.capture(function, leaf(4, 3)).graph_module
+    assert expanded(module, ()) is module
+    made = expanded(module, (0,))
+    (loop,) = filter(has_bodies, made.graph.nodes)
+    assert [tuple(each.shape) for each in loop.meta["val"]] == [(3,), (4, 3), (4, 3)]
+    assert expanded(made, (0,)) is made, "once is enough"
+    x = leaf(4, 3)
+    torch.testing.assert_close(evaluate(made, [x]), evaluate(module, [x]))
+
+
+def test_a_branch_keeps_what_it_draws() -> None:
+    def draw(a: torch.Tensor) -> torch.Tensor:
+        return a * torch.rand(5, dtype=a.dtype).sum()
+
+    def function(x: torch.Tensor) -> Any:
+        return cond(x.sum() > 0, draw, torch.sin, (x,))
+
+    module = adjoint.capture(function, leaf(3)).graph_module
+    made = expanded(module, (0,))
+    (branch,) = filter(has_bodies, made.graph.nodes)
+    assert [tuple(each.shape) for each in branch.meta["val"]] == [(3,), (5,)]
+    true, false = subgraphs_of(made).values()
+    x = torch.ones(3, dtype=torch.float64)
+    result, drawn = evaluate(true, [x])
+    torch.testing.assert_close(result, x * drawn.sum())
+    assert not evaluate(false, [x])[1].any()

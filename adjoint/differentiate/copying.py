@@ -1,0 +1,74 @@
+"""A graph that grows by copies of the nodes of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjoint.graph.evaluation import entry_mode
+from adjoint.graph.metadata import output_node
+from adjoint.graph.purity import remove_dead_code
+from adjoint.torch_private.fake import fake_mode_of
+from adjoint.trace.subgraph import graph_module as finish
+from adjoint.trace.tracer import Tracer
+
+Copy = Callable[[fx.GraphModule, fx.Node, dict[fx.Node, Any]], Any]
+
+
+class Copying:
+    """The graph under construction, of one that it takes the place of."""
+
+    def __init__(self, like: fx.GraphModule) -> None:
+        self.like = like
+        self.tracer = Tracer(fake_mode_of(like), refuse_outside)
+        self.emitter = self.tracer.emitter
+
+    def input(self, node: fx.Node) -> fx.Node:
+        """The next input, which stands for the input `node` of another graph."""
+        made = self.emitter.placeholder(node.name, node.meta.get("val"))
+        made.meta.update(node.meta)
+        return made
+
+    def copy(self, owner: fx.GraphModule, node: fx.Node, copies: dict[fx.Node, Any]) -> fx.Node:
+        """`node` of the graph `owner`, its arguments as in `copies`."""
+        if node.op == "placeholder":
+            return self.input(node)
+        if node.op == "get_attr":
+            stem = str(node.target).rstrip("_0123456789")
+            copy = self.emitter.attribute(stem, getattr(owner, str(node.target)))
+        else:
+            copy = self.emitter.graph.node_copy(node, copies.__getitem__)
+        copy.meta = dict(node.meta)
+        self.emitter.bind_symbols(copy, node.meta.get("val"))
+        return copy
+
+    def finish(self, outputs: Sequence[Any]) -> fx.GraphModule:
+        """The graph that returns `outputs`, without what they do not need."""
+        self.emitter.graph.output(tuple(outputs))
+        made = finish(self.emitter, entry_mode(self.like))
+        output_node(made.graph).meta.update(output_node(self.like.graph).meta)
+        remove_dead_code(made.graph)
+        return made
+
+
+def inline(body: fx.GraphModule, copies: dict[fx.Node, Any], copy: Copy) -> Any:
+    """What `body` returns; the nodes that are not in `copies` yet are copied by `copy`."""
+    for node in body.graph.nodes:
+        if node.op == "output":
+            return fx.map_arg(node.args[0], copies.__getitem__)
+        if node not in copies:
+            copies[node] = copy(body, node, copies)
+    raise AssertionError("the body has no output")
+
+
+def refuse_outside(tensor: torch.Tensor) -> torch.Tensor:
+    """A derivative is made of the values of its graph alone."""
+    raise AssertionError("a rule uses a tensor that is none of its arguments")
+
+
+def inputs_of(graph_module: fx.GraphModule) -> list[fx.Node]:
+    """The inputs of a graph, in their order."""
+    return list(graph_module.graph.find_nodes(op="placeholder"))
