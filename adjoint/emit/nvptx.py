@@ -304,6 +304,11 @@ class _TeamBody(Body):
                 return rest, number + int(value)
         return offset, 0
 
+    def rounded(self, value: str) -> str:
+        """By an instruction, where the machine has one: it rounds as `Body` does."""
+        narrow = self.line(f"fptrunc float {value} to bfloat")
+        return self.line(f"fpext bfloat {narrow} to float")
+
     def floating(self, operator: str, values: Sequence[str], dtype: torch.dtype) -> str:
         """Angles are near zero as a rule: then reducing them is short work, worth a branch."""
         if operator not in ("sin", "cos") or dtype not in (torch.float32, torch.float64):

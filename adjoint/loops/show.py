@@ -111,24 +111,38 @@ def identity(kernel: Kernel) -> str:
     Each value stands in it once, however often it is used: written out, a kernel may be far longer
     than it is.
     """
-    known: dict[str, int] = {}
-    numbers: dict[int, int] = {}
-
-    def number(expression: Expression) -> int:
-        if id(expression) not in numbers:
-            parts = [number(child) for child in children(expression)]
-            own = _own(expression)
-            numbers[id(expression)] = known.setdefault(f"{own} {parts}", len(known))
-        return numbers[id(expression)]
+    numbers = _Numbers()
 
     def lines(body: tuple[Statement, ...], depth: int) -> Iterator[str]:
         for statement in body:
-            held = [number(expression) for expression in expressions(statement)]
+            held = [numbers.of(expression) for expression in expressions(statement)]
             yield f"{depth} {type(statement).__name__} {_fields(statement)} {held}"
             yield from lines(blocks(statement), depth + 1)
 
     made = list(lines(kernel.body, 0))
-    return "\n".join(map(str, [kernel.buffers, kernel.extents, kernel.team, *known, *made]))
+    return "\n".join(map(str, [kernel.buffers, kernel.extents, kernel.team, *numbers.known, *made]))
+
+
+def identity_of(expression: Expression) -> str:
+    """The same for a single value."""
+    numbers = _Numbers()
+    numbers.of(expression)
+    return "\n".join(numbers.known)
+
+
+class _Numbers:
+    """Numbers for expressions, the same for the same."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, int] = {}
+        self._numbers: dict[int, int] = {}
+
+    def of(self, expression: Expression) -> int:
+        if id(expression) not in self._numbers:
+            parts = [self.of(child) for child in children(expression)]
+            text = f"{_own(expression)} {parts}"
+            self._numbers[id(expression)] = self.known.setdefault(text, len(self.known))
+        return self._numbers[id(expression)]
 
 
 def _own(expression: Expression) -> str:

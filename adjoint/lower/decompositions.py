@@ -41,8 +41,6 @@ def decomposition(*ops: Any) -> Callable[[Program], Program]:
 
 def decompose(graph_module: fx.GraphModule) -> fx.GraphModule:
     """A copy of the graph with operators of `DECOMPOSITIONS` replaced."""
-    if not any(node.target in DECOMPOSITIONS for node in graph_module.graph.nodes):
-        return graph_module
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     several: dict[fx.Node, list[fx.Node | None]] = {}

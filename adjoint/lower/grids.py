@@ -303,7 +303,8 @@ class _Grid(Builder):
         """What a scatter finds before it adds to it."""
         definition = item.definition
         assert isinstance(definition, Scattered)
-        index, count = self._element_of(item)
+        count = product(shape_of(item.node))
+        index = self._element_of(item, Counter("k"))
         body = (self.store(item.node, index, definition.start(index, self)),)
         self.team = 1
         return self._parallel("k", self.size(count), body, Grid(count))
@@ -313,27 +314,27 @@ class _Grid(Builder):
         chunks = self._chunks()
         definition, scratch = item.definition, self._partial(item)
         assert isinstance(definition, Reduced)
-        index, count = self._element_of(item)
-        whole = Name("whole", scratch.dtype)
-        place = Counter("c") * self.size(count) + self.position(linear(index, _strides(item)))
-        part = Load(self.operand(scratch), place, scratch.dtype)
-        adding = Update("whole", definition.operator, part)
-        body = (
-            Accumulator("whole", definition.start),
-            Loop("c", integer(0), Extent(CHUNKS), (adding,), Mapping.VECTOR),
-            self._finished(item, index, whole),
-        )
-        self.team = WARP
-        grid = Grid(count, False, chunks.rows, chunks.threads, chunks.least)
-        return self._parallel("k", self.size(count), body, grid)
+        name, count = self.operand(scratch), product(shape_of(item.node))
+        width = 4 if quotient(count, 4) is not None else 1
+        groups = quotient(count, width)
+        assert groups is not None
+        first: list[Statement] = []
+        adding: list[Statement] = []
+        last: list[Statement] = []
+        for neighbour in range(width):
+            whole = Name(f"whole{neighbour}", scratch.dtype)
+            k = Counter("k") * integer(width) + integer(neighbour) if width > 1 else Counter("k")
+            part = Load(name, Counter("c") * self.size(count) + k, scratch.dtype)
+            first.append(Accumulator(whole.name, definition.start))
+            adding.append(Update(whole.name, definition.operator, part))
+            last.append(self._finished(item, self._element_of(item, k), whole))
+        sums = Loop("c", integer(0), Extent(CHUNKS), tuple(adding), Mapping.VECTOR)
+        self.team = TOTAL_TEAM
+        grid = Grid(groups, False, chunks.rows, chunks.threads, chunks.least)
+        return self._parallel("k", self.size(groups), (*first, sums, *last), grid)
 
-    def _element_of(self, item: Item) -> tuple[Where, Size]:
-        """The element of a result that iteration `k` is for, and how many there are."""
-        count = product(shape_of(item.node))
-        axis = Axis("k", count)
-        self.counters = {axis: Counter("k")}
-        return tuple(unravelled(of_axis(axis), shape_of(item.node))), count
-
-
-def _strides(item: Item) -> tuple[Size, ...]:
-    return row_major(shape_of(item.node))
+    def _element_of(self, item: Item, number: Expression) -> Where:
+        """The element of a result that has this number."""
+        axis = Axis("k", product(shape_of(item.node)))
+        self.counters = {axis: number}
+        return tuple(unravelled(of_axis(axis), shape_of(item.node)))

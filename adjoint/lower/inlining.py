@@ -51,23 +51,22 @@ def inlined(items: Mapping[fx.Node, Item]) -> dict[fx.Node, Mapped]:
     return chosen
 
 
-def _readers(node: fx.Node) -> Iterator[fx.Node]:
+def readers(node: fx.Node) -> Iterator[fx.Node]:
     """What reads a value, through views as well."""
     for user in node.users:
         if view_of(user) is None:
             yield user
         else:
-            yield from _readers(user)
-            # A view that nobody reads is returned, or it would not be there.
+            yield from readers(user)
 
 
 def _is_read_by_items_alone(node: fx.Node, items: Mapping[fx.Node, Item]) -> bool:
-    readers = list(_readers(node))
-    return bool(readers) and all(reader in items for reader in readers)
+    found = list(readers(node))
+    return bool(found) and all(reader in items for reader in found)
 
 
 def _is_read_once_an_element(node: fx.Node, count: Size, items: Mapping[fx.Node, Item]) -> bool:
-    return all(same(items[reader].count, count) for reader in _readers(node))
+    return all(same(items[reader].count, count) for reader in readers(node))
 
 
 def _bytes(node: fx.Node, count: Size) -> int:

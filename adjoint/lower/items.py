@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
 
 from adjoint.loops.expressions import Apply, Expression, Name, walk
 from adjoint.loops.operators import MATH
+from adjoint.loops.show import identity_of
 from adjoint.lower.definitions import (
     CONSTANTS,
     Bound,
@@ -21,7 +23,16 @@ from adjoint.lower.definitions import (
     Scattered,
     definition_of,
 )
-from adjoint.lower.index import Axis, Index, linear, of_axis, row_major
+from adjoint.lower.index import (
+    Axis,
+    Gathered,
+    Index,
+    Quotient,
+    Remainder,
+    linear,
+    of_axis,
+    row_major,
+)
 from adjoint.lower.sizes import Size, is_one, product, same, sizes
 from adjoint.lower.views import Where, shape_of, view_of
 
@@ -173,6 +184,51 @@ def item_of(
         isinstance(each, Apply) and each.operator in MATH for each in walk(expression)
     )
     return item
+
+
+class _Reading:
+    """Gives names for elements that say which they are."""
+
+    def read(self, node: fx.Node, index: Where) -> Expression:
+        base, index = resolve(node, index)
+        known = inlined_at(base, index, self, NOTHING)
+        if known is not None:
+            return known
+        place = linear(index, row_major(shape_of(base)))
+        return Name(f"{base.name}{_shown(place)}", base.meta["val"].dtype)
+
+    def size(self, size: Size) -> Expression:
+        return Name(str(size), torch.int64)
+
+    def position(self, index: Index) -> Expression:
+        return Name(_shown(index), torch.int64)
+
+
+def _shown(index: Index) -> str:
+    """The same for the same places, whichever item they are read for."""
+    terms: list[str] = []
+    for atom, coefficient in index.terms:
+        match atom:
+            case Axis(name):
+                terms.append(f"{name.rpartition('.')[2]}*{coefficient}")
+            case Quotient(of, by) | Remainder(of, by):
+                terms.append(f"{type(atom).__name__}({_shown(of)},{by})*{coefficient}")
+            case Gathered(value):
+                terms.append(f"[{identity_of(value)}]*{coefficient}")
+    return f"<{'+'.join(sorted(terms))}+{index.constant}>"
+
+
+def text_of(item: Item) -> Any:
+    """Items with the same text are the same tensor; what is scattered, or data checks, is its own.
+
+    Elements of one tensor at one place have one name, so that two spellings of a derivative meet.
+    """
+    definition, node = item.definition, item.node
+    if not isinstance(definition, Mapped) or definition.bounds:
+        return node
+    reader: Reader = _Reading()
+    laid = (shape_of(node), strides_of(node), node.meta["val"].dtype)
+    return (identity_of(definition.element(item.index, reader)), *laid)
 
 
 def _shaped(node: fx.Node, definition: Definition) -> Item:

@@ -39,8 +39,8 @@ from adjoint.lower.definitions import (
 )
 from adjoint.lower.fusion import Group, fuse
 from adjoint.lower.grids import grids_of
-from adjoint.lower.inlining import inlined
-from adjoint.lower.items import Item, item_of, strides_of
+from adjoint.lower.inlining import inlined, readers
+from adjoint.lower.items import Item, item_of, strides_of, text_of
 from adjoint.lower.nests import nest_of, parts_of, sum_of_parts
 from adjoint.lower.operands import Nest
 from adjoint.lower.sizes import Size, simplified, size_of
@@ -141,7 +141,7 @@ class _Planning:
     def run(self) -> Plan:
         live = self._live()
         self._classify(live)
-        live = [node for node in live if node not in self.inlined]
+        live = [node for node in live if node in self.needs]
         groups = fuse(self.items.values(), self.needs, self.has_grids, self.inlined)
         for group in groups:
             for node in group.members:
@@ -188,7 +188,16 @@ class _Planning:
         return [n for n in self.graph.nodes if n in found and n.op not in ("output", "placeholder")]
 
     def _classify(self, live: Iterable[fx.Node]) -> None:
-        found = {node: self._item(node) for node in live}
+        found: dict[fx.Node, Item | None] = {}
+        texts: dict[Any, fx.Node] = {}
+        for node in live:
+            item = found[node] = self._item(node)
+            first = node if item is None else texts.setdefault(text_of(item), node)
+            # However the graph spells it, what comes after reads the first; two tensors that are
+            # returned are two.
+            if first is not node and not any(each.op == "output" for each in readers(node)):
+                node.replace_all_uses_with(first)
+                del found[node]
         if self.has_grids:
             self.inlined = inlined({n: item for n, item in found.items() if item is not None})
         for node, item in found.items():

@@ -94,7 +94,8 @@ def _with_row(x: Tensor) -> Tensor:
 
 
 def _attention(x: Tensor, y: Tensor) -> Tensor:
-    return (x @ y.t() / COLUMNS**0.5).softmax(-1) @ x
+    made: Tensor = (x @ y.t() / COLUMNS**0.5).softmax(-1) @ x
+    return made
 
 
 def _layer_norm(x: Tensor) -> Tensor:
