@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -10,6 +11,7 @@ import adjoint
 from adjoint.building import Build
 from adjoint.graph.evaluation import evaluate
 from adjoint.options import Options
+from adjoint.programs import Programs
 from adjoint.runtime.bridge import Compiled
 from tests.differentiation import check
 from tests.parity import leaf, plain
@@ -92,3 +94,8 @@ def test_saved_values_that_the_first_backward_does_not_reach() -> None:
         return torch.where(x > 0, x * y.exp(), x.sin()).prod()
 
     check(function, [leaf(4), leaf(4)], 3)
+
+
+def test_what_asks_for_no_target_gets_that_of_this_run(request: pytest.FixtureRequest) -> None:
+    run = Build(Options()).load(captured(torch.sin, plain(3)))
+    assert isinstance(run, Programs) == (request.config.getoption("--target") != "reference")
