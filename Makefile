@@ -7,6 +7,10 @@ BIN := .venv/bin
 # Each worker is one thread, so that workers do not compete for the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
+EVERY_TARGET := tests/capture tests/differentiate tests/partition tests/rules tests/runtime \
+    tests/transforms tests/test_backend.py tests/test_building.py tests/test_compiler.py \
+    tests/test_tiny.py --ignore tests/runtime/cpu
+
 .PHONY: venv demo test test-all check lint tidy format clean
 
 venv: .venv/installed
@@ -26,8 +30,10 @@ demo: venv
 test: lint
 	$(PYTEST) -n $(WORKERS) -m "not slow"
 
+# The second run: what every target has to do, on the reference executor.
 test-all: lint
 	$(PYTEST) -n $(WORKERS)
+	$(PYTEST) -n $(WORKERS) -m "not slow" --target reference $(EVERY_TARGET)
 
 check: lint tidy
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -10,6 +11,7 @@ import adjoint
 from adjoint.building import Build
 from adjoint.graph.evaluation import evaluate
 from adjoint.options import Options
+from adjoint.programs import Programs
 from adjoint.runtime.bridge import Compiled
 from tests.differentiation import check
 from tests.parity import leaf, plain
@@ -114,3 +116,8 @@ def test_a_gradient_that_is_to_be_sparse_is() -> None:
     ours = gradients(torch.compile(loss, backend="adjoint", fullgraph=True))
     torch.testing.assert_close(ours, gradients(loss))
     optimizer.step()
+
+
+def test_what_asks_for_no_target_gets_that_of_this_run(request: pytest.FixtureRequest) -> None:
+    run = Build(Options()).load(captured(torch.sin, plain(3)))
+    assert isinstance(run, Programs) == (request.config.getoption("--target") != "reference")

@@ -237,7 +237,7 @@ class Sweep:
         with as_under(Mode()):
             if cotangent.is_complex() and not value.is_complex():
                 cotangent = torch.real(cotangent)
-            # Tuples of different lengths are compared, too: one size with another that it may be.
+            # Else the first sizes of tuples of different lengths are compared, and told apart.
             if cotangent.dim() != value.dim() or cotangent.shape != value.shape:
                 cotangent = cotangent.sum_to_size(value.shape)
             if cotangent.dtype != value.dtype:

@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from adjoint.loops.plan import Kind
+from adjoint import native
+from adjoint.loops.plan import Kind, Launch, Plan
 from adjoint.loops.show import show_plan as shown
 from adjoint.lower.planning import is_plain, lower, require_within
+from adjoint.runtime.cpu.program import CpuProgram
 from tests.lowering import calls, check, graph_of, launches
 
 X = torch.arange(12.0).reshape(3, 4)
@@ -106,3 +108,32 @@ def test_which_tensors_kernels_can_read() -> None:
     assert not is_plain(torch.ones(3).to_sparse())
     assert not is_plain(torch.ones(3, device="meta"))
     assert not is_plain(3)
+
+
+def test_any_node_may_be_called_as_it_is() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor, at: torch.Tensor) -> list[torch.Tensor]:
+        y = (x @ w).softmax(1)
+        z = torch.cat([y, x[:, :2]], 1) + torch.arange(w.shape[1] + 2)
+        return [z[at].sum(0), torch.zeros_like(y).index_add(0, at, y) * z.amax(), z.t() - 1]
+
+    inputs = [rand(20, 24), rand(24, 20), torch.arange(20).flip(0)]
+    graph_module = graph_of(function, inputs)
+    names = {name for step in launched(lower(graph_module)) for name in step.nodes}
+    assert len(names) > 8
+    for name in sorted(names):
+        plan = lower(graph_module, called={name})
+        assert name not in {other for step in launched(plan) for other in step.nodes}
+        addresses, refused = native._compiled(launched(plan))
+        assert not refused
+        for ours, eager in zip(
+            CpuProgram(plan, addresses)(list(inputs)), function(*inputs), strict=True
+        ):
+            torch.testing.assert_close(ours, eager, msg=name)
+
+
+def launched(plan: Plan) -> list[Launch]:
+    return list(native._launches(plan))
+
+
+def rand(*shape: int) -> torch.Tensor:
+    return torch.rand(*shape, dtype=torch.float64)
