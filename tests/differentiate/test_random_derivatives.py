@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -94,8 +95,7 @@ def _with_row(x: Tensor) -> Tensor:
 
 
 def _attention(x: Tensor, y: Tensor) -> Tensor:
-    made: Tensor = (x @ y.t() / COLUMNS**0.5).softmax(-1) @ x
-    return made
+    return torch.softmax(x @ y.t() / math.sqrt(COLUMNS), -1) @ x
 
 
 def _layer_norm(x: Tensor) -> Tensor:
