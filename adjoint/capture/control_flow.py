@@ -77,7 +77,10 @@ def _while_loop(
 ) -> Any:
     """Carry values through `step` as long as `condition` holds; stack what it gives beside."""
     carried, additional = list(carried), list(additional)
-    inside = [tracer.unknown_number() if isinstance(each, int) else each for each in carried]
+    inside = [
+        tracer.unknown_number() if isinstance(each, int) else _carried(tracer, each)
+        for each in carried
+    ]
     bodies = [Body(tracer), Body(tracer)]
     go_on = bodies[0].run(_unflattened(tracer, condition), [*inside, *additional])
     outputs, tree = trees.flatten(bodies[1].run(_unflattened(tracer, step), [*inside, *additional]))
@@ -109,7 +112,8 @@ def _scan(
     """Carry `init` through `combine` along the first axis of `xs`; stack what it gives beside."""
     init, xs, additional = list(init), list(xs), list(additional_inputs)
     body = Body(tracer)
-    arguments = [*init, *_first_slices(tracer, xs), *additional]
+    inside = [_carried(tracer, each) for each in init]
+    arguments = [*inside, *_first_slices(tracer, xs), *additional]
     outputs, tree = trees.flatten(body.run(_unflattened(tracer, combine), arguments))
     _refuse_writes(tracer, "scan", [body])
     lifted = match_lifted([body], [outputs])
@@ -211,6 +215,16 @@ def _refuse_writes(tracer: Tracer, name: str, bodies: Sequence[Body]) -> None:
             "clone the tensor in the body, and return the new value",
             tracer.emitter.source(),
         )
+
+
+def _carried(tracer: Tracer, first: Any) -> Any:
+    """What a step is given for `first`: it may come to require grad in later steps."""
+    if not isinstance(first, torch.Tensor) or first.requires_grad:
+        return first
+    if not (first.is_floating_point() or first.is_complex()) or not torch.is_grad_enabled():
+        return first
+    with tracer.paused():
+        return first.detach().requires_grad_().clone()
 
 
 def _first_slices(tracer: Tracer, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -186,7 +186,7 @@ class Sweep:
 
     def _know(self, node: fx.Node, copy: fx.Node) -> None:
         """From now on, the value of `node` is that of `copy`."""
-        emitter, value = self.tracer.emitter, node.meta.get("val")
+        emitter, value = self.tracer.emitter, copy.meta.get("val")
         if isinstance(value, torch.Tensor):
             self.tracer.scope.new(value, copy)
         elif isinstance(value, (tuple, list)):
@@ -196,7 +196,7 @@ class Sweep:
                 if isinstance(each, torch.Tensor) and index not in taken:
                     self.tracer.scope.new(each, emitter.item(copy, index))
         if node.target is operator.getitem:
-            several, place = node.args
+            several, place = copy.args
             self.tracer.scope.new(several.meta["val"][place], copy)  # type: ignore[union-attr]
         emitter.bind_symbols(copy, value)
 
@@ -374,6 +374,9 @@ class Sweep:
         else:
             copy = emitter.graph.node_copy(node, values.__getitem__)
         copy.meta = {**node.meta, "grad_of": emitter.grad_of, "order": self.order}
+        if "val" in node.meta:
+            # A value stands for one node, and a body may be copied to several places.
+            copy.meta["val"] = emitter.snapshot(node.meta["val"])
         self.written.add(copy)
         self._know(node, copy)
         return copy

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from adjoint.graph.metadata import Mode, mode_of, outputs_of, source_of
+from adjoint.torch_private import trees
 from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.modes import is_functorch_wrapper
 from adjoint.torch_private.operators import HigherOrderOperator, recorded_loop
@@ -228,7 +229,7 @@ def _call(node: fx.Node, values: dict[fx.Node, Any], entry: Mode, captured: bool
     args = fx.map_arg(node.args, lambda n: values[n])
     kwargs = fx.map_arg(node.kwargs, lambda n: values[n])
     target: Any = callable_of(node.target)
-    if captured and isinstance(node.target, HigherOrderOperator):
+    if captured and isinstance(node.target, HigherOrderOperator) and not _is_unrolled(node, args):
         target = node.target
     mode = mode_of(node)
     hooks = node.meta.get("hooks")
@@ -248,6 +249,12 @@ def _call(node: fx.Node, values: dict[fx.Node, Any], entry: Mode, captured: bool
         if line is not None and hasattr(error, "add_note"):
             error.add_note(f"in {node.target}, from {line}")
         raise
+
+
+def _is_unrolled(node: fx.Node, args: Any) -> bool:
+    """A loop over a batch of `torch.func.vmap`, which knows ops and not bodies."""
+    is_loop = node.target is not torch.ops.higher_order.cond
+    return is_loop and any(map(is_functorch_wrapper, trees.leaves(args)))
 
 
 def _last_uses(graph_module: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:

@@ -124,6 +124,35 @@ def scanned_where_a_carry_becomes_active(x: Tensor, y: Tensor) -> Any:
     return carry[2], steps
 
 
+class Twice(torch.autograd.Function):
+    """The sine, with twice its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        return 2 * cotangent * ctx.saved_tensors[0].cos()
+
+
+@program
+def scanned_where_a_custom_function_becomes_active(x: Tensor, y: Tensor) -> Any:
+    twice: Any = Twice
+    return scan(lambda c, a: (twice.apply(c) * a, c * y), torch.ones(3, dtype=x.dtype), x)
+
+
+@program
+def looped_where_a_custom_function_becomes_active(x: Tensor, y: Tensor) -> Any:
+    def step(count: Tensor, a: Tensor) -> Any:
+        twice: Any = Twice
+        return count + 1, twice.apply(a) * y + x[0]
+
+    init = (torch.tensor(0), torch.ones(3, dtype=x.dtype))
+    return while_loop(lambda i, a: i < 3, step, init)[1]
+
+
 @program
 def scanned_where_only_steps_matter(x: Tensor, y: Tensor) -> Any:
     return scan(lambda c, a: (c.clone(), a * a * y), torch.zeros((), dtype=x.dtype), x)[1]
@@ -246,8 +275,11 @@ def test_so_are_those_of_the_other_branch(function: Program) -> None:
 
 
 # What Dynamo itself refuses: results that are operands, and numbers and integers that are carried
-# where gradients flow, or a condition inside another body.
+# where gradients flow, or a condition inside another body.  And what it loses: the backward of a
+# function of what is carried, if the first that is carried does not require grad.
 REFUSED = {
+    scanned_where_a_custom_function_becomes_active,
+    looped_where_a_custom_function_becomes_active,
     branch_that_returns_what_it_is_given,
     scanned_where_one_carry_is_fixed,
     looped_with_a_number,
@@ -389,3 +421,15 @@ def test_transforms_agree_with_the_meaning(function: Program) -> None:
     torch.testing.assert_close(twice(adjoint.grad)(x), twice(torch.func.grad)(x))
     expected = torch.func.jvp(scalar, (x,), (v,))[1]
     torch.testing.assert_close(adjoint.jvp(scalar, (x,), (v,))[1], expected)
+
+
+@pytest.mark.parametrize("function", [scanned, scan_in_scan, mapped], ids=lambda f: f.__name__)
+def test_transforms_that_batch_agree_with_the_meaning(function: Program) -> None:
+    x, y = (each.detach() for each in inputs())
+
+    def scalar(y: Tensor) -> Any:
+        return function(x, y)[0].sin().sum()
+
+    torch.testing.assert_close(adjoint.hessian(scalar)(y), torch.func.hessian(scalar)(y))
+    hessian = adjoint.jacrev(adjoint.grad(scalar))(y)
+    torch.testing.assert_close(hessian, torch.func.hessian(scalar)(y))
