@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -9,9 +10,11 @@ from torch.autograd.function import once_differentiable
 import adjoint
 from adjoint.building import Build
 from adjoint.graph.evaluation import evaluate
+from adjoint.lower.planning import lower
 from adjoint.options import Options
 from adjoint.runtime.bridge import Compiled
 from tests.differentiation import check
+from tests.lowering import launches
 from tests.parity import leaf, plain
 
 aten = torch.ops.aten
@@ -92,3 +95,23 @@ def test_saved_values_that_the_first_backward_does_not_reach() -> None:
         return torch.where(x > 0, x * y.exp(), x.sin()).prod()
 
     check(function, [leaf(4), leaf(4)], 3)
+
+
+def normalized_stack(x: Tensor, *weights: Tensor) -> Tensor:
+    for matrix, scale, shift in zip(weights[::3], weights[1::3], weights[2::3], strict=True):
+        x = x + torch.nn.functional.layer_norm(x, x.shape[-1:], scale, shift) @ matrix
+    return x
+
+
+@pytest.mark.parametrize(("grids", "each"), [(False, 1), (True, 3)])
+def test_the_backward_of_a_normalization_is_one_pass(grids: bool, each: int) -> None:
+    """With what is around it; many threads put two sums over rows together in kernels of their own.
+
+    Nothing of a block is computed before the cotangent has come to it.
+    """
+    weights = [leaf(*size) for _ in range(4) for size in ((32, 32), (32,), (32,))]
+    wrt = range(1 + len(weights))
+    made = Build(Options()).record(captured(normalized_stack, leaf(64, 32), *weights), wrt)
+    assert made is not None
+    plan = lower(made.first.graph_module, tiles=False, grids=grids)
+    assert len(launches(plan)) == 4 * each

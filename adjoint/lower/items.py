@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import fx
@@ -160,6 +160,44 @@ def item_of(node: fx.Node, definition: Definition) -> Item:
         isinstance(each, Apply) and each.operator in MATH for each in walk(expression)
     )
     return item
+
+
+class _Through:
+    """A reader for which elements of some tensors are computed where they are read."""
+
+    def __init__(self, reader: Reader, known: Mapping[fx.Node, Mapped]) -> None:
+        self.reader = reader
+        self.known = known
+
+    def read(self, node: fx.Node, index: Where) -> Expression:
+        base, index = resolve(node, index)
+        found = self.known.get(base)
+        return self.reader.read(base, index) if found is None else found.element(index, self)
+
+    def size(self, size: Size) -> Expression:
+        return self.reader.size(size)
+
+    def position(self, index: Index) -> Expression:
+        return self.reader.position(index)
+
+
+def reading_through(item: Item, known: Mapping[fx.Node, Definition]) -> Item | None:
+    """The item with elements of `known` computed where it reads them; None if that cannot be."""
+    read = {base for base, _ in item.reads} & known.keys()
+    if not read:
+        return item
+    mapped = {node: each for node, each in known.items() if isinstance(each, Mapped)}
+    if len(mapped) < len(known) or any(each.bounds for each in mapped.values()):
+        return None
+    if isinstance(item.definition, Scattered):
+        return None
+    element = item.definition.element
+    definition = replace(
+        item.definition, element=lambda index, reader: element(index, _Through(reader, mapped))
+    )
+    made = item_of(item.node, definition)
+    made.checked = item.checked
+    return made
 
 
 def _shaped(node: fx.Node, definition: Definition) -> Item:

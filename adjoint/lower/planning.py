@@ -132,9 +132,8 @@ class _Planning:
     def run(self) -> Plan:
         live = self._live()
         self._classify(live)
-        for group in fuse(self.items.values(), self.needs, alike=self.has_grids):
-            for node in group.members:
-                self.group_of[node] = group
+        self._fuse(live)
+        live = [n for n in live if n not in self.items or n in self.group_of]
         self._decide_storage(live)
         self.escaping = self._escaping()
         inputs = [n for n in self.graph.nodes if n.op == "placeholder"]
@@ -210,17 +209,33 @@ class _Planning:
         is_number = node.target in CONSTANTS and isinstance(value, torch.Tensor) and not value.dim()
         return is_plain(value, value.device if is_number else self.device)
 
+    def _fuse(self, live: Iterable[fx.Node]) -> None:
+        outside = {resolve_base(node) for node in self._needed_outside(live)}
+        for group in fuse(self.items.values(), self.needs, outside, alike=self.has_grids):
+            for item in group.items:
+                self.group_of[item.node] = group
+                self.items[item.node] = item
+                self.needs[item.node] = {base for base, _ in item.reads} | item.checked
+
+    def _needed_outside(self, live: Iterable[fx.Node]) -> list[fx.Node]:
+        """What is needed by others than items."""
+        wanted = list(self._tensors_of(self._output()))
+        for node in live:
+            if node in self.items:
+                wanted += [bound.node for bound in _bounds(self.items[node])]
+            elif not (view_of(node) or node.target in PARTS):
+                wanted += node.all_input_nodes
+        return wanted
+
     def _decide_storage(self, live: Iterable[fx.Node]) -> None:
         """Values that are needed outside the group that computes them."""
-        wanted = list(self._tensors_of(self._output()))
+        live = list(live)
+        wanted = self._needed_outside(live)
         for node in live:
             if node in self.items:
                 here = self.group_of[node]
                 reads = [base for base, _ in self.items[node].reads]
                 wanted += [base for base in reads if self.group_of.get(base) is not here]
-                wanted += [bound.node for bound in _bounds(self.items[node])]
-            elif not (view_of(node) or node.target in PARTS):
-                wanted += node.all_input_nodes
         for node in wanted:
             base = resolve_base(node)
             if base in self.items:
