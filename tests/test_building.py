@@ -115,3 +115,28 @@ def test_the_backward_of_a_normalization_is_one_pass(grids: bool, each: int) -> 
     assert made is not None
     plan = lower(made.first.graph_module, tiles=False, grids=grids)
     assert len(launches(plan)) == 4 * each
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy_to_the_second_order(reduction: str) -> None:
+    target = torch.tensor([3, 0, -100, 2, 2])
+
+    def function(x: Tensor, matrix: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(x @ matrix, target, reduction=reduction)
+
+    check(function, [leaf(5, 3), leaf(3, 4)], 2)
+
+
+def test_cross_entropy_of_half_types_has_the_gradients_of_eager() -> None:
+    target = torch.tensor([3, 0, -100, 2, 2])
+
+    def function(x: Tensor, matrix: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.nn.functional.cross_entropy(x @ matrix, target)
+
+    x, matrix = leaf(5, 3).detach().float(), leaf(3, 4).detach().float()
+    found = []
+    for each in (adjoint.compile(function), function):
+        inputs = [x.clone().requires_grad_(), matrix.clone().requires_grad_()]
+        found.append(torch.autograd.grad(each(*inputs), inputs))
+    torch.testing.assert_close(*found, rtol=8e-3, atol=1e-6)
