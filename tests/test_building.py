@@ -10,10 +10,12 @@ from torch.autograd.function import once_differentiable
 import adjoint
 from adjoint.building import Build
 from adjoint.graph.evaluation import evaluate
+from adjoint.lower.planning import lower
 from adjoint.options import Options
 from adjoint.programs import Programs
 from adjoint.runtime.bridge import Compiled
 from tests.differentiation import check
+from tests.lowering import launches
 from tests.parity import leaf, plain
 
 aten = torch.ops.aten
@@ -121,3 +123,48 @@ def test_a_gradient_that_is_to_be_sparse_is() -> None:
 def test_what_asks_for_no_target_gets_that_of_this_run(request: pytest.FixtureRequest) -> None:
     run = Build(Options()).load(captured(torch.sin, plain(3)))
     assert isinstance(run, Programs) == (request.config.getoption("--target") != "reference")
+
+
+def normalized_stack(x: Tensor, *weights: Tensor) -> Tensor:
+    for matrix, scale, shift in zip(weights[::3], weights[1::3], weights[2::3], strict=True):
+        x = x + torch.nn.functional.layer_norm(x, x.shape[-1:], scale, shift) @ matrix
+    return x
+
+
+@pytest.mark.parametrize(("grids", "each"), [(False, 1), (True, 3)])
+def test_the_backward_of_a_normalization_is_one_pass(grids: bool, each: int) -> None:
+    """With what is around it; many threads put two sums over rows together in kernels of their own.
+
+    Nothing of a block is computed before the cotangent has come to it.
+    """
+    weights = [leaf(*size) for _ in range(4) for size in ((32, 32), (32,), (32,))]
+    wrt = range(1 + len(weights))
+    made = Build(Options()).record(captured(normalized_stack, leaf(64, 32), *weights), wrt)
+    assert made is not None
+    plan = lower(made.first.graph_module, tiles=False, grids=grids)
+    assert len(launches(plan)) == 4 * each
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy_to_the_second_order(reduction: str) -> None:
+    target = torch.tensor([3, 0, -100, 2, 2])
+
+    def function(x: Tensor, matrix: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(x @ matrix, target, reduction=reduction)
+
+    check(function, [leaf(5, 3), leaf(3, 4)], 2)
+
+
+def test_cross_entropy_of_half_types_has_the_gradients_of_eager() -> None:
+    target = torch.tensor([3, 0, -100, 2, 2])
+
+    def function(x: Tensor, matrix: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.nn.functional.cross_entropy(x @ matrix, target)
+
+    x, matrix = leaf(5, 3).detach().float(), leaf(3, 4).detach().float()
+    found = []
+    for each in (adjoint.compile(function), function):
+        inputs = [x.clone().requires_grad_(), matrix.clone().requires_grad_()]
+        found.append(torch.autograd.grad(each(*inputs), inputs))
+    torch.testing.assert_close(*found, rtol=8e-3, atol=1e-6)

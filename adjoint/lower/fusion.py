@@ -4,24 +4,32 @@ A group iterates over rows and columns.  A *full* item has a value for each elem
 for each row: a sum over columns, or what is computed from such sums.  What is summed over rows, or
 scattered, is known only after the group.  An item joins the group of what it reads if it reads
 elements that are at hand: at the same place in the same order.
+
+What is mapped from tensors in memory could be computed anywhere: it waits for its first reader, and
+joins the group that the reader is in.  Where a few elements are read that are not at hand, they are
+computed on the spot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 
 from torch import fx
 
-from adjoint.lower.definitions import Mapped, Scattered
+from adjoint.lower.definitions import Definition, Mapped, Scattered
 from adjoint.lower.index import Index, linear, refined, row_major
-from adjoint.lower.items import NOTHING, Item
+from adjoint.lower.items import Item, reading_through
 from adjoint.lower.sizes import Size, is_one, product, quotient, same
 
 # More would not fit into registers and caches, and compiles slowly.
 MOST_ITEMS = 32
 MOST_BUFFERS = 40
+
+# What is computed on the spot reads no more than this, and is made of no more items.
+MOST_READS = 2
+MOST_ON_THE_SPOT = 8
 
 
 class Level(Enum):
@@ -40,8 +48,6 @@ class Group:
     members: dict[fx.Node, tuple[Item, Level]] = field(default_factory=dict)
     kept: list[Size] = field(default_factory=list)
     """For each sum over rows: how many values it keeps apart."""
-    inlined: Mapping[fx.Node, Mapped] = field(default_factory=dict)
-    """What items read that is no item, but is computed where it is read."""
 
     @property
     def count(self) -> Size:
@@ -63,51 +69,140 @@ class Group:
 def fuse(
     items: Iterable[Item],
     needs: dict[fx.Node, set[fx.Node]],
+    stored: Set[fx.Node],
     alike: bool = False,
-    inlined: Mapping[fx.Node, Mapped] = NOTHING,
 ) -> list[Group]:
     """Groups that can run one after another, between the calls of other ops.
 
-    `needs`: for each node, what must be there before it.  `alike`: sums over rows in one group
-    keep as many values apart.
+    `needs`: for each node, what must be there before it.  `stored`: items that others than items
+    need.  `alike`: sums over rows in one group keep as many values apart.  An item that is computed
+    wherever it is read is in no group.
     """
-    return _Fusion(needs, alike, inlined).run(items)
+    return _Fusion(needs, stored, alike).run(items)
 
 
 class _Fusion:
     def __init__(
-        self,
-        needs: dict[fx.Node, set[fx.Node]],
-        alike: bool,
-        inlined: Mapping[fx.Node, Mapped],
+        self, needs: dict[fx.Node, set[fx.Node]], stored: Set[fx.Node], alike: bool
     ) -> None:
-        self.needs = needs
+        self.needs = dict(needs)
+        self.stored = stored
         self.alike = alike
-        self.inlined = inlined
         self.groups: list[Group] = []
         self.group_of: dict[fx.Node, Group] = {}
+        self.waiting: dict[fx.Node, Item] = {}
 
     def run(self, items: Iterable[Item]) -> list[Group]:
         for item in items:
-            group = self.place(item)
-            self.group_of[item.node] = group
+            if self.may_wait(item):
+                self.waiting[item.node] = item
+            else:
+                self.place(item)
         return self.groups
 
-    def place(self, item: Item) -> Group:
-        for group in self.candidates(item):
-            if self.joins(item, group):
-                return group
-        group = Group(item.shape, inlined=self.inlined)
-        level = _enter(item, group)
-        assert level is not None
-        group.members[item.node] = (item, level)
-        self.groups.append(group)
-        return group
+    def may_wait(self, item: Item) -> bool:
+        return (
+            isinstance(item.definition, Mapped)
+            and item.node not in self.stored
+            and not any(base in self.group_of for base, _ in item.reads)
+        )
 
-    def candidates(self, item: Item) -> list[Group]:
-        """Groups that compute what the item reads, the latest first; then those that read it."""
-        bases = {base for base, _ in item.reads}
-        makers = [g for g in reversed(self.groups) if any(base in g.members for base in bases)]
+    def awaited(self, item: Item) -> list[Item]:
+        """What waits for the item, in order."""
+        found: set[fx.Node] = set()
+        work = [item]
+        while work:
+            for base, _ in work.pop().reads:
+                if base in self.waiting and base not in found:
+                    found.add(base)
+                    work.append(self.waiting[base])
+        return [each for node, each in self.waiting.items() if node in found]
+
+    def place(self, item: Item) -> None:
+        """The item and all that waits for it."""
+        for each in self.awaited(item):
+            # What cannot be in one group with the item, and is too long to be computed on the spot.
+            if each.node in self.waiting and not (
+                same(each.count, item.count) or _is_short(each.definition, each)
+            ):
+                self.place(self.waiting.pop(each.node))
+        together = [*self.awaited(item), item]
+        if self.join_merged(together):
+            return
+        for group in [*self.candidates(together), Group(item.shape)]:
+            if self.join_together(together, group):
+                return
+        for each in together:
+            self.waiting.pop(each.node, None)
+            if not any(self.join_together([each], group) for group in self.candidates([each])):
+                alone = self.join_together([each], Group(each.shape))
+                assert alone
+
+    def join_together(self, items: Sequence[Item], group: Group) -> bool:
+        """The last, and those before it of which it is made; if not all of them can, none does."""
+        before = group.shape, group.columns, dict(group.members), list(group.kept)
+        joined: list[fx.Node] = []
+        on_the_spot: dict[fx.Node, Definition] = {}
+        for item in items:
+            made = reading_through(item, on_the_spot)
+            if made is not None and self.joins(made, group):
+                joined.append(item.node)
+            elif made is not None and item is not items[-1] and _is_short(made.definition, made):
+                on_the_spot[item.node] = made.definition
+            else:
+                group.shape, group.columns, group.members, group.kept = before
+                return False
+        for node in joined:
+            self.waiting.pop(node, None)
+            self.group_of[node] = group
+            self.needs[node] = _needs(group.members[node][0])
+        if group not in self.groups:
+            self.groups.append(group)
+        return True
+
+    def join_merged(self, items: Sequence[Item]) -> bool:
+        """Where items read what several groups compute, these may be one group."""
+        makers = self.makers(items)
+        if len(makers) < 2:
+            return False
+        whole, parts = makers[0], makers[:1]
+        for other in makers[1:]:
+            merged = self.merged(other, whole)
+            if merged is not None:
+                whole = merged
+                parts.append(other)
+        if len(parts) == 1 or not self.join_together(items, whole):
+            return False
+        self.groups = [group for group in self.groups if group not in parts]
+        for node in whole.members:
+            self.group_of[node] = whole
+        return True
+
+    def merged(self, one: Group, other: Group) -> Group | None:
+        """A group that computes what both do, if there is one."""
+        if not same(one.count, other.count) or len(one.members) + len(other.members) > MOST_ITEMS:
+            return None
+        needed = {each: {n for item in each.items for n in _needs(item)} for each in (one, other)}
+        if self.lead_to(needed[one], other, one) or self.lead_to(needed[other], one, other):
+            return None
+        parts = (other, one) if needed[one] & other.members.keys() else (one, other)
+        whole = Group(parts[0].shape)
+        for item in (item for part in parts for item in part.items):
+            level = None if item.checked & whole.members.keys() else _enter(item, whole, self.alike)
+            if level is None or len(whole.buffers()) >= MOST_BUFFERS:
+                return None
+            whole.members[item.node] = (item, level)
+        return whole
+
+    def makers(self, items: Sequence[Item]) -> list[Group]:
+        """Groups that compute what items read, the latest first."""
+        bases = {base for item in items for base, _ in item.reads}
+        return [g for g in reversed(self.groups) if any(base in g.members for base in bases)]
+
+    def candidates(self, items: Sequence[Item]) -> list[Group]:
+        """Groups that compute what items read, the latest first; then those that read it."""
+        bases = {base for item in items for base, _ in item.reads}
+        makers = self.makers(items)
         sharers = [
             group
             for group in reversed(self.groups[-12:])
@@ -119,18 +214,24 @@ class _Fusion:
     def joins(self, item: Item, group: Group) -> bool:
         if len(group.members) >= MOST_ITEMS or len(group.buffers()) >= MOST_BUFFERS:
             return False
-        if item.checked & group.members.keys() or self.comes_after(item, group):
-            return False
-        level = _enter(item, group, self.alike)
-        if level is None:
-            return False
-        group.members[item.node] = (item, level)
-        return True
+        for made in (item, _for_rows(item, group)):
+            if made is None or made.checked & group.members.keys() or self.comes_after(made, group):
+                continue
+            level = _enter(made, group, self.alike)
+            if level is not None:
+                group.members[item.node] = (made, level)
+                return True
+        return False
 
     def comes_after(self, item: Item, group: Group) -> bool:
         """Something outside the group, which the item needs, needs the group."""
-        seen: set[int] = set()
-        work = [need for need in self.needs[item.node] if need not in group.members]
+        return self.lead_to(_needs(item), group)
+
+    def lead_to(self, needs: Set[fx.Node], group: Group, own: Group | None = None) -> bool:
+        """Something outside the group, and not of one's own, needs the group."""
+        seen: set[int] = {id(own)}
+        inside = group.members.keys() | (own.members.keys() if own else set())
+        work = [need for need in needs if need not in inside]
         while work:
             node = work.pop()
             if node in group.members:
@@ -144,6 +245,38 @@ class _Fusion:
                 seen.add(id(maker))
                 work += [n for member in maker.members for n in self.needs[member]]
         return False
+
+
+def _needs(item: Item) -> set[fx.Node]:
+    return {base for base, _ in item.reads} | item.checked
+
+
+def _is_short(definition: Definition, item: Item) -> bool:
+    """An element costs little more to compute than to read."""
+    return (
+        isinstance(definition, Mapped)
+        and not definition.bounds
+        and not item.has_math
+        and len(item.reads) <= MOST_READS
+    )
+
+
+def _for_rows(item: Item, group: Group) -> Item | None:
+    """An item of rows which computes the elements that it reads of them on the spot."""
+    if group.columns is None or item.is_reduction:
+        return None
+    rows = quotient(group.count, group.columns)
+    if rows is None or not same(rows, item.count):
+        return None
+    on_the_spot: dict[fx.Node, Definition] = {}
+    made: Item | None = item
+    while made is not None and len(on_the_spot) <= MOST_ON_THE_SPOT:
+        full = [base for base, _ in made.reads if group.level(base) is Level.FULL]
+        if not full:
+            return made if on_the_spot else None
+        on_the_spot |= {base: group.members[base][0].definition for base in full}
+        made = reading_through(item, on_the_spot)
+    return None
 
 
 def _enter(item: Item, group: Group, alike: bool = False) -> Level | None:

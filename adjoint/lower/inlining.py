@@ -13,9 +13,9 @@ from torch import fx
 
 from adjoint.loops.expressions import Apply, walk
 from adjoint.loops.operators import MATH
-from adjoint.lower.definitions import CONSTANTS, Mapped
+from adjoint.lower.definitions import CONSTANTS, Definition, Mapped
 from adjoint.lower.index import linear
-from adjoint.lower.items import Item, Recorder, strides_of
+from adjoint.lower.items import Item, Recorder, reading_through, strides_of
 from adjoint.lower.sizes import Size, estimate, product, same
 from adjoint.lower.views import Where, shape_of, view_of
 
@@ -27,28 +27,36 @@ MOST_FUNCTIONS = 3
 A_TRIFLE = 3
 
 
-def inlined(items: Mapping[fx.Node, Item]) -> dict[fx.Node, Mapped]:
-    """The definitions of items that are not to be items, given those in order."""
-    chosen: dict[fx.Node, Mapped] = {}
+def inlined(items: Mapping[fx.Node, Item]) -> dict[fx.Node, Item]:
+    """The items, given in order, without those that are computed where they are read."""
+    left: dict[fx.Node, Item] = {}
+    chosen: dict[fx.Node, Definition] = {}
     indices = {bound.node for item in items.values() for bound in item.bounds}
     for node, item in items.items():
-        definition = item.definition
-        if not isinstance(definition, Mapped) or definition.bounds or node.target in CONSTANTS:
-            continue
-        if node in indices or not _is_read_by_items_alone(node, items):
-            continue
-        recorder = Recorder(chosen)
-        expression = definition.element(item.index, recorder)
-        applied = [each for each in walk(expression) if isinstance(each, Apply)]
-        functions = sum(each.operator in MATH for each in applied)
-        if len(applied) > MOST_OPERATORS or functions > MOST_FUNCTIONS:
-            continue
-        trifle = len(applied) <= A_TRIFLE and not functions
-        if not trifle and not _is_read_once_an_element(node, item.count, items):
-            continue
-        if _bytes_read(recorder, item) <= _bytes(node, item.count):
-            chosen[node] = definition
-    return chosen
+        made = reading_through(item, chosen)
+        assert made is not None, "what is chosen can be read through"
+        if node not in indices and _is_worth_it(made, items):
+            chosen[node] = made.definition
+        else:
+            left[node] = made
+    return left
+
+
+def _is_worth_it(item: Item, items: Mapping[fx.Node, Item]) -> bool:
+    node, definition = item.node, item.definition
+    if not isinstance(definition, Mapped) or definition.bounds or node.target in CONSTANTS:
+        return False
+    if not _is_read_by_items_alone(node, items):
+        return False
+    element = definition.element(item.index, Recorder())
+    applied = [each for each in walk(element) if isinstance(each, Apply)]
+    functions = sum(each.operator in MATH for each in applied)
+    if len(applied) > MOST_OPERATORS or functions > MOST_FUNCTIONS:
+        return False
+    is_trifle = len(applied) <= A_TRIFLE and not functions
+    if not is_trifle and not _is_read_once_an_element(node, item.count, items):
+        return False
+    return _bytes_read(item) <= _bytes(node, item.count)
 
 
 def readers(node: fx.Node) -> Iterator[fx.Node]:
@@ -75,10 +83,10 @@ def _bytes(node: fx.Node, count: Size) -> int:
     return min(estimate(count), estimate(product(shape_of(node)))) * size
 
 
-def _bytes_read(recorder: Recorder, item: Item) -> float:
+def _bytes_read(item: Item) -> float:
     """What computing all elements takes from memory; too much, where neighbours lie apart."""
     taken = 0
-    for base, index in dict.fromkeys(recorder.reads):
+    for base, index in dict.fromkeys(item.reads):
         if not _is_small(base, item.count):
             if not _lies_along(item, base, index):
                 return math.inf

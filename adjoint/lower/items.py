@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -133,27 +133,21 @@ class Item:
         return linear([index[dim] for dim in order], row_major([shape[dim] for dim in order]))
 
 
-def inlined_at(
-    node: fx.Node, index: Where, reader: Reader, inlined: Mapping[fx.Node, Mapped]
-) -> Expression | None:
-    """An element of what is made of nothing, or is to be computed wherever it is read."""
-    definition = definition_of(node) if node.target in CONSTANTS else inlined.get(node)
+def constant_at(node: fx.Node, index: Where, reader: Reader) -> Expression | None:
+    """An element of what is made of nothing: computed wherever it is read."""
+    definition = definition_of(node) if node.target in CONSTANTS else None
     return definition.element(index, reader) if isinstance(definition, Mapped) else None
-
-
-NOTHING: Mapping[fx.Node, Mapped] = {}
 
 
 class Recorder:
     """Gives dummies for elements, and keeps which were asked for."""
 
-    def __init__(self, inlined: Mapping[fx.Node, Mapped] = NOTHING) -> None:
-        self.inlined = inlined
+    def __init__(self) -> None:
         self.reads: list[tuple[fx.Node, Where]] = []
 
     def read(self, node: fx.Node, index: Where) -> Expression:
         base, index = resolve(node, index)
-        known = inlined_at(base, index, self, self.inlined)
+        known = constant_at(base, index, self)
         if known is not None:
             return known
         self.reads.append((base, index))
@@ -166,12 +160,10 @@ class Recorder:
         return Name("?", torch.int64)
 
 
-def item_of(
-    node: fx.Node, definition: Definition, inlined: Mapping[fx.Node, Mapped] = NOTHING
-) -> Item:
+def item_of(node: fx.Node, definition: Definition) -> Item:
     """The item that computes `node`."""
     item = _shaped(node, definition)
-    recorder = Recorder(inlined)
+    recorder = Recorder()
     expression = definition.element(item.index, recorder)
     if isinstance(definition, Scattered):
         place = definition.place(item.index, recorder)
@@ -191,7 +183,7 @@ class _Reading:
 
     def read(self, node: fx.Node, index: Where) -> Expression:
         base, index = resolve(node, index)
-        known = inlined_at(base, index, self, NOTHING)
+        known = constant_at(base, index, self)
         if known is not None:
             return known
         place = linear(index, row_major(shape_of(base)))
@@ -229,6 +221,58 @@ def text_of(item: Item) -> Any:
     reader: Reader = _Reading()
     laid = (shape_of(node), strides_of(node), node.meta["val"].dtype)
     return (identity_of(definition.element(item.index, reader)), *laid)
+
+
+class _Through:
+    """A reader for which elements of some tensors are computed where they are read."""
+
+    def __init__(self, reader: Reader, known: Mapping[fx.Node, Mapped]) -> None:
+        self.reader = reader
+        self.known = known
+        self.made: dict[tuple[fx.Node, Where], Expression] = {}
+
+    def read(self, node: fx.Node, index: Where) -> Expression:
+        base, index = resolve(node, index)
+        found = self.known.get(base)
+        if found is None:
+            return self.reader.read(base, index)
+        if (base, index) not in self.made:
+            self.made[base, index] = found.element(index, self)
+        return self.made[base, index]
+
+    def size(self, size: Size) -> Expression:
+        return self.reader.size(size)
+
+    def position(self, index: Index) -> Expression:
+        return self.reader.position(index)
+
+
+def reading_through(item: Item, known: Mapping[fx.Node, Definition]) -> Item | None:
+    """The item with elements of `known` computed where it reads them; None if that cannot be."""
+    read = {base for base, _ in item.reads} & known.keys()
+    if not read:
+        return item
+    mapped = {node: each for node, each in known.items() if isinstance(each, Mapped)}
+    if len(mapped) < len(known) or any(each.bounds for each in mapped.values()):
+        return None
+    made = item_of(item.node, _through(item.definition, mapped))
+    made.checked = item.checked
+    return made
+
+
+def _through(definition: Definition, known: Mapping[fx.Node, Mapped]) -> Definition:
+    element = definition.element
+    changed: Definition = replace(
+        definition, element=lambda index, reader: element(index, _Through(reader, known))
+    )
+    if not isinstance(changed, Scattered):
+        return changed
+    place, start = changed.place, changed.start
+    return replace(
+        changed,
+        place=lambda index, reader: place(index, _Through(reader, known)),
+        start=lambda index, reader: start(index, _Through(reader, known)),
+    )
 
 
 def _shaped(node: fx.Node, definition: Definition) -> Item:

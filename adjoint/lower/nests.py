@@ -54,7 +54,7 @@ from adjoint.lower.index import (
     row_major,
     unravelled,
 )
-from adjoint.lower.items import Item, inlined_at, resolve
+from adjoint.lower.items import Item, constant_at, resolve
 from adjoint.lower.operands import CHUNKS, Nest, Operands
 from adjoint.lower.sizes import Size, is_one, product, quotient, same
 from adjoint.lower.views import Where, shape_of
@@ -183,7 +183,6 @@ class Builder(Operands):
         self.phases = self._phases()
         self.available: dict[fx.Node, Expression] = {}
         self.computed: dict[fx.Node, Expression] = {}
-        self.inlined_here: dict[tuple[fx.Node, Where, int], Expression] = {}
         self.phase = 0
         self.kept_rows = self._kept_rows()
 
@@ -265,7 +264,7 @@ class Builder(Operands):
 
     def read(self, node: fx.Node, index: Where) -> Expression:
         base, index = resolve(node, index)
-        known = self.inline(base, index)
+        known = constant_at(base, index, self)
         if known is not None:
             return known
         if base in self.available:
@@ -274,16 +273,6 @@ class Builder(Operands):
         if found is not None:
             return self.member(*found)
         return self.load(base, index)
-
-    def inline(self, node: fx.Node, index: Where) -> Expression | None:
-        """What is computed where it is read; once, where it is read twice at one place."""
-        key = (node, index, self.phase)
-        if key not in self.inlined_here:
-            made = inlined_at(node, index, self, self.group.inlined)
-            if made is None:
-                return None
-            self.inlined_here[key] = made
-        return self.inlined_here[key]
 
     def member(self, item: Item, level: Level) -> Expression:
         """The value of a full item at the element at hand."""

@@ -33,7 +33,6 @@ from adjoint.lower.definitions import (
     CONSTANTS,
     Bound,
     Definition,
-    Mapped,
     Scattered,
     definition_of,
 )
@@ -136,16 +135,13 @@ class _Planning:
         self.stored: set[fx.Node] = set()
         self.group_of: dict[fx.Node, Group] = {}
         self.checked: set[Any] = set()
-        self.inlined: dict[fx.Node, Mapped] = {}
 
     def run(self) -> Plan:
         live = self._live()
         self._classify(live)
         live = [node for node in live if node in self.needs]
-        groups = fuse(self.items.values(), self.needs, self.has_grids, self.inlined)
-        for group in groups:
-            for node in group.members:
-                self.group_of[node] = group
+        self._fuse(live)
+        live = [n for n in live if n not in self.items or n in self.group_of]
         self._decide_storage(live)
         self.escaping = self._escaping()
         inputs = [n for n in self.graph.nodes if n.op == "placeholder"]
@@ -198,15 +194,14 @@ class _Planning:
             if first is not node and not any(each.op == "output" for each in readers(node)):
                 node.replace_all_uses_with(first)
                 del found[node]
+        items = {node: item for node, item in found.items() if item is not None}
         if self.has_grids:
-            self.inlined = inlined({n: item for n, item in found.items() if item is not None})
-        for node, item in found.items():
-            if item is None:
+            items = inlined(items)
+        for node in found:
+            if found[node] is None:
                 self.needs[node] = {resolve_base(n) for n in node.all_input_nodes}
-            elif node not in self.inlined:
-                if any(base in self.inlined for base, _ in item.reads):
-                    item = item_of(node, item.definition, self.inlined)
-                self.items[node] = item
+            elif node in items:
+                item = self.items[node] = items[node]
                 self.needs[node] = {base for base, _ in item.reads}
                 item.checked = {resolve_base(bound.node) for bound in item.bounds}
                 self.needs[node] |= item.checked
@@ -234,17 +229,33 @@ class _Planning:
         is_number = node.target in CONSTANTS and isinstance(value, torch.Tensor) and not value.dim()
         return is_plain(value, value.device if is_number else self.device)
 
+    def _fuse(self, live: Iterable[fx.Node]) -> None:
+        outside = {resolve_base(node) for node in self._needed_outside(live)}
+        for group in fuse(self.items.values(), self.needs, outside, alike=self.has_grids):
+            for item in group.items:
+                self.group_of[item.node] = group
+                self.items[item.node] = item
+                self.needs[item.node] = {base for base, _ in item.reads} | item.checked
+
+    def _needed_outside(self, live: Iterable[fx.Node]) -> list[fx.Node]:
+        """What is needed by others than items."""
+        wanted = list(self._tensors_of(self._output()))
+        for node in live:
+            if node in self.items:
+                wanted += [bound.node for bound in self.items[node].bounds]
+            elif not (view_of(node) or node.target in PARTS):
+                wanted += node.all_input_nodes
+        return wanted
+
     def _decide_storage(self, live: Iterable[fx.Node]) -> None:
         """Values that are needed outside the group that computes them."""
-        wanted = list(self._tensors_of(self._output()))
+        live = list(live)
+        wanted = self._needed_outside(live)
         for node in live:
             if node in self.items:
                 here = self.group_of[node]
                 reads = [base for base, _ in self.items[node].reads]
                 wanted += [base for base in reads if self.group_of.get(base) is not here]
-                wanted += [bound.node for bound in self.items[node].bounds]
-            elif not (view_of(node) or node.target in PARTS):
-                wanted += node.all_input_nodes
         for node in wanted:
             base = resolve_base(node)
             if base in self.items:

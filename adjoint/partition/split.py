@@ -3,12 +3,13 @@
 What the reverse nodes need is saved or computed again: the fewest bytes are saved from which the
 rest follows by operations that cost little where they are fused with their readers.  Inputs are
 saved only where a formula itself needs them, as eager saves them: the user may write to others.
+What is computed again is computed where it is first needed, and not held before.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,26 +116,67 @@ class Split:
         """The cheapest values to save from which `needed` can be computed again."""
         network: Network[Any] = Network()
         wanted = set(needed)
-        visited: set[fx.Node] = set()
-        work = list(wanted)
-        while work:
-            node = work.pop()
-            if node in visited:
-                continue
-            visited.add(node)
+        visited = _made_again_from(wanted)
+        held = self._held(wanted, visited)
+        for node in visited:
             if node in wanted:
                 network.add((node, "out"), "sink", UNBOUNDED)
             is_input = node.op == "placeholder"
             cost = (0 if node in wanted else UNBOUNDED) if is_input else _bytes(node)
             network.add((node, "in"), (node, "out"), cost)
-            if is_input or not (is_free(node) or is_cheap(node)):
+            if node in held or not _is_made_again(node):
                 network.add("source", (node, "in"), UNBOUNDED)
                 continue
             for each in node.all_input_nodes:
                 network.add((each, "out"), (node, "in"), UNBOUNDED)
-                work.append(each)
         near = network.reachable_without("source", "sink")
         return [n for n in visited if (n, "in") in near and (n, "out") not in near]
+
+    def _held(self, wanted: set[fx.Node], region: set[fx.Node]) -> set[fx.Node]:
+        """Values that would be computed again early in the backward graph and held until late.
+
+        In a chain `x1 = x0 + f0, x2 = x1 + f1, ...` the last is needed first, and all others follow
+        from the first: all would be there at once, as if they had been saved, beside what they were
+        computed from.  So it is with a value that is needed at several times, and is made of one
+        that is needed at yet another.
+        """
+        first = self._first_needed()
+        times: dict[fx.Node, int] = {}
+        held: set[fx.Node] = set()
+        for node in reversed(self.joint.graph.nodes):
+            if node not in region:
+                continue
+            # A set of times, as bits.
+            times[node] = 1 << first[node] if node in wanted and node in first else 0
+            for user in node.users:
+                if user in region and _is_made_again(user):
+                    times[node] |= times[user]
+        for node in region:
+            several = times[node].bit_count() > 1
+            if several and any(times.get(each, 0) & ~times[node] for each in node.all_input_nodes):
+                held.add(node)
+        return held
+
+    def _first_needed(self) -> dict[fx.Node, int]:
+        """For each value, after how many products in a row the reverse nodes first read it."""
+        products: dict[fx.Node, int] = {}
+        first: dict[fx.Node, int] = {}
+        for node in self.joint.graph.nodes:
+            if node in self.reverse:
+                before = max((products.get(n, 0) for n in node.all_input_nodes), default=0)
+                is_product = getattr(node.target, "overloadpacket", None) in _PRODUCTS
+                products[node] = before + is_product
+        for node in reversed(self.joint.graph.nodes):
+            if node in self.reverse:
+                found = products[node]
+            elif is_free(node) and node in first:
+                found = first[node]
+            else:
+                continue
+            for each in node.all_input_nodes:
+                if each not in self.reverse:
+                    first[each] = min(found, first.get(each, found))
+        return first
 
     def forward(self, also: Sequence[fx.Node] = ()) -> Forward:
         """The forward graph, with what all reverse nodes need, and `also`, among its outputs."""
@@ -180,7 +222,9 @@ class Split:
         used = _used(self.joint, available, self.tangents, gradients)
         inputs = [n for n in used if available[n][0] == "input"]
         outputs = [n for n in used if available[n][0] == "output"]
-        graph_module, _ = _extract(self.joint, [*inputs, *outputs, *self.tangents], gradients)
+        late = _descendants(self.joint.graph, self.tangents)
+        given = [*inputs, *outputs, *self.tangents]
+        graph_module, _ = _extract(self.joint, given, gradients, late=late)
         entering = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
         for node, kept in zip(entering[len(inputs) :], outputs, strict=False):
             saved = Saved(available[kept][1], checked=True, order=self.order)
@@ -225,19 +269,58 @@ def is_free(node: fx.Node) -> bool:
 
 
 def is_cheap(node: fx.Node) -> bool:
-    """A few instructions for each element, or elements of another tensor by index."""
+    """Worth doing again: a few instructions for each element, or elements by index.
+
+    Or a softmax of half as many bytes, which are read once more for less than it costs to write
+    what became of them, and to read that.
+    """
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     if not isinstance(node.meta.get("val"), torch.Tensor) or must_run(node):
         return False
-    if node.target in _BY_INDEX:
+    if node.target in _BY_INDEX or _is_cast(node):
         return True
+    if node.target in _SOFTMAX:
+        return bool(_origin(node.args[0]).itemsize < node.meta["val"].itemsize)
     tags = node.target.tags
     return (
         torch.Tag.pointwise in tags
         and torch.Tag.nondeterministic_seeded not in tags
         and node.target.overloadpacket not in _SLOW
     )
+
+
+def _is_cast(node: fx.Node) -> bool:
+    """To another type, on the same device."""
+    if node.target is not aten._to_copy.default:
+        return False
+    source, result = node.all_input_nodes[0].meta["val"], node.meta["val"]
+    return bool(source.device == result.device and source.layout == result.layout)
+
+
+def _origin(node: Any) -> torch.Tensor:
+    """The tensor that views and casts have led from."""
+    while (is_free(node) and node.all_input_nodes) or _is_cast(node):
+        node = node.all_input_nodes[0]
+    value: torch.Tensor = node.meta["val"]
+    return value
+
+
+def _is_made_again(node: fx.Node) -> bool:
+    return is_free(node) or is_cheap(node)
+
+
+def _made_again_from(wanted: Iterable[fx.Node]) -> set[fx.Node]:
+    """`wanted`, and all that it can be computed from at little cost."""
+    visited: set[fx.Node] = set()
+    work = list(wanted)
+    while work:
+        node = work.pop()
+        if node not in visited:
+            visited.add(node)
+            if _is_made_again(node):
+                work += node.all_input_nodes
+    return visited
 
 
 def _bytes(node: fx.Node) -> int:
@@ -247,7 +330,24 @@ def _bytes(node: fx.Node) -> int:
     return 1 + math.prod(hint(size) for size in value.shape) * value.dtype.itemsize
 
 
+# What is before one of these and what is after it are not computed in one go.
+_PRODUCTS = frozenset(
+    {
+        aten.addbmm,
+        aten.addmm,
+        aten.addmv,
+        aten.baddbmm,
+        aten.bmm,
+        aten.convolution,
+        aten.convolution_backward,
+        aten.mm,
+        aten.mv,
+    }
+)
+
 _BY_INDEX = frozenset({aten.index.Tensor, aten.index_select.default, aten.embedding.default})
+
+_SOFTMAX = frozenset({aten._log_softmax.default, aten._softmax.default})
 
 # Pointwise, but long: what they give is worth keeping.
 _SLOW = frozenset(
@@ -369,8 +469,12 @@ def _extract(
     inputs: Sequence[fx.Node],
     outputs: Sequence[Any],
     kept: Sequence[fx.Node] = (),
+    late: Set[fx.Node] | None = None,
 ) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:
-    """The graph that computes `outputs` from `inputs` and runs `kept`; the copies in it."""
+    """The graph that computes `outputs` from `inputs` and runs `kept`; the copies in it.
+
+    With `late`: each of the other nodes right before the first of these that needs it.
+    """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in inputs:
@@ -378,11 +482,11 @@ def _extract(
         copy.meta = dict(node.meta)
         copies[node] = copy
     needed = _needed(inputs, [*outputs, *kept])
-    for node in module.graph.nodes:
-        if node in needed and node not in copies:
-            copy = graph.node_copy(node, lambda n: copies[n])
-            copy.meta = dict(node.meta)
-            copies[node] = copy
+    ordered = [n for n in module.graph.nodes if n in needed]
+    for node in ordered if late is None else _put_off(ordered, late):
+        copy = graph.node_copy(node, lambda n: copies[n])
+        copy.meta = dict(node.meta)
+        copies[node] = copy
     graph.output(tuple(copies[n] if isinstance(n, fx.Node) else n for n in outputs))
     extracted = fx.GraphModule(module, graph)
     # The module has the bodies of operators, which may draw random numbers.
@@ -390,6 +494,24 @@ def _extract(
     if "entry_mode" in module.meta:
         extracted.meta["entry_mode"] = module.meta["entry_mode"]
     return extracted, copies
+
+
+def _put_off(nodes: Sequence[fx.Node], late: Set[fx.Node]) -> Iterator[fx.Node]:
+    """`nodes` in another order: those in `late`, each after what it alone still needs."""
+    waiting = set(nodes)
+    anchors = [n for n in nodes if n in late or must_run(n)]
+    for anchor in [*anchors, *nodes]:
+        stack = [anchor]
+        while stack:
+            node = stack[-1]
+            missing = [n for n in node.all_input_nodes if n in waiting] if node in waiting else []
+            if missing:
+                stack += reversed(missing)
+                continue
+            stack.pop()
+            if node in waiting:
+                waiting.remove(node)
+                yield node
 
 
 def _needed(inputs: Sequence[fx.Node], outputs: Sequence[Any]) -> set[fx.Node]:

@@ -22,7 +22,8 @@ def chosen(function: Callable[..., Any], *inputs: torch.Tensor) -> list[str]:
         definition = definition_of(node)
         if definition is not None:
             items[node] = item_of(node, definition)
-    return [str(node.target).split(".")[1] for node in inlined(items)]
+    left = inlined(items)
+    return [str(node.target).split(".")[1] for node in items if node not in left]
 
 
 def test_what_is_read_for_it_is_no_more_than_it() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from adjoint.lower.definitions import definition_of
-from adjoint.lower.items import Item, item_of, iteration_order, resolve
+from adjoint.lower.items import Item, item_of, iteration_order, reading_through, resolve
 from tests.lowering import graph_of
 
 
@@ -63,3 +63,22 @@ def test_a_scatter_whose_neighbours_may_meet_is_serial() -> None:
     (across,) = items(lambda x, i: x.index_add(0, i, x), torch.ones(3, 4), place)
     assert along.serial
     assert not across.serial
+
+
+def test_an_item_may_compute_what_it_reads_on_the_spot() -> None:
+    x = torch.ones(3, 4)
+    doubled, moved = items(lambda x: (x * 2)[1:] + 1, x)
+    through = reading_through(moved, {doubled.node: doubled.definition})
+    assert through is not None
+    ((base, index),) = through.reads
+    assert base.op == "placeholder"
+    assert index[0].constant == 1
+    assert through.domain == moved.domain
+    assert reading_through(moved, {moved.node: moved.definition}) is moved, "it reads no such"
+
+
+def test_sums_and_checked_reads_are_not_computed_on_the_spot() -> None:
+    total, less = items(lambda x: x - x.sum(1, keepdim=True), torch.ones(3, 4))
+    assert reading_through(less, {total.node: total.definition}) is None
+    picked, more = items(lambda x, i: x[i] + 1, torch.ones(3, 4), torch.arange(2))
+    assert reading_through(more, {picked.node: picked.definition}) is None

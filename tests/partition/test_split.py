@@ -301,3 +301,115 @@ def test_a_branch_that_draws_runs_though_nothing_uses_it() -> None:
     made = recorded(function, leaf(3))
     assert torch.ops.higher_order.cond in targets(made.graph_module)
     assert torch.ops.higher_order.cond not in targets(made.first.graph_module)
+
+
+def cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return nn.functional.cross_entropy(x @ weight, target)
+
+
+def test_a_softmax_of_half_types_is_computed_again() -> None:
+    args = leaf(16, 8).float(), leaf(8, 32).float(), torch.arange(16)
+    made = recorded(cross_entropy, *args, wrt=(0, 1))
+    large = [n.meta["val"].dtype for n in saved_nodes(made) if n.meta["val"].numel() == 16 * 32]
+    assert large == [torch.bfloat16]
+
+
+@pytest.mark.parametrize("softmax", [torch.softmax, torch.log_softmax])
+def test_a_softmax_of_as_many_bytes_is_saved(softmax: Callable[..., Tensor]) -> None:
+    made = recorded(lambda x: softmax(x @ x, 1), leaf(8, 8))
+    assert made.saved_outputs == (0,)
+    made = recorded(lambda x: softmax(x, 1, dtype=torch.float64), leaf(8, 8).float())
+    assert made.saved_inputs == (), "eager does not save it"
+
+
+def test_a_cast_is_done_again() -> None:
+    made = recorded(lambda x: x.exp().double().square(), leaf(50).float())
+    assert saved_targets(made) == [aten.exp.default]
+
+
+# When it is computed again ------------------------------------------------------------------------
+
+
+def most_alive(module: fx.GraphModule) -> int:
+    """Bytes of values between inputs and outputs that are there at once, at most."""
+    nodes = list(module.graph.nodes)
+    order = {node: place for place, node in enumerate(nodes)}
+    returned = set(outputs_of(module.graph))
+    last: dict[fx.Node, int] = {}
+    for node in nodes:
+        if node.op != "placeholder" and not is_free(node) and node not in returned:
+            readers = list(node.users)
+            for reader in readers:
+                readers += list(reader.users) if is_free(reader) else []
+            last[node] = max((order[reader] for reader in readers), default=order[node])
+    alive = [0] * len(nodes)
+    for node, end in last.items():
+        value = node.meta.get("val")
+        for place in range(order[node], end + 1):
+            alive[place] += value.numel() * value.itemsize if isinstance(value, Tensor) else 0
+    return max(alive)
+
+
+def blocks(count: int, residual: bool = True, half: bool = False) -> Callable[..., Any]:
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            for _ in range(count):
+                y = nn.functional.layer_norm(x, x.shape[-1:]) @ weight
+                z = (y * 3).square() @ weight
+                x = x + z if residual else z
+        return x
+
+    return function
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("half", [False, True])
+def test_what_is_alive_does_not_grow_with_depth(residual: bool, half: bool) -> None:
+    def backward(count: int) -> fx.GraphModule:
+        x, weight = leaf(32, 8).float(), leaf(8, 8).float()
+        made = recorded(blocks(count, residual, half), x, weight, wrt=(0, 1))
+        return made.first.graph_module
+
+    assert most_alive(backward(8)) == most_alive(backward(4))
+
+
+def test_what_is_computed_again_stands_before_its_first_reader() -> None:
+    made = recorded(lambda x: ((x.exp() * 2).square() @ x).tanh(), leaf(6, 6))
+    nodes = list(made.first.graph_module.graph.nodes)
+    again = next(n for n in nodes if n.target is aten.mul.Tensor and 2 in n.args)
+    assert nodes.index(again) > nodes.index(next(n for n in nodes if n.target is aten.mm.default))
+
+
+def test_a_chain_of_sums_is_not_computed_again() -> None:
+    """Half the bytes would do, and all sums would be there at once when the first is needed."""
+    made = recorded(blocks(4, half=True), leaf(32, 8).float(), leaf(8, 8).float())
+    sums = [n for n in saved_nodes(made) if n.target is aten.add.Tensor]
+    assert len(sums) == 2
+    nodes = made.first.graph_module.graph.nodes
+    again = [n for n in nodes if n.target is aten.add.Tensor and n.meta.get("order") != 1]
+    assert len(again) == 1, "the last sum, from the one before"
+
+
+def test_a_mask_for_several_layers_is_not_widened() -> None:
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        mask = torch.rand(x.shape) > 0.5
+        for _ in range(3):
+            x = (x * mask.to(x.dtype)).square() @ weight
+        return x
+
+    made = recorded(function, leaf(32, 8), leaf(8, 8), wrt=(0, 1))
+    assert aten._to_copy.default not in saved_targets(made)
+    assert aten.gt.Scalar in saved_targets(made)
+
+
+def test_gradients_of_a_deep_residual_model_are_eager_s() -> None:
+    x, weight = leaf(6, 5), leaf(5, 5)
+    function = blocks(3)
+    compiled = adjoint.compile(function)
+    gradients = []
+    for each in (compiled, function):
+        first = torch.autograd.grad(each(x, weight).sin().sum(), (x, weight), create_graph=True)
+        total = torch.stack([gradient.square().sum() for gradient in first]).sum()
+        gradients.append((*first, *torch.autograd.grad(total, (x, weight))))
+    torch.testing.assert_close(*gradients)
