@@ -105,8 +105,9 @@ class Build:
     def load(self, graph_module: fx.GraphModule) -> Executable:
         """The graph, ready to run."""
         narrow_masks(graph_module.graph)
-        native = self.options.target != "reference"
-        return Programs(graph_module) if native else partial(evaluate_taking, graph_module)
+        if self.options.target == "reference":
+            return partial(evaluate_taking, graph_module)
+        return Programs(graph_module, self.options.cuda_graphs)
 
     def _leaves_out(self, sweep: Sweep, forward: Forward, wrt: Sequence[int]) -> bool:
         """Some saved value has a derivative that the first backward graph has no part of."""

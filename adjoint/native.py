@@ -46,8 +46,11 @@ ASSEMBLERS = 8
 _LOCK = threading.Lock()
 
 
-def native_program(graph_module: fx.GraphModule) -> CpuProgram | None:
-    """The graph as native code; None if it is to be run op by op."""
+def native_program(graph_module: fx.GraphModule, recorded: bool = True) -> CpuProgram | None:
+    """The graph as native code; None if it is to be run op by op.
+
+    `recorded`: a GPU may be told to do again what it did.
+    """
     device = _device_of(graph_module)
     if device is None:
         return None
@@ -55,7 +58,9 @@ def native_program(graph_module: fx.GraphModule) -> CpuProgram | None:
     while (plan := _planned(graph_module, device, called)) is not None:
         code, refused = _compiled(list(_launches(plan)), device)
         if not refused:
-            return CpuProgram(plan, code) if device == CPU else GpuProgram(plan, code, device)
+            if device == CPU:
+                return CpuProgram(plan, code)
+            return GpuProgram(plan, code, device, recorded)
         for launch, error in refused.items():
             _warn(launch, error)
         # They are called as they are, and the rest is fused without them.

@@ -31,10 +31,12 @@ REMEMBERED = 4096
 class Programs:
     """Runs a graph.  Takes its inputs out of the list that it is given."""
 
-    def __init__(self, graph_module: fx.GraphModule) -> None:
+    def __init__(self, graph_module: fx.GraphModule, recorded: bool = True) -> None:
+        """`recorded`: a GPU may be told to do again what it did."""
         self.graph_module = graph_module
+        self._recorded = recorded
         self._sizing = Sizing(graph_module)
-        first = native_program(graph_module)
+        first = native_program(graph_module, recorded)
         self._general = first if first is not None and not first.plan.assumed else None
         """The program, if it is for all sizes."""
         self._kinds: list[tuple[CpuProgram, Renaming | None]] = []
@@ -78,7 +80,7 @@ class Programs:
                 wrong = symbols.violated(first.plan.assumed, sizes)
                 why = f"its native code assumes {wrong}, and {error}"
             else:
-                program = native_program(graph_module)
+                program = native_program(graph_module, self._recorded)
                 if program is not None:
                     self._kinds.append((program, names))
                 return program

@@ -109,6 +109,8 @@ class Invoke:
     writes: bool = False
     """Into the tensor of its slot, given as `out`."""
     line: str = ""
+    unrepeatable: str = ""
+    """Why a device cannot do it again by itself; empty: it can."""
 
 
 @dataclass(frozen=True)

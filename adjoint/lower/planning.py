@@ -12,6 +12,7 @@ from torch import fx
 from adjoint.graph.evaluation import callable_of
 from adjoint.graph.metadata import source_of
 from adjoint.graph.purity import must_run
+from adjoint.graph.repeats import why_unrepeatable
 from adjoint.loops.plan import (
     Argument,
     Invoke,
@@ -470,7 +471,9 @@ class _Planning:
         if node.op == "get_attr":
             value = getattr(self.module, str(node.target))
             self._slot(node, Kind.RESULT)
-            self.steps.append(Invoke(lambda: value, (), {}, self.slots[node].number))
+            why = why_unrepeatable(node, self.device)
+            number = self.slots[node].number
+            self.steps.append(Invoke(lambda: value, (), {}, number, unrepeatable=why))
             return
         for source in node.all_input_nodes:
             self._ensure(source)
@@ -497,6 +500,7 @@ class _Planning:
                 and node.target not in _COPIES,
                 writes,
                 str(line) if line else "",
+                why_unrepeatable(node, self.device),
             )
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 
 
@@ -12,3 +14,29 @@ def raw_stream(device: int) -> int:
 
 def current_device() -> int:
     return torch._C._cuda_getDevice()
+
+
+def is_recording() -> bool:
+    """What is launched on the current stream is written down instead, for whoever began that."""
+    return torch._C._cuda_isCurrentStreamCapturing()
+
+
+def numeric_settings() -> Hashable:
+    """What torch has been told about how to compute: operators obey it when they are called."""
+    return (
+        torch._C._get_deterministic_algorithms(),
+        torch._C._get_fp32_precision_getter("cuda", "matmul"),
+        torch._C._get_fp32_precision_getter("cuda", "conv"),
+        torch._C._get_fp32_precision_getter("cuda", "rnn"),
+        torch._C._get_cudnn_enabled(),
+        torch._C._get_cudnn_benchmark(),
+        torch._C._get_cudnn_deterministic(),
+        torch._C._get_cublas_allow_fp16_reduced_precision_reduction(),
+        torch._C._get_cublas_allow_bf16_reduced_precision_reduction(),
+        torch.is_inference_mode_enabled(),
+    )
+
+
+def forget_workspaces() -> None:
+    """Matrix products take new memory to work in: torch keeps it otherwise, for each stream."""
+    torch._C._cuda_clearCublasWorkspaces()
