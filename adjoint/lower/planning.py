@@ -215,7 +215,7 @@ class _Planning:
         ):
             return None
         definition = None if node.name in self.called else definition_of(node)
-        if definition is None or (self.has_grids and _depends_on_order(definition)):
+        if definition is None or (self.has_grids and _is_torchs_own(node, definition)):
             return None
         try:
             item = item_of(node, definition)
@@ -505,9 +505,21 @@ class _Planning:
         )
 
 
-def _depends_on_order(definition: Definition) -> bool:
-    """Threads come to an element in any order, which torch has been told not to allow."""
+def _is_torchs_own(node: fx.Node, definition: Definition) -> bool:
+    """Where there are very many threads, only torch does it as torch does."""
+    if node.target in _WHOLE_QUOTIENTS and node.meta["val"].dtype.itemsize == 2:
+        # It rounds halves elsewhere than on the processor.
+        return True
+    # Threads come to an element in any order, which torch may have been told not to allow.
     return isinstance(definition, Scattered) and torch.are_deterministic_algorithms_enabled()
+
+
+_WHOLE_QUOTIENTS = frozenset(
+    getattr(packet, overload)
+    for packet in (aten.div, aten.fmod, aten.remainder, aten.floor_divide)
+    for overload in packet.overloads()
+    if packet is not aten.div or overload.endswith("_mode")
+)
 
 
 def _may_alias(node: fx.Node) -> bool:

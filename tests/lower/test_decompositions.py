@@ -203,11 +203,6 @@ def test_special_numbers(values: list[float]) -> None:
         assert_alike(ours, eager, signed_zeros=False)
 
 
-def test_a_graph_without_them_is_itself() -> None:
-    graph_module = graph_of(lambda x: x + 1, [torch.ones(3)])
-    assert decompose(graph_module) is graph_module
-
-
 def test_the_graph_given_is_not_changed() -> None:
     graph_module = graph_of(lambda x: x.softmax(1), [torch.ones(3, 3)])
     before = str(graph_module.graph)
