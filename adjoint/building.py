@@ -101,7 +101,9 @@ class Build:
     def load(self, graph_module: fx.GraphModule) -> Executable:
         """The graph, ready to run."""
         narrow_masks(graph_module.graph)
-        program = None if self.options.target == "reference" else native_program(graph_module)
+        program = None
+        if self.options.target != "reference":
+            program = native_program(graph_module, self.options.cuda_graphs)
 
         def run(inputs: list[Any]) -> Sequence[Any]:
             if program is not None and not is_watched() and program.fits(inputs):

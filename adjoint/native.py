@@ -43,8 +43,11 @@ ASSEMBLERS = 8
 _LOCK = threading.Lock()
 
 
-def native_program(graph_module: fx.GraphModule) -> CpuProgram | None:
-    """The graph as native code; None if it is to be run op by op."""
+def native_program(graph_module: fx.GraphModule, recorded: bool = True) -> CpuProgram | None:
+    """The graph as native code; None if it is to be run op by op.
+
+    `recorded`: a GPU may be told to do again what it did.
+    """
     device = _device_of(graph_module)
     if device is None:
         return None
@@ -57,7 +60,7 @@ def native_program(graph_module: fx.GraphModule) -> CpuProgram | None:
         return None
     try:
         code = _compiled(launches, device)
-        return GpuProgram(plan, code, device) if grids else CpuProgram(plan, code)
+        return GpuProgram(plan, code, device, recorded) if grids else CpuProgram(plan, code)
     except (LLVMError, DriverError, NotImplementedError) as error:
         lines = {str(line) for launch in launches for line in launch.kernel.lines}
         warnings.warn(

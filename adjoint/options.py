@@ -24,6 +24,11 @@ class Options:
     unsupported: Literal["raise", "eager"] = "raise"
     """What becomes of a function that cannot be captured: an error, or the function itself."""
 
+    cuda_graphs: bool = True
+    """Whether a GPU may do again what it did, by one launch, where tensors lie where they lay
+    before.  Results that another stream still reads must be kept until it has: `record_stream` is
+    not enough."""
+
     def __post_init__(self) -> None:
         for name, annotation in get_type_hints(type(self)).items():
             value = getattr(self, name)

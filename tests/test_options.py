@@ -6,12 +6,12 @@ import pytest
 
 from adjoint.options import Options
 
-NAMES = "target, unsupported"
+NAMES = "target, unsupported, cuda_graphs"
 
 
 def test_nothing_asked_gives_the_defaults() -> None:
     options = Options.parse({})
-    assert options == Options(target="cpu", unsupported="raise")
+    assert options == Options(target="cpu", unsupported="raise", cuda_graphs=True)
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,7 @@ def test_nothing_asked_gives_the_defaults() -> None:
         ("target", "reference"),
         ("unsupported", "raise"),
         ("unsupported", "eager"),
+        ("cuda_graphs", False),
     ],
 )
 def test_a_legal_value_is_kept(name: str, value: object) -> None:

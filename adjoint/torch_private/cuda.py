@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Hashable, Iterator
+from typing import Any
+
 import torch
 
 
@@ -12,3 +16,48 @@ def raw_stream(device: int) -> int:
 
 def current_device() -> int:
     return torch._C._cuda_getDevice()
+
+
+def is_recording() -> bool:
+    """What is launched on the current stream is written down instead, for whoever began that."""
+    return torch._C._cuda_isCurrentStreamCapturing()
+
+
+def numeric_settings() -> Hashable:
+    """What torch has been told about how to compute: operators obey it when they are called."""
+    return (
+        torch._C._get_deterministic_algorithms(),
+        torch._C._get_fp32_precision_getter("cuda", "matmul"),
+        torch._C._get_fp32_precision_getter("cuda", "conv"),
+        torch._C._get_fp32_precision_getter("cuda", "rnn"),
+        torch._C._get_cudnn_enabled(),
+        torch._C._get_cudnn_benchmark(),
+        torch._C._get_cudnn_deterministic(),
+        torch._C._get_cublas_allow_fp16_reduced_precision_reduction(),
+        torch._C._get_cublas_allow_bf16_reduced_precision_reduction(),
+        torch.is_inference_mode_enabled(),
+    )
+
+
+def forget_workspaces() -> None:
+    """Matrix products take new memory to work in: torch keeps it otherwise, for each stream."""
+    torch._C._cuda_clearCublasWorkspaces()
+
+
+@contextlib.contextmanager
+def own_memory(device: int) -> Iterator[Any]:
+    """This thread takes memory that nobody else is given before `give_back`.
+
+    A `torch.cuda.MemPool` would do the same, but may not go while something is recorded.
+    """
+    pool = torch.cuda.graph_pool_handle()
+    torch._C._cuda_beginAllocateCurrentThreadToPool(device, pool)
+    try:
+        yield pool
+    finally:
+        torch._C._cuda_endAllocateToPool(device, pool)
+
+
+def give_back(device: int, pool: Any) -> None:
+    """Memory of `own_memory`, and that of tensors in it once they are gone."""
+    torch._C._cuda_releasePool(device, pool)

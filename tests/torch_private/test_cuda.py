@@ -3,13 +3,93 @@ from __future__ import annotations
 import pytest
 import torch
 
-from adjoint.torch_private.cuda import current_device, raw_stream
+from adjoint.torch_private.cuda import (
+    current_device,
+    forget_workspaces,
+    give_back,
+    is_recording,
+    numeric_settings,
+    own_memory,
+    raw_stream,
+)
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [
+        (torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+        (torch.backends.cudnn, "allow_tf32", False),
+        (torch.backends.cudnn, "benchmark", True),
+        (torch.backends.cudnn, "deterministic", True),
+        (torch.backends.cudnn, "enabled", False),
+        (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
+        (torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
+    ],
+)
+def test_what_torch_is_told_is_seen(owner: object, name: str, value: object) -> None:
+    before, kept = numeric_settings(), getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        assert numeric_settings() != before
+    finally:
+        setattr(owner, name, kept)
+    assert numeric_settings() == before
+
+
+def test_modes_are_seen() -> None:
+    before = numeric_settings()
+    with torch.inference_mode():
+        assert numeric_settings() != before
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert numeric_settings() != before
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.gpu
+@GPU
 def test_the_stream_is_torchs_own() -> None:
     assert raw_stream(current_device()) == torch.cuda.current_stream().cuda_stream
+
+
+@pytest.mark.gpu
+@GPU
+def test_a_recording_under_way_is_seen() -> None:
+    x = torch.zeros(3, device="cuda")
+    assert not is_recording()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        assert is_recording()
+        x.add_(1)
+    assert not is_recording()
+
+
+@pytest.mark.gpu
+@GPU
+def test_workspaces_are_forgotten() -> None:
+    x = torch.rand(64, 64, device="cuda")
+    forget_workspaces()
+    before = torch.cuda.memory_allocated()
+    assert (x @ x).shape == x.shape
+    assert torch.cuda.memory_allocated() > before
+    forget_workspaces()
+    assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.gpu
+@GPU
+def test_memory_of_its_own_is_given_to_nobody_else() -> None:
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    with own_memory(current_device()) as pool:
+        address = torch.empty(1 << 24, device="cuda").data_ptr()
+    held = [torch.empty(1 << 24, device="cuda") for _ in range(3)]
+    assert address not in [each.data_ptr() for each in held]
+    del held
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() > before
+    give_back(current_device(), pool)
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == before

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 # Options of cuModuleLoadDataEx: where to write what the assembler has to say, and how much of it.
 _ERROR_LOG = 5
 _ERROR_LOG_BYTES = 6
 _LOG_BYTES = 8192
+
+# Modes of recording: only what this thread does may be refused; nothing is.
+_THREAD_LOCAL = 1
+_RELAXED = 2
+
+T = TypeVar("T")
 
 
 class DriverError(RuntimeError):
@@ -49,9 +56,13 @@ def _context(device: int) -> Any:
     return context
 
 
+def _use(device: int) -> None:
+    check(library().cuCtxSetCurrent(_context(device)), f"use device {device}")
+
+
 def load(code: bytes, names: list[str], device: int) -> list[int]:
     """Functions of the PTX text `code`; it stays loaded as long as the process lives."""
-    check(library().cuCtxSetCurrent(_context(device)), f"use device {device}")
+    _use(device)
     log = ctypes.create_string_buffer(_LOG_BYTES)
     options = (ctypes.c_int * 2)(_ERROR_LOG, _ERROR_LOG_BYTES)
     values = (ctypes.c_void_p * 2)(ctypes.cast(log, ctypes.c_void_p), _LOG_BYTES)
@@ -78,3 +89,43 @@ def launch_address() -> int:
     address = ctypes.cast(library().cuLaunchKernel, ctypes.c_void_p).value
     assert address is not None
     return address
+
+
+def record(work: Callable[[], T], stream: int, device: int) -> tuple[int, T]:
+    """What `work` would run on `stream`, as a graph to be launched.  Nothing runs.
+
+    Whatever happens, the stream runs things again afterwards.
+    """
+    _use(device)
+    on = ctypes.c_void_p(stream)
+    graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+    check(library().cuStreamBeginCapture_v2(on, _THREAD_LOCAL), "begin to record")
+    try:
+        result = work()
+    except BaseException:
+        library().cuStreamEndCapture(on, ctypes.byref(graph))
+        if graph.value is not None:
+            library().cuGraphDestroy(graph)
+        raise
+    check(library().cuStreamEndCapture(on, ctypes.byref(graph)), "record")
+    none = ctypes.c_ulonglong(0)
+    failed = library().cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, none)
+    library().cuGraphDestroy(graph)
+    check(failed, "make a recording ready to run")
+    assert executable.value is not None
+    return executable.value, result
+
+
+def launch_graph(executable: int, stream: int, device: int) -> None:
+    _use(device)
+    failed = library().cuGraphLaunch(ctypes.c_void_p(executable), ctypes.c_void_p(stream))
+    check(failed, "run a recording")
+
+
+def forget_graph(executable: int) -> None:
+    """One that runs is forgotten when it has run."""
+    # This may be while another is recorded, where it would be refused.
+    mode = ctypes.c_int(_RELAXED)
+    library().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    library().cuGraphExecDestroy(ctypes.c_void_p(executable))
+    library().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))

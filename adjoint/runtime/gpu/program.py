@@ -1,7 +1,8 @@
 """A plan as one Python function that launches kernels, with calls of operators between them.
 
 It is the processor's program but for this: kernels between two calls are launched by one native
-call, on torch's stream; memory for what lives inside is shared by all programs of the stream.
+call, on torch's stream; memory for what lives inside is shared by all programs of the stream; and a
+call like earlier ones is one launch of what those did.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from typing import Any
 
 import torch
 
-from adjoint.loops.plan import Launch, Plan, Tiles
+from adjoint.loops.plan import Argument, Invoke, Launch, Plan, Tiles, operands_of
 from adjoint.loops.teams import block_of
 from adjoint.runtime.cpu.engine import add_symbol
 from adjoint.runtime.cpu.engine import load as load_native
 from adjoint.runtime.cpu.memory import At, Pool, Word, Words
 from adjoint.runtime.cpu.program import Binding, CpuProgram, Writer
+from adjoint.runtime.gpu.capture import CudaRecorder
 from adjoint.runtime.gpu.driver import check, launch_address
+from adjoint.runtime.gpu.graphs import Recordings
 from adjoint.runtime.gpu.memory import Arena, arena_of
+from adjoint.torch_private import trees
 from adjoint.torch_private.cuda import current_device, raw_stream
 
 # So many threads keep the machine busy where each has a few rows to add up.
@@ -31,9 +35,17 @@ ALIGNMENT = 16
 
 
 class GpuProgram(CpuProgram):
-    def __init__(self, plan: Plan, functions: Mapping[Launch, int], device: torch.device) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        functions: Mapping[Launch, int],
+        device: torch.device,
+        recorded: bool = True,
+    ) -> None:
         self.device = device
         super().__init__(plan, functions)
+        why = why_not_recorded(plan) if recorded else "it is switched off"
+        self.recordings = Recordings(self._run, used_inputs(plan), CudaRecorder(device), why)
 
     def __call__(self, inputs: list[Any]) -> Any:
         index = self.device.index
@@ -48,7 +60,7 @@ class GpuProgram(CpuProgram):
             # A call inside a call, or beside it: it has memory of its own.
             return self._run(inputs, self._bound_in(Arena(self.device), inputs), stream)
         try:
-            return self._run(inputs, self._kept(arena, stream, inputs), stream)
+            return self.recordings(inputs, self._kept(arena, stream, inputs), stream)
         finally:
             arena.busy.release()
 
@@ -73,6 +85,28 @@ class GpuProgram(CpuProgram):
 
     def _writer(self) -> Writer:
         return _Writer(self.plan, self.runs, self.device)
+
+
+def used_inputs(plan: Plan) -> list[int]:
+    """Places of the inputs that steps or the caller need."""
+    used: set[int] = set()
+    trees_of_arguments = [plan.outputs]
+    for step in plan.steps:
+        if isinstance(step, Invoke):
+            trees_of_arguments.append((step.args, step.kwargs))
+        else:
+            used |= {operand for operand in operands_of(step) if isinstance(operand, int)}
+    leaves = [leaf for tree in trees_of_arguments for leaf in trees.leaves(tree)]
+    used |= {leaf.slot for leaf in leaves if isinstance(leaf, Argument)}
+    return [place for place, slot in enumerate(plan.inputs) if slot in used]
+
+
+def why_not_recorded(plan: Plan) -> str:
+    """Why a device cannot do all of the plan again by itself; empty if it can."""
+    for step in plan.steps:
+        if isinstance(step, Invoke) and step.unrepeatable:
+            return f"{step.unrepeatable}, from {step.line}" if step.line else step.unrepeatable
+    return ""
 
 
 # Bindings hold no memory of their own here, so that many sizes may keep theirs.

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from adjoint.lower.planning import lower
 from adjoint.native import native_program
 from adjoint.runtime.cpu.engine import add_symbol, load
 from adjoint.runtime.cpu.memory import At, Entering, Words
-from adjoint.runtime.gpu.program import LAUNCHER, GpuProgram
+from adjoint.runtime.gpu.program import LAUNCHER, GpuProgram, used_inputs, why_not_recorded
 from tests.lowering import graph_of
 
 needs_gpu = [
@@ -53,6 +54,23 @@ def test_the_launcher_hands_each_kernel_its_arguments() -> None:
     failed = launcher(places.ctypes.data, len(bindings), table.ctypes.data, start, 4, 77)
     assert failed == 700
     assert seen == [(5, 3, 256, 77, [1234, 11]), (99, 1, 256, 77, [1234, 13])]
+
+
+def test_inputs_that_nothing_needs_do_not_matter() -> None:
+    inputs = [torch.rand(4, 4) for _ in range(3)]
+    for function, used in (
+        (lambda x, y, z: [x.sin() @ z], [0, 2]),
+        (lambda x, y, z: [x + torch.zeros_like(z), y], [0, 1]),
+    ):
+        assert used_inputs(lower(graph_of(function, inputs), grids=True)) == used
+
+
+def test_a_plan_says_what_cannot_be_recorded() -> None:
+    x = torch.rand(4, 4)
+    plan = lower(graph_of(lambda x: [x.sin() @ x], [x]), grids=True)
+    assert why_not_recorded(plan) == ""
+    plan = lower(graph_of(lambda x: [x.sin(), torch.ops.aten.nonzero(x)], [x]), grids=True)
+    assert why_not_recorded(plan) == "aten.nonzero.default waits for values"
 
 
 class TestOnAGpu:

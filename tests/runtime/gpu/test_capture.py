@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from adjoint.runtime.gpu.capture import CudaRecorder
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+DEVICE = torch.device("cuda", 0)
+
+
+def stream() -> int:
+    return torch.cuda.current_stream().cuda_stream
+
+
+def test_nothing_runs_until_it_is_launched() -> None:
+    x = torch.zeros(8, device=DEVICE)
+    graph, result = CudaRecorder(DEVICE).record(lambda on: x.add_(1).mul(2))
+    assert x.tolist() == [0] * 8
+    for step in range(1, 4):
+        graph.launch(stream())
+        assert x.tolist() == [step] * 8
+        assert result.tolist() == [2 * step] * 8
+
+
+def test_the_stream_given_is_the_one_that_torch_uses() -> None:
+    x = torch.zeros(8, device=DEVICE)
+
+    def work(on: int) -> None:
+        x.add_(1)
+        assert on == stream() != before
+
+    before = stream()
+    CudaRecorder(DEVICE).record(work)
+    assert stream() == before
+
+
+def test_its_memory_is_its_own() -> None:
+    x = torch.rand(1024, 1024, device=DEVICE)
+    graph, result = CudaRecorder(DEVICE).record(lambda on: (x @ x).div(1024).sin() @ x)
+    others = [torch.zeros(1024, 1024, device=DEVICE) for _ in range(16)]
+    graph.launch(stream())
+    torch.testing.assert_close(result, (x @ x).div(1024).sin() @ x)
+    assert not any(other.any() for other in others)
+
+
+def test_a_result_may_outlive_it() -> None:
+    x = torch.ones(1 << 20, device=DEVICE)
+    graph, result = CudaRecorder(DEVICE).record(lambda on: x * 3)
+    graph.launch(stream())
+    del graph
+    torch.cuda.empty_cache()
+    others = [torch.zeros(1 << 20, device=DEVICE) for _ in range(4)]
+    assert result.eq(3).all()
+    assert not any(other.any() for other in others)
+
+
+def test_memory_comes_back() -> None:
+    x = torch.ones(1 << 24, device=DEVICE)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    graph, result = CudaRecorder(DEVICE).record(lambda on: x * 3)
+    assert torch.cuda.memory_reserved() >= before + x.nbytes
+    del result, graph
+    torch.cuda.empty_cache()
+    # That of matrix products has been given back, too.
+    assert torch.cuda.memory_reserved() <= before
+
+
+def test_after_a_failure_all_is_as_it_was() -> None:
+    x = torch.ones(8, device=DEVICE)
+    with pytest.raises(RuntimeError):
+        CudaRecorder(DEVICE).record(lambda on: float((x * 3).sum()))
+    assert not torch.cuda.is_current_stream_capturing()
+    assert float((x * 3).sum()) == 24
+    torch.rand(3, device=DEVICE)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    graph, result = CudaRecorder(DEVICE).record(lambda on: x * 5)
+    graph.launch(stream())
+    assert result.tolist() == [5] * 8
+
+
+def test_one_may_go_while_another_is_made() -> None:
+    x = torch.ones(8, device=DEVICE)
+    recorder = CudaRecorder(DEVICE)
+    old = [recorder.record(lambda on: x * 3)]
+
+    def work(on: int) -> torch.Tensor:
+        old.clear()
+        return x * 5
+
+    graph, result = recorder.record(work)
+    graph.launch(stream())
+    assert result.tolist() == [5] * 8

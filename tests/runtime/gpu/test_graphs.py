@@ -1,0 +1,593 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from adjoint import native
+from adjoint.native import native_program
+from adjoint.runtime.gpu.capture import CudaRecorder
+from adjoint.runtime.gpu.graphs import (
+    FEW,
+    MOST,
+    MOVES,
+    PATIENCE,
+    SEEN,
+    SMALL,
+    TRIES,
+    TURNS,
+    Recording,
+    Recordings,
+)
+from adjoint.runtime.gpu.program import GpuProgram
+from tests.lowering import graph_of
+from tests.recording import SIDE, STREAM, Place, Program, RecordedProgram
+
+# Results of so many elements are not copied.
+LARGE = SMALL // 4 + 1
+
+
+def double(x: torch.Tensor) -> list[torch.Tensor]:
+    return [2 * x]
+
+
+def settled(function: Callable[..., Any], *inputs: Any) -> Program:
+    """A program that is recorded for `inputs`."""
+    program = Program(function, len(inputs))
+    for _ in range(SEEN + 1):
+        program(*inputs)
+    assert len(program.recorder.made) == 1
+    return program
+
+
+def large() -> torch.Tensor:
+    return torch.rand(LARGE)
+
+
+class TestAddresses:
+    def test_what_comes_again_is_recorded_and_reads_what_is_there_by_then(self) -> None:
+        x = large()
+        program = Program(double)
+        for step in range(SEEN + 4):
+            x += 1
+            (result,) = program(x.detach())
+            torch.testing.assert_close(result, 2 * x)
+            assert program.replays == max(0, step + 1 - SEEN)
+            del result
+        (recorded,) = program.recorder.made
+        assert recorded.streams == [STREAM] * 4
+        assert program.streams[: SEEN + 1] == [STREAM] * SEEN + [SIDE]
+
+    def test_other_addresses_are_other_calls(self) -> None:
+        x, y = large(), large()
+        program = settled(double, x)
+        torch.testing.assert_close(program(y)[0], 2 * y)
+        assert program.replays == 1
+        torch.testing.assert_close(program(x)[0], 2 * x)
+        assert program.replays == 2
+
+    def test_strides_matter(self) -> None:
+        x = torch.rand(1024, 1024)
+        program = settled(double, x)
+        torch.testing.assert_close(program(x.t())[0], 2 * x.t())
+        assert program.replays == 1
+
+    def test_numbers_matter(self) -> None:
+        x = large()
+        program = settled(lambda x, n: [x * n], x, 3)
+        torch.testing.assert_close(program(x, 4)[0], 4 * x)
+        assert program.replays == 1
+
+    def test_settings_of_torch_matter(self) -> None:
+        x = large()
+        program = settled(double, x)
+        program.recorder.told = "another precision"
+        program(x)
+        assert program.replays == 1
+
+    def test_a_number_that_is_negated_when_it_is_read_is_not_at_its_address(self) -> None:
+        x = large()
+        program = settled(double, x)
+        lazy = torch.complex(x, x).conj().imag
+        assert lazy.is_neg()
+        for _ in range(SEEN + 2):
+            torch.testing.assert_close(program(lazy)[0], 2 * lazy)
+        assert program.replays == 1
+
+    def test_zeros_that_are_nowhere_are_not_at_an_address(self) -> None:
+        x = large()
+        program = Program(lambda x, y: [x + y], 2)
+        for _ in range(SEEN + 2):
+            zeros = torch._efficientzerotensor(LARGE)
+            torch.testing.assert_close(program(x, zeros)[0], x)
+        assert program.replays == 0
+
+    def test_nothing_is_nowhere(self) -> None:
+        x = large()
+        program = settled(lambda x, y: [2 * x, 2 * y], x, torch.empty(0, 3))
+        assert program(x, torch.empty(0, 3))[1].shape == (0, 3)
+        assert program.replays == 2
+
+    def test_where_somebody_else_records_it_takes_part(self) -> None:
+        x = large()
+        program = settled(double, x)
+        program.recorder.somebody_records = True
+        program(x)
+        assert program.replays == 1
+
+    def test_a_call_inside_a_call_runs_as_it_is(self) -> None:
+        x = large()
+
+        def nested(x: torch.Tensor) -> list[torch.Tensor]:
+            found: list[torch.Tensor] = program(x) if len(program.streams) == 1 else double(x)
+            return found
+
+        program = Program(nested)
+        torch.testing.assert_close(program(x)[0], 2 * x)
+
+    def test_memory_inside_that_has_moved_ends_a_recording(self) -> None:
+        x = large()
+        program = settled(double, x)
+        program.place.is_stale = True
+        program.place = Place()
+        torch.testing.assert_close(program(x)[0], 2 * x)
+        assert program.replays == 1
+        assert program.recordings._kept == []
+        for _ in range(SEEN):
+            program(x)
+        assert program.replays == 2
+
+    def test_results_of_a_recording_stay_where_they_are(self) -> None:
+        """So that a program that uses them is recorded in the same step as that."""
+        x, unrecorded = large(), large()
+        first, second = settled(double, x), Program(double)
+        for _ in range(SEEN):
+            second(unrecorded)
+        (between,) = first(x)
+        torch.testing.assert_close(second(between)[0], 4 * x)
+        assert second.replays == 1
+
+    def test_but_not_when_the_recording_is_gone(self) -> None:
+        x = large()
+        first, second = settled(double, x), Program(double)
+        (between,) = first(x)
+        other = large()
+        for _ in range(SEEN):
+            second(other)
+        first.recordings._give_up("for the test")
+        first.recorder.made.clear()
+        second(between)
+        assert second.replays == 0
+
+
+class TestInputsThatMove:
+    def test_few_bytes_are_copied(self) -> None:
+        x = large()
+        program = Program(lambda x, s: [x * s], 2)
+        numbers = [torch.tensor(float(n)) for n in range(12)]
+        for n in numbers:
+            torch.testing.assert_close(program(x, n)[0], x * n)
+        assert program.replays == len(numbers) - MOVES - SEEN - 1
+
+    def test_whatever_their_strides(self) -> None:
+        x = torch.rand(512, 1024)
+        program = Program(lambda x, s: [x * s], 2)
+        rows = [torch.rand(4, 1024)[::3, :].t()[:, :1].expand(1024, 512).t() for _ in range(12)]
+        assert 0 in rows[0].stride()
+        for row in rows:
+            torch.testing.assert_close(program(x, row)[0], x * row)
+        assert program.replays > 0
+
+    def test_many_bytes_are_not(self) -> None:
+        x = large()
+        program = Program(lambda x, y: [x * y], 2)
+        moving = [large() for _ in range(8)]
+        for y in moving:
+            program(x, y)
+        assert program.replays == 0
+
+    def test_one_move_is_not_many(self) -> None:
+        """Where results come from moves once, when the program before has been recorded."""
+        x, first, second = large(), torch.tensor(1.0), torch.tensor(2.0)
+        program = Program(lambda x, s: [x * s], 2)
+        program(x, first)
+        for _ in range(SEEN + 1):
+            program(x, second)
+        assert program.replays == 1
+        assert program.recordings._moves == {1: 1}
+
+
+class TestResults:
+    def test_what_is_held_is_not_written_to(self) -> None:
+        x = large()
+        program = Program(double)
+        held = []
+        for step in range(20):
+            x.fill_(step)
+            held.append(program(x)[0])
+        for step, result in enumerate(held):
+            assert result.eq(2 * step).all()
+        assert len({result.data_ptr() for result in held}) == 20
+        assert len(program.recorder.made) == TURNS
+
+    def test_two_recordings_take_turns(self) -> None:
+        """Each result is let go when the next is there."""
+        x = large()
+        program = Program(double)
+        for step in range(20):
+            x.fill_(step)
+            result = program(x)[0]
+            assert result.eq(2 * step).all()
+        assert len(program.recorder.made) == 2
+
+    def test_few_bytes_that_are_held_are_copied(self) -> None:
+        x = large()
+        program = Program(lambda x: [2 * x, x.sum()])
+        for step in range(20):
+            x.fill_(step)
+            loss = program(x)[1]
+            assert loss == LARGE * step
+        assert len(program.recorder.made) == 1
+        assert program.replays == 20 - SEEN - 1
+
+    def test_if_many_are_held_they_take_turns(self) -> None:
+        x = large()
+        program = Program(lambda x: [x.sum() + n for n in range(FEW + 1)])
+        for step in range(20):
+            x.fill_(step)
+            results = program(x)
+            for n, each in enumerate(results):
+                torch.testing.assert_close(each, x.sum() + n)
+        assert len(program.recorder.made) == TURNS
+        assert program.recordings._copied == set()
+
+    def test_a_view_of_a_copy_is_a_view(self) -> None:
+        x = torch.rand(3, 4)
+        program = settled(lambda x: [y := x + 1, y.t()], x)
+        lent = program(x)
+        program(x)
+        assert program.recordings._copied == {0}
+        del lent
+        one, other = program(x)
+        assert program.replays == 3
+        assert other._base is one
+        torch.testing.assert_close(other, (x + 1).t())
+
+    def test_they_are_new_tensors(self) -> None:
+        x = large()
+        program = settled(double, x)
+        (first,) = program(x)
+        first.add_(1)
+        address = first.data_ptr()
+        del first
+        (second,) = program(x)
+        assert second.data_ptr() == address
+        assert (second._version, second.requires_grad, second._base) == (0, False, None)
+
+    def test_an_input_is_returned_as_itself(self) -> None:
+        x = large()
+        program = settled(lambda x: [x, 2 * x], x)
+        again = x.detach()
+        result = program(again)
+        assert result[0] is again
+        assert program.replays == 2
+
+    def test_a_view_of_an_input_is_one_of_this_input(self) -> None:
+        x = large()
+        program = settled(lambda x: [x[3:].view(1, -1), 2 * x], x)
+        again = x.detach()
+        view, _ = program(again)
+        assert program.replays == 2
+        assert view._base is again
+        again.add_(1)
+        assert view._version == again._version
+        torch.testing.assert_close(view, x[3:].view(1, -1))
+
+    def test_of_an_input_that_is_copied_too(self) -> None:
+        x = large()
+        program = Program(lambda x, s: [x * s, s, s.expand(3)], 2)
+        for n in range(12):
+            scale = torch.tensor([0.0, n])[1:]
+            results = program(x, scale)
+            assert results[1] is scale
+            assert results[2].data_ptr() == scale.data_ptr()
+            torch.testing.assert_close(results[2], scale.expand(3))
+            del results
+        assert program.replays > 0
+
+    def test_views_of_one_another_stay_so(self) -> None:
+        x = large()
+        program = settled(lambda x: [y := 2 * x, y[1:]], x)
+        whole, part = program(x)
+        assert program.replays == 2
+        assert part._base is whole
+        part.add_(1)
+        assert whole._version == 1
+
+    def test_a_view_of_something_hidden_is_a_view(self) -> None:
+        x = torch.rand(512, 1024)
+        program = settled(lambda x: [(2 * x).t()], x)
+        (result,) = program(x)
+        assert program.replays == 2
+        assert result.stride() == (1, 1024)
+        assert result._base is not None
+        torch.testing.assert_close(result, 2 * x.t())
+
+    def test_what_is_no_tensor_stays_what_it_is(self) -> None:
+        x = large()
+        program = settled(lambda x: (2 * x, None, [3]), x)
+        result = program(x)
+        assert program.replays == 2
+        assert result[1:] == (None, [3])
+
+    def test_of_inference_are_so(self) -> None:
+        x = large()
+        program = Program(double)
+        with torch.inference_mode():
+            for _ in range(SEEN + 2):
+                (result,) = program(x)
+                assert result.is_inference()
+                del result
+
+
+class TestGivingUp:
+    def test_because_of_what_is_known_of_the_program(self) -> None:
+        program = Program(double)
+        program.recordings.why = "it draws numbers"
+        x = large()
+        for _ in range(SEEN + 2):
+            program(x)
+        assert program.replays == 0
+
+    def test_because_addresses_keep_changing(self) -> None:
+        program = Program(double)
+        held = [large() for _ in range(PATIENCE)]
+        for x in held:
+            assert program.recordings.why == ""
+            program(x)
+        assert "tensors were not where they had been" in program.recordings.why
+        torch.testing.assert_close(program(held[0])[0], 2 * held[0])
+
+    def test_because_it_cannot_be_recorded(self) -> None:
+        x = large()
+        program = Program(double)
+        program.recorder.error = RuntimeError("operation not permitted")
+        for _ in range(SEEN + 2):
+            torch.testing.assert_close(program(x)[0], 2 * x)
+        assert program.recordings.why == "it cannot be recorded: operation not permitted"
+        assert program.streams == [STREAM] * SEEN + [SIDE] + [STREAM] * 2
+
+    def test_because_a_result_has_a_type_that_its_memory_has_not(self) -> None:
+        x = large()
+        program = Program(lambda x: [y := 2 * x, y.view(torch.int32)])
+        for _ in range(SEEN + 1):
+            torch.testing.assert_close(program(x)[1], (2 * x).view(torch.int32))
+        assert "torch.int32 over memory of torch.float32" in program.recordings.why
+
+    def test_because_a_result_is_computed_later(self) -> None:
+        x = large()
+        program = Program(lambda x: [torch.complex(x, x).conj()])
+        for _ in range(SEEN + 1):
+            program(x)
+        assert "not computed yet" in program.recordings.why
+
+    def test_because_an_input_lies_elsewhere(self) -> None:
+        program = Program(lambda x: [1])
+        program(torch.empty(3, device="meta"))
+        assert program.recordings.why == "an input is torch.float32, torch.strided, on meta"
+
+    def test_the_oldest_goes_first_and_there_are_not_many(self) -> None:
+        held = [large() for _ in range(MOST + 1)]
+        program = Program(double)
+        for x in held:
+            for _ in range(SEEN + 1):
+                program(x)
+        assert len(program.recorder.made) == MOST + 1
+        assert len(program.recordings._kept) == MOST
+        before = program.replays
+        program(held[1])
+        assert program.replays == before + 1
+        program(held[0])
+        assert program.replays == before + 1
+
+    def test_at_last_no_more_are_made(self) -> None:
+        held = [large() for _ in range(MOST + 1)]
+        program = Program(double)
+        for _ in range(TRIES):
+            for x in held:
+                for _ in range(SEEN + 1):
+                    torch.testing.assert_close(program(x)[0], 2 * x)
+        assert len(program.recorder.made) == TRIES
+        assert program.recordings.why == ""
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The streams that recordings are launched on."""
+    streams: list[int] = []
+    replay = Recording.replay
+
+    def noted(self: Recording, inputs: list[Any], copied: set[int], stream: int) -> Any:
+        streams.append(stream)
+        return replay(self, inputs, copied, stream)
+
+    monkeypatch.setattr(Recording, "replay", noted)
+    return streams
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = (nn.Linear(64, 256), nn.Tanh(), nn.LayerNorm(256), nn.Linear(256, 1))
+    return nn.Sequential(*layers).double()
+
+
+def check_training(
+    device: str, accumulated: int, to_none: bool, replayed: list[int], steps: int = 24
+) -> None:
+    """Losses and parameters are eager's, whoever holds which gradients."""
+    eager, ours = net().to(device), net().to(device)
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, backend="adjoint")
+    batches = [torch.rand(128, 64, device=device, dtype=torch.float64) for _ in range(4)]
+    losses: dict[str, list[torch.Tensor]] = {"eager": [], "ours": []}
+    for name, module, call in (("eager", eager, eager), ("ours", ours, compiled)):
+        optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+        for step in range(steps):
+            for part in range(accumulated):
+                x = batches[(step + part) % 4]
+                loss = (call(x) - x.sum(-1, keepdim=True)).square().mean()
+                loss.backward()
+                losses[name].append(loss.detach())
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=to_none)
+    assert len(replayed) > steps // 2
+    torch.testing.assert_close(losses["ours"], losses["eager"])
+    for one, other in zip(ours.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def check_forces(device: str, replayed: list[int]) -> None:
+    """A loss of a derivative: programs use what others have recorded."""
+    module = net().to(device)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend="adjoint")
+    place = torch.rand(128, 64, device=device, dtype=torch.float64)
+    for step in range(16):
+        place.mul_(0.9)
+        found = []
+        for call in (module, compiled):
+            x = place.detach().requires_grad_()
+            energy = call(x).sum()
+            (force,) = torch.autograd.grad(energy, x, create_graph=True)
+            module.zero_grad()
+            ((force - step).square().mean() + energy).backward()
+            found.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
+        torch.testing.assert_close(found[1], found[0])
+    assert len(replayed) > 8
+
+
+class TestUnderAutograd:
+    @pytest.fixture(autouse=True)
+    def recorded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(native, "CpuProgram", RecordedProgram)
+
+    @pytest.mark.parametrize("accumulated", [1, 3])
+    @pytest.mark.parametrize("to_none", [True, False])
+    def test_training(self, accumulated: int, to_none: bool, replayed: list[int]) -> None:
+        check_training("cpu", accumulated, to_none, replayed)
+
+    def test_forces(self, replayed: list[int]) -> None:
+        check_forces("cpu", replayed)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestOnAGpu:
+    SHAPE = (512, 768)
+
+    def weights(self) -> torch.Tensor:
+        return torch.rand(768, 768, device="cuda") / 768
+
+    def program(self, function: Callable[..., Any], inputs: Sequence[Any]) -> GpuProgram:
+        program = native_program(graph_of(function, inputs))
+        assert isinstance(program, GpuProgram)
+        assert program.recordings.why == ""
+        return program
+
+    def test_values_that_change_are_read(self) -> None:
+        x, w = torch.rand(self.SHAPE, device="cuda"), self.weights()
+        program = self.program(lambda x, w: [(x @ w).softmax(-1), x.sum(0)], [x, w])
+        for _ in range(8):
+            w.mul_(1.1)
+            product, total = program([x, w])
+            torch.testing.assert_close(product, (x @ w).softmax(-1))
+            torch.testing.assert_close(total, x.sum(0))
+            del product, total
+        assert program.recordings.replays == 8 - SEEN
+        assert program.recordings.why == ""
+
+    def test_other_addresses_and_held_results(self) -> None:
+        w = self.weights()
+        inputs = [torch.rand(self.SHAPE, device="cuda") for _ in range(3)]
+        program = self.program(lambda x, w: [(x @ w).tanh()], [inputs[0], w])
+        held = []
+        for step in range(30):
+            x = inputs[step % 3]
+            x.mul_(0.99)
+            held.append((program([x, w])[0], (x @ w).tanh()))
+            held = held[-2:]
+            for ours, eager in held:
+                torch.testing.assert_close(ours, eager)
+        assert program.recordings.replays > 0
+
+    def test_two_streams(self) -> None:
+        w = self.weights()
+        program = self.program(
+            lambda x, w: [(x @ w).tanh() @ w], [torch.rand(self.SHAPE).cuda(), w]
+        )
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        given = [torch.rand(self.SHAPE, device="cuda") for _ in streams]
+        eager = [(x @ w).tanh() @ w for x in given]
+        torch.cuda.synchronize()
+        for _ in range(8):
+            found = []
+            for stream, x in zip(streams, given, strict=True):
+                with torch.cuda.stream(stream):
+                    found.append(program([x, w])[0])
+            torch.cuda.synchronize()
+            torch.testing.assert_close(found, eager)
+            del found
+        assert program.recordings.replays > 0
+
+    def test_what_waits_is_refused_by_the_driver_and_nothing_stays_behind(self) -> None:
+        x = torch.rand(self.SHAPE, device="cuda")
+
+        def waits(inputs: list[Any], place: Any, stream: int) -> Any:
+            given = inputs.pop()
+            return [given * float(given.sum())]
+
+        recordings, place = Recordings(waits, [0], CudaRecorder(x.device)), Place()
+        for _ in range(SEEN + 2):
+            torch.testing.assert_close(recordings([x], place, 0)[0], x * x.sum())
+        assert "it cannot be recorded" in recordings.why
+        # Random numbers, memory and streams are as they were.
+        assert torch.rand(3, device="cuda").isfinite().all()
+        torch.cuda.empty_cache()
+        assert not torch.cuda.is_current_stream_capturing()
+
+    def test_somebody_elses_recording_has_all_of_it(self) -> None:
+        x = torch.rand(self.SHAPE, device="cuda")
+        program = self.program(lambda x: [(x * 2).softmax(-1)], [x])
+        for _ in range(SEEN + 2):
+            program([x])
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            for _ in range(SEEN + 2):
+                program([x])
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=side):
+            (result,) = program([x])
+        x.normal_()
+        graph.replay()
+        torch.testing.assert_close(result, (x * 2).softmax(-1))
+
+    @pytest.mark.parametrize("accumulated", [1, 3])
+    @pytest.mark.parametrize("to_none", [True, False])
+    def test_training(self, accumulated: int, to_none: bool, replayed: list[int]) -> None:
+        check_training("cuda", accumulated, to_none, replayed)
+
+    def test_forces(self, replayed: list[int]) -> None:
+        check_forces("cuda", replayed)
+
+    def test_it_can_be_switched_off(self) -> None:
+        x = torch.rand(self.SHAPE, device="cuda")
+        graph = graph_of(lambda x: [(x * 2).softmax(-1)], [x])
+        program = native_program(graph, recorded=False)
+        assert isinstance(program, GpuProgram)
+        for _ in range(SEEN + 2):
+            program([x])
+        assert program.recordings.replays == 0
+        assert program.recordings.why == "it is switched off"
