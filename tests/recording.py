@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +16,12 @@ T = TypeVar("T")
 CPU = torch.device("cpu")
 
 STREAM, SIDE = 7, 8
+
+
+def places_of(inputs: Sequence[Any]) -> set[int]:
+    # Zeros that are known to be so have no memory.
+    tensors = [each for each in inputs if isinstance(each, torch.Tensor) and each.data_ptr()]
+    return {each.untyped_storage().data_ptr() for each in tensors}
 
 
 class Again:
@@ -43,7 +49,8 @@ class StandIn:
         self.told: Hashable = None
         self.error: RuntimeError | None = None
         self.made: list[Again] = []
-        self.inputs: list[Any] = []
+        self.given: set[int] = set()
+        """Where the inputs of the last call lie; they themselves are held by nobody."""
 
     def is_recording(self) -> bool:
         return self.somebody_records
@@ -56,8 +63,7 @@ class StandIn:
             work(SIDE)
             raise self.error
         results = work(SIDE)
-        given = {each.untyped_storage().data_ptr() for each in self.inputs}
-        self.made.append(Again(work, trees.leaves(results), given))
+        self.made.append(Again(work, trees.leaves(results), self.given))
         return self.made[-1], results
 
 
@@ -79,7 +85,7 @@ class Program:
         self.streams.append(stream)
         given = list(inputs)
         inputs.clear()
-        self.recorder.inputs = [each for each in given if isinstance(each, torch.Tensor)]
+        self.recorder.given = places_of(given)
         with torch.no_grad():
             return self.function(*given)
 
@@ -105,7 +111,7 @@ class RecordedProgram(CpuProgram):
         self.places: dict[Any, Any] = {}
 
     def noted(self, inputs: list[Any], place: Any, threads: int) -> Any:
-        self.recorder.inputs = [each for each in inputs if isinstance(each, torch.Tensor)]
+        self.recorder.given = places_of(inputs)
         return self._run(inputs, place, 1)
 
     def __call__(self, inputs: list[Any]) -> Any:

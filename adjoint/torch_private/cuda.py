@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import contextlib
+from collections.abc import Hashable, Iterator
+from typing import Any
 
 import torch
 
@@ -40,3 +42,22 @@ def numeric_settings() -> Hashable:
 def forget_workspaces() -> None:
     """Matrix products take new memory to work in: torch keeps it otherwise, for each stream."""
     torch._C._cuda_clearCublasWorkspaces()
+
+
+@contextlib.contextmanager
+def own_memory(device: int) -> Iterator[Any]:
+    """This thread takes memory that nobody else is given before `give_back`.
+
+    A `torch.cuda.MemPool` would do the same, but may not go while something is recorded.
+    """
+    pool = torch.cuda.graph_pool_handle()
+    torch._C._cuda_beginAllocateCurrentThreadToPool(device, pool)
+    try:
+        yield pool
+    finally:
+        torch._C._cuda_endAllocateToPool(device, pool)
+
+
+def give_back(device: int, pool: Any) -> None:
+    """Memory of `own_memory`, and that of tensors in it once they are gone."""
+    torch._C._cuda_releasePool(device, pool)

@@ -6,8 +6,10 @@ import torch
 from adjoint.torch_private.cuda import (
     current_device,
     forget_workspaces,
+    give_back,
     is_recording,
     numeric_settings,
+    own_memory,
     raw_stream,
 )
 
@@ -74,3 +76,20 @@ def test_workspaces_are_forgotten() -> None:
     assert torch.cuda.memory_allocated() > before
     forget_workspaces()
     assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.gpu
+@GPU
+def test_memory_of_its_own_is_given_to_nobody_else() -> None:
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    with own_memory(current_device()) as pool:
+        address = torch.empty(1 << 24, device="cuda").data_ptr()
+    held = [torch.empty(1 << 24, device="cuda") for _ in range(3)]
+    assert address not in [each.data_ptr() for each in held]
+    del held
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() > before
+    give_back(current_device(), pool)
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == before

@@ -16,7 +16,13 @@ from typing import Any, TypeVar
 import torch
 
 from adjoint.runtime.gpu.driver import forget_graph, launch_graph, record
-from adjoint.torch_private.cuda import forget_workspaces, is_recording, numeric_settings
+from adjoint.torch_private.cuda import (
+    forget_workspaces,
+    give_back,
+    is_recording,
+    numeric_settings,
+    own_memory,
+)
 
 T = TypeVar("T")
 
@@ -34,13 +40,17 @@ class CudaGraph:
 
     def __init__(self, executable: int, memory: Any, device: int) -> None:
         self._executable = executable
-        self._memory = memory
         self._device = device
-        # With the process, the driver forgets everything by itself.
-        weakref.finalize(self, forget_graph, executable).atexit = False
+        # With the process, everything goes by itself.
+        weakref.finalize(self, _forget, executable, memory, device).atexit = False
 
     def launch(self, stream: int) -> None:
         launch_graph(self._executable, stream, self._device)
+
+
+def _forget(executable: int, memory: Any, device: int) -> None:
+    forget_graph(executable)
+    give_back(device, memory)
 
 
 class CudaRecorder:
@@ -57,22 +67,24 @@ class CudaRecorder:
 
     def record(self, work: Callable[[int], T]) -> tuple[CudaGraph, T]:
         """What `work` launches on the stream that it is given.  Nothing runs."""
+        index = self.device.index
         with _LOCK, torch.cuda.device(self.device):
             side = _side_stream(self.device)
-            memory = torch.cuda.MemPool()
             # The memory in which matrix products work becomes a part of the recording, too: torch
             # shares it among all that a stream runs, and streams may run recordings side by side.
             forget_workspaces()
+            memory = None
             try:
-                with torch.cuda.stream(side), torch.cuda.use_mem_pool(memory, self.device):
-                    executable, result = record(
-                        lambda: work(side.cuda_stream), side.cuda_stream, self.device.index
-                    )
-            except RuntimeError:
+                with torch.cuda.stream(side), own_memory(index) as memory:
+                    on = side.cuda_stream
+                    executable, result = record(lambda: work(on), on, index)
+            except BaseException:
+                if memory is not None:
+                    give_back(index, memory)
                 # torch reports an error of the device at the next launch, if nobody did before.
                 with contextlib.suppress(RuntimeError):
                     torch.zeros((), device=self.device)
                 raise
             finally:
                 forget_workspaces()
-        return CudaGraph(executable, memory, self.device.index), result
+        return CudaGraph(executable, memory, index), result

@@ -16,8 +16,9 @@ _ERROR_LOG = 5
 _ERROR_LOG_BYTES = 6
 _LOG_BYTES = 8192
 
-# A mode of cuStreamBeginCapture: only what this thread does may be refused.
+# Modes of recording: only what this thread does may be refused; nothing is.
 _THREAD_LOCAL = 1
+_RELAXED = 2
 
 T = TypeVar("T")
 
@@ -123,4 +124,8 @@ def launch_graph(executable: int, stream: int, device: int) -> None:
 
 def forget_graph(executable: int) -> None:
     """One that runs is forgotten when it has run."""
+    # This may be while another is recorded, where it would be refused.
+    mode = ctypes.c_int(_RELAXED)
+    library().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     library().cuGraphExecDestroy(ctypes.c_void_p(executable))
+    library().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))

@@ -39,13 +39,16 @@ TURNS = 2
 TRIES = 16
 
 # Calls in a row that no recording was for, after which none is looked for.
-PATIENCE = 32
+PATIENCE = 64
 
 # Addresses remembered.
 REMEMBERED = 16
 
 # Up to so many bytes are copied: that takes less than to launch a kernel.
 SMALL = 1 << 20
+
+# Up to so many results are copied: where more are held, all of a step's results are.
+FEW = 4
 
 # An input that was at another address so many times will not stay where it is.
 MOVES = 3
@@ -236,7 +239,6 @@ class Recording:
         lent = [tensor.untyped_storage().data_ptr() for tensor in made]
         _LENT.update(lent)
         weakref.finalize(self, _LENT.subtract, lent)
-        # Last, as it goes: tensors are given back before the memory that they lie in.
         self._graph = graph
 
     def held(self) -> list[int]:
@@ -385,7 +387,8 @@ class Recordings:
                 self._kept.append(self._kept.pop(n))
                 return recording
             # From now on; what is held already was lent.
-            self._copied.update(filter(recording.is_small, held))
+            if len(held) <= FEW and all(map(recording.is_small, held)):
+                self._copied.update(held)
         return None
 
     def _new(self, key: Key, inputs: list[Any], place: Any) -> Recording | None:

@@ -41,11 +41,10 @@ def test_the_stream_given_is_the_one_that_torch_uses() -> None:
 
 def test_its_memory_is_its_own() -> None:
     x = torch.rand(1024, 1024, device=DEVICE)
-    x @ x  # Libraries open on first use, which cannot be recorded.
-    graph, result = CudaRecorder(DEVICE).record(lambda on: (x @ x).sin() @ x)
+    graph, result = CudaRecorder(DEVICE).record(lambda on: (x @ x).div(1024).sin() @ x)
     others = [torch.zeros(1024, 1024, device=DEVICE) for _ in range(16)]
     graph.launch(stream())
-    torch.testing.assert_close(result, (x @ x).sin() @ x)
+    torch.testing.assert_close(result, (x @ x).div(1024).sin() @ x)
     assert not any(other.any() for other in others)
 
 
@@ -68,7 +67,8 @@ def test_memory_comes_back() -> None:
     assert torch.cuda.memory_reserved() >= before + x.nbytes
     del result, graph
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() == before
+    # That of matrix products has been given back, too.
+    assert torch.cuda.memory_reserved() <= before
 
 
 def test_after_a_failure_all_is_as_it_was() -> None:
@@ -81,5 +81,19 @@ def test_after_a_failure_all_is_as_it_was() -> None:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     graph, result = CudaRecorder(DEVICE).record(lambda on: x * 5)
+    graph.launch(stream())
+    assert result.tolist() == [5] * 8
+
+
+def test_one_may_go_while_another_is_made() -> None:
+    x = torch.ones(8, device=DEVICE)
+    recorder = CudaRecorder(DEVICE)
+    old = [recorder.record(lambda on: x * 3)]
+
+    def work(on: int) -> torch.Tensor:
+        old.clear()
+        return x * 5
+
+    graph, result = recorder.record(work)
     graph.launch(stream())
     assert result.tolist() == [5] * 8

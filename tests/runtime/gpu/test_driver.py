@@ -75,6 +75,12 @@ class TestRecording:
             driver.record(lambda: None, SIDE, 0)
         assert library.recording() == [BEGIN, END]
 
+    def test_it_may_be_forgotten_at_any_time(self, driver_with: Callable[..., Driver]) -> None:
+        library = driver_with()
+        driver.forget_graph(77)
+        exchange = "cuThreadExchangeStreamCaptureMode"
+        assert library.recording() == [exchange, "cuGraphExecDestroy", exchange]
+
     def test_nor_is_anything_left_of_one_that_cannot_run(
         self, driver_with: Callable[..., Driver]
     ) -> None:

@@ -11,6 +11,7 @@ from adjoint import native
 from adjoint.native import native_program
 from adjoint.runtime.gpu.capture import CudaRecorder
 from adjoint.runtime.gpu.graphs import (
+    FEW,
     MOST,
     MOVES,
     PATIENCE,
@@ -232,6 +233,17 @@ class TestResults:
         assert len(program.recorder.made) == 1
         assert program.replays == 20 - SEEN - 1
 
+    def test_if_many_are_held_they_take_turns(self) -> None:
+        x = large()
+        program = Program(lambda x: [x.sum() + n for n in range(FEW + 1)])
+        for step in range(20):
+            x.fill_(step)
+            results = program(x)
+            for n, each in enumerate(results):
+                torch.testing.assert_close(each, x.sum() + n)
+        assert len(program.recorder.made) == TURNS
+        assert program.recordings._copied == set()
+
     def test_a_view_of_a_copy_is_a_view(self) -> None:
         x = torch.rand(3, 4)
         program = settled(lambda x: [y := x + 1, y.t()], x)
@@ -413,7 +425,7 @@ def net() -> nn.Sequential:
 
 
 def check_training(
-    device: str, accumulated: int, to_none: bool, replayed: list[int], steps: int = 16
+    device: str, accumulated: int, to_none: bool, replayed: list[int], steps: int = 24
 ) -> None:
     """Losses and parameters are eager's, whoever holds which gradients."""
     eager, ours = net().to(device), net().to(device)
@@ -431,7 +443,7 @@ def check_training(
                 losses[name].append(loss.detach())
             optimizer.step()
             optimizer.zero_grad(set_to_none=to_none)
-    assert len(replayed) > steps
+    assert len(replayed) > steps // 2
     torch.testing.assert_close(losses["ours"], losses["eager"])
     for one, other in zip(ours.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(one, other)
@@ -454,7 +466,7 @@ def check_forces(device: str, replayed: list[int]) -> None:
             ((force - step).square().mean() + energy).backward()
             found.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
         torch.testing.assert_close(found[1], found[0])
-    assert len(replayed) > 16
+    assert len(replayed) > 8
 
 
 class TestUnderAutograd:
@@ -476,6 +488,9 @@ class TestUnderAutograd:
 class TestOnAGpu:
     SHAPE = (512, 768)
 
+    def weights(self) -> torch.Tensor:
+        return torch.rand(768, 768, device="cuda") / 768
+
     def program(self, function: Callable[..., Any], inputs: Sequence[Any]) -> GpuProgram:
         program = native_program(graph_of(function, inputs))
         assert isinstance(program, GpuProgram)
@@ -483,10 +498,10 @@ class TestOnAGpu:
         return program
 
     def test_values_that_change_are_read(self) -> None:
-        x, w = torch.rand(self.SHAPE, device="cuda"), torch.rand(768, 768, device="cuda")
+        x, w = torch.rand(self.SHAPE, device="cuda"), self.weights()
         program = self.program(lambda x, w: [(x @ w).softmax(-1), x.sum(0)], [x, w])
-        for step in range(8):
-            w.add_(0.1 * step)
+        for _ in range(8):
+            w.mul_(1.1)
             product, total = program([x, w])
             torch.testing.assert_close(product, (x @ w).softmax(-1))
             torch.testing.assert_close(total, x.sum(0))
@@ -495,7 +510,7 @@ class TestOnAGpu:
         assert program.recordings.why == ""
 
     def test_other_addresses_and_held_results(self) -> None:
-        w = torch.rand(768, 768, device="cuda")
+        w = self.weights()
         inputs = [torch.rand(self.SHAPE, device="cuda") for _ in range(3)]
         program = self.program(lambda x, w: [(x @ w).tanh()], [inputs[0], w])
         held = []
@@ -509,7 +524,7 @@ class TestOnAGpu:
         assert program.recordings.replays > 0
 
     def test_two_streams(self) -> None:
-        w = torch.rand(768, 768, device="cuda")
+        w = self.weights()
         program = self.program(
             lambda x, w: [(x @ w).tanh() @ w], [torch.rand(self.SHAPE).cuda(), w]
         )
