@@ -113,8 +113,9 @@ def _check_on_gpu(function: Callable[..., Any], inputs: Sequence[Any], **options
         eager = function(*there)
     except RuntimeError:  # Not for these types there; or it mixes devices, as programs must not.
         return
-    on_gpu = native_program(graph_of(function, there))
-    if any(isinstance(x, torch.Tensor) for x in there):
+    graph_module = graph_of(function, there)
+    on_gpu = native_program(graph_module)
+    if launches(lower(graph_module, torch.device("cuda", 0), grids=True)):
         assert isinstance(on_gpu, GpuProgram)
         _compare(on_gpu(there), eager, **options)
 

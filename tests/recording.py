@@ -46,6 +46,7 @@ class StandIn:
     def __init__(self) -> None:
         self.device = CPU
         self.somebody_records = False
+        self.used = 1 << 40
         self.told: Hashable = None
         self.error: RuntimeError | None = None
         self.made: list[Again] = []
@@ -57,6 +58,9 @@ class StandIn:
 
     def settings(self) -> Hashable:
         return self.told
+
+    def most_used(self) -> int:
+        return self.used
 
     def record(self, work: Callable[[int], T]) -> tuple[Again, T]:
         if self.error is not None:

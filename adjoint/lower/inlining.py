@@ -44,7 +44,7 @@ def inlined(items: Mapping[fx.Node, Item]) -> dict[fx.Node, Item]:
 
 def _is_worth_it(item: Item, items: Mapping[fx.Node, Item]) -> bool:
     node, definition = item.node, item.definition
-    if not isinstance(definition, Mapped) or definition.bounds or node.target in CONSTANTS:
+    if not isinstance(definition, Mapped) or node.target in CONSTANTS:
         return False
     if not _is_read_by_items_alone(node, items):
         return False

@@ -118,7 +118,7 @@ class Item:
 
     @property
     def bounds(self) -> tuple[Bound, ...]:
-        return () if isinstance(self.definition, Reduced) else self.definition.bounds
+        return self.definition.bounds
 
     @property
     def is_reduction(self) -> bool:
@@ -253,17 +253,23 @@ def reading_through(item: Item, known: Mapping[fx.Node, Definition]) -> Item | N
     if not read:
         return item
     mapped = {node: each for node, each in known.items() if isinstance(each, Mapped)}
-    if len(mapped) < len(known) or any(each.bounds for each in mapped.values()):
+    if not read <= mapped.keys():
         return None
-    made = item_of(item.node, _through(item.definition, mapped))
+    bounds = [bound for node in read for bound in mapped[node].bounds]
+    made = item_of(item.node, _through(item.definition, mapped, bounds))
     made.checked = item.checked
     return made
 
 
-def _through(definition: Definition, known: Mapping[fx.Node, Mapped]) -> Definition:
+def _through(
+    definition: Definition, known: Mapping[fx.Node, Mapped], bounds: Sequence[Bound]
+) -> Definition:
+    """The definition, reading through others; what they take for granted, it does as well."""
     element = definition.element
     changed: Definition = replace(
-        definition, element=lambda index, reader: element(index, _Through(reader, known))
+        definition,
+        element=lambda index, reader: element(index, _Through(reader, known)),
+        bounds=(*definition.bounds, *bounds),
     )
     if not isinstance(changed, Scattered):
         return changed

@@ -140,7 +140,7 @@ class _Planning:
     def run(self) -> Plan:
         live = self._live()
         self._classify(live)
-        live = [node for node in live if node in self.needs]
+        live = self._needed_in([node for node in live if node in self.needs])
         self._fuse(live)
         live = [n for n in live if n not in self.items or n in self.group_of]
         self._decide_storage(live)
@@ -227,8 +227,21 @@ class _Planning:
     def _is_readable(self, node: fx.Node) -> bool:
         value: Any = node.meta.get("val")
         # A number that the program makes is known to kernels, wherever it lies.
-        is_number = node.target in CONSTANTS and isinstance(value, torch.Tensor) and not value.dim()
+        is_number = isinstance(value, torch.Tensor) and not value.dim()
+        is_number = is_number and resolve_base(node).target in CONSTANTS
         return is_plain(value, value.device if is_number else self.device)
+
+    def _needed_in(self, live: Sequence[fx.Node]) -> list[fx.Node]:
+        """Without calls that make what only kernels read, and know."""
+        needed = {resolve_base(node) for node in self._tensors_of(self._output())}
+        kept: list[fx.Node] = []
+        for node in reversed(live):
+            is_view = view_of(node) is not None or node.target in PARTS
+            if node in needed or node in self.items or is_view or must_run(node):
+                kept.append(node)
+                needed |= set() if is_view else self.needs[node]
+                needed |= set(node.all_input_nodes) if node.target in PARTS else set()
+        return kept[::-1]
 
     def _fuse(self, live: Iterable[fx.Node]) -> None:
         outside = {resolve_base(node) for node in self._needed_outside(live)}

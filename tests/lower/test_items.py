@@ -77,8 +77,13 @@ def test_an_item_may_compute_what_it_reads_on_the_spot() -> None:
     assert reading_through(moved, {moved.node: moved.definition}) is moved, "it reads no such"
 
 
-def test_sums_and_checked_reads_are_not_computed_on_the_spot() -> None:
+def test_sums_are_not_computed_on_the_spot() -> None:
     total, less = items(lambda x: x - x.sum(1, keepdim=True), torch.ones(3, 4))
     assert reading_through(less, {total.node: total.definition}) is None
+
+
+def test_what_is_checked_for_a_read_is_checked_for_who_reads_through_it() -> None:
     picked, more = items(lambda x, i: x[i] + 1, torch.ones(3, 4), torch.arange(2))
-    assert reading_through(more, {picked.node: picked.definition}) is None
+    made = reading_through(more, {picked.node: picked.definition})
+    assert made is not None
+    assert made.bounds == picked.bounds != ()

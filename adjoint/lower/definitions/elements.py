@@ -62,6 +62,7 @@ class Reduced:
     start: Constant
     element: Element
     finish: Callable[[Expression, Reader], Expression]
+    bounds: tuple[Bound, ...] = ()
 
 
 @dataclass(frozen=True)

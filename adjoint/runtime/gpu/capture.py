@@ -65,6 +65,9 @@ class CudaRecorder:
     def settings(self) -> Hashable:
         return numeric_settings()
 
+    def most_used(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device)
+
     def record(self, work: Callable[[int], T]) -> tuple[CudaGraph, T]:
         """What `work` launches on the stream that it is given.  Nothing runs."""
         index = self.device.index

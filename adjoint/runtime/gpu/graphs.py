@@ -57,6 +57,12 @@ MOVES = 3
 # Where results of recordings lie: they do so for good.
 _LENT: Counter[int] = Counter()
 
+# How many bytes that is, on each device.
+_LENT_BYTES: Counter[torch.device] = Counter()
+
+# So much may always be kept for results that nobody holds.
+LEAST_ROOM = 1 << 28
+
 
 class Launchable(Protocol):
     def launch(self, stream: int) -> None: ...
@@ -73,6 +79,10 @@ class Recorder(Protocol):
 
     def settings(self) -> Hashable:
         """What operators obey besides their arguments."""
+        ...
+
+    def most_used(self) -> int:
+        """How many bytes of the device's memory were in use at a time, at most."""
         ...
 
     def record(self, work: Callable[[int], T]) -> tuple[Launchable, T]:
@@ -170,6 +180,11 @@ def taken_apart(
     return results, tensors
 
 
+def _bytes_of(result: Any) -> int:
+    tensors = [leaf for leaf in trees.leaves(result) if isinstance(leaf, torch.Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 def _is_lazy(tensor: torch.Tensor) -> bool:
     return tensor.is_neg() or tensor.is_conj()
 
@@ -239,6 +254,10 @@ class Recording:
         lent = [tensor.untyped_storage().data_ptr() for tensor in made]
         _LENT.update(lent)
         weakref.finalize(self, _LENT.subtract, lent)
+        for tensor in made:
+            size = Counter({tensor.device: tensor.untyped_storage().nbytes()})
+            _LENT_BYTES.update(size)
+            weakref.finalize(self, _LENT_BYTES.subtract, size)
         self._graph = graph
 
     def held(self) -> list[int]:
@@ -318,6 +337,8 @@ class Recordings:
         """The last call that no recording was for, and how many there had been by then."""
         self._missed = 0
         """Calls in a row without a recording."""
+        self._bytes = 0
+        """Of its results, once there was a call."""
         self._copied: set[int] = set()
         """Results that are held when their memory is wanted again."""
         self._addresses: dict[int, int] = {}
@@ -334,7 +355,9 @@ class Recordings:
                 return self._run(inputs, place, stream)
             recording = self._free(key) or self._new(key, inputs, place)
             if recording is None:
-                return self._run(inputs, place, stream)
+                result = self._run(inputs, place, stream)
+                self._bytes = self._bytes or _bytes_of(result)
+                return result
             self._missed = 0
             self.replays += 1
             return recording.replay(inputs, self._copied, stream)
@@ -441,6 +464,12 @@ class Recordings:
         return found
 
     def _recorded(self, key: Key, inputs: Sequence[Any], place: Any) -> Recording | None:
+        device = self._recorder.device
+        if self._bytes + _LENT_BYTES[device] > max(LEAST_ROOM, self._recorder.most_used() // 4):
+            self._give_up(
+                f"its results, {self._bytes} bytes, would be kept while nobody holds them"
+            )
+            return None
         self._tries += 1
         # The oldest first: its memory may do for the new one.
         del self._kept[: max(0, len(self._kept) - MOST + 1)]

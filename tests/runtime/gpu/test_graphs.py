@@ -9,6 +9,7 @@ from torch import nn
 
 from adjoint import native
 from adjoint.native import native_program
+from adjoint.runtime.gpu import graphs
 from adjoint.runtime.gpu.capture import CudaRecorder
 from adjoint.runtime.gpu.graphs import (
     FEW,
@@ -212,6 +213,17 @@ class TestResults:
             assert result.eq(2 * step).all()
         assert len({result.data_ptr() for result in held}) == 20
         assert len(program.recorder.made) == TURNS
+
+    def test_no_more_than_a_part_of_all_memory_is_kept(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(graphs, "LEAST_ROOM", 0)
+        program, x = Program(double), large()
+        program.recorder.used = 0
+        for _ in range(SEEN + 2):
+            torch.testing.assert_close(program(x)[0], 2 * x)
+        assert not program.recorder.made
+        assert "would be kept" in program.recordings.why
 
     def test_two_recordings_take_turns(self) -> None:
         """Each result is let go when the next is there."""
