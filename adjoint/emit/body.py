@@ -71,7 +71,6 @@ def defined(wanted: Wanted) -> list[str]:
 METADATA = """\
 !0 = distinct !{!0, !1}
 !1 = !{!"llvm.loop.unroll.full"}
-!2 = !{}
 """
 
 

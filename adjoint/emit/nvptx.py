@@ -73,7 +73,14 @@ def emit_module(kernels: Sequence[Kernel]) -> str:
     wanted = Wanted()
     functions = ["\n".join(_kernel(kernel, wanted)) for kernel in kernels]
     return "\n".join(
-        [_HEADER, *defined(wanted), *functions, "attributes #0 = { nounwind }", METADATA]
+        [
+            _HEADER,
+            *defined(wanted),
+            *functions,
+            "attributes #0 = { nounwind }",
+            METADATA,
+            "!2 = !{}",
+        ]
     )
 
 

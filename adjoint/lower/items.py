@@ -45,6 +45,13 @@ def resolve(node: fx.Node, index: Where) -> tuple[fx.Node, Where]:
     return node, index
 
 
+def base_of(node: fx.Node) -> fx.Node:
+    """The tensor that a view is of; any other is itself."""
+    while (view := view_of(node)) is not None:
+        node = view[0]
+    return node
+
+
 def strides_of(node: fx.Node) -> tuple[Size, ...]:
     """Those that kernels take for granted.
 
@@ -257,7 +264,7 @@ def reading_through(item: Item, known: Mapping[fx.Node, Definition]) -> Item | N
         return None
     bounds = [bound for node in read for bound in mapped[node].bounds]
     made = item_of(item.node, _through(item.definition, mapped, bounds))
-    made.checked = item.checked
+    made.checked = item.checked | {base_of(bound.node) for bound in bounds}
     return made
 
 

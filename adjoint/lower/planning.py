@@ -40,7 +40,7 @@ from adjoint.lower.definitions import (
 from adjoint.lower.fusion import Group, fuse
 from adjoint.lower.grids import grids_of
 from adjoint.lower.inlining import inlined, readers
-from adjoint.lower.items import Item, item_of, strides_of, text_of
+from adjoint.lower.items import Item, base_of, item_of, strides_of, text_of
 from adjoint.lower.nests import nest_of, parts_of, sum_of_parts
 from adjoint.lower.operands import Nest
 from adjoint.lower.sizes import Size, simplified, size_of
@@ -200,11 +200,11 @@ class _Planning:
             items = inlined(items)
         for node in found:
             if found[node] is None:
-                self.needs[node] = {resolve_base(n) for n in node.all_input_nodes}
+                self.needs[node] = {base_of(n) for n in node.all_input_nodes}
             elif node in items:
                 item = self.items[node] = items[node]
                 self.needs[node] = {base for base, _ in item.reads}
-                item.checked = {resolve_base(bound.node) for bound in item.bounds}
+                item.checked = {base_of(bound.node) for bound in item.bounds}
                 self.needs[node] |= item.checked
 
     def _item(self, node: fx.Node) -> Item | None:
@@ -228,12 +228,12 @@ class _Planning:
         value: Any = node.meta.get("val")
         # A number that the program makes is known to kernels, wherever it lies.
         is_number = isinstance(value, torch.Tensor) and not value.dim()
-        is_number = is_number and resolve_base(node).target in CONSTANTS
+        is_number = is_number and base_of(node).target in CONSTANTS
         return is_plain(value, value.device if is_number else self.device)
 
     def _needed_in(self, live: Sequence[fx.Node]) -> list[fx.Node]:
         """Without calls that make what only kernels read, and know."""
-        needed = {resolve_base(node) for node in self._tensors_of(self._output())}
+        needed = {base_of(node) for node in self._tensors_of(self._output())}
         kept: list[fx.Node] = []
         for node in reversed(live):
             is_view = view_of(node) is not None or node.target in PARTS
@@ -244,7 +244,7 @@ class _Planning:
         return kept[::-1]
 
     def _fuse(self, live: Iterable[fx.Node]) -> None:
-        outside = {resolve_base(node) for node in self._needed_outside(live)}
+        outside = {base_of(node) for node in self._needed_outside(live)}
         for group in fuse(self.items.values(), self.needs, outside, alike=self.has_grids):
             for item in group.items:
                 self.group_of[item.node] = group
@@ -271,7 +271,7 @@ class _Planning:
                 reads = [base for base, _ in self.items[node].reads]
                 wanted += [base for base in reads if self.group_of.get(base) is not here]
         for node in wanted:
-            base = resolve_base(node)
+            base = base_of(node)
             if base in self.items:
                 self.stored.add(base)
 
@@ -349,7 +349,7 @@ class _Planning:
         """For each value, the regions (or other units) that need it; 0 stands for the caller."""
         users: dict[fx.Node, set[int]] = {}
         for node in self._tensors_of(self._output()):
-            users.setdefault(resolve_base(node), set()).add(0)
+            users.setdefault(base_of(node), set()).add(0)
         for unit in units:
             inside = unit.units if isinstance(unit, Region) else [unit]
             for each in inside:
@@ -358,7 +358,7 @@ class _Planning:
                     users.setdefault(need, set()).add(id(unit))
                 for node in nodes:
                     for bound in self.items[node].bounds if node in self.items else ():
-                        users.setdefault(resolve_base(bound.node), set()).add(0)
+                        users.setdefault(base_of(bound.node), set()).add(0)
         return users
 
     def _ensure(self, node: fx.Node) -> None:
@@ -548,13 +548,6 @@ def _is_alias(target: Any) -> bool:
     return isinstance(target, OpOverload) and any(
         result.alias_info is not None for result in target._schema.returns
     )
-
-
-def resolve_base(node: fx.Node) -> fx.Node:
-    """The tensor that a view is of; any other is itself."""
-    while (view := view_of(node)) is not None:
-        node = view[0]
-    return node
 
 
 # Operators that write their result where they are told.
