@@ -59,6 +59,8 @@ class Wanted:
 
     math: set[tuple[str, str]] = field(default_factory=set)
     intrinsics: set[str] = field(default_factory=set)
+    shortcuts: set[str] = field(default_factory=set)
+    """Functions that instructions of the machine make short work of."""
 
 
 def defined(wanted: Wanted) -> list[str]:

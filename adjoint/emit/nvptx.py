@@ -19,6 +19,7 @@ import torch
 
 from adjoint.emit.body import METADATA, SHORT, Body, Wanted, defined
 from adjoint.emit.math import NEAR, symbol
+from adjoint.emit.shortcuts import SHORTCUTS, shortcuts
 from adjoint.emit.spelling import MEMORY, REGISTERS, SIZES, SUFFIX, literal
 from adjoint.loops.expressions import (
     Apply,
@@ -72,16 +73,10 @@ def emit_module(kernels: Sequence[Kernel]) -> str:
     """LLVM text that defines every kernel."""
     wanted = Wanted()
     functions = ["\n".join(_kernel(kernel, wanted)) for kernel in kernels]
-    return "\n".join(
-        [
-            _HEADER,
-            *defined(wanted),
-            *functions,
-            "attributes #0 = { nounwind }",
-            METADATA,
-            "!2 = !{}",
-        ]
-    )
+    attributes = "attributes #0 = { nounwind }"
+    made = shortcuts(wanted.shortcuts)
+    known = [line for line in defined(wanted) if line not in made]
+    return "\n".join([_HEADER, made, *known, *functions, attributes, METADATA, "!2 = !{}"])
 
 
 def _kernel(kernel: Kernel, wanted: Wanted) -> Iterator[str]:
@@ -318,6 +313,9 @@ class _TeamBody(Body):
 
     def floating(self, operator: str, values: Sequence[str], dtype: torch.dtype) -> str:
         """Angles are near zero as a rule: then reducing them is short work, worth a branch."""
+        if operator in SHORTCUTS and dtype == torch.float32:
+            self.wanted.shortcuts.add(operator)
+            return self.line(f"call float @short.{operator}(float {values[0]})")
         if operator not in ("sin", "cos") or dtype not in (torch.float32, torch.float64):
             return super().floating(operator, values, dtype)
         kind = REGISTERS[dtype]
