@@ -50,7 +50,7 @@ define internal float @short.exp(float %x) alwaysinline {{
   %e = fmul float %e1, {_number(LN_2)}
   %better = call float @llvm.fma.f32(float %y, float %e, float %y)
   %size = call float @llvm.fabs.f32(float %t)
-  %far = fcmp oge float %size, {_number(126.0)}
+  %far = fcmp oge float %size, {_number(128.0)}
   %r = select i1 %far, float %y, float %better
   ret float %r
 }}
@@ -61,7 +61,7 @@ define internal float @short.sigmoid(float %x) alwaysinline {
   %minus = fneg float %x
   %e = call float @short.exp(float %minus)
   %d = fadd float %e, 1.0
-  %r = call float @llvm.nvvm.rcp.approx.ftz.f(float %d)
+  %r = fdiv float 1.0, %d
   ret float %r
 }
 """
@@ -79,14 +79,14 @@ define internal float @short.tanh(float %x) alwaysinline {{
   %d = fadd float %e, 1.0
   %i = call float @llvm.nvvm.rcp.approx.ftz.f(float %d)
   %far = call float @llvm.fma.f32(float %i, float -2.0, float 1.0)
-  %signed = call float @llvm.copysign.f32(float %far, float %x)
   %z = fmul float %x, %x
   %p4 = fadd float {_number(_TANH[4])}, 0.0
 {_STEPS}
   %zp = fmul float %z, %p0
   %near = call float @llvm.fma.f32(float %zp, float %x, float %x)
   %is.near = fcmp olt float %a, {_number(0.55)}
-  %r = select i1 %is.near, float %near, float %signed
+  %either = select i1 %is.near, float %near, float %far
+  %r = call float @llvm.copysign.f32(float %either, float %x)
   ret float %r
 }}
 """

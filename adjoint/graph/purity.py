@@ -14,6 +14,11 @@ from adjoint.torch_private.operators import OpOverload
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
 
 
+def goes_on(node: fx.Node) -> bool:
+    """Others read its arguments after it has returned: it talks to other processes."""
+    return isinstance(node.target, OpOverload) and node.target.namespace in _COLLECTIVES
+
+
 def must_stay(node: fx.Node) -> bool:
     """The node may not go, whether or not something uses its result."""
     return node.op in ("placeholder", "output") or must_run(node)

@@ -15,7 +15,7 @@ from adjoint.loops.expressions import Apply, walk
 from adjoint.loops.operators import MATH
 from adjoint.lower.definitions import CONSTANTS, Definition, Mapped
 from adjoint.lower.index import linear
-from adjoint.lower.items import Item, Recorder, reading_through, strides_of
+from adjoint.lower.items import Item, Recorder, base_of, reading_through, strides_of
 from adjoint.lower.sizes import Size, estimate, product, same
 from adjoint.lower.views import Where, shape_of, view_of
 
@@ -31,7 +31,7 @@ def inlined(items: Mapping[fx.Node, Item]) -> dict[fx.Node, Item]:
     """The items, given in order, without those that are computed where they are read."""
     left: dict[fx.Node, Item] = {}
     chosen: dict[fx.Node, Definition] = {}
-    indices = {bound.node for item in items.values() for bound in item.bounds}
+    indices = {base_of(bound.node) for item in items.values() for bound in item.bounds}
     for node, item in items.items():
         made = reading_through(item, chosen)
         assert made is not None, "what is chosen can be read through"

@@ -11,7 +11,7 @@ from torch import fx
 
 from adjoint.graph.evaluation import callable_of
 from adjoint.graph.metadata import source_of
-from adjoint.graph.purity import must_run
+from adjoint.graph.purity import goes_on, must_run
 from adjoint.graph.repeats import why_unrepeatable
 from adjoint.loops.plan import (
     Argument,
@@ -39,7 +39,7 @@ from adjoint.lower.definitions import (
 )
 from adjoint.lower.fusion import Group, fuse
 from adjoint.lower.grids import grids_of
-from adjoint.lower.inlining import inlined, readers
+from adjoint.lower.inlining import inlined
 from adjoint.lower.items import Item, base_of, item_of, strides_of, text_of
 from adjoint.lower.nests import nest_of, parts_of, sum_of_parts
 from adjoint.lower.operands import Nest
@@ -140,7 +140,7 @@ class _Planning:
     def run(self) -> Plan:
         live = self._live()
         self._classify(live)
-        live = self._needed_in([node for node in live if node in self.needs])
+        live = [node for node in live if node in self.needs]
         self._fuse(live)
         live = [n for n in live if n not in self.items or n in self.group_of]
         self._decide_storage(live)
@@ -192,7 +192,7 @@ class _Planning:
             first = node if item is None else texts.setdefault(text_of(item), node)
             # However the graph spells it, what comes after reads the first; two tensors that are
             # returned are two.
-            if first is not node and not any(each.op == "output" for each in readers(node)):
+            if first is not node and not _is_returned(node):
                 node.replace_all_uses_with(first)
                 del found[node]
         items = {node: item for node, item in found.items() if item is not None}
@@ -200,7 +200,7 @@ class _Planning:
             items = inlined(items)
         for node in found:
             if found[node] is None:
-                self.needs[node] = {base_of(n) for n in node.all_input_nodes}
+                self.needs[node] = _needs_of_call(node)
             elif node in items:
                 item = self.items[node] = items[node]
                 self.needs[node] = {base for base, _ in item.reads}
@@ -230,18 +230,6 @@ class _Planning:
         is_number = isinstance(value, torch.Tensor) and not value.dim()
         is_number = is_number and base_of(node).target in CONSTANTS
         return is_plain(value, value.device if is_number else self.device)
-
-    def _needed_in(self, live: Sequence[fx.Node]) -> list[fx.Node]:
-        """Without calls that make what only kernels read, and know."""
-        needed = {base_of(node) for node in self._tensors_of(self._output())}
-        kept: list[fx.Node] = []
-        for node in reversed(live):
-            is_view = view_of(node) is not None or node.target in PARTS
-            if node in needed or node in self.items or is_view or must_run(node):
-                kept.append(node)
-                needed |= set() if is_view else self.needs[node]
-                needed |= set(node.all_input_nodes) if node.target in PARTS else set()
-        return kept[::-1]
 
     def _fuse(self, live: Iterable[fx.Node]) -> None:
         outside = {base_of(node) for node in self._needed_outside(live)}
@@ -535,12 +523,33 @@ _WHOLE_QUOTIENTS = frozenset(
 )
 
 
+def _needs_of_call(node: fx.Node) -> set[fx.Node]:
+    """What there must be before it; of views among its arguments also their sizes."""
+    found: set[fx.Node] = set()
+    work = list(node.all_input_nodes)
+    while work:
+        each = work.pop()
+        if view_of(each) is None and each.target not in PARTS:
+            found.add(each)
+        else:
+            work += each.all_input_nodes
+    return found
+
+
 def _may_alias(node: fx.Node) -> bool:
     if node.target in _WRITERS or not isinstance(node.target, OpOverload):
         return node.target not in _WRITERS
-    if node.target in _COPIES:
+    if node.target in _COPIES or goes_on(node):
         return True
     return _is_alias(node.target)
+
+
+def _is_returned(node: fx.Node) -> bool:
+    """The caller gets it, or something that may share its memory."""
+    return any(
+        user.op == "output" or ((user.target in PARTS or _may_alias(user)) and _is_returned(user))
+        for user in node.users
+    )
 
 
 def _is_alias(target: Any) -> bool:

@@ -292,9 +292,10 @@ def is_cheap(node: fx.Node) -> bool:
 
 def _is_cast(node: fx.Node) -> bool:
     """To another type, on the same device."""
-    if node.target is not aten._to_copy.default:
+    # A size, which is no node, becomes a tensor by it as well.
+    if node.target is not aten._to_copy.default or not isinstance(node.args[0], fx.Node):
         return False
-    source, result = node.all_input_nodes[0].meta["val"], node.meta["val"]
+    source, result = node.args[0].meta["val"], node.meta["val"]
     return bool(source.device == result.device and source.layout == result.layout)
 
 

@@ -177,6 +177,7 @@ def _surroundings() -> Any:
     devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     return (
         torch.is_grad_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
         tuple((device, torch.get_autocast_dtype(device)) for device in devices),

@@ -66,3 +66,10 @@ def test_between_kernels_only_what_is_needed_is_stored(order: int) -> None:
     first = launches(lower(graph_of(function, [X, W]), grids=True))[0]
     assert sum(buffer.written for buffer in first.kernel.buffers) == 1
     assert "sigmoid" in show_plan(lower(graph_of(function, [X, W]), grids=True))
+
+
+def test_an_index_that_is_checked_is_there() -> None:
+    """However it is viewed: its range is checked before anything is read by it."""
+    x, y = torch.rand(6, 5, dtype=torch.float64), torch.tensor([0, 3, 1, 2, 3, 0])
+    check(lambda x, y: [x.gather(1, (y + 1).unsqueeze(1)) * 2], x, y)
+    check(lambda x, y: [(x[(y + 1).view(2, 3).view(-1)] + 1).sum(0)], x, y)

@@ -137,3 +137,20 @@ def launched(plan: Plan) -> list[Launch]:
 
 def rand(*shape: int) -> torch.Tensor:
     return torch.rand(*shape, dtype=torch.float64)
+
+
+def test_what_is_computed_twice_is_computed_once() -> None:
+    aten = torch.ops.aten
+
+    def function(g: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        return [aten.sigmoid_backward(g, y) @ y, (g * (1 - y) * y).sin() @ y]
+
+    x, y = torch.rand(2, 6, 6, dtype=torch.float64)
+    check(function, x, y)
+    one, other = (
+        (lambda x: [(x + 1) @ x, (x + 1) @ x.t()]),
+        (lambda x: [x + 1, (x + 1).split(2)[0]]),
+    )
+    assert shown(lower(graph_of(one, [x]))).count(" + 1.0") == 1
+    first, second = check(other, x)([x])
+    assert first.data_ptr() != second.data_ptr(), "two that are returned are two"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -58,6 +59,16 @@ def _context(device: int) -> Any:
 
 def _use(device: int) -> None:
     check(library().cuCtxSetCurrent(_context(device)), f"use device {device}")
+
+
+_THREAD = threading.local()
+
+
+def use_in_this_thread(device: int) -> None:
+    """A thread that has told the device nothing yet has no context to launch in."""
+    if getattr(_THREAD, "device", None) != device:
+        _use(device)
+        _THREAD.device = device
 
 
 def load(code: bytes, names: list[str], device: int) -> list[int]:

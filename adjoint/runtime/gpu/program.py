@@ -21,11 +21,11 @@ from adjoint.runtime.cpu.engine import load as load_native
 from adjoint.runtime.cpu.memory import At, Pool, Word, Words
 from adjoint.runtime.cpu.program import Binding, CpuProgram, Writer
 from adjoint.runtime.gpu.capture import CudaRecorder
-from adjoint.runtime.gpu.driver import check, launch_address
+from adjoint.runtime.gpu.driver import check, launch_address, use_in_this_thread
 from adjoint.runtime.gpu.graphs import Recordings
 from adjoint.runtime.gpu.memory import Arena, arena_of
 from adjoint.torch_private import trees
-from adjoint.torch_private.cuda import current_device, raw_stream
+from adjoint.torch_private.cuda import current_device, is_recording, raw_stream
 
 # So many threads keep the machine busy where each has a few rows to add up.
 BUSY = 1 << 17
@@ -55,9 +55,10 @@ class GpuProgram(CpuProgram):
         return self._on(raw_stream(index), inputs)
 
     def _on(self, stream: int, inputs: list[Any]) -> Any:
+        use_in_this_thread(self.device.index)
         arena = arena_of(self.device, stream)
-        if not arena.busy.acquire(blocking=False):
-            # A call inside a call, or beside it: it has memory of its own.
+        if is_recording() or not arena.busy.acquire(blocking=False):
+            # A call inside a call, beside it, or written down by somebody: in memory of its own.
             return self._run(inputs, self._bound_in(Arena(self.device), inputs), stream)
         try:
             return self.recordings(inputs, self._kept(arena, stream, inputs), stream)
