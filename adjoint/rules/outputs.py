@@ -26,7 +26,7 @@ def differentiable_outputs(
     """
     leaves = trees.leaves((args, kwargs))
     wanted = {id(each) for each in active}
-    key = (op, tuple(id(leaf) in wanted for leaf in leaves))
+    key = (op, tuple(_kind(leaf, wanted) for leaf in leaves))
     if key not in _KNOWN:
 
         def leaf(value: Any) -> Any:
@@ -42,3 +42,10 @@ def differentiable_outputs(
             for result in (results if isinstance(results, (tuple, list)) else (results,))
         )
     return _KNOWN[key]
+
+
+def _kind(leaf: Any, wanted: set[int]) -> Any:
+    """What of an argument decides: whether it is active; and what it says, as a mask does."""
+    if isinstance(leaf, torch.Tensor):
+        return ("tensor", id(leaf) in wanted)
+    return (type(leaf), leaf) if isinstance(leaf, (bool, str, type(None))) else type(leaf)

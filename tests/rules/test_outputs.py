@@ -16,3 +16,14 @@ def test_torch_says_which_results_have_a_derivative() -> None:
     assert norm == (True, False, False)
     assert differentiable_outputs(aten.sort.default, (x,), {}, [x], mode) == (True, False)
     assert differentiable_outputs(aten.sort.default, (x,), {}, [], mode) == (False, False)
+
+
+def test_a_mask_says_which_results_there_are() -> None:
+    """Asked first without the gradient of a bias, and then with it."""
+    mode = new_fake_mode()
+    with mode:
+        g, x, w = torch.empty(1, 3, 5), torch.empty(1, 2, 5), torch.empty(3, 2, 1)
+    for mask in ([True, True, False], [True, True, True]):
+        args = (g, x, w, [3], [1], [0], [1], False, [0], 1, mask)
+        found = differentiable_outputs(aten.convolution_backward.default, args, {}, [g], mode)
+        assert found == tuple(mask)
