@@ -1,7 +1,6 @@
 """The sentence: capture -> differentiate -> optimize -> partition -> lower -> emit -> load.
 
-Today it reads capture -> differentiate -> partition -> run: the derivative is built when autograd
-first asks for it, and the reference executor runs the graphs op by op.
+The derivative is built when autograd first asks for it; `building.py` has the stages from there on.
 """
 
 from __future__ import annotations

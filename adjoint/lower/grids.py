@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from adjoint.loops.expressions import Counter, Expression, Extent, Load, Name, apply, integer
-from adjoint.loops.plan import Grid
+from adjoint.loops.plan import Grid, Scratch
 from adjoint.loops.statements import (
     Accumulator,
     Assign,
@@ -33,7 +33,7 @@ from adjoint.lower.definitions import Mapped, Reduced, Scattered
 from adjoint.lower.fusion import Group, Level
 from adjoint.lower.index import Axis, linear, of_axis, row_major, unravelled
 from adjoint.lower.items import Item, strides_of
-from adjoint.lower.nests import Builder, cleared, kept_index, share
+from adjoint.lower.nests import FEW_COLUMNS, Builder, cleared, kept_index, share
 from adjoint.lower.operands import CHUNKS, Nest
 from adjoint.lower.sizes import Size, estimate, product, quotient, same
 from adjoint.lower.views import Where, shape_of
@@ -44,9 +44,6 @@ MOST_NEIGHBOURS = 8
 
 # With fewer threads than this, each takes one element: the machine is not full.
 MANY_THREADS = 1 << 15
-
-# Rows of so few columns are gone through by one thread.
-FEW_COLUMNS = 8
 
 # Elements of a row that a thread takes, about: of rows that fit a warp; of longer ones; and where
 # it keeps a sum over rows for each of them.
@@ -70,7 +67,7 @@ LEAST_ROWS = 16
 def grids_of(group: Group, stored: set[fx.Node]) -> list[Nest]:
     """The kernels that compute `group`, in order; `stored` are the values that others need."""
     dry = _Grid(group, stored, group.shape, 1)
-    dry.build()
+    dry.main()
     shape = [product([axis.extent for axis in run]) for run in dry.merged()]
     width = _width(group, shape)
     if width > 1:
@@ -79,7 +76,7 @@ def grids_of(group: Group, stored: set[fx.Node]) -> list[Nest]:
         shape[-1:] = [last, width]
     before = [_Grid(group, stored, shape, width).ready(item) for item in _scatters(group)]
     after = [_Grid(group, stored, shape, width).put_together(item) for item in _sums(group)]
-    return [*before, _Grid(group, stored, shape, width).build(), *after]
+    return [*before, _Grid(group, stored, shape, width).main(), *after]
 
 
 def _sums(group: Group) -> list[Item]:
@@ -137,7 +134,7 @@ class _Grid(Builder):
     def _kept(self) -> Size:
         return product(shape_of(self.summed[0].node))
 
-    def _kept_rows(self) -> dict[fx.Node, object]:  # type: ignore[override]
+    def _kept_rows(self) -> dict[fx.Node, Scratch]:
         """A row is in registers or in a cache: what is needed again is computed again."""
         return {}
 
@@ -160,7 +157,8 @@ class _Grid(Builder):
 
     # The four forms
 
-    def build(self) -> Nest:  # type: ignore[override]
+    def main(self) -> Nest:
+        """The kernel that goes through the elements."""
         if self.group.columns is not None:
             return self._by_rows()
         if not self.summed:

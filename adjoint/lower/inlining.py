@@ -59,22 +59,22 @@ def _is_worth_it(item: Item, items: Mapping[fx.Node, Item]) -> bool:
     return _bytes_read(item) <= _bytes(node, item.count)
 
 
-def readers(node: fx.Node) -> Iterator[fx.Node]:
+def _readers(node: fx.Node) -> Iterator[fx.Node]:
     """What reads a value, through views as well."""
     for user in node.users:
         if view_of(user) is None:
             yield user
         else:
-            yield from readers(user)
+            yield from _readers(user)
 
 
 def _is_read_by_items_alone(node: fx.Node, items: Mapping[fx.Node, Item]) -> bool:
-    found = list(readers(node))
+    found = list(_readers(node))
     return bool(found) and all(reader in items for reader in found)
 
 
 def _is_read_once_an_element(node: fx.Node, count: Size, items: Mapping[fx.Node, Item]) -> bool:
-    return all(same(items[reader].count, count) for reader in readers(node))
+    return all(same(items[reader].count, count) for reader in _readers(node))
 
 
 def _bytes(node: fx.Node, count: Size) -> int:

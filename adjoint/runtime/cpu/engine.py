@@ -107,10 +107,8 @@ def _require_known(module: llvm.ModuleRef, names: Sequence[str]) -> None:
         raise LLVMError(f"no definition of {', '.join(missing)}")
 
 
-RUNNER = """\
-define i64 @adjoint.run(
-    ptr %bindings, i64 %bound, ptr %table, ptr %steps, i64 %count, i64 %threads) {
-entry:
+# Puts addresses that enter in their places; then come the steps, if there are any.
+BINDING = """\
   %none = icmp eq i64 %bound, 0
   br i1 %none, label %bind.end, label %bind
 bind:
@@ -128,9 +126,16 @@ bind:
 bind.end:
   %idle = icmp eq i64 %count, 0
   br i1 %idle, label %end, label %step
+"""
+
+RUNNER = f"""\
+define i64 @adjoint.run(
+    ptr %bindings, i64 %bound, ptr %table, ptr %steps, i64 %count, i64 %threads) {{
+entry:
+{BINDING}
 step:
   %s = phi i64 [ 0, %bind.end ], [ %s.next, %step ]
-  %call = getelementptr { ptr, ptr }, ptr %steps, i64 %s
+  %call = getelementptr {{ ptr, ptr }}, ptr %steps, i64 %s
   %function = load ptr, ptr %call
   %args.at = getelementptr i64, ptr %call, i64 1
   %args = load ptr, ptr %args.at
@@ -140,7 +145,7 @@ step:
   br i1 %s.more, label %step, label %end
 end:
   ret i64 0
-}
+}}
 """
 
 

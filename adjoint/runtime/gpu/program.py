@@ -16,7 +16,7 @@ import torch
 
 from adjoint.loops.plan import Argument, Invoke, Launch, Plan, Tiles, operands_of
 from adjoint.loops.teams import block_of
-from adjoint.runtime.cpu.engine import add_symbol
+from adjoint.runtime.cpu.engine import BINDING, add_symbol
 from adjoint.runtime.cpu.engine import load as load_native
 from adjoint.runtime.cpu.memory import At, Pool, Word, Words
 from adjoint.runtime.cpu.program import Binding, CpuProgram, Writer
@@ -172,29 +172,13 @@ def _failed(code: int) -> None:
     check(code, "launch a kernel")
 
 
-LAUNCHER = """\
+LAUNCHER = f"""\
 declare i32 @cuLaunchKernel(ptr, i32, i32, i32, i32, i32, i32, i32, ptr, ptr, ptr)
 define i64 @adjoint.launch(
-    ptr %bindings, i64 %bound, ptr %table, ptr %steps, i64 %count, i64 %stream) {
+    ptr %bindings, i64 %bound, ptr %table, ptr %steps, i64 %count, i64 %stream) {{
 entry:
   %on = inttoptr i64 %stream to ptr
-  %none = icmp eq i64 %bound, 0
-  br i1 %none, label %bind.end, label %bind
-bind:
-  %b = phi i64 [ 0, %entry ], [ %b.next, %bind ]
-  %pair = getelementptr { ptr, i64 }, ptr %bindings, i64 %b
-  %place = load ptr, ptr %pair
-  %from = getelementptr i64, ptr %pair, i64 1
-  %slot = load i64, ptr %from
-  %at = getelementptr i64, ptr %table, i64 %slot
-  %value = load i64, ptr %at
-  store i64 %value, ptr %place
-  %b.next = add i64 %b, 1
-  %b.more = icmp ult i64 %b.next, %bound
-  br i1 %b.more, label %bind, label %bind.end
-bind.end:
-  %idle = icmp eq i64 %count, 0
-  br i1 %idle, label %end, label %step
+{BINDING}
 step:
   %s = phi i64 [ 0, %bind.end ], [ %s.next, %next ]
   %entry.at = getelementptr ptr, ptr %steps, i64 %s
@@ -224,7 +208,7 @@ bad:
   ret i64 %wide
 end:
   ret i64 0
-}
+}}
 """
 
 
