@@ -167,4 +167,5 @@ def test_cross_entropy_of_half_types_has_the_gradients_of_eager() -> None:
     for each in (adjoint.compile(function), function):
         inputs = [x.clone().requires_grad_(), matrix.clone().requires_grad_()]
         found.append(torch.autograd.grad(each(*inputs), inputs))
+    # One unit in the last place of bfloat16.
     torch.testing.assert_close(*found, rtol=8e-3, atol=1e-6)

@@ -141,7 +141,7 @@ class Body:
             case _:
                 assert_never(statement)
 
-    def loop_over(self, loop: Loop, start: str, stop: str) -> None:
+    def loop_over(self, loop: Loop, start: str, stop: str, step: int = 1) -> None:
         self.count += 1
         label, counter = f"loop{self.count}", f"%c.{loop.counter}.{self.count}"
         before = f"{label}.before"
@@ -163,7 +163,7 @@ class Body:
         self.lines += [
             f"  br label %{label}.latch",
             f"{label}.latch:",
-            f"  %{label}.next = add nsw i64 {counter}, 1",
+            f"  %{label}.next = add nsw i64 {counter}, {step}",
             f"  %{label}.more = icmp slt i64 %{label}.next, {stop}",
             f"  br i1 %{label}.more, label %{label}, label %{label}.end{hint}",
             f"{label}.end:",

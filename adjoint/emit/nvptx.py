@@ -266,7 +266,7 @@ class _TeamBody(Body):
         yield
         self.held = held
 
-    def loop_over(self, loop: Loop, start: str, stop: str) -> None:
+    def loop_over(self, loop: Loop, start: str, stop: str, step: int = 1) -> None:
         """Short loops are written out, so that neighbours become one access to memory."""
         times = loop.stop.value if isinstance(loop.stop, Constant) else SHORT + 1
         if times <= SHORT and start == "0":
@@ -274,7 +274,7 @@ class _TeamBody(Body):
                 self.turn(loop, str(turn), str(turn))
             return
         with self.apart():
-            super().loop_over(loop, start, stop)
+            super().loop_over(loop, start, stop, step)
 
     def computed(self, expression: Load | Apply | Cast | Guarded) -> str:
         """What a phase of a row has read, the next need not read again."""
@@ -339,31 +339,9 @@ class _TeamBody(Body):
             return super().guarded(expression)
 
     def strided(self, loop: Loop, start: str, stop: str) -> None:
+        first = self.line(f"add nsw i64 {start}, %lane")
         with self.apart():
-            self.strided_loop(loop, start, stop)
-
-    def strided_loop(self, loop: Loop, start: str, stop: str) -> None:
-        self.count += 1
-        label, counter = f"turn{self.count}", f"%c.{loop.counter}.{self.count}"
-        entered = f"[ %{label}.first, %{label}.before ]"
-        self.lines += [
-            f"  %{label}.first = add nsw i64 {start}, %lane",
-            f"  br label %{label}.before",
-            f"{label}.before:",
-            f"  %{label}.any = icmp slt i64 %{label}.first, {stop}",
-            f"  br i1 %{label}.any, label %{label}, label %{label}.end",
-            f"{label}:",
-            f"  {counter} = phi i64 {entered}, [ %{label}.next, %{label}.latch ]",
-        ]
-        self.inner(loop, counter)
-        self.lines += [
-            f"  br label %{label}.latch",
-            f"{label}.latch:",
-            f"  %{label}.next = add nsw i64 {counter}, {self.team}",
-            f"  %{label}.more = icmp slt i64 %{label}.next, {stop}",
-            f"  br i1 %{label}.more, label %{label}, label %{label}.end",
-            f"{label}.end:",
-        ]
+            super().loop_over(loop, first, stop, self.team)
 
     def inner(self, loop: Loop, counter: str) -> None:
         self.scopes.append({})

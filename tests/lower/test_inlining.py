@@ -48,8 +48,7 @@ def test_what_many_elements_read_is_not_computed_for_each() -> None:
 
 def test_a_table_that_is_looked_up_is_small() -> None:
     table, places = torch.rand(4, 32), torch.zeros(64, dtype=torch.int64)
-    found = chosen(lambda t, i: [(t[i] * 2).sum(0)], table, places)
-    assert found == ["mul"] or found == ["index", "mul"]
+    assert chosen(lambda t, i: [(t[i] * 2).sum(0)], table, places) == ["index", "mul"]
 
 
 @pytest.mark.parametrize("order", [0, 1])
