@@ -21,7 +21,7 @@ from adjoint.torch_private.modes import (
     outside_functorch,
 )
 from adjoint.trace.tracer import Tracer, current_tracer
-from adjoint.transforms.fingerprint import fingerprint
+from adjoint.transforms.fingerprint import Fingerprint
 from adjoint.transforms.linear import Linearized
 
 Function = Callable[..., Any]
@@ -48,16 +48,32 @@ def left_to_torch() -> bool:
 class Programs:
     """The programs of one transform of one function, by the kind of arguments they are for."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept_by_function: bool = False) -> None:
+        """`kept_by_function`: they must not keep the function, or neither would ever go."""
         self._made: dict[Any, Any] = {}
+        self._kept_by_function = kept_by_function
+        self._marks: dict[Any, int] = {}
+        """A number for what the function depended on each time that this was something else."""
+        self._latest: tuple[Fingerprint, int] | None = None
 
     def find(self, make: Function, function: Function, args: Any, kwargs: Any) -> Any:
         """The program for these arguments; `make(args, kwargs)` makes one that is missing."""
         leaves, spec = trees.flatten((args, kwargs))
-        key = (spec, tuple(map(_kind, leaves)), _surroundings(), fingerprint(function))
+        key = (spec, tuple(map(_kind, leaves)), _surroundings(), self._meaning(function))
         if key not in self._made:
             self._made[key] = make(args, kwargs)
         return self._made[key]
+
+    def _meaning(self, function: Function) -> int:
+        """Equal numbers: the function means the same."""
+        latest = self._latest
+        if latest is not None and latest[0].holds(function):
+            return latest[1]
+        found = Fingerprint(function)
+        number = self._marks.setdefault(found.mark, len(self._marks))
+        if not self._kept_by_function:
+            self._latest = (found, number)
+        return number
 
 
 _OF_FUNCTIONS: WeakKeyDictionary[Any, dict[Hashable, Programs]] = WeakKeyDictionary()
@@ -69,7 +85,7 @@ def programs_of(function: Function, transform: Hashable) -> Programs:
     if isinstance(function, MethodType):
         owner, transform = function.__self__, (function.__func__, transform)
     try:
-        return _OF_FUNCTIONS.setdefault(owner, {}).setdefault(transform, Programs())
+        return _OF_FUNCTIONS.setdefault(owner, {}).setdefault(transform, Programs(True))
     except TypeError:  # It cannot be hashed, or not be referred to weakly.
         return Programs()
 

@@ -2,12 +2,18 @@
 
 A compiled function holds for the tensors, modules and numbers that it closed over when it was
 compiled.  If one of them is another object now, it must be compiled again.
+
+To look at all of it takes milliseconds for a large module.  So what was looked at is remembered: as
+long as the same containers hold the very same objects, nothing has changed.
 """
 
 from __future__ import annotations
 
 import functools
-from types import CodeType, FunctionType, MethodType, ModuleType
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from operator import attrgetter, is_
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,59 +33,134 @@ MOST = 20_000
 
 def fingerprint(function: Any) -> Any:
     """A value that is the same as long as `function` means the same."""
-    return _mark(function, set())
+    return Fingerprint(function).mark
 
 
-def _mark(value: Any, seen: set[int]) -> Any:
-    if isinstance(value, _NUMBERS):
-        return (type(value), value)
-    if id(value) in seen or len(seen) > MOST:
-        return id(value)
-    if isinstance(value, torch.Tensor):
-        return _tensor(value)
-    seen.add(id(value))
-    if isinstance(value, FunctionType):
-        return _function(value, seen)
-    if isinstance(value, MethodType):
-        return (_mark(value.__func__, seen), _mark(value.__self__, seen))
-    if isinstance(value, functools.partial):
-        parts = (value.func, *value.args, *value.keywords.values())
-        return tuple(_mark(each, seen) for each in parts)
-    if isinstance(value, (tuple, list)):
-        return tuple(_mark(each, seen) for each in value)
-    if isinstance(value, (set, frozenset)):
-        return frozenset(_mark(each, seen) for each in value)
-    if isinstance(value, dict):
-        return tuple((str(key), _mark(each, seen)) for key, each in value.items())
-    if isinstance(value, np.ndarray):
-        return (value.shape, value.dtype.str, value.tobytes())
-    return _object(value, seen)
+class Fingerprint:
+    """What a function depended on when it was looked at."""
+
+    def __init__(self, function: Any) -> None:
+        looked_at = _Look()
+        self.mark = looked_at.mark(function)
+        """Equal marks, equal meaning."""
+        self._function = function
+        self._looked_at = looked_at
+        self._same, self._equal = list(looked_at.same()), looked_at.equal()
+
+    def holds(self, function: Any) -> bool:
+        """Whether `function` is that function, and nothing it depended on has been changed."""
+        if function is not self._function:
+            return False
+        try:
+            same = list(self._looked_at.same())
+            return (
+                len(same) == len(self._same)
+                and all(map(is_, same, self._same))
+                and self._looked_at.equal() == self._equal
+            )
+        except (ValueError, RuntimeError):  # A cell is empty now; a dictionary is being changed.
+            return False
 
 
-def _tensor(tensor: torch.Tensor) -> Any:
-    return (id(tensor), tensor.requires_grad, tensor.shape, tensor.dtype)
+class _Look:
+    """A look at everything that can be reached from a function; it keeps what may change."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._dicts: list[dict[Any, Any]] = []
+        self._collections: list[Any] = []
+        self._cells: list[CellType] = []
+        self._tensors: list[torch.Tensor] = []
+        self._arrays: list[np.ndarray[Any, Any]] = []
+        self._others: list[Callable[[], Iterable[Any]]] = []
+
+    def same(self) -> Iterable[Any]:
+        """What must be the very same objects for the mark to be the same."""
+        return chain(
+            chain.from_iterable(self._dicts),
+            chain.from_iterable(map(dict.values, self._dicts)),
+            chain.from_iterable(self._collections),
+            map(attrgetter("cell_contents"), self._cells),
+            map(attrgetter("requires_grad"), self._tensors),
+            map(attrgetter("dtype"), self._tensors),
+            chain.from_iterable(other() for other in self._others),
+        )
+
+    def equal(self) -> list[Any]:
+        """What must be equal besides."""
+        return [
+            *map(len, self._dicts),
+            *map(len, self._collections),
+            *map(attrgetter("shape"), self._tensors),
+            *map(np.ndarray.tobytes, self._arrays),
+        ]
+
+    def mark(self, value: Any) -> Any:
+        if isinstance(value, _NUMBERS):
+            return (type(value), value)
+        if id(value) in self._seen or len(self._seen) > MOST:
+            return id(value)
+        self._seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            self._tensors.append(value)
+            return (id(value), value.requires_grad, value.shape, value.dtype)
+        if isinstance(value, FunctionType):
+            return self._function(value)
+        if isinstance(value, MethodType):
+            return self._marks((value.__func__, value.__self__))
+        if isinstance(value, functools.partial):
+            return self._marks((value.func, *value.args, value.keywords))
+        if isinstance(value, tuple):
+            return self._marks(value)
+        if isinstance(value, (list, set, frozenset)):
+            self._collections.append(value)
+            kind = tuple if isinstance(value, list) else frozenset
+            return kind(map(self.mark, value))
+        if isinstance(value, dict):
+            self._dicts.append(value)
+            return tuple((str(key), self.mark(each)) for key, each in value.items())
+        if isinstance(value, np.ndarray):
+            self._arrays.append(value)
+            return (value.shape, value.dtype.str, value.tobytes())
+        return self._object(value)
+
+    def _marks(self, values: Iterable[Any]) -> tuple[Any, ...]:
+        return tuple(map(self.mark, values))
+
+    def _function(self, function: FunctionType) -> Any:
+        cells = [cell for cell in function.__closure__ or () if _is_filled(cell)]
+        self._cells += cells
+        self._others.append(functools.partial(_parts, function))
+        held = [cell.cell_contents for cell in cells]
+        wrapped = [function.__wrapped__] if hasattr(function, "__wrapped__") else []
+        if _is_ours_or_torchs(function.__globals__.get("__name__")):
+            # A decorator, around a function of the user's.
+            kept = [each for each in held if isinstance(each, _MEANT)]
+            return (function.__code__, *self._marks((*kept, *wrapped)))
+        names = _names(function.__code__)
+        self._others.append(functools.partial(_looked_up, function.__globals__, names))
+        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        found = _looked_up(function.__globals__, names)
+        return (function.__code__, *self._marks((*held, *found, *defaults, *wrapped)))
+
+    def _object(self, value: Any) -> Any:
+        """An object is itself with what it holds, down to numbers and tensors.
+
+        What torch keeps for its own use changes with every call, and means nothing.
+        """
+        if isinstance(value, (type, ModuleType)):
+            return id(value)
+        if isinstance(value, torch.nn.Module):
+            self._dicts.append(vars(value))
+        else:
+            self._others.append(lambda: chain.from_iterable(_held(value).items()))
+        return (id(value), *((name, self.mark(each)) for name, each in _held(value).items()))
 
 
-def _function(function: FunctionType, seen: set[int]) -> Any:
-    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
-    wrapped = [function.__wrapped__] if hasattr(function, "__wrapped__") else []
-    if _is_ours_or_torchs(function.__globals__.get("__name__")):
-        # A decorator, around a function of the user's.
-        kept = [each for each in cells if isinstance(each, _MEANT)]
-        return (function.__code__, *(_mark(each, seen) for each in (*kept, *wrapped)))
-    names = _names(function.__code__)
-    used = [function.__globals__[name] for name in names if name in function.__globals__]
-    kept = [each for each in used if not isinstance(each, ModuleType)]
-    kept += [
-        vars(module)[name]
-        for module in used
-        if isinstance(module, ModuleType)
-        for name in names
-        if isinstance(vars(module).get(name), _CONSTANTS)
-    ]
-    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    parts = (*cells, *kept, *defaults, *wrapped)
-    return (function.__code__, *(_mark(each, seen) for each in parts))
+def _parts(function: FunctionType) -> tuple[Any, ...]:
+    """What of a function may be assigned to, but for its cells."""
+    keywords = (function.__kwdefaults__ or {}).values()
+    return (function.__code__, function.__defaults__, *keywords, vars(function).get("__wrapped__"))
 
 
 def _names(code: CodeType) -> list[str]:
@@ -88,18 +169,12 @@ def _names(code: CodeType) -> list[str]:
     return [*code.co_names, *(name for each in inner for name in _names(each))]
 
 
-def _object(value: Any, seen: set[int]) -> Any:
-    """An object is itself with what it holds, down to numbers and tensors.
-
-    What torch keeps for its own use changes with every call, and means nothing.
-    """
-    if isinstance(value, (type, ModuleType)):
-        return id(value)
-    named = _held(value)
-    if not isinstance(value, torch.nn.Module) and _is_ours_or_torchs(type(value).__module__):
-        plain = (*_NUMBERS, torch.Tensor)
-        named = {k: v for k, v in named.items() if k == "__wrapped__" or isinstance(v, plain)}
-    return (id(value), *((name, _mark(each, seen)) for name, each in named.items()))
+def _looked_up(scope: dict[str, Any], names: Sequence[str]) -> list[Any]:
+    """What `names` are in `scope`; constants also where they are in a module among that."""
+    used = [scope[name] for name in names if name in scope]
+    modules = [vars(each) for each in used if isinstance(each, ModuleType)]
+    constants = [m[n] for m in modules for n in names if isinstance(m.get(n), _CONSTANTS)]
+    return [each for each in used if not isinstance(each, ModuleType)] + constants
 
 
 def _is_ours_or_torchs(module: Any) -> bool:
@@ -107,12 +182,16 @@ def _is_ours_or_torchs(module: Any) -> bool:
 
 
 def _held(value: Any) -> dict[str, Any]:
+    """What an object holds, by name."""
     attributes = getattr(value, "__dict__", {})
     named = dict(attributes) if isinstance(attributes, dict) else {}
     named.update(
         (name, getattr(value, name)) for name in _slots(type(value)) if hasattr(value, name)
     )
-    return named
+    if isinstance(value, torch.nn.Module) or not _is_ours_or_torchs(type(value).__module__):
+        return named
+    plain = (*_NUMBERS, torch.Tensor)
+    return {k: v for k, v in named.items() if k == "__wrapped__" or isinstance(v, plain)}
 
 
 def _slots(kind: type) -> list[str]:
@@ -123,7 +202,7 @@ def _slots(kind: type) -> list[str]:
     return [name for name in found if name not in ("__dict__", "__weakref__")]
 
 
-def _is_filled(cell: Any) -> bool:
+def _is_filled(cell: CellType) -> bool:
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:

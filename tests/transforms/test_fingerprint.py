@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import adjoint
-from adjoint.transforms.fingerprint import fingerprint
+from adjoint.transforms.fingerprint import Fingerprint, fingerprint
 
 FACTOR = 2.0
 
@@ -267,3 +267,19 @@ def test_calls_do_not_change_what_a_function_is() -> None:
     inner(x), compiled(x), function(x)  # type: ignore[unused-ignore]
     adjoint.grad(function)(x)
     assert fingerprint(function) == before
+
+
+def test_a_look_holds_until_something_is_another_object() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    names = ["one"]
+    function = functools.partial(lambda scale, x: module(x) * scale * len(names), 2.0)
+    look = Fingerprint(function)
+    function(torch.ones(3, 2))
+    assert look.holds(function)
+    assert not look.holds(functools.partial(function))
+    module[0].weight.requires_grad_(False)
+    assert not look.holds(function)
+    module[0].weight.requires_grad_(True)
+    assert look.holds(function)
+    names[0] = "two"
+    assert not look.holds(function)
