@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import ctypes
+from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
-from adjoint.runtime.cpu.program import CpuProgram
-from adjoint.runtime.gpu.graphs import Recordings
+from adjoint.runtime.cpu.memory import Pool
+from adjoint.runtime.cpu.program import CpuProgram, Writer
+from adjoint.runtime.gpu.graphs import New, Recordings
 from adjoint.runtime.gpu.program import used_inputs
-from adjoint.torch_private import trees
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -18,26 +20,27 @@ CPU = torch.device("cpu")
 STREAM, SIDE = 7, 8
 
 
-def places_of(inputs: Sequence[Any]) -> set[int]:
-    # Zeros that are known to be so have no memory.
-    tensors = [each for each in inputs if isinstance(each, torch.Tensor) and each.data_ptr()]
-    return {each.untyped_storage().data_ptr() for each in tensors}
+def at_its_place(value: Any) -> Any:
+    """A tensor in the same memory, without holding it."""
+    if not isinstance(value, torch.Tensor) or not value.numel():
+        return value
+    count = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+    memory = (ctypes.c_char * (count * value.element_size())).from_address(value.data_ptr())
+    storage = torch.frombuffer(memory, dtype=value.dtype).untyped_storage()
+    return torch.empty(0, dtype=value.dtype).set_(storage, 0, value.shape, value.stride())
 
 
 class Again:
-    """Does again what was recorded, where the results of that are."""
+    """Does again what was recorded, where that was."""
 
-    def __init__(self, work: Callable[[int], Any], results: Any, given: set[int]) -> None:
-        self.work = work
-        self.results = results
-        self.given = given
+    def __init__(self, work: Any) -> None:
+        inputs, goals = (list(map(at_its_place, each)) for each in (work.inputs, work.goals))
+        self.work = replace(work, inputs=inputs, goals=goals)
         self.streams: list[int] = []
 
     def launch(self, stream: int) -> None:
         self.streams.append(stream)
-        for old, new in zip(self.results, trees.leaves(self.work(stream)), strict=True):
-            if isinstance(old, torch.Tensor) and old.untyped_storage().data_ptr() not in self.given:
-                old.data.copy_(new)
+        self.work(stream)
 
 
 class StandIn:
@@ -46,12 +49,11 @@ class StandIn:
     def __init__(self) -> None:
         self.device = CPU
         self.somebody_records = False
-        self.used = 1 << 40
         self.told: Hashable = None
         self.error: RuntimeError | None = None
         self.made: list[Again] = []
-        self.given: set[int] = set()
-        """Where the inputs of the last call lie; they themselves are held by nobody."""
+        self.pools: dict[Any, Pool] = {}
+        """Memory comes back at the same addresses."""
 
     def is_recording(self) -> bool:
         return self.somebody_records
@@ -59,16 +61,21 @@ class StandIn:
     def settings(self) -> Hashable:
         return self.told
 
-    def most_used(self) -> int:
-        return self.used
+    def new(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        key = (shape, strides, dtype)
+        if key not in self.pools:
+            self.pools[key] = Pool(*key)
+        return self.pools[key].take()
 
     def record(self, work: Callable[[int], T]) -> tuple[Again, T]:
         if self.error is not None:
             work(SIDE)
             raise self.error
-        results = work(SIDE)
-        self.made.append(Again(work, trees.leaves(results), self.given))
-        return self.made[-1], results
+        result = work(SIDE)
+        self.made.append(Again(work))
+        return self.made[-1], result
 
 
 class Place:
@@ -85,11 +92,10 @@ class Program:
         self.place = Place()
         self.recordings = Recordings(self.run, range(count), self.recorder)
 
-    def run(self, inputs: list[Any], place: Any, stream: int) -> Any:
+    def run(self, inputs: list[Any], place: Any, stream: int, new: New) -> Any:
         self.streams.append(stream)
         given = list(inputs)
         inputs.clear()
-        self.recorder.given = places_of(given)
         with torch.no_grad():
             return self.function(*given)
 
@@ -105,18 +111,26 @@ class Program:
         return self.recordings.replays
 
 
+class Asking(Writer):
+    """The program asks for memory as one of a GPU does."""
+
+    parameters = "inputs, binding, threads, new"
+
+    def new(self, slot: int, shape: str, strides: str, dtype: str) -> str:
+        return f"new({slot}, {shape}, {strides}, {dtype})"
+
+
 class RecordedProgram(CpuProgram):
     """A program of the processor, under recordings as one of a GPU is."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.recorder = StandIn()
-        self.recordings = Recordings(self.noted, used_inputs(self.plan), self.recorder)
+        self.recordings = Recordings(self._run, used_inputs(self.plan), self.recorder)
         self.places: dict[Any, Any] = {}
 
-    def noted(self, inputs: list[Any], place: Any, threads: int) -> Any:
-        self.recorder.given = places_of(inputs)
-        return self._run(inputs, place, 1)
+    def _writer(self) -> Writer:
+        return Asking(self.plan, self.runs)
 
     def __call__(self, inputs: list[Any]) -> Any:
         sizes = self._sizes(inputs)

@@ -444,7 +444,7 @@ def _nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignored: int) ->
     losses = torch.where(counts, -picked, torch.zeros_like(picked))
     total = counts.sum().to(x.dtype)
     if reduction == 0:
-        return losses, torch.zeros([], dtype=x.dtype)
+        return losses, torch.zeros([], dtype=x.dtype, device=x.device)
     return (losses.sum() / total if reduction == 1 else losses.sum()), total
 
 
@@ -459,7 +459,7 @@ def _nll_loss_backward(
     scale = scale.unsqueeze(1) if reduction == 0 else scale
     classes = torch.arange(x.shape[1], device=x.device)
     chosen = (classes == target.unsqueeze(1)) & counts
-    return torch.where(chosen, -scale, torch.zeros([], dtype=x.dtype))
+    return torch.where(chosen, -scale, torch.zeros([], dtype=x.dtype, device=x.device))
 
 
 @decomposition(aten.mse_loss.default)

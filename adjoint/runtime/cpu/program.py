@@ -390,6 +390,8 @@ def fit(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) 
 class Writer:
     """Writes the Python function of a plan."""
 
+    parameters = "inputs, binding, threads"
+
     def __init__(self, plan: Plan, runs: Sequence[Run]) -> None:
         self.plan = plan
         self.runs = runs
@@ -410,7 +412,7 @@ class Writer:
         for slot, place in last.items():
             ends.setdefault(place, []).append(slot)
         names = ", ".join(f"s{slot}" for slot in plan.inputs)
-        self.lines += ["def run(inputs, binding, threads):"]
+        self.lines += [f"def run({self.parameters}):"]
         if names:
             self.line(f"{names}, = inputs")
         self.line("inputs.clear()")
@@ -464,13 +466,13 @@ class Writer:
             self.made.add(slot)
             dtype = self.constant(self.plan.slots[slot].dtype, "dtype")
             shape, strides = self.sizes("shapes", slot), self.sizes("strides", slot)
-            self.line(f"s{slot} = {self.new(slot, f'{shape}, {strides}, dtype={dtype}')}")
+            self.line(f"s{slot} = {self.new(slot, shape, strides, dtype)}")
 
-    def new(self, slot: int, laid_out: str) -> str:
+    def new(self, slot: int, shape: str, strides: str, dtype: str) -> str:
         """Memory for a result."""
         if _may_be_large(self.plan.slots[slot]):
             return f"pools[{slot}].take()"
-        return f"empty_strided({laid_out})"
+        return f"empty_strided({shape}, {strides}, dtype={dtype})"
 
     def run(self, place: int) -> None:
         run = self.runs[place]

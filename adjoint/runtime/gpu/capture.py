@@ -65,8 +65,10 @@ class CudaRecorder:
     def settings(self) -> Hashable:
         return numeric_settings()
 
-    def most_used(self) -> int:
-        return torch.cuda.max_memory_allocated(self.device)
+    def new(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        return torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
 
     def record(self, work: Callable[[int], T]) -> tuple[CudaGraph, T]:
         """What `work` launches on the stream that it is given.  Nothing runs."""

@@ -1,20 +1,18 @@
 """Recordings of a program's calls, done again where tensors lie where they lay before.
 
 To tell a device what to do may take longer than doing it.  In a loop, memory comes back at the same
-addresses step after step: a call whose inputs lie where those of a recorded one lay is that
-recording, launched again, and reads whatever they hold by now.
+addresses step after step: a call whose inputs lie where those of a recorded one lay, and for whose
+results torch's allocator gives the memory that it gave then, is that recording, launched again.
 
-Results lie in the recording's own memory.  It runs again only if nobody holds what it made the last
-time; otherwise another recording does, or the program itself.  A few bytes that are held from one
-step to the next (a loss), or that come from a new place each time, are copied instead.
+So a recording keeps nothing that a caller sees, and what it reads and writes belongs to the call at
+hand.  Only a few bytes that come from, or go to, a new place each time (a batch, a loss that is
+kept) are copied to and from memory of the recording's own.
 """
 
 from __future__ import annotations
 
 import threading
-import weakref
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -22,18 +20,14 @@ import torch
 
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import storage_key
-from adjoint.torch_private.storages import Holders
 
 T = TypeVar("T")
 
 # Calls with the same addresses that run as they are, before one is recorded.
 SEEN = 2
 
-# Recordings of a program at a time: each has memory for the results.
+# Recordings of a program at a time.
 MOST = 4
-
-# Recordings for the same addresses: two take turns where results are held for a step.
-TURNS = 2
 
 # Recordings of a program in all: after that, to make them takes longer than they save.
 TRIES = 16
@@ -47,21 +41,8 @@ REMEMBERED = 16
 # Up to so many bytes are copied: that takes less than to launch a kernel.
 SMALL = 1 << 20
 
-# Up to so many results are copied: where more are held, all of a step's results are.
-FEW = 4
-
-# An input that was at another address so many times will not stay where it is.
+# What was at another address so many times will not stay where it is.
 MOVES = 3
-
-
-# Where results of recordings lie: they do so for good.
-_LENT: Counter[int] = Counter()
-
-# How many bytes that is, on each device.
-_LENT_BYTES: Counter[torch.device] = Counter()
-
-# So much may always be kept for results that nobody holds.
-LEAST_ROOM = 1 << 28
 
 
 class Launchable(Protocol):
@@ -81,8 +62,10 @@ class Recorder(Protocol):
         """What operators obey besides their arguments."""
         ...
 
-    def most_used(self) -> int:
-        """How many bytes of the device's memory were in use at a time, at most."""
+    def new(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Memory for a result."""
         ...
 
     def record(self, work: Callable[[int], T]) -> tuple[Launchable, T]:
@@ -130,7 +113,7 @@ class FromInput:
 
 @dataclass(frozen=True)
 class FromMade:
-    """A result that the recording makes, or a view of one."""
+    """A result that the program makes, or a view of one."""
 
     number: int
     window: Window | None
@@ -146,16 +129,81 @@ class Fixed:
 Result: TypeAlias = FromInput | FromMade | Fixed
 
 
-def taken_apart(
-    leaves: Sequence[Any], inputs: Sequence[Any], device: torch.device
-) -> tuple[list[Result], list[torch.Tensor]]:
-    """How each result is made of inputs and new tensors, and the new tensors."""
+@dataclass(frozen=True)
+class Made:
+    """A tensor that the program makes."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    slot: int | None
+    """By which the program asks for its memory; None: an operator takes that by itself."""
+
+    @property
+    def is_small(self) -> bool:
+        return _span(self.shape, self.strides) * self.dtype.itemsize <= SMALL
+
+
+# Called with a slot, and how what it is for is laid out.
+New: TypeAlias = Callable[[int, tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
+
+
+class Giver:
+    """Gives the program memory for its results, and knows later what it gave."""
+
+    def __init__(self, recorder: Recorder, ready: Mapping[int, torch.Tensor] | None = None) -> None:
+        self._recorder = recorder
+        self._ready = dict(ready or {})
+        self.given: dict[Any, int] = {}
+        """The slot, by what identifies the memory."""
+
+    def __call__(
+        self, slot: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        ready = self._ready.pop(slot, None)
+        new = self._recorder.new(shape, strides, dtype) if ready is None else ready
+        self.given[storage_key(new)] = slot
+        return new
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a call returns, made of inputs and new tensors."""
+
+    results: tuple[Result, ...]
+    made: tuple[Made, ...]
+    spec: trees.TreeSpec
+
+    def handed(self, inputs: Sequence[Any], made: Sequence[torch.Tensor]) -> Any:
+        leaves = [_handed(result, inputs, made) for result in self.results]
+        return trees.unflatten(leaves, self.spec)
+
+
+def _handed(result: Result, inputs: Sequence[Any], made: Sequence[torch.Tensor]) -> Any:
+    match result:
+        case Fixed(value):
+            return value
+        case FromInput(place, window):
+            return inputs[place] if window is None else window.on(inputs[place])
+        case FromMade(number, window):
+            return made[number] if window is None else window.on(made[number])
+
+
+def laid_out(
+    outputs: Any, inputs: Sequence[Any], slots: Mapping[Any, int], device: torch.device
+) -> tuple[Layout, list[torch.Tensor]]:
+    """How each result is made of inputs and new tensors, and the new tensors.
+
+    `slots`: those of what the program asked memory for.
+    """
     given: dict[Any, list[int]] = {}
     for place, each in enumerate(inputs):
         if isinstance(each, torch.Tensor):
             given.setdefault(storage_key(each), []).append(place)
-    made: dict[Any, int] = {}
+    leaves, spec = trees.flatten(outputs)
+    numbers: dict[Any, int] = {}
     tensors: list[torch.Tensor] = []
+    made: list[Made] = []
     results: list[Result] = []
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
@@ -166,23 +214,25 @@ def taken_apart(
         memory = storage_key(leaf)
         if memory in given:
             place = _source(leaf, given[memory], inputs)
-            source = inputs[place]
-            window = None if leaf is source else Window.between(leaf, source)
-            results.append(FromInput(place, window))
+            results.append(FromInput(place, _window(leaf, inputs[place])))
             continue
         root = _root(leaf)
-        if memory not in made:
-            made[memory] = len(tensors)
+        if memory in numbers and not _is_inside(leaf, tensors[numbers[memory]]):
+            memory, root = (memory, len(tensors)), leaf
+        if memory not in numbers:
+            if not _is_inside(leaf, root) or _overlaps_itself(root):
+                raise Unrecordable("a result lies in memory of which no other result is all")
+            numbers[memory] = len(tensors)
             tensors.append(root)
-        whole = tensors[made[memory]]
-        window = None if leaf is whole else Window.between(leaf, whole)
-        results.append(FromMade(made[memory], window))
-    return results, tensors
+            slot = slots.get(memory)
+            made.append(Made(tuple(root.shape), root.stride(), root.dtype, slot))
+        number = numbers[memory]
+        results.append(FromMade(number, _window(leaf, tensors[number])))
+    return Layout(tuple(results), tuple(made), spec), tensors
 
 
-def _bytes_of(result: Any) -> int:
-    tensors = [leaf for leaf in trees.leaves(result) if isinstance(leaf, torch.Tensor)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+def _window(leaf: torch.Tensor, of: torch.Tensor) -> Window | None:
+    return None if leaf is of else Window.between(leaf, of)
 
 
 def _is_lazy(tensor: torch.Tensor) -> bool:
@@ -196,6 +246,21 @@ def _are_nowhere(tensors: Sequence[torch.Tensor]) -> bool:
 
 def _root(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor._base is None else tensor._base
+
+
+def _is_inside(view: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether all elements of `view` are between the first and the last one of `tensor`."""
+    if not view.numel():
+        return True
+    first = int(view.storage_offset()) - int(tensor.storage_offset())
+    end = first + _span(view.shape, view.stride())
+    return view.dtype != tensor.dtype or (
+        first >= 0 and end <= _span(tensor.shape, tensor.stride())
+    )
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _source(leaf: torch.Tensor, places: Sequence[int], inputs: Sequence[Any]) -> int:
@@ -213,7 +278,7 @@ class Landing:
     """Memory for an input that comes from a new place each time."""
 
     def __init__(self, like: torch.Tensor) -> None:
-        self._count = _extent(like)
+        self._count = _span(like.shape, like.stride())
         self._flat = torch.empty(self._count, dtype=like.dtype, device=like.device)
         self.tensor = self._flat.as_strided(like.shape, like.stride())
 
@@ -222,94 +287,55 @@ class Landing:
         self._flat.copy_(tensor.as_strided((self._count,), (1,)))
 
 
-def _extent(tensor: torch.Tensor) -> int:
-    """How many elements it spans."""
-    if not tensor.numel():
+def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """How many elements there are from the first to the last."""
+    if 0 in shape:
         return 0
-    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
-    return _extent(tensor) * tensor.element_size() <= SMALL
+    return _span(tensor.shape, tensor.stride()) * tensor.element_size() <= SMALL
 
 
+@dataclass(frozen=True)
 class Recording:
     """A call, to be done again."""
 
-    def __init__(
-        self,
-        graph: Launchable,
-        place: Place,
-        landings: Mapping[int, Landing],
-        results: Sequence[Result],
-        made: list[torch.Tensor],
-        spec: trees.TreeSpec,
-    ) -> None:
-        self.place = place
-        self._landings = landings
-        self._results = results
-        self._made = made
-        self._spec = spec
-        self._holders = [Holders(tensor) for tensor in made]
-        lent = [tensor.untyped_storage().data_ptr() for tensor in made]
-        _LENT.update(lent)
-        weakref.finalize(self, _LENT.subtract, lent)
-        for tensor in made:
-            size = Counter({tensor.device: tensor.untyped_storage().nbytes()})
-            _LENT_BYTES.update(size)
-            weakref.finalize(self, _LENT_BYTES.subtract, size)
-        self._graph = graph
+    graph: Launchable
+    place: Place
+    landings: Mapping[int, Landing]
+    departures: Mapping[int, torch.Tensor]
+    """Results that go to a new place each time, where the recording makes them."""
 
-    def held(self) -> list[int]:
-        """Which of its tensors somebody holds."""
-        return [n for n, holders in enumerate(self._holders) if not holders.are_gone()]
-
-    def is_small(self, number: int) -> bool:
-        return self._made[number].untyped_storage().nbytes() <= SMALL
-
-    def replay(self, inputs: list[Any], copied: set[int], stream: int) -> Any:
-        """The results for `inputs`; those in `copied` in memory of their own."""
-        for place, landing in self._landings.items():
+    def replay(self, inputs: Sequence[Any], made: Sequence[torch.Tensor], stream: int) -> None:
+        """Fills `made` for `inputs`."""
+        for place, landing in self.landings.items():
             landing.take(inputs[place])
-        self._graph.launch(stream)
-        # The same memory with a version count of its own, and no view of anything.
-        new = [
-            (_copy(tensor) if n in copied else tensor).data for n, tensor in enumerate(self._made)
-        ]
-        leaves = [_handed(result, inputs, new) for result in self._results]
-        inputs.clear()
-        return trees.unflatten(leaves, self._spec)
+        self.graph.launch(stream)
+        for number, tensor in self.departures.items():
+            made[number].copy_(tensor)
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """With all of its memory: another result may be a view of that."""
-    count = tensor.untyped_storage().nbytes() // tensor.element_size()
-    copy = tensor.as_strided((count,), (1,), 0).clone()
-    return copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-
-def _handed(result: Result, inputs: Sequence[Any], new: Sequence[torch.Tensor]) -> Any:
-    match result:
-        case Fixed(value):
-            return value
-        case FromInput(place, window):
-            return inputs[place] if window is None else window.on(inputs[place])
-        case FromMade(number, window):
-            return new[number] if window is None else window.on(new[number])
-
-
-class Key(NamedTuple):
-    """What calls must have in common for one recording to do for both."""
+class Sort(NamedTuple):
+    """What calls have in common that return results laid out alike."""
 
     place: Any
     settings: Hashable
     numbers: tuple[Any, ...]
     strides: tuple[tuple[int, ...], ...]
-    addresses: tuple[int, ...]
-    """0: it is copied from wherever it is."""
 
 
-Run: TypeAlias = Callable[[list[Any], Any, int], Any]
+class Key(NamedTuple):
+    """What calls must have in common for one recording to do for both."""
+
+    sort: Sort
+    inputs: tuple[int, ...]
+    made: tuple[int, ...]
+    """Addresses.  0: it is copied, wherever it is."""
+
+
+Run: TypeAlias = Callable[[list[Any], Any, int, New], Any]
 
 
 class Recordings:
@@ -328,44 +354,67 @@ class Recordings:
         self._tensors: list[int] = []
         self._numbers: list[int] = []
         """Those of them that are tensors and that are not, once there was a call."""
+        self._layouts: dict[Sort, Layout] = {}
         self._kept: list[tuple[Key, Recording]] = []
         """The one used last is last."""
         self._seen: dict[Key, int] = {}
         """How many calls have run as they are since something was recorded for them."""
-        self._latest: Key | None = None
-        self._latest_seen = 0
-        """The last call that no recording was for, and how many there had been by then."""
         self._missed = 0
         """Calls in a row without a recording."""
-        self._bytes = 0
-        """Of its results, once there was a call."""
-        self._copied: set[int] = set()
-        """Results that are held when their memory is wanted again."""
         self._addresses: dict[int, int] = {}
         self._moves: dict[int, int] = {}
+        """How often small inputs, and results (-1 is the first), were not where they had been."""
 
     def __call__(self, inputs: list[Any], place: Any, stream: int) -> Any:
         if self.why or not self._busy.acquire(blocking=False):
-            return self._run(inputs, place, stream)
+            return self._plainly(inputs, place, stream)
         try:
-            if self._recorder.is_recording():
-                return self._run(inputs, place, stream)
-            key = self._key(inputs, place)
-            if key is None:
-                return self._run(inputs, place, stream)
-            recording = self._free(key) or self._new(key, inputs, place)
-            if recording is None:
-                result = self._run(inputs, place, stream)
-                self._bytes = self._bytes or _bytes_of(result)
-                return result
-            self._missed = 0
-            self.replays += 1
-            return recording.replay(inputs, self._copied, stream)
+            sort = None if self._recorder.is_recording() else self._sort(inputs, place)
+            if sort is None:
+                return self._plainly(inputs, place, stream)
+            layout = self._layouts.get(sort)
+            if layout is None:
+                return self._looked_at(sort, inputs, stream)
+            return self._again(sort, layout, inputs, stream)
         finally:
             self._busy.release()
 
-    def _key(self, inputs: Sequence[Any], place: Any) -> Key | None:
-        """Everything that a recording takes for granted; None if it cannot."""
+    def _plainly(self, inputs: list[Any], place: Any, stream: int) -> Any:
+        return self._run(inputs, place, stream, Giver(self._recorder))
+
+    def _looked_at(self, sort: Sort, inputs: list[Any], stream: int) -> Any:
+        """The call, with a look at what it returns."""
+        giver, given = Giver(self._recorder), list(inputs)
+        outputs = self._run(inputs, sort.place, stream, giver)
+        try:
+            layout, _ = laid_out(outputs, given, giver.given, self._recorder.device)
+        except Unrecordable as error:
+            self._give_up(f"it cannot be recorded: {error}")
+            return outputs
+        self._drop_stale()
+        while len(self._layouts) >= REMEMBERED:
+            self._layouts.pop(next(iter(self._layouts)))
+        self._layouts[sort] = layout
+        return outputs
+
+    def _again(self, sort: Sort, layout: Layout, inputs: list[Any], stream: int) -> Any:
+        new = self._recorder.new
+        made = [new(each.shape, each.strides, each.dtype) for each in layout.made]
+        key = self._key(sort, layout, inputs, made)
+        recording = self._find(key) or self._new(key, layout, inputs, made)
+        if recording is not None:
+            self._missed = 0
+            self.replays += 1
+            recording.replay(inputs, made, stream)
+            results = layout.handed(inputs, made)
+            inputs.clear()
+            return results
+        giver = Giver(self._recorder, _by_slot(layout, made))
+        del made
+        return self._run(inputs, sort.place, stream, giver)
+
+    def _sort(self, inputs: Sequence[Any], place: Any) -> Sort | None:
+        """What decides how results are laid out; None if nothing can be recorded of the call."""
         if not self._tensors and not self._numbers:
             for n in self._used:
                 kind = self._tensors if isinstance(inputs[n], torch.Tensor) else self._numbers
@@ -373,19 +422,36 @@ class Recordings:
             if self._is_elsewhere(inputs):
                 return None
         tensors = [inputs[n] for n in self._tensors]
-        addresses = list(map(torch.Tensor.data_ptr, tensors))
-        if any(map(torch.Tensor.is_neg, tensors)) or (0 in addresses and _are_nowhere(tensors)):
+        if any(map(torch.Tensor.is_neg, tensors)):
             return None
-        for n in self._moves:
-            if self._is_landing(n, inputs):
-                addresses[self._tensors.index(n)] = 0
-        return Key(
+        return Sort(
             place,
             self._recorder.settings(),
             tuple(inputs[n] for n in self._numbers),
             tuple(map(torch.Tensor.stride, tensors)),
-            tuple(addresses),
         )
+
+    def _key(
+        self, sort: Sort, layout: Layout, inputs: Sequence[Any], made: Sequence[torch.Tensor]
+    ) -> Key | None:
+        """Everything that a recording takes for granted; None if it cannot."""
+        tensors = [inputs[n] for n in self._tensors]
+        addresses = list(map(torch.Tensor.data_ptr, tensors))
+        if 0 in addresses and _are_nowhere(tensors):
+            return None
+        results = list(map(torch.Tensor.data_ptr, made))
+        for n in self._copied(layout, inputs):
+            if n < 0:
+                results[-1 - n] = 0
+            else:
+                addresses[self._tensors.index(n)] = 0
+        return Key(sort, tuple(addresses), tuple(results))
+
+    def _copied(self, layout: Layout, inputs: Sequence[Any]) -> list[int]:
+        """The inputs and results that are copied to where a recording has them, and from there."""
+        moving = [n for n, moves in self._moves.items() if moves >= MOVES]
+        results = {-1 - n for n, each in enumerate(layout.made) if each.is_small} if moving else ()
+        return [n for n in moving if n in results or (n >= 0 and _is_small(inputs[n]))]
 
     def _is_elsewhere(self, inputs: Sequence[Any]) -> bool:
         """Whether an input is nothing that a device reads where it is."""
@@ -396,104 +462,105 @@ class Recordings:
                 return True
         return False
 
-    def _is_landing(self, n: int, inputs: Sequence[Any]) -> bool:
-        """Whether an input is copied to where a recording reads it."""
-        return self._moves.get(n, 0) >= MOVES and _is_small(inputs[n])
+    def _drop_stale(self) -> None:
+        self._kept = [pair for pair in self._kept if not pair[1].place.is_stale]
+        self._layouts = {s: kept for s, kept in self._layouts.items() if not s.place.is_stale}
 
-    def _free(self, key: Key) -> Recording | None:
-        """A recording for `key` whose results nobody holds."""
+    def _find(self, key: Key | None) -> Recording | None:
         for n, (each, recording) in enumerate(self._kept):
-            if each != key:
-                continue
-            held = recording.held()
-            if not held:
+            if each == key and not recording.place.is_stale:
                 self._kept.append(self._kept.pop(n))
                 return recording
-            # From now on; what is held already was lent.
-            if len(held) <= FEW and all(map(recording.is_small, held)):
-                self._copied.update(held)
         return None
 
-    def _new(self, key: Key, inputs: list[Any], place: Any) -> Recording | None:
+    def _new(
+        self, key: Key | None, layout: Layout, inputs: list[Any], made: Sequence[torch.Tensor]
+    ) -> Recording | None:
         """A new recording for `key`, if it is time for one."""
-        if self._is_elsewhere(inputs):
+        if key is None or self._is_elsewhere(inputs):
             return None
-        self._kept = [pair for pair in self._kept if not pair[1].place.is_stale]
-        if self._have_moved(inputs):
+        self._drop_stale()
+        if self._have_moved(layout, inputs, made):
             self._kept.clear()
             self._seen.clear()
             return None
         self._missed += 1
         if self._missed == PATIENCE:
-            self._give_up(
-                f"for {PATIENCE} calls in a row, tensors were not where they had been, or the"
-                " results of earlier calls were all held"
-            )
+            self._give_up(f"for {PATIENCE} calls in a row, tensors were not where they had been")
             return None
-        seen = self._seen.pop(key, 0)
-        if self._follows(key, inputs):
-            seen = max(seen, self._latest_seen)
-        turns = sum(each == key for each, _ in self._kept)
-        self._latest, self._latest_seen = key, seen + 1
-        if seen >= SEEN and turns < TURNS and self._tries < TRIES:
-            return self._recorded(key, inputs, place)
+        seen = self._seen.pop(key, 1)  # The first call of a sort is looked at.
+        if seen >= SEEN and self._tries < TRIES:
+            return self._recorded(key, layout, inputs, made)
         while len(self._seen) >= REMEMBERED:
             self._seen.pop(next(iter(self._seen)))
         self._seen[key] = seen + 1
         return None
 
-    def _follows(self, key: Key, inputs: Sequence[Any]) -> bool:
-        """It is as the call before, but for inputs that other programs have recorded since."""
-        before = self._latest
-        if before is None or key == before or key[:-1] != before[:-1]:
-            return False
-        pairs = zip(self._tensors, key.addresses, before.addresses, strict=True)
-        moved = [inputs[n] for n, new, old in pairs if new != old]
-        return all(_LENT[each.untyped_storage().data_ptr()] > 0 for each in moved)
-
-    def _have_moved(self, inputs: Sequence[Any]) -> bool:
-        """Whether some small input has just turned out not to stay where it is."""
+    def _have_moved(
+        self, layout: Layout, inputs: Sequence[Any], made: Sequence[torch.Tensor]
+    ) -> bool:
+        """Whether something small has just turned out not to stay where it is."""
+        small = [(n, inputs[n]) for n in self._tensors if _is_small(inputs[n])]
+        small += [(-1 - n, made[n]) for n, each in enumerate(layout.made) if each.is_small]
         found = False
-        for n in self._tensors:
-            if _is_small(inputs[n]):
-                address = inputs[n].data_ptr()
-                if self._addresses.setdefault(n, address) != address:
-                    self._addresses[n] = address
-                    self._moves[n] = self._moves.get(n, 0) + 1
-                    found = found or self._moves[n] == MOVES
+        for n, tensor in small:
+            address = tensor.data_ptr()
+            if self._addresses.setdefault(n, address) != address:
+                self._addresses[n] = address
+                self._moves[n] = self._moves.get(n, 0) + 1
+                found = found or self._moves[n] == MOVES
         return found
 
-    def _recorded(self, key: Key, inputs: Sequence[Any], place: Any) -> Recording | None:
-        device = self._recorder.device
-        if self._bytes + _LENT_BYTES[device] > max(LEAST_ROOM, self._recorder.most_used() // 4):
-            self._give_up(
-                f"its results, {self._bytes} bytes, would be kept while nobody holds them"
-            )
-            return None
+    def _recorded(
+        self, key: Key, layout: Layout, inputs: Sequence[Any], made: Sequence[torch.Tensor]
+    ) -> Recording | None:
         self._tries += 1
         # The oldest first: its memory may do for the new one.
         del self._kept[: max(0, len(self._kept) - MOST + 1)]
-        landings = {n: Landing(inputs[n]) for n in self._used if self._is_landing(n, inputs)}
+        copied = self._copied(layout, inputs)
+        landings = {n: Landing(inputs[n]) for n in copied if n >= 0}
+        departures = {-1 - n: torch.empty_like(made[-1 - n]) for n in copied if n < 0}
         given = [landings[n].tensor if n in landings else x for n, x in enumerate(inputs)]
+        goals = [departures.get(n, tensor) for n, tensor in enumerate(made)]
+        work = _Work(self._run, given, goals, layout, key.sort.place, self._recorder)
         try:
-            recording = self._record(given, landings, place)
+            graph, _ = self._recorder.record(work)
         except RuntimeError as error:
             self._give_up(f"it cannot be recorded: {error}")
             return None
+        recording = Recording(graph, key.sort.place, landings, departures)
         self._kept.append((key, recording))
         return recording
-
-    def _record(
-        self, given: Sequence[Any], landings: Mapping[int, Landing], place: Any
-    ) -> Recording:
-        graph, outputs = self._recorder.record(lambda on: self._run(list(given), place, on))
-        leaves, spec = trees.flatten(outputs)
-        results, made = taken_apart(leaves, given, self._recorder.device)
-        # Who holds the memory is counted from here on.
-        del leaves, outputs
-        return Recording(graph, place, landings, results, made, spec)
 
     def _give_up(self, why: str) -> None:
         self.why = why
         self._kept.clear()
         self._seen.clear()
+        self._layouts.clear()
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A call whose results end in `goals`."""
+
+    run: Run
+    inputs: Sequence[Any]
+    goals: Sequence[torch.Tensor]
+    layout: Layout
+    place: Any
+    recorder: Recorder
+
+    def __call__(self, stream: int) -> None:
+        giver = Giver(self.recorder, _by_slot(self.layout, self.goals))
+        outputs = self.run(list(self.inputs), self.place, stream, giver)
+        found, tensors = laid_out(outputs, self.inputs, giver.given, self.recorder.device)
+        if found != self.layout:
+            raise Unrecordable("its results are not laid out as they were before")
+        for made, tensor, goal in zip(found.made, tensors, self.goals, strict=True):
+            if made.slot is None:
+                goal.copy_(tensor)
+
+
+def _by_slot(layout: Layout, made: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
+    pairs = zip(layout.made, made, strict=True)
+    return {each.slot: tensor for each, tensor in pairs if each.slot is not None}

@@ -22,7 +22,7 @@ from adjoint.runtime.cpu.memory import At, Pool, Word, Words
 from adjoint.runtime.cpu.program import Binding, CpuProgram, Writer
 from adjoint.runtime.gpu.capture import CudaRecorder
 from adjoint.runtime.gpu.driver import check, launch_address, use_in_this_thread
-from adjoint.runtime.gpu.graphs import Recordings
+from adjoint.runtime.gpu.graphs import Giver, Recordings
 from adjoint.runtime.gpu.memory import Arena, arena_of
 from adjoint.torch_private import trees
 from adjoint.torch_private.cuda import current_device, is_recording, raw_stream
@@ -45,7 +45,8 @@ class GpuProgram(CpuProgram):
         self.device = device
         super().__init__(plan, functions)
         why = why_not_recorded(plan) if recorded else "it is switched off"
-        self.recordings = Recordings(self._run, used_inputs(plan), CudaRecorder(device), why)
+        self.recorder = CudaRecorder(device)
+        self.recordings = Recordings(self._run, used_inputs(plan), self.recorder, why)
 
     def __call__(self, inputs: list[Any]) -> Any:
         index = self.device.index
@@ -59,7 +60,8 @@ class GpuProgram(CpuProgram):
         arena = arena_of(self.device, stream)
         if is_recording() or not arena.busy.acquire(blocking=False):
             # A call inside a call, beside it, or written down by somebody: in memory of its own.
-            return self._run(inputs, self._bound_in(Arena(self.device), inputs), stream)
+            own = self._bound_in(Arena(self.device), inputs)
+            return self._run(inputs, own, stream, Giver(self.recorder))
         try:
             return self.recordings(inputs, self._kept(arena, stream, inputs), stream)
         finally:
@@ -85,7 +87,7 @@ class GpuProgram(CpuProgram):
         self._bindings[key] = [binding]
 
     def _writer(self) -> Writer:
-        return _Writer(self.plan, self.runs, self.device)
+        return _Writer(self.plan, self.runs)
 
 
 def used_inputs(plan: Plan) -> list[int]:
@@ -152,12 +154,14 @@ class GpuBinding(Binding):
 
 
 class _Writer(Writer):
-    def __init__(self, plan: Plan, runs: Any, device: torch.device) -> None:
-        super().__init__(plan, runs)
-        self.constants.update(native=launcher(), device=device, failed=_failed)
+    parameters = "inputs, binding, threads, new"
 
-    def new(self, slot: int, laid_out: str) -> str:
-        return f"empty_strided({laid_out}, device=device)"
+    def __init__(self, plan: Plan, runs: Any) -> None:
+        super().__init__(plan, runs)
+        self.constants.update(native=launcher(), failed=_failed)
+
+    def new(self, slot: int, shape: str, strides: str, dtype: str) -> str:
+        return f"new({slot}, {shape}, {strides}, {dtype})"
 
     def is_unreadable(self, name: str) -> str:
         return f"{super().is_unreadable(name)} or {name}.data_ptr() % {ALIGNMENT}"

@@ -12,14 +12,13 @@ from adjoint.native import native_program
 from adjoint.runtime.gpu.capture import CudaRecorder
 from adjoint.runtime.gpu.graphs import (
     SEEN,
+    New,
     Recording,
     Recordings,
 )
 from adjoint.runtime.gpu.program import GpuProgram
 from tests.lowering import graph_of
 from tests.recording import Place, RecordedProgram
-
-# Results of so many elements are not copied.
 
 
 @pytest.fixture
@@ -28,9 +27,9 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     streams: list[int] = []
     replay = Recording.replay
 
-    def noted(self: Recording, inputs: list[Any], copied: set[int], stream: int) -> Any:
+    def noted(self: Recording, inputs: list[Any], made: list[torch.Tensor], stream: int) -> None:
         streams.append(stream)
-        return replay(self, inputs, copied, stream)
+        replay(self, inputs, made, stream)
 
     monkeypatch.setattr(Recording, "replay", noted)
     return streams
@@ -163,7 +162,7 @@ class TestOnAGpu:
     def test_what_waits_is_refused_by_the_driver_and_nothing_stays_behind(self) -> None:
         x = torch.rand(self.SHAPE, device="cuda")
 
-        def waits(inputs: list[Any], place: Any, stream: int) -> Any:
+        def waits(inputs: list[Any], place: Any, stream: int, new: New) -> Any:
             given = inputs.pop()
             return [given * float(given.sum())]
 
