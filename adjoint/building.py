@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.optimize.masks import narrow_masks
 from adjoint.options import Options
+from adjoint.partition.opening import open_softmax
 from adjoint.partition.split import Backward, Forward, Split, narrowed
 from adjoint.programs import Programs, evaluate_taking
 from adjoint.runtime.bridge import Compiled, Executable, Recorded, Reversed
@@ -54,11 +55,13 @@ class Build:
         if not results and not requiring:
             return None
         sweep, joint = self._joint(graph_module, results, wrt)
+        opened, parts = open_softmax(joint.graph)
+        sweep.keep_copies(opened, joint.graph)
         split = Split(joint, sweep.order)
         # A backward graph runs here only to be differentiated again, in any of several ways.
         also = split.primals if sweep.order > 1 else sweep.several_results()
         forward = split.forward(also)
-        if sweep.order == 1 and self._leaves_out(sweep, forward, wrt):
+        if sweep.order == 1 and self._leaves_out(sweep, forward, wrt, parts):
             also = [*also, *self._also_needed(forward, wrt)]
             forward = split.forward(also)
         backward = split.backward(forward.nodes, forward.inputs, forward.outputs)
@@ -109,9 +112,14 @@ class Build:
             return partial(evaluate_taking, graph_module)
         return Programs(graph_module, self.options.cuda_graphs)
 
-    def _leaves_out(self, sweep: Sweep, forward: Forward, wrt: Sequence[int]) -> bool:
-        """Some saved value has a derivative that the first backward graph has no part of."""
-        reached = {sweep.copies.get(node) for node in sweep.reached}
+    def _leaves_out(
+        self, sweep: Sweep, forward: Forward, wrt: Sequence[int], parts: Set[fx.Node]
+    ) -> bool:
+        """Some saved value has a derivative that the first backward graph has no part of.
+
+        It has one of what `parts` are parts of.
+        """
+        reached = {sweep.copies.get(node) for node in sweep.reached} | parts
         nodes, active = forward.nodes, _differentiable_outputs(forward.graph_module, wrt)
         return any(place >= forward.results and nodes[place] not in reached for place in active)
 

@@ -156,7 +156,8 @@ def _load_on_gpu(kernels: Mapping[Key, Kernel]) -> dict[Key, Exception]:
 
 
 def _loaded_on_gpu(kernel: Kernel, device: torch.device) -> int:
-    code = assemble(emit_grid([kernel]), torch.cuda.get_device_capability(device))
+    capability = torch.cuda.get_device_capability(device)
+    code = assemble(emit_grid([kernel], wide=capability >= (9, 0)), capability)
     return load_on_gpu(code, [kernel.name], device.index)[0]
 
 

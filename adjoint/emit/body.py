@@ -365,7 +365,23 @@ class Body:
                 return self.divided(operator, values, kind, unsigned)
             case "floor" | "ceil" | "trunc" | "round":
                 return values[0]
+            case "within":
+                return self.within(values[0], values[1])
         raise NotImplementedError(f"{operator} of {dtype}")
+
+    def within(self, index: str, size: str) -> str:
+        """The index, if it is one; it ends here if not."""
+        self.count += 1
+        label = f"within{self.count}"
+        inside = self.line(f"icmp ult i64 {index}, {size}")
+        self.lines += [f"  br i1 {inside}, label %{label}, label %{label}.not", f"{label}.not:"]
+        self.fail()
+        self.lines += ["  unreachable", f"{label}:"]
+        return index
+
+    def fail(self) -> None:
+        self.wanted.intrinsics.add("declare void @llvm.trap()")
+        self.lines.append("  call void @llvm.trap()")
 
     def divided(self, operator: str, values: Sequence[str], kind: str, unsigned: bool) -> str:
         """Division by zero must not stop the machine: eager raises before, or so do we."""

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from adjoint.emit.body import METADATA, SHORT, Body, Wanted, defined
+from adjoint.emit.atomics import AtomicBody, counters_of
+from adjoint.emit.body import METADATA, SHORT, Wanted, defined
 from adjoint.emit.math import NEAR, symbol
 from adjoint.emit.shortcuts import SHORTCUTS, shortcuts
 from adjoint.emit.spelling import MEMORY, REGISTERS, SIZES, SUFFIX, literal
@@ -29,6 +30,8 @@ from adjoint.loops.expressions import (
     Expression,
     Guarded,
     Load,
+    Name,
+    children,
 )
 from adjoint.loops.expressions import walk as walk_expression
 from adjoint.loops.operators import identity
@@ -56,34 +59,35 @@ declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
 declare i32 @llvm.nvvm.shfl.sync.bfly.i32(i32, i32, i32, i32)
 declare void @llvm.nvvm.barrier0()
 declare void @llvm.nvvm.bar.warp.sync(i32)
+declare void @__assertfail(ptr, ptr, i32, ptr, i64) #1
+@said.wrong = internal addrspace(1) constant [26 x i8] c"an index is out of bounds\\00"
+@said.where = internal addrspace(1) constant [17 x i8] c"adjoint's kernel\\00"
 """
 
-# Atomic instructions that the machine has.
-_ATOMIC = {
-    ("add", "float"): "fadd",
-    ("add", "double"): "fadd",
-    ("add", "i32"): "add",
-    ("add", "i64"): "add",
-}
-
-_ORDER = 'syncscope("device") monotonic'
+_FAIL = """\
+  call void @__assertfail(ptr addrspacecast (ptr addrspace(1) @said.wrong to ptr),
+    ptr addrspacecast (ptr addrspace(1) @said.where to ptr), i32 0,
+    ptr addrspacecast (ptr addrspace(1) @said.where to ptr), i64 1)"""
 
 
-def emit_module(kernels: Sequence[Kernel]) -> str:
-    """LLVM text that defines every kernel."""
+def emit_module(kernels: Sequence[Kernel], wide: bool = False) -> str:
+    """LLVM text that defines every kernel.
+
+    `wide`: the machine adds several neighbours to memory at a time.
+    """
     wanted = Wanted()
-    functions = ["\n".join(_kernel(kernel, wanted)) for kernel in kernels]
-    attributes = "attributes #0 = { nounwind }"
+    functions = ["\n".join(_kernel(kernel, wanted, wide)) for kernel in kernels]
+    attributes = "attributes #0 = { nounwind }\nattributes #1 = { noreturn nounwind }"
     made = shortcuts(wanted.shortcuts)
     known = [line for line in defined(wanted) if line not in made]
     return "\n".join([_HEADER, made, *known, *functions, attributes, METADATA, "!2 = !{}"])
 
 
-def _kernel(kernel: Kernel, wanted: Wanted) -> Iterator[str]:
+def _kernel(kernel: Kernel, wanted: Wanted, wide: bool) -> Iterator[str]:
     (loop,) = kernel.body
     assert isinstance(loop, Loop)
     assert loop.mapping is Mapping.PARALLEL
-    body = _TeamBody(kernel, wanted)
+    body = _TeamBody(kernel, wanted, wide)
     body.parallel(loop)
     parameters = [
         f"ptr noalias align 16 {'' if b.written else 'readonly '}%b.{b.name}"
@@ -101,17 +105,17 @@ def _kernel(kernel: Kernel, wanted: Wanted) -> Iterator[str]:
     yield "}"
 
 
-class _TeamBody(Body):
-    def __init__(self, kernel: Kernel, wanted: Wanted) -> None:
-        super().__init__(wanted)
+class _TeamBody(AtomicBody):
+    def __init__(self, kernel: Kernel, wanted: Wanted, wide: bool) -> None:
+        super().__init__(wanted, wide)
         self.kernel = kernel
         self.team = kernel.team
         self.sharing = False
         """Inside a loop that the team shares out."""
-        self.turns: dict[str, str] = {}
-        """Loops that are written out around this place, and which turn of each it is."""
         self.held: dict[tuple[Any, ...], str] = {}
         """What has been read, by place and turns."""
+        self.checks: dict[int, list[Expression]] = {}
+        """The checks of indices in each block."""
         self.written = {buffer.name for buffer in kernel.buffers if buffer.written}
 
     def hint_for(self, buffer: str) -> str:
@@ -152,6 +156,24 @@ class _TeamBody(Body):
         self.block(loop.body)
         self.lines += ["  br label %done", "done:"]
 
+    def block(self, body: tuple[Statement, ...]) -> None:
+        """Indices first: a check between reads of neighbours would keep them apart."""
+        if id(body) not in self.checks:
+            self.checks[id(body)] = _checks(body)
+        for index in self.checks[id(body)]:
+            if self.is_known(index):
+                self.value(index)
+        super().block(body)
+
+    def is_known(self, expression: Expression) -> bool:
+        """Whether all that it depends on is there, and will not be written to."""
+        for each in walk_expression(expression):
+            if isinstance(each, Load) and each.buffer in self.written:
+                return False
+            if isinstance(each, Counter | Name) and not any(each.name in n for n in self.names):
+                return False
+        return True
+
     def statement(self, statement: Statement) -> None:
         match statement:
             case Loop(mapping=Mapping.VECTOR) if self.team > 1 and not self.sharing:
@@ -174,7 +196,7 @@ class _TeamBody(Body):
         self.scopes.append({})
         with self.apart():
             if isinstance(statement, Merge) and statement.shared:
-                self.atomic(statement)
+                self.atomic(statement, alone=True)
             else:
                 super().statement(statement)
         self.scopes.pop()
@@ -270,20 +292,31 @@ class _TeamBody(Body):
         """Short loops are written out, so that neighbours become one access to memory."""
         times = loop.stop.value if isinstance(loop.stop, Constant) else SHORT + 1
         if times <= SHORT and start == "0":
+            outer, self.written_out = self.written_out, loop
             for turn in range(int(times)):
                 self.turn(loop, str(turn), str(turn))
+            self.written_out = outer
             return
         with self.apart():
             super().loop_over(loop, start, stop, step)
 
     def computed(self, expression: Load | Apply | Cast | Guarded) -> str:
-        """What a phase of a row has read, the next need not read again."""
-        if not isinstance(expression, Load) or expression.buffer in self.written:
-            return super().computed(expression)
-        where = (expression.buffer, show_expression(expression.offset), *self.turns.items())
+        """What a phase of a row has read or checked, the next need not read or check again."""
+        match expression:
+            case Load(buffer) if buffer not in self.written:
+                where = (show_expression(expression), *self.turns.items())
+            case Apply("within"):
+                counters = counters_of(expression)
+                turns = [(name, turn) for name, turn in self.turns.items() if name in counters]
+                where = (show_expression(expression), *turns)
+            case _:
+                return super().computed(expression)
         if where not in self.held:
             self.held[where] = super().computed(expression)
         return self.held[where]
+
+    def fail(self) -> None:
+        self.lines.append(_FAIL)
 
     def element(self, buffer: str, offset: Expression, dtype: torch.dtype) -> str:
         """Neighbours differ by a number that LLVM can see, and may so be one access."""
@@ -294,17 +327,6 @@ class _TeamBody(Body):
             if number == 0
             else self.line(f"getelementptr inbounds {MEMORY[dtype]}, ptr {place}, i64 {number}")
         )
-
-    def apart_from_turns(self, offset: Expression) -> tuple[Expression, int]:
-        """An offset without what is known of it where loops are written out, and that."""
-        match offset:
-            case Apply("add", (rest, Counter(name))) if self.named(name).isdigit():
-                rest, number = self.apart_from_turns(rest)
-                return rest, number + int(self.named(name))
-            case Apply("add", (rest, Constant(value))):
-                rest, number = self.apart_from_turns(rest)
-                return rest, number + int(value)
-        return offset, 0
 
     def rounded(self, value: str) -> str:
         """By an instruction, where the machine has one: it rounds as `Body` does."""
@@ -457,48 +479,27 @@ class _TeamBody(Body):
                         return True
         return False
 
-    # Elements that several teams may come to
 
-    def atomic(self, merge: Merge) -> None:
-        dtype = merge.value.dtype
-        kind = MEMORY[dtype]
-        place = self.element(merge.buffer, merge.offset, dtype)
-        value = self.value(merge.value)
-        how = _ATOMIC.get((merge.operator, kind))
-        if how is None:
-            self.compare_and_swap(merge, place, value)
-        else:
-            self.line(f"atomicrmw {how} ptr {place}, {kind} {value} {_ORDER}")
+def _checks(body: tuple[Statement, ...]) -> list[Expression]:
+    """The checks of indices in it that are made in any case, those that others need first."""
+    found: list[Expression] = []
+    seen: set[int] = set()
 
-    def compare_and_swap(self, merge: Merge, place: str, value: str) -> None:
-        """Again and again, until nobody came between."""
-        dtype = merge.value.dtype
-        kind = MEMORY[dtype]
-        bits = f"i{8 * SIZES[kind]}"
-        self.count += 1
-        label = f"swap{self.count}"
-        first = self.line(f"load {bits}, ptr {place}")
-        self.lines += [
-            f"  br label %{label}.from",
-            f"{label}.from:",
-            f"  br label %{label}",
-            f"{label}:",
-            f"  %{label}.old = phi {bits} [ {first}, %{label}.from ], [ %{label}.seen, %{label} ]",
-        ]
-        raw = (
-            f"%{label}.old" if bits == kind else self.line(f"bitcast {bits} %{label}.old to {kind}")
-        )
-        old = self.from_memory(raw, dtype)
-        new = self.to_memory(self.combined(merge.operator, old, value, dtype), dtype)
-        new = new if bits == kind else self.line(f"bitcast {kind} {new} to {bits}")
-        swap = f"cmpxchg ptr {place}, {bits} %{label}.old, {bits} {new} {_ORDER} monotonic"
-        self.lines += [
-            f"  %{label}.pair = {swap}",
-            f"  %{label}.seen = extractvalue {{ {bits}, i1 }} %{label}.pair, 0",
-            f"  %{label}.ok = extractvalue {{ {bits}, i1 }} %{label}.pair, 1",
-            f"  br i1 %{label}.ok, label %{label}.end, label %{label}",
-            f"{label}.end:",
-        ]
+    def look(expression: Expression) -> None:
+        if id(expression) in seen:
+            return
+        seen.add(id(expression))
+        unsure = expression.value if isinstance(expression, Guarded) else None
+        for each in children(expression):
+            if each is not unsure:
+                look(each)
+        if isinstance(expression, Apply) and expression.operator == "within":
+            found.append(expression)
+
+    for statement in walk(body):
+        for each in expressions(statement):
+            look(each)
+    return found
 
 
 def _copies(body: tuple[Statement, ...]) -> int:

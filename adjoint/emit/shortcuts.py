@@ -7,8 +7,11 @@ library are, for a third of the instructions of functions that any machine could
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from adjoint.emit.math import coefficients
 from adjoint.emit.spelling import literal
 
 
@@ -66,10 +69,16 @@ define internal float @short.sigmoid(float %x) alwaysinline {
 }
 """
 
-_STEPS = "\n".join(
-    f"  %p{n} = call float @llvm.fma.f32(float %z, float %p{n + 1}, float {_number(_TANH[n])})"
-    for n in (3, 2, 1, 0)
-)
+
+def _polynomial(name: str, x: str, numbers: Sequence[float]) -> str:
+    """Lines that end with `name`0."""
+    *rest, last = map(_number, numbers)
+    lines = [f"  %{name}{len(rest)} = fadd float {last}, 0.0"]
+    for n, c in reversed(list(enumerate(rest))):
+        fma = f"call float @llvm.fma.f32(float {x}, float %{name}{n + 1}, float {c})"
+        lines.append(f"  %{name}{n} = {fma}")
+    return "\n".join(lines)
+
 
 TANH = f"""\
 define internal float @short.tanh(float %x) alwaysinline {{
@@ -80,8 +89,7 @@ define internal float @short.tanh(float %x) alwaysinline {{
   %i = call float @llvm.nvvm.rcp.approx.ftz.f(float %d)
   %far = call float @llvm.fma.f32(float %i, float -2.0, float 1.0)
   %z = fmul float %x, %x
-  %p4 = fadd float {_number(_TANH[4])}, 0.0
-{_STEPS}
+{_polynomial("p", "%z", _TANH)}
   %zp = fmul float %z, %p0
   %near = call float @llvm.fma.f32(float %zp, float %x, float %x)
   %is.near = fcmp olt float %a, {_number(0.55)}
@@ -91,8 +99,27 @@ define internal float @short.tanh(float %x) alwaysinline {{
 }}
 """
 
+# x + x p(x**2) near zero, 1 - 2**q(x) beyond 1.
+ERF = f"""\
+define internal float @short.erf(float %x) alwaysinline {{
+  %size = call float @llvm.fabs.f32(float %x)
+  %is.one = fcmp ogt float %size, {_number(4.0)}
+  %a = select i1 %is.one, float {_number(4.0)}, float %size
+  %z = fmul float %a, %a
+{_polynomial("p", "%z", coefficients.ERF["f32"])}
+  %near = call float @llvm.fma.f32(float %a, float %p0, float %a)
+{_polynomial("q", "%a", [-c * LOG2_E for c in coefficients.ERF_TAIL_F32["f32"]])}
+  %e = call float @llvm.nvvm.ex2.approx.f(float %q0)
+  %far = fsub float 1.0, %e
+  %is.near = fcmp olt float %a, 1.0
+  %either = select i1 %is.near, float %near, float %far
+  %r = call float @llvm.copysign.f32(float %either, float %x)
+  ret float %r
+}}
+"""
+
 # What there is, and what it calls.
-SHORTCUTS = {"exp": EXP, "sigmoid": SIGMOID, "tanh": TANH}
+SHORTCUTS = {"erf": ERF, "exp": EXP, "sigmoid": SIGMOID, "tanh": TANH}
 
 
 def shortcuts(wanted: set[str]) -> str:

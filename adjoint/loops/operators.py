@@ -3,6 +3,7 @@
 Meanings are over numbers that have the dtype already (`numpy` scalars in the evaluator).  Integer
 arithmetic wraps; `div` is exact division of floating-point numbers, `floordiv` and `mod` round as
 Python's do.  An integer divided by zero is itself: whoever divides sees to it that there is none.
+`within(index, size)` is the index, if it is one of a dimension of that size; it fails if not.
 """
 
 from __future__ import annotations
@@ -104,6 +105,13 @@ _MATH = (
     *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
 )
 
+
+def _within(index: Any, size: Any) -> Any:
+    if not 0 <= index < size:
+        raise IndexError(f"index {index} is out of bounds for dimension with size {size}")
+    return index
+
+
 OPERATORS: dict[str, Operator] = {
     "add": Operator(2, lambda a, b: a + b),
     "sub": Operator(2, lambda a, b: a - b),
@@ -126,6 +134,7 @@ OPERATORS: dict[str, Operator] = {
     "le": Operator(2, lambda a, b: a <= b, is_predicate=True),
     "gt": Operator(2, lambda a, b: a > b, is_predicate=True),
     "ge": Operator(2, lambda a, b: a >= b, is_predicate=True),
+    "within": Operator(2, _within),
     "select": Operator(3, lambda condition, a, b: a if condition else b),
     "neg": Operator(1, lambda a: -a),
     "not": Operator(1, lambda a: ~a if not isinstance(a, (bool, np.bool_)) else not a),

@@ -51,6 +51,10 @@ class Scratch:
     count: Size
 
 
+# So many threads keep a machine of very many busy where each has a few rows to add up.
+BUSY = 1 << 17
+
+
 @dataclass(frozen=True)
 class Grid:
     """How many teams of threads a kernel is for."""

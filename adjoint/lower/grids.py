@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from adjoint.loops.expressions import Counter, Expression, Extent, Load, Name, apply, integer
-from adjoint.loops.plan import Grid, Scratch
+from adjoint.loops.plan import BUSY, Grid, Scratch
 from adjoint.loops.statements import (
     Accumulator,
     Assign,
@@ -31,7 +31,7 @@ from adjoint.loops.statements import (
 from adjoint.loops.teams import WARP, most_copies, turns_of
 from adjoint.lower.definitions import Mapped, Reduced, Scattered
 from adjoint.lower.fusion import Group, Level
-from adjoint.lower.index import Axis, linear, of_axis, row_major, unravelled
+from adjoint.lower.index import Axis, Gathered, linear, of_axis, row_major, unravelled
 from adjoint.lower.items import Item, strides_of
 from adjoint.lower.nests import FEW_COLUMNS, Builder, cleared, kept_index, share
 from adjoint.lower.operands import CHUNKS, Nest
@@ -120,6 +120,10 @@ class _Grid(Builder):
         self.team = self._team()
         rows = self.group.columns is not None
         self.set_columns = self.unfold(self.inner, Counter("c")) if rows else []
+
+    def gathered(self, atom: Gathered) -> Expression:
+        """Nobody waits for the device to say what an index is: the thread that reads it checks."""
+        return apply("within", atom.value, self.size(atom.size))
 
     def _split(self) -> int:
         if self.group.columns is not None:
@@ -327,7 +331,9 @@ class _Grid(Builder):
             adding.append(Update(whole.name, definition.operator, part))
             last.append(self._finished(item, self._element_of(item, k), whole))
         sums = Loop("c", integer(0), Extent(CHUNKS), tuple(adding), Mapping.VECTOR)
-        self.team = TOTAL_TEAM
+        # There are no more chunks than keep the machine busy.
+        most = BUSY // max(1, estimate(chunks.threads))
+        self.team = min(TOTAL_TEAM, 1 << max(0, most.bit_length() - 1))
         grid = Grid(groups, False, chunks.rows, chunks.threads, chunks.least)
         return self._parallel("k", self.size(groups), (*first, sums, *last), grid)
 

@@ -34,9 +34,10 @@ class Remainder:
 
 @dataclass(frozen=True)
 class Gathered:
-    """An index that is data."""
+    """An index that is data, and must be in range(size)."""
 
     value: Expression
+    size: Size
 
 
 Atom: TypeAlias = Axis | Quotient | Remainder | Gathered

@@ -212,7 +212,7 @@ def _shown(index: Index) -> str:
                 terms.append(f"{name.rpartition('.')[2]}*{coefficient}")
             case Quotient(of, by) | Remainder(of, by):
                 terms.append(f"{type(atom).__name__}({_shown(of)},{by})*{coefficient}")
-            case Gathered(value):
+            case Gathered(value, _):
                 terms.append(f"[{identity_of(value)}]*{coefficient}")
     return f"<{'+'.join(sorted(terms))}+{index.constant}>"
 

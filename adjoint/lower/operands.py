@@ -74,7 +74,7 @@ class Operands:
                     continue
                 part = counter
             elif isinstance(atom, Gathered):
-                part = atom.value
+                part = self.gathered(atom)
             else:
                 name = "floordiv" if isinstance(atom, Quotient) else "mod"
                 part = apply(name, self.expression(atom.of), self.size(atom.by))
@@ -86,6 +86,10 @@ class Operands:
         if isinstance(index.constant, int) and index.constant == 0:
             return made
         return made + self.size(index.constant)
+
+    def gathered(self, atom: Gathered) -> Expression:
+        """An index that has been read; what was called before has seen to it that it is one."""
+        return atom.value
 
     def load(self, node: fx.Node, index: Where) -> Expression:
         offset = self.position(linear(index, strides_of(node)))

@@ -107,12 +107,6 @@ def require_within(index: torch.Tensor, low: int, high: int) -> None:
             raise IndexError(f"index {wrong} is out of bounds for dimension with size {high}")
 
 
-def require_within_later(index: torch.Tensor, low: int, high: int) -> None:
-    """The same where nobody waits for the device: it stops by itself, as it does for eager."""
-    inside = torch.logical_and(index >= low, index < high).all()
-    aten._assert_async.msg(inside, f"an index is not in range({low}, {high})")
-
-
 class _Planning:
     def __init__(
         self,
@@ -217,6 +211,9 @@ class _Planning:
         definition = None if node.name in self.called else definition_of(node)
         if definition is None or (self.has_grids and _is_torchs_own(node, definition)):
             return None
+        if self.has_grids:
+            # Threads check the indices that they read.
+            definition = replace(definition, bounds=())
         try:
             item = item_of(node, definition)
         except NotImplementedError:
@@ -458,9 +455,8 @@ class _Planning:
         args = (Argument(self.slots[bound.node].number), Number(bound.low), Number(bound.high))
         slot = Slot(len(self.slots) + len(self.extra), Kind.RESULT)
         self.extra.append(slot)
-        line = source_of(item.node)
-        check = require_within_later if self.has_grids else require_within
-        self.steps.append(Invoke(check, args, {}, slot.number, line=str(line) if line else ""))
+        line = str(source_of(item.node) or "")
+        self.steps.append(Invoke(require_within, args, {}, slot.number, line=line))
 
     def _argument(self, leaf: Any) -> Any:
         if isinstance(leaf, fx.Node):

@@ -297,15 +297,18 @@ def _move(move: Move, inputs: Sequence[Any], results: _Results) -> None:
 
 
 def _filled(tree: Any, outputs: Sequence[Any]) -> Any:
-    return trees.map_leaves(
-        lambda leaf: outputs[leaf.index] if isinstance(leaf, FromGraph) else leaf, tree
-    )
+    """Arguments, with the numbers that the graph computed; run for every view of every call."""
+    if isinstance(tree, FromGraph):
+        return outputs[tree.index]
+    if isinstance(tree, dict):
+        return {name: _filled(each, outputs) for name, each in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        return type(tree)([_filled(each, outputs) for each in tree])
+    return tree
 
 
 @contextlib.contextmanager
 def _mode(mode: Mode) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        if mode.inference:
-            stack.enter_context(torch.inference_mode())
-        stack.enter_context(torch.set_grad_enabled(mode.grad_enabled))
+    inference = torch.inference_mode() if mode.inference else contextlib.nullcontext()
+    with inference, torch.set_grad_enabled(mode.grad_enabled):
         yield

@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from adjoint.emit.nvptx import emit_module
-from adjoint.loops.expressions import Counter, Extent, Load, integer
-from adjoint.loops.statements import Buffer, Kernel, Loop, Mapping, Merge
 from adjoint.lower.planning import lower
 from adjoint.runtime.gpu.assembly import assemble
 from tests.lowering import graph_of, launches
@@ -34,6 +32,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "columns": (lambda x: [x.sin().sum(0)], [ROWS]),
     "rows and columns": (lambda x: [x - x.mean(-1, keepdim=True), x.sum(0)], [ROWS]),
     "scatter": (lambda h, i, m: [h.index_add(0, i, m)], [ROWS, PLACES, ROWS]),
+    "gather": (lambda x, i, y: [x[i] * y], [ROWS, PLACES, ROWS]),
     "integers": (lambda x: [x.sum(-1), (x // 3) % 5], [torch.zeros(512, 96, dtype=torch.int64)]),
     "truth": (lambda x: [x.any(-1), x.all()], [torch.zeros(512, 96, dtype=torch.bool)]),
 }
@@ -43,7 +42,7 @@ def kernels(name: str) -> list[str]:
     """LLVM text of each kernel."""
     function, inputs = CASES[name]
     plan = lower(graph_of(function, inputs), grids=True)
-    return [emit_module([launch.kernel]) for launch in launches(plan)]
+    return [emit_module([launch.kernel], wide=True) for launch in launches(plan)]
 
 
 def code(name: str) -> str:
@@ -88,31 +87,16 @@ def test_lanes_of_several_warps_meet_in_shared_memory() -> None:
     assert "bar" not in code("few columns")
 
 
-def meeting(dtype: torch.dtype, operator: str) -> str:
-    """out[0] = out[0] `operator` x[i], for each i."""
-    value = Load("x", Counter("i"), dtype)
-    merge = Merge("out", integer(0), operator, value, shared=True)
-    loop = Loop("i", integer(0), Extent("n"), (merge,), Mapping.PARALLEL)
-    buffers = (Buffer("x", dtype), Buffer("out", dtype, written=True))
-    kernel = Kernel("kernel", buffers, ("n",), (loop,))
-    return assemble(emit_module([kernel]), HOPPER).decode()
-
-
-def test_elements_that_several_threads_come_to_are_changed_atomically() -> None:
-    assert code("scatter").count("atom.global.add.f32") == 4
-
-
 @pytest.mark.parametrize(
-    ("dtype", "operator", "how"),
-    [
-        (torch.float64, "add", "atom.global.add.f64"),
-        (torch.int32, "add", "atom.global.add.u32"),
-        (torch.bfloat16, "add", "cas.b32"),
-        (torch.float16, "maximum", "cas.b32"),
-        (torch.float32, "maximum", "cas.b32"),
-        (torch.float64, "mul", "cas.b64"),
-        (torch.bool, "or", "cas"),
-    ],
+    "function",
+    [lambda x, i, y: [x[i] * y], lambda x, i, y: [y + 1, x[i] * y]],
+    ids=["read", "other reads before it"],
 )
-def test_how_threads_meet(dtype: torch.dtype, operator: str, how: str) -> None:
-    assert how in meeting(dtype, operator)
+def test_an_index_is_checked_once_and_neighbours_are_read_together(
+    function: Callable[..., Any],
+) -> None:
+    plan = lower(graph_of(function, [ROWS, PLACES, ROWS]), grids=True)
+    (launch,) = launches(plan)
+    text = assemble(emit_module([launch.kernel]), HOPPER).decode()
+    assert text.count("call.uni") == text.count("__assertfail,") == 1
+    assert text.count("ld.global.nc.v4") == 2

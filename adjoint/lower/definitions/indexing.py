@@ -32,11 +32,11 @@ def _wrapped(value: Expression, size: Size, reader: Reader) -> Index:
     """An index as torch means it: a negative one counts from the end."""
     value = cast(value, torch.int64)
     made = where(value < 0, value + reader.size(size), value)
-    return Index(((Gathered(made), 1),))
+    return Index(((Gathered(made, size), 1),))
 
 
-def _plain(value: Expression) -> Index:
-    return Index(((Gathered(cast(value, torch.int64)), 1),))
+def _plain(value: Expression, size: Size) -> Index:
+    return Index(((Gathered(cast(value, torch.int64), size), 1),))
 
 
 def _is_index(node: Any) -> bool:
@@ -95,7 +95,7 @@ def _index_select(node: fx.Node, x: fx.Node, dim: int, picked: fx.Node) -> Mappe
     dim %= x.meta["val"].dim()
 
     def element(index: Where, reader: Reader) -> Expression:
-        place = _plain(reader.read(picked, (index[dim],)))
+        place = _plain(reader.read(picked, (index[dim],)), shape_of(x)[dim])
         return reader.read(x, (*index[:dim], place, *index[dim + 1 :]))
 
     return Mapped(element, (Bound(picked, 0, shape_of(x)[dim]),))
@@ -107,7 +107,8 @@ def _embedding(
     rank = picked.meta["val"].dim()
 
     def element(index: Where, reader: Reader) -> Expression:
-        return reader.read(weight, (_plain(reader.read(picked, index[:rank])), index[rank]))
+        row = _plain(reader.read(picked, index[:rank]), shape_of(weight)[0])
+        return reader.read(weight, (row, index[rank]))
 
     return Mapped(element, (Bound(picked, 0, shape_of(weight)[0]),))
 
@@ -117,7 +118,7 @@ def _gather(node: fx.Node, x: fx.Node, dim: int, picked: fx.Node, **options: Any
     dim %= x.meta["val"].dim()
 
     def element(index: Where, reader: Reader) -> Expression:
-        place = _plain(reader.read(picked, index))
+        place = _plain(reader.read(picked, index), shape_of(x)[dim])
         return reader.read(x, (*index[:dim], place, *index[dim + 1 :]))
 
     return Mapped(element, (Bound(picked, 0, shape_of(x)[dim]),))
@@ -130,7 +131,8 @@ def _index_add(
     dim %= x.meta["val"].dim()
 
     def place(index: Where, reader: Reader) -> Where:
-        return (*index[:dim], _plain(reader.read(picked, (index[dim],))), *index[dim + 1 :])
+        to = _plain(reader.read(picked, (index[dim],)), shape_of(x)[dim])
+        return (*index[:dim], to, *index[dim + 1 :])
 
     def element(index: Where, reader: Reader) -> Expression:
         value = reader.read(source, index)
@@ -187,7 +189,8 @@ def _scatter_add(
     dim %= x.meta["val"].dim()
 
     def place(index: Where, reader: Reader) -> Where:
-        return (*index[:dim], _plain(reader.read(picked, index)), *index[dim + 1 :])
+        to = _plain(reader.read(picked, index), shape_of(x)[dim])
+        return (*index[:dim], to, *index[dim + 1 :])
 
     return _scattered(
         node,
@@ -209,11 +212,11 @@ def _embedding_backward(
     by_frequency: bool,
 ) -> Scattered:
     decline_if(by_frequency or not isinstance(padding, int))
-    rank, dtype = picked.meta["val"].dim(), dtype_of(node)
+    rank, dtype, rows = picked.meta["val"].dim(), dtype_of(node), size_of(_value(count))
     decline_if(dtype in (torch.float16, torch.bfloat16))
 
     def place(index: Where, reader: Reader) -> Where:
-        return (_plain(reader.read(picked, index[:rank])), index[rank])
+        return (_plain(reader.read(picked, index[:rank]), rows), index[rank])
 
     def element(index: Where, reader: Reader) -> Expression:
         value = reader.read(cotangent, index)
@@ -229,7 +232,7 @@ def _embedding_backward(
         lambda index, reader: constant(0, dtype),
         place,
         element,
-        (Bound(picked, 0, size_of(_value(count))),),
+        (Bound(picked, 0, rows),),
     )
 
 

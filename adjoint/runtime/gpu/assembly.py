@@ -28,7 +28,12 @@ def assemble(text: str, capability: tuple[int, int]) -> bytes:
         except RuntimeError as error:
             raise LLVMError(str(error)) from error
         target = llvm.Target.from_triple(module.triple)
-        machine = target.create_target_machine(cpu=f"sm_{capability[0]}{capability[1]}", opt=3)
+        machine = target.create_target_machine(
+            cpu=f"sm_{capability[0]}{capability[1]}",
+            # The first version in which several neighbours are added to memory at a time.
+            features="+ptx81" if capability == (9, 0) else "",
+            opt=3,
+        )
         module.data_layout = str(machine.target_data)
         tuning = llvm.create_pipeline_tuning_options(speed_level=2)
         tuning.loop_vectorization = False

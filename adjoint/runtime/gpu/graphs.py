@@ -41,8 +41,8 @@ REMEMBERED = 16
 # Up to so many bytes are copied: that takes less than to launch a kernel.
 SMALL = 1 << 20
 
-# What was at another address so many times will not stay where it is.
-MOVES = 3
+# What is at another address so many calls in a row will not stay where it is.
+MOVES = 6
 
 
 class Launchable(Protocol):
@@ -154,15 +154,15 @@ class Giver:
     def __init__(self, recorder: Recorder, ready: Mapping[int, torch.Tensor] | None = None) -> None:
         self._recorder = recorder
         self._ready = dict(ready or {})
-        self.given: dict[Any, int] = {}
-        """The slot, by what identifies the memory."""
+        self.given: dict[Any, tuple[int, torch.Tensor]] = {}
+        """Slots and what they were given, by what identifies the memory."""
 
     def __call__(
         self, slot: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
     ) -> torch.Tensor:
         ready = self._ready.pop(slot, None)
         new = self._recorder.new(shape, strides, dtype) if ready is None else ready
-        self.given[storage_key(new)] = slot
+        self.given[storage_key(new)] = (slot, new)
         return new
 
 
@@ -190,12 +190,9 @@ def _handed(result: Result, inputs: Sequence[Any], made: Sequence[torch.Tensor])
 
 
 def laid_out(
-    outputs: Any, inputs: Sequence[Any], slots: Mapping[Any, int], device: torch.device
+    outputs: Any, inputs: Sequence[Any], giver: Giver, device: torch.device
 ) -> tuple[Layout, list[torch.Tensor]]:
-    """How each result is made of inputs and new tensors, and the new tensors.
-
-    `slots`: those of what the program asked memory for.
-    """
+    """How each result is made of inputs and new tensors, and the new tensors."""
     given: dict[Any, list[int]] = {}
     for place, each in enumerate(inputs):
         if isinstance(each, torch.Tensor):
@@ -216,15 +213,14 @@ def laid_out(
             place = _source(leaf, given[memory], inputs)
             results.append(FromInput(place, _window(leaf, inputs[place])))
             continue
-        root = _root(leaf)
+        slot, root = giver.given.get(memory, (None, _root(leaf)))
         if memory in numbers and not _is_inside(leaf, tensors[numbers[memory]]):
-            memory, root = (memory, len(tensors)), leaf
+            memory, root, slot = (memory, len(tensors)), leaf, None
         if memory not in numbers:
             if not _is_inside(leaf, root) or _overlaps_itself(root):
                 raise Unrecordable("a result lies in memory of which no other result is all")
             numbers[memory] = len(tensors)
             tensors.append(root)
-            slot = slots.get(memory)
             made.append(Made(tuple(root.shape), root.stride(), root.dtype, slot))
         number = numbers[memory]
         results.append(FromMade(number, _window(leaf, tensors[number])))
@@ -363,7 +359,7 @@ class Recordings:
         """Calls in a row without a recording."""
         self._addresses: dict[int, int] = {}
         self._moves: dict[int, int] = {}
-        """How often small inputs, and results (-1 is the first), were not where they had been."""
+        """For how many calls in a row small inputs, and results (-1 is the first), have moved."""
 
     def __call__(self, inputs: list[Any], place: Any, stream: int) -> Any:
         if self.why or not self._busy.acquire(blocking=False):
@@ -387,7 +383,7 @@ class Recordings:
         giver, given = Giver(self._recorder), list(inputs)
         outputs = self._run(inputs, sort.place, stream, giver)
         try:
-            layout, _ = laid_out(outputs, given, giver.given, self._recorder.device)
+            layout, _ = laid_out(outputs, given, giver, self._recorder.device)
         except Unrecordable as error:
             self._give_up(f"it cannot be recorded: {error}")
             return outputs
@@ -406,12 +402,16 @@ class Recordings:
             self._missed = 0
             self.replays += 1
             recording.replay(inputs, made, stream)
-            results = layout.handed(inputs, made)
-            inputs.clear()
-            return results
-        giver = Giver(self._recorder, _by_slot(layout, made))
-        del made
-        return self._run(inputs, sort.place, stream, giver)
+        else:
+            # Results go where a recording would put them, so that what follows finds them there.
+            try:
+                _Work(self._run, inputs, made, layout, sort.place, self._recorder)(stream)
+            except Unrecordable as error:
+                self._give_up(f"it cannot be recorded: {error}")
+                return self._plainly(inputs, sort.place, stream)
+        results = layout.handed(inputs, made)
+        inputs.clear()
+        return results
 
     def _sort(self, inputs: Sequence[Any], place: Any) -> Sort | None:
         """What decides how results are laid out; None if nothing can be recorded of the call."""
@@ -504,10 +504,11 @@ class Recordings:
         small += [(-1 - n, made[n]) for n, each in enumerate(layout.made) if each.is_small]
         found = False
         for n, tensor in small:
-            address = tensor.data_ptr()
-            if self._addresses.setdefault(n, address) != address:
+            address, moves = tensor.data_ptr(), self._moves.get(n, 0)
+            if moves < MOVES:
+                has_moved = self._addresses.setdefault(n, address) != address
                 self._addresses[n] = address
-                self._moves[n] = self._moves.get(n, 0) + 1
+                self._moves[n] = moves + 1 if has_moved else 0
                 found = found or self._moves[n] == MOVES
         return found
 
@@ -553,7 +554,7 @@ class _Work:
     def __call__(self, stream: int) -> None:
         giver = Giver(self.recorder, _by_slot(self.layout, self.goals))
         outputs = self.run(list(self.inputs), self.place, stream, giver)
-        found, tensors = laid_out(outputs, self.inputs, giver.given, self.recorder.device)
+        found, tensors = laid_out(outputs, self.inputs, giver, self.recorder.device)
         if found != self.layout:
             raise Unrecordable("its results are not laid out as they were before")
         for made, tensor, goal in zip(found.made, tensors, self.goals, strict=True):

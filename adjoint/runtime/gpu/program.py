@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from adjoint.loops.plan import Argument, Invoke, Launch, Plan, Tiles, operands_of
+from adjoint.loops.plan import BUSY, Argument, Invoke, Launch, Plan, Tiles, operands_of
 from adjoint.loops.teams import block_of
 from adjoint.runtime.cpu.engine import BINDING, add_symbol
 from adjoint.runtime.cpu.engine import load as load_native
@@ -26,9 +26,6 @@ from adjoint.runtime.gpu.graphs import Giver, Recordings
 from adjoint.runtime.gpu.memory import Arena, arena_of
 from adjoint.torch_private import trees
 from adjoint.torch_private.cuda import current_device, is_recording, raw_stream
-
-# So many threads keep the machine busy where each has a few rows to add up.
-BUSY = 1 << 17
 
 # Addresses that kernels load from are multiples of it.
 ALIGNMENT = 16

@@ -158,7 +158,7 @@ class TestInputsThatMove:
         for _ in range(SEEN + 1):
             program(x, second)
         assert program.replays == 2
-        assert program.recordings._moves == {1: 1}
+        assert program.recordings._moves == {1: 0}
 
 
 class TestResults:

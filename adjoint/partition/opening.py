@@ -1,0 +1,48 @@
+"""A softmax in parts, so that its rows' maxima and sums can be saved without it.
+
+A softmax of half-precision numbers is computed again in the backward graph rather than saved.  Its
+maxima and sums, two numbers for each row, need not be: they go through the row once each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjoint.partition.split import is_cheap
+
+aten = torch.ops.aten
+
+
+def open_softmax(graph: fx.Graph) -> tuple[dict[fx.Node, fx.Node], set[fx.Node]]:
+    """Writes logarithms of a softmax as what they are made of.
+
+    Returns what stands for each of them now, and all nodes that were made for them.
+    """
+    opened: dict[fx.Node, fx.Node] = {}
+    parts: set[fx.Node] = set()
+    for node in graph.find_nodes(op="call_function", target=aten._log_softmax.default):
+        if is_cheap(node) and node.meta["val"].dim() and not node.args[2]:
+            with graph.inserting_before(node):
+                opened[node] = _parts_of(node, parts)
+            node.replace_all_uses_with(opened[node])
+            graph.erase_node(node)
+    return opened, parts
+
+
+def _parts_of(node: fx.Node, parts: set[fx.Node]) -> fx.Node:
+    def call(op: Any, *args: Any) -> fx.Node:
+        made = node.graph.call_function(op, args)
+        values = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args]
+        made.meta = {**node.meta, "val": op(*values)}
+        parts.add(made)
+        return made
+
+    x, dim, _ = node.args
+    # The result does not depend on what is subtracted, so that nothing flows back through it.
+    highest = call(aten.detach.default, call(aten.amax.default, x, [dim], True))
+    shifted = call(aten.sub.Tensor, x, highest)
+    total = call(aten.sum.dim_IntList, call(aten.exp.default, shifted), [dim], True)
+    return call(aten.sub.Tensor, shifted, call(aten.log.default, total))

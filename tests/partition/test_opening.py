@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import adjoint
+from adjoint.partition import opening
+from adjoint.partition.opening import open_softmax
+from tests.parity import leaf
+from tests.partition.test_split import aten, cross_entropy, recorded, saved_nodes, targets
+
+
+def arguments() -> tuple[Tensor, Tensor, Tensor]:
+    return leaf(16, 8).float(), leaf(8, 32).float(), torch.arange(16)
+
+
+def test_two_numbers_of_each_row_are_saved() -> None:
+    made = recorded(cross_entropy, *arguments(), wrt=(0, 1))
+    shapes = [tuple(node.meta["val"].shape) for node in saved_nodes(made)]
+    assert shapes.count((16, 1)) == 2
+    again = targets(made.first.graph_module)
+    assert aten.amax.default not in again
+    assert aten.log.default not in again
+    # That of the cotangent alone.
+    assert again.count(aten.sum.dim_IntList) <= 1
+
+
+def test_others_stay_whole() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.log_softmax(-1)
+
+    graph: fx.GraphModule = adjoint.capture(function, torch.rand(3, 4)).graph_module
+    opened, parts = open_softmax(graph.graph)
+    assert (opened, parts) == ({}, set())
+
+
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+def test_all_orders_are_right(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opened in double precision as well, where it shows."""
+    monkeypatch.setattr(opening, "is_cheap", lambda node: True)
+
+    def derivatives(function: Callable[..., Tensor]) -> list[Tensor]:
+        torch.manual_seed(0)
+        x, weight = leaf(16, 8), leaf(8, 32)
+        loss = function(x, weight)
+        (first,) = torch.autograd.grad(loss, x, create_graph=True)
+        second = torch.autograd.grad(first.square().sum(), (x, weight), create_graph=True)
+        third = torch.autograd.grad(torch.cat([each.flatten() for each in second]).norm(), x)
+        return [loss, first, *second, *third]
+
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(x @ weight, torch.arange(16))
+
+    compiled = torch.compile(function, backend="adjoint", options={"target": target})
+    torch.testing.assert_close(derivatives(compiled), derivatives(function))
