@@ -69,7 +69,7 @@ class AtomicBody(Body):
         return (
             loop.counter not in counters_of(rest)
             and turns % _WIDE == 0 == begin % _WIDE
-            and _is_multiple(rest, _WIDE)
+            and is_multiple(rest, _WIDE)
         )
 
     def together(self, merge: Merge, place: str, value: str) -> None:
@@ -130,13 +130,13 @@ def counters_of(expression: Expression) -> set[str]:
     return {each.name for each in walk_expression(expression) if isinstance(each, Counter)}
 
 
-def _is_multiple(offset: Expression, of: int) -> bool:
+def is_multiple(offset: Expression, of: int) -> bool:
     """Whether it is one, as far as can be seen."""
     match offset:
         case Constant(value):
             return int(value) % of == 0
         case Apply("mul", (left, right)):
-            return _is_multiple(left, of) or _is_multiple(right, of)
+            return is_multiple(left, of) or is_multiple(right, of)
         case Apply("add" | "sub", (left, right)):
-            return _is_multiple(left, of) and _is_multiple(right, of)
+            return is_multiple(left, of) and is_multiple(right, of)
     return False

@@ -19,6 +19,7 @@ import torch
 
 from adjoint.emit.atomics import AtomicBody, counters_of
 from adjoint.emit.body import METADATA, SHORT, Wanted, defined
+from adjoint.emit.choices import choice_in
 from adjoint.emit.math import NEAR, symbol
 from adjoint.emit.shortcuts import SHORTCUTS, shortcuts
 from adjoint.emit.spelling import MEMORY, REGISTERS, SIZES, SUFFIX, literal
@@ -48,6 +49,9 @@ from adjoint.loops.statements import (
     walk,
 )
 from adjoint.loops.teams import WARP, block_of, most_copies, turns_of
+
+# Choices made for all turns of a loop: it is written out for each way that they leave.
+MOST_CHOICES = 4
 
 TRIPLE = "nvptx64-nvidia-cuda"
 
@@ -114,6 +118,8 @@ class _TeamBody(AtomicBody):
         """Inside a loop that the team shares out."""
         self.held: dict[tuple[Any, ...], str] = {}
         """What has been read, by place and turns."""
+        self.settled: dict[int, Expression] = {}
+        """What an expression with a choice is here, where it has been made."""
         self.checks: dict[int, list[Expression]] = {}
         """The checks of indices in each block."""
         self.written = {buffer.name for buffer in kernel.buffers if buffer.written}
@@ -292,13 +298,35 @@ class _TeamBody(AtomicBody):
         """Short loops are written out, so that neighbours become one access to memory."""
         times = loop.stop.value if isinstance(loop.stop, Constant) else SHORT + 1
         if times <= SHORT and start == "0":
-            outer, self.written_out = self.written_out, loop
-            for turn in range(int(times)):
-                self.turn(loop, str(turn), str(turn))
-            self.written_out = outer
+            self.write_out(loop, int(times))
             return
         with self.apart():
             super().loop_over(loop, start, stop, step)
+
+    def write_out(self, loop: Loop, turns: int) -> None:
+        """Turn by turn; once for each way, where all turns go the same."""
+        choice = choice_in(loop, self.settled) if len(self.settled) < MOST_CHOICES else None
+        if choice is None or not self.is_known(choice[1]):
+            outer, self.written_out = self.written_out, loop
+            for turn in range(turns):
+                self.turn(loop, str(turn), str(turn))
+            self.written_out = outer
+            return
+        expression, condition = choice
+        self.count += 1
+        label = f"choice{self.count}"
+        holds = self.value(condition)
+        self.lines.append(f"  br i1 {holds}, label %{label}.so, label %{label}.else")
+        for way, where in ((expression.value, "so"), (expression.otherwise, "else")):
+            self.lines.append(f"{label}.{where}:")
+            self.settled[id(expression)] = way
+            self.scopes.append({})
+            with self.apart():
+                self.write_out(loop, turns)
+            self.scopes.pop()
+            del self.settled[id(expression)]
+            self.lines.append(f"  br label %{label}.end")
+        self.lines.append(f"{label}.end:")
 
     def computed(self, expression: Load | Apply | Cast | Guarded) -> str:
         """What a phase of a row has read or checked, the next need not read or check again."""
@@ -357,6 +385,8 @@ class _TeamBody(AtomicBody):
         return self.line(f"phi {kind} {', '.join(ways)}")
 
     def guarded(self, expression: Guarded) -> str:
+        if id(expression) in self.settled:
+            return self.value(self.settled[id(expression)])
         with self.apart():
             return super().guarded(expression)
 
