@@ -11,8 +11,9 @@ import torch
 
 from adjoint.runtime.cpu.memory import Pool
 from adjoint.runtime.cpu.program import CpuProgram, Writer
-from adjoint.runtime.gpu.graphs import New, Recordings
+from adjoint.runtime.gpu.graphs import Recordings
 from adjoint.runtime.gpu.program import used_inputs
+from adjoint.runtime.gpu.results import New
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -34,7 +35,8 @@ class Again:
     """Does again what was recorded, where that was."""
 
     def __init__(self, work: Any) -> None:
-        inputs, goals = (list(map(at_its_place, each)) for each in (work.inputs, work.goals))
+        inputs = list(map(at_its_place, work.inputs))
+        goals = {number: at_its_place(each) for number, each in work.goals.items()}
         self.work = replace(work, inputs=inputs, goals=goals)
         self.streams: list[int] = []
 
@@ -67,6 +69,8 @@ class StandIn:
         key = (shape, strides, dtype)
         if key not in self.pools:
             self.pools[key] = Pool(*key)
+            # What it forgets would be held by one less than before.
+            self.pools[key].MOST = 64
         return self.pools[key].take()
 
     def record(self, work: Callable[[int], T]) -> tuple[Again, T]:

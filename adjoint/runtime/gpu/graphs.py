@@ -2,24 +2,36 @@
 
 To tell a device what to do may take longer than doing it.  In a loop, memory comes back at the same
 addresses step after step: a call whose inputs lie where those of a recorded one lay, and for whose
-results torch's allocator gives the memory that it gave then, is that recording, launched again.
+large results torch's allocator gives the memory that it gave then, is that recording, launched
+again.  So a recording keeps little memory, however large what it reads and writes.
 
-So a recording keeps nothing that a caller sees, and what it reads and writes belongs to the call at
-hand.  Only a few bytes that come from, or go to, a new place each time (a batch, a loss that is
-kept) are copied to and from memory of the recording's own.
+For small tensors the allocator finds another place each time.  So small results lie in memory of
+the recording, which is launched again only if nobody holds them; a few that are held from one step
+to the next (a loss) are copied, and so are small inputs that come from a new place each time.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from adjoint.torch_private import trees
-from adjoint.torch_private.fake import storage_key
+from adjoint.runtime.gpu.results import (
+    SMALL,
+    Giver,
+    Layout,
+    Made,
+    New,
+    Unrecordable,
+    laid_out,
+    span,
+)
+from adjoint.torch_private.storages import Holders
 
 T = TypeVar("T")
 
@@ -29,20 +41,26 @@ SEEN = 2
 # Recordings of a program at a time.
 MOST = 4
 
+# Recordings for the same addresses: two take turns where results are held for a step.
+TURNS = 2
+
 # Recordings of a program in all: after that, to make them takes longer than they save.
 TRIES = 16
 
 # Calls in a row that no recording was for, after which none is looked for.
-PATIENCE = 64
+PATIENCE = 32
 
 # Addresses remembered.
 REMEMBERED = 16
 
-# Up to so many bytes are copied: that takes less than to launch a kernel.
-SMALL = 1 << 20
+# Up to so many results are copied: where more are held, all of a step's results are.
+FEW = 4
 
-# What is at another address so many calls in a row will not stay where it is.
-MOVES = 6
+# An input that was at another address so many calls in a row will not stay where it is.
+MOVES = 4
+
+# Where small results of recordings lie: they do so for good.
+_LENT: Counter[int] = Counter()
 
 
 class Launchable(Protocol):
@@ -79,202 +97,11 @@ class Place(Protocol):
     is_stale: bool
 
 
-class Unrecordable(RuntimeError):
-    """A result that could not be handed out again."""
-
-
-@dataclass(frozen=True)
-class Window:
-    """How a view lies in the memory of a tensor."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-    """From the tensor's first element."""
-
-    @staticmethod
-    def between(view: torch.Tensor, tensor: torch.Tensor) -> Window:
-        if view.dtype != tensor.dtype:
-            raise Unrecordable(f"a result is {view.dtype} over memory of {tensor.dtype}")
-        offset = int(view.storage_offset()) - int(tensor.storage_offset())
-        return Window(tuple(view.shape), view.stride(), offset)
-
-    def on(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.as_strided(self.shape, self.strides, tensor.storage_offset() + self.offset)
-
-
-@dataclass(frozen=True)
-class FromInput:
-    """A result that is an input, or a view of one."""
-
-    place: int
-    window: Window | None
-
-
-@dataclass(frozen=True)
-class FromMade:
-    """A result that the program makes, or a view of one."""
-
-    number: int
-    window: Window | None
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """A result that is no tensor."""
-
-    value: Any
-
-
-Result: TypeAlias = FromInput | FromMade | Fixed
-
-
-@dataclass(frozen=True)
-class Made:
-    """A tensor that the program makes."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    slot: int | None
-    """By which the program asks for its memory; None: an operator takes that by itself."""
-
-    @property
-    def is_small(self) -> bool:
-        return _span(self.shape, self.strides) * self.dtype.itemsize <= SMALL
-
-
-# Called with a slot, and how what it is for is laid out.
-New: TypeAlias = Callable[[int, tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
-
-
-class Giver:
-    """Gives the program memory for its results, and knows later what it gave."""
-
-    def __init__(self, recorder: Recorder, ready: Mapping[int, torch.Tensor] | None = None) -> None:
-        self._recorder = recorder
-        self._ready = dict(ready or {})
-        self.given: dict[Any, tuple[int, torch.Tensor]] = {}
-        """Slots and what they were given, by what identifies the memory."""
-
-    def __call__(
-        self, slot: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
-    ) -> torch.Tensor:
-        ready = self._ready.pop(slot, None)
-        new = self._recorder.new(shape, strides, dtype) if ready is None else ready
-        self.given[storage_key(new)] = (slot, new)
-        return new
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a call returns, made of inputs and new tensors."""
-
-    results: tuple[Result, ...]
-    made: tuple[Made, ...]
-    spec: trees.TreeSpec
-
-    def handed(self, inputs: Sequence[Any], made: Sequence[torch.Tensor]) -> Any:
-        leaves = [_handed(result, inputs, made) for result in self.results]
-        return trees.unflatten(leaves, self.spec)
-
-
-def _handed(result: Result, inputs: Sequence[Any], made: Sequence[torch.Tensor]) -> Any:
-    match result:
-        case Fixed(value):
-            return value
-        case FromInput(place, window):
-            return inputs[place] if window is None else window.on(inputs[place])
-        case FromMade(number, window):
-            return made[number] if window is None else window.on(made[number])
-
-
-def laid_out(
-    outputs: Any, inputs: Sequence[Any], giver: Giver, device: torch.device
-) -> tuple[Layout, list[torch.Tensor]]:
-    """How each result is made of inputs and new tensors, and the new tensors."""
-    given: dict[Any, list[int]] = {}
-    for place, each in enumerate(inputs):
-        if isinstance(each, torch.Tensor):
-            given.setdefault(storage_key(each), []).append(place)
-    leaves, spec = trees.flatten(outputs)
-    numbers: dict[Any, int] = {}
-    tensors: list[torch.Tensor] = []
-    made: list[Made] = []
-    results: list[Result] = []
-    for leaf in leaves:
-        if not isinstance(leaf, torch.Tensor):
-            results.append(Fixed(leaf))
-            continue
-        if leaf.device != device or leaf.layout is not torch.strided or _is_lazy(leaf):
-            raise Unrecordable(f"a result is {leaf.layout} on {leaf.device}, or not computed yet")
-        memory = storage_key(leaf)
-        if memory in given:
-            place = _source(leaf, given[memory], inputs)
-            results.append(FromInput(place, _window(leaf, inputs[place])))
-            continue
-        slot, root = giver.given.get(memory, (None, _root(leaf)))
-        if memory in numbers and not _is_inside(leaf, tensors[numbers[memory]]):
-            memory, root, slot = (memory, len(tensors)), leaf, None
-        if memory not in numbers:
-            if not _is_inside(leaf, root) or _overlaps_itself(root):
-                raise Unrecordable("a result lies in memory of which no other result is all")
-            numbers[memory] = len(tensors)
-            tensors.append(root)
-            made.append(Made(tuple(root.shape), root.stride(), root.dtype, slot))
-        number = numbers[memory]
-        results.append(FromMade(number, _window(leaf, tensors[number])))
-    return Layout(tuple(results), tuple(made), spec), tensors
-
-
-def _window(leaf: torch.Tensor, of: torch.Tensor) -> Window | None:
-    return None if leaf is of else Window.between(leaf, of)
-
-
-def _is_lazy(tensor: torch.Tensor) -> bool:
-    return tensor.is_neg() or tensor.is_conj()
-
-
-def _are_nowhere(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether one of them has elements, and no memory: they are known to be zeros."""
-    return any(tensor.numel() and not tensor.data_ptr() for tensor in tensors)
-
-
-def _root(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor._base is None else tensor._base
-
-
-def _is_inside(view: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Whether all elements of `view` are between the first and the last one of `tensor`."""
-    if not view.numel():
-        return True
-    first = int(view.storage_offset()) - int(tensor.storage_offset())
-    end = first + _span(view.shape, view.stride())
-    return view.dtype != tensor.dtype or (
-        first >= 0 and end <= _span(tensor.shape, tensor.stride())
-    )
-
-
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _source(leaf: torch.Tensor, places: Sequence[int], inputs: Sequence[Any]) -> int:
-    """The input that `leaf` is, or is a view of; they may share memory and be no views."""
-    for place in places:
-        if inputs[place] is leaf:
-            return place
-    for place in places:
-        if _root(inputs[place]) is _root(leaf):
-            return place
-    return places[0]
-
-
 class Landing:
     """Memory for an input that comes from a new place each time."""
 
     def __init__(self, like: torch.Tensor) -> None:
-        self._count = _span(like.shape, like.stride())
+        self._count = span(like.shape, like.stride())
         self._flat = torch.empty(self._count, dtype=like.dtype, device=like.device)
         self.tensor = self._flat.as_strided(like.shape, like.stride())
 
@@ -283,34 +110,51 @@ class Landing:
         self._flat.copy_(tensor.as_strided((self._count,), (1,)))
 
 
-def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """How many elements there are from the first to the last."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+def _are_nowhere(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether one of them has elements, and no memory: they are known to be zeros."""
+    return any(tensor.numel() and not tensor.data_ptr() for tensor in tensors)
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
-    return _span(tensor.shape, tensor.stride()) * tensor.element_size() <= SMALL
+    return span(tensor.shape, tensor.stride()) * tensor.element_size() <= SMALL
 
 
-@dataclass(frozen=True)
 class Recording:
     """A call, to be done again."""
 
-    graph: Launchable
-    place: Place
-    landings: Mapping[int, Landing]
-    departures: Mapping[int, torch.Tensor]
-    """Results that go to a new place each time, where the recording makes them."""
+    def __init__(
+        self,
+        graph: Launchable,
+        place: Place,
+        landings: Mapping[int, Landing],
+        lent: Mapping[int, torch.Tensor],
+    ) -> None:
+        self.place = place
+        self._graph = graph
+        self._landings = landings
+        self._lent = lent
+        """Small results, where the recording makes them."""
+        self._holders = {number: Holders(tensor) for number, tensor in lent.items()}
+        addresses = [tensor.untyped_storage().data_ptr() for tensor in lent.values()]
+        _LENT.update(addresses)
+        weakref.finalize(self, _LENT.subtract, addresses)
 
-    def replay(self, inputs: Sequence[Any], made: Sequence[torch.Tensor], stream: int) -> None:
-        """Fills `made` for `inputs`."""
-        for place, landing in self.landings.items():
+    def held(self) -> list[int]:
+        """Which of its results somebody holds."""
+        return [number for number, holders in self._holders.items() if not holders.are_gone()]
+
+    def replay(
+        self, inputs: Sequence[Any], copied: Set[int], stream: int
+    ) -> dict[int, torch.Tensor]:
+        """Does it again, for `inputs`; returns the small results, `copied` in new memory."""
+        for place, landing in self._landings.items():
             landing.take(inputs[place])
-        self.graph.launch(stream)
-        for number, tensor in self.departures.items():
-            made[number].copy_(tensor)
+        self._graph.launch(stream)
+        # The same memory with a version count of its own.
+        return {
+            number: (tensor.clone() if number in copied else tensor).data
+            for number, tensor in self._lent.items()
+        }
 
 
 class Sort(NamedTuple):
@@ -327,8 +171,9 @@ class Key(NamedTuple):
 
     sort: Sort
     inputs: tuple[int, ...]
+    """Addresses.  0: it is copied from wherever it is."""
     made: tuple[int, ...]
-    """Addresses.  0: it is copied, wherever it is."""
+    """Addresses of large results."""
 
 
 Run: TypeAlias = Callable[[list[Any], Any, int, New], Any]
@@ -355,11 +200,16 @@ class Recordings:
         """The one used last is last."""
         self._seen: dict[Key, int] = {}
         """How many calls have run as they are since something was recorded for them."""
+        self._latest: Key | None = None
+        self._latest_seen = 0
+        """The last call that no recording was for, and how many there had been by then."""
         self._missed = 0
         """Calls in a row without a recording."""
+        self._copied: set[int] = set()
+        """Small results that are held when their memory is wanted again."""
         self._addresses: dict[int, int] = {}
         self._moves: dict[int, int] = {}
-        """For how many calls in a row small inputs, and results (-1 is the first), have moved."""
+        """For how many calls in a row small inputs have moved."""
 
     def __call__(self, inputs: list[Any], place: Any, stream: int) -> Any:
         if self.why or not self._busy.acquire(blocking=False):
@@ -376,11 +226,11 @@ class Recordings:
             self._busy.release()
 
     def _plainly(self, inputs: list[Any], place: Any, stream: int) -> Any:
-        return self._run(inputs, place, stream, Giver(self._recorder))
+        return self._run(inputs, place, stream, Giver(self._recorder.new))
 
     def _looked_at(self, sort: Sort, inputs: list[Any], stream: int) -> Any:
         """The call, with a look at what it returns."""
-        giver, given = Giver(self._recorder), list(inputs)
+        giver, given = Giver(self._recorder.new), list(inputs)
         outputs = self._run(inputs, sort.place, stream, giver)
         try:
             layout, _ = laid_out(outputs, given, giver, self._recorder.device)
@@ -394,24 +244,31 @@ class Recordings:
         return outputs
 
     def _again(self, sort: Sort, layout: Layout, inputs: list[Any], stream: int) -> Any:
-        new = self._recorder.new
-        made = [new(each.shape, each.strides, each.dtype) for each in layout.made]
-        key = self._key(sort, layout, inputs, made)
-        recording = self._find(key) or self._new(key, layout, inputs, made)
+        large = {n: self._memory(each) for n, each in enumerate(layout.made) if not each.is_small}
+        key = self._key(sort, inputs, large)
+        recording = self._free(key) or self._new(key, layout, inputs, large)
         if recording is not None:
             self._missed = 0
             self.replays += 1
-            recording.replay(inputs, made, stream)
+            made = large | recording.replay(inputs, self._copied, stream)
         else:
             # Results go where a recording would put them, so that what follows finds them there.
+            made = large | self._memory_for_small(layout)
+            work = _Work(self._run, inputs, made, layout, sort.place, self._recorder)
             try:
-                _Work(self._run, inputs, made, layout, sort.place, self._recorder)(stream)
+                work(stream)
             except Unrecordable as error:
                 self._give_up(f"it cannot be recorded: {error}")
                 return self._plainly(inputs, sort.place, stream)
         results = layout.handed(inputs, made)
         inputs.clear()
         return results
+
+    def _memory(self, made: Made) -> torch.Tensor:
+        return self._recorder.new(made.shape, made.strides, made.dtype)
+
+    def _memory_for_small(self, layout: Layout) -> dict[int, torch.Tensor]:
+        return {n: self._memory(each) for n, each in enumerate(layout.made) if each.is_small}
 
     def _sort(self, inputs: Sequence[Any], place: Any) -> Sort | None:
         """What decides how results are laid out; None if nothing can be recorded of the call."""
@@ -431,27 +288,20 @@ class Recordings:
             tuple(map(torch.Tensor.stride, tensors)),
         )
 
-    def _key(
-        self, sort: Sort, layout: Layout, inputs: Sequence[Any], made: Sequence[torch.Tensor]
-    ) -> Key | None:
+    def _key(self, sort: Sort, inputs: Sequence[Any], large: dict[int, torch.Tensor]) -> Key | None:
         """Everything that a recording takes for granted; None if it cannot."""
         tensors = [inputs[n] for n in self._tensors]
         addresses = list(map(torch.Tensor.data_ptr, tensors))
         if 0 in addresses and _are_nowhere(tensors):
             return None
-        results = list(map(torch.Tensor.data_ptr, made))
-        for n in self._copied(layout, inputs):
-            if n < 0:
-                results[-1 - n] = 0
-            else:
-                addresses[self._tensors.index(n)] = 0
-        return Key(sort, tuple(addresses), tuple(results))
+        for n in self._landing(inputs):
+            addresses[self._tensors.index(n)] = 0
+        return Key(sort, tuple(addresses), tuple(map(torch.Tensor.data_ptr, large.values())))
 
-    def _copied(self, layout: Layout, inputs: Sequence[Any]) -> list[int]:
-        """The inputs and results that are copied to where a recording has them, and from there."""
+    def _landing(self, inputs: Sequence[Any]) -> list[int]:
+        """The inputs that are copied to where a recording reads them."""
         moving = [n for n, moves in self._moves.items() if moves >= MOVES]
-        results = {-1 - n for n, each in enumerate(layout.made) if each.is_small} if moving else ()
-        return [n for n in moving if n in results or (n >= 0 and _is_small(inputs[n]))]
+        return [n for n in moving if _is_small(inputs[n])]
 
     def _is_elsewhere(self, inputs: Sequence[Any]) -> bool:
         """Whether an input is nothing that a device reads where it is."""
@@ -466,46 +316,70 @@ class Recordings:
         self._kept = [pair for pair in self._kept if not pair[1].place.is_stale]
         self._layouts = {s: kept for s, kept in self._layouts.items() if not s.place.is_stale}
 
-    def _find(self, key: Key | None) -> Recording | None:
+    def _free(self, key: Key | None) -> Recording | None:
+        """A recording for `key` whose results nobody holds."""
         for n, (each, recording) in enumerate(self._kept):
-            if each == key and not recording.place.is_stale:
+            if each != key or recording.place.is_stale:
+                continue
+            held = recording.held()
+            if not held:
                 self._kept.append(self._kept.pop(n))
                 return recording
+            # From now on; what is held already was lent.
+            if len(held) <= FEW:
+                self._copied.update(held)
         return None
 
     def _new(
-        self, key: Key | None, layout: Layout, inputs: list[Any], made: Sequence[torch.Tensor]
+        self,
+        key: Key | None,
+        layout: Layout,
+        inputs: list[Any],
+        large: dict[int, torch.Tensor],
     ) -> Recording | None:
         """A new recording for `key`, if it is time for one."""
         if key is None or self._is_elsewhere(inputs):
             return None
         self._drop_stale()
-        if self._have_moved(layout, inputs, made):
+        if self._have_moved(inputs):
             self._kept.clear()
             self._seen.clear()
             return None
         self._missed += 1
         if self._missed == PATIENCE:
-            self._give_up(f"for {PATIENCE} calls in a row, tensors were not where they had been")
+            self._give_up(
+                f"for {PATIENCE} calls in a row, tensors were not where they had been, or the"
+                " results of earlier calls were all held"
+            )
             return None
         seen = self._seen.pop(key, 1)  # The first call of a sort is looked at.
-        if seen >= SEEN and self._tries < TRIES:
-            return self._recorded(key, layout, inputs, made)
+        if self._follows(key, inputs):
+            seen = max(seen, self._latest_seen)
+        turns = sum(each == key for each, _ in self._kept)
+        self._latest, self._latest_seen = key, seen + 1
+        if seen >= SEEN and turns < TURNS and self._tries < TRIES:
+            return self._recorded(key, layout, inputs, large)
         while len(self._seen) >= REMEMBERED:
             self._seen.pop(next(iter(self._seen)))
         self._seen[key] = seen + 1
         return None
 
-    def _have_moved(
-        self, layout: Layout, inputs: Sequence[Any], made: Sequence[torch.Tensor]
-    ) -> bool:
-        """Whether something small has just turned out not to stay where it is."""
-        small = [(n, inputs[n]) for n in self._tensors if _is_small(inputs[n])]
-        small += [(-1 - n, made[n]) for n, each in enumerate(layout.made) if each.is_small]
+    def _follows(self, key: Key, inputs: Sequence[Any]) -> bool:
+        """It is as the call before, but for inputs that other programs have recorded since."""
+        before = self._latest
+        if before is None or (key.sort, key.made) != (before.sort, before.made):
+            return False
+        pairs = zip(self._tensors, key.inputs, before.inputs, strict=True)
+        moved = [inputs[n] for n, new, old in pairs if new != old]
+        return all(_LENT[each.untyped_storage().data_ptr()] > 0 for each in moved)
+
+    def _have_moved(self, inputs: Sequence[Any]) -> bool:
+        """Whether some small input has just turned out not to stay where it is."""
         found = False
-        for n, tensor in small:
-            address, moves = tensor.data_ptr(), self._moves.get(n, 0)
-            if moves < MOVES:
+        for n in self._tensors:
+            moves = self._moves.get(n, 0)
+            if moves < MOVES and _is_small(inputs[n]):
+                address = inputs[n].data_ptr()
                 has_moved = self._addresses.setdefault(n, address) != address
                 self._addresses[n] = address
                 self._moves[n] = moves + 1 if has_moved else 0
@@ -513,23 +387,27 @@ class Recordings:
         return found
 
     def _recorded(
-        self, key: Key, layout: Layout, inputs: Sequence[Any], made: Sequence[torch.Tensor]
+        self,
+        key: Key,
+        layout: Layout,
+        inputs: Sequence[Any],
+        large: dict[int, torch.Tensor],
     ) -> Recording | None:
         self._tries += 1
         # The oldest first: its memory may do for the new one.
         del self._kept[: max(0, len(self._kept) - MOST + 1)]
-        copied = self._copied(layout, inputs)
-        landings = {n: Landing(inputs[n]) for n in copied if n >= 0}
-        departures = {-1 - n: torch.empty_like(made[-1 - n]) for n in copied if n < 0}
+        landings = {n: Landing(inputs[n]) for n in self._landing(inputs)}
         given = [landings[n].tensor if n in landings else x for n, x in enumerate(inputs)]
-        goals = [departures.get(n, tensor) for n, tensor in enumerate(made)]
-        work = _Work(self._run, given, goals, layout, key.sort.place, self._recorder)
+        lent = self._memory_for_small(layout)
+        work = _Work(self._run, given, large | lent, layout, key.sort.place, self._recorder)
         try:
             graph, _ = self._recorder.record(work)
         except RuntimeError as error:
             self._give_up(f"it cannot be recorded: {error}")
             return None
-        recording = Recording(graph, key.sort.place, landings, departures)
+        # Who holds the memory is counted from here on.
+        del work
+        recording = Recording(graph, key.sort.place, landings, lent)
         self._kept.append((key, recording))
         return recording
 
@@ -546,22 +424,19 @@ class _Work:
 
     run: Run
     inputs: Sequence[Any]
-    goals: Sequence[torch.Tensor]
+    goals: Mapping[int, torch.Tensor]
     layout: Layout
     place: Any
     recorder: Recorder
 
     def __call__(self, stream: int) -> None:
-        giver = Giver(self.recorder, _by_slot(self.layout, self.goals))
+        made = enumerate(self.layout.made)
+        ready = {each.slot: self.goals[n] for n, each in made if each.slot is not None}
+        giver = Giver(self.recorder.new, ready)
         outputs = self.run(list(self.inputs), self.place, stream, giver)
         found, tensors = laid_out(outputs, self.inputs, giver, self.recorder.device)
         if found != self.layout:
             raise Unrecordable("its results are not laid out as they were before")
-        for made, tensor, goal in zip(found.made, tensors, self.goals, strict=True):
-            if made.slot is None:
-                goal.copy_(tensor)
-
-
-def _by_slot(layout: Layout, made: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
-    pairs = zip(layout.made, made, strict=True)
-    return {each.slot: tensor for each, tensor in pairs if each.slot is not None}
+        for n, (each, tensor) in enumerate(zip(found.made, tensors, strict=True)):
+            if each.slot is None:
+                self.goals[n].copy_(tensor)

@@ -22,8 +22,9 @@ from adjoint.runtime.cpu.memory import At, Pool, Word, Words
 from adjoint.runtime.cpu.program import Binding, CpuProgram, Writer
 from adjoint.runtime.gpu.capture import CudaRecorder
 from adjoint.runtime.gpu.driver import check, launch_address, use_in_this_thread
-from adjoint.runtime.gpu.graphs import Giver, Recordings
+from adjoint.runtime.gpu.graphs import Recordings
 from adjoint.runtime.gpu.memory import Arena, arena_of
+from adjoint.runtime.gpu.results import Giver
 from adjoint.torch_private import trees
 from adjoint.torch_private.cuda import current_device, is_recording, raw_stream
 
@@ -58,7 +59,7 @@ class GpuProgram(CpuProgram):
         if is_recording() or not arena.busy.acquire(blocking=False):
             # A call inside a call, beside it, or written down by somebody: in memory of its own.
             own = self._bound_in(Arena(self.device), inputs)
-            return self._run(inputs, own, stream, Giver(self.recorder))
+            return self._run(inputs, own, stream, Giver(self.recorder.new))
         try:
             return self.recordings(inputs, self._kept(arena, stream, inputs), stream)
         finally:

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from adjoint.runtime.gpu.graphs import MOST, MOVES, PATIENCE, SEEN, SMALL, TRIES, New, Recordings
+from adjoint.runtime.gpu.graphs import FEW, MOST, MOVES, PATIENCE, SEEN, TRIES, TURNS, Recordings
+from adjoint.runtime.gpu.results import SMALL, New
 from tests.recording import SIDE, STREAM, Place, Program, StandIn
 
 # Results of so many elements are not copied.
@@ -194,7 +195,7 @@ class TestResults:
         assert len(program.recorder.made) == 2
         assert program.replays > 10
 
-    def test_few_bytes_that_go_elsewhere_each_time_are_copied(self) -> None:
+    def test_few_bytes_that_are_held_are_copied(self) -> None:
         x = large()
         program = Program(lambda x: [2 * x, x.sum()])
         losses = []
@@ -202,8 +203,41 @@ class TestResults:
             x.fill_(step)
             losses.append(program(x)[1])
         assert [float(loss) for loss in losses] == [float(LARGE * step) for step in range(20)]
-        assert program.recordings._moves == {-2: MOVES}
-        assert program.replays > 10
+        assert len(program.recorder.made) == 2
+        assert program.recordings._copied == {1}
+        assert program.replays > 20 - SEEN - 3
+
+    def test_if_many_are_held_they_take_turns(self) -> None:
+        x = large()
+        program = Program(lambda x: [x.sum() + n for n in range(FEW + 1)])
+        for step in range(20):
+            x.fill_(step)
+            results = program(x)
+            for n, each in enumerate(results):
+                torch.testing.assert_close(each, x.sum() + n)
+        assert len(program.recorder.made) == TURNS
+        assert program.recordings._copied == set()
+
+    def test_small_results_of_a_recording_stay_where_they_are(self) -> None:
+        """So that a program that uses them is recorded in the same step as that."""
+        x, unrecorded = large(), torch.rand(3)
+        first, second = settled(lambda x: [x[:3] * 2], x), Program(double)
+        for _ in range(SEEN):
+            second(unrecorded)
+        (between,) = first(x)
+        torch.testing.assert_close(second(between)[0], 4 * x[:3])
+        assert second.replays == 1
+
+    def test_a_view_of_a_copy_is_a_view(self) -> None:
+        x = torch.rand(3, 4)
+        program = settled(lambda x: [y := x + 1, y.t()], x)
+        lent = program(x)
+        program(x)
+        assert program.recordings._copied == {0}
+        del lent
+        one, other = program(x)
+        assert other._base is one
+        torch.testing.assert_close(other, (x + 1).t())
 
     def test_what_the_program_asks_memory_for_is_made_there(self) -> None:
         x = large()

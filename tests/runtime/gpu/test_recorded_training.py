@@ -12,11 +12,11 @@ from adjoint.native import native_program
 from adjoint.runtime.gpu.capture import CudaRecorder
 from adjoint.runtime.gpu.graphs import (
     SEEN,
-    New,
     Recording,
     Recordings,
 )
 from adjoint.runtime.gpu.program import GpuProgram
+from adjoint.runtime.gpu.results import New
 from tests.lowering import graph_of
 from tests.recording import Place, RecordedProgram
 
@@ -27,9 +27,9 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     streams: list[int] = []
     replay = Recording.replay
 
-    def noted(self: Recording, inputs: list[Any], made: list[torch.Tensor], stream: int) -> None:
+    def noted(self: Recording, inputs: list[Any], copied: set[int], stream: int) -> Any:
         streams.append(stream)
-        replay(self, inputs, made, stream)
+        return replay(self, inputs, copied, stream)
 
     monkeypatch.setattr(Recording, "replay", noted)
     return streams

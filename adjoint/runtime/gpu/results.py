@@ -1,0 +1,213 @@
+"""What a program's call returns, taken apart: inputs, views, and tensors that it makes.
+
+Another call of the same sort returns the same, of its own inputs and of other memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from adjoint.torch_private import trees
+from adjoint.torch_private.fake import storage_key
+
+# Up to so many bytes are copied: that takes less than to launch a kernel.
+SMALL = 1 << 20
+
+
+class Unrecordable(RuntimeError):
+    """A result that could not be handed out again."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a view lies in the memory of a tensor."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    """From the tensor's first element."""
+
+    @staticmethod
+    def between(view: torch.Tensor, tensor: torch.Tensor) -> Window:
+        if view.dtype != tensor.dtype:
+            raise Unrecordable(f"a result is {view.dtype} over memory of {tensor.dtype}")
+        offset = int(view.storage_offset()) - int(tensor.storage_offset())
+        return Window(tuple(view.shape), view.stride(), offset)
+
+    def on(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.as_strided(self.shape, self.strides, tensor.storage_offset() + self.offset)
+
+
+@dataclass(frozen=True)
+class FromInput:
+    """A result that is an input, or a view of one."""
+
+    place: int
+    window: Window | None
+
+
+@dataclass(frozen=True)
+class FromMade:
+    """A result that the program makes, or a view of one."""
+
+    number: int
+    window: Window | None
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A result that is no tensor."""
+
+    value: Any
+
+
+Result: TypeAlias = FromInput | FromMade | Fixed
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tensor that the program makes."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    slot: int | None
+    """By which the program asks for its memory; None: an operator takes that by itself."""
+
+    @property
+    def is_small(self) -> bool:
+        return span(self.shape, self.strides) * self.dtype.itemsize <= SMALL
+
+
+# Called with a slot, and how what it is for is laid out.
+New: TypeAlias = Callable[[int, tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
+
+
+# Memory laid out so.
+Memory: TypeAlias = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
+
+
+class Giver:
+    """Gives the program memory for its results, and knows later what it gave."""
+
+    def __init__(self, memory: Memory, ready: Mapping[int, torch.Tensor] | None = None) -> None:
+        self._memory = memory
+        self._ready = dict(ready or {})
+        self.given: dict[Any, tuple[int, torch.Tensor]] = {}
+        """Slots and what they were given, by what identifies the memory."""
+
+    def __call__(
+        self, slot: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        ready = self._ready.pop(slot, None)
+        new = self._memory(shape, strides, dtype) if ready is None else ready
+        self.given[storage_key(new)] = (slot, new)
+        return new
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a call returns, made of inputs and new tensors."""
+
+    results: tuple[Result, ...]
+    made: tuple[Made, ...]
+    spec: trees.TreeSpec
+
+    def handed(self, inputs: Sequence[Any], made: Mapping[int, torch.Tensor]) -> Any:
+        leaves = [_handed(result, inputs, made) for result in self.results]
+        return trees.unflatten(leaves, self.spec)
+
+
+def _handed(result: Result, inputs: Sequence[Any], made: Mapping[int, torch.Tensor]) -> Any:
+    match result:
+        case Fixed(value):
+            return value
+        case FromInput(place, window):
+            return inputs[place] if window is None else window.on(inputs[place])
+        case FromMade(number, window):
+            return made[number] if window is None else window.on(made[number])
+
+
+def laid_out(
+    outputs: Any, inputs: Sequence[Any], giver: Giver, device: torch.device
+) -> tuple[Layout, list[torch.Tensor]]:
+    """How each result is made of inputs and new tensors, and the new tensors."""
+    given: dict[Any, list[int]] = {}
+    for place, each in enumerate(inputs):
+        if isinstance(each, torch.Tensor):
+            given.setdefault(storage_key(each), []).append(place)
+    leaves, spec = trees.flatten(outputs)
+    numbers: dict[Any, int] = {}
+    tensors: list[torch.Tensor] = []
+    made: list[Made] = []
+    results: list[Result] = []
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor):
+            results.append(Fixed(leaf))
+            continue
+        if leaf.device != device or leaf.layout is not torch.strided or _is_lazy(leaf):
+            raise Unrecordable(f"a result is {leaf.layout} on {leaf.device}, or not computed yet")
+        memory = storage_key(leaf)
+        if memory in given:
+            place = _source(leaf, given[memory], inputs)
+            results.append(FromInput(place, _window(leaf, inputs[place])))
+            continue
+        slot, root = giver.given.get(memory, (None, _root(leaf)))
+        if memory in numbers and not _is_inside(leaf, tensors[numbers[memory]]):
+            memory, root, slot = (memory, len(tensors)), leaf, None
+        if memory not in numbers:
+            if not _is_inside(leaf, root) or _overlaps_itself(root):
+                raise Unrecordable("a result lies in memory of which no other result is all")
+            numbers[memory] = len(tensors)
+            tensors.append(root)
+            made.append(Made(tuple(root.shape), root.stride(), root.dtype, slot))
+        number = numbers[memory]
+        results.append(FromMade(number, _window(leaf, tensors[number])))
+    return Layout(tuple(results), tuple(made), spec), tensors
+
+
+def _window(leaf: torch.Tensor, of: torch.Tensor) -> Window | None:
+    return None if leaf is of else Window.between(leaf, of)
+
+
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    return tensor.is_neg() or tensor.is_conj()
+
+
+def _root(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor._base is None else tensor._base
+
+
+def _is_inside(view: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether all elements of `view` are between the first and the last one of `tensor`."""
+    if not view.numel():
+        return True
+    first = int(view.storage_offset()) - int(tensor.storage_offset())
+    end = first + span(view.shape, view.stride())
+    return view.dtype != tensor.dtype or (first >= 0 and end <= span(tensor.shape, tensor.stride()))
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _source(leaf: torch.Tensor, places: Sequence[int], inputs: Sequence[Any]) -> int:
+    """The input that `leaf` is, or is a view of; they may share memory and be no views."""
+    for place in places:
+        if inputs[place] is leaf:
+            return place
+    for place in places:
+        if _root(inputs[place]) is _root(leaf):
+            return place
+    return places[0]
+
+
+def span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """How many elements there are from the first to the last."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))

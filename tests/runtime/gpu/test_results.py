@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from adjoint.runtime.gpu.results import Fixed, FromInput, FromMade, Giver, Unrecordable, laid_out
+
+CPU = torch.device("cpu")
+
+
+def memory(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype)
+
+
+def taken_apart(outputs: Any, inputs: list[Any], giver: Giver | None = None) -> Any:
+    return laid_out(outputs, inputs, giver or Giver(memory), CPU)
+
+
+def test_what_each_result_is() -> None:
+    x, made = torch.rand(3, 4), torch.rand(5)
+    layout, tensors = taken_apart([x, x.t(), made, made[2:], 7, None], [1, x])
+    kinds = [type(result) for result in layout.results]
+    assert kinds == [FromInput, FromInput, FromMade, FromMade, Fixed, Fixed]
+    assert len(tensors) == 1
+    assert tensors[0] is made
+    other, memory_of_other = torch.rand(3, 4), torch.rand(5)
+    again = layout.handed([1, other], {0: memory_of_other})
+    assert again[0] is other
+    assert again[2] is memory_of_other
+    torch.testing.assert_close(again[1], other.t())
+    torch.testing.assert_close(again[3], memory_of_other[2:])
+    assert again[4:] == [7, None]
+
+
+def test_memory_that_was_asked_for_is_known_by_its_slot_and_its_own_shape() -> None:
+    giver = Giver(memory)
+    given = giver(3, (4, 6), (6, 1), torch.float32)
+    layout, _ = taken_apart([torch.ops.aten._unsafe_view(given, [2, 12])], [], giver)
+    (made,) = layout.made
+    assert (made.slot, made.shape, made.strides) == (3, (4, 6), (6, 1))
+    assert layout.handed([], {0: given})[0].shape == (2, 12)
+
+
+def test_what_is_ready_is_given_once() -> None:
+    ready = torch.empty(2)
+    giver = Giver(memory, {5: ready})
+    assert giver(5, (2,), (1,), torch.float32) is ready
+    assert giver(5, (2,), (1,), torch.float32) is not ready
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        (torch.rand(3).to_sparse(), "sparse"),
+        (torch.complex(torch.rand(3), torch.rand(3)).conj(), "not computed yet"),
+        (torch.empty(3, device="meta"), "on meta"),
+    ],
+)
+def test_what_cannot_be_handed_out_again(result: torch.Tensor, why: str) -> None:
+    with pytest.raises(Unrecordable, match=why):
+        taken_apart([result], [])
+
+
+def test_results_that_share_memory_and_are_no_views_of_one_another_are_apart() -> None:
+    storage = torch.rand(8).untyped_storage()
+    left, right = (torch.empty(0).set_(storage, offset, (4,), (1,)) for offset in (0, 4))
+    layout, tensors = taken_apart([left, right], [])
+    assert len(tensors) == 2
+    again = layout.handed([], {0: torch.zeros(4), 1: torch.ones(4)})
+    assert [each.tolist() for each in again] == [[0] * 4, [1] * 4]
