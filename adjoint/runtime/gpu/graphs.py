@@ -244,7 +244,7 @@ class Recordings:
         return outputs
 
     def _again(self, sort: Sort, layout: Layout, inputs: list[Any], stream: int) -> Any:
-        large = {n: self._memory(each) for n, each in enumerate(layout.made) if not each.is_small}
+        large = {n: self._memory(each) for n, each in layout.large}
         key = self._key(sort, inputs, large)
         recording = self._free(key) or self._new(key, layout, inputs, large)
         if recording is not None:

@@ -5,6 +5,7 @@ Another call of the same sort returns the same, of its own inputs and of other m
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -78,7 +79,7 @@ class Made:
     slot: int | None
     """By which the program asks for its memory; None: an operator takes that by itself."""
 
-    @property
+    @functools.cached_property
     def is_small(self) -> bool:
         return span(self.shape, self.strides) * self.dtype.itemsize <= SMALL
 
@@ -117,9 +118,22 @@ class Layout:
     made: tuple[Made, ...]
     spec: trees.TreeSpec
 
+    @functools.cached_property
+    def large(self) -> list[tuple[int, Made]]:
+        """What goes wherever there is room, and its numbers."""
+        return [(number, each) for number, each in enumerate(self.made) if not each.is_small]
+
+    @functools.cached_property
+    def _list(self) -> type[list[Any]] | type[tuple[Any, ...]] | None:
+        """What kind of list the results are, if they are just that."""
+        for kind in (list, tuple):
+            if self.spec == trees.flatten(kind([0] * len(self.results)))[1]:
+                return kind
+        return None
+
     def handed(self, inputs: Sequence[Any], made: Mapping[int, torch.Tensor]) -> Any:
         leaves = [_handed(result, inputs, made) for result in self.results]
-        return trees.unflatten(leaves, self.spec)
+        return self._list(leaves) if self._list else trees.unflatten(leaves, self.spec)
 
 
 def _handed(result: Result, inputs: Sequence[Any], made: Mapping[int, torch.Tensor]) -> Any:
