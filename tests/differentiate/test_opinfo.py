@@ -47,16 +47,20 @@ def name_of(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
 
 
-def ops_of(dtype: torch.dtype) -> list[Any]:
-    return [op for op in op_db if op.supports_autograd and op.supports_dtype(dtype, "cpu")]
+def ops_of(dtype: torch.dtype, device: str = "cpu") -> list[Any]:
+    return [op for op in op_db if op.supports_autograd and op.supports_dtype(dtype, device)]
 
 
-def cases(dtype: torch.dtype) -> list[Any]:
+def cases(dtype: torch.dtype, device: str = "cpu") -> list[Any]:
     """All ops; those that are not in the shard are slow."""
     return [
         pytest.param(op, id=name_of(op), marks=[] if index % SHARD == 0 else [pytest.mark.slow])
-        for index, op in enumerate(ops_of(dtype))
+        for index, op in enumerate(ops_of(dtype, device))
     ]
+
+
+def gpu_cases(dtype: torch.dtype) -> list[Any]:
+    return cases(dtype, "cuda") if torch.cuda.is_available() else []
 
 
 @contextlib.contextmanager
@@ -80,9 +84,9 @@ def call(op: Any, sample: Any, spec: Any, leaves: list[Any], places: list[int], 
     return process(result) if process is not None else result
 
 
-def check_op(op: Any, dtype: torch.dtype, order: int) -> None:
+def check_op(op: Any, dtype: torch.dtype, order: int, device: str = "cpu") -> None:
     torch.manual_seed(0)
-    samples = op.sample_inputs("cpu", dtype, requires_grad=True)
+    samples = op.sample_inputs(device, dtype, requires_grad=True)
     name = name_of(op)
     checked = 0
     for sample in itertools.islice(samples, SAMPLES):
@@ -127,6 +131,20 @@ def test_gradients_in_single_precision(op: Any) -> None:
 def test_gradients_of_complex_numbers(op: Any) -> None:
     skip_exceptions(op, torch.complex128)
     check_op(op, torch.complex128, 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", gpu_cases(torch.float64))
+def test_two_orders_on_a_gpu(op: Any) -> None:
+    skip_exceptions(op, torch.float64)
+    check_op(op, torch.float64, 2, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", gpu_cases(torch.float32))
+def test_gradients_on_a_gpu(op: Any) -> None:
+    skip_exceptions(op, torch.float32)
+    check_op(op, torch.float32, 1, "cuda")
 
 
 def test_exceptions_are_few_and_known() -> None:
