@@ -245,9 +245,12 @@ class Recording:
         self._backwards[recorded.first.of] = [self._made(recorded.first, self._sizing)]
 
     def __call__(self, inputs: Sequence[Any], sizes: Sizes) -> Sequence[Any]:
+        # First, so that a device is at work while autograd takes note.
+        with torch.no_grad():
+            outputs = self.forward(inputs)
         with torch.enable_grad():
-            outputs = _Node.apply(self, sizes, *map(gated, inputs))  # type: ignore[no-untyped-call]
-        return outputs[: self.recorded.results]  # type: ignore[no-any-return]
+            noted = _Node.apply(self, sizes, outputs, *map(gated, inputs))  # type: ignore[no-untyped-call]
+        return noted[: self.recorded.results]  # type: ignore[no-any-return]
 
     def forward(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """All outputs, saved values included."""
@@ -327,9 +330,10 @@ class _Node(torch.autograd.Function):
     """One run of a graph, as autograd sees it."""
 
     @staticmethod
-    def forward(ctx: Any, recording: Recording, sizes: Sizes, *inputs: Any) -> Any:
+    def forward(
+        ctx: Any, recording: Recording, sizes: Sizes, outputs: Sequence[Any], *inputs: Any
+    ) -> Any:
         recorded = recording.recorded
-        outputs = list(recording.forward(inputs))
         history = recorded.differentiable | recorded.requiring
         fixed = [
             value
@@ -359,7 +363,7 @@ class _Node(torch.autograd.Function):
             index for index in sorted(recorded.differentiable) if cotangents[index] is not None
         )
         if not given:
-            return (None,) * (len(ctx.inputs) + 2)
+            return (None,) * (len(ctx.inputs) + 3)
         of = recording.pattern(given)
         wanted = _waited_for(ctx, recording.wrt)
         made, compiled, sizes = recording.backward(of, wanted, ctx.sizes)
@@ -375,7 +379,7 @@ class _Node(torch.autograd.Function):
         by_input = dict(zip(recording.wrt, gradients, strict=True))
         for place in (recording.wrt[i] for i in made.zeros):
             by_input[place] = _zeros(ctx.inputs[place])
-        return (None, None, *(by_input.get(index) for index in range(len(ctx.inputs))))
+        return (None, None, None, *(by_input.get(index) for index in range(len(ctx.inputs))))
 
 
 def gated(value: Any) -> Any:

@@ -105,9 +105,9 @@ class Landing:
         self._flat = torch.empty(self._count, dtype=like.dtype, device=like.device)
         self.tensor = self._flat.as_strided(like.shape, like.stride())
 
-    def take(self, tensor: torch.Tensor) -> None:
-        # What lies between its elements, too, whatever its strides.
-        self._flat.copy_(tensor.as_strided((self._count,), (1,)))
+    def pair(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where `tensor` goes, and what: also what lies between its elements."""
+        return self._flat, tensor.as_strided((self._count,), (1,))
 
 
 def _are_nowhere(tensors: Sequence[torch.Tensor]) -> bool:
@@ -147,8 +147,10 @@ class Recording:
         self, inputs: Sequence[Any], copied: Set[int], stream: int
     ) -> dict[int, torch.Tensor]:
         """Does it again, for `inputs`; returns the small results, `copied` in new memory."""
-        for place, landing in self._landings.items():
-            landing.take(inputs[place])
+        if self._landings:
+            pairs = [landing.pair(inputs[place]) for place, landing in self._landings.items()]
+            to, taken = zip(*pairs, strict=True)
+            torch._foreach_copy_(to, taken)
         self._graph.launch(stream)
         # The same memory with a version count of its own.
         return {
