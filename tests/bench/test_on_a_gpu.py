@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from adjoint.bench.measure import relative_error
 from adjoint.bench.workloads import WORKLOADS, Problem, step_of
@@ -47,12 +48,20 @@ def derivatives(problem: Problem, net: Any, orders: int) -> list[Tensor]:
     return found
 
 
+def written_out(x: Tensor, shape: Any, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+    return (x - mean) * (variance + eps).rsqrt() * weight + bias
+
+
 @pytest.mark.parametrize("workload", ["forces", "gp", "gpt"])
 @pytest.mark.parametrize("orders", [2, 3])
 def test_higher_orders_are_eagers(workload: str, orders: int) -> None:
     problem = WORKLOADS[workload]("cuda", True).double()
     compiled = torch.compile(problem.net, backend="adjoint")
-    right = derivatives(problem, problem.net, orders)
+    # The third derivative of a layer norm is wrong in eager: its second one takes means and
+    # deviations for constants.
+    with mock.patch.object(nn.functional, "layer_norm", written_out):
+        right = derivatives(problem, problem.net, orders)
     for ours, eager in zip(derivatives(problem, compiled, orders), right, strict=True):
         torch.testing.assert_close(ours, eager, rtol=1e-8, atol=1e-11)
 
