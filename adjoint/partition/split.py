@@ -286,8 +286,15 @@ def is_cheap(node: fx.Node) -> bool:
     return (
         torch.Tag.pointwise in tags
         and torch.Tag.nondeterministic_seeded not in tags
-        and node.target.overloadpacket not in _SLOW
+        and (node.target.overloadpacket not in _SLOW or _is_activation_of_halves(node))
     )
+
+
+def _is_activation_of_halves(node: fx.Node) -> bool:
+    """Its derivative needs its argument anyway, and a GPU computes it while memory is read."""
+    value, target = node.meta["val"], node.target
+    on_gpu = value.device.type == "cuda" and value.dtype in (torch.float16, torch.bfloat16)
+    return on_gpu and target.overloadpacket in (aten.gelu, aten.silu)  # type: ignore[union-attr]
 
 
 def _is_cast(node: fx.Node) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses import FakeTensorMode
 
 import adjoint
 from adjoint.building import Build
@@ -413,3 +414,18 @@ def test_gradients_of_a_deep_residual_model_are_eager_s() -> None:
         total = torch.stack([gradient.square().sum() for gradient in first]).sum()
         gradients.append((*first, *torch.autograd.grad(total, (x, weight))))
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("activation", [nn.functional.gelu, nn.functional.silu])
+@pytest.mark.parametrize(
+    ("device", "dtype", "again"),
+    [("cuda", torch.bfloat16, True), ("cuda", torch.float32, False), ("cpu", torch.float16, False)],
+)
+def test_an_activation_of_halves_is_computed_again_on_a_gpu(
+    activation: Callable[[Tensor], Tensor], device: str, dtype: torch.dtype, again: bool
+) -> None:
+    graph = adjoint.capture(activation, plain(4)).graph_module.graph
+    (node,) = (n for n in graph.nodes if n.op == "call_function")
+    with FakeTensorMode():
+        node.meta["val"] = torch.empty(4, dtype=dtype, device=device)
+    assert is_cheap(node) == again
