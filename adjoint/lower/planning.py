@@ -189,6 +189,8 @@ class _Planning:
             if first is not node and not _is_returned(node):
                 node.replace_all_uses_with(first)
                 del found[node]
+                # Or it would be taken for a reader of what it was made of.
+                self.graph.erase_node(node)
         items = {node: item for node, item in found.items() if item is not None}
         if self.has_grids:
             items = inlined(items)

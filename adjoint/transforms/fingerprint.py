@@ -43,6 +43,7 @@ class Fingerprint:
         looked_at = _Look()
         self.mark = looked_at.mark(function)
         """Equal marks, equal meaning."""
+        looked_at.end()
         self._function = function
         self._looked_at = looked_at
         self._same, self._equal = list(looked_at.same()), looked_at.equal()
@@ -73,6 +74,13 @@ class _Look:
         self._tensors: list[torch.Tensor] = []
         self._arrays: list[np.ndarray[Any, Any]] = []
         self._others: list[Callable[[], Iterable[Any]]] = []
+        self._sizes: list[Any] = []
+
+    def end(self) -> None:
+        """Of what is empty it is enough to know that it stays so."""
+        self._sizes = [*self._dicts, *self._collections]
+        self._dicts = [each for each in self._dicts if each]
+        self._collections = [each for each in self._collections if each]
 
     def same(self) -> Iterable[Any]:
         """What must be the very same objects for the mark to be the same."""
@@ -89,8 +97,7 @@ class _Look:
     def equal(self) -> list[Any]:
         """What must be equal besides."""
         return [
-            *map(len, self._dicts),
-            *map(len, self._collections),
+            *map(len, self._sizes),
             *map(attrgetter("shape"), self._tensors),
             *map(np.ndarray.tobytes, self._arrays),
         ]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from adjoint.loops.plan import Kind
 from adjoint.loops.show import show_plan
 from adjoint.lower.definitions import definition_of
 from adjoint.lower.inlining import inlined
@@ -72,3 +73,22 @@ def test_an_index_that_is_checked_is_there() -> None:
     x, y = torch.rand(6, 5, dtype=torch.float64), torch.tensor([0, 3, 1, 2, 3, 0])
     check(lambda x, y: [x.gather(1, (y + 1).unsqueeze(1)) * 2], x, y)
     check(lambda x, y: [(x[(y + 1).view(2, 3).view(-1)] + 1).sum(0)], x, y)
+
+
+def test_what_was_merged_reads_nothing_any_more() -> None:
+    """`y * z` twice, spelt in two ways: the second is the first, and the rows that both read need
+    not be stored for it."""
+    table, places, z = torch.rand(4, 32), torch.zeros(64, dtype=torch.int64), torch.rand(64, 32)
+    w = torch.rand(32, 8)
+
+    def function(
+        t: torch.Tensor, i: torch.Tensor, z: torch.Tensor, w: torch.Tensor
+    ) -> list[torch.Tensor]:
+        y = t[i]
+        return [(y * z) @ w, (z * y + 1) @ w, (y * z).exp() @ w]
+
+    plan = lower(graph_of(function, [table, places, z, w]), grids=True)
+    large = [s for s in plan.slots if s.shape == (64, 32) and s.kind is Kind.TEMPORARY]
+    # One for each product of matrices.
+    assert len(large) == 3
+    check(function, [table, places, z, w])
