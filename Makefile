@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 EVERY_TARGET := tests/capture tests/differentiate tests/partition tests/rules tests/runtime \
     tests/transforms tests/test_backend.py tests/test_building.py tests/test_compiler.py \
-    tests/test_tiny.py --ignore tests/runtime/cpu
+    tests/test_tiny.py --ignore tests/runtime/cpu --ignore tests/runtime/gpu
 
 .PHONY: venv demo test test-all check lint tidy format clean
 

@@ -91,4 +91,4 @@ def test_what_was_merged_reads_nothing_any_more() -> None:
     large = [s for s in plan.slots if s.shape == (64, 32) and s.kind is Kind.TEMPORARY]
     # One for each product of matrices.
     assert len(large) == 3
-    check(function, [table, places, z, w])
+    check(function, table, places, z, w)
