@@ -92,8 +92,11 @@ class Split:
             node for node in joint.graph.nodes if node.meta.get("order") == order
         } | _descendants(joint.graph, self.tangents)
 
-    def needed(self) -> list[fx.Node]:
-        """The values that the reverse nodes need, none of which is free to have again."""
+    def needed(self, also: Sequence[fx.Node] = ()) -> list[fx.Node]:
+        """The values that the reverse nodes need, none of which is free to have again.
+
+        `also` are saved in any case.
+        """
         needed: dict[fx.Node, None] = {}
         visited: set[fx.Node] = set()
         stack = [n for n in reversed(self.joint.graph.nodes) if n in self.reverse]
@@ -110,10 +113,13 @@ class Split:
             else:
                 needed[node] = None
         order = {node: i for i, node in enumerate(self.joint.graph.nodes)}
-        return sorted(self._fewest_bytes(needed), key=order.__getitem__)
+        return sorted(self._fewest_bytes(needed, set(also)), key=order.__getitem__)
 
-    def _fewest_bytes(self, needed: Iterable[fx.Node]) -> list[fx.Node]:
-        """The cheapest values to save from which `needed` can be computed again."""
+    def _fewest_bytes(self, needed: Iterable[fx.Node], saved: Set[fx.Node]) -> list[fx.Node]:
+        """The cheapest values to save from which `needed` can be computed again.
+
+        `saved` cost nothing.
+        """
         network: Network[Any] = Network()
         wanted = set(needed)
         visited = _made_again_from(wanted)
@@ -123,6 +129,7 @@ class Split:
                 network.add((node, "out"), "sink", UNBOUNDED)
             is_input = node.op == "placeholder"
             cost = (0 if node in wanted else UNBOUNDED) if is_input else _bytes(node)
+            cost = 0 if node in saved else cost
             network.add((node, "in"), (node, "out"), cost)
             if node in held or not _is_made_again(node):
                 network.add("source", (node, "in"), UNBOUNDED)
@@ -180,7 +187,7 @@ class Split:
 
     def forward(self, also: Sequence[fx.Node] = ()) -> Forward:
         """The forward graph, with what all reverse nodes need, and `also`, among its outputs."""
-        needed = list(dict.fromkeys([*self.needed(), *also]))
+        needed = list(dict.fromkeys([*self.needed(also), *also]))
         primal = {node: i for i, node in enumerate(self.primals)}
         places = {node: i for i, (node, _) in reversed(list(enumerate(self.results)))}
         outputs = [node for node, _ in self.results]
@@ -283,11 +290,15 @@ def is_cheap(node: fx.Node) -> bool:
     if node.target in _SOFTMAX:
         return bool(_origin(node.args[0]).itemsize < node.meta["val"].itemsize)
     tags = node.target.tags
-    return (
-        torch.Tag.pointwise in tags
-        and torch.Tag.nondeterministic_seeded not in tags
-        and (node.target.overloadpacket not in _SLOW or _is_activation_of_halves(node))
-    )
+    if torch.Tag.pointwise not in tags or torch.Tag.nondeterministic_seeded in tags:
+        return False
+    is_slow = node.target.overloadpacket in _SLOW
+    return not is_slow or _is_activation_of_halves(node) or _is_product_of_itself(node)
+
+
+def _is_product_of_itself(node: fx.Node) -> bool:
+    """A power that is an instruction or two."""
+    return node.target is aten.pow.Tensor_Scalar and node.args[1] in (1, 2, 3, 0.5, -0.5, -1, -2)
 
 
 def _is_activation_of_halves(node: fx.Node) -> bool:

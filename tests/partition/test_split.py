@@ -429,3 +429,19 @@ def test_an_activation_of_halves_is_computed_again_on_a_gpu(
     with FakeTensorMode():
         node.meta["val"] = torch.empty(4, dtype=dtype, device=device)
     assert is_cheap(node) == again
+
+
+def test_what_follows_from_what_is_saved_anyway_is_not_saved() -> None:
+    """A backward graph that is differentiated again saves all that it is given."""
+    places = torch.arange(50) % 4
+
+    def function(x: Tensor, w: Tensor, z: Tensor) -> Tensor:
+        return ((x @ w)[places] * z).exp().sum()
+
+    first = recorded(function, leaf(4, 8), leaf(8, 8), leaf(50, 8), wrt=(0, 1, 2)).first
+    inputs = [n for n in first.graph_module.graph.nodes if n.op == "placeholder"]
+    active = [i for i, n in enumerate(inputs) if n.meta["val"].is_floating_point()]
+    again = Build(Options()).record(first.graph_module, active)
+    assert again is not None
+    assert set(again.saved_inputs) == set(range(len(inputs)))
+    assert aten.index.Tensor not in [n.target for n in saved_nodes(again)]
