@@ -35,7 +35,12 @@ from adjoint.graph.metadata import (
 )
 from adjoint.graph.show import show_call, show_target
 from adjoint.graph.subgraphs import subgraphs_of
-from adjoint.torch_private.operators import HigherOrderOperator, OpOverload, written_arguments
+from adjoint.torch_private.operators import (
+    HigherOrderOperator,
+    OpOverload,
+    written_arguments,
+    written_unsaid,
+)
 
 OWN_OPERATIONS = "adjoint.graph.operations"
 
@@ -97,7 +102,10 @@ def _verify_return(graph: Graph) -> None:
 def _verify_call(node: Node) -> None:
     target = node.target
     if isinstance(target, OpOverload):
-        if written := written_arguments(target):
+        named = {
+            p.name: value for p, value in zip(target._schema.arguments, node.args, strict=False)
+        }
+        if written := written_arguments(target) + written_unsaid(target, {**named, **node.kwargs}):
             raise _broken(node, f"mutates {', '.join(written)}; every operator must be functional")
     elif not isinstance(target, HigherOrderOperator) and _makes_tensors_in_python(node):
         raise _broken(node, f"calls {show_target(target)}, which is not an operator of torch.ops")

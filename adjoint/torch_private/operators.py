@@ -21,6 +21,7 @@ __all__ = [
     "dense_kernel",
     "recorded_loop",
     "written_arguments",
+    "written_unsaid",
 ]
 
 
@@ -43,6 +44,29 @@ def written_arguments(operator: OpOverload) -> tuple[str, ...]:
         for argument in operator._schema.arguments
         if argument.alias_info is not None and argument.alias_info.is_write
     )
+
+
+_STATISTICS = ("running_mean", "running_var")
+_UPDATES_STATISTICS = frozenset(
+    {
+        "aten::native_batch_norm",
+        "aten::cudnn_batch_norm",
+        "aten::miopen_batch_norm",
+        "aten::batch_norm_update_stats",
+        "aten::batch_norm_gather_stats",
+        "aten::batch_norm_gather_stats_with_counts",
+    }
+)
+
+
+def written_unsaid(operator: OpOverload, named: dict[str, Any]) -> tuple[str, ...]:
+    """The names of those that a call with the arguments `named` mutates though no schema says so.
+
+    Batch norm updates its running statistics where it is told that it is training, or is not asked.
+    """
+    if operator._schema.name not in _UPDATES_STATISTICS or not named.get("training", True):
+        return ()
+    return tuple(name for name in _STATISTICS if named.get(name) is not None)
 
 
 def dense_kernel(operator: HigherOrderOperator) -> Callable[..., Any] | None:

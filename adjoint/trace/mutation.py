@@ -8,7 +8,12 @@ from typing import Any
 
 import torch
 
-from adjoint.torch_private.operators import OpOverload, OpOverloadPacket, written_arguments
+from adjoint.torch_private.operators import (
+    OpOverload,
+    OpOverloadPacket,
+    written_arguments,
+    written_unsaid,
+)
 
 
 @dataclass(frozen=True)
@@ -34,11 +39,17 @@ def changes_metadata_only(op: OpOverload) -> bool:
     return torch.Tag.inplace_view in op.tags
 
 
+def written_by(op: OpOverload, named: dict[str, Any]) -> tuple[str, ...]:
+    """The arguments that a call of `op` writes to, whether or not its schema says so."""
+    said = tuple(name for name in written_arguments(op) if named.get(name) is not None)
+    return said + written_unsaid(op, named)
+
+
 @functools.cache
 def functional_variant(op: OpOverload) -> Functional | None:
     """The pure op that returns `op`'s own results, then the new value of each written argument."""
-    if op is _RANDOM_FROM:
-        return _RANDINT
+    if op in _BY_HAND:
+        return _BY_HAND[op]
     written = written_arguments(op)
     outs = frozenset(a.name for a in op._schema.arguments if a.is_out)
     for packet in _candidate_packets(op):
@@ -46,18 +57,28 @@ def functional_variant(op: OpOverload) -> Functional | None:
             candidate: OpOverload = getattr(packet, name)
             if candidate._schema.is_mutable or not _same_arguments(op, candidate, outs):
                 continue
-            if _returns_fit(op, candidate, len(written)):
+            if returns_fit(op, candidate, len(written)):
                 return Functional(candidate, outs)
     return None
 
 
-# The name of the overload is a Python keyword, so that it cannot stand in the code of a graph.
-_RANDOM_FROM = getattr(torch.ops.aten.random_, "from")
-_RANDINT = Functional(
-    torch.ops.aten.randint_like.low_dtype,
-    frozenset({"generator"}),
-    (("from", "low"), ("to", "high")),
-)
+_BY_HAND = {
+    # The name of the overload is a Python keyword, so that it cannot stand in the code of a graph.
+    getattr(torch.ops.aten.random_, "from"): Functional(
+        torch.ops.aten.randint_like.low_dtype,
+        frozenset({"generator"}),
+        (("from", "low"), ("to", "high")),
+    ),
+    # They write to running statistics, and their schemas do not say so.
+    torch.ops.aten.native_batch_norm.default: Functional(
+        torch.ops.aten._native_batch_norm_legit_functional.default, frozenset()
+    ),
+    torch.ops.aten.cudnn_batch_norm.default: Functional(
+        torch.ops.aten._batch_norm_with_update_functional.default,
+        frozenset({"training"}),
+        (("exponential_average_factor", "momentum"), ("epsilon", "eps")),
+    ),
+}
 
 
 def _candidate_packets(op: OpOverload) -> list[OpOverloadPacket]:
@@ -79,7 +100,8 @@ def _same_arguments(op: OpOverload, candidate: OpOverload, outs: frozenset[str])
     return mine == theirs
 
 
-def _returns_fit(op: OpOverload, candidate: OpOverload, written: int) -> bool:
+def returns_fit(op: OpOverload, candidate: OpOverload, written: int) -> bool:
+    """`candidate` returns what `op` does, and a new value for each argument written to."""
     own = sum(1 for each in op._schema.returns if each.alias_info is None)
     return len(candidate._schema.returns) == own + written
 

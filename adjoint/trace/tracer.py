@@ -33,7 +33,7 @@ from adjoint.torch_private.modes import (
     set_version,
     without_torch_function,
 )
-from adjoint.torch_private.operators import HigherOrderOperator, OpOverload, written_arguments
+from adjoint.torch_private.operators import HigherOrderOperator, OpOverload
 from adjoint.trace import aliasing, geometry, overlap, subclasses
 from adjoint.trace.aliasing import Alias, Link, Storage
 from adjoint.trace.emission import Emitter, Quietly, current_mode
@@ -41,7 +41,9 @@ from adjoint.trace.mutation import (
     bind,
     changes_metadata_only,
     functional_variant,
+    returns_fit,
     unbind,
+    written_by,
 )
 from adjoint.trace.regions import Regions
 from adjoint.trace.views import ViewStep
@@ -304,7 +306,7 @@ class Tracer(TorchDispatchMode):
             return self._recognise(op, args, kwargs)
         if changes_metadata_only(op):
             return self._move(op, args, kwargs)
-        if op._schema.is_mutable:
+        if op._schema.is_mutable or written_by(op, bind(op, args, kwargs)):
             return self._mutate(op, args, kwargs)
         if op.is_view:
             return self._view(op, args, kwargs)
@@ -445,9 +447,8 @@ class Tracer(TorchDispatchMode):
         if name == "aten::set_":
             self._relocate(tensor, before)
         elif name == "aten::resize_":
-            self._resize(
-                op, tensor, before, self.emitter.call(aten.resize.default, (old, *numbers), named)
-            )
+            new = self.emitter.call(aten.resize.default, (old, *numbers), named)
+            self._resize(tensor, before, new)
         else:
             assert pure is not None, op
             step = ViewStep(pure.op, numbers, named, None, mode)
@@ -487,7 +488,7 @@ class Tracer(TorchDispatchMode):
             raise self.unsupported("set_", "the memory it moves to is unknown to capture")
         self.scope.add(tensor, found)
 
-    def _resize(self, op: OpOverload, tensor: torch.Tensor, before: Alias, new: fx.Node) -> None:
+    def _resize(self, tensor: torch.Tensor, before: Alias, new: fx.Node) -> None:
         others = {id(a.tensor) for a in before.storage.aliases if a.tensor is not None}
         if others != {id(tensor)}:
             raise self.unsupported("resize_", "other tensors show the same memory")
@@ -502,9 +503,8 @@ class Tracer(TorchDispatchMode):
     def _mutate(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
         """An op that writes to some of its arguments."""
         named = bind(op, args, kwargs)
-        written = tuple(name for name in written_arguments(op) if named.get(name) is not None)
-        why = overlap.conflict(op, named, written)
-        if why is not None:
+        written = written_by(op, named)
+        if why := overlap.conflict(op, named, written):
             raise CaptureError(f"op {op}", why, "write to a clone() of it", self.emitter.source())
         if overlap.is_in_sequence(named, written):
             return self._one_by_one(op, named, written)
@@ -515,7 +515,7 @@ class Tracer(TorchDispatchMode):
         with counted_already(custom):
             result = op(*args, **kwargs)
         pure = functional_variant(op)
-        if pure is not None and len(written) == len(written_arguments(op)):
+        if pure is not None and returns_fit(op, pure.op, len(written)):
             arguments = pure.arguments(op, nodes)
             node = self.emitter.call(pure.op, *unbind(pure.op, arguments), mode=mode)
         else:

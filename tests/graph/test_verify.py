@@ -82,6 +82,14 @@ def test_an_out_variant_is_not_functional() -> None:
     assert "mutates out" in refusal(module)
 
 
+def test_batch_norm_in_training_is_not_functional() -> None:
+    module = legal()
+    with module.graph.inserting_before(output_node(module.graph)):
+        x, y = node_named(module, "x"), node_named(module, "y")
+        call(module.graph, aten.native_batch_norm.default, x, None, None, y, y, True, 0.1, 1e-5)
+    assert "mutates running_mean, running_var" in refusal(module)
+
+
 def test_a_use_before_the_definition() -> None:
     module = legal()
     node_named(module, "x").prepend(node_named(module, "add_tensor"))

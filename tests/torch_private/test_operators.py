@@ -9,6 +9,7 @@ from adjoint.torch_private.operators import (
     OpOverloadPacket,
     chunked_cross_entropy,
     written_arguments,
+    written_unsaid,
 )
 
 aten = torch.ops.aten
@@ -27,6 +28,29 @@ aten = torch.ops.aten
 )
 def test_written_arguments(operator: OpOverload, written: tuple[str, ...]) -> None:
     assert written_arguments(operator) == written
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_running_statistics_are_written_in_training(training: bool) -> None:
+    mean, var = torch.zeros(2), torch.ones(2)
+    named = {
+        "input": torch.randn(5, 2),
+        "weight": None,
+        "bias": None,
+        "running_mean": mean,
+        "running_var": var,
+        "training": training,
+    }
+    aten.native_batch_norm.default(*named.values(), 0.1, 1e-5)
+    written = written_unsaid(aten.native_batch_norm.default, named)
+    assert written == (("running_mean", "running_var") if training else ())
+    assert bool(mean.any()) is training
+
+
+def test_nothing_is_written_unsaid_by_other_ops_or_where_there_are_no_statistics() -> None:
+    assert written_unsaid(aten.native_layer_norm.default, {"training": True}) == ()
+    none = {"training": True, "running_mean": None, "running_var": None}
+    assert written_unsaid(aten.native_batch_norm.default, none) == ()
 
 
 def test_kinds_of_operators() -> None:

@@ -14,6 +14,7 @@ from adjoint.trace.mutation import (
     bind,
     changes_metadata_only,
     functional_variant,
+    returns_fit,
     unbind,
 )
 from tests.parity import ROUTES, Route, Table, check, grown, leaf, plain
@@ -282,6 +283,23 @@ def several_of_one_memory(x: Tensor, y: Tensor) -> Tensor:
     return x
 
 
+@table(lambda: (leaf(3, 2, 5), plain(2), plain(2).exp()), order=2)
+def statistics_of_a_batch(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    y = F.batch_norm(x, mean, var, training=True) * mean[:, None]
+    return F.batch_norm(y, mean, var, training=True) * F.batch_norm(x, mean, var)
+
+
+@table(lambda: (leaf(3, 2, 5), plain(2), plain(2).exp()), order=2)
+def statistics_of_instances(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    return F.instance_norm(x, mean, var)
+
+
+@table(lambda: (leaf(3, 4), plain(2), plain(2).exp()))
+def statistics_that_are_no_input(x: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, ...]:
+    means, vars = mean.repeat(2), var.repeat(2)
+    return F.batch_norm(x, means, vars, training=True), means, vars
+
+
 @table(lambda: (grown(3), grown(3)), order=2)
 def second_order(x: Tensor, y: Tensor) -> Tensor:
     x.mul_(y)
@@ -352,12 +370,24 @@ def test_an_optimizer_step(route: Route) -> None:
         (aten._foreach_add_.Scalar, aten._foreach_add.Scalar),
         (aten.index_put_.default, aten.index_put.default),
         (aten.squeeze_.dim, aten.squeeze.dim),
+        (aten.native_batch_norm.default, aten._native_batch_norm_legit_functional.default),
     ],
 )
 def test_the_pure_counterpart(mutating: Any, pure: Any) -> None:
     found = functional_variant(mutating)
     assert found is not None
     assert found.op is pure
+
+
+def test_the_pure_counterpart_of_a_kernel_of_cudnn_takes_its_arguments() -> None:
+    op = aten.cudnn_batch_norm.default
+    pure = functional_variant(op)
+    assert pure is not None
+    assert returns_fit(op, pure.op, 2)
+    given = {argument.name: argument.name for argument in op._schema.arguments}
+    taken = pure.arguments(op, given)
+    assert list(taken) == [argument.name for argument in pure.op._schema.arguments]
+    assert (taken["momentum"], taken["eps"]) == ("exponential_average_factor", "epsilon")
 
 
 def test_an_op_of_another_namespace_has_no_pure_counterpart() -> None:
