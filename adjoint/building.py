@@ -24,6 +24,7 @@ from adjoint.options import Options
 from adjoint.partition.opening import open_softmax
 from adjoint.partition.split import Backward, Forward, Split, narrowed
 from adjoint.programs import Programs, evaluate_taking
+from adjoint.rules.registry import COMPOSITIONS
 from adjoint.runtime.bridge import Compiled, Executable, Recorded, Reversed
 from adjoint.runtime.calling import Graph
 from adjoint.torch_private import symbols, trees
@@ -112,6 +113,10 @@ class Build:
             return partial(evaluate_taking, graph_module)
         return Programs(graph_module, self.options.cuda_graphs)
 
+    def in_torch(self, graph_module: fx.GraphModule) -> fx.GraphModule:
+        """The same graph; ops that torch cannot differentiate are composed of ops that it can."""
+        return _composed(graph_module)
+
     def _leaves_out(
         self, sweep: Sweep, forward: Forward, wrt: Sequence[int], parts: Set[fx.Node]
     ) -> bool:
@@ -141,6 +146,21 @@ class Build:
         remove_dead_code(joint.graph)
         sweep.keep_copies(merged, joint.graph)
         return sweep, joint
+
+
+def _composed(graph_module: fx.GraphModule) -> fx.GraphModule:
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph_module.graph.nodes:
+        copies[node] = copy = graph.node_copy(node, copies.__getitem__)
+        copy.meta = dict(node.meta)
+        copy.target = COMPOSITIONS.get(node.target, node.target)
+    made = fx.GraphModule(graph_module, graph)
+    for name, body in subgraphs_of(graph_module).items():
+        setattr(made, name, _composed(body))
+    if "entry_mode" in graph_module.meta:
+        made.meta["entry_mode"] = graph_module.meta["entry_mode"]
+    return made
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 import adjoint
 from adjoint.building import Build
 from adjoint.graph.evaluation import evaluate
+from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.lower.planning import lower
 from adjoint.options import Options
 from adjoint.programs import Programs
@@ -169,3 +170,19 @@ def test_cross_entropy_of_half_types_has_the_gradients_of_eager() -> None:
         found.append(torch.autograd.grad(each(*inputs), inputs))
     # One unit in the last place of bfloat16.
     torch.testing.assert_close(*found, rtol=8e-3, atol=1e-6)
+
+
+def test_ops_that_torch_differentiates_once_are_composed_of_others_in_bodies_too() -> None:
+    def function(x: Tensor, g: Tensor) -> Tensor:
+        back = aten.silu_backward(g, x)
+        return torch.cond(x.sum() > 0, lambda: aten.silu_backward(back, x), lambda: back * 2)  # type: ignore[no-any-return]
+
+    x, g = plain(3).abs(), plain(3)
+    module = captured(function, x, g)
+    composed = Build(Options()).in_torch(module)
+    graphs = [composed, *subgraphs_of(composed).values()]
+    assert len(graphs) == 3
+    assert not any(
+        node.target is aten.silu_backward.default for m in graphs for node in m.graph.nodes
+    )
+    torch.testing.assert_close(evaluate(composed, [x, g]), evaluate(module, [x, g]))

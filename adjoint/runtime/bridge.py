@@ -7,8 +7,8 @@ differentiate it (`create_graph=True`).  Cotangents that then reach saved values
 first function.
 
 Backward graphs are made when first needed, one for each pattern of cotangents that autograd leaves
-out, and anew for sizes of which an assumption made on the way does not hold.  Where `torch.func` is
-at work, the graph runs op by op: it differentiates and batches ops.
+out, and anew for sizes of which an assumption made on the way does not hold.  Where `torch.func` or
+forward mode is at work, the graph runs op by op: they differentiate and batch ops.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -28,7 +27,12 @@ from adjoint.graph.evaluation import entry_mode, evaluate
 from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
 from adjoint.torch_private.batches import is_batched, over_batch
 from adjoint.torch_private.fake import DATA_DEPENDENT
-from adjoint.torch_private.modes import functorch_is_active, will_run, without_autocast
+from adjoint.torch_private.modes import (
+    functorch_is_active,
+    has_tangent,
+    will_run,
+    without_autocast,
+)
 
 # Takes its inputs out of the list, so that each can be released after its last use.
 Executable: TypeAlias = Callable[[list[Any]], Sequence[Any]]
@@ -90,6 +94,10 @@ class Builder(Protocol):
         """The graph, ready to run."""
         ...
 
+    def in_torch(self, graph_module: fx.GraphModule) -> fx.GraphModule:
+        """The graph, to be run op by op where torch differentiates the ops."""
+        ...
+
 
 class Compiled:
     """A graph that runs, and can be differentiated by autograd any number of times."""
@@ -100,13 +108,13 @@ class Compiled:
         self._eager = False
         """The derivative of some op depends on data, so that no graph can say it."""
         self._plain: Executable | None = None
+        self._ops: fx.GraphModule | None = None
         self._sizings = [_Sized(graph_module, Sizing(graph_module))]
 
     def __call__(self, inputs: Sequence[Any], known: Sizes | None = None) -> Sequence[Any]:
         """The outputs; `known` are sizes that the inputs may not show."""
-        if functorch_is_active():
-            # `torch.func` differentiates and batches the ops themselves.
-            return evaluate(self.graph_module, inputs)  # type: ignore[no-any-return]
+        if functorch_is_active() or has_tangent(inputs):
+            return self._by_ops(inputs)
         wrt = self._recorded_inputs(inputs)
         if not wrt:
             return self.run(list(inputs))
@@ -118,9 +126,9 @@ class Compiled:
 
     def run(self, inputs: list[Any]) -> Sequence[Any]:
         """The outputs, without a history; `inputs` is empty then."""
-        if functorch_is_active():
+        if functorch_is_active() or has_tangent(inputs):
             with torch.no_grad():
-                return evaluate(self.graph_module, inputs)  # type: ignore[no-any-return]
+                return self._by_ops(inputs)
         if self._plain is None:
             self._plain = self.builder.load(self.graph_module)
         with torch.no_grad():
@@ -129,8 +137,14 @@ class Compiled:
     def backward(self, inputs: list[Any], known: Sizes) -> Sequence[Any]:
         """The outputs of a backward graph, with a history if autograd is to differentiate them."""
         if any(map(is_batched, inputs)):
-            return over_batch(partial(evaluate, self.graph_module), inputs)
+            return over_batch(self._by_ops, inputs)
         return self(inputs, known) if torch.is_grad_enabled() else self.run(inputs)
+
+    def _by_ops(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """The outputs, where `torch.func` or forward mode differentiates and batches each op."""
+        if self._ops is None:
+            self._ops = self.builder.in_torch(self.graph_module)
+        return evaluate(self._ops, inputs)  # type: ignore[no-any-return]
 
     def recordings(self) -> list[Recording]:
         """The derivatives there are."""

@@ -14,6 +14,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._higher_order_ops.cond import CondOp
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch._ops import HigherOrderOperator
+from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
@@ -32,6 +33,8 @@ __all__ = [
     "dispatch_modes",
     "enable_python_dispatcher",
     "functorch_is_active",
+    "has_tangent",
+    "innermost",
     "is_functorch_wrapper",
     "is_traceable_wrapper_subclass",
     "materializes_grads",
@@ -100,13 +103,28 @@ def is_functorch_wrapper(value: Any) -> bool:
     )
 
 
+def innermost(value: Any) -> Any:
+    """The tensor that all levels of `torch.func` around `value` are around."""
+    while is_functorch_wrapper(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return value
+
+
+def has_tangent(values: Sequence[Any]) -> bool:
+    """Some of `values` is a dual number of torch's forward mode."""
+    if forward_ad._current_level < 0:
+        return False
+    tensors = (value for value in values if isinstance(value, torch.Tensor))
+    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
 def functorch_is_active() -> bool:
     """A transform of `torch.func` is under way, or autograd runs a backward for a batch."""
     return torch._C._are_functorch_transforms_active()
 
 
-def outside_functorch() -> contextlib.AbstractContextManager[Any]:
-    """Leave all levels of `torch.func` transforms for a while."""
+def outside_functorch() -> contextlib.AbstractContextManager[Sequence[Any]]:
+    """Leave all levels of `torch.func` transforms for a while; which they are."""
     return temporarily_clear_interpreter_stack()
 
 

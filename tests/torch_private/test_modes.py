@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
 from adjoint.torch_private import modes
@@ -139,3 +140,38 @@ def test_real_tensors_while_others_are_faked() -> None:
     real = torch.arange(3)
     with new_fake_mode(), modes.without_dispatch_modes():
         assert torch.equal(real, real.clone())
+
+
+def test_the_innermost_tensor_under_levels_of_torch_func() -> None:
+    seen: list[Any] = []
+
+    def look(x: Tensor) -> Tensor:
+        seen.append(modes.innermost(x))
+        return x.sum()
+
+    xs = torch.ones(2, 3)
+    torch.func.vmap(torch.func.grad(look))(xs)
+    assert not modes.is_functorch_wrapper(seen[0])
+    assert seen[0].shape == (2, 3)
+    assert modes.innermost(xs) is xs
+    assert modes.innermost(3) == 3
+
+
+def test_dual_numbers_have_tangents() -> None:
+    x = torch.ones(3)
+    assert not modes.has_tangent([x])
+    with forward_ad.dual_level():
+        assert not modes.has_tangent([x, 2, None])
+        assert modes.has_tangent([x, forward_ad.make_dual(x, x)])
+
+
+def test_levels_that_are_left_are_said() -> None:
+    def count(x: Tensor) -> Tensor:
+        with modes.outside_functorch() as levels:
+            assert len(levels) == 2
+            assert not modes.functorch_is_active()
+        return x.sum()
+
+    torch.func.vmap(torch.func.grad(count))(torch.ones(2, 3))
+    with modes.outside_functorch() as levels:
+        assert not levels
