@@ -48,6 +48,13 @@ class CaptureError(RuntimeError):
         return "\n".join(lines)
 
 
+class OutsideLevelError(CaptureError):
+    """A function under a level of `torch.func` closes over a tensor of that level.
+
+    A graph cannot hold it: what it means to batch or differentiate it is the level's business.
+    """
+
+
 class FallbackWarning(UserWarning):
     """Something runs in eager torch, because adjoint cannot do it and says so once."""
 

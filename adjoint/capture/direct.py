@@ -17,12 +17,24 @@ from adjoint.graph.descriptors import Argument, Buffer, Parameter
 from adjoint.torch_private import trees
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import make_fake, new_fake_mode
+from adjoint.torch_private.modes import outside_functorch
 
 
 def capture_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: bool
 ) -> Captured:
-    """The pure form of `function(*args, **kwargs)`."""
+    """The pure form of `function(*args, **kwargs)`, none of them of a level of `torch.func`."""
+    with outside_functorch() as levels:
+        return _capture_call(function, args, kwargs, dynamic, bool(levels))
+
+
+def _capture_call(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic: bool,
+    within_levels: bool,
+) -> Captured:
     fake_mode = new_fake_mode()
     fakes: dict[int, Any] = {}
 
@@ -49,7 +61,8 @@ def capture_call(
             given.append(leaves[-1].value)
         else:
             given.append(value)
-    capture = Capture(fake_mode, lambda real: make_fake(fake_mode, real, False, "closure"))
+    closure = functools.partial(make_fake, fake_mode, dynamic=False, name="closure")
+    capture = Capture(fake_mode, closure, within_levels)
     fake_args, fake_kwargs = trees.unflatten(given, spec)
     general = general_shapes() if dynamic else contextlib.nullcontext()
     with general, _with_state(module, {name: fakes[id(t)] for name, t in state.items()}):

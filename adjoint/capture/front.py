@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from adjoint.capture import control_flow, functions
-from adjoint.errors import CaptureError
+from adjoint.errors import CaptureError, OutsideLevelError
 from adjoint.torch_private import trees
-from adjoint.torch_private.modes import TorchFunctionMode
+from adjoint.torch_private.modes import TorchFunctionMode, innermost, is_functorch_wrapper
 from adjoint.torch_private.operators import HigherOrderOperator
 from adjoint.trace.generators import Generators
 from adjoint.trace.subclasses import is_made_of_fakes
@@ -49,8 +49,11 @@ class Front(TorchFunctionMode):
         tracer: Tracer,
         adopt: Callable[[torch.Tensor], torch.Tensor],
         generators: Generators,
+        within_levels: bool = False,
     ) -> None:
+        """`within_levels`: the capture is made inside of levels of `torch.func`, left for it."""
         super().__init__()
+        self.within_levels = within_levels
         self.generators = generators
         self.tracer = tracer
         self.adopt = adopt
@@ -98,4 +101,17 @@ class Front(TorchFunctionMode):
         if not isinstance(leaf, torch.Tensor) or self.tracer.scope.knows(leaf):
             self.generators.note(leaf)
             return leaf
+        if self.within_levels and is_functorch_wrapper(leaf):
+            self._refuse_from_outside(leaf)
         return leaf if is_made_of_fakes(leaf) else self.adopt(leaf)
+
+    def _refuse_from_outside(self, wrapper: torch.Tensor) -> None:
+        """Levels are known by number, and those around the capture have the numbers of those in it:
+        what holds a real tensor may be of either."""
+        if not is_made_of_fakes(innermost(wrapper)):
+            raise OutsideLevelError(
+                "a tensor of a transform of torch.func around the capture",
+                "the function closes over it, and a graph cannot",
+                "pass it as an argument",
+                self.tracer.emitter.source(),
+            )

@@ -47,13 +47,20 @@ class Capture:
     """One capture: the program's inputs, found and yet to be found, and its graph."""
 
     def __init__(
-        self, fake_mode: FakeTensorMode, make_fake: Callable[[torch.Tensor], torch.Tensor]
+        self,
+        fake_mode: FakeTensorMode,
+        make_fake: Callable[[torch.Tensor], torch.Tensor],
+        within_levels: bool = False,
     ) -> None:
-        """`make_fake` gives the fake of a real tensor that the program turns out to close over."""
+        """`make_fake` gives the fake of a real tensor that the program turns out to close over.
+
+        `within_levels`: of `torch.func`, which are left for the capture.
+        """
         self.tracer = Tracer(fake_mode, self.adopt)
         self.inputs = Inputs(self.tracer)
         self.closed_over: list[torch.Tensor] = []
         self._make_fake = make_fake
+        self._within_levels = within_levels
         self._fakes: dict[int, torch.Tensor] = {}
 
     def adopt(self, real: torch.Tensor) -> torch.Tensor:
@@ -99,7 +106,7 @@ class Capture:
 
     @contextlib.contextmanager
     def _watching(self, generators: Generators) -> Iterator[Front]:
-        front = Front(self.tracer, self.adopt, generators)
+        front = Front(self.tracer, self.adopt, generators, self._within_levels)
         with (
             _named_errors(),
             _autocast_cache_cleared(),

@@ -298,7 +298,7 @@ class Tracer(TorchDispatchMode):
             return op(*args, **kwargs)
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self._constant(op, args[0])
-        args, kwargs = trees.map_leaves(self._known, (args, kwargs))
+        args, kwargs = trees.map_leaves(self.known, (args, kwargs))
         symbols.decide_squeezed(op, *args[:2], **kwargs)
         self.emitter.region = self.regions.current()
         self.emitter.hooks = self.regions.hooks()
@@ -312,7 +312,8 @@ class Tracer(TorchDispatchMode):
             return self._view(op, args, kwargs)
         return self._compute(op, args, kwargs)
 
-    def _known(self, leaf: Any) -> Any:
+    def known(self, leaf: Any) -> Any:
+        """`leaf`, or what stands for it if it is a tensor from outside."""
         if not isinstance(leaf, torch.Tensor) or self.scope.knows(leaf):
             return leaf
         return leaf if subclasses.is_made_of_fakes(leaf) else self.adopt(leaf)
@@ -370,9 +371,8 @@ class Tracer(TorchDispatchMode):
             storage_key(each): each for each in trees.leaves(args) if isinstance(each, torch.Tensor)
         }
         for output in trees.leaves(result):
-            viewed = None
-            if isinstance(output, torch.Tensor):
-                viewed = memories.get(storage_key(output)) if storage_key(output) else None
+            memory = storage_key(output) if isinstance(output, torch.Tensor) else None
+            viewed = memories.get(memory) if memory else None
             if viewed is not None and output is not viewed:
                 new = self.scope.aliases[id(output)]
                 parent = geometry.root_of(self.alias(viewed))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from adjoint.errors import OutsideLevelError
 from adjoint.torch_private import trees
 from adjoint.trace.tracer import current_tracer
 from adjoint.transforms.compiled import (
@@ -69,7 +70,11 @@ def vjp(function: Function, *primals: Any, has_aux: bool = False) -> Any:
     """
     if left_to_torch():
         return torch.func.vjp(function, *primals, has_aux=has_aux)
+    return _vjp(function, primals, has_aux)
 
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _vjp(function: Function, primals: tuple[Any, ...], has_aux: bool) -> Any:
     def linearized(primals: tuple[Any, ...]) -> Linearized:
         chosen = _Chosen(primals, tuple(range(len(primals))))
         return linearize(chosen.of(function, {}), chosen.leaves)
@@ -80,12 +85,16 @@ def vjp(function: Function, *primals: Any, has_aux: bool = False) -> Any:
         returned, pull_back = point.value, point.pull_back
     else:
         make = functools.partial(PullBack, linearized, lambda given: _parts(given, has_aux)[0])
-        program = programs_of(function, ("vjp", has_aux)).find(make, function, primals, {})
+        try:
+            program = programs_of(function, ("vjp", has_aux)).find(make, function, primals, {})
+        except OutsideLevelError:
+            return torch.func.vjp(function, *primals, has_aux=has_aux)
         returned, pull_back = program(primals)
     value, aux = _parts(returned, has_aux)
     results, spec = trees.flatten(value)
     others = len(trees.leaves(aux)) if has_aux else 0
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def vjp_fn(cotangents: Any) -> Any:
         given, form = trees.flatten(cotangents)
         if form != spec:

@@ -12,6 +12,7 @@ import torch
 
 from adjoint.building import Build
 from adjoint.capture.direct import capture_call
+from adjoint.errors import OutsideLevelError
 from adjoint.options import Options
 from adjoint.runtime.calling import call
 from adjoint.torch_private import trees
@@ -113,10 +114,19 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if left_to_torch():
             return self._traced(*args, **kwargs)
+        return self._run(args, kwargs)
+
+    # Dynamo compiles what is called from a frame that it gave up on; this is no user's program.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _run(self, args: Any, kwargs: Any) -> Any:
         if current_tracer() is not None:
             return self._transformed(*args, **kwargs)
         make = functools.partial(Program, self._transformed)
-        return self._programs.find(make, self._function, args, kwargs)(args, kwargs)
+        try:
+            program = self._programs.find(make, self._function, args, kwargs)
+        except OutsideLevelError:
+            return self._traced(*args, **kwargs)
+        return program(args, kwargs)
 
 
 class Program:
@@ -125,7 +135,7 @@ class Program:
     def __init__(self, function: Function, args: Any, kwargs: Any) -> None:
         with outside_functorch():
             args, kwargs = trees.map_leaves(_plain, (args, kwargs))
-            self.captured = capture_call(function, args, kwargs, dynamic=False)
+        self.captured = capture_call(function, args, kwargs, dynamic=False)
         self.graph = _BUILD.program(self.captured.graph_module)
 
     def __call__(self, args: Any, kwargs: Any) -> Any:

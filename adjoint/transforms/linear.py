@@ -37,10 +37,10 @@ class Linearized:
     ) -> None:
         self.tracer = tracer
         self.build = build
-        self.inputs = list(inputs)
+        self.inputs = [tracer.known(each) for each in inputs]
         body = Body(tracer)
-        result = body.run(function, _twins(tracer, inputs))
-        leaves, self.spec = trees.flatten(result)
+        result = body.run(function, _twins(tracer, self.inputs))
+        leaves, self.spec = trees.flatten(trees.map_leaves(tracer.known, result))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         body.read(tensors)
         written = body.written()

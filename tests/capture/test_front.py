@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import adjoint
+from adjoint.errors import OutsideLevelError
 from adjoint.graph.descriptors import Captured as CapturedInput
 from tests.parity import leaf, plain
 
@@ -159,3 +160,15 @@ def test_memory_shared_with_an_argument_is_not_written_to(written: str) -> None:
     with pytest.raises(adjoint.CaptureError, match=r"shares memory with args\[0\]"):
         adjoint.capture(program, rows[1])
     assert torch.equal(rows, before)
+
+
+def test_a_tensor_of_a_level_of_torch_func_is_not_closed_over() -> None:
+    x = plain(3)
+
+    def captured(scale: Tensor) -> Tensor:
+        adjoint.capture(lambda z: z * scale, x)
+        return scale.sum()
+
+    for transform in (torch.func.grad, torch.func.vmap):
+        with pytest.raises(OutsideLevelError, match="pass it as an argument"):
+            transform(captured)(x)

@@ -112,3 +112,22 @@ def test_autocast_and_default_dtype_are_part_of_the_kind() -> None:
 def test_it_looks_like_the_function() -> None:
     assert adjoint.grad(square).__name__ == "square"
     assert adjoint.grad(square).__wrapped__ is square  # type: ignore[attr-defined]
+
+
+def test_dynamo_leaves_alone_what_runs_from_a_frame_that_it_gave_up_on() -> None:
+    torch._dynamo.reset()
+    x, scale = plain(3), plain(3)
+
+    def outer(module: Any, power: int) -> Any:
+        def total(scale: Tensor) -> Tensor:
+            pushed: Tensor = module.jvp(lambda z: (scale * z) ** power, (x,), (scale,))[1]
+            gradient: Tensor = module.grad(lambda z: ((scale * z) ** power).sum())(x)
+            return pushed.sum() + gradient.sum()
+
+        return torch.func.grad(total)
+
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for power in range(2, 7):
+            compiled: Any = torch.compile(outer(adjoint, power), backend="adjoint")
+            wanted: Any = outer(torch.func, power)
+            torch.testing.assert_close(compiled(scale), wanted(scale))
