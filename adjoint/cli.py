@@ -15,7 +15,7 @@ from adjoint.compiler import capture
 from adjoint.errors import CaptureError
 from adjoint.finding import EXAMPLES, UsageError, call_arguments, find, instance
 from adjoint.loops.show import show_plan
-from adjoint.lower.planning import lower
+from adjoint.native import plan_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,4 +50,7 @@ def _capture(target: str, expression: str | None, dynamic: bool, kernels: bool) 
         function = instance(function)
     args, kwargs = call_arguments(module, function, expression)
     captured = capture(function, *args, dynamic=dynamic, **kwargs)
-    return show_plan(lower(captured.graph_module)) if kernels else captured.show()
+    if not kernels:
+        return captured.show()
+    plan = plan_of(captured.graph_module)
+    return "It has no kernels: it runs op by op." if plan is None else show_plan(plan)

@@ -71,6 +71,12 @@ def native_program(graph_module: fx.GraphModule, recorded: bool = True) -> CpuPr
     return None
 
 
+def plan_of(graph_module: fx.GraphModule) -> Plan | None:
+    """What the graph becomes where its tensors are; None if it is to be run op by op."""
+    device = _device_of(graph_module)
+    return None if device is None else _planned(graph_module, device, frozenset())
+
+
 def _warn(launch: Launch, error: Exception) -> None:
     lines = "".join(f"\n  at {line}" for line in launch.kernel.lines)
     warnings.warn(
