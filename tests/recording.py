@@ -73,7 +73,7 @@ class StandIn:
             self.pools[key].MOST = 64
         return self.pools[key].take()
 
-    def record(self, work: Callable[[int], T]) -> tuple[Again, T]:
+    def record(self, work: Callable[[int], T], stream: int) -> tuple[Again, T]:
         if self.error is not None:
             work(SIDE)
             raise self.error

@@ -39,25 +39,16 @@ def numeric_settings() -> Hashable:
     )
 
 
-def forget_workspaces() -> None:
-    """Matrix products take new memory to work in: torch keeps it otherwise, for each stream."""
-    torch._C._cuda_clearCublasWorkspaces()
+def new_pool() -> Any:
+    """Memory apart from all other; what is free in it, it keeps."""
+    return torch.cuda.graph_pool_handle()
 
 
 @contextlib.contextmanager
-def own_memory(device: int) -> Iterator[Any]:
-    """This thread takes memory that nobody else is given before `give_back`.
-
-    A `torch.cuda.MemPool` would do the same, but may not go while something is recorded.
-    """
-    pool = torch.cuda.graph_pool_handle()
+def memory_from(pool: Any, device: int) -> Iterator[None]:
+    """This thread takes memory from `pool`."""
     torch._C._cuda_beginAllocateCurrentThreadToPool(device, pool)
     try:
-        yield pool
+        yield
     finally:
         torch._C._cuda_endAllocateToPool(device, pool)
-
-
-def give_back(device: int, pool: Any) -> None:
-    """Memory of `own_memory`, and that of tensors in it once they are gone."""
-    torch._C._cuda_releasePool(device, pool)

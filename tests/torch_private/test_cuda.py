@@ -5,11 +5,10 @@ import torch
 
 from adjoint.torch_private.cuda import (
     current_device,
-    forget_workspaces,
-    give_back,
     is_recording,
+    memory_from,
+    new_pool,
     numeric_settings,
-    own_memory,
     raw_stream,
 )
 
@@ -70,28 +69,11 @@ def test_a_recording_under_way_is_seen() -> None:
 
 @pytest.mark.gpu
 @GPU
-def test_workspaces_are_forgotten() -> None:
-    x = torch.rand(64, 64, device="cuda")
-    forget_workspaces()
-    before = torch.cuda.memory_allocated()
-    assert (x @ x).shape == x.shape
-    assert torch.cuda.memory_allocated() > before
-    forget_workspaces()
-    assert torch.cuda.memory_allocated() == before
-
-
-@pytest.mark.gpu
-@GPU
-def test_memory_of_its_own_is_given_to_nobody_else() -> None:
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_reserved()
-    with own_memory(current_device()) as pool:
+def test_memory_of_a_pool_is_given_to_nobody_else() -> None:
+    pool = new_pool()
+    with memory_from(pool, current_device()):
         address = torch.empty(1 << 24, device="cuda").data_ptr()
     held = [torch.empty(1 << 24, device="cuda") for _ in range(3)]
     assert address not in [each.data_ptr() for each in held]
-    del held
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() > before
-    give_back(current_device(), pool)
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() == before
+    with memory_from(pool, current_device()):
+        assert torch.empty(1 << 24, device="cuda").data_ptr() == address

@@ -45,19 +45,16 @@ MOST = 4
 TURNS = 2
 
 # Recordings of a program in all: after that, to make them takes longer than they save.
-TRIES = 16
+TRIES = 8
 
 # Calls in a row that no recording was for, after which none is looked for.
-PATIENCE = 32
+PATIENCE = 16
 
 # Addresses remembered.
 REMEMBERED = 16
 
 # Up to so many results are copied: where more are held, all of a step's results are.
 FEW = 4
-
-# An input that was at another address so many calls in a row will not stay where it is.
-MOVES = 4
 
 # Where small results of recordings lie: they do so for good.
 _LENT: Counter[int] = Counter()
@@ -86,8 +83,11 @@ class Recorder(Protocol):
         """Memory for a result."""
         ...
 
-    def record(self, work: Callable[[int], T]) -> tuple[Launchable, T]:
-        """What `work` launches on the stream that it is given; RuntimeError if that cannot be."""
+    def record(self, work: Callable[[int], T], stream: int) -> tuple[Launchable, T]:
+        """What `work` launches on the stream that it is given, to be launched on `stream`.
+
+        RuntimeError if that cannot be.
+        """
         ...
 
 
@@ -113,6 +113,11 @@ class Landing:
 def _are_nowhere(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether one of them has elements, and no memory: they are known to be zeros."""
     return any(tensor.numel() and not tensor.data_ptr() for tensor in tensors)
+
+
+def _is_lent(tensor: torch.Tensor) -> bool:
+    """It lies where a recording put it, and will do so again."""
+    return _LENT[tensor.untyped_storage().data_ptr()] > 0
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
@@ -210,8 +215,8 @@ class Recordings:
         self._copied: set[int] = set()
         """Small results that are held when their memory is wanted again."""
         self._addresses: dict[int, int] = {}
-        self._moves: dict[int, int] = {}
-        """For how many calls in a row small inputs have moved."""
+        self._moving: set[int] = set()
+        """Small inputs that do not stay where they are."""
 
     def __call__(self, inputs: list[Any], place: Any, stream: int) -> Any:
         if self.why or not self._busy.acquire(blocking=False):
@@ -248,7 +253,11 @@ class Recordings:
     def _again(self, sort: Sort, layout: Layout, inputs: list[Any], stream: int) -> Any:
         large = {n: self._memory(each) for n, each in layout.large}
         key = self._key(sort, inputs, large)
-        recording = self._free(key) or self._new(key, layout, inputs, large)
+        recording = self._free(key)
+        if recording is None and self._have_moved(inputs):
+            self._kept.clear()
+            key = self._key(sort, inputs, large)
+        recording = recording or self._new(key, layout, inputs, large, stream)
         if recording is not None:
             self._missed = 0
             self.replays += 1
@@ -258,7 +267,7 @@ class Recordings:
             made = large | self._memory_for_small(layout)
             work = _Work(self._run, inputs, made, layout, sort.place, self._recorder)
             try:
-                work(stream)
+                work(stream, checked=not layout.is_asked_for)
             except Unrecordable as error:
                 self._give_up(f"it cannot be recorded: {error}")
                 return self._plainly(inputs, sort.place, stream)
@@ -302,8 +311,7 @@ class Recordings:
 
     def _landing(self, inputs: Sequence[Any]) -> list[int]:
         """The inputs that are copied to where a recording reads them."""
-        moving = [n for n, moves in self._moves.items() if moves >= MOVES]
-        return [n for n in moving if _is_small(inputs[n])]
+        return [n for n in sorted(self._moving) if _is_small(inputs[n])]
 
     def _is_elsewhere(self, inputs: Sequence[Any]) -> bool:
         """Whether an input is nothing that a device reads where it is."""
@@ -338,15 +346,12 @@ class Recordings:
         layout: Layout,
         inputs: list[Any],
         large: dict[int, torch.Tensor],
+        stream: int,
     ) -> Recording | None:
         """A new recording for `key`, if it is time for one."""
         if key is None or self._is_elsewhere(inputs):
             return None
         self._drop_stale()
-        if self._have_moved(inputs):
-            self._kept.clear()
-            self._seen.clear()
-            return None
         self._missed += 1
         if self._missed == PATIENCE:
             self._give_up(
@@ -360,33 +365,30 @@ class Recordings:
         turns = sum(each == key for each, _ in self._kept)
         self._latest, self._latest_seen = key, seen + 1
         if seen >= SEEN and turns < TURNS and self._tries < TRIES:
-            return self._recorded(key, layout, inputs, large)
+            return self._recorded(key, layout, inputs, large, stream)
         while len(self._seen) >= REMEMBERED:
             self._seen.pop(next(iter(self._seen)))
         self._seen[key] = seen + 1
         return None
 
     def _follows(self, key: Key, inputs: Sequence[Any]) -> bool:
-        """It is as the call before, but for inputs that other programs have recorded since."""
+        """It is as the call before, but for inputs that are copied or were recorded since."""
         before = self._latest
         if before is None or (key.sort, key.made) != (before.sort, before.made):
             return False
         pairs = zip(self._tensors, key.inputs, before.inputs, strict=True)
-        moved = [inputs[n] for n, new, old in pairs if new != old]
-        return all(_LENT[each.untyped_storage().data_ptr()] > 0 for each in moved)
+        return all(_is_lent(inputs[n]) for n, new, old in pairs if new not in (0, old))
 
     def _have_moved(self, inputs: Sequence[Any]) -> bool:
         """Whether some small input has just turned out not to stay where it is."""
-        found = False
+        before = len(self._moving)
         for n in self._tensors:
-            moves = self._moves.get(n, 0)
-            if moves < MOVES and _is_small(inputs[n]):
-                address = inputs[n].data_ptr()
-                has_moved = self._addresses.setdefault(n, address) != address
-                self._addresses[n] = address
-                self._moves[n] = moves + 1 if has_moved else 0
-                found = found or self._moves[n] == MOVES
-        return found
+            if n in self._moving or not _is_small(inputs[n]) or _is_lent(inputs[n]):
+                continue
+            address = inputs[n].data_ptr()
+            if self._addresses.setdefault(n, address) != address:
+                self._moving.add(n)
+        return len(self._moving) > before
 
     def _recorded(
         self,
@@ -394,6 +396,7 @@ class Recordings:
         layout: Layout,
         inputs: Sequence[Any],
         large: dict[int, torch.Tensor],
+        stream: int,
     ) -> Recording | None:
         self._tries += 1
         # The oldest first: its memory may do for the new one.
@@ -403,7 +406,7 @@ class Recordings:
         lent = self._memory_for_small(layout)
         work = _Work(self._run, given, large | lent, layout, key.sort.place, self._recorder)
         try:
-            graph, _ = self._recorder.record(work)
+            graph, _ = self._recorder.record(work, stream)
         except RuntimeError as error:
             self._give_up(f"it cannot be recorded: {error}")
             return None
@@ -431,11 +434,14 @@ class _Work:
     place: Any
     recorder: Recorder
 
-    def __call__(self, stream: int) -> None:
+    def __call__(self, stream: int, checked: bool = True) -> None:
+        """`checked`: results may be something else, or may have to be copied there."""
         made = enumerate(self.layout.made)
         ready = {each.slot: self.goals[n] for n, each in made if each.slot is not None}
         giver = Giver(self.recorder.new, ready)
         outputs = self.run(list(self.inputs), self.place, stream, giver)
+        if not checked:
+            return
         found, tensors = laid_out(outputs, self.inputs, giver, self.recorder.device)
         if found != self.layout:
             raise Unrecordable("its results are not laid out as they were before")

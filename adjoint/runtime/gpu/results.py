@@ -124,6 +124,11 @@ class Layout:
         return [(number, each) for number, each in enumerate(self.made) if not each.is_small]
 
     @functools.cached_property
+    def is_asked_for(self) -> bool:
+        """The program asks for the memory of all that it makes."""
+        return all(each.slot is not None for each in self.made)
+
+    @functools.cached_property
     def _list(self) -> type[list[Any]] | type[tuple[Any, ...]] | None:
         """What kind of list the results are, if they are just that."""
         for kind in (list, tuple):

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from adjoint.runtime.gpu.graphs import FEW, MOST, MOVES, PATIENCE, SEEN, TRIES, TURNS, Recordings
+from adjoint.runtime.gpu.graphs import FEW, MOST, PATIENCE, SEEN, TRIES, TURNS, Recordings
 from adjoint.runtime.gpu.results import SMALL, New
 from tests.recording import SIDE, STREAM, Place, Program, StandIn
 
@@ -131,7 +131,8 @@ class TestInputsThatMove:
         numbers = [torch.tensor(float(n)) for n in range(12)]
         for n in numbers:
             torch.testing.assert_close(program(x, n)[0], x * n)
-        assert program.replays == len(numbers) - MOVES - SEEN - 1
+        assert program.replays == len(numbers) - SEEN
+        assert program.recordings._moving == {1}
 
     def test_whatever_their_strides(self) -> None:
         x = torch.rand(512, 1024)
@@ -150,16 +151,14 @@ class TestInputsThatMove:
             program(x, y)
         assert program.replays == 0
 
-    def test_one_move_is_not_many(self) -> None:
-        """Where results come from moves once, when the program before has been recorded."""
+    def test_from_then_on_they_are_copied_from_anywhere(self) -> None:
         x, first, second = large(), torch.tensor(1.0), torch.tensor(2.0)
-        program = Program(lambda x, s: [x * s], 2)
-        program(x, first)
-        program(x, first)
-        for _ in range(SEEN + 1):
-            program(x, second)
-        assert program.replays == 2
-        assert program.recordings._moves == {1: 0}
+        program = settled(lambda x, s: [x * s], x, first)
+        torch.testing.assert_close(program(x, second)[0], x * 2)
+        torch.testing.assert_close(program(x, first)[0], x)
+        torch.testing.assert_close(program(x, second)[0], x * 2)
+        assert program.recordings._moving == {1}
+        assert program.replays == 4
 
 
 class TestResults:
