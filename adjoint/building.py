@@ -166,7 +166,8 @@ def _composed(graph_module: fx.GraphModule) -> fx.GraphModule:
 @contextlib.contextmanager
 def _assuming(graph_module: fx.GraphModule) -> Iterator[None]:
     """Sizes are told apart only where they must be, and what is then assumed is written down."""
-    with general_shapes(), symbols.assumptions(fake_mode_of(graph_module).shape_env):
+    shape_env = fake_mode_of(graph_module).shape_env
+    with general_shapes(), symbols.known_in_the_run(shape_env), symbols.assumptions(shape_env):
         yield
 
 

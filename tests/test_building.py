@@ -186,3 +186,25 @@ def test_ops_that_torch_differentiates_once_are_composed_of_others_in_bodies_too
         node.target is aten.silu_backward.default for m in graphs for node in m.graph.nodes
     )
     torch.testing.assert_close(evaluate(composed, [x, g]), evaluate(module, [x, g]))
+
+
+def test_values_written_where_a_mask_says_through_dynamo() -> None:
+    torch._dynamo.reset()
+
+    def function(x: Tensor, mask: Tensor, values: Tensor) -> Tensor:
+        y = x * 2
+        y[mask] = values.sin()
+        return y * y
+
+    x, compiled = leaf(4, 3), torch.compile(function, backend="adjoint", fullgraph=True)
+    for rows, values in ((2, leaf(2, 3)), (3, leaf(3, 3)), (3, leaf(3)), (0, leaf(1, 3))):
+        mask = torch.arange(4) < rows
+        found, wanted = (each(x, mask, values).sum() for each in (compiled, function))
+        torch.testing.assert_close(found, wanted)
+        for _ in range(2):
+            mine, theirs = (
+                torch.autograd.grad(each, [x, values], create_graph=True)
+                for each in (found, wanted)
+            )
+            torch.testing.assert_close(mine, theirs)
+            found, wanted = (torch.stack([g.sum() for g in each]).sum() for each in (mine, theirs))

@@ -37,6 +37,7 @@ from adjoint.graph.metadata import (
 from adjoint.graph.operations import LOOPS, has_bodies, provided, with_backward, with_data
 from adjoint.rules.derived import pull_back
 from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, VJPS
+from adjoint.torch_private import symbols
 from adjoint.torch_private.fake import fake_mode_of
 from adjoint.torch_private.modes import enable_python_dispatcher
 from adjoint.torch_private.operators import OpOverload
@@ -237,6 +238,8 @@ class Sweep:
         with as_under(Mode()):
             if cotangent.is_complex() and not value.is_complex():
                 cotangent = torch.real(cotangent)
+            if axes := symbols.axes_of_unknown_size(cotangent.shape, value.shape):
+                cotangent = cotangent.sum(axes, keepdim=True)
             # Else the first sizes of tuples of different lengths are compared, and told apart.
             if cotangent.dim() != value.dim() or cotangent.shape != value.shape:
                 cotangent = cotangent.sum_to_size(value.shape)

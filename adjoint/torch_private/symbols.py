@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -106,6 +107,25 @@ def assumptions(shape_env: ShapeEnv | None) -> Iterator[list[sympy.Basic]]:
         known += [expr for expr in found if expr not in known]
 
 
+@contextlib.contextmanager
+def known_in_the_run(shape_env: ShapeEnv | None) -> Iterator[None]:
+    """Sizes and numbers may depend on data while the context lasts.
+
+    Dynamo lets none be, unless it is told to: it would rather not compile what has them.
+    """
+    if shape_env is None:
+        yield
+        return
+    settings = shape_env.settings
+    shape_env.settings = dataclasses.replace(
+        settings, allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True
+    )
+    try:
+        yield
+    finally:
+        shape_env.settings = settings
+
+
 def assumed(shape_env: ShapeEnv | None) -> list[sympy.Basic]:
     """What has been taken for granted so far; the list grows as more is."""
     return [] if shape_env is None else _ASSUMED.setdefault(shape_env, [])
@@ -156,6 +176,17 @@ def declare_equal(one: Any, other: Any) -> None:
     """A size that is known only in the run is `other` there; other sizes are left alone."""
     if not (isinstance(other, int) and other == 1) and free_unbacked_symbols(one):
         torch._check(one == other)
+
+
+def axes_of_unknown_size(shape: Sequence[Any], where_one: Sequence[Any]) -> list[int]:
+    """The axes whose size in `shape` is known only in the run, and 1 in `where_one`."""
+    if len(shape) != len(where_one):
+        return []
+    return [
+        axis
+        for axis, (size, one) in enumerate(zip(shape, where_one, strict=True))
+        if isinstance(one, int) and one == 1 and free_unbacked_symbols(size)
+    ]
 
 
 _aten = torch.ops.aten

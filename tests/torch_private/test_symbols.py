@@ -6,9 +6,10 @@ import pytest
 import sympy
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from adjoint.torch_private import symbols
-from adjoint.torch_private.fake import make_fake, new_fake_mode
+from adjoint.torch_private.fake import DATA_DEPENDENT, FakeTensorMode, make_fake, new_fake_mode
 
 
 def test_what_a_symbolic_number_means() -> None:
@@ -105,3 +106,25 @@ def test_sizes_that_only_a_run_knows() -> None:
     assert not symbols.is_unknown(symbols.expression(known))  # type: ignore[arg-type]
     with mode:
         assert (torch.empty((size, 3)) * 2).shape[0] == size
+
+
+def test_sizes_that_depend_on_data_are_let_be_for_a_while() -> None:
+    shape_env = ShapeEnv(allow_dynamic_output_shape_ops=False)
+    mode = FakeTensorMode(shape_env=shape_env)
+    with mode:
+        x = torch.empty(3)
+        with pytest.raises(DATA_DEPENDENT):
+            x.nonzero()
+        with symbols.known_in_the_run(shape_env):
+            assert isinstance(x.nonzero().shape[0], torch.SymInt)
+        with pytest.raises(DATA_DEPENDENT):
+            torch.empty(4).nonzero()
+    with symbols.known_in_the_run(None):
+        pass
+
+
+def test_axes_whose_size_only_the_run_knows() -> None:
+    shape_env = ShapeEnv()
+    size = symbols.unknown_size(shape_env)
+    assert symbols.axes_of_unknown_size((size, 3, size), (1, 1, 4)) == [0]
+    assert symbols.axes_of_unknown_size((size,), (1, 1)) == []
