@@ -6,7 +6,6 @@ is made anew, up to a bound; what there is no program for runs op by op.
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, 
 from adjoint.native import native_program
 from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.torch_private import symbols
+from adjoint.torch_private.dynamo import COMPILING
 from adjoint.torch_private.modes import is_watched
 
 # Programs of one graph for sizes of different kinds; after that, it runs op by op.
@@ -43,7 +43,6 @@ class Programs:
         if first is not None:
             self._kinds.append((first, None))
         self._chosen: dict[tuple[int, ...], CpuProgram | None] = {}
-        self._lock = threading.Lock()
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         if not is_watched():
@@ -58,10 +57,11 @@ class Programs:
         sizes = self._sizing.of(inputs)
         key = tuple(sizes.values())
         if key not in self._chosen:
-            with self._lock:
+            with COMPILING:
                 if len(self._chosen) >= REMEMBERED:
                     self._chosen.clear()
                 self._chosen[key] = self._find(sizes) or self._made_anew(sizes)
+                return self._chosen[key]
         return self._chosen[key]
 
     def _find(self, sizes: Sizes) -> CpuProgram | None:

@@ -15,7 +15,7 @@ from adjoint.errors import CaptureError
 from adjoint.graph.captured import Captured, Signature
 from adjoint.graph.descriptors import Argument, Buffer, Parameter
 from adjoint.torch_private import trees
-from adjoint.torch_private.dynamo import general_shapes
+from adjoint.torch_private.dynamo import COMPILING, general_shapes
 from adjoint.torch_private.fake import make_fake, new_fake_mode
 from adjoint.torch_private.modes import outside_functorch
 
@@ -24,7 +24,7 @@ def capture_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: bool
 ) -> Captured:
     """The pure form of `function(*args, **kwargs)`, none of them of a level of `torch.func`."""
-    with outside_functorch() as levels:
+    with COMPILING, outside_functorch() as levels:
         return _capture_call(function, args, kwargs, dynamic, bool(levels))
 
 

@@ -13,7 +13,6 @@ forward mode is at work, the graph runs op by op: they differentiate and batch o
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from adjoint.errors import DifferentiationError, FallbackWarning
 from adjoint.graph.evaluation import entry_mode, evaluate
 from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
 from adjoint.torch_private.batches import is_batched, over_batch
+from adjoint.torch_private.dynamo import COMPILING
 from adjoint.torch_private.fake import DATA_DEPENDENT
 from adjoint.torch_private.modes import (
     functorch_is_active,
@@ -36,9 +36,6 @@ from adjoint.torch_private.modes import (
 
 # Takes its inputs out of the list, so that each can be released after its last use.
 Executable: TypeAlias = Callable[[list[Any]], Sequence[Any]]
-
-# Compiling is not reentrant, but autograd may ask for backward graphs from several threads.
-_COMPILING = threading.RLock()
 
 # Backward graphs for this many patterns of missing cotangents; after that, zeros are made.
 PATTERNS = 8
@@ -129,10 +126,15 @@ class Compiled:
         if functorch_is_active() or has_tangent(inputs):
             with torch.no_grad():
                 return self._by_ops(inputs)
-        if self._plain is None:
-            self._plain = self.builder.load(self.graph_module)
+        loaded = self._plain or self._load()
         with torch.no_grad():
-            return self._plain(inputs)
+            return loaded(inputs)
+
+    def _load(self) -> Executable:
+        with COMPILING:
+            if self._plain is None:
+                self._plain = self.builder.load(self.graph_module)
+            return self._plain
 
     def backward(self, inputs: list[Any], known: Sizes) -> Sequence[Any]:
         """The outputs of a backward graph, with a history if autograd is to differentiate them."""
@@ -164,7 +166,7 @@ class Compiled:
                 # To make it, more may have been assumed.
                 if sized.holds(sizes):
                     return recording, renamed(sizes, sized.names)
-        with _COMPILING:
+        with COMPILING:
             made = self._sized_anew(sizes)
             if made is None:
                 return None
@@ -188,7 +190,7 @@ class Compiled:
 
     def _recorded(self, sized: _Sized, wrt: tuple[int, ...]) -> Recording | None:
         if wrt not in sized.recordings:
-            with _COMPILING:
+            with COMPILING:
                 if wrt not in sized.recordings:
                     recorded = self._record(sized.graph_module, wrt)
                     made = None if recorded is None else Recording(recorded, wrt, self.builder)
@@ -268,11 +270,16 @@ class Recording:
 
     def forward(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """All outputs, saved values included."""
-        if self._forward is None:
-            self._forward = self.builder.load(self.recorded.graph_module)
+        loaded = self._forward or self._load()
         # Regions that enable grad inside the graph have nothing to record: this node is the record.
         bare = [each.detach() if isinstance(each, torch.Tensor) else each for each in inputs]
-        return self._forward(bare)
+        return loaded(bare)
+
+    def _load(self) -> Executable:
+        with COMPILING:
+            if self._forward is None:
+                self._forward = self.builder.load(self.recorded.graph_module)
+            return self._forward
 
     def backward(
         self, of: tuple[int, ...], wanted: frozenset[int], sizes: Sizes
@@ -283,7 +290,7 @@ class Recording:
         """
         found = self._find(of, sizes)
         if found is None:
-            with _COMPILING:
+            with COMPILING:
                 found = self._find(of, sizes) or self._reverse(of, sizes)
         made, compiled = self._narrowed(found, wanted)
         return made, compiled, renamed(sizes, found.names)
@@ -292,7 +299,7 @@ class Recording:
         if wanted.issuperset(self.wrt):
             return found.made, found.compiled
         if wanted not in found.narrowed:
-            with _COMPILING:
+            with COMPILING:
                 if len(found.narrowed) == PATTERNS:
                     return found.made, found.compiled
                 places = frozenset(i for i, index in enumerate(self.wrt) if index in wanted)

@@ -10,6 +10,7 @@ from torch import fx
 
 from adjoint.graph.captured import Captured
 from adjoint.runtime.calling import Graph, call
+from adjoint.torch_private.dynamo import COMPILING
 from adjoint.torch_private.fake import storage_key
 
 Sharing: TypeAlias = tuple[Any, ...]
@@ -41,7 +42,9 @@ class Program:
         captured = self._for(inputs)
         graph = self._loaded.get(captured.graph_module)
         if graph is None:
-            graph = self._loaded[captured.graph_module] = self._load(captured.graph_module)
+            with COMPILING:
+                graph = self._loaded.get(captured.graph_module) or self._load(captured.graph_module)
+                self._loaded[captured.graph_module] = graph
         return call(graph, captured.calling, captured.leaves(inputs))
 
     def _for(self, inputs: Sequence[Any]) -> Captured:
@@ -56,7 +59,8 @@ class Program:
         # What is captured here holds for the numbers at hand alone.
         key = (pattern, tuple(map(_numbers, inputs)))
         if key not in self._by_sharing:
-            self._by_sharing[key] = self._recapture(inputs)
+            with COMPILING:
+                self._by_sharing[key] = self._recapture(inputs)
         return self._by_sharing[key]
 
 

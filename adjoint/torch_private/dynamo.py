@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import re
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,11 @@ from torch._dynamo import convert_frame, exc
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config as shape_config
+
+# Held by Dynamo while it compiles, and by us: what is traced, differentiated or lowered shares fake
+# modes and changes parts of torch for a while.  With a lock of our own, two threads that take both
+# in different orders would wait for each other.
+COMPILING: threading.RLock = convert_frame.compile_lock
 
 _FAILURES = (exc.TorchRuntimeError, exc.BackendCompilerFailed, exc.Unsupported, exc.UserError)
 

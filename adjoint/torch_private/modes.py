@@ -183,8 +183,13 @@ def control_flow_calls_its_operator() -> Iterator[None]:
     They do so when they believe Dynamo is tracing them, which is the question they are asked here.
     A nested compile region, which has no operator of its own then, is called as in eager torch.
     """
+    asked = torch.compiler.is_dynamo_compiling
+
+    def is_dynamo_compiling() -> bool:
+        return is_watched() or asked()
+
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(torch.compiler, "is_dynamo_compiling", lambda: True))
+        stack.enter_context(replaced(torch.compiler, "is_dynamo_compiling", is_dynamo_compiling))
         stack.enter_context(replaced(_nested_regions, "invoke_subgraph_placeholder", _call))
         for operator in _ACTING_THEMSELVES:
             stack.enter_context(replaced(operator, "__call__", HigherOrderOperator.__call__))
@@ -215,13 +220,17 @@ def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def custom_functions_applied_by(apply: Callable[..., Any]) -> Iterator[None]:
     """Route `SomeFunction.apply(*args)` to `apply(SomeFunction, *args)`.
 
-    `apply` receives the original as its first argument, to fall back on.
+    `apply` receives the original as its first argument, to fall back on.  Threads in which no
+    program is captured apply functions as ever.
     """
     original = torch.autograd.Function.__dict__["apply"]
     set_materialize_grads = FunctionCtx.set_materialize_grads
 
     def routed(cls: type, *args: Any, **kwargs: Any) -> Any:
-        return apply(original.__get__(None, cls), cls, *args, **kwargs)
+        own = original.__get__(None, cls)
+        if not is_watched():
+            return own(*args, **kwargs)
+        return apply(own, cls, *args, **kwargs)
 
     def noted(self: Any, value: bool) -> None:
         setattr(self, _MATERIALIZES, value)

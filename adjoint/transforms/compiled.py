@@ -16,6 +16,7 @@ from adjoint.errors import OutsideLevelError
 from adjoint.options import Options
 from adjoint.runtime.calling import call
 from adjoint.torch_private import trees
+from adjoint.torch_private.dynamo import COMPILING
 from adjoint.torch_private.modes import (
     functorch_is_active,
     is_functorch_wrapper,
@@ -62,7 +63,8 @@ class Programs:
         leaves, spec = trees.flatten((args, kwargs))
         key = (spec, tuple(map(_kind, leaves)), _surroundings(), self._meaning(function))
         if key not in self._made:
-            self._made[key] = make(args, kwargs)
+            with COMPILING:
+                self._made[key] = self._made.get(key) or make(args, kwargs)
         return self._made[key]
 
     def _meaning(self, function: Function) -> int:

@@ -75,6 +75,13 @@ def test_an_attribute_is_replaced_and_put_back() -> None:
     assert owner.name == 1
 
 
+class Passing(modes.TorchDispatchMode):
+    """Sees all ops, and lets them be."""
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return op(*args, **(kwargs or {}))
+
+
 def test_control_flow_reaches_a_mode() -> None:
     seen = []
 
@@ -86,7 +93,8 @@ def test_control_flow_reaches_a_mode() -> None:
             return args[1](*args[3]) if function is torch.ops.higher_order.cond else function(*args)
 
     x = torch.ones(3)
-    with modes.control_flow_calls_its_operator(), Watch():
+    with modes.control_flow_calls_its_operator(), Passing(), Watch():  # type: ignore[no-untyped-call]
+        assert torch.compiler.is_dynamo_compiling()
         result = torch.cond(torch.tensor(True), lambda t: t["x"] * 2, lambda t: t["x"], ({"x": x},))
     assert torch.ops.higher_order.cond in seen
     assert torch.equal(result, x * 2)
@@ -105,7 +113,9 @@ def test_custom_functions_are_routed() -> None:
     before = torch.autograd.Function.__dict__["apply"]
     with modes.custom_functions_applied_by(apply):
         routed: Any = Double
-        function, result = routed.apply(torch.ones(3))
+        assert isinstance(routed.apply(torch.ones(3)), Tensor)  # Nothing is captured here.
+        with Passing():  # type: ignore[no-untyped-call]
+            function, result = routed.apply(torch.ones(3))
     assert function is Double
     assert torch.equal(result, torch.full((3,), 2.0))
     assert torch.autograd.Function.__dict__["apply"] is before
