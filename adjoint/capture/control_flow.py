@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from adjoint.capture.functions import apply_graphs
 from adjoint.errors import CaptureError
 from adjoint.graph.metadata import describe_value
 from adjoint.torch_private import trees
+from adjoint.torch_private.batches import below_vmap, is_of_vmap
 from adjoint.torch_private.checkpoint import forward_context, split_arguments
 from adjoint.torch_private.operators import HigherOrderOperator, dense_kernel, recorded_loop
 from adjoint.trace.interpretation import Interpreter
@@ -43,6 +45,9 @@ def _cond(
     if not isinstance(pred, torch.Tensor):
         return _run(tracer, true if pred else false, operands)
     flat, spec = trees.flatten(tuple(operands))
+    if any(map(is_of_vmap, (pred, *flat))):
+        both = [_unflattened(tracer, branch, spec) for branch in (true, false)]
+        return _cond_over_batch(tracer, pred, both, flat)
     bodies = [Body(tracer), Body(tracer)]
     outputs = [
         trees.flatten(body.run(_unflattened(tracer, branch, spec), flat))
@@ -66,6 +71,36 @@ def _cond(
     inputs = [*flat, *lifted]
     node_args = (tracer.node(pred), *branches, tuple(tracer.nodes(inputs)))
     return _emit(tracer, operators.cond, node_args, on_true, tree, inputs)
+
+
+def _cond_over_batch(
+    tracer: Tracer, pred: torch.Tensor, branches: Sequence[Callable[..., Any]], flat: list[Any]
+) -> Any:
+    """`vmap` of `cond`: a `cond` of batches, or both branches where it chooses for each element."""
+    if is_of_vmap(pred):
+        (on_true, tree), (on_false, other_tree) = (trees.flatten(each(*flat)) for each in branches)
+        if tree != other_tree:
+            raise CaptureError(
+                "cond",
+                "its branches return results of different forms",
+                "return the same number of tensors from both",
+                tracer.emitter.source(),
+            )
+        chosen = [torch.where(pred, *pair) for pair in zip(on_true, on_false, strict=True)]
+        return trees.unflatten(chosen, tree)
+    forms: list[Any] = []
+
+    def flattened(branch: Callable[..., Any], *values: Any) -> tuple[Any, ...]:
+        leaves, tree = trees.flatten(branch(*values))
+        forms.append(tree)
+        return tuple(leaves)
+
+    def run(plain: list[Any], axes: tuple[int | None, ...]) -> Any:
+        true, false = (torch.func.vmap(partial(flattened, each), axes) for each in branches)
+        return operators.cond(pred, true, false, tuple(plain))
+
+    results = below_vmap(run, flat)
+    return trees.unflatten(results, forms[0])
 
 
 def _while_loop(

@@ -11,6 +11,7 @@ from torch import fx
 
 from adjoint.graph.metadata import Mode, mode_of, outputs_of, source_of
 from adjoint.torch_private import trees
+from adjoint.torch_private.batches import is_for_each
 from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.modes import is_functorch_wrapper
 from adjoint.torch_private.operators import HigherOrderOperator, recorded_loop
@@ -73,6 +74,9 @@ def _stacked_steps(
 
 
 def _cond(pred: Any, true: fx.GraphModule, false: fx.GraphModule, operands: Any) -> Any:
+    if is_for_each(pred):
+        pairs = zip(evaluate(true, operands), evaluate(false, operands), strict=True)
+        return tuple(torch.where(pred, *pair) for pair in pairs)
     return _new_results(evaluate(true if bool(pred) else false, operands), operands)
 
 

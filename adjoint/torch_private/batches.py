@@ -1,4 +1,4 @@
-"""The batches of `torch.autograd.grad(..., is_grads_batched=True)`: not those of `torch.func`."""
+"""The batches of `torch.autograd.grad(..., is_grads_batched=True)`, and those of `torch.func`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 
 def is_batched(value: Any) -> bool:
@@ -38,3 +39,40 @@ def over_batch(function: Callable[[list[Any]], Sequence[Any]], inputs: Sequence[
     for place in absent:
         results.insert(place, None)
     return results
+
+
+def is_of_vmap(value: Any) -> bool:
+    """A tensor of the level of `torch.func.vmap` under way, the innermost level there is."""
+    level = torch._C._functorch.maybe_current_level()
+    return (
+        level is not None
+        and isinstance(value, torch.Tensor)
+        and torch._C._functorch.is_batchedtensor(value)
+        and torch._C._functorch.maybe_get_level(value) == level
+    )
+
+
+def is_for_each(value: Any) -> bool:
+    """A tensor of some level of `torch.func.vmap`: another one for each element of a batch."""
+    inside = torch._C._functorch
+    while isinstance(value, torch.Tensor) and inside.is_functorch_wrapped_tensor(value):
+        if inside.is_batchedtensor(value):
+            return True
+        value = inside.get_unwrapped(value)
+    return False
+
+
+def below_vmap(
+    run: Callable[[list[Any], tuple[int | None, ...]], Sequence[Any]], values: Sequence[Any]
+) -> list[Any]:
+    """The results of `run`, for tensors without the level of `vmap` under way and outside of it.
+
+    It is given `values`, and which axis of each is the batch; that of its results is the first.
+    """
+    interpreter: Any = retrieve_current_functorch_interpreter()
+    inside = torch._C._functorch
+    plain = [inside.get_unwrapped(each) if is_of_vmap(each) else each for each in values]
+    axes = tuple(inside.maybe_get_bdim(each) if is_of_vmap(each) else None for each in values)
+    with interpreter.lower():
+        results = run(plain, axes)
+    return [inside._add_batch_dim(each, 0, interpreter.level()) for each in results]

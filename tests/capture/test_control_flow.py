@@ -351,3 +351,36 @@ def test_a_derivative_through_a_body_inside_the_program_is_refused() -> None:
 
     error = refused(program, lambda: leaf(3))
     assert "a derivative of cond" in str(error)
+
+
+def branching(x: Tensor) -> Any:
+    def either(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.sin(), x * 2
+
+    def other(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.cos() * x, x**3
+
+    sine, double = torch.cond(x.sum() > 0, either, other, (x,))
+    return (sine * double).sum()
+
+
+def chosen(x: Tensor) -> Tensor:
+    """The same, as `torch.func` can batch it."""
+    return torch.where(x.sum() > 0, (x.sin() * x * 2).sum(), (x.cos() * x**4).sum())
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_jacobians_of_a_branch(sign: int) -> None:
+    x, func = plain(3).abs() * sign, torch.func
+    torch.testing.assert_close(adjoint.hessian(branching)(x), func.hessian(chosen)(x))
+    third = func.jacrev(func.hessian(chosen))(x)
+    torch.testing.assert_close(adjoint.jacrev(adjoint.hessian(branching))(x), third)
+
+
+def test_a_branch_for_each_element_of_a_batch() -> None:
+    xs, func = torch.stack([plain(3).abs(), -plain(3).abs(), plain(3)]), torch.func
+    mine, theirs = (lambda xs, f=f: func.vmap(f)(xs).sum() for f in (branching, chosen))
+    torch.testing.assert_close(adjoint.grad(mine)(xs), func.grad(theirs)(xs))
+    torch.testing.assert_close(adjoint.hessian(mine)(xs), func.hessian(theirs)(xs))
+    inside = func.vmap(adjoint.grad(branching))(xs)
+    torch.testing.assert_close(inside, func.vmap(func.grad(chosen))(xs))

@@ -5,7 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adjoint.torch_private.batches import is_batched, over_batch
+from adjoint.torch_private.batches import (
+    below_vmap,
+    is_batched,
+    is_for_each,
+    is_of_vmap,
+    over_batch,
+)
 
 
 def test_a_backward_for_a_batch() -> None:
@@ -36,3 +42,32 @@ def test_a_backward_for_a_batch() -> None:
     torch.testing.assert_close(second, 6 * x)
     torch.autograd.grad(function.apply(x).sum(), x)
     assert seen == [True, False]
+
+
+def test_what_belongs_to_the_innermost_level_of_vmap() -> None:
+    outer, inner = torch.ones(2, 3), torch.ones(4, 3)
+    seen: list[Any] = []
+
+    def look(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        seen.append([(is_of_vmap(each), is_for_each(each)) for each in (x, y, outer)])
+        return x + y
+
+    torch.func.vmap(lambda x: torch.func.vmap(lambda y: look(x, y))(inner))(outer)
+    assert seen == [[(False, True), (True, True), (False, False)]]
+    assert not is_of_vmap(outer)
+
+
+def test_running_below_a_level_of_vmap() -> None:
+    fixed = torch.arange(3.0)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        def run(plain: list[Any], axes: tuple[int | None, ...]) -> list[Any]:
+            assert [tuple(each.shape) for each in plain] == [(3, 2), (3,)]
+            assert axes == (1, None)
+            return [plain[0].mT + plain[1]]
+
+        return below_vmap(run, [x, fixed])[0] * 2  # type: ignore[no-any-return]
+
+    x = torch.randn(3, 2)
+    found = torch.func.vmap(function, in_dims=1)(x)
+    torch.testing.assert_close(found, (x.mT + fixed) * 2)
