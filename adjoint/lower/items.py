@@ -136,7 +136,11 @@ class Item:
         shape = shape_of(self.node)
         order = self.order
         if isinstance(self.definition, Reduced):
-            order = iteration_order(shape, strides_of(self.node))
+            # In the order of what is reduced, however the result itself lies.
+            left = [dim for dim in range(len(self.domain)) if dim not in self.definition.dims]
+            keeps = len(shape) == len(self.domain)
+            places = {dim: dim if keeps else place for place, dim in enumerate(left)}
+            order = tuple(places[dim] for dim in self.order if dim in places)
         return linear([index[dim] for dim in order], row_major([shape[dim] for dim in order]))
 
 

@@ -163,3 +163,17 @@ def test_cross_entropy_reads_logits_and_writes_their_gradient() -> None:
     total = torch.tensor(63.0)
     found = large(backward, logits, target, total)
     assert found == ["torch.bfloat16 read", "torch.bfloat16 written"]
+
+
+@pytest.mark.parametrize("keepdim", [True, False])
+@pytest.mark.parametrize("size", [4, 6])
+def test_sums_that_run_in_other_orders_than_their_results_lie(size: int, keepdim: bool) -> None:
+    """Two axes change places in memory: rows of the one sum are not those of the other."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        turned = x.view(3, size, 2, 6).permute(0, 2, 3, 1) * 2
+        straight = y.view(3, 2, 6, size) * 3
+        return turned.sum(1, keepdim=keepdim) + straight.sum(1, keepdim=keepdim)
+
+    numbers = torch.arange(3.0 * size * 12, dtype=torch.float64)
+    check(function, numbers.view(3, size, 12), numbers.flip(0).view(3, 12, size))

@@ -87,3 +87,15 @@ def test_what_is_checked_for_a_read_is_checked_for_who_reads_through_it() -> Non
     made = reading_through(more, {picked.node: picked.definition})
     assert made is not None
     assert made.bounds == picked.bounds != ()
+
+
+def test_a_sum_comes_in_the_order_of_what_is_summed() -> None:
+    x = torch.empty(3, 6, 2, 5)
+    nodes = graph_of(lambda x: (x.permute(0, 2, 3, 1) * 2).sum(1), [x]).graph.nodes
+    (summed,) = (node for node in nodes if node.target is torch.ops.aten.sum.dim_IntList)
+    definition = definition_of(summed)
+    assert definition is not None
+    item = item_of(summed, definition)
+    assert item.order == (0, 3, 2, 1)
+    first, second, third = (item.index[dim] for dim in (0, 2, 3))
+    assert item.position((first, second, third)) == first * 30 + third * 5 + second
