@@ -233,6 +233,13 @@ def input_symbols(fakes: Sequence[Any]) -> Iterator[tuple[sympy.Symbol, int, int
                     yield expr, place, dim if isinstance(fake, torch.Tensor) else -1
 
 
+def is_zero_here(size: Any) -> bool:
+    """The size is 0 in the call that is captured; the graph is for that size alone then."""
+    if isinstance(size, torch.SymInt) and not free_unbacked_symbols(size) and size.node.hint == 0:
+        return int(size) == 0
+    return type(size) is int and size == 0
+
+
 def is_unknown(symbol: sympy.Symbol) -> bool:
     """The symbol stands for a number that is known only when the program runs."""
     return bool(symbol_is_type(symbol, SymT.UNBACKED_INT))

@@ -9,6 +9,7 @@ from torch import fx
 
 from adjoint.errors import CaptureError
 from adjoint.graph.metadata import Mode, mode_of
+from adjoint.torch_private import symbols
 from adjoint.torch_private.fake import storage_key
 from adjoint.trace.aliasing import Alias, Link
 from adjoint.trace.emission import Emitter
@@ -157,6 +158,9 @@ def _flattened(root: Alias) -> Alias:
     if root.tensor is None:
         return root
     order = dense_order(root.tensor)
+    if order is None and any(map(symbols.is_zero_here, root.tensor.shape)):
+        # Its strides are those of nothing, so that the graph is for nothing alone.
+        order = list(range(root.tensor.dim()))
     if order is None:
         raise CaptureError(
             "a strided view of memory",

@@ -128,3 +128,13 @@ def test_axes_whose_size_only_the_run_knows() -> None:
     size = symbols.unknown_size(shape_env)
     assert symbols.axes_of_unknown_size((size, 3, size), (1, 1, 4)) == [0]
     assert symbols.axes_of_unknown_size((size,), (1, 1)) == []
+
+
+def test_a_size_that_is_zero_in_this_call() -> None:
+    mode = new_fake_mode()
+    empty, full = (make_fake(mode, torch.empty(n, 3), True, f"x{n}") for n in (0, 4))
+    assert symbols.is_zero_here(empty.shape[0])
+    assert int(empty.shape[0]) == 0
+    assert not symbols.is_zero_here(full.shape[0])
+    assert symbols.is_zero_here(0)
+    assert not symbols.is_zero_here(2)

@@ -167,3 +167,16 @@ def test_memory_that_eager_does_not_have_either() -> None:
         return x, x.data
 
     check(beyond, inputs, raises=RuntimeError)
+
+
+def test_views_of_memory_that_is_empty_this_time() -> None:
+    torch._dynamo.reset()
+
+    def function(x: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        return x.index_add(0, rows, x[columns].sin())
+
+    compiled = torch.compile(function, backend="adjoint", fullgraph=True)
+    x = torch.randn(5, dtype=torch.float64)
+    for count in (3, 4, 0, 2, 0):
+        pairs = (torch.arange(25).view(5, 5) < count).nonzero(as_tuple=True)
+        torch.testing.assert_close(compiled(x, *pairs), function(x, *pairs))
