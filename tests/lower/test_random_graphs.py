@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adjoint.native import native_program
-from tests.lowering import graph_of
+from tests.lowering import check, graph_of
 
 Op = Callable[..., torch.Tensor]
 
@@ -134,3 +134,68 @@ def test_many_random_graphs(
     steps: list[Step], shape: tuple[int, ...], layouts: tuple[int, int]
 ) -> None:
     check_static(steps, shape, layouts)
+
+
+# Sums of tensors that lie in memory in any order of their dims.
+
+BRANCH = st.tuples(
+    st.permutations(range(4)),
+    st.sampled_from(["half", "add", "abs", "positive"]),
+    st.sampled_from(["sum", "amax", "mean", "softmax", "none"]),
+    st.sampled_from(["plus", "times", "maximum"]),
+)
+Branch = tuple[list[int], str, str, str]
+
+
+def combine(
+    branches: list[Branch], dims: list[int], keep: bool, *inputs: torch.Tensor
+) -> list[torch.Tensor]:
+    """Each input, its dims in their order, is worked on, reduced, and combined with the rest."""
+    whole, reduced = [], []
+    for x, (order, worked, how, _) in zip(inputs, branches, strict=True):
+        value = UNARY[worked](x.permute([order.index(dim) for dim in range(4)]))
+        whole.append(value)
+        if how in ("sum", "amax", "mean"):
+            value = getattr(value, how)(dims, keepdim=keep)
+        elif how == "softmax":
+            value = value.softmax(dims[0]).sum(dims, keepdim=keep)
+        else:
+            value = (value * 2).sum(dims, keepdim=keep)
+        reduced.append(value)
+    total = reduced[0]
+    for value, (*_, operator) in zip(reduced[1:], branches[1:], strict=True):
+        total = BINARY[operator](total, value)
+    results = [total, total.sum(-1)]
+    if keep:
+        results += [whole[-1] - total, (whole[0] * total).sum(dims[0])]
+    return results
+
+
+def check_combined(shape: list[int], branches: list[Branch], dims: list[int], keep: bool) -> None:
+    inputs = [numbers(tuple(shape[dim] for dim in order)) for order, *_ in branches]
+    check(lambda *given: combine(branches, dims, keep, *given), *inputs)
+
+
+COMBINED = (
+    st.lists(st.integers(1, 4), min_size=4, max_size=4),
+    st.lists(BRANCH, min_size=2, max_size=3),
+    st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True),
+    st.booleans(),
+)
+
+
+@settings(max_examples=25, **QUIET)  # type: ignore[arg-type]
+@given(*COMBINED)
+def test_reductions_of_what_lies_in_any_order(
+    shape: list[int], branches: list[Branch], dims: list[int], keep: bool
+) -> None:
+    check_combined(shape, branches, dims, keep)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, **QUIET)  # type: ignore[arg-type]
+@given(*COMBINED)
+def test_many_reductions_of_what_lies_in_any_order(
+    shape: list[int], branches: list[Branch], dims: list[int], keep: bool
+) -> None:
+    check_combined(shape, branches, dims, keep)
