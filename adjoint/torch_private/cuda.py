@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -37,6 +37,12 @@ def numeric_settings() -> Hashable:
         torch._C._get_cublas_allow_bf16_reduced_precision_reduction(),
         torch.is_inference_mode_enabled(),
     )
+
+
+def copy_together(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copies the second of each pair to the first, by few launches."""
+    to, taken = zip(*pairs, strict=True)
+    torch._foreach_copy_(to, taken)
 
 
 def new_pool() -> Any:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from adjoint.torch_private.cuda import (
+    copy_together,
     current_device,
     is_recording,
     memory_from,
@@ -77,3 +78,10 @@ def test_memory_of_a_pool_is_given_to_nobody_else() -> None:
     assert address not in [each.data_ptr() for each in held]
     with memory_from(pool, current_device()):
         assert torch.empty(1 << 24, device="cuda").data_ptr() == address
+
+
+def test_copies_of_several_at_once() -> None:
+    taken = [torch.rand(3), torch.arange(4), torch.rand(0)]
+    to = [torch.empty_like(each) for each in taken]
+    copy_together(zip(to, taken, strict=True))
+    torch.testing.assert_close(to, taken)

@@ -31,6 +31,7 @@ from adjoint.runtime.gpu.results import (
     laid_out,
     span,
 )
+from adjoint.torch_private.cuda import copy_together
 from adjoint.torch_private.storages import Holders
 
 T = TypeVar("T")
@@ -153,9 +154,7 @@ class Recording:
     ) -> dict[int, torch.Tensor]:
         """Does it again, for `inputs`; returns the small results, `copied` in new memory."""
         if self._landings:
-            pairs = [landing.pair(inputs[place]) for place, landing in self._landings.items()]
-            to, taken = zip(*pairs, strict=True)
-            torch._foreach_copy_(to, taken)
+            copy_together(landing.pair(inputs[place]) for place, landing in self._landings.items())
         self._graph.launch(stream)
         # The same memory with a version count of its own.
         return {
