@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._decomp import decomposition_table
 from torch._subclasses.fake_impls import op_implementations_dict, register_op_impl
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -63,6 +64,26 @@ def _unique(
 
 if aten._unique.default not in op_implementations_dict:  # torch before 2.13
     register_op_impl(aten._unique.default)(_unique)
+
+
+_torchs_split = decomposition_table[aten.split.Tensor]
+
+
+def _split(x: torch.Tensor, size: int, dim: int = 0) -> tuple[torch.Tensor, ...]:
+    """Of nothing there is one part; torch 2.11 fails to say so, in two places."""
+    if size and x.shape[dim] == 0:
+        return (aten.slice.Tensor(x, dim, 0, 0),)
+    return _torchs_split(x, size, dim)  # type: ignore[no-any-return]
+
+
+def _split_of_fakes(fake_mode: FakeTensorMode, op: Any, *args: Any, **kwargs: Any) -> Any:
+    with fake_mode:
+        return _split(*args, **kwargs)
+
+
+if torch.__version__ < "2.13":
+    decomposition_table[aten.split.Tensor] = _split
+    register_op_impl(aten.split.Tensor)(_split_of_fakes)
 
 
 def _unknown(fake_mode: FakeTensorMode) -> torch.SymInt:

@@ -32,3 +32,12 @@ def test_how_many_differ_is_for_data_to_say() -> None:
         values, inverse = torch.ops.aten._unique.default(x, True, True)
     assert isinstance(values.shape[0], torch.SymInt)
     assert (values.dtype, inverse.shape) == (torch.int64, (3,))
+
+
+def test_of_nothing_there_is_one_part() -> None:
+    x = torch.empty(0, 3)
+    with new_fake_mode():
+        parts = torch.empty(0, 3).split(1)
+        others = torch.empty(5, 3).split(2)
+    assert [part.shape for part in parts] == [part.shape for part in x.split(1)]
+    assert [part.shape[0] for part in others] == [2, 2, 1]
