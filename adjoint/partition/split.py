@@ -305,7 +305,7 @@ def _is_activation_of_halves(node: fx.Node) -> bool:
     """Its derivative needs its argument anyway, and a GPU computes it while memory is read."""
     value, target = node.meta["val"], node.target
     on_gpu = value.device.type == "cuda" and value.dtype in (torch.float16, torch.bfloat16)
-    return on_gpu and target.overloadpacket in (aten.gelu, aten.silu)  # type: ignore[union-attr]
+    return on_gpu and target.overloadpacket in _ACTIVATIONS  # type: ignore[union-attr]
 
 
 def _is_cast(node: fx.Node) -> bool:
@@ -367,6 +367,9 @@ _PRODUCTS = frozenset(
 _BY_INDEX = frozenset({aten.index.Tensor, aten.index_select.default, aten.embedding.default})
 
 _SOFTMAX = frozenset({aten._log_softmax.default, aten._softmax.default})
+
+# Their derivatives are functions of their arguments, not of what they give.
+_ACTIVATIONS = frozenset({aten.gelu, aten.mish, aten.silu, aten.softplus})
 
 # Pointwise, but long: what they give is worth keeping.
 _SLOW = frozenset(

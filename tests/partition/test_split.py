@@ -416,7 +416,10 @@ def test_gradients_of_a_deep_residual_model_are_eager_s() -> None:
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize("activation", [nn.functional.gelu, nn.functional.silu])
+@pytest.mark.parametrize(
+    "activation",
+    [nn.functional.gelu, nn.functional.mish, nn.functional.silu, nn.functional.softplus],
+)
 @pytest.mark.parametrize(
     ("device", "dtype", "again"),
     [("cuda", torch.bfloat16, True), ("cuda", torch.float32, False), ("cpu", torch.float16, False)],
