@@ -91,7 +91,12 @@ def _kernel(kernel: Kernel, wanted: Wanted, wide: bool) -> Iterator[str]:
     (loop,) = kernel.body
     assert isinstance(loop, Loop)
     assert loop.mapping is Mapping.PARALLEL
-    body = _TeamBody(kernel, wanted, wide)
+    body = TeamBody(kernel, wanted, wide)
+    if kernel.tile is not None:
+        from adjoint.emit.products import ProductBody
+
+        body = ProductBody(kernel, wanted, wide)
+        yield body.shared_memory()
     body.parallel(loop)
     parameters = [
         f"ptr noalias align 16 {'' if b.written else 'readonly '}%b.{b.name}"
@@ -99,6 +104,8 @@ def _kernel(kernel: Kernel, wanted: Wanted, wide: bool) -> Iterator[str]:
     ]
     parameters += [f"i64 %e.{name}" for name in kernel.extents]
     limit = f'"nvvm.maxntid"="{block_of(kernel.team)}"'
+    if kernel.tile is not None:
+        limit += f' "nvvm.minctasm"="{max(1, 512 // kernel.team)}"'
     yield f"define ptx_kernel void @{kernel.name}({', '.join(parameters)}) #0 {limit} {{"
     yield "entry:"
     yield from body.allocas
@@ -109,7 +116,7 @@ def _kernel(kernel: Kernel, wanted: Wanted, wide: bool) -> Iterator[str]:
     yield "}"
 
 
-class _TeamBody(AtomicBody):
+class TeamBody(AtomicBody):
     def __init__(self, kernel: Kernel, wanted: Wanted, wide: bool) -> None:
         super().__init__(wanted, wide)
         self.kernel = kernel

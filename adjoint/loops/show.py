@@ -99,6 +99,7 @@ def show(kernel: Kernel) -> str:
     )
     extents = "; " + ", ".join(kernel.extents) if kernel.extents else ""
     team = f" by teams of {kernel.team}" if kernel.team > 1 else ""
+    team += f", {kernel.tile.rows} by {kernel.tile.columns}" if kernel.tile else ""
     lines = [f"kernel {kernel.name}({buffers}{extents}){team}"]
     lines += [f"    # {line}" for line in kernel.lines]
     lines += _block(kernel.body, 1)
@@ -120,7 +121,9 @@ def identity(kernel: Kernel) -> str:
             yield from lines(blocks(statement), depth + 1)
 
     made = list(lines(kernel.body, 0))
-    return "\n".join(map(str, [kernel.buffers, kernel.extents, kernel.team, *numbers.known, *made]))
+    return "\n".join(
+        map(str, [kernel.buffers, kernel.extents, kernel.team, kernel.tile, *numbers.known, *made])
+    )
 
 
 def identity_of(expression: Expression) -> str:

@@ -26,6 +26,7 @@ import torch
 
 from adjoint.errors import SourceLine
 from adjoint.loops.expressions import Expression, Name
+from adjoint.loops.teams import Tile
 
 
 class Mapping(Enum):
@@ -104,6 +105,8 @@ class Kernel:
     """The user's lines that it computes."""
     team: int = 1
     """How many threads take an iteration of the parallel loop together."""
+    tile: Tile | None = None
+    """Of a matrix product: the part of it that a team computes; its loops say what it is."""
 
 
 def blocks(statement: Statement) -> tuple[Statement, ...]:

@@ -18,14 +18,18 @@ from enum import Enum
 
 from torch import fx
 
-from adjoint.lower.definitions import Definition, Mapped, Scattered
+from adjoint.lower.definitions import Definition, Mapped, Multiplied, Scattered
 from adjoint.lower.index import Index, linear, refined, row_major
 from adjoint.lower.items import Item, reading_through
 from adjoint.lower.sizes import Size, is_one, product, quotient, same
+from adjoint.lower.views import shape_of
 
 # More would not fit into registers and caches, and compiles slowly.
 MOST_ITEMS = 32
 MOST_BUFFERS = 40
+
+# A product has few threads to wait for memory: no more is read beside it.
+MOST_BESIDE = 6
 
 # What is computed on the spot reads no more than this, and is made of no more items.
 MOST_READS = 2
@@ -56,6 +60,11 @@ class Group:
     @property
     def items(self) -> list[Item]:
         return [item for item, _ in self.members.values()]
+
+    @property
+    def product(self) -> Item | None:
+        """The matrix product around which the group is."""
+        return next((i for i in self.items if isinstance(i.definition, Multiplied)), None)
 
     def level(self, node: fx.Node) -> Level | None:
         found = self.members.get(node)
@@ -298,6 +307,8 @@ def _fitted(
 ) -> tuple[tuple[Size, ...], Size | None, list[Size], Level] | None:
     shape, columns = group.shape, group.columns
     alone = not group.members
+    if not _goes_with_products(item, group, level):
+        return None
     if item.serial and not (alone or all(m.serial for m in group.items)):
         return None
     if not item.serial and any(m.serial for m in group.items):
@@ -315,7 +326,8 @@ def _fitted(
         if item.has_math and not any(group.level(base) is Level.ROW for base, _ in item.reads):
             return None
         finer = _finer_rows(shape, columns, item.shape)
-    if finer is None:
+    # The columns of a product, and what it sums over, are not taken apart.
+    if finer is None or (group.product is not None and len(finer) > 2 and finer[-2:] != shape[-2:]):
         return None
     shape = finer
     for base, index in item.reads:
@@ -327,6 +339,29 @@ def _fitted(
     if not item.is_reduction:
         return shape, columns, [], level
     return _with_reduction(item, group, shape, columns)
+
+
+def _goes_with_products(item: Item, group: Group, level: Level) -> bool:
+    """A product begins a group; what is made of its elements joins it."""
+    if isinstance(item.definition, Multiplied):
+        # Tiles would wait for every place that they read.
+        return not group.members and not item.gathers
+    if group.product is None:
+        return True
+    return (
+        level is Level.ROW
+        and any(base in group.members for base, _ in item.reads)
+        and len(_beside(group) | _beside(item)) <= MOST_BESIDE
+    )
+
+
+def _beside(of: Group | Item) -> set[fx.Node]:
+    """What is read beside a product, to be made something of with it."""
+    items = [i for i in of.items if i is not of.product] if isinstance(of, Group) else [of]
+    count = items[0].count if items else 0
+    reads = {base for item in items for base, _ in item.reads}
+    known = of.members.keys() if isinstance(of, Group) else set()
+    return {b for b in reads - known if same(product(shape_of(b)), count)}
 
 
 def _with_reduction(

@@ -31,7 +31,7 @@ from adjoint.loops.statements import (
 from adjoint.loops.teams import WARP, most_copies, turns_of
 from adjoint.lower.definitions import Mapped, Reduced, Scattered
 from adjoint.lower.fusion import Group, Level
-from adjoint.lower.index import Axis, Gathered, linear, of_axis, row_major, unravelled
+from adjoint.lower.index import Axis, linear, of_axis, row_major, unravelled
 from adjoint.lower.items import Item, strides_of
 from adjoint.lower.nests import FEW_COLUMNS, Builder, cleared, kept_index, share
 from adjoint.lower.operands import CHUNKS, Nest
@@ -66,7 +66,7 @@ LEAST_ROWS = 16
 
 def grids_of(group: Group, stored: set[fx.Node]) -> list[Nest]:
     """The kernels that compute `group`, in order; `stored` are the values that others need."""
-    dry = _Grid(group, stored, group.shape, 1)
+    dry = GridBuilder(group, stored, group.shape, 1)
     dry.main()
     shape = [product([axis.extent for axis in run]) for run in dry.merged()]
     width = _width(group, shape)
@@ -74,9 +74,9 @@ def grids_of(group: Group, stored: set[fx.Node]) -> list[Nest]:
         last = quotient(shape[-1], width)
         assert last is not None
         shape[-1:] = [last, width]
-    before = [_Grid(group, stored, shape, width).ready(item) for item in _scatters(group)]
-    after = [_Grid(group, stored, shape, width).put_together(item) for item in _sums(group)]
-    return [*before, _Grid(group, stored, shape, width).main(), *after]
+    before = [GridBuilder(group, stored, shape, width).ready(item) for item in _scatters(group)]
+    after = [GridBuilder(group, stored, shape, width).put_together(item) for item in _sums(group)]
+    return [*before, GridBuilder(group, stored, shape, width).main(), *after]
 
 
 def _sums(group: Group) -> list[Item]:
@@ -103,7 +103,10 @@ def _width(group: Group, shape: list[Size]) -> int:
     return 1
 
 
-class _Grid(Builder):
+class GridBuilder(Builder):
+    # Nobody waits for the device to say what an index is: the thread that reads it checks.
+    checks = True
+
     def __init__(
         self, group: Group, stored: set[fx.Node], shape: list[Size] | tuple[Size, ...], width: int
     ) -> None:
@@ -120,10 +123,6 @@ class _Grid(Builder):
         self.team = self._team()
         rows = self.group.columns is not None
         self.set_columns = self.unfold(self.inner, Counter("c")) if rows else []
-
-    def gathered(self, atom: Gathered) -> Expression:
-        """Nobody waits for the device to say what an index is: the thread that reads it checks."""
-        return apply("within", atom.value, self.size(atom.size))
 
     def _split(self) -> int:
         if self.group.columns is not None:

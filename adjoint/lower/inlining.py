@@ -13,7 +13,8 @@ from torch import fx
 
 from adjoint.loops.expressions import Apply, walk
 from adjoint.loops.operators import MATH
-from adjoint.lower.definitions import CONSTANTS, Definition, Mapped
+from adjoint.loops.teams import tile_of
+from adjoint.lower.definitions import CONSTANTS, Definition, Mapped, Multiplied
 from adjoint.lower.index import linear
 from adjoint.lower.items import Item, Recorder, base_of, reading_through, strides_of
 from adjoint.lower.sizes import Size, estimate, product, same
@@ -22,6 +23,12 @@ from adjoint.lower.views import Where, shape_of, view_of
 # What is computed again each time may be so much.
 MOST_OPERATORS = 24
 MOST_FUNCTIONS = 3
+
+# A product has time to read so many times more, and to compute so much for an element of each of
+# its columns' tiles; a function counts for several operators.
+FOR_PRODUCTS = 2
+MOST_IN_PRODUCTS = 12
+A_FUNCTION = 8
 
 # So little is computed again even for many more elements than there are.
 A_TRIFLE = 3
@@ -53,10 +60,14 @@ def _is_worth_it(item: Item, items: Mapping[fx.Node, Item]) -> bool:
     functions = sum(each.operator in MATH for each in applied)
     if len(applied) > MOST_OPERATORS or functions > MOST_FUNCTIONS:
         return False
+    effort = len(applied) + (A_FUNCTION - 1) * functions
+    if not all(_has_time(items[reader], node, item, effort) for reader in _readers(node)):
+        return False
     is_trifle = len(applied) <= A_TRIFLE and not functions
     if not is_trifle and not _is_read_once_an_element(node, item.count, items):
         return False
-    return _bytes_read(item) <= _bytes(node, item.count)
+    most = _bytes(node, item.count) * (FOR_PRODUCTS if _is_for_products(node, items) else 1)
+    return _bytes_read(item) <= most
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
@@ -74,7 +85,28 @@ def _is_read_by_items_alone(node: fx.Node, items: Mapping[fx.Node, Item]) -> boo
 
 
 def _is_read_once_an_element(node: fx.Node, count: Size, items: Mapping[fx.Node, Item]) -> bool:
-    return all(same(items[reader].count, count) for reader in _readers(node))
+    return all(
+        same(items[reader].count, count) or isinstance(items[reader].definition, Multiplied)
+        for reader in _readers(node)
+    )
+
+
+def _has_time(reader: Item, node: fx.Node, item: Item, effort: int) -> bool:
+    """A product computes what it multiplies for each tile of columns, with few threads."""
+    if not isinstance(reader.definition, Multiplied):
+        return True
+    left, right = reader.node.args[:2]
+    assert isinstance(left, fx.Node)
+    assert isinstance(right, fx.Node)
+    columns = reader.domain[1]
+    assert isinstance(columns, int)
+    tiles = -(-columns // tile_of(columns).columns)
+    is_left = base_of(left) is node and base_of(right) is not node
+    return is_left and not item.gathers and effort * tiles <= MOST_IN_PRODUCTS
+
+
+def _is_for_products(node: fx.Node, items: Mapping[fx.Node, Item]) -> bool:
+    return all(isinstance(items[n].definition, Multiplied) for n in _readers(node))
 
 
 def _bytes(node: fx.Node, count: Size) -> int:

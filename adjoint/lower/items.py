@@ -18,6 +18,7 @@ from adjoint.lower.definitions import (
     Bound,
     Definition,
     Mapped,
+    Multiplied,
     Reader,
     Reduced,
     Scattered,
@@ -122,6 +123,16 @@ class Item:
             return False
         dims = [dim for dim in self.order if dim in self.definition.dims]
         return not dims or self.order[-len(dims) :] == tuple(dims)
+
+    @functools.cached_property
+    def gathers(self) -> bool:
+        """Where it reads depends on what it has read."""
+        return any(
+            isinstance(atom, Gathered)
+            for _, index in self.reads
+            for each in index
+            for atom, _ in each.terms
+        )
 
     @property
     def bounds(self) -> tuple[Bound, ...]:
@@ -282,6 +293,13 @@ def _through(
         element=lambda index, reader: element(index, _Through(reader, known)),
         bounds=(*definition.bounds, *bounds),
     )
+    if isinstance(changed, Multiplied):
+        left, right = changed.left, changed.right
+        return replace(
+            changed,
+            left=lambda index, reader: left(index, _Through(reader, known)),
+            right=lambda index, reader: right(index, _Through(reader, known)),
+        )
     if not isinstance(changed, Scattered):
         return changed
     place, start = changed.place, changed.start
@@ -297,6 +315,8 @@ def _shaped(node: fx.Node, definition: Definition) -> Item:
         case Mapped():
             shape = shape_of(node)
             return Item(node, definition, shape, iteration_order(shape, strides_of(node)))
+        case Multiplied(domain):
+            return Item(node, definition, domain, (0, 1, 2))
         case Reduced(domain, dims, source):
             order = iteration_order(domain, strides_of(source))
             kept = tuple(dim for dim in order if dim not in dims)

@@ -15,6 +15,7 @@ from adjoint.loops.expressions import Expression, Extent, Load, apply, integer
 from adjoint.loops.expressions import walk as walk_expression
 from adjoint.loops.plan import Grid, Scratch
 from adjoint.loops.statements import Buffer, Kernel, Merge, Statement, Store, expressions, walk
+from adjoint.loops.teams import Tile
 from adjoint.lower.index import Axis, Gathered, Index, Quotient, linear
 from adjoint.lower.items import Item, strides_of
 from adjoint.lower.sizes import Size, is_one, simplified
@@ -41,6 +42,9 @@ class Nest:
 
 class Operands:
     """What kernels that belong together use, each under one name."""
+
+    checks = False
+    """Whoever reads an index sees to it that it is one; or what was called before has."""
 
     def __init__(self, work: Size, items: Sequence[Item] = ()) -> None:
         self.work = work
@@ -88,8 +92,8 @@ class Operands:
         return made + self.size(index.constant)
 
     def gathered(self, atom: Gathered) -> Expression:
-        """An index that has been read; what was called before has seen to it that it is one."""
-        return atom.value
+        """An index that has been read."""
+        return apply("within", atom.value, self.size(atom.size)) if self.checks else atom.value
 
     def load(self, node: fx.Node, index: Where) -> Expression:
         offset = self.position(linear(index, strides_of(node)))
@@ -106,6 +110,7 @@ class Operands:
         taken: tuple[str, ...] = (),
         team: int = 1,
         grid: Grid | None = None,
+        tile: Tile | None = None,
     ) -> Nest:
         """A kernel of statements, with what they use; it takes sizes after `taken`."""
         found = [e for statement in walk(body) for e in expressions(statement)]
@@ -130,6 +135,7 @@ class Operands:
             body,
             tuple(lines),
             team,
+            tile,
         )
         return Nest(kernel, tuple(operands), tuple(sizes), self.work, self.items, grid)
 

@@ -43,6 +43,7 @@ from adjoint.lower.inlining import inlined
 from adjoint.lower.items import Item, base_of, item_of, strides_of, text_of
 from adjoint.lower.nests import nest_of, parts_of, sum_of_parts
 from adjoint.lower.operands import Nest
+from adjoint.lower.products import product_nest, product_of
 from adjoint.lower.sizes import Size, simplified, size_of
 from adjoint.lower.tiling import Region, Unit, is_product, row_stride, side_of, tiled
 from adjoint.lower.views import PARTS, shape_of, view_of
@@ -211,6 +212,8 @@ class _Planning:
         ):
             return None
         definition = None if node.name in self.called else definition_of(node)
+        if self.has_grids and node.name not in self.called:
+            definition = definition or product_of(node)
         if definition is None or (self.has_grids and _is_torchs_own(node, definition)):
             return None
         if self.has_grids:
@@ -368,8 +371,12 @@ class _Planning:
         needed = self._prepare(group)
         # Constants that no one reads but kernels, which know them, need no memory.
         if needed:
-            nests = grids_of(group, needed) if self.has_grids else [nest_of(group, needed)]
-            self.steps += [self._launched(nest) for nest in nests]
+            self.steps += [self._launched(nest) for nest in self._nests(group, needed)]
+
+    def _nests(self, group: Group, stored: set[fx.Node]) -> list[Nest]:
+        if group.product is not None:
+            return [product_nest(group, stored)]
+        return grids_of(group, stored) if self.has_grids else [nest_of(group, stored)]
 
     def _prepare(self, group: Group, region: Region | None = None) -> set[fx.Node]:
         """Check indices, and give slots to what is stored, which is returned."""

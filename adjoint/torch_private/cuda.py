@@ -39,6 +39,11 @@ def numeric_settings() -> Hashable:
     )
 
 
+def products_are_exact() -> bool:
+    """Products of floats are to be no less than that."""
+    return torch._C._get_fp32_precision_getter("cuda", "matmul") != "tf32"
+
+
 def copy_together(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copies the second of each pair to the first, by few launches."""
     to, taken = zip(*pairs, strict=True)

@@ -1,7 +1,16 @@
 from __future__ import annotations
 
-from adjoint.loops.teams import BLOCK, block_of
+from adjoint.loops.teams import BLOCK, HEIGHT, WIDTH, block_of, tile_of
 
 
 def test_teams_larger_than_a_warp_have_a_block_each() -> None:
     assert [block_of(team) for team in (1, 8, 32, 64, 1024)] == [BLOCK, BLOCK, BLOCK, 64, 1024]
+
+
+def test_a_tile_is_as_wide_as_the_columns_about_and_threads_share_it_out() -> None:
+    for columns, width in ((16, 32), (36, 64), (64, 64), (128, 128), (512, 128)):
+        tile = tile_of(columns)
+        assert tile.columns == width
+        assert tile.team == 256
+        (rows, own), (high, wide) = tile.own, tile.warps
+        assert (rows * HEIGHT * high, own * WIDTH * wide) == (tile.rows, tile.columns)

@@ -1,6 +1,14 @@
 """Definitions: what one element of the result of an operator is.  One module for each family."""
 
-from adjoint.lower.definitions.elements import Bound, Definition, Mapped, Reader, Reduced, Scattered
+from adjoint.lower.definitions.elements import (
+    Bound,
+    Definition,
+    Mapped,
+    Multiplied,
+    Reader,
+    Reduced,
+    Scattered,
+)
 from adjoint.lower.definitions.table import CONSTANTS, definition_of
 
 __all__ = [
@@ -8,6 +16,7 @@ __all__ = [
     "Bound",
     "Definition",
     "Mapped",
+    "Multiplied",
     "Reader",
     "Reduced",
     "Scattered",

@@ -65,6 +65,19 @@ class Reduced:
     bounds: tuple[Bound, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Multiplied(Reduced):
+    """A matrix product: `left` is an element of row m and k, `right` one of k and column n.
+
+    Its domain is (m, n, k); an element is one times the other.
+    """
+
+    left: Element
+    right: Element
+    along: bool
+    """Neighbours of the right matrix lie along k, not along its columns."""
+
+
 @dataclass(frozen=True)
 class Scattered:
     """Each element of `domain` is combined with the one at `place`, which begins as `start`."""

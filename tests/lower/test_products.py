@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import silu
+
+from adjoint.loops.plan import Launch
+from adjoint.lower.planning import lower
+from adjoint.lower.products import TALL
+from tests.lowering import CLOSE, calls, check, graph_of, launches
+
+ROWS = TALL + 37
+
+
+def products(function: Callable[..., Any], *inputs: torch.Tensor) -> tuple[list[Launch], int]:
+    """Kernels that are products, and how many are left to the library."""
+    plan = lower(graph_of(function, inputs), grids=True)
+    found = [each for each in launches(plan) if each.kernel.tile is not None]
+    return found, sum(each.writes for each in calls(plan))
+
+
+@pytest.fixture(autouse=True)
+def _close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of very many floats, in any order."""
+    monkeypatch.setitem(CLOSE, torch.float32, (1e-4, 2e-4))
+
+
+@pytest.mark.parametrize(
+    ("inner", "columns"), [(16, 16), (20, 128), (128, 20), (36, 64), (24, 256)]
+)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_tall_product(inner: int, columns: int, transposed: bool) -> None:
+    x = torch.randn(ROWS, inner)
+    w = torch.randn(columns, inner).t() if transposed else torch.randn(inner, columns)
+    found, called = products(lambda x, w: [x @ w], x, w)
+    assert (len(found), called) == (1, 0)
+    check(lambda x, w: [x @ w + 1], x, w)
+
+
+def test_what_is_multiplied_is_computed_as_it_is_read() -> None:
+    x, w = torch.randn(ROWS, 32), torch.randn(32, 64)
+    plan = lower(graph_of(lambda x, w: [silu(x * 2) @ w], (x, w)), grids=True)
+    assert len(plan.steps) == 1
+    check(lambda x, w: [silu(x * 2) @ w], x, w)
+
+
+def test_what_takes_long_is_not_computed_for_each_tile() -> None:
+    x, w, wide = torch.randn(ROWS, 32), torch.randn(32, 64), torch.randn(32, 256)
+
+    def two(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        return [(x.sin() * x.cos()) @ w]
+
+    assert len(lower(graph_of(two, (x, w)), grids=True).steps) == 2
+    assert len(lower(graph_of(lambda x, w: [silu(x) @ w], (x, wide)), grids=True).steps) == 2
+    assert len(lower(graph_of(lambda x, w: [(x * x) @ w], (x, wide)), grids=True).steps) == 1
+    check(two, x, w)
+
+
+def test_what_is_made_of_it_is_stored_at_once() -> None:
+    x, w, b = torch.randn(ROWS, 32), torch.randn(32, 64), torch.randn(64)
+
+    def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+        a = torch.addmm(b, x, w)
+        return [a, silu(a) * 2]
+
+    assert len(lower(graph_of(function, (x, w, b)), grids=True).steps) == 1
+    check(function, x, w, b)
+
+
+def test_layers_on_layers() -> None:
+    x, v, w = torch.randn(ROWS, 32) / 9, torch.randn(64, 32), torch.randn(48, 64) / 8
+
+    def function(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        a = x @ v.t()
+        y = torch.tanh(a) @ w.t()
+        g = (y * y) @ w
+        g = g * (1 - torch.tanh(a) ** 2)
+        return [y, g, g.t() @ x]
+
+    check(function, x, v, w)
+
+
+def test_rows_are_gathered_and_scattered() -> None:
+    h, w = torch.randn(100, 32), torch.randn(32, 64)
+    i, j = torch.randint(0, 100, (ROWS,)), torch.randint(0, 100, (ROWS,))
+
+    def function(h: torch.Tensor, w: torch.Tensor, i: Any, j: Any) -> list[torch.Tensor]:
+        return [torch.zeros(100, 64).index_add(0, j, (h[i] * 2) @ w)]
+
+    check(function, h, w, i, j)
+
+
+def test_rows_of_rows() -> None:
+    x, w, b = torch.randn(8, ROWS, 16), torch.randn(32, 16), torch.randn(8, 1, 32)
+    check(lambda x, w, b: [silu(torch.nn.functional.linear(x, w) + b)], x, w, b)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (torch.empty(64, 32), torch.empty(32, 32)),  # few rows
+        (torch.empty(ROWS, 30), torch.empty(30, 32)),  # not in quads
+        (torch.empty(ROWS, 32), torch.empty(32, 1024)),  # wide
+        (torch.empty(32, ROWS).t(), torch.empty(32, 32)),  # rows lie across
+        (torch.empty(ROWS, 32, dtype=torch.float64), torch.empty(32, 32, dtype=torch.float64)),
+        (torch.empty(ROWS, 33)[:, 1:], torch.empty(32, 32)),  # quads do not begin at quads
+    ],
+)
+def test_others_are_the_librarys(left: torch.Tensor, right: torch.Tensor) -> None:
+    assert products(lambda x, y: [x @ y], left, right) == ([], 1)
+
+
+def test_products_in_less_than_floats_are_the_librarys() -> None:
+    x, w = torch.empty(ROWS, 32), torch.empty(32, 32)
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        assert products(lambda x, w: [x @ w], x, w) == ([], 1)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "none"
