@@ -11,7 +11,8 @@ import torch
 from adjoint.emit.llvm import emit_module
 from adjoint.loops.evaluate import evaluate
 from adjoint.loops.expressions import Counter, Expression, Extent, Load, integer
-from adjoint.loops.statements import Buffer, Kernel, Loop, Statement, Store
+from adjoint.loops.statements import Buffer, Kernel, Loop, Statement, Store, TeamMemory
+from adjoint.loops.statements import Mapping as Mapped
 from adjoint.loops.verify import verify
 from adjoint.runtime.cpu.engine import function_attributes, load, runner
 
@@ -37,6 +38,24 @@ def over(stop: Expression, *body: Statement, counter: str = "i", **options: Any)
 def pointwise(value: Expression, reads: Mapping[str, torch.dtype], name: str = "kernel") -> Kernel:
     """out[i] = value, for each i below n."""
     return kernel([over(N, Store("out", HERE, value))], reads, {"out": value.dtype}, name=name)
+
+
+def reversing(side: int, dtype: torch.dtype = torch.float32, stored: int | None = None) -> Kernel:
+    """Runs of `side` elements, each from its last to its first, by way of memory of the team.
+
+    `stored`: how many of them are stored there.
+    """
+    first, j, size = HERE * side, Counter("j"), integer(side)
+    reads = Store("tile", j, Load("x", first + j, dtype))
+    writes = Store("out", first + j, Load("tile", size - 1 - j, dtype))
+    body = over(
+        N,
+        TeamMemory("tile", dtype, side),
+        over(integer(stored or side), reads, counter="j", mapping=Mapped.VECTOR),
+        over(size, writes, counter="j", mapping=Mapped.VECTOR),
+        mapping=Mapped.PARALLEL,
+    )
+    return kernel([body], {"x": dtype}, {"out": dtype})
 
 
 def at(buffer: str, dtype: torch.dtype) -> Load:

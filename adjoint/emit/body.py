@@ -46,6 +46,7 @@ from adjoint.loops.statements import (
     Merge,
     Statement,
     Store,
+    TeamMemory,
     Update,
 )
 
@@ -138,6 +139,8 @@ class Body:
                 old = self.loaded(place, value.dtype)
                 new = self.combined(operator, old, self.value(value), value.dtype)
                 self.store(place, new, value.dtype)
+            case TeamMemory():
+                self.team_memory(statement)
             case _:
                 assert_never(statement)
 
@@ -279,6 +282,11 @@ class Body:
         return self.line(
             f"getelementptr inbounds {kind}, ptr %b.{buffer}, i64 {self.value(offset)}"
         )
+
+    def team_memory(self, memory: TeamMemory) -> None:
+        """A buffer for the team: here, a thread."""
+        kind = MEMORY[memory.dtype]
+        self.allocas.append(f"  %b.{memory.name} = alloca [{memory.count} x {kind}]")
 
     def hint_for(self, buffer: str) -> str:
         """What is known of loads from a buffer."""

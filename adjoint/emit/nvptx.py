@@ -44,6 +44,7 @@ from adjoint.loops.statements import (
     Merge,
     Statement,
     Store,
+    TeamMemory,
     Update,
     expressions,
     walk,
@@ -106,6 +107,7 @@ def _kernel(kernel: Kernel, wanted: Wanted, wide: bool) -> Iterator[str]:
     limit = f'"nvvm.maxntid"="{block_of(kernel.team)}"'
     if kernel.tile is not None:
         limit += f' "nvvm.minctasm"="{max(1, 512 // kernel.team)}"'
+    yield from body.globals
     yield f"define ptx_kernel void @{kernel.name}({', '.join(parameters)}) #0 {limit} {{"
     yield "entry:"
     yield from body.allocas
@@ -129,7 +131,9 @@ class TeamBody(AtomicBody):
         """What an expression with a choice is here, where it has been made."""
         self.checks: dict[int, list[Expression]] = {}
         """The checks of indices in each block."""
+        self.globals: list[str] = []
         self.written = {buffer.name for buffer in kernel.buffers if buffer.written}
+        self.written |= {each.name for each in walk(kernel.body) if isinstance(each, TeamMemory)}
 
     def hint_for(self, buffer: str) -> str:
         """No barrier and no shuffle changes what the kernel does not write."""
@@ -497,6 +501,17 @@ class TeamBody(AtomicBody):
         else:
             mask = "%mask" if self.team < WARP else "-1"
             self.lines.append(f"  call void @llvm.nvvm.bar.warp.sync(i32 {mask})")
+
+    def team_memory(self, memory: TeamMemory) -> None:
+        """Memory that the block shares; each team of the block has its part."""
+        kind, teams = MEMORY[memory.dtype], block_of(self.team) // self.team
+        whole = f"@{self.kernel.name}.{memory.name}"
+        count = f"[{teams * memory.count} x {kind}]"
+        self.globals.append(f"{whole} = internal addrspace(3) global {count} undef, align 16")
+        which = "%which" if teams > 1 else "0"
+        first = self.line(f"mul nuw nsw i64 {which}, {memory.count}")
+        part = self.line(f"getelementptr {kind}, ptr addrspace(3) {whole}, i64 {first}")
+        self.lines.append(f"  %b.{memory.name} = addrspacecast ptr addrspace(3) {part} to ptr")
 
     def is_read_elsewhere(self, loop: Loop) -> bool:
         """Other lanes may read, later, what the loop stores."""

@@ -29,6 +29,7 @@ from adjoint.loops.statements import (
     Merge,
     Statement,
     Store,
+    TeamMemory,
     Update,
 )
 
@@ -62,6 +63,8 @@ class _Evaluation:
         self.arrays: dict[str, tuple[str, ...]] = {}
         """Accumulators of which there are several, and by which counters."""
         self.elements: dict[tuple[Any, ...], Any] = {}
+        self.team: dict[str, list[Any]] = {}
+        """Memory of the team; None: nothing has been stored there."""
 
     def block(self, body: tuple[Statement, ...], names: dict[str, Any]) -> None:
         for statement in body:
@@ -87,6 +90,11 @@ class _Evaluation:
             case Update(name, operator, value):
                 new = self.combined(operator, names[name], self.value(value, names), value.dtype)
                 names[name] = new
+            case TeamMemory(name, _, count):
+                self.team[name] = [None] * count
+            case Store(buffer, offset, value) if buffer in self.team:
+                place = self.place(buffer, offset, names)
+                self.team[buffer][place] = self.value(value, names)
             case Store(buffer, offset, value):
                 self.buffers[buffer][int(self.value(offset, names))] = _item(
                     self.value(value, names)
@@ -98,6 +106,12 @@ class _Evaluation:
                 self.buffers[buffer][place] = _item(new)
             case _:
                 assert_never(statement)
+
+    def place(self, memory: str, offset: Expression, names: dict[str, Any]) -> int:
+        """Of an element in memory of the team."""
+        place, count = int(self.value(offset, names)), len(self.team[memory])
+        assert 0 <= place < count, f"{memory} has {count} elements, not one at {place}"
+        return place
 
     def key(self, name: str, names: dict[str, Any]) -> tuple[Any, ...]:
         return (name, *(int(names[counter]) for counter in self.arrays[name]))
@@ -115,6 +129,10 @@ class _Evaluation:
                 return self.elements[self.key(name, names)]
             case Counter(name) | Name(name):
                 return names[name]
+            case Load(buffer, offset) if buffer in self.team:
+                stored = self.team[buffer][self.place(buffer, offset, names)]
+                assert stored is not None, f"nothing was stored in {buffer}"
+                return stored
             case Load(buffer, offset, dtype):
                 element = self.buffers[buffer][int(self.value(offset, names))]
                 return _number(element.item(), dtype)

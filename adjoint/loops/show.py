@@ -38,6 +38,7 @@ from adjoint.loops.statements import (
     Merge,
     Statement,
     Store,
+    TeamMemory,
     Update,
     blocks,
     expressions,
@@ -101,7 +102,7 @@ def show(kernel: Kernel) -> str:
     team = f" by teams of {kernel.team}" if kernel.team > 1 else ""
     team += f", {kernel.tile.rows} by {kernel.tile.columns}" if kernel.tile else ""
     lines = [f"kernel {kernel.name}({buffers}{extents}){team}"]
-    lines += [f"    # {line}" for line in kernel.lines]
+    lines += [f"    # {line}" for line in (*kernel.lines, *kernel.remarks)]
     lines += _block(kernel.body, 1)
     return "\n".join(lines) + "\n"
 
@@ -172,7 +173,7 @@ def _fields(statement: Statement) -> str:
     return " ".join(
         f"{name}={value}"
         for name in statement.__slots__
-        if isinstance(value := getattr(statement, name), str | int | tuple | Mapping)
+        if isinstance(value := getattr(statement, name), str | int | tuple | Mapping | torch.dtype)
         and name != "body"
     )
 
@@ -204,6 +205,8 @@ def _statement(statement: Statement) -> Iterator[str]:
         case Merge(buffer, offset, operator, value, shared):
             word = "shared " if shared else ""
             yield word + _merged(f"{buffer}[{show_expression(offset)}]", operator, value)
+        case TeamMemory(name, dtype, count):
+            yield f"team {name}: {short(dtype)}[{count}]"
         case _:
             assert_never(statement)
 

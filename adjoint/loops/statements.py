@@ -9,10 +9,12 @@
     Store("out", offset, value)       out[offset] = value
     Merge("out", offset, "add", value)
                                       out[offset] = out[offset] + value; in any order, one at a time
+    TeamMemory("tile", float32, 1024) a buffer of the team's own, for one turn of the parallel loop
 
 A kernel is a list of statements over buffers.  A loop that is `parallel` stands at the top: its
 iterations may run at the same time, and it ends when all have.  Where many threads are at hand a
-team of them takes each iteration: they share out the `vector` loops in it.
+team of them takes each iteration: they share out the `vector` loops in it, each of which ends when
+all of the team have come to its end.
 """
 
 from __future__ import annotations
@@ -83,7 +85,14 @@ class Merge:
     """Other iterations of the parallel loop may come to the same element."""
 
 
-Statement: TypeAlias = Loop | Assign | Accumulator | Update | Store | Merge
+@dataclass(frozen=True, eq=False, slots=True)
+class TeamMemory:
+    name: str
+    dtype: torch.dtype
+    count: int
+
+
+Statement: TypeAlias = Loop | Assign | Accumulator | Update | Store | Merge | TeamMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +116,8 @@ class Kernel:
     """How many threads take an iteration of the parallel loop together."""
     tile: Tile | None = None
     """Of a matrix product: the part of it that a team computes; its loops say what it is."""
+    remarks: tuple[str, ...] = ()
+    """What was decided about it, and why, for those who read it."""
 
 
 def blocks(statement: Statement) -> tuple[Statement, ...]:
@@ -128,6 +139,8 @@ def expressions(statement: Statement) -> tuple[Expression, ...]:
             return (value,)
         case Store(_, offset, value) | Merge(_, offset, _, value):
             return (offset, value)
+        case TeamMemory():
+            return ()
 
 
 def named(statement: Assign | Accumulator) -> Name:

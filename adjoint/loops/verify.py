@@ -12,15 +12,18 @@ from adjoint.loops.show import show
 from adjoint.loops.statements import (
     Accumulator,
     Assign,
+    Buffer,
     Kernel,
     Loop,
     Mapping,
     Merge,
     Statement,
     Store,
+    TeamMemory,
     Update,
     expressions,
 )
+from adjoint.loops.statements import walk as walk_statements
 
 DTYPES = frozenset(
     {
@@ -53,6 +56,7 @@ class _Check:
         self.kernel = kernel
         self.buffers = {buffer.name: buffer for buffer in kernel.buffers}
         self.arrays: dict[str, tuple[torch.dtype, tuple[str, ...]]] = {}
+        self.memory: set[str] = set()
 
     def refuse(self, why: str) -> KernelError:
         return KernelError(f"kernel {self.kernel.name}: {why}\n{show(self.kernel)}")
@@ -86,7 +90,12 @@ class _Check:
                             raise self.refuse(f"the parallel loop over {counter} is not at the top")
                         # It is a function of its own, and so is what stands before and after it.
                         names, variables = {}, {}
+                        self.team_memory(inner)
                     self.block(inner, {**names, counter: torch.int64}, variables)
+                    if mapping is Mapping.PARALLEL:
+                        for name in self.memory:
+                            del self.buffers[name]
+                        self.memory.clear()
                 case Accumulator(name, value, per) if per:
                     if name in self.arrays or not all(counter in names for counter, _ in per):
                         raise self.refuse(f"{name} is not one for each turn of loops around it")
@@ -111,6 +120,37 @@ class _Check:
                     held = self.buffers.get(buffer)
                     if held is None or not held.written or held.dtype != value.dtype:
                         raise self.refuse(f"a value of type {value.dtype} is stored in {buffer}")
+                case TeamMemory(name):
+                    if name not in self.memory:
+                        raise self.refuse(f"{name} does not stand in the parallel loop itself")
+
+    def team_memory(self, body: tuple[Statement, ...]) -> None:
+        """One loop that the team shares out stores in it; then it is read, and no more stored in.
+
+        So it is enough that nobody leaves a loop before all have stored.
+        """
+        for each in body:
+            if isinstance(each, TeamMemory):
+                if each.name in self.buffers or each.count <= 0:
+                    raise self.refuse(f"{each.name} is no new memory")
+                self.memory.add(each.name)
+                self.buffers[each.name] = Buffer(each.name, each.dtype, written=True)
+        ready: set[str] = set()
+        for statement in body if self.memory else ():
+            inside = list(walk_statements((statement,)))
+            changed = {s.buffer for s in inside if isinstance(s, Store | Merge)} & self.memory
+            held = [leaf for s in inside for e in expressions(s) for leaf in walk(e)]
+            read = {leaf.buffer for leaf in held if isinstance(leaf, Load)} & self.memory
+            read |= {s.buffer for s in inside if isinstance(s, Merge)} & self.memory
+            is_shared_out = isinstance(statement, Loop) and statement.mapping is Mapping.VECTOR
+            for name in sorted(changed):
+                if not is_shared_out:
+                    raise self.refuse(f"{name} is stored in by no loop that the team shares out")
+                if name in read | ready:
+                    raise self.refuse(f"{name} is stored in when it may be read")
+            for name in sorted(read - ready):
+                raise self.refuse(f"{name} is read before anything is stored in it")
+            ready |= changed
 
     def operator(self, name: str) -> None:
         if name not in OPERATORS:

@@ -42,6 +42,7 @@ from tests.kernels import (
     meaning,
     over,
     pointwise,
+    reversing,
     run,
     same,
     ulps,
@@ -302,6 +303,16 @@ def test_golden_guarded_scatter() -> None:
         {"out": F32},
     )
     assert lines(emit_module([made])) == golden("guarded_scatter")
+
+
+@pytest.mark.parametrize("dtype", [F32, torch.bool, torch.bfloat16], ids=str)
+def test_memory_of_a_team_is_a_threads_own(dtype: torch.dtype) -> None:
+    made = reversing(5, dtype)
+    buffers = {"x": torch.arange(500) % 3, "out": torch.zeros(500)}
+    buffers = {name: each.to(dtype) for name, each in buffers.items()}
+    for threads in (1, 2):
+        ours = run(made, buffers, {"n": 100}, threads)["out"]
+        assert torch.equal(ours, buffers["x"].view(100, 5).flip(1).reshape(-1))
 
 
 def test_a_value_used_twice_is_computed_once() -> None:

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from adjoint.emit.nvptx import emit_module
 from adjoint.lower.planning import lower
 from adjoint.runtime.gpu.assembly import assemble
+from tests.kernels import reversing
 from tests.lowering import graph_of, launches
 
 HOPPER = (9, 0)
@@ -85,6 +87,21 @@ def test_a_row_is_read_once() -> None:
 def test_lanes_of_several_warps_meet_in_shared_memory() -> None:
     assert "bar.sync" in code("long rows") or "barrier.sync" in code("long rows")
     assert "bar" not in code("few columns")
+
+
+@pytest.mark.parametrize(("team", "teams"), [(256, 1), (16, 16), (1, 256)])
+def test_each_team_of_a_block_has_memory_of_its_own(team: int, teams: int) -> None:
+    made = replace(reversing(24), team=team)
+    text = assemble(emit_module([made]), HOPPER).decode()
+    assert f".b8 kernel_$_tile[{teams * 24 * 4}]" in text
+    assert text.rindex("st.shared") < text.index("ld.shared")
+
+
+@pytest.mark.parametrize(("team", "barrier"), [(256, "bar.sync"), (16, "bar.warp.sync")])
+def test_nobody_reads_before_all_have_stored(team: int, barrier: str) -> None:
+    made = replace(reversing(24), team=team)
+    text = assemble(emit_module([made]), HOPPER).decode()
+    assert text.rindex("st.shared") < text.index(barrier) < text.index("ld.shared")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from adjoint.loops.evaluate import evaluate
@@ -15,7 +16,7 @@ from adjoint.loops.expressions import (
     integer,
 )
 from adjoint.loops.statements import Accumulator, Assign, Mapping, Merge, Store, Update
-from tests.kernels import HERE, N, at, kernel, meaning, over, pointwise
+from tests.kernels import HERE, N, at, kernel, meaning, over, pointwise, reversing
 
 F16, F32, I64 = torch.float16, torch.float32, torch.int64
 
@@ -95,3 +96,17 @@ def test_a_cast_and_a_function() -> None:
     made = pointwise(Cast(apply("exp", at("x", F32)), I64), {"x": F32})
     buffers = {"x": torch.tensor([0.0, 1.0, 2.0]), "out": torch.zeros(3, dtype=I64)}
     assert meaning(made, buffers, {"n": 3})["out"].tolist() == [1, 2, 7]
+
+
+def test_what_a_team_stores_for_itself() -> None:
+    buffers = {"x": torch.arange(8.0), "out": torch.zeros(8)}
+    assert meaning(reversing(4), buffers, {"n": 2})["out"].tolist() == [3, 2, 1, 0, 7, 6, 5, 4]
+
+
+def test_memory_of_a_team_has_nothing_at_first() -> None:
+    """What another team stored is not there."""
+    buffers = {"x": torch.arange(8.0), "out": torch.zeros(8)}
+    with pytest.raises(AssertionError, match="nothing was stored in tile"):
+        evaluate(reversing(4, stored=3), buffers, {"n": 2})
+    with pytest.raises(AssertionError, match="tile has 4 elements, not one at 4"):
+        evaluate(reversing(4, stored=5), buffers, {"n": 1})

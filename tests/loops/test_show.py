@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from adjoint.loops.statements import (
     Mapping,
     Merge,
     Store,
+    TeamMemory,
     Update,
 )
 
@@ -77,6 +79,30 @@ kernel tanh_sum(x: f32, place: i64, out: f32 written, bins: f64 written; s0, s1)
         bins[1] = minimum(bins[1], f64(total))
 """
     )
+
+
+def reversing(dtype: torch.dtype, **options: Any) -> Kernel:
+    """Four elements at a time, from the last to the first."""
+    memory = TeamMemory("tile", dtype, 4)
+    read = Loop("j", number(0), number(4), (Store("tile", J, constant(1, F32)),), Mapping.VECTOR)
+    outer = Loop("i", number(0), ROWS, (memory, read), Mapping.PARALLEL)
+    return Kernel("k", (), ("s0",), (outer,), **options)
+
+
+def test_memory_of_a_team_and_what_was_decided() -> None:
+    assert show(reversing(F32, team=64, remarks=("read backwards",))) == (
+        "kernel k(; s0) by teams of 64\n"
+        "    # read backwards\n"
+        "    parallel for i in range(s0):\n"
+        "        team tile: f32[4]\n"
+        "        vector for j in range(4):\n"
+        "            tile[j] = 1.0\n"
+    )
+
+
+def test_kernels_that_differ_in_memory_are_not_identical() -> None:
+    assert identity(reversing(F32)) != identity(reversing(F64))
+    assert identity(reversing(F32)) == identity(reversing(F32, remarks=("read backwards",)))
 
 
 def test_a_loop_that_does_not_begin_at_zero() -> None:

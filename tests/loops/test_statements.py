@@ -9,6 +9,7 @@ from adjoint.loops.statements import (
     Loop,
     Merge,
     Store,
+    TeamMemory,
     Update,
     blocks,
     expressions,
@@ -36,6 +37,7 @@ def test_what_a_statement_itself_holds() -> None:
     assert expressions(Assign("a", X)) == (X,)
     assert expressions(Store("out", HERE, X)) == (HERE, X)
     assert expressions(Merge("out", HERE, "add", X)) == (HERE, X)
+    assert expressions(TeamMemory("tile", F32, 4)) == ()
 
 
 def test_the_name_of_an_assignment_has_its_type() -> None:

@@ -27,6 +27,7 @@ from adjoint.loops.statements import (
     Merge,
     Statement,
     Store,
+    TeamMemory,
     Update,
 )
 from adjoint.loops.verify import KernelError, verify
@@ -121,6 +122,66 @@ def test_refused(statement: Statement, why: str) -> None:
     with pytest.raises(KernelError, match=re.escape(why)) as refusal:
         verify(made(statement))
     assert str(refusal.value).startswith("kernel k: ")
+
+
+TILE = TeamMemory("tile", F32, 4)
+J = Counter("j")
+READ = Store("out", J, Load("tile", J, F32))
+
+
+def shared_out(*body: Statement, mapping: Mapping = Mapping.VECTOR) -> Loop:
+    return Loop("j", integer(0), integer(4), body, mapping)
+
+
+def in_teams(*body: Statement) -> Loop:
+    return over_i(*body, mapping=Mapping.PARALLEL)
+
+
+def test_memory_of_a_team() -> None:
+    kernel = made(in_teams(TILE, shared_out(Store("tile", J, ONE)), shared_out(READ)))
+    assert verify(kernel) is kernel
+
+
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        (in_teams(TeamMemory("x", F32, 4)), "x is no new memory"),
+        (in_teams(TILE, TILE), "tile is no new memory"),
+        (in_teams(TeamMemory("tile", F32, 0)), "tile is no new memory"),
+        (in_teams(shared_out(TILE)), "tile does not stand in the parallel loop itself"),
+        (over_i(TILE), "tile does not stand in the parallel loop itself"),
+        (
+            in_teams(TILE, shared_out(Store("tile", J, J))),
+            "a value of type torch.int64 is stored in tile",
+        ),
+        (in_teams(TILE, shared_out(READ)), "tile is read before anything is stored in it"),
+        (
+            in_teams(TILE, shared_out(Store("tile", J, ONE), mapping=Mapping.SERIAL)),
+            "tile is stored in by no loop that the team shares out",
+        ),
+        (
+            in_teams(TILE, shared_out(Store("tile", J, ONE), READ)),
+            "tile is stored in when it may be read",
+        ),
+        (
+            in_teams(TILE, *(shared_out(Store("tile", J, ONE)),) * 2),
+            "tile is stored in when it may be read",
+        ),
+        (
+            in_teams(TILE, shared_out(Merge("tile", J, "add", ONE))),
+            "tile is stored in when it may be read",
+        ),
+    ],
+)
+def test_refused_memory_of_a_team(statement: Statement, why: str) -> None:
+    with pytest.raises(KernelError, match=re.escape(why)):
+        verify(made(statement))
+
+
+def test_memory_of_a_team_is_gone_with_it() -> None:
+    stores = in_teams(TILE, shared_out(Store("tile", J, ONE)))
+    with pytest.raises(KernelError, match="is read from tile"):
+        verify(made(stores, shared_out(READ)))
 
 
 def test_a_name_outside_a_parallel_loop_is_not_used_in_it() -> None:
