@@ -57,7 +57,10 @@ class _ManyChunks(Binding):
 
 def grid_program_of(function: Callable[..., Any], inputs: Sequence[Any]) -> CpuProgram:
     """The kernels that a GPU would run."""
-    plan = lower(graph_of(function, inputs), grids=True)
+    return program_for_grids(lower(graph_of(function, inputs), grids=True))
+
+
+def program_for_grids(plan: Plan) -> CpuProgram:
     found = launches(plan)
     names = [dataclasses.replace(each.kernel, name=f"k{n}") for n, each in enumerate(found)]
     addresses = load(emit_module(names), [kernel.name for kernel in names])

@@ -4,11 +4,11 @@
         vector for c in range(columns / 4):     shared out among the team
             for v in range(4):                  neighbours, which are one access to memory
 
-There are four forms.  *Elements*: nothing is summed, and a thread takes a few neighbours.  *Rows*:
-sums over columns, one team a row.  *Totals*: all is summed, one team a chunk of the elements.
-*Columns*: sums over rows, a thread for each column and chunk of the rows.  What is summed over rows
-is put together by a second kernel, always in the same order.  Scatters meet in memory: a kernel
-before them makes it ready.
+There are four forms, and one for transposes.  *Elements*: nothing is summed, and a thread takes a
+few neighbours.  *Rows*: sums over columns, one team a row.  *Totals*: all is summed, one team a
+chunk of the elements.  *Columns*: sums over rows, a thread for each column and chunk of the rows.
+What is summed over rows is put together by a second kernel, always in the same order.  Scatters
+meet in memory: a kernel before them makes it ready.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from adjoint.lower.fusion import Group, Level
 from adjoint.lower.index import Axis, linear, of_axis, row_major, unravelled
 from adjoint.lower.items import Item, strides_of
 from adjoint.lower.nests import FEW_COLUMNS, Builder, cleared, kept_index, share
-from adjoint.lower.operands import CHUNKS, Nest
+from adjoint.lower.operands import CHUNKS, Checked, Nest
 from adjoint.lower.sizes import Size, estimate, product, quotient, same
+from adjoint.lower.transposes import transposed
 from adjoint.lower.views import Where, shape_of
 
 # One access to memory, in bytes, and the most neighbours that one thread takes.
@@ -66,17 +67,22 @@ LEAST_ROWS = 16
 
 def grids_of(group: Group, stored: set[fx.Node]) -> list[Nest]:
     """The kernels that compute `group`, in order; `stored` are the values that others need."""
-    dry = GridBuilder(group, stored, group.shape, 1)
+    dry = _Grid(group, stored, group.shape, 1)
     dry.main()
     shape = [product([axis.extent for axis in run]) for run in dry.merged()]
+    by_tiles = transposed(group, stored, shape)
+    if isinstance(by_tiles, Nest):
+        return [by_tiles]
     width = _width(group, shape)
     if width > 1:
         last = quotient(shape[-1], width)
         assert last is not None
         shape[-1:] = [last, width]
-    before = [GridBuilder(group, stored, shape, width).ready(item) for item in _scatters(group)]
-    after = [GridBuilder(group, stored, shape, width).put_together(item) for item in _sums(group)]
-    return [*before, GridBuilder(group, stored, shape, width).main(), *after]
+    before = [_Grid(group, stored, shape, width).ready(item) for item in _scatters(group)]
+    after = [_Grid(group, stored, shape, width).put_together(item) for item in _sums(group)]
+    main = _Grid(group, stored, shape, width)
+    main.remarks += [by_tiles] if by_tiles else []
+    return [*before, main.main(), *after]
 
 
 def _sums(group: Group) -> list[Item]:
@@ -103,10 +109,7 @@ def _width(group: Group, shape: list[Size]) -> int:
     return 1
 
 
-class GridBuilder(Builder):
-    # Nobody waits for the device to say what an index is: the thread that reads it checks.
-    checks = True
-
+class _Grid(Checked, Builder):
     def __init__(
         self, group: Group, stored: set[fx.Node], shape: list[Size] | tuple[Size, ...], width: int
     ) -> None:

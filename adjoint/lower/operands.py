@@ -43,9 +43,6 @@ class Nest:
 class Operands:
     """What kernels that belong together use, each under one name."""
 
-    checks = False
-    """Whoever reads an index sees to it that it is one; or what was called before has."""
-
     def __init__(self, work: Size, items: Sequence[Item] = ()) -> None:
         self.work = work
         self.items = tuple(items)
@@ -53,6 +50,7 @@ class Operands:
         self.extents: dict[Size, str] = {}
         self.counters: dict[Axis, Expression] = {}
         self.accesses: list[Index] = []
+        self.remarks: list[str] = []
 
     def operand(self, operand: Operand) -> str:
         return self.operands.setdefault(operand, f"b{len(self.operands)}")
@@ -92,8 +90,8 @@ class Operands:
         return made + self.size(index.constant)
 
     def gathered(self, atom: Gathered) -> Expression:
-        """An index that has been read."""
-        return apply("within", atom.value, self.size(atom.size)) if self.checks else atom.value
+        """An index that has been read; what was called before has seen to it that it is one."""
+        return atom.value
 
     def load(self, node: fx.Node, index: Where) -> Expression:
         offset = self.position(linear(index, strides_of(node)))
@@ -136,8 +134,16 @@ class Operands:
             tuple(lines),
             team,
             tile,
+            tuple(self.remarks),
         )
         return Nest(kernel, tuple(operands), tuple(sizes), self.work, self.items, grid)
+
+
+class Checked(Operands):
+    """Nobody waits for the device to say what an index is: the thread that reads it checks."""
+
+    def gathered(self, atom: Gathered) -> Expression:
+        return apply("within", atom.value, self.size(atom.size))
 
 
 def _dtype(operand: Operand) -> torch.dtype:

@@ -21,7 +21,7 @@ from adjoint.lower.fusion import Group
 from adjoint.lower.index import Axis, linear, of_axis
 from adjoint.lower.items import Item, resolve, strides_of
 from adjoint.lower.nests import Builder, kept_index
-from adjoint.lower.operands import Nest
+from adjoint.lower.operands import Checked, Nest
 from adjoint.lower.sizes import Size, estimate, product, quotient, simplified
 from adjoint.lower.views import Where, shape_of
 from adjoint.torch_private.cuda import products_are_exact
@@ -90,9 +90,7 @@ def product_nest(group: Group, stored: set[fx.Node]) -> Nest:
     return _Product(group, stored, group.product).nest_of_tiles()
 
 
-class _Product(Builder):
-    checks = True
-
+class _Product(Checked, Builder):
     def __init__(self, group: Group, stored: set[fx.Node], item: Item) -> None:
         definition = item.definition
         assert isinstance(definition, Multiplied)

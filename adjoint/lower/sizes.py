@@ -63,6 +63,11 @@ def quotient(value: Size, by: Size) -> Size | None:
     return simplified(ratio)
 
 
+def ceiling(value: Size, by: int) -> Size:
+    """How many times `by` it takes to have `value`."""
+    return -(-value // by) if isinstance(value, int) else sympy.ceiling(value / by)
+
+
 def is_below(value: Size, bound: Size) -> bool:
     """value < bound, for all sizes."""
     room = simplified(bound - value)

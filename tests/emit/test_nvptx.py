@@ -20,6 +20,7 @@ from tests.lowering import graph_of, launches
 HOPPER = (9, 0)
 
 ROWS, HALF = torch.empty(4096, 1024), torch.empty(4096, 1024, dtype=torch.bfloat16)
+WIDE = torch.empty(1024, 4096)
 PLACES = torch.zeros(4096, dtype=torch.int64)
 
 CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
@@ -36,6 +37,21 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "scatter": (lambda h, i, m: [h.index_add(0, i, m)], [ROWS, PLACES, ROWS]),
     "gather": (lambda x, i, y: [x[i] * y], [ROWS, PLACES, ROWS]),
     "integers": (lambda x: [x.sum(-1), (x // 3) % 5], [torch.zeros(512, 96, dtype=torch.int64)]),
+    "transpose": (lambda x: [x.t().contiguous()], [ROWS]),
+    "transposed halves": (lambda x: [x.t().contiguous()], [HALF]),
+    "transposed truth": (
+        lambda x: [(~x.t()).contiguous()],
+        [torch.zeros(2047, 1999, dtype=torch.bool)],
+    ),
+    "transposed in part": (lambda x, y: [y.sin() + x.t()], [ROWS.double(), WIDE.double()]),
+    "several transposed": (
+        lambda x, y, z: [z * x.t() + y.t(), z.exp()],
+        [HALF, ROWS, WIDE],
+    ),
+    "channels last": (
+        lambda x: [x.contiguous(memory_format=torch.channels_last)],
+        [torch.empty(16, 64, 57, 57)],
+    ),
     "truth": (lambda x: [x.any(-1), x.all()], [torch.zeros(512, 96, dtype=torch.bool)]),
 }
 
@@ -87,6 +103,29 @@ def test_a_row_is_read_once() -> None:
 def test_lanes_of_several_warps_meet_in_shared_memory() -> None:
     assert "bar.sync" in code("long rows") or "barrier.sync" in code("long rows")
     assert "bar" not in code("few columns")
+
+
+def test_a_transpose_reads_and_stores_neighbours_together() -> None:
+    text = code("transpose")
+    # Four elements a thread, in the direction of threads both times.
+    assert text.count("ld.global.nc.b32") == text.count("st.shared.b32") == 4
+    assert text.count("ld.shared.b32") == text.count("st.global.b32") == 4
+    assert text.rindex("st.shared") < text.index("bar.sync") < text.index("ld.shared")
+
+
+@pytest.mark.parametrize(
+    "name", ["transposed truth", "transposed in part", "several transposed", "channels last"]
+)
+def test_transposes_go_by_shared_memory(name: str) -> None:
+    text = code(name)
+    assert text.rindex("st.shared") < text.index("bar.sync") < text.index("ld.shared")
+
+
+def test_halves_are_read_and_stored_by_pairs() -> None:
+    text = code("transposed halves")
+    assert text.count("ld.global.nc.v2.b16") == text.count("st.global.b32") == 8
+    assert "ld.global.nc.b16" not in text
+    assert "st.global.b16" not in text
 
 
 @pytest.mark.parametrize(("team", "teams"), [(256, 1), (16, 16), (1, 256)])

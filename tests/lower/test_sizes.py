@@ -3,6 +3,7 @@ from __future__ import annotations
 import sympy
 
 from adjoint.lower.sizes import (
+    ceiling,
     estimate,
     is_below,
     is_one,
@@ -44,6 +45,13 @@ def test_quotients_are_whole_for_all_inputs_or_none() -> None:
     assert quotient(S, 2) is None
     assert quotient(S, T) is None
     assert quotient(S * S + S, S + 1) == S
+
+
+def test_how_many_times_it_takes() -> None:
+    assert [ceiling(size, 32) for size in (0, 1, 32, 33)] == [0, 1, 1, 2]
+    times = ceiling(S, 32)
+    assert isinstance(times, sympy.Expr)
+    assert [int(times.subs(S, size)) for size in (0, 1, 32, 33)] == [0, 1, 1, 2]
 
 
 def test_bounds_hold_for_all_inputs() -> None:
