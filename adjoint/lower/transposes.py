@@ -240,17 +240,21 @@ class _Tiles(Checked, Builder):
         side, width = tiling.side, tiling.widths[fast]
         threads, extent = side // width, quotient(fast.extent, width)
         assert extent is not None
-        name = f"{fast.name}.{width}" if width > 1 else fast.name
-        groups, neighbour = Axis(name, extent), Axis("v", width)
+        stores = fast is tiling.across
+        # One name would say that both loops read the same.
+        rows, groups = (
+            Axis(f"{axis.name}.{'read' if stores else 'made'}", count)
+            for axis, count in ((slow, slow.extent), (fast, extent))
+        )
+        neighbour = Axis("v", width)
         row, column = Name("row", torch.int64), Name("column", torch.int64)
-        k, stores = Counter("k"), fast is tiling.across
-        number, rest = apply("floordiv", k, integer(threads)), apply("mod", k, integer(threads))
+        number, rest = (apply(how, Counter("k"), integer(threads)) for how in ("floordiv", "mod"))
         start = [
-            *self._numbered(slow, first[slow] * side, row, number, side, stores),
+            *self._numbered(rows, first[slow] * side, row, number, side, stores),
             *self._numbered(groups, first[fast] * threads, column, rest, threads, stores),
         ]
-        self.places = {fast: of_axis(groups) * width + of_axis(neighbour)}
-        self.counters |= {axis: Name(axis.name, torch.int64) for axis in (slow, groups)}
+        self.places = {slow: of_axis(rows), fast: of_axis(groups) * width + of_axis(neighbour)}
+        self.counters |= {axis: Name(axis.name, torch.int64) for axis in (rows, groups)}
         self.counters[neighbour] = Counter("v")
         steps = {tiling.along: _pitch(side), tiling.across: 1}
         place = _times(row, steps[slow]) + _times(column, width * steps[fast])
