@@ -73,7 +73,7 @@ LEAST_BYTES = 1 << 21
 
 def transposed(group: Group, stored: set[fx.Node], shape: Sequence[Size]) -> Nest | str:
     """A kernel that goes through `shape` by tiles; or why not: "" if nothing is read across."""
-    if not all(isinstance(item.definition, Mapped) for item in group.items):
+    if len(shape) < 2 or not all(isinstance(item.definition, Mapped) for item in group.items):
         return ""
     tiling = _Tiles(group, stored, shape).tiling()
     return tiling if isinstance(tiling, str) else _Tiles(group, stored, shape).main(tiling)
