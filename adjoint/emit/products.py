@@ -24,7 +24,7 @@ from typing import TypeAlias
 import torch
 
 from adjoint.emit.body import Wanted
-from adjoint.emit.nvptx import TeamBody
+from adjoint.emit.teams import TeamBody
 from adjoint.loops.expressions import Apply, Expression, Guarded, Load, children
 from adjoint.loops.statements import (
     Accumulator,
@@ -149,10 +149,8 @@ class ProductBody(TeamBody):
         self.tile: Tile = kernel.tile
         self.half = DEPTH * (self.tile.rows + self.tile.columns + 2 * PADDING)
         self.memory = f"@{kernel.name}.tile"
-
-    def shared_memory(self) -> str:
         kind = f"[{2 * self.half} x float]"
-        return f"{self.memory} = internal addrspace(3) global {kind} undef, align 16"
+        self.globals.append(f"{self.memory} = internal addrspace(3) global {kind} undef, align 16")
 
     def parallel(self, loop: Loop) -> None:
         self.parts = _parts(loop)
