@@ -13,6 +13,7 @@ forward mode is at work, the graph runs op by op: they differentiate and batch o
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -70,6 +71,23 @@ class Recorded:
     """The backward graph that comes out of the sweep which decided what is saved."""
     requiring: frozenset[int] = frozenset()
     """Results that require grad, as eager's do, though they depend on none of those inputs."""
+
+    # Asked for in every call.
+
+    @functools.cached_property
+    def order(self) -> tuple[int, ...]:
+        """The outputs that cotangents are of."""
+        return tuple(sorted(self.differentiable))
+
+    @functools.cached_property
+    def history(self) -> frozenset[int]:
+        return self.differentiable | self.requiring
+
+    @functools.cached_property
+    def saved(self) -> tuple[tuple[str, int], ...]:
+        """What is saved, in order."""
+        inputs = [("input", i) for i in self.saved_inputs]
+        return (*inputs, *(("output", i) for i in self.saved_outputs))
 
 
 class Builder(Protocol):
@@ -136,9 +154,12 @@ class Compiled:
                 self._plain = self.builder.load(self.graph_module)
             return self._plain
 
-    def backward(self, inputs: list[Any], known: Sizes) -> Sequence[Any]:
-        """The outputs of a backward graph, with a history if autograd is to differentiate them."""
-        if any(map(is_batched, inputs)):
+    def backward(self, inputs: list[Any], known: Sizes, batched: bool) -> Sequence[Any]:
+        """The outputs of a backward graph, with a history if autograd is to differentiate them.
+
+        `batched`: for a batch of cotangents.
+        """
+        if batched:
             return over_batch(self._by_ops, inputs)
         return self(inputs, known) if torch.is_grad_enabled() else self.run(inputs)
 
@@ -256,6 +277,8 @@ class Recording:
         self.wrt = wrt
         self.builder = builder
         self._sizing = Sizing(recorded.graph_module)
+        self.edges: dict[int, int] | None = None
+        """For each input that is a tensor: which of the node's edges it is, once there is one."""
         self._forward: Executable | None = None
         self._backwards: dict[tuple[int, ...], list[_Backward]] = {}
         self._backwards[recorded.first.of] = [self._made(recorded.first, self._sizing)]
@@ -344,7 +367,7 @@ class Recording:
         """`given`, or all outputs once there are many patterns."""
         if given in self._backwards or len(self._backwards) < PATTERNS:
             return given
-        return tuple(sorted(self.recorded.differentiable))
+        return self.recorded.order
 
 
 class _Node(torch.autograd.Function):
@@ -355,11 +378,10 @@ class _Node(torch.autograd.Function):
         ctx: Any, recording: Recording, sizes: Sizes, outputs: Sequence[Any], *inputs: Any
     ) -> Any:
         recorded = recording.recorded
-        history = recorded.differentiable | recorded.requiring
         fixed = [
             value
             for index, value in enumerate(outputs)
-            if isinstance(value, torch.Tensor) and index not in history
+            if index not in recorded.history and isinstance(value, torch.Tensor)
         ]
         ctx.recording, ctx.sizes = recording, sizes
         ctx.set_materialize_grads(False)
@@ -368,10 +390,12 @@ class _Node(torch.autograd.Function):
         saved += [outputs[i] for i in recorded.saved_outputs]
         ctx.save_for_backward(*(v if isinstance(v, torch.Tensor) else None for v in saved))
         ctx.numbers = [None if isinstance(v, torch.Tensor) else v for v in saved]
-        ctx.inputs = [_like(value) for value in inputs]
-        places = [index for index, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
-        ctx.edges = {index: edge for edge, index in enumerate(places)}
-        ctx.outputs = [_like(value) for value in outputs]
+        ctx.count = len(inputs)
+        ctx.inputs = {index: _like(inputs[index]) for index in recording.wrt}
+        ctx.outputs = {index: _like(outputs[index]) for index in recorded.order}
+        if recording.edges is None:
+            places = [n for n, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+            recording.edges = {index: edge for edge, index in enumerate(places)}
         return tuple(outputs)
 
     # A frame that Dynamo compiles may call autograd, and this; it is no part of the user's program.
@@ -380,11 +404,9 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Any) -> Any:
         recording: Recording = ctx.recording
         recorded = recording.recorded
-        given = tuple(
-            index for index in sorted(recorded.differentiable) if cotangents[index] is not None
-        )
+        given = tuple(index for index in recorded.order if cotangents[index] is not None)
         if not given:
-            return (None,) * (len(ctx.inputs) + 3)
+            return (None,) * (ctx.count + 3)
         of = recording.pattern(given)
         wanted = _waited_for(ctx, recording.wrt)
         made, compiled, sizes = recording.backward(of, wanted, ctx.sizes)
@@ -394,13 +416,14 @@ class _Node(torch.autograd.Function):
             *(saved["output", i] for i in made.outputs),
             *(_zeros(ctx.outputs[i]) if cotangents[i] is None else cotangents[i] for i in of),
         ]
+        batched = any(is_batched(cotangents[index]) for index in given)
         del saved, cotangents
         with without_autocast():
-            gradients = compiled.backward(arguments, sizes)
+            gradients = compiled.backward(arguments, sizes, batched)
         by_input = dict(zip(recording.wrt, gradients, strict=True))
         for place in (recording.wrt[i] for i in made.zeros):
             by_input[place] = _zeros(ctx.inputs[place])
-        return (None, None, None, *(by_input.get(index) for index in range(len(ctx.inputs))))
+        return (None, None, None, *(by_input.get(index) for index in range(ctx.count)))
 
 
 def gated(value: Any) -> Any:
@@ -415,7 +438,7 @@ def gated(value: Any) -> Any:
 def _waited_for(ctx: Any, wrt: Sequence[int]) -> frozenset[int]:
     """The inputs among `wrt` to which this run of autograd goes on."""
     following = ctx.next_functions  # Each time it is asked for, all of them are made.
-    edges = [(index, following[ctx.edges[index]][0]) for index in wrt]
+    edges = [(index, following[ctx.recording.edges[index]][0]) for index in wrt]
     return frozenset(index for index, edge in edges if edge is None or will_run(edge))
 
 
@@ -424,9 +447,7 @@ def _saved(ctx: Any, recorded: Recorded) -> dict[tuple[str, int], Any]:
     if hasattr(ctx, "maybe_clear_saved_tensors"):
         # Unless the graph is retained, what is saved is released as the backward graph uses it.
         ctx.maybe_clear_saved_tensors()
-    names = [("input", i) for i in recorded.saved_inputs]
-    names += [("output", i) for i in recorded.saved_outputs]
-    return dict(zip(names, values, strict=True))
+    return dict(zip(recorded.saved, values, strict=True))
 
 
 def _like(value: Any) -> Any:

@@ -136,19 +136,38 @@ class Layout:
                 return kind
         return None
 
+    # What follows is asked for in every call: kinds of results are told apart once.
+
+    @functools.cached_property
+    def _fixed(self) -> list[Any]:
+        return [each.value if isinstance(each, Fixed) else None for each in self.results]
+
+    @functools.cached_property
+    def _whole(self) -> list[tuple[int, int]]:
+        """Which results are tensors that were made, and which."""
+        return [
+            (place, each.number)
+            for place, each in enumerate(self.results)
+            if isinstance(each, FromMade) and each.window is None
+        ]
+
+    @functools.cached_property
+    def _others(self) -> list[tuple[int, FromInput | FromMade]]:
+        whole = dict(self._whole)
+        return [
+            (place, each)
+            for place, each in enumerate(self.results)
+            if not isinstance(each, Fixed) and place not in whole
+        ]
+
     def handed(self, inputs: Sequence[Any], made: Mapping[int, torch.Tensor]) -> Any:
-        leaves = [_handed(result, inputs, made) for result in self.results]
+        leaves = list(self._fixed)
+        for place, number in self._whole:
+            leaves[place] = made[number]
+        for place, each in self._others:
+            of = inputs[each.place] if isinstance(each, FromInput) else made[each.number]
+            leaves[place] = of if each.window is None else each.window.on(of)
         return self._list(leaves) if self._list else trees.unflatten(leaves, self.spec)
-
-
-def _handed(result: Result, inputs: Sequence[Any], made: Mapping[int, torch.Tensor]) -> Any:
-    match result:
-        case Fixed(value):
-            return value
-        case FromInput(place, window):
-            return inputs[place] if window is None else window.on(inputs[place])
-        case FromMade(number, window):
-            return made[number] if window is None else window.on(made[number])
 
 
 def laid_out(
