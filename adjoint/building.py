@@ -111,7 +111,7 @@ class Build:
         narrow_masks(graph_module.graph)
         if self.options.target == "reference":
             return partial(evaluate_taking, graph_module)
-        return Programs(graph_module, self.options.cuda_graphs)
+        return Programs(graph_module, self.options.cuda_graphs, self.options.eager_rng)
 
     def in_torch(self, graph_module: fx.GraphModule) -> fx.GraphModule:
         """The same graph; ops that torch cannot differentiate are composed of ops that it can."""

@@ -46,16 +46,20 @@ ASSEMBLERS = 8
 _LOCK = threading.Lock()
 
 
-def native_program(graph_module: fx.GraphModule, recorded: bool = True) -> CpuProgram | None:
+def native_program(
+    graph_module: fx.GraphModule, recorded: bool = True, eager_rng: bool | None = None
+) -> CpuProgram | None:
     """The graph as native code; None if it is to be run op by op.
 
-    `recorded`: a GPU may be told to do again what it did.
+    `recorded`: a GPU may be told to do again what it did.  `eager_rng`: random numbers are eager's;
+    if they are not, the program takes one more input (`Plan.streams`).
     """
     device = _device_of(graph_module)
     if device is None:
         return None
     called: frozenset[str] = frozenset()
-    while (plan := _planned(graph_module, device, called)) is not None:
+    draws = _draws(eager_rng, device)
+    while (plan := _planned(graph_module, device, called, draws)) is not None:
         code, refused = _compiled(list(_launches(plan)), device)
         if not refused:
             if device == CPU:
@@ -71,10 +75,17 @@ def native_program(graph_module: fx.GraphModule, recorded: bool = True) -> CpuPr
     return None
 
 
-def plan_of(graph_module: fx.GraphModule) -> Plan | None:
+def plan_of(graph_module: fx.GraphModule, eager_rng: bool | None = None) -> Plan | None:
     """What the graph becomes where its tensors are; None if it is to be run op by op."""
     device = _device_of(graph_module)
-    return None if device is None else _planned(graph_module, device, frozenset())
+    if device is None:
+        return None
+    return _planned(graph_module, device, frozenset(), _draws(eager_rng, device))
+
+
+def _draws(eager_rng: bool | None, device: torch.device) -> bool:
+    """Kernels draw random numbers: unless told otherwise, on a GPU."""
+    return device != CPU if eager_rng is None else not eager_rng
 
 
 def _warn(launch: Launch, error: Exception) -> None:
@@ -88,13 +99,13 @@ def _warn(launch: Launch, error: Exception) -> None:
 
 
 def _planned(
-    graph_module: fx.GraphModule, device: torch.device, called: frozenset[str]
+    graph_module: fx.GraphModule, device: torch.device, called: frozenset[str], draws: bool
 ) -> Plan | None:
     """The plan, if there is anything native in it."""
     shape_env = fake_mode_of(graph_module).shape_env
     before = len(symbols.assumed(shape_env))
     with general_shapes(), symbols.assumptions(shape_env) as assumed:
-        plan = lower(graph_module, device, has_blas(), device != CPU, called)
+        plan = lower(graph_module, device, has_blas(), device != CPU, called, draws)
     # What was assumed for another graph of these symbols, torch takes for granted here as well.
     plan = dataclasses.replace(plan, assumed=tuple(assumed))
     launches = list(_launches(plan))

@@ -29,6 +29,11 @@ class Options:
     before.  Results that another stream still reads must be kept until it has: `record_stream` is
     not enough."""
 
+    eager_rng: bool | None = None
+    """Whether random numbers are those that eager would draw, bit for bit, or come from a
+    counter-based generator inside kernels, seeded by torch's.  None: eager's on a processor, those
+    of kernels on a GPU."""
+
     def __post_init__(self) -> None:
         for name, annotation in get_type_hints(type(self)).items():
             value = getattr(self, name)

@@ -17,6 +17,7 @@ from adjoint.graph.evaluation import evaluate
 from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
 from adjoint.native import native_program
 from adjoint.runtime.cpu.program import CpuProgram
+from adjoint.runtime.seeds import is_written_down, new_seeds
 from adjoint.torch_private import symbols
 from adjoint.torch_private.dynamo import COMPILING
 from adjoint.torch_private.modes import is_watched
@@ -31,12 +32,17 @@ REMEMBERED = 4096
 class Programs:
     """Runs a graph.  Takes its inputs out of the list that it is given."""
 
-    def __init__(self, graph_module: fx.GraphModule, recorded: bool = True) -> None:
-        """`recorded`: a GPU may be told to do again what it did."""
+    def __init__(
+        self,
+        graph_module: fx.GraphModule,
+        recorded: bool = True,
+        eager_rng: bool | None = None,
+    ) -> None:
+        """`recorded`: a GPU may be told to do again what it did; `eager_rng`: as the option."""
         self.graph_module = graph_module
-        self._recorded = recorded
+        self._options = (recorded, eager_rng)
         self._sizing = Sizing(graph_module)
-        first = native_program(graph_module, recorded)
+        first = native_program(graph_module, *self._options)
         self._general = first if first is not None and not first.plan.assumed else None
         """The program, if it is for all sizes."""
         self._kinds: list[tuple[CpuProgram, Renaming | None]] = []
@@ -47,7 +53,7 @@ class Programs:
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         if not is_watched():
             program = self._general or self._program_for(inputs)
-            if program is not None:
+            if program is not None and _seeded(program, inputs):
                 return program(inputs)  # type: ignore[no-any-return]
         return evaluate_taking(self.graph_module, inputs)
 
@@ -80,7 +86,7 @@ class Programs:
                 wrong = symbols.violated(first.plan.assumed, sizes)
                 why = f"its native code assumes {wrong}, and {error}"
             else:
-                program = native_program(graph_module, self._recorded)
+                program = native_program(graph_module, *self._options)
                 if program is not None:
                     self._kinds.append((program, names))
                 return program
@@ -89,6 +95,19 @@ class Programs:
             f"a graph runs op by op for sizes {shown}: {why}", FallbackWarning, stacklevel=2
         )
         return None
+
+
+def _seeded(program: CpuProgram, inputs: list[Any]) -> bool:
+    """Add what the random numbers of the program begin with, if it draws any.
+
+    Not if somebody writes down what is launched: repeated, it would draw the same again.
+    """
+    streams = program.plan.streams
+    if streams:
+        if is_written_down(program.device):
+            return False
+        inputs.append(new_seeds(streams, program.device))
+    return True
 
 
 def evaluate_taking(graph_module: fx.GraphModule, inputs: list[Any]) -> Sequence[Any]:

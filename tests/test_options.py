@@ -6,12 +6,12 @@ import pytest
 
 from adjoint.options import Options
 
-NAMES = "target, unsupported, cuda_graphs"
+NAMES = "target, unsupported, cuda_graphs, eager_rng"
 
 
 def test_nothing_asked_gives_the_defaults() -> None:
     options = Options.parse({})
-    assert options == Options(target="cpu", unsupported="raise", cuda_graphs=True)
+    assert options == Options(target="cpu", unsupported="raise", cuda_graphs=True, eager_rng=None)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,9 @@ def test_nothing_asked_gives_the_defaults() -> None:
         ("unsupported", "raise"),
         ("unsupported", "eager"),
         ("cuda_graphs", False),
+        ("eager_rng", True),
+        ("eager_rng", False),
+        ("eager_rng", None),
     ],
 )
 def test_a_legal_value_is_kept(name: str, value: object) -> None:

@@ -14,6 +14,7 @@ import torch
 from typing_extensions import assert_never
 
 from adjoint.emit.math import definitions, symbol
+from adjoint.emit.random import PHILOX
 from adjoint.emit.spelling import (
     COMPARISONS,
     FLOATING,
@@ -62,12 +63,15 @@ class Wanted:
     intrinsics: set[str] = field(default_factory=set)
     shortcuts: set[str] = field(default_factory=set)
     """Functions that instructions of the machine make short work of."""
+    draws: bool = False
+    """Whether it draws random numbers."""
 
 
-def defined(wanted: Wanted) -> list[str]:
-    """Declarations and definitions of all that is wanted."""
+def defined(wanted: Wanted, philox: str = PHILOX) -> list[str]:
+    """Declarations and definitions of all that is wanted; `philox`: what draws numbers."""
     math = definitions(sorted(wanted.math))
-    return [*(line for line in sorted(wanted.intrinsics) if line not in math), math]
+    drawing = [philox] if wanted.draws else []
+    return [*(line for line in sorted(wanted.intrinsics) if line not in math), math, *drawing]
 
 
 # On the branch back of a loop that is to be taken apart completely.
@@ -375,6 +379,9 @@ class Body:
                 return values[0]
             case "within":
                 return self.within(values[0], values[1])
+            case "philox" if dtype == torch.int64:
+                self.wanted.draws = True
+                return self.line(f"call i64 @philox({', '.join(f'i64 {v}' for v in values)})")
         raise NotImplementedError(f"{operator} of {dtype}")
 
     def within(self, index: str, size: str) -> str:

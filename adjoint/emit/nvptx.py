@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from adjoint.emit.body import METADATA, Wanted, defined
 from adjoint.emit.products import ProductBody
+from adjoint.emit.random import PHILOX_OF_GPU
 from adjoint.emit.shortcuts import shortcuts
 from adjoint.emit.teams import TeamBody
 from adjoint.loops.statements import (
@@ -40,7 +41,7 @@ def emit_module(kernels: Sequence[Kernel], wide: bool = False) -> str:
     functions = ["\n".join(_kernel(kernel, wanted, wide)) for kernel in kernels]
     attributes = "attributes #0 = { nounwind }\nattributes #1 = { noreturn nounwind }"
     made = shortcuts(wanted.shortcuts)
-    known = [line for line in defined(wanted) if line not in made]
+    known = [line for line in defined(wanted, PHILOX_OF_GPU) if line not in made]
     return "\n".join([_HEADER, made, *known, *functions, attributes, METADATA, "!2 = !{}"])
 
 

@@ -14,6 +14,7 @@ from torch import fx
 from torch.autograd.function import once_differentiable
 
 from adjoint.graph.evaluation import evaluate
+from adjoint.philox import halves
 from adjoint.torch_private.operators import OpOverload, recorded_loop
 
 
@@ -104,6 +105,43 @@ def _(
 
 
 exponential_scan: OpOverload = torch.ops.adjoint.exponential_scan.default
+
+
+@torch.library.custom_op("adjoint::random_bits", mutates_args=())
+def _random_bits(
+    seeds: torch.Tensor, stream: int, size: Sequence[int], stride: Sequence[int], bits: int
+) -> torch.Tensor:
+    """Random integers below 2**bits; each is a function of seeds, stream and its place alone.
+
+    `seeds` are a key and where streams begin.  An element that needs no more than 32 bits is one of
+    four that come of one counter; of those that need more there are two.
+    """
+    made = torch.empty_strided(size, stride, dtype=_kept_in(bits), device=seeds.device)
+    place = torch.arange(made.numel(), device=seeds.device)
+    key, low = seeds[0], seeds[1] + stream
+    width = 32 if bits <= 32 else 64
+    first, second = halves(key, place >> (2 if width == 32 else 1), low)
+    if width == 32:
+        drawn = torch.where((place & 2) == 0, first, second) >> 32 * (place & 1)
+    else:
+        drawn = torch.where((place & 1) == 0, first, second)
+    kept = (drawn >> (width - bits)) & ((1 << bits) - 1)
+    return made.copy_(kept.view(made.shape))
+
+
+def _kept_in(bits: int) -> torch.dtype:
+    """The type of integers below 2**bits."""
+    return torch.int32 if bits <= 31 else torch.int64
+
+
+@_random_bits.register_fake
+def _(
+    seeds: torch.Tensor, stream: int, size: Sequence[int], stride: Sequence[int], bits: int
+) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=_kept_in(bits), device=seeds.device)
+
+
+random_bits: OpOverload = torch.ops.adjoint.random_bits.default
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.graph.operations import exponential_scan, with_data
+from adjoint.graph.operations import exponential_scan, random_bits, with_data
 from adjoint.graph.purity import must_run
 from adjoint.torch_private import trees
 from adjoint.torch_private.operators import OpOverload
@@ -33,7 +33,7 @@ _INDEXING = frozenset(
     }
 )
 
-_OURS = frozenset({with_data, exponential_scan})
+_OURS = frozenset({with_data, exponential_scan, random_bits})
 
 
 def why_unrepeatable(node: fx.Node, device: torch.device) -> str:

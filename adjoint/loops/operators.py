@@ -4,6 +4,8 @@ Meanings are over numbers that have the dtype already (`numpy` scalars in the ev
 arithmetic wraps; `div` is exact division of floating-point numbers, `floordiv` and `mod` round as
 Python's do.  An integer divided by zero is itself: whoever divides sees to it that there is none.
 `within(index, size)` is the index, if it is one of a dimension of that size; it fails if not.
+`philox(key, high, low, half)` is one half of the 128 bits that are drawn for a key and a counter:
+the first, or if `half` is not 0 the second.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from adjoint.philox import halves
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,11 @@ def _within(index: Any, size: Any) -> Any:
     return index
 
 
+def _philox(key: Any, high: Any, low: Any, half: Any) -> Any:
+    drawn = halves(int(key), int(high), int(low))
+    return _wrapped(drawn[1 if half else 0], key)
+
+
 OPERATORS: dict[str, Operator] = {
     "add": Operator(2, lambda a, b: a + b),
     "sub": Operator(2, lambda a, b: a - b),
@@ -145,6 +154,7 @@ OPERATORS: dict[str, Operator] = {
     "trunc": Operator(1, _rounding(np.trunc)),
     "round": Operator(1, _rounding(np.rint)),
     "copysign": Operator(2, np.copysign),
+    "philox": Operator(4, _philox),
     "pow": Operator(2, _library("pow")),
     "atan2": Operator(2, _library("atan2")),
     **{name: Operator(1, _library(name)) for name in _MATH},
@@ -152,6 +162,9 @@ OPERATORS: dict[str, Operator] = {
 
 # The functions that are no instruction of any machine.
 MATH = frozenset({*_MATH, "pow", "atan2", "fmod"})
+
+# Those that take many instructions: what they give is better kept than computed again.
+COSTLY = MATH | {"philox"}
 
 
 def identity(operator: str, dtype: torch.dtype) -> float | int | bool:

@@ -181,3 +181,5 @@ class Plan:
     """As the graph returns them, with `Argument` for values."""
     assumed: tuple[sympy.Basic, ...] = field(default=())
     """What it takes for granted about sizes."""
+    streams: int = 0
+    """Streams of random numbers that it draws; if there are any, its last input says which."""

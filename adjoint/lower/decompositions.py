@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,18 @@ def decomposition(*ops: Any) -> Callable[[Program], Program]:
 
 def decompose(graph_module: fx.GraphModule) -> fx.GraphModule:
     """A copy of the graph with operators of `DECOMPOSITIONS` replaced."""
+    return rewrite(graph_module, lambda node: DECOMPOSITIONS.get(node.target))
+
+
+def rewrite(
+    graph_module: fx.GraphModule,
+    program_of: Callable[[fx.Node], Program | None],
+    used: Sequence[fx.Node] = (),
+) -> fx.GraphModule:
+    """A copy of the graph with nodes replaced by what programs for them do.
+
+    `used`: nodes whose values programs use besides their arguments.
+    """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     several: dict[fx.Node, list[fx.Node | None]] = {}
@@ -51,9 +63,9 @@ def decompose(graph_module: fx.GraphModule) -> fx.GraphModule:
             assert part is not None
             copies[node] = part
             continue
-        program = DECOMPOSITIONS.get(node.target)
+        program = program_of(node)
         if program is not None:
-            found = _expanded(graph, node, program, copies, fake_mode)
+            found = _expanded(graph, node, program, copies, fake_mode, used)
             if isinstance(found, fx.Node):
                 copies[node] = found
                 continue
@@ -74,6 +86,7 @@ def _expanded(
     program: Program,
     copies: dict[fx.Node, fx.Node],
     fake_mode: Any,
+    used: Sequence[fx.Node],
 ) -> fx.Node | list[fx.Node | None] | None:
     """The nodes that hold the results of `program`; None if it will not do."""
     values = [n.meta.get("val") for n in node.all_input_nodes]
@@ -81,7 +94,7 @@ def _expanded(
     if any(isinstance(size, int) and size == 0 for shape in shapes for size in shape):
         return None
     recorder = _Recorder(graph, node.meta)
-    for each in node.all_input_nodes:
+    for each in (*node.all_input_nodes, *used):
         recorder.nodes[id(each.meta["val"])] = copies[each]
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     start = len(graph.nodes)

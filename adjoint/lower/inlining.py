@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from torch import fx
 
 from adjoint.loops.expressions import Apply, walk
-from adjoint.loops.operators import MATH
+from adjoint.loops.operators import COSTLY
 from adjoint.loops.teams import tile_of
 from adjoint.lower.definitions import CONSTANTS, Definition, Mapped, Multiplied
 from adjoint.lower.index import linear
@@ -57,7 +57,7 @@ def _is_worth_it(item: Item, items: Mapping[fx.Node, Item]) -> bool:
         return False
     element = definition.element(item.index, Recorder())
     applied = [each for each in walk(element) if isinstance(each, Apply)]
-    functions = sum(each.operator in MATH for each in applied)
+    functions = sum(each.operator in COSTLY for each in applied)
     if len(applied) > MOST_OPERATORS or functions > MOST_FUNCTIONS:
         return False
     effort = len(applied) + (A_FUNCTION - 1) * functions

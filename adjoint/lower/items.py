@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from adjoint.loops.expressions import Apply, Expression, Name, walk
-from adjoint.loops.operators import MATH
+from adjoint.loops.operators import COSTLY
 from adjoint.loops.show import identity_of
 from adjoint.lower.definitions import (
     CONSTANTS,
@@ -195,7 +195,7 @@ def item_of(node: fx.Node, definition: Definition) -> Item:
         definition.start(tuple(Index() for _ in shape_of(node)), recorder)
     item.reads = recorder.reads
     item.has_math = any(
-        isinstance(each, Apply) and each.operator in MATH for each in walk(expression)
+        isinstance(each, Apply) and each.operator in COSTLY for each in walk(expression)
     )
     return item
 

@@ -37,6 +37,7 @@ from adjoint.lower.definitions import (
     Scattered,
     definition_of,
 )
+from adjoint.lower.draws import draw_in_kernels
 from adjoint.lower.fusion import Group, fuse
 from adjoint.lower.grids import grids_of
 from adjoint.lower.inlining import inlined
@@ -80,13 +81,19 @@ def lower(
     tiles: bool = True,
     grids: bool = False,
     called: Collection[str] = frozenset(),
+    draws: bool = False,
 ) -> Plan:
     """The plan that computes the outputs of a graph on `device`.
 
     `tiles`: kernels and matrix products may be run together, some rows at a time.  `grids`: there
-    are very many threads.  `called`: names of nodes that are to be called as they are.
+    are very many threads.  `called`: names of nodes that are to be called as they are.  `draws`:
+    random numbers are those of kernels, and not torch's.
     """
-    return _Planning(decompose(graph_module), device, tiles and not grids, grids, called).run()
+    streams = 0
+    if draws:
+        graph_module, streams = draw_in_kernels(graph_module, device)
+    plan = _Planning(decompose(graph_module), device, tiles and not grids, grids, called).run()
+    return replace(plan, streams=streams)
 
 
 def is_plain(value: Any, device: torch.device = CPU) -> bool:

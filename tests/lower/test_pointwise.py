@@ -51,6 +51,7 @@ WITH_NUMBER = [
     *(aten.eq.Scalar, aten.fmod.Scalar, aten.ge.Scalar, aten.gt.Scalar, aten.le.Scalar),
     *(aten.lt.Scalar, aten.mul.Scalar, aten.ne.Scalar, aten.pow.Tensor_Scalar),
     *(aten.remainder.Scalar, aten.rsub.Scalar, aten.sub.Scalar),
+    *(aten.bitwise_left_shift.Tensor_Scalar, aten.bitwise_right_shift.Tensor_Scalar),
 ]
 
 NUMBERS: dict[Any, list[float]] = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from adjoint.lower.definitions import creation, formulas, indexing, pieces, reductions
+from adjoint.lower.definitions import creation, formulas, indexing, pieces, random, reductions
 from adjoint.lower.definitions.elements import Declined, Definition
 from adjoint.lower.pointwise import TABLE
 
-FAMILIES = (creation, formulas, indexing, pieces, reductions)
+FAMILIES = (creation, formulas, indexing, pieces, random, reductions)
 
 RULES = {op: rule for family in FAMILIES for op, rule in family.RULES.items()}
 

@@ -63,6 +63,8 @@ KEPT_BINDINGS = 2
 class CpuProgram:
     """Runs a plan.  Takes its inputs out of the list that it is given."""
 
+    device = torch.device("cpu")
+
     def __init__(self, plan: Plan, addresses: Mapping[Launch, int]) -> None:
         keep_freed_memory()
         self.plan = plan

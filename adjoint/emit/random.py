@@ -1,0 +1,68 @@
+"""Random numbers of a key and a counter, as LLVM text: `philox` of `loops/operators.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from adjoint.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
+
+
+def _product(n: int, word: int, multiplier: int) -> Iterator[str]:
+    """Of the product of a word the high one, and the low one: which is word 3 or 1 of the next."""
+    yield f"%w{word}.{n} = zext i32 %c{word}.{n} to i64"
+    yield f"%p{word}.{n} = mul i64 %w{word}.{n}, {multiplier}"
+    yield f"%s{word}.{n} = lshr i64 %p{word}.{n}, 32"
+    yield f"%high{word}.{n} = trunc i64 %s{word}.{n} to i32"
+    yield f"%c{3 - word}.{n + 1} = trunc i64 %p{word}.{n} to i32"
+
+
+def _product_of_gpu(n: int, word: int, multiplier: int) -> Iterator[str]:
+    """The same: a wide product would make LLVM compute all the rest in wide numbers, too."""
+    given = f"i32 %c{word}.{n}, i32 {multiplier}"
+    yield f"%high{word}.{n} = call i32 @llvm.nvvm.mulhi.ui({given})"
+    yield f"%c{3 - word}.{n + 1} = mul i32 %c{word}.{n}, {multiplier}"
+
+
+def _rounds(product: Callable[[int, int, int], Iterator[str]]) -> Iterator[str]:
+    """From words %c0.0 to %c3.0 of the counter to those with the number of the last round."""
+    for n in range(ROUNDS):
+        for word, multiplier in zip((0, 2), MULTIPLIERS, strict=True):
+            yield from product(n, word, multiplier)
+        for word, other in ((0, 2), (2, 0)):
+            key = word // 2
+            yield f"%x{word}.{n} = xor i32 %high{other}.{n}, %c{word + 1}.{n}"
+            yield f"%c{word}.{n + 1} = xor i32 %x{word}.{n}, %k{key}.{n}"
+            yield f"%k{key}.{n + 1} = add i32 %k{key}.{n}, {KEY_STEPS[key]}"
+
+
+def _split(whole: str, first: str, second: str) -> Iterator[str]:
+    yield f"{first} = trunc i64 {whole} to i32"
+    yield f"{whole}.shifted = lshr i64 {whole}, 32"
+    yield f"{second} = trunc i64 {whole}.shifted to i32"
+
+
+def _joined(first: str, second: str, whole: str) -> Iterator[str]:
+    yield f"{whole}.first = zext i32 {first} to i64"
+    yield f"{whole}.second = zext i32 {second} to i64"
+    yield f"{whole}.shifted = shl i64 {whole}.second, 32"
+    yield f"{whole} = or i64 {whole}.first, {whole}.shifted"
+
+
+def _philox(product: Callable[[int, int, int], Iterator[str]]) -> Iterator[str]:
+    yield "define internal i64 @philox(i64 %key, i64 %high, i64 %low, i64 %half)"
+    yield "    alwaysinline nounwind memory(none) {"
+    yield from _split("%key", "%k0.0", "%k1.0")
+    yield from _split("%low", "%c0.0", "%c1.0")
+    yield from _split("%high", "%c2.0", "%c3.0")
+    yield from _rounds(product)
+    yield from _joined(f"%c0.{ROUNDS}", f"%c1.{ROUNDS}", "%h0")
+    yield from _joined(f"%c2.{ROUNDS}", f"%c3.{ROUNDS}", "%h1")
+    yield "%other = icmp ne i64 %half, 0"
+    yield "%r = select i1 %other, i64 %h1, i64 %h0"
+    yield "ret i64 %r"
+    yield "}\n"
+
+
+PHILOX = "\n".join(_philox(_product))
+
+PHILOX_OF_GPU = "\n".join(["declare i32 @llvm.nvvm.mulhi.ui(i32, i32)", *_philox(_product_of_gpu)])
