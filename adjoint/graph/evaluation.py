@@ -146,6 +146,16 @@ def _bernoulli(
     return like.clone().bernoulli_(p, generator=generator)
 
 
+def _normal(
+    like: torch.Tensor,
+    mean: float = 0.0,
+    std: float = 1.0,
+    *,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    return like.clone().normal_(mean, std, generator=generator)
+
+
 def _randint(like: torch.Tensor, low: int, high: int, **options: Any) -> torch.Tensor:
     if options:
         drawn: torch.Tensor = torch.ops.aten.randint_like.low_dtype(like, low, high, **options)
@@ -198,6 +208,7 @@ _MEANINGS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.view.default: torch.reshape,
     torch.ops.aten.copy.default: _copy,
     torch.ops.aten.bernoulli.p: _bernoulli,
+    torch.ops.aten.normal_functional.default: _normal,
     torch.ops.aten._to_dense.default: _dense,
     _SPARSE_REDUCE: _reduced_product,
     _FLASH: _attend,

@@ -89,7 +89,7 @@ def _candidate_packets(op: OpOverload) -> list[OpOverloadPacket]:
     if name.startswith("__i") and name.endswith("__"):
         names.append("__" + name[3:])
     elif name.endswith("_"):
-        names.append(name[:-1])
+        names += [name[:-1], name + "functional"]
     aten = torch.ops.aten
     return [getattr(aten, each) for each in names if hasattr(aten, each)]
 

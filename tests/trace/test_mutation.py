@@ -369,6 +369,7 @@ def test_an_optimizer_step(route: Route) -> None:
         (aten.__ilshift__.Scalar, aten.__lshift__.Scalar),
         (aten._foreach_add_.Scalar, aten._foreach_add.Scalar),
         (aten.index_put_.default, aten.index_put.default),
+        (aten.normal_.default, aten.normal_functional.default),
         (aten.squeeze_.dim, aten.squeeze.dim),
         (aten.native_batch_norm.default, aten._native_batch_norm_legit_functional.default),
     ],
