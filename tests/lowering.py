@@ -57,10 +57,11 @@ class _ManyChunks(Binding):
 
 def grid_program_of(function: Callable[..., Any], inputs: Sequence[Any]) -> CpuProgram:
     """The kernels that a GPU would run."""
-    return program_for_grids(lower(graph_of(function, inputs), grids=True))
+    return grid_program(lower(graph_of(function, inputs), grids=True))
 
 
-def program_for_grids(plan: Plan) -> CpuProgram:
+def grid_program(plan: Plan) -> CpuProgram:
+    """A plan for a GPU, on the processor."""
     found = launches(plan)
     names = [dataclasses.replace(each.kernel, name=f"k{n}") for n, each in enumerate(found)]
     addresses = load(emit_module(names), [kernel.name for kernel in names])

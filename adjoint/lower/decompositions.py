@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,12 +72,18 @@ def rewrite(
             if found is not None:
                 several[node] = found
                 continue
-        copy = graph.node_copy(node, lambda n: copies[n])
-        copy.meta = dict(node.meta)
-        copies[node] = copy
+        copies[node] = _copied(graph, node, copies)
     made = fx.GraphModule(graph_module, graph)
     made.meta = dict(graph_module.meta)
     return made
+
+
+def _copied(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:
+    copy = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
+    # Symbolic sizes among the arguments stay where they are, as in what programs add.
+    copy.args, copy.kwargs = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
+    copy.meta = dict(node.meta)
+    return copy
 
 
 def _expanded(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -102,18 +103,79 @@ class Numbers:
 
     def below_one(self, dtype: torch.dtype) -> torch.Tensor:
         """In [0, 1)."""
-        if dtype not in DIGITS:
-            raise Declined
         return self.bits(DIGITS[dtype]).to(dtype) * 0.5 ** DIGITS[dtype]
 
     def truth(self, probability: float | torch.Tensor) -> torch.Tensor:
         return self.below_one(torch.float32) < probability
 
+    def between(self, low: float, high: float) -> torch.Tensor:
+        """In [low, high)."""
+        dtype = self.floating()
+        _require(math.isfinite(low) and math.isfinite(high) and low <= high)
+        drawn = self.below_one(dtype)
+        if (low, high) == (0, 1):
+            return drawn
+        made = (_wide(drawn) * (high - low) + low).to(dtype)
+        # It may have been rounded to the end.
+        return torch.where(made == high, low, made)
+
+    def normal(self) -> torch.Tensor:
+        """Of mean 0 and deviation 1, in the type that halves are computed in (Box and Muller)."""
+        if self.floating() == torch.float64:
+            return _normal(self.bits(53), 53, self.bits(53), 53)
+        both = self.bits(62)
+        first = torch.bitwise_right_shift(both, 31).to(torch.int32)
+        second = torch.bitwise_and(both, (1 << 31) - 1).to(torch.int32)
+        return _normal(first, 31, second, 31)
+
+    def exponential(self) -> torch.Tensor:
+        """Of mean 1, and never 0: its logarithm is taken."""
+        bits, dtype = (
+            (53, torch.float64) if self.floating() == torch.float64 else (31, torch.float32)
+        )
+        drawn = -_above_zero(self.bits(bits), bits, dtype).log()
+        return drawn.clamp_min(torch.finfo(dtype).eps / 2)
+
+    def whole(self, low: Any, high: Any) -> torch.Tensor:
+        """Integers in range(low, high)."""
+        _require(isinstance(low, int) and isinstance(high, int) and 0 < high - low <= MOST_WHOLE)
+        _require(self.like.dtype in (torch.int64, torch.int32, *DIGITS))
+        drawn: torch.Tensor = self.bits(63) % (high - low) + low
+        return drawn.to(self.like.dtype)
+
+    def floating(self) -> torch.dtype:
+        """The type, if it is one of real numbers."""
+        _require(self.like.dtype in DIGITS)
+        return self.like.dtype
+
+
+# Some of the integers below this are drawn more often than others, by one part in 2**23.
+MOST_WHOLE = 1 << 40
+
+
+def _require(condition: bool) -> None:
+    if not condition:
+        raise Declined
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _above_zero(drawn: torch.Tensor, bits: int, dtype: torch.dtype) -> torch.Tensor:
+    """In (0, 1], as finely as the type can tell near 0."""
+    return (drawn.to(dtype) + 0.5) * 0.5**bits
+
+
+def _normal(one: torch.Tensor, one_bits: int, other: torch.Tensor, other_bits: int) -> torch.Tensor:
+    dtype = torch.float64 if one.dtype == torch.int64 else torch.float32
+    size = (_above_zero(one, one_bits, dtype).log() * -2).sqrt()
+    return size * (other.to(dtype) * (2 * math.pi * 0.5**other_bits)).cos()
+
 
 @draw(aten.native_dropout.default)
 def _native_dropout(numbers: Numbers, x: torch.Tensor, p: float, train: bool | None = True) -> Any:
-    if not 0 <= p <= 1 or not x.dtype.is_floating_point:
-        raise Declined
+    _require(0 <= p <= 1 and x.dtype.is_floating_point)
     if train is False:
         return x.clone(), torch.ones(x.shape, dtype=torch.bool, device=x.device)
     mask = numbers.truth(1 - p)
@@ -122,6 +184,104 @@ def _native_dropout(numbers: Numbers, x: torch.Tensor, p: float, train: bool | N
 
 @draw(aten.bernoulli.p)
 def _bernoulli(numbers: Numbers, x: torch.Tensor, p: float = 0.5) -> Any:
-    if not 0 <= p <= 1:
-        raise Declined
+    _require(0 <= p <= 1)
     return numbers.truth(p).to(x.dtype)
+
+
+@draw(aten.bernoulli.default)
+def _bernoulli_of_each(numbers: Numbers, p: torch.Tensor) -> Any:
+    return _with_probabilities(numbers, p)
+
+
+@draw(aten.bernoulli.Tensor)
+def _bernoulli_like(numbers: Numbers, x: torch.Tensor, p: torch.Tensor) -> Any:
+    return _with_probabilities(numbers, p)
+
+
+def _with_probabilities(numbers: Numbers, p: torch.Tensor) -> torch.Tensor:
+    _require(p.dtype in DIGITS and p.device == numbers.like.device)
+    are = ((p >= 0) & (p <= 1)).all()
+    aten._assert_async.msg(are, "a probability is not between 0 and 1")
+    return numbers.truth(p).to(numbers.like.dtype)
+
+
+@draw(aten.rand.default, aten.rand_like.default)
+def _rand(numbers: Numbers, *args: Any, **options: Any) -> Any:
+    return numbers.between(0, 1)
+
+
+@draw(aten.uniform.default)
+def _uniform(numbers: Numbers, x: torch.Tensor, low: float = 0.0, high: float = 1.0) -> Any:
+    return numbers.between(low, high)
+
+
+@draw(aten.randn.default, aten.randn_like.default)
+def _randn(numbers: Numbers, *args: Any, **options: Any) -> Any:
+    return numbers.normal().to(numbers.like.dtype)
+
+
+@draw(aten.normal.float_float)
+def _normal_of_size(
+    numbers: Numbers, mean: float, std: float, size: Any, generator: None = None, **options: Any
+) -> Any:
+    return _around(numbers, mean, std)
+
+
+@draw(aten.normal_functional.default)
+def _normal_like(numbers: Numbers, x: torch.Tensor, mean: float = 0.0, std: float = 1.0) -> Any:
+    return _around(numbers, mean, std)
+
+
+@draw(aten.normal.Tensor_float)
+def _normal_around(numbers: Numbers, mean: torch.Tensor, std: float = 1.0) -> Any:
+    return _around(numbers, mean, std)
+
+
+def _around(numbers: Numbers, mean: Any, std: float) -> torch.Tensor:
+    _require(std >= 0)
+    drawn: torch.Tensor = numbers.normal() * std + mean
+    return drawn.to(numbers.like.dtype)
+
+
+@draw(aten.exponential.default)
+def _exponential(numbers: Numbers, x: torch.Tensor, rate: float = 1.0) -> Any:
+    _require(rate > 0)
+    return (numbers.exponential() / rate).to(x.dtype)
+
+
+@draw(aten.rrelu_with_noise_functional.default)
+def _rrelu(
+    numbers: Numbers,
+    x: torch.Tensor,
+    noise: torch.Tensor,
+    low: float = 1 / 8,
+    high: float = 1 / 3,
+    training: bool = False,
+    generator: None = None,
+) -> Any:
+    if not training:
+        return torch.nn.functional.leaky_relu(x, (low + high) / 2), noise.clone()
+    slope = numbers.between(low, high)
+    is_low = x <= 0
+    return torch.where(is_low, x * slope, x), torch.where(is_low, slope, 1.0)
+
+
+@draw(aten.randint.default, aten.randint_like.default)
+def _randint(numbers: Numbers, *args: Any, **options: Any) -> Any:
+    """The bound is before the size, or after what the result is like."""
+    return numbers.whole(0, args[1] if isinstance(args[0], torch.Tensor) else args[0])
+
+
+@draw(aten.randint.low)
+def _randint_from(numbers: Numbers, low: int, high: int, size: Any, **options: Any) -> Any:
+    return numbers.whole(low, high)
+
+
+@draw(aten.randint_like.low_dtype)
+def _randint_like(numbers: Numbers, x: Any, low: int, high: int, **options: Any) -> Any:
+    return numbers.whole(low, high)
+
+
+@draw(aten.random.to)
+def _random(numbers: Numbers, x: torch.Tensor, high: int) -> Any:
+    return numbers.whole(0, high)

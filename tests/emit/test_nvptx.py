@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from adjoint.emit.nvptx import emit_module
+from adjoint.graph.operations import random_bits
 from adjoint.lower.planning import lower
+from adjoint.philox import ROUNDS
 from adjoint.runtime.gpu.assembly import assemble
 from tests.lowering import graph_of, launches
 
@@ -50,6 +52,14 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
         lambda x: [x.contiguous(memory_format=torch.channels_last)],
         [torch.empty(16, 64, 57, 57)],
     ),
+    "draws": (
+        lambda s, x: [x * random_bits(s, 0, x.shape, x.stride(), 24).float()],
+        [torch.zeros(2, dtype=torch.int64), ROWS],
+    ),
+    "long draws": (
+        lambda s, x: [x * random_bits(s, 0, x.shape, x.stride(), 53).double()],
+        [torch.zeros(2, dtype=torch.int64), ROWS],
+    ),
     "truth": (lambda x: [x.any(-1), x.all()], [torch.zeros(512, 96, dtype=torch.bool)]),
 }
 
@@ -82,3 +92,10 @@ def test_the_assembler_finds_registers_for_all(name: str, tmp_path: Path) -> Non
         command = [str(ASSEMBLER), "-arch=sm_90", "-v", str(source), "-o", str(tmp_path / "code")]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
         assert re.search(r"0 bytes spill stores", said), said
+
+
+def test_neighbours_have_numbers_of_one_counter() -> None:
+    """A round multiplies two words; a thread has eight elements, and four are drawn together."""
+    elements = 8
+    assert code("draws").count("mul.hi.u32") <= 2 * ROUNDS * elements // 4
+    assert 2 * ROUNDS * 1 <= code("long draws").count("mul.hi.u32") <= 2 * ROUNDS * elements // 2

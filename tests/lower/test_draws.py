@@ -9,10 +9,13 @@ from torch import fx
 
 import adjoint
 from adjoint.graph.operations import random_bits
-from adjoint.lower.draws import DRAWS, draw_in_kernels
+from adjoint.loops.evaluate import evaluate
+from adjoint.lower.draws import DIGITS, DRAWS, draw_in_kernels
+from adjoint.lower.planning import lower
 from adjoint.native import native_program
 from adjoint.runtime.cpu.program import CpuProgram
-from tests.lowering import calls, graph_of, launches
+from adjoint.runtime.gpu.program import why_not_recorded
+from tests.lowering import calls, graph_of, grid_program, launches
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -139,6 +142,241 @@ def test_truth_with_a_probability(dtype: torch.dtype) -> None:
         assert abs(found.double().mean() - p) <= 4 * (p * (1 - p) / 10000) ** 0.5
 
 
+# Draws of a tensor like `x`, and what their numbers become if they are spread evenly over [0, 1).
+Cumulative = Callable[[torch.Tensor], torch.Tensor]
+
+
+def below(number: float) -> Cumulative:
+    return lambda drawn: drawn / number
+
+
+def standard(drawn: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = torch.special.ndtr(drawn)
+    return found
+
+
+CONTINUOUS: dict[Any, tuple[Callable[[torch.Tensor], Any], Cumulative]] = {
+    aten.rand.default: (lambda x: aten.rand.default(x.shape, dtype=x.dtype), below(1)),
+    aten.rand_like.default: (aten.rand_like.default, below(1)),
+    aten.uniform.default: (
+        lambda x: aten.uniform.default(x, -1.0, 3.0),
+        lambda drawn: (drawn + 1) / 4,
+    ),
+    aten.randn.default: (lambda x: aten.randn.default(x.shape, dtype=x.dtype), standard),
+    aten.randn_like.default: (aten.randn_like.default, standard),
+    aten.normal.float_float: (
+        lambda x: aten.normal.float_float(1.0, 2.0, x.shape, dtype=x.dtype),
+        lambda drawn: standard((drawn - 1) / 2),
+    ),
+    aten.normal_functional.default: (
+        lambda x: aten.normal_functional.default(x, -1.0, 0.5),
+        lambda drawn: standard((drawn + 1) * 2),
+    ),
+    aten.normal.Tensor_float: (
+        lambda x: aten.normal.Tensor_float(x, 2.0),
+        lambda drawn: standard(drawn / 2),
+    ),
+    aten.exponential.default: (
+        lambda x: aten.exponential.default(x, 0.5),
+        lambda drawn: -torch.expm1(drawn * -0.5),
+    ),
+    aten.rrelu_with_noise_functional.default: (
+        lambda x: aten.rrelu_with_noise_functional.default(x, x, 0.25, 0.75, True)[1],
+        lambda drawn: (drawn - 0.25) * 2,
+    ),
+}
+
+WHOLE: dict[Any, tuple[Callable[[torch.Tensor], Any], range]] = {
+    aten.randint.default: (lambda x: aten.randint.default(6, x.shape), range(6)),
+    aten.randint.low: (lambda x: aten.randint.low(-3, 7, x.shape), range(-3, 7)),
+    aten.randint_like.default: (lambda x: aten.randint_like.default(x, 6), range(6)),
+    aten.randint_like.low_dtype: (
+        lambda x: aten.randint_like.low_dtype(x, -3, 7, dtype=torch.int32),
+        range(-3, 7),
+    ),
+    aten.random.to: (lambda x: aten.random.to(x, 6), range(6)),
+}
+
+TRUTH = {
+    aten.bernoulli.p,
+    aten.bernoulli.default,
+    aten.bernoulli.Tensor,
+    aten.native_dropout.default,
+}
+
+
 def test_there_is_a_test_of_each() -> None:
-    tested = {aten.native_dropout.default, aten.bernoulli.p}
-    assert set(DRAWS) == tested
+    assert set(DRAWS) == {*CONTINUOUS, *WHOLE, *TRUTH}
+
+
+def assert_even(counts: torch.Tensor) -> None:
+    """Chi-square of so many classes has that mean, and a variance of twice that."""
+    expected = counts.sum() / counts.numel()
+    freedom = counts.numel() - 1
+    found = float((counts - expected).square().sum() / expected)
+    assert abs(found - freedom) < 4 * (2 * freedom) ** 0.5
+
+
+def assert_uncorrelated(one: torch.Tensor, other: torch.Tensor) -> None:
+    """By the correlation, and by how often each pair of parts of [0, 1) comes."""
+    found = torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1]
+    assert abs(found) < 4 / one.numel() ** 0.5
+    pairs = (one * 8).long() * 8 + (other * 8).long()
+    assert_even(torch.bincount(pairs.flatten(), minlength=64).double())
+
+
+SIZE = (200, 500)
+
+
+@pytest.mark.parametrize("dtype", DIGITS)
+@pytest.mark.parametrize("op", CONTINUOUS, ids=str)
+def test_how_numbers_are_spread(op: Any, dtype: torch.dtype) -> None:
+    """Elements, neighbours, rows, and what is drawn by the same op again and in another call."""
+    call, cumulative = CONTINUOUS[op]
+    x = torch.zeros(SIZE, dtype=dtype)
+    one, other = (each.double() for each in drawn(lambda x: [call(x), call(x)], x))
+    (later,) = (each.double() for each in drawn(lambda x: [call(x)], x, number=1))
+    one, other, later = (cumulative(each).clamp(0, 1 - 2**-53) for each in (one, other, later))
+    if dtype != torch.bfloat16 or op in (aten.rand.default, aten.rand_like.default):
+        # The steps of the type are too large to tell parts of equal size apart elsewhere.
+        assert_even(torch.histc(one, 32, 0, 1))
+    assert abs(one.mean() - 0.5) < 4 * (1 / 12 / one.numel()) ** 0.5 + torch.finfo(dtype).eps / 2
+    if dtype.itemsize > 2:
+        assert_uncorrelated(one[:, 1:], one[:, :-1])
+        assert_uncorrelated(one[1:], one[:-1])
+        assert_uncorrelated(one, other)
+        assert_uncorrelated(one, later)
+    assert not torch.equal(one, other)
+    assert not torch.equal(one, later)
+
+
+@pytest.mark.parametrize("op", WHOLE, ids=str)
+def test_how_integers_are_spread(op: Any) -> None:
+    call, numbers = WHOLE[op]
+    x = torch.zeros(SIZE, dtype=torch.int64)
+    (found,) = drawn(lambda x: [call(x)], x)
+    assert found.dtype == (torch.int32 if op is aten.randint_like.low_dtype else torch.int64)
+    assert found.min() == numbers[0]
+    assert found.max() == numbers[-1]
+    assert_even(torch.bincount((found - numbers[0]).flatten(), minlength=len(numbers)).double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_normal_numbers_far_from_zero(dtype: torch.dtype) -> None:
+    (found,) = drawn(lambda x: [aten.randn_like.default(x)], torch.zeros(4_000_000, dtype=dtype))
+    assert found.isfinite().all()
+    for size in (3.0, 4.0, 5.0):
+        expected = found.numel() * 2 * float(torch.special.ndtr(torch.tensor(-size).double()))
+        seen = int((found.abs() > size).sum())
+        assert abs(seen - expected) < 4 * expected**0.5 + 1
+    assert abs(found.double().mean()) < 4 / found.numel() ** 0.5
+    assert abs(found.double().var() - 1) < 4 * (2 / found.numel()) ** 0.5
+
+
+@pytest.mark.parametrize("dtype", DIGITS)
+def test_numbers_below_one_are_below_one(dtype: torch.dtype) -> None:
+    x = torch.zeros(1_000_000, dtype=dtype)
+    (unit, far) = drawn(
+        lambda x: [aten.rand_like.default(x), aten.uniform.default(x, 10.0, 11.0)], x
+    )
+    assert unit.dtype == dtype
+    assert 0 <= unit.min() <= unit.max() < 1
+    assert 10 <= far.min() <= far.max() < 11
+
+
+def test_no_time_to_wait_is_zero() -> None:
+    x = torch.zeros(4_000_000)
+    (found,) = drawn(lambda x: [aten.exponential.default(x).log()], x)
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("op", [aten.bernoulli.default, aten.bernoulli.Tensor], ids=str)
+def test_truth_with_a_probability_for_each(op: Any) -> None:
+    p = torch.tensor([0.0, 0.25, 1.0]).expand(10000, 3).contiguous()
+    inputs = [p] if op is aten.bernoulli.default else [torch.zeros(10000, 3), p]
+    program = drawing(lambda *given: [op(*given)], inputs)
+    assert [call.target for call in calls(program.plan)] == [aten._assert_async.msg]
+    assert why_not_recorded(program.plan) == ""
+    (found,) = program([*inputs, seeds()])
+    often = found.double().mean(0)
+    assert often[0] == 0
+    assert abs(often[1] - 0.25) < 4 * (0.25 * 0.75 / 10000) ** 0.5
+    assert often[2] == 1
+    for wrong in (-0.1, 1.1, torch.nan):
+        p[7, 1] = wrong
+        with pytest.raises(RuntimeError, match="probability is not between 0 and 1"):
+            program([*inputs, seeds()])
+
+
+def test_rrelu_is_what_eager_makes_of_its_noise() -> None:
+    x = torch.randn(1000)
+    function = aten.rrelu_with_noise_functional.default
+    result, noise = drawn(lambda x: function(x, x, 0.1, 0.3, True), x)
+    assert torch.equal(noise[x > 0], torch.ones_like(x)[x > 0])
+    assert ((noise >= 0.1) & (noise < 0.3))[x <= 0].all()
+    assert torch.equal(result, x * noise)
+    program = drawing(lambda x: function(x, x, 0.1, 0.3, False), [x])
+    assert program.plan.streams == 0
+    for one, other in zip(program([x]), function(x, x, 0.1, 0.3, False), strict=True):
+        assert torch.equal(one, other)
+
+
+REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "complex": lambda x: aten.randn.default(x.shape, dtype=torch.complex64),
+    "two tensors": lambda x: aten.normal.Tensor_Tensor(x, x + 1),
+    "huge range": lambda x: aten.randint.low(0, 1 << 62, x.shape),
+    "small type": lambda x: aten.randint.low(0, 3, x.shape, dtype=torch.uint8),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_left_to_torch(name: str) -> None:
+    x = torch.rand(8)
+    program = drawing(lambda x: [REFUSED[name](x), x + 1], [x])
+    assert program.plan.streams == 0
+    assert len(calls(program.plan)) == 1
+    program([x])
+
+
+def test_the_number_of_threads_does_not_matter() -> None:
+    x = torch.zeros(300, 1000)
+    program = drawing(lambda x: [aten.randn_like.default(x), aten.rand_like.default(x).sum(0)], [x])
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(program([x, seeds()])[0])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_the_evaluator_draws_what_code_draws() -> None:
+    x = torch.rand(40)
+    program = drawing(lambda x: aten.native_dropout.default(x, 0.3, True), [x])
+    (launch,) = launches(program.plan)
+    result, mask = program([x, seeds()])
+    held = dict(zip(program.plan.inputs, (x, seeds()), strict=True))
+    buffers = {
+        buffer.name: held.get(slot, torch.empty(40, dtype=buffer.dtype))
+        for buffer, slot in zip(launch.kernel.buffers, launch.operands, strict=True)
+        if isinstance(slot, int)
+    }
+    evaluate(launch.kernel, buffers, {"chunks": 1})
+    written = {b.dtype: buffers[b.name] for b in launch.kernel.buffers if b.written}
+    assert torch.equal(written[torch.bool], mask)
+    assert torch.equal(written[torch.float32], result)
+
+
+@pytest.mark.parametrize("op", CONTINUOUS, ids=str)
+def test_kernels_for_a_gpu_draw_the_same(op: Any) -> None:
+    call, _ = CONTINUOUS[op]
+    x = torch.zeros(37, 19)
+    plan = lower(graph_of(lambda x: [call(x)], [x]), grids=True, draws=True)
+    assert calls(plan) == []
+    assert why_not_recorded(plan) == ""
+    (found,) = grid_program(plan)([x, seeds()])
+    (expected,) = drawn(lambda x: [call(x)], x)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)

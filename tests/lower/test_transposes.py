@@ -17,7 +17,7 @@ from adjoint.loops.statements import TeamMemory, walk
 from adjoint.lower import transposes
 from adjoint.lower.planning import lower
 from adjoint.torch_private import trees
-from tests.lowering import check, graph_of, launches, program_for_grids
+from tests.lowering import check, graph_of, launches, grid_program
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
@@ -171,7 +171,7 @@ def test_sizes_that_are_not_known(shape: tuple[int, ...]) -> None:
     captured = adjoint.capture(function, traced, traced.transpose(0, -1).contiguous(), dynamic=True)
     plan = lower(captured.graph_module, grids=True)
     assert any(is_by_tiles(launch) for launch in launches(plan))
-    program = program_for_grids(plan)
+    program = grid_program(plan)
     x, y = torch.rand(shape), torch.rand(*shape).transpose(0, -1).contiguous()
     for ours, eager in zip(program([x, y]), function(x, y), strict=True):
         assert torch.equal(ours, eager)
