@@ -32,7 +32,7 @@ class Options:
     eager_rng: bool | None = None
     """Whether random numbers are those that eager would draw, bit for bit, or come from a
     counter-based generator inside kernels, seeded by torch's.  None: eager's on a processor, those
-    of kernels on a GPU."""
+    of kernels on a GPU.  What runs op by op draws eager's."""
 
     def __post_init__(self) -> None:
         for name, annotation in get_type_hints(type(self)).items():

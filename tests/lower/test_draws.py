@@ -6,15 +6,18 @@ from typing import Any
 import pytest
 import torch
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import adjoint
 from adjoint.graph.operations import random_bits
 from adjoint.loops.evaluate import evaluate
+from adjoint.loops.plan import Tiles
 from adjoint.lower.draws import DIGITS, DRAWS, draw_in_kernels
 from adjoint.lower.planning import lower
 from adjoint.native import native_program
 from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.runtime.gpu.program import why_not_recorded
+from adjoint.torch_private.fake import new_fake_mode
 from tests.lowering import calls, graph_of, grid_program, launches
 
 aten = torch.ops.aten
@@ -380,3 +383,56 @@ def test_kernels_for_a_gpu_draw_the_same(op: Any) -> None:
     (found,) = grid_program(plan)([x, seeds()])
     (expected,) = drawn(lambda x: [call(x)], x)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def masked(x: torch.Tensor) -> torch.Tensor:
+    """What is kept of elements like those of `x`, with the numbers of `seeds()`."""
+    (mask,) = drawn(lambda x: aten.native_dropout.default(x, 0.3, True)[1:], x)
+    kept: torch.Tensor = mask
+    return kept
+
+
+def test_rows_worked_on_some_at_a_time_draw_the_same() -> None:
+    x, w = torch.rand(5000, 64), torch.rand(64, 64) - 0.5
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> Any:
+        return [aten.native_dropout.default((x @ w).sin(), 0.3, True)[0] @ w]
+
+    program = drawing(function, [x, w])
+    assert any(isinstance(step, Tiles) for step in program.plan.steps)
+    (found,) = program([x, w, seeds()])
+    expected = (x @ w).sin() * masked(x) * (1 / 0.7) @ w
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("columns", [7, 96, 2000])
+def test_rows_that_teams_share_draw_the_same(columns: int) -> None:
+    x = torch.rand(30, columns)
+
+    def function(x: torch.Tensor) -> Any:
+        kept, _ = aten.native_dropout.default(torch.softmax(x, -1), 0.3, True)
+        return [kept, kept.sum(-1), kept.sum(0)]
+
+    plan = lower(graph_of(function, [x]), grids=True, draws=True)
+    assert calls(plan) == []
+    expected = torch.softmax(x, -1) * masked(x) * (1 / 0.7)
+    for program in (grid_program(plan), drawing(function, [x])):
+        found = program([x, seeds()])
+        torch.testing.assert_close(found[0], expected)
+        torch.testing.assert_close(found[1], expected.sum(-1))
+        torch.testing.assert_close(found[2], expected.sum(0))
+
+
+def test_on_a_gpu_dropout_is_part_of_the_kernel_around_it() -> None:
+    device = torch.device("cuda", 0)
+    with new_fake_mode():
+        x = torch.empty(64, 128, device=device)
+    traced = make_fx(lambda x: [torch.nn.functional.dropout(x.exp(), 0.3) * 2])(x)
+    assert aten.native_dropout.default in targets(traced)
+    for draws in (False, True):
+        plan = lower(traced, device, False, True, frozenset(), draws)
+        assert plan.streams == draws
+        assert len(launches(plan)) == (1 if draws else 2)
+        why = "" if draws else "aten.native_dropout.default draws random numbers"
+        assert why_not_recorded(plan)[: len(why)] == why
+        assert bool(calls(plan)) != draws
