@@ -24,7 +24,8 @@ from adjoint.runtime.bridge import Compiled
 from adjoint.runtime.calling import call
 
 Function = Callable[..., Any]
-NATIVELY = Options()
+# Derivatives are compared with eager's, and so must be what is drawn on the way.
+NATIVELY = Options(eager_rng=True)
 OP_BY_OP = Options(target="reference")
 
 # How far a derivative may be from eager's: it is computed by other ops.  In single precision, over
@@ -119,7 +120,7 @@ def check(
         compiled = bridged(function, *mine, options=options)
     else:
         torch._dynamo.reset()
-        compiled = torch.compile(function, backend="adjoint")
+        compiled = torch.compile(function, backend="adjoint", options={"eager_rng": True})
     actual = derivatives(compiled, mine, order, seed)
     if actual.error is not None and expected.error is None:
         raise actual.error
