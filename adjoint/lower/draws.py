@@ -18,6 +18,7 @@ from torch import fx
 
 from adjoint.graph.operations import random_bits
 from adjoint.lower.decompositions import Declined, Program, rewrite
+from adjoint.lower.pointwise import computed_in
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import fake_mode_of
 
@@ -81,7 +82,7 @@ def _with_seeds(graph_module: fx.GraphModule, device: torch.device) -> fx.Node:
     """One more input, after all others."""
     graph = graph_module.graph
     inputs = graph.find_nodes(op="placeholder")
-    with graph.inserting_before(next(node for node in graph.nodes if node not in set(inputs))):
+    with graph.inserting_after(inputs[-1] if inputs else None):
         seeds = graph.placeholder("seeds")
     with fake_mode_of(graph_module):
         seeds.meta["val"] = torch.empty(2, dtype=torch.int64, device=device)
@@ -105,52 +106,70 @@ class Numbers:
         """In [0, 1)."""
         return self.bits(DIGITS[dtype]).to(dtype) * 0.5 ** DIGITS[dtype]
 
-    def truth(self, probability: float | torch.Tensor) -> torch.Tensor:
-        return self.below_one(torch.float32) < probability
+    def truth(self, probability: float) -> torch.Tensor:
+        """True so often; never and always are exact."""
+        return self.bits(31) <= round(probability * 2**31) - 1
 
     def between(self, low: float, high: float) -> torch.Tensor:
         """In [low, high)."""
         dtype = self.floating()
-        _require(math.isfinite(low) and math.isfinite(high) and low <= high)
-        drawn = self.below_one(dtype)
+        most = torch.finfo(dtype).max
+        _require(-most <= low <= high <= most and high - low <= most)
         if (low, high) == (0, 1):
-            return drawn
-        made = (_wide(drawn) * (high - low) + low).to(dtype)
+            return self.below_one(dtype)
+        made = (self.below_one(computed_in(dtype)) * (high - low) + low).to(dtype)
         # It may have been rounded to the end.
         return torch.where(made == high, low, made)
 
+    def above_zero(self) -> torch.Tensor:
+        """In (0, 1], as finely as the type that halves are computed in can tell near 0."""
+        bits, dtype = self.fine()
+        return _above_zero(self.bits(bits), bits, dtype)
+
     def normal(self) -> torch.Tensor:
         """Of mean 0 and deviation 1, in the type that halves are computed in (Box and Muller)."""
-        if self.floating() == torch.float64:
-            return _normal(self.bits(53), 53, self.bits(53), 53)
-        both = self.bits(62)
-        first = torch.bitwise_right_shift(both, 31).to(torch.int32)
-        second = torch.bitwise_and(both, (1 << 31) - 1).to(torch.int32)
-        return _normal(first, 31, second, 31)
+        bits, dtype = self.fine()
+        if dtype == torch.float64:
+            one, other = self.bits(bits), self.bits(bits)
+        else:
+            both = self.bits(2 * bits)
+            one = torch.bitwise_right_shift(both, bits).to(torch.int32)
+            other = torch.bitwise_and(both, (1 << bits) - 1).to(torch.int32)
+        size = (_above_zero(one, bits, dtype).log() * -2).sqrt()
+        return size * (other.to(dtype) * (2 * math.pi * 0.5**bits)).cos()
 
     def exponential(self) -> torch.Tensor:
         """Of mean 1, and never 0: its logarithm is taken."""
-        bits, dtype = (
-            (53, torch.float64) if self.floating() == torch.float64 else (31, torch.float32)
-        )
-        drawn = -_above_zero(self.bits(bits), bits, dtype).log()
-        return drawn.clamp_min(torch.finfo(dtype).eps / 2)
+        drawn = -self.above_zero().log()
+        return drawn.clamp_min(torch.finfo(drawn.dtype).eps / 2)
 
     def whole(self, low: Any, high: Any) -> torch.Tensor:
         """Integers in range(low, high)."""
-        _require(isinstance(low, int) and isinstance(high, int) and 0 < high - low <= MOST_WHOLE)
-        _require(self.like.dtype in (torch.int64, torch.int32, *DIGITS))
+        dtype = self.like.dtype
+        _require(isinstance(low, int) and isinstance(high, int) and dtype in WHOLE)
+        _require(-WHOLE[dtype] <= low < high <= WHOLE[dtype])
         drawn: torch.Tensor = self.bits(63) % (high - low) + low
-        return drawn.to(self.like.dtype)
+        return drawn.to(dtype)
 
     def floating(self) -> torch.dtype:
         """The type, if it is one of real numbers."""
         _require(self.like.dtype in DIGITS)
         return self.like.dtype
 
+    def fine(self) -> tuple[int, torch.dtype]:
+        """How many bits are worth drawing, and the type that is computed in."""
+        dtype = computed_in(self.floating())
+        return (53 if dtype == torch.float64 else 31), dtype
 
-# Some of the integers below this are drawn more often than others, by one part in 2**23.
-MOST_WHOLE = 1 << 40
+
+# Below these, all integers are numbers of the type; and some are drawn more often than others by
+# no more than one part in 2**22.
+WHOLE = {
+    torch.int64: 1 << 40,
+    torch.int32: 1 << 31,
+    torch.float64: 1 << 40,
+    torch.float32: 1 << 24,
+}
 
 
 def _require(condition: bool) -> None:
@@ -158,19 +177,8 @@ def _require(condition: bool) -> None:
         raise Declined
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
 def _above_zero(drawn: torch.Tensor, bits: int, dtype: torch.dtype) -> torch.Tensor:
-    """In (0, 1], as finely as the type can tell near 0."""
     return (drawn.to(dtype) + 0.5) * 0.5**bits
-
-
-def _normal(one: torch.Tensor, one_bits: int, other: torch.Tensor, other_bits: int) -> torch.Tensor:
-    dtype = torch.float64 if one.dtype == torch.int64 else torch.float32
-    size = (_above_zero(one, one_bits, dtype).log() * -2).sqrt()
-    return size * (other.to(dtype) * (2 * math.pi * 0.5**other_bits)).cos()
 
 
 @draw(aten.native_dropout.default)
@@ -202,7 +210,7 @@ def _with_probabilities(numbers: Numbers, p: torch.Tensor) -> torch.Tensor:
     _require(p.dtype in DIGITS and p.device == numbers.like.device)
     are = ((p >= 0) & (p <= 1)).all()
     aten._assert_async.msg(are, "a probability is not between 0 and 1")
-    return numbers.truth(p).to(numbers.like.dtype)
+    return (numbers.below_one(torch.float32) < p).to(numbers.like.dtype)
 
 
 @draw(aten.rand.default, aten.rand_like.default)

@@ -72,6 +72,8 @@ def dtypes_of(operator: str) -> list[torch.dtype]:
         return [*INTEGERS, *FLOATS]
     if operator in OF_FLOATS:
         return FLOATS
+    if operator == "philox":
+        return [torch.int64]
     assert operator in OF_INTEGERS, operator
     return [torch.bool, *INTEGERS] if operator in ("and", "or", "xor", "not") else INTEGERS
 
@@ -114,6 +116,8 @@ def operands(operator: str, dtype: torch.dtype) -> list[torch.Tensor]:
     x, y = values[pairs[:, 0]], values[pairs[:, 1]]
     if operator == "select":
         return [(torch.arange(len(x)) % 3 == 0), x, y]
+    if operator == "philox":
+        return [x, y, y.roll(5), torch.arange(len(x)) % 3]
     return [x, y]
 
 

@@ -341,6 +341,26 @@ def test_what_is_left_to_torch(name: str) -> None:
     program([x])
 
 
+RAISES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "integers": lambda x: aten.randint.low(0, 1 << 33, x.shape, dtype=torch.int32),
+    "ends": lambda x: aten.uniform.default(x.half(), 0.0, 1e6),
+    "order": lambda x: aten.uniform.default(x, 1.0, 0.0),
+    "probability": lambda x: aten.bernoulli.p(x, 1.5),
+    "dropout": lambda x: aten.native_dropout.default(x, 1.5, True)[0],
+    "rate": lambda x: aten.exponential.default(x, -1.0),
+    "deviation": lambda x: aten.normal_functional.default(x, 0.0, -1.0),
+}
+
+
+@pytest.mark.parametrize("name", RAISES)
+def test_what_eager_refuses_is_refused(name: str) -> None:
+    x = torch.rand(8)
+    with pytest.raises(RuntimeError):
+        RAISES[name](x)
+    with pytest.raises(RuntimeError):
+        drawing(lambda x: [RAISES[name](x), x + 1], [x])([x])
+
+
 def test_the_number_of_threads_does_not_matter() -> None:
     x = torch.zeros(300, 1000)
     program = drawing(lambda x: [aten.randn_like.default(x), aten.rand_like.default(x).sum(0)], [x])
