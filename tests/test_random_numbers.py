@@ -24,6 +24,7 @@ from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.runtime.gpu.graphs import SEEN
 from adjoint.runtime.gpu.program import GpuProgram, why_not_recorded
 from tests.recording import RecordedProgram
+from tests.test_programs import plans
 
 aten = torch.ops.aten
 
@@ -189,6 +190,21 @@ def test_any_size_has_the_same_numbers(made: list[CpuProgram]) -> None:
     for each in found[:-1]:
         assert torch.equal(each, found[-1][: each.numel()])
     assert len(made) == 1
+
+
+def test_a_program_made_anew_for_other_sizes_has_the_same_numbers() -> None:
+    graph = adjoint.capture(
+        lambda x: F.dropout(x, 0.5) + torch.randn_like(x), torch.rand(6), dynamic=True
+    )
+    found = []
+    with plans() as sizes:
+        run = Programs(graph.graph_module, True, False)
+        for size in (6, 9, 300):
+            torch.manual_seed(1)
+            found.append(run([torch.ones(size)])[0])
+    assert sizes == [6, 9, 300]
+    for each in found[:-1]:
+        assert torch.equal(each, found[-1][: each.numel()])
 
 
 def test_numbers_of_kernels_and_of_torch_in_one_program(made: list[CpuProgram]) -> None:
