@@ -246,7 +246,7 @@ def test_a_kernel_that_is_refused_is_taken_apart_and_draws_the_same() -> None:
     def function(x: Tensor) -> Tensor:
         return (F.dropout(x * 7.125, 0.5) + torch.rand_like(x)).sort().values * 2
 
-    graph = adjoint.capture(function, torch.rand(6)).graph_module
+    graph = adjoint.capture(function, torch.rand(6), dynamic=True).graph_module
     x = torch.ones(6)
     torch.manual_seed(1)
     expected = Programs(graph, True, False)([x])
