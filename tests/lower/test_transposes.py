@@ -17,7 +17,7 @@ from adjoint.loops.statements import TeamMemory, walk
 from adjoint.lower import transposes
 from adjoint.lower.planning import lower
 from adjoint.torch_private import trees
-from tests.lowering import check, graph_of, launches, grid_program
+from tests.lowering import check, graph_of, grid_program, launches
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
