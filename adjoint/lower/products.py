@@ -19,7 +19,7 @@ from adjoint.loops.teams import QUAD, tile_of
 from adjoint.lower.definitions import Mapped, Multiplied, Reader
 from adjoint.lower.fusion import Group
 from adjoint.lower.index import Axis, linear, of_axis
-from adjoint.lower.items import Item, resolve, strides_of
+from adjoint.lower.items import Item, base_of, resolve, strides_of
 from adjoint.lower.nests import Builder, kept_index
 from adjoint.lower.operands import Checked, Nest
 from adjoint.lower.sizes import Size, estimate, product, quotient, simplified
@@ -34,6 +34,9 @@ TALL = 1 << 14
 # Columns, and what is summed over.
 LEAST = 16
 MOST = 512
+
+# Sums that a library takes longer for.
+SHORT = 64
 
 
 def product_of(node: fx.Node) -> Multiplied | None:
@@ -82,6 +85,16 @@ def _lies_along(node: fx.Node, dim: int) -> bool:
     across = offset.coefficient(axes[1 - dim])
     starts = (across, offset.constant)
     return offset.coefficient(axes[dim]) == 1 and all(quotient(n, QUAD) is not None for n in starts)
+
+
+def is_plain_product(group: Group) -> bool:
+    """One of what lies in memory, of which nothing else is made: the library has it as fast."""
+    if group.product is None or len(group.members) > 1:
+        return False
+    node, inner = group.product.node, group.product.domain[2]
+    is_read = {base for base, _ in group.product.reads}
+    plain = is_read == {base_of(each) for each in node.all_input_nodes}
+    return plain and isinstance(inner, int) and inner > SHORT
 
 
 def product_nest(group: Group, stored: set[fx.Node]) -> Nest:

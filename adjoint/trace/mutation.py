@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from adjoint.errors import CaptureError
 from adjoint.torch_private.operators import (
     OpOverload,
     OpOverloadPacket,
@@ -30,6 +31,12 @@ class Functional:
         required = {p.name for p in self.op._schema.arguments if not p.has_default_value()}
         filled = {name: value for name, value in defaults.items() if name in required}
         names = dict(self.renamed)
+        if "generator" in self.dropped and named.get("generator") is not None:
+            raise CaptureError(
+                str(of),
+                "its pure counterpart draws from the default generator, not from the one given",
+                "draw outside the compiled function, or by torch.randint",
+            )
         kept = {name: value for name, value in named.items() if name not in self.dropped}
         return {names.get(name, name): value for name, value in {**filled, **kept}.items()}
 

@@ -24,14 +24,14 @@ X, W, B = torch.empty(131072, 128), torch.empty(128, 128), torch.empty(128)
 NARROW, PLACES = torch.empty(131072, 20), torch.zeros(131072, dtype=torch.int64)
 
 CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
-    "plain": (lambda x, w: [x @ w], [X, W]),
-    "transposed": (lambda x, w: [x @ w.t()], [X, W]),
+    "plain": (lambda x, w: [-(x @ w)], [X, W]),
+    "transposed": (lambda x, w: [-(x @ w.t())], [X, W]),
     "computed before": (lambda x, w: [silu(x) @ w], [X, W]),
     "computed after": (lambda x, w, b, y: [silu(x @ w + b) * y], [X, W, B, X]),
     "short sum": (lambda x, w: [x @ w], [NARROW, torch.empty(20, 128)]),
-    "few columns": (lambda x, w: [x @ w], [X, torch.empty(128, 20)]),
-    "more columns": (lambda x, w: [x @ w], [X, torch.empty(128, 64)]),
-    "two tiles": (lambda x, w: [x @ w], [X, torch.empty(128, 256)]),
+    "few columns": (lambda x, w: [-(x @ w)], [X, torch.empty(128, 20)]),
+    "more columns": (lambda x, w: [-(x @ w)], [X, torch.empty(128, 64)]),
+    "two tiles": (lambda x, w: [-(x @ w)], [X, torch.empty(128, 256)]),
     "rows left over": (lambda x, w, y: [(x @ w) * y], [X[:-5], W, X[:-5]]),
     "gathered": (lambda x, w, h, i: [(x @ w) * h[i]], [X, W, torch.empty(64, 128), PLACES]),
 }

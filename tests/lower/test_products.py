@@ -35,9 +35,17 @@ def _close(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tall_product(inner: int, columns: int, transposed: bool) -> None:
     x = torch.randn(ROWS, inner)
     w = torch.randn(columns, inner).t() if transposed else torch.randn(inner, columns)
-    found, called = products(lambda x, w: [x @ w], x, w)
+    found, called = products(lambda x, w: [x @ w + 1], x, w)
     assert (len(found), called) == (1, 0)
     check(lambda x, w: [x @ w + 1], x, w)
+
+
+def test_one_of_which_nothing_is_made_is_the_librarys_but_for_short_sums() -> None:
+    x, w = torch.randn(ROWS, 128), torch.randn(128, 128)
+    assert products(lambda x, w: [x @ w], x, w) == ([], 1)
+    found, called = products(lambda x, w: [x @ w], x[:, :20].contiguous(), w[:20])
+    assert (len(found), called) == (1, 0)
+    check(lambda x, w: [x * 2, (x + 1) @ w], x, w)
 
 
 def test_what_is_multiplied_is_computed_as_it_is_read() -> None:
@@ -110,13 +118,13 @@ def test_rows_of_rows() -> None:
     ],
 )
 def test_others_are_the_librarys(left: torch.Tensor, right: torch.Tensor) -> None:
-    assert products(lambda x, y: [x @ y], left, right) == ([], 1)
+    assert products(lambda x, y: [x @ y + 1], left, right) == ([], 1)
 
 
 def test_products_in_less_than_floats_are_the_librarys() -> None:
     x, w = torch.empty(ROWS, 32), torch.empty(32, 32)
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     try:
-        assert products(lambda x, w: [x @ w], x, w) == ([], 1)
+        assert products(lambda x, w: [x @ w + 1], x, w) == ([], 1)
     finally:
         torch.backends.cuda.matmul.fp32_precision = "none"

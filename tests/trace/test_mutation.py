@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import adjoint
 from adjoint.trace.mutation import (
     bind,
     changes_metadata_only,
@@ -408,3 +409,13 @@ def test_arguments_are_bound_by_name_and_unbound_again() -> None:
     named = bind(aten.add_.Tensor, (1, 2), {"alpha": 3})
     assert named == {"self": 1, "other": 2, "alpha": 3}
     assert unbind(aten.add_.Tensor, named) == ((1, 2), {"alpha": 3})
+
+
+def test_a_generator_is_not_left_out_in_silence() -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def program(x: Tensor) -> Any:
+        return x.clone().random_(0, 10, generator=generator) + x
+
+    with pytest.raises(adjoint.CaptureError, match="not from the one given"):
+        adjoint.capture(program, torch.zeros(3))
