@@ -10,7 +10,8 @@ from torch.nn.functional import silu
 from adjoint.loops.plan import Launch
 from adjoint.lower.planning import lower
 from adjoint.lower.products import TALL
-from tests.lowering import CLOSE, calls, check, graph_of, launches
+from tests.lower.test_tiling import with_any_rows
+from tests.lowering import CLOSE, calls, check, graph_of, grid_program, launches
 
 ROWS = TALL + 37
 
@@ -128,3 +129,19 @@ def test_products_in_less_than_floats_are_the_librarys() -> None:
         assert products(lambda x, w: [x @ w + 1], x, w) == ([], 1)
     finally:
         torch.backends.cuda.matmul.fp32_precision = "none"
+
+
+def test_any_number_of_rows() -> None:
+    def function(x: Any, w: Any, b: Any, y: Any) -> list[torch.Tensor]:
+        return [silu(torch.addmm(b, x, w.t())) * y]
+
+    def inputs(rows: int) -> list[torch.Tensor]:
+        shapes = ((rows, 32), (64, 32), (64,), (rows, 64))
+        return [torch.randn(shape) / 4 for shape in shapes]
+
+    plan = lower(with_any_rows(function, inputs(4999), 4999), grids=True)
+    assert any(each.kernel.tile is not None for each in launches(plan))
+    program = grid_program(plan)
+    for rows in (4999, 1, 3, 128, 300):
+        given = inputs(rows)
+        torch.testing.assert_close(program(list(given)), function(*given))
