@@ -12,7 +12,6 @@ from adjoint.errors import CaptureError, OutsideLevelError
 from adjoint.torch_private import trees
 from adjoint.torch_private.modes import TorchFunctionMode, innermost, is_functorch_wrapper
 from adjoint.torch_private.operators import HigherOrderOperator
-from adjoint.trace.generators import Generators
 from adjoint.trace.subclasses import is_made_of_fakes
 from adjoint.trace.tracer import Tracer
 
@@ -48,13 +47,11 @@ class Front(TorchFunctionMode):
         self,
         tracer: Tracer,
         adopt: Callable[[torch.Tensor], torch.Tensor],
-        generators: Generators,
         within_levels: bool = False,
     ) -> None:
         """`within_levels`: the capture is made inside of levels of `torch.func`, left for it."""
         super().__init__()
         self.within_levels = within_levels
-        self.generators = generators
         self.tracer = tracer
         self.adopt = adopt
 
@@ -99,7 +96,6 @@ class Front(TorchFunctionMode):
     def ours(self, leaf: Any) -> Any:
         """`leaf`, or the traced tensor that stands for it."""
         if not isinstance(leaf, torch.Tensor) or self.tracer.scope.knows(leaf):
-            self.generators.note(leaf)
             return leaf
         if self.within_levels and is_functorch_wrapper(leaf):
             self._refuse_from_outside(leaf)

@@ -87,8 +87,8 @@ class Capture:
         mode = current_mode()
         self.inputs.add(leaves)
         generators = Generators()
-        self.tracer.about_to_draw = generators.drawn_from
-        with generators.unset(), self._watching(generators) as front:
+        self.tracer.about_to_run = generators.drawn_from
+        with generators.unset(), self._watching() as front:
             result = trees.map_leaves(front.ours, program())
             self.inputs.refuse_writes_to_joined()
         with self.tracer.fake_mode, torch.no_grad():
@@ -105,8 +105,8 @@ class Capture:
         return Captured(module, calling), spec
 
     @contextlib.contextmanager
-    def _watching(self, generators: Generators) -> Iterator[Front]:
-        front = Front(self.tracer, self.adopt, generators, self._within_levels)
+    def _watching(self) -> Iterator[Front]:
+        front = Front(self.tracer, self.adopt, self._within_levels)
         with (
             _named_errors(),
             _autocast_cache_cleared(),

@@ -155,8 +155,8 @@ class Tracer(TorchDispatchMode):
         """A call about to be made whose value the graph already has."""
         self.reversing: list[type] = []
         """The custom functions whose backward is being captured, one inside the other."""
-        self.about_to_draw: Callable[[], None] = _nothing
-        """Called before a random op."""
+        self.about_to_run: Callable[[OpOverload, Any], None] = _nothing
+        """Called before an op, with its arguments."""
         self.moves: dict[int, list[tuple[OpOverload, Any, Any, Mode]]] = {}
         """By tensor: the ops that changed its shape or place and not its data, in order."""
 
@@ -304,6 +304,7 @@ class Tracer(TorchDispatchMode):
         self.emitter.hooks = self.regions.hooks()
         if self.answer is not None and op is self.answer[0]:
             return self._recognise(op, args, kwargs)
+        self.about_to_run(op, (args, kwargs))
         if changes_metadata_only(op):
             return self._move(op, args, kwargs)
         if op._schema.is_mutable or written_by(op, bind(op, args, kwargs)):
@@ -354,7 +355,6 @@ class Tracer(TorchDispatchMode):
         """`tree` with nodes, as arguments of `op`."""
         if torch.Tag.nondeterministic_seeded not in op.tags:
             return self.nodes(tree)
-        self.about_to_draw()
         # In which order random numbers are drawn depends on how a tensor lies in memory.
         return trees.map_leaves(
             lambda leaf: (
@@ -572,7 +572,7 @@ class Tracer(TorchDispatchMode):
         aliasing.write(self.emitter, self.alias(tensor), new, mode)
 
 
-def _nothing() -> None: ...
+def _nothing(op: OpOverload, arguments: Any) -> None: ...
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

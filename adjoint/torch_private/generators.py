@@ -1,0 +1,183 @@
+"""Seeing what a thread does to random generators.
+
+A generator is an object of C, whose methods no mode of torch sees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch.cuda import random as cuda_random
+
+_SET = ("__setstate__", "graphsafe_set_state", "manual_seed", "seed", "set_offset")
+_MAKE = ("clone_state", "graphsafe_get_state")
+
+
+class Watcher(Protocol):
+    """Is told what a thread does; what would change a generator is not done."""
+
+    def read(self, generator: torch.Generator, state: torch.Tensor) -> None:
+        """`generator.get_state()` gave `state`."""
+
+    def restore(self, generator: torch.Generator, state: torch.Tensor) -> None:
+        """`generator.set_state(state)` was called, and is not done."""
+
+    def seed(self) -> None:
+        """Another call that sets a generator was made.  Unless this raises, it is done."""
+
+    def make(self, generator: torch.Generator) -> None:
+        """`generator` is new."""
+
+
+@contextlib.contextmanager
+def generators_watched(watcher: Watcher) -> Iterator[None]:
+    """Tell `watcher` what this thread does to generators; other threads are left alone."""
+    _WATCHED.enter()
+    _WATCHED.watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _WATCHED.watchers.pop()
+        _WATCHED.leave()
+
+
+def identity(generator: torch.Generator) -> int:
+    """What two objects that stand for one generator have in common; 0 for those that numbers are
+    drawn from where the program names none."""
+    defaults = (torch.default_generator, *torch.cuda.default_generators)
+    place = _address(generator)
+    return 0 if place in [_address(default) for default in defaults] else place
+
+
+def _address(generator: Any) -> int:
+    address: int = generator._cdata
+    return address
+
+
+class _Watched:
+    """The ways to generators, changed for as long as some thread is watched."""
+
+    def __init__(self) -> None:
+        self._threads = 0
+        self._lock = threading.Lock()
+        self._changes = contextlib.ExitStack()
+        self._own = threading.local()
+
+    @property
+    def watchers(self) -> list[Watcher]:
+        """Of this thread, the innermost last."""
+        found: list[Watcher] = self._own.__dict__.setdefault("watchers", [])
+        return found
+
+    def enter(self) -> None:
+        with self._lock:
+            if self._threads == 0:
+                self._change()
+            self._threads += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._threads -= 1
+            if self._threads == 0:
+                self._changes.close()
+
+    def _change(self) -> None:
+        methods = _methods()
+        handlers: dict[str, Callable[..., Any]]
+        handlers = {"get_state": self._get_state, "set_state": self._set_state}
+        handlers |= dict.fromkeys(_SET, self._seed) | dict.fromkeys(_MAKE, self._make)
+        self._changes.callback(_methods_changed)
+        for name, handler in handlers.items():
+            self._put(methods, name, _method(handler, methods[name]))
+        _methods_changed()
+        # What is to be set before CUDA has begun is written down until then.
+        later = functools.partial(self._later, torch.cuda._lazy_call)
+        self._put(vars(cuda_random), "_lazy_call", later)
+        self._put(vars(torch), "Generator", _generators_made_by(self._new))
+
+    def _put(self, names: dict[str, Any], name: str, value: Any) -> None:
+        self._changes.callback(names.__setitem__, name, names[name])
+        names[name] = value
+
+    def _get_state(self, generator: torch.Generator, method: Any) -> torch.Tensor:
+        state: torch.Tensor = method(generator)
+        if watcher := self._watcher():
+            watcher.read(generator, state)
+        return state
+
+    def _set_state(self, generator: torch.Generator, method: Any, state: Any) -> Any:
+        if watcher := self._watcher():
+            watcher.restore(generator, state)
+            return generator
+        return method(generator, state)
+
+    def _seed(self, generator: torch.Generator, method: Any, *args: Any) -> Any:
+        if watcher := self._watcher():
+            watcher.seed()
+        return method(generator, *args)
+
+    def _later(self, call_later: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        watcher = self._watcher()
+        if watcher and not torch.cuda.is_initialized():
+            watcher.seed()
+        call_later(*args, **kwargs)
+
+    def _make(self, generator: torch.Generator, method: Any) -> torch.Generator:
+        return self._new(lambda: method(generator))
+
+    def _new(self, make: Callable[[], torch.Generator]) -> torch.Generator:
+        generator = make()
+        if watcher := self._watcher():
+            watcher.make(generator)
+        return generator
+
+    def _watcher(self) -> Watcher | None:
+        return self.watchers[-1] if self.watchers else None
+
+
+def _methods() -> dict[str, Any]:
+    """The methods of generators: what the type, which forbids to change them, looks them up in."""
+    (methods,) = gc.get_referents(vars(torch._C.Generator))
+    assert isinstance(methods, dict)
+    return methods
+
+
+def _method(handler: Callable[..., Any], original: Any) -> Callable[..., Any]:
+    def method(generator: torch.Generator, *args: Any) -> Any:
+        return handler(generator, original, *args)
+
+    return method
+
+
+def _methods_changed() -> None:
+    """Python remembers which methods it has found."""
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(torch._C.Generator))
+
+
+def _generators_made_by(make: Callable[..., torch.Generator]) -> type:
+    """A class that is that of generators in all but how they are made."""
+
+    kind: Any = type(torch._C.Generator)
+
+    class Stand(kind):  # type: ignore[misc]
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return make(lambda: torch._C.Generator(*args, **kwargs))
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, torch._C.Generator)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, torch._C.Generator)
+
+    made: type = Stand("Generator", (torch._C.Generator,), {"__module__": "torch"})
+    return made
+
+
+_WATCHED = _Watched()
