@@ -146,6 +146,8 @@ def _scan(
 ) -> Any:
     """Carry `init` through `combine` along the first axis of `xs`; stack what it gives beside."""
     init, xs, additional = list(init), list(xs), list(additional_inputs)
+    if any(map(is_of_vmap, [*init, *xs, *additional])):
+        return _scan_over_batch(_unflattened(tracer, combine), init, xs, additional)
     body = Body(tracer)
     inside = [_carried(tracer, each) for each in init]
     arguments = [*inside, *_first_slices(tracer, xs), *additional]
@@ -164,9 +166,44 @@ def _scan(
     return _emit(tracer, operators.scan, node_args, shown, tree, inputs)
 
 
+def _scan_over_batch(
+    combine: Callable[..., Any], init: list[Any], xs: list[Any], additional: list[Any]
+) -> Any:
+    """`vmap` of `scan`: a `scan` of batches.  What is carried is one for each element from the
+    first, because it may become so in any step."""
+    forms: list[Any] = []
+
+    def flattened(*values: Any) -> tuple[Any, ...]:
+        leaves, tree = trees.flatten(combine(*values))
+        forms.append(tree)
+        return tuple(leaves)
+
+    def run(plain: list[Any], axes: tuple[int | None, ...]) -> Any:
+        placed = list(zip(plain, axes, strict=True))
+        size = next(each.shape[axis] for each, axis in placed if axis is not None)
+        start, end = len(init), len(init) + len(xs)
+        carried = [
+            each.expand(size, *each.shape) if axis is None else each.movedim(axis, 0)
+            for each, axis in placed[:start]
+        ]
+        # The slices are along the first axis that is not the batch.
+        sliced = [
+            each if axis is None else each.movedim(axis, 1) for each, axis in placed[start:end]
+        ]
+        of_slices = [None if axis is None else 0 for axis in axes[start:end]]
+        step = torch.func.vmap(flattened, (*[0] * start, *of_slices, *axes[end:]))
+        results = operators.scan(step, carried, sliced, tuple(plain[end:]))
+        return [*results[:start], *(each.movedim(1, 0) for each in results[start:])]
+
+    results = below_vmap(run, [*init, *xs, *additional])
+    return trees.unflatten(results, forms[0])
+
+
 def _map(tracer: Tracer, function: Callable[..., Any], xs: Any, additional: Any = ()) -> Any:
     """Apply `function` to each slice along the first axis of `xs`."""
     xs, additional = list(xs), list(additional)
+    if any(map(is_of_vmap, [*xs, *additional])):
+        return _scan_over_batch(_unflattened(tracer, function), [], xs, additional)
     body = Body(tracer)
     arguments = [*_first_slices(tracer, xs), *additional]
     outputs, tree = trees.flatten(body.run(_unflattened(tracer, function), arguments))

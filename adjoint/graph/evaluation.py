@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from adjoint.graph.metadata import Mode, mode_of, outputs_of, source_of
-from adjoint.torch_private import trees
+from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.batches import is_for_each
 from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.modes import is_functorch_wrapper
@@ -229,6 +229,10 @@ _MEANINGS: dict[Any, Callable[..., Any]] = {
 }
 
 
+# The operators that go along the first axis of tensors: which of their arguments these are.
+_OVER_SLICES = {torch.ops.higher_order.scan: 2, torch.ops.higher_order.map_impl: 1}
+
+
 def callable_of(target: Any) -> Any:
     """What to call where an operator stands in a graph."""
     return _MEANINGS.get(target, target)
@@ -267,9 +271,10 @@ def _call(node: fx.Node, values: dict[fx.Node, Any], entry: Mode, captured: bool
 
 
 def _is_unrolled(node: fx.Node, args: Any) -> bool:
-    """A loop over a batch of `torch.func.vmap`, which knows ops and not bodies."""
-    is_loop = node.target is not torch.ops.higher_order.cond
-    return is_loop and any(map(is_functorch_wrapper, trees.leaves(args)))
+    """A loop of so many steps over a batch of `torch.func.vmap`, which knows ops and not bodies."""
+    if node.target not in _OVER_SLICES or not any(map(is_functorch_wrapper, trees.leaves(args))):
+        return False
+    return not symbols.is_unknown_number(args[_OVER_SLICES[node.target]][0].shape[0])
 
 
 def _last_uses(graph_module: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:

@@ -245,6 +245,13 @@ def is_unknown(symbol: sympy.Symbol) -> bool:
     return bool(symbol_is_type(symbol, SymT.UNBACKED_INT))
 
 
+def is_unknown_number(value: Any) -> bool:
+    """`value` is an integer that depends on what the program computes."""
+    if not isinstance(value, torch.SymInt):
+        return False
+    return any(map(is_unknown, symbols_of(expression(value))))
+
+
 def unknown_number(shape_env: ShapeEnv) -> torch.SymInt:
     """An integer that is known only when the program runs."""
     return shape_env.create_unbacked_symint()

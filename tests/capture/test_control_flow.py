@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, TypeAlias
 
 import pytest
@@ -384,3 +385,48 @@ def test_a_branch_for_each_element_of_a_batch() -> None:
     torch.testing.assert_close(adjoint.hessian(mine)(xs), func.hessian(theirs)(xs))
     inside = func.vmap(adjoint.grad(branching))(xs)
     torch.testing.assert_close(inside, func.vmap(func.grad(chosen))(xs))
+
+
+def stepping(steps: int, counter: Any, x: Tensor) -> Any:
+    def step(i: Any, x: Tensor) -> Any:
+        return i + 1, x.sin() * x.sum()
+
+    return (while_loop(lambda i, x: i < steps, step, (counter, x))[1] ** 2).sum()
+
+
+@pytest.mark.parametrize("counter", [0, torch.tensor(0)], ids=["number", "tensor"])
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_jacobians_of_a_loop(steps: int, counter: Any) -> None:
+    x, func, loop = plain(3), torch.func, partial(stepping, steps, counter)
+    written_out = partial(stepping, steps, 0)
+    torch.testing.assert_close(adjoint.hessian(loop)(x), func.hessian(written_out)(x))
+    third = func.jacrev(func.hessian(written_out))(x)
+    torch.testing.assert_close(adjoint.jacrev(adjoint.hessian(loop))(x), third)
+
+
+def scanning(x: Tensor, y: Tensor) -> Any:
+    last, each = scan(lambda c, s: (c * s.sin(), c + s * y), y.sum(), x)
+    return last * each.sum()
+
+
+def mapping(x: Tensor, y: Tensor) -> Any:
+    return map_slices(lambda s: s.sin() * s * y, x).sum()
+
+
+@pytest.mark.parametrize(
+    ("loop", "axes"),
+    [
+        *((scanning, axes) for axes in [(0, None), (None, 0), (1, 0)]),
+        *((mapping, axes) for axes in [(0, None), (1, 0)]),
+    ],
+)
+def test_a_loop_for_each_element_of_a_batch(loop: Any, axes: Any) -> None:
+    x, y, func = plain(3, 3), plain(3, 3), torch.func
+    given = x if axes[0] is not None else x[0], y if axes[1] is not None else y[0]
+
+    def total(x: Tensor, y: Tensor) -> Any:
+        return func.vmap(loop, axes)(x, y).cos().sum()
+
+    for argnum in range(2):
+        mine = adjoint.grad(total, argnum)(*given)
+        torch.testing.assert_close(mine, func.grad(total, argnum)(*given))

@@ -104,6 +104,8 @@ def test_sizes_that_only_a_run_knows() -> None:
     assert bool(size >= 0)
     known = make_fake(mode, torch.ones(3), True, "x").shape[0]
     assert not symbols.is_unknown(symbols.expression(known))  # type: ignore[arg-type]
+    assert symbols.is_unknown_number(size * 2 + 1)
+    assert not any(map(symbols.is_unknown_number, (known, 3)))
     with mode:
         assert (torch.empty((size, 3)) * 2).shape[0] == size
 
