@@ -14,6 +14,7 @@ from adjoint.graph.metadata import describe_value
 from adjoint.torch_private import trees
 from adjoint.torch_private.batches import below_vmap, is_of_vmap
 from adjoint.torch_private.checkpoint import forward_context, split_arguments
+from adjoint.torch_private.modes import is_functorch_wrapper
 from adjoint.torch_private.operators import HigherOrderOperator, dense_kernel, recorded_loop
 from adjoint.trace.interpretation import Interpreter
 from adjoint.trace.subgraph import Body, match_lifted, opaque
@@ -48,12 +49,14 @@ def _cond(
     if any(map(is_of_vmap, (pred, *flat))):
         both = [_unflattened(tracer, branch, spec) for branch in (true, false)]
         return _cond_over_batch(tracer, pred, both, flat)
+    _refuse_levels(tracer, "cond", [pred, *flat])
     bodies = [Body(tracer), Body(tracer)]
     outputs = [
         trees.flatten(body.run(_unflattened(tracer, branch, spec), flat))
         for body, branch in zip(bodies, (true, false), strict=True)
     ]
     (on_true, tree), (on_false, other_tree) = outputs
+    _refuse_levels(tracer, "cond", [*on_true, *on_false])
     _refuse_writes(tracer, "cond", bodies)
     alike = [_kind(each) for each in on_true] == [_kind(each) for each in on_false]
     if tree != other_tree or not alike:
@@ -112,6 +115,7 @@ def _while_loop(
 ) -> Any:
     """Carry values through `step` as long as `condition` holds; stack what it gives beside."""
     carried, additional = list(carried), list(additional)
+    _refuse_levels(tracer, "while_loop", [*carried, *additional])
     inside = [
         tracer.unknown_number() if isinstance(each, int) else _carried(tracer, each)
         for each in carried
@@ -119,6 +123,7 @@ def _while_loop(
     bodies = [Body(tracer), Body(tracer)]
     go_on = bodies[0].run(_unflattened(tracer, condition), [*inside, *additional])
     outputs, tree = trees.flatten(bodies[1].run(_unflattened(tracer, step), [*inside, *additional]))
+    _refuse_levels(tracer, "while_loop", [go_on, *outputs])
     _refuse_writes(tracer, "while_loop", bodies)
     lifted = match_lifted(bodies, (go_on, outputs))
     graphs = [bodies[0].close(go_on), bodies[1].close(outputs)]
@@ -148,10 +153,12 @@ def _scan(
     init, xs, additional = list(init), list(xs), list(additional_inputs)
     if any(map(is_of_vmap, [*init, *xs, *additional])):
         return _scan_over_batch(_unflattened(tracer, combine), init, xs, additional)
+    _refuse_levels(tracer, "scan", [*init, *xs, *additional])
     body = Body(tracer)
     inside = [_carried(tracer, each) for each in init]
     arguments = [*inside, *_first_slices(tracer, xs), *additional]
     outputs, tree = trees.flatten(body.run(_unflattened(tracer, combine), arguments))
+    _refuse_levels(tracer, "scan", outputs)
     _refuse_writes(tracer, "scan", [body])
     lifted = match_lifted([body], [outputs])
     node_args = (
@@ -204,9 +211,11 @@ def _map(tracer: Tracer, function: Callable[..., Any], xs: Any, additional: Any 
     xs, additional = list(xs), list(additional)
     if any(map(is_of_vmap, [*xs, *additional])):
         return _scan_over_batch(_unflattened(tracer, function), [], xs, additional)
+    _refuse_levels(tracer, "map", [*xs, *additional])
     body = Body(tracer)
     arguments = [*_first_slices(tracer, xs), *additional]
     outputs, tree = trees.flatten(body.run(_unflattened(tracer, function), arguments))
+    _refuse_levels(tracer, "map", outputs)
     _refuse_writes(tracer, "map", [body])
     lifted = match_lifted([body], [outputs])
     node_args = (
@@ -285,6 +294,18 @@ def _refuse_writes(tracer: Tracer, name: str, bodies: Sequence[Body]) -> None:
             f"an in-place write inside {name}",
             "it changes a tensor from outside, and the body may run any number of times",
             "clone the tensor in the body, and return the new value",
+            tracer.emitter.source(),
+        )
+
+
+def _refuse_levels(tracer: Tracer, name: str, values: Sequence[Any]) -> None:
+    """Of a level of `torch.func` are what the operator is given and, if its body closes over some
+    tensor of a level, what that returns."""
+    if any(map(is_functorch_wrapper, values)):
+        raise CaptureError(
+            f"{name} inside torch.func.grad, vmap, or another of its transforms",
+            "its bodies are graphs, and tensors of that transform cannot be in a graph",
+            "use adjoint.grad, vjp, jvp or jacrev there; instead of vmap, let bodies take batches",
             tracer.emitter.source(),
         )
 

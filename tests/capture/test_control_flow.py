@@ -430,3 +430,51 @@ def test_a_loop_for_each_element_of_a_batch(loop: Any, axes: Any) -> None:
     for argnum in range(2):
         mine = adjoint.grad(total, argnum)(*given)
         torch.testing.assert_close(mine, func.grad(total, argnum)(*given))
+
+
+def differentiated(function: Any, x: Tensor) -> Any:
+    return torch.func.grad(function)(x)
+
+
+def pushed_forward(function: Any, x: Tensor) -> Any:
+    return torch.func.jvp(function, (x,), (x,))
+
+
+def either_sum(x: Tensor) -> Any:
+    return cond(is_positive(x), lambda a: a.sin(), lambda a: a.cos(), (x,)).sum()
+
+
+def looping(x: Tensor) -> Any:
+    return stepping(2, torch.tensor(0), x)
+
+
+def closes_over(x: Tensor) -> Any:
+    return cond(torch.tensor(True), lambda: x.sin(), lambda: x.cos(), ()).sum()
+
+
+LEVELS = [
+    (either_sum, "cond"),
+    (closes_over, "cond"),
+    (looping, "while_loop"),
+    (lambda x: scanning(x, x), "scan"),
+    (lambda x: mapping(x, x), "map"),
+]
+
+
+@pytest.mark.parametrize("transform", [differentiated, pushed_forward])
+@pytest.mark.parametrize(("function", "name"), LEVELS)
+def test_a_body_inside_a_transform_of_torch_is_refused(
+    transform: Any, function: Any, name: str
+) -> None:
+    error = refused(lambda x: transform(function, x), lambda: plain(3))
+    assert f"{name} inside torch.func.grad" in str(error)
+    assert "use adjoint.grad" in str(error)
+    assert error.source is not None
+    assert "cond" in error.source.text or "operator(" in error.source.text
+
+
+def test_a_loop_for_each_element_of_a_batch_is_refused() -> None:
+    with pytest.raises(adjoint.CaptureError, match="while_loop inside torch"):
+        adjoint.capture(lambda x: torch.func.vmap(looping)(x), plain(3, 3))
+    with pytest.raises(adjoint.CaptureError, match="map inside torch"):
+        adjoint.capture(lambda x: torch.func.vmap(lambda y: mapping(x, y))(x), plain(3, 3))
