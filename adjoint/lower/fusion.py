@@ -21,6 +21,7 @@ from torch import fx
 from adjoint.lower.definitions import Definition, Mapped, Multiplied, Scattered
 from adjoint.lower.index import Index, linear, refined, row_major
 from adjoint.lower.items import Item, reading_through
+from adjoint.lower.reachability import Reachability
 from adjoint.lower.sizes import Size, is_one, product, quotient, same
 from adjoint.lower.views import shape_of
 
@@ -98,8 +99,12 @@ class _Fusion:
         self.stored = stored
         self.alike = alike
         self.groups: list[Group] = []
+        self.began: dict[Group, int] = {}
+        """Which group it was, from the first."""
         self.group_of: dict[fx.Node, Group] = {}
         self.waiting: dict[fx.Node, Item] = {}
+        self.reached = Reachability()
+        """Of groups, and of nodes that are in none."""
 
     def run(self, items: Iterable[Item]) -> list[Group]:
         for item in items:
@@ -165,7 +170,11 @@ class _Fusion:
             self.waiting.pop(node, None)
             self.group_of[node] = group
             self.needs[node] = _needs(group.members[node][0])
-        if group not in self.groups:
+            self.reached.add(group, self.all_needed(self.needs[node]))
+            if node in self.reached:
+                self.reached.add(node, self.reached.row(group))
+        if group not in self.began:
+            self.began[group] = len(self.began)
             self.groups.append(group)
         return True
 
@@ -185,6 +194,10 @@ class _Fusion:
         self.groups = [group for group in self.groups if group not in parts]
         for node in whole.members:
             self.group_of[node] = whole
+        for part in parts:
+            self.reached.add(whole, self.reached.row(part))
+        for part in parts:
+            self.reached.add(part, self.reached.row(whole))
         return True
 
     def merged(self, one: Group, other: Group) -> Group | None:
@@ -206,7 +219,8 @@ class _Fusion:
     def makers(self, items: Sequence[Item]) -> list[Group]:
         """Groups that compute what items read, the latest first."""
         bases = {base for item in items for base, _ in item.reads}
-        return [g for g in reversed(self.groups) if any(base in g.members for base in bases)]
+        found = {self.group_of[base] for base in bases if base in self.group_of}
+        return sorted(found, key=self.began.__getitem__, reverse=True)
 
     def candidates(self, items: Sequence[Item]) -> list[Group]:
         """Groups that compute what items read, the latest first; then those that read it."""
@@ -238,22 +252,35 @@ class _Fusion:
 
     def lead_to(self, needs: Set[fx.Node], group: Group, own: Group | None = None) -> bool:
         """Something outside the group, and not of one's own, needs the group."""
-        seen: set[int] = {id(own)}
         inside = group.members.keys() | (own.members.keys() if own else set())
-        work = [need for need in needs if need not in inside]
+        outside = [need for need in needs if need not in inside]
+        target = 0
+        for member in group.members:
+            target |= self.reached.bit(self.unit(member))
+        return bool(target & self.all_needed(outside))
+
+    def unit(self, node: fx.Node) -> Group | fx.Node:
+        return self.group_of.get(node, node)
+
+    def all_needed(self, nodes: Iterable[fx.Node]) -> int:
+        """`nodes`, and all that they need, as a set of `reached`."""
+        needed = 0
+        for node in nodes:
+            if self.unit(node) not in self.reached:
+                self.reach(node)
+            needed |= self.reached.row(self.unit(node))
+        return needed
+
+    def reach(self, node: fx.Node) -> None:
+        """Find out what a node that is in no group needs."""
+        work = [node]
         while work:
-            node = work.pop()
-            if node in group.members:
-                return True
-            maker = self.group_of.get(node)
-            if maker is None:
-                if id(node) not in seen:
-                    seen.add(id(node))
-                    work += self.needs.get(node, ())
-            elif id(maker) not in seen:
-                seen.add(id(maker))
-                work += [n for member in maker.members for n in self.needs[member]]
-        return False
+            needs = self.needs.get(work[-1], set())
+            unknown = [need for need in needs if self.unit(need) not in self.reached]
+            if unknown:
+                work += unknown
+            else:
+                self.reached.add(work.pop(), self.all_needed(needs))
 
 
 def _needs(item: Item) -> set[fx.Node]:

@@ -1,0 +1,36 @@
+"""What needs what, directly or through others, while more becomes known to."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+
+class Reachability:
+    """For each unit, the set of all that it needs and itself, as the bits of a number."""
+
+    def __init__(self) -> None:
+        self._places: dict[Hashable, int] = {}
+        self._rows: list[int] = []
+
+    def __contains__(self, unit: Hashable) -> bool:
+        return unit in self._places
+
+    def bit(self, unit: Hashable) -> int:
+        """The set of `unit` alone; of one that is not there, nothing."""
+        return 1 << self._places[unit] if unit in self._places else 0
+
+    def row(self, unit: Hashable) -> int:
+        """All that `unit` needs."""
+        return self._rows[self._places[unit]]
+
+    def add(self, unit: Hashable, needed: int) -> None:
+        """`unit` needs all of the set `needed`, and so does what needs `unit`."""
+        place = self._places.setdefault(unit, len(self._places))
+        if place == len(self._rows):
+            self._rows.append(1 << place)
+        if not needed & ~self._rows[place]:
+            return
+        needed |= self._rows[place]
+        for other, row in enumerate(self._rows):
+            if row >> place & 1:
+                self._rows[other] = row | needed
