@@ -30,6 +30,7 @@ from adjoint.runtime.calling import Graph
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import FakeTensor, fake_mode_of
+from adjoint.torch_private.graph_modules import module_of
 from adjoint.torch_private.modes import as_if_alone, is_traceable_wrapper_subclass
 
 
@@ -155,7 +156,7 @@ def _composed(graph_module: fx.GraphModule) -> fx.GraphModule:
         copies[node] = copy = graph.node_copy(node, copies.__getitem__)
         copy.meta = dict(node.meta)
         copy.target = COMPOSITIONS.get(node.target, node.target)
-    made = fx.GraphModule(graph_module, graph)
+    made = module_of(graph_module, graph)
     for name, body in subgraphs_of(graph_module).items():
         setattr(made, name, _composed(body))
     if "entry_mode" in graph_module.meta:

@@ -18,6 +18,7 @@ from adjoint.graph.operations import has_bodies
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import FakeTensorMode, fake_mode_of, new_fake_mode
+from adjoint.torch_private.graph_modules import module_of
 from adjoint.torch_private.modes import as_if_alone, enable_python_dispatcher
 
 Sizes: TypeAlias = dict[sympy.Symbol, int]
@@ -91,7 +92,7 @@ def _copied(
                 _learn(node.meta.get("val"), values[node], new)
             if "val" in node.meta:
                 copy.meta["val"] = values[node]
-    made = fx.GraphModule(graph_module, graph)
+    made = module_of(graph_module, graph)
     for name, body in bodies.items():
         setattr(made, name, body)
     if "entry_mode" in graph_module.meta:

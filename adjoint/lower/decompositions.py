@@ -18,6 +18,7 @@ from torch import fx
 from adjoint.lower.sizes import same, sizes
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import fake_mode_of
+from adjoint.torch_private.graph_modules import module_of
 from adjoint.torch_private.modes import TorchDispatchMode
 
 aten = torch.ops.aten
@@ -73,7 +74,7 @@ def rewrite(
                 several[node] = found
                 continue
         copies[node] = _copied(graph, node, copies)
-    made = fx.GraphModule(graph_module, graph)
+    made = module_of(graph_module, graph)
     made.meta = dict(graph_module.meta)
     return made
 

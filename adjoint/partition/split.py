@@ -26,6 +26,7 @@ from adjoint.graph.metadata import (
 )
 from adjoint.graph.purity import must_run, remove_dead_code
 from adjoint.partition.flow import UNBOUNDED, Network
+from adjoint.torch_private.graph_modules import module_of
 from adjoint.torch_private.operators import OpOverload
 from adjoint.torch_private.symbols import expression, hint
 
@@ -510,7 +511,7 @@ def _extract(
         copy.meta = dict(node.meta)
         copies[node] = copy
     graph.output(tuple(copies[n] if isinstance(n, fx.Node) else n for n in outputs))
-    extracted = fx.GraphModule(module, graph)
+    extracted = module_of(module, graph)
     # The module has the bodies of operators, which may draw random numbers.
     remove_dead_code(graph)
     if "entry_mode" in module.meta:

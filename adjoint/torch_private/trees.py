@@ -71,6 +71,16 @@ def leaves(tree: Any) -> list[Any]:
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """`tree` with `function` applied to each leaf."""
+    # Most trees are the arguments of an op, and there are very many of them: by hand.
+    kind = type(tree)
+    if kind is tuple:
+        return tuple([map_leaves(function, each) for each in tree])
+    if kind is list:
+        return [map_leaves(function, each) for each in tree]
+    if kind is dict:
+        return {key: map_leaves(function, each) for key, each in tree.items()}
+    if not issubclass(kind, tuple) and kind not in _pytree.SUPPORTED_NODES:
+        return function(tree)
     return _pytree.tree_map(
         lambda leaf: _size_of(map(function, leaf)) if _is_size(leaf) else function(leaf),
         tree,

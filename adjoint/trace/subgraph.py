@@ -11,6 +11,7 @@ from torch import fx
 from adjoint.errors import CaptureError
 from adjoint.graph.metadata import Mode
 from adjoint.graph.purity import remove_dead_code
+from adjoint.torch_private.graph_modules import module_of
 from adjoint.trace.emission import Emitter, current_mode
 from adjoint.trace.tracer import Scope, Tracer
 
@@ -23,7 +24,7 @@ def graph_module(emitter: Emitter, entry: Mode) -> fx.GraphModule:
             root.register_buffer(name, value)
         else:
             setattr(root, name, value)
-    module = fx.GraphModule(root, emitter.graph)
+    module = module_of(root, emitter.graph)
     module.meta["entry_mode"] = entry
     return module
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
 import torch
 
 from adjoint.torch_private import trees
@@ -20,6 +23,22 @@ def test_paths_are_python() -> None:
 
 def test_a_function_of_each_leaf() -> None:
     assert trees.map_leaves(str, TREE) == {"a": ["1", ("2", "None")], "b": "3"}
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+def test_containers_stay_what_they_are() -> None:
+    named: Any = torch.return_types.max
+    tree = [Point(1, [2]), OrderedDict(a=3), named((4, 5)), None]
+    mapped = trees.map_leaves(lambda leaf: [leaf], tree)
+    assert mapped[0] == Point([1], [[2]])
+    assert mapped[1] == OrderedDict(a=[3])
+    assert (mapped[2].values, mapped[2].indices) == ([4], [5])
+    assert mapped[3] == [None]
+    assert [type(each) for each in mapped[:3]] == [type(each) for each in tree[:3]]
 
 
 def test_sizes_stay_sizes() -> None:

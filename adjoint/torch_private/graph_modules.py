@@ -1,0 +1,15 @@
+"""Graphs as modules."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+
+def module_of(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """`graph` as a module with the attributes of `root`.
+
+    Its Python code is written when it is called or shown, which most graphs never are.
+    """
+    return _LazyGraphModule(root, graph)
