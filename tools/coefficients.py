@@ -230,6 +230,56 @@ def error_functions() -> Iterator[Wanted]:
         )
 
 
+# erfinv(x) / x is a smooth function of w = -log(1 - x**2), and for large w of its root.
+ERFINV_MIDDLE = mpf("1.25")
+ERFINV_TAIL_MIDDLE = {"f32": mpf(3), "f64": mpf(4)}
+
+
+def erfinv_ratio(w: mpf) -> mpf:
+    """erfinv(x) / x: the zero of log(erfc(y)) - log(1 - x), by Newton's method."""
+    x = mp.sqrt(-mp.expm1(-w))
+    if w < 1:
+        return mp.erfinv(x) / x
+    goal = -w - mp.log1p(x)
+    y = mp.sqrt(-goal)
+    while True:
+        tail = mp.erfc(y)
+        step = (mp.log(tail) - goal) * tail * mp.exp(y**2) * mp.sqrt(mp.pi) / 2
+        y += step
+        if abs(step) < mp.eps**0.75:
+            return y / x
+
+
+def inverse_error_function() -> Iterator[Wanted]:
+    def of_offset(v: mpf) -> mpf:
+        return erfinv_ratio(v + ERFINV_MIDDLE)
+
+    yield Wanted(
+        "ERFINV",
+        lambda v: of_offset(v) - 1,
+        lambda v: 1 / of_offset(v),
+        mpf("1e-12") - ERFINV_MIDDLE,
+        mpf("6.51") - ERFINV_MIDDLE,
+        {"f32": 10, "f64": 23},
+        "erfinv(x) = x + x p(w - 1.25) with w = -log(1 - x**2) <= 6.5",
+    )
+    for name, high, degree in (("f32", "15.95", 7), ("f64", "36.05", 27)):
+        middle = ERFINV_TAIL_MIDDLE[name]
+
+        def of_root(v: mpf, middle: mpf = middle) -> mpf:
+            return erfinv_ratio((v + middle) ** 2)
+
+        yield Wanted(
+            f"ERFINV_TAIL_{name.upper()}",
+            lambda v, of_root=of_root: of_root(v) - 2,
+            lambda v, of_root=of_root: 1 / of_root(v),
+            mp.sqrt(mpf("6.49")) - middle,
+            mp.sqrt(mpf(high)) - middle,
+            {name: degree},
+            f"erfinv(x) = 2 x + x p(sqrt(w) - {middle}) for 6.5 <= w <= {high}",
+        )
+
+
 def constants() -> Iterator[tuple[str, mpf, int | None]]:
     """Name, value, and to how many bits less than the type's the first part is cut, if at all."""
     yield "LN2", mp.log(2), 11
@@ -280,7 +330,8 @@ def main() -> None:
     for start in range(0, len(digits), 80):
         print(f'    "{digits[start : start + 80]}"')
     print("    , 16)")
-    for wanted in chain(catalogue(), inverse_functions(), error_functions()):
+    kinds = (catalogue(), inverse_functions(), error_functions(), inverse_error_function())
+    for wanted in chain(*kinds):
         print(f"# {wanted.meaning}.")
         print(f"{wanted.name}: Mapping[str, tuple[float, ...]] = {{")
         for precision, degree in wanted.degree.items():

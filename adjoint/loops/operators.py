@@ -105,7 +105,8 @@ def _shift_right(a: Any, b: Any) -> Any:
 
 
 _MATH = (
-    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sigmoid", "erf", "erfc"),
+    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sigmoid"),
+    *("erf", "erfc", "erfinv"),
     *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
 )
 

@@ -375,6 +375,7 @@ TABLE: dict[Any, Pointwise] = {
     aten.eq.Tensor: _P(binary("eq"), compares=True),
     aten.erf.default: _P(unary("erf")),
     aten.erfc.default: _P(unary("erfc")),
+    aten.erfinv.default: _P(unary("erfinv")),
     aten.exp.default: _P(exp),
     aten.exp2.default: _P(unary("exp2")),
     aten.expm1.default: _P(unary("expm1")),

@@ -29,7 +29,7 @@ UNARY = [
     *(aten.nan_to_num, aten.neg, aten.positive, aten.rad2deg, aten.reciprocal, aten.relu),
     *(aten.round, aten.rsqrt, aten.sgn, aten.sigmoid, aten.sign, aten.signbit, aten.silu),
     *(aten.sin, aten.sinc, aten.sinh, aten.softplus, aten.sqrt, aten.square, aten.tan, aten.tanh),
-    *(aten.trunc,),
+    *(aten.erfinv, aten.trunc),
 ]
 
 BINARY = [
