@@ -354,7 +354,7 @@ def _fitted(
             return None
         finer = _finer_rows(shape, columns, item.shape)
     # The columns of a product, and what it sums over, are not taken apart.
-    if finer is None or (group.product is not None and len(finer) > 2 and finer[-2:] != shape[-2:]):
+    if finer is None or (group.product is not None and finer[-2:] != shape[-2:]):
         return None
     shape = finer
     for base, index in item.reads:

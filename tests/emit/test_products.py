@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,8 @@ from adjoint.emit.nvptx import emit_module
 from adjoint.loops.statements import Kernel
 from adjoint.lower.planning import lower
 from adjoint.runtime.gpu.assembly import assemble
+from tests.emit.test_nvptx import ASSEMBLER, HOPPER, said_of
 from tests.lowering import graph_of, launches
-
-HOPPER = (9, 0)
-ASSEMBLER = shutil.which("ptxas")
 
 X, W, B = torch.empty(131072, 128), torch.empty(128, 128), torch.empty(128)
 NARROW, PLACES = torch.empty(131072, 20), torch.zeros(131072, dtype=torch.int64)
@@ -82,10 +78,7 @@ def test_kernels_become_assembly(name: str) -> None:
 @pytest.mark.skipif(ASSEMBLER is None, reason="there is no ptxas on this machine")
 @pytest.mark.parametrize("name", CASES)
 def test_the_assembler_finds_registers_for_all(name: str, tmp_path: Path) -> None:
-    source = tmp_path / "kernel.ptx"
-    source.write_text(code(name))
-    command = [str(ASSEMBLER), "-arch=sm_90", "-v", str(source), "-o", str(tmp_path / "code")]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    assert re.search(r"0 bytes spill stores", said), said
+    said = said_of(emit_module([kernel(name)], wide=True), tmp_path)
+    assert "0 bytes spill stores" in said
     # Two teams at a time.
     assert int(re.findall(r"Used (\d+) registers", said)[0]) <= 128

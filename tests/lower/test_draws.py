@@ -402,6 +402,7 @@ def test_kernels_for_a_gpu_draw_the_same(op: Any) -> None:
     assert why_not_recorded(plan) == ""
     (found,) = grid_program(plan)([x, seeds()])
     (expected,) = drawn(lambda x: [call(x)], x)
+    # The same numbers; the functions made of them are rounded by other instructions there.
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -422,7 +423,8 @@ def test_rows_worked_on_some_at_a_time_draw_the_same() -> None:
     assert any(isinstance(step, Tiles) for step in program.plan.steps)
     (found,) = program([x, w, seeds()])
     expected = (x @ w).sin() * masked(x) * (1 / 0.7) @ w
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    # Products add up in another order.
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("columns", [7, 96, 2000])
