@@ -36,13 +36,13 @@ from adjoint.loops.statements import (
     Update,
     expressions,
 )
-from adjoint.loops.teams import DEPTH, HEIGHT, QUAD, WARP, WIDTH, Tile
+from adjoint.loops.teams import HEIGHT, QUAD, WARP, WIDTH, Tile
 
 # So that quads of neighbouring rows are not in the same bank of memory.
 PADDING = 4
 
-# Turns of the innermost loop that are written out: all would take long to compile.
-AT_ONCE = 2
+# Multiplications of the innermost loop that are written out: all would take long to compile.
+AT_ONCE = 128
 
 # Quads of results for which memory is asked at a time.
 AHEAD = 2
@@ -147,7 +147,7 @@ class ProductBody(TeamBody):
         super().__init__(kernel, wanted, wide)
         assert kernel.tile is not None
         self.tile: Tile = kernel.tile
-        self.half = DEPTH * (self.tile.rows + self.tile.columns + 2 * PADDING)
+        self.half = self.tile.depth * (self.tile.rows + self.tile.columns + 2 * PADDING)
         self.memory = f"@{kernel.name}.tile"
         kind = f"[{2 * self.half} x float]"
         self.globals.append(f"{self.memory} = internal addrspace(3) global {kind} undef, align 16")
@@ -245,12 +245,12 @@ class ProductBody(TeamBody):
                 tile.columns,
                 self.column,
                 str(self.columns),
-                DEPTH * (tile.rows + PADDING),
+                tile.depth * (tile.rows + PADDING),
                 self._column_names,
                 inner if tile.along else four.counter,
             ),
         )
-        turns = -(-self.depth // DEPTH)
+        turns = -(-self.depth // tile.depth)
         quads = self._quads("0")
         self._read(quads)
         self._put(quads, "0")
@@ -286,6 +286,7 @@ class ProductBody(TeamBody):
         rows, columns = self.tile.own
         left, right = self.sides
         self.wanted.intrinsics.add("declare float @llvm.fma.f32(float, float, float)")
+        at_once = AT_ONCE // (rows * columns)
         self.count += 1
         label = f"deep{self.count}"
         self.lines += [
@@ -294,7 +295,7 @@ class ProductBody(TeamBody):
             f"  br label %{label}",
             f"{label}:",
             f"  %{label}.turn = phi i64 [ 0, %{label}.from ], [ %{label}.next, %{label} ]",
-            f"  %{label}.next = add nuw nsw i64 %{label}.turn, {AT_ONCE}",
+            f"  %{label}.next = add nuw nsw i64 %{label}.turn, {at_once}",
         ]
         totals = [self.line(f"load float, ptr {each}") for each in self.totals]
         starts: list[str] = []
@@ -302,7 +303,7 @@ class ProductBody(TeamBody):
             first = self.number("add", self.number("add", half, side.begin), own)
             deep = self.number("mul", f"%{label}.turn", side.step)
             starts.append(self._shared(self.number("add", first, deep)))
-        for turn in range(AT_ONCE):
+        for turn in range(at_once):
             ours = self._fragment(starts[0], turn * left.step, rows, HEIGHT)
             theirs = self._fragment(starts[1], turn * right.step, columns, WIDTH)
             pairs = [(x, y) for x in ours for y in theirs]
@@ -313,7 +314,7 @@ class ProductBody(TeamBody):
         for each, total in zip(self.totals, totals, strict=True):
             self.lines.append(f"  store float {total}, ptr {each}")
         self.lines += [
-            f"  %{label}.more = icmp ult i64 %{label}.next, {DEPTH}",
+            f"  %{label}.more = icmp ult i64 %{label}.next, {self.tile.depth}",
             f"  br i1 %{label}.more, label %{label}, label %{label}.end",
             f"{label}.end:",
         ]
@@ -336,19 +337,16 @@ class ProductBody(TeamBody):
         return [
             self._quad(side, turn, which)
             for side in self.sides
-            for which in range(-(-side.extent * DEPTH // QUAD // self.team))
+            for which in range(-(-side.extent * self.tile.depth // QUAD // self.team))
         ]
 
     def _quad(self, side: _Side, turn: str, which: int) -> _Quad:
-        count = side.extent * DEPTH // QUAD
+        count = side.extent * self.tile.depth // QUAD
         number = self.number("add", "%thread", which * self.team)
-        if count < self.team:
+        if (which + 1) * self.team > count:
             # Several bring the same.
             number = self.number("urem", number, count)
-        in_a_row = (DEPTH if side.along else side.extent) // QUAD
-        quad, rest = self.number("urem", number, in_a_row), self.number("udiv", number, in_a_row)
-        start = self.number("mul", quad, QUAD)
-        depth, place = (start, rest) if side.along else (rest, start)
+        depth, place = self._place_along(side, number) if side.along else self._place(side, number)
         goal = self.number("add", self.number("mul", depth, side.step), place)
         names, is_there = self._depth_names(side, turn, depth)
         place = self.number("add", side.origin, place)
@@ -363,13 +361,27 @@ class ProductBody(TeamBody):
             side.step if side.along else 1,
         )
 
+    def _place(self, side: _Side, number: str) -> tuple[str, str]:
+        """Where in the sum a quad is, and where in the tile."""
+        wide = side.extent // QUAD
+        place = self.number("mul", self.number("urem", number, wide), QUAD)
+        return self.number("udiv", number, wide), place
+
+    def _place_along(self, side: _Side, number: str) -> tuple[str, str]:
+        """The same; threads side by side have two quads of one row, and then of the next, so that
+        they put them into different banks."""
+        pair, low = self.number("udiv", number, 2), self.number("urem", number, 2)
+        place, high = self.number("urem", pair, side.extent), self.number("udiv", pair, side.extent)
+        quad = self.number("add", self.number("mul", high, 2), low)
+        return self.number("mul", quad, QUAD), place
+
     def _depth_names(self, side: _Side, turn: str, depth: str) -> tuple[dict[str, str], str | None]:
         """Where in the sum, and whether it goes on so far."""
         quads, four = self.parts.inner
-        whole = self.number("mul", turn, DEPTH // QUAD)
+        whole = self.number("mul", turn, self.tile.depth // QUAD)
         quad = self.number("add", whole, self.number("udiv", depth, QUAD))
         is_there = None
-        if self.depth % DEPTH:
+        if self.depth % self.tile.depth:
             is_there = self.line(f"icmp ult i64 {quad}, {self.depth // QUAD}")
             quad = self.least(quad, str(self.depth // QUAD - 1))
         names = {quads.counter: quad}

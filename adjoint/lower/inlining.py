@@ -13,7 +13,6 @@ from torch import fx
 
 from adjoint.loops.expressions import Apply, walk
 from adjoint.loops.operators import COSTLY
-from adjoint.loops.teams import tile_of
 from adjoint.lower.definitions import CONSTANTS, Definition, Mapped, Multiplied
 from adjoint.lower.index import linear
 from adjoint.lower.items import Item, Recorder, base_of, reading_through, strides_of
@@ -55,19 +54,33 @@ def _is_worth_it(item: Item, items: Mapping[fx.Node, Item]) -> bool:
         return False
     if not _is_read_by_items_alone(node, items):
         return False
-    element = definition.element(item.index, Recorder())
-    applied = [each for each in walk(element) if isinstance(each, Apply)]
-    functions = sum(each.operator in COSTLY for each in applied)
-    if len(applied) > MOST_OPERATORS or functions > MOST_FUNCTIONS:
+    operators, functions = _effort(item)
+    if _is_too_much(operators, functions):
         return False
-    effort = len(applied) + (A_FUNCTION - 1) * functions
+    effort = operators + (A_FUNCTION - 1) * functions
     if not all(_has_time(items[reader], node, item, effort) for reader in _readers(node)):
         return False
-    is_trifle = len(applied) <= A_TRIFLE and not functions
+    is_trifle = operators <= A_TRIFLE and not functions
     if not is_trifle and not _is_read_once_an_element(node, item.count, items):
         return False
-    most = _bytes(node, item.count) * (FOR_PRODUCTS if _is_for_products(node, items) else 1)
+    most = bytes_of(node, item.count) * (FOR_PRODUCTS if _is_for_products(node, items) else 1)
     return _bytes_read(item) <= most
+
+
+def is_long(item: Item) -> bool:
+    """It takes too much to be computed again."""
+    return _is_too_much(*_effort(item))
+
+
+def _is_too_much(operators: int, functions: int) -> bool:
+    return operators > MOST_OPERATORS or functions > MOST_FUNCTIONS
+
+
+def _effort(item: Item) -> tuple[int, int]:
+    """How many operators an element takes, and how many of them are functions that take long."""
+    element = item.definition.element(item.index, Recorder())
+    applied = [each for each in walk(element) if isinstance(each, Apply)]
+    return len(applied), sum(each.operator in COSTLY for each in applied)
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
@@ -100,7 +113,7 @@ def _has_time(reader: Item, node: fx.Node, item: Item, effort: int) -> bool:
     assert isinstance(right, fx.Node)
     columns = reader.domain[1]
     assert isinstance(columns, int)
-    tiles = -(-columns // tile_of(columns).columns)
+    tiles = -(-columns // reader.definition.tile.columns)
     is_left = base_of(left) is node and base_of(right) is not node
     return is_left and not item.gathers and effort * tiles <= MOST_IN_PRODUCTS
 
@@ -109,7 +122,7 @@ def _is_for_products(node: fx.Node, items: Mapping[fx.Node, Item]) -> bool:
     return all(isinstance(items[n].definition, Multiplied) for n in _readers(node))
 
 
-def _bytes(node: fx.Node, count: Size) -> int:
+def bytes_of(node: fx.Node, count: Size) -> int:
     """What a pass through so many elements of a tensor takes from memory."""
     size: int = node.meta["val"].dtype.itemsize
     return min(estimate(count), estimate(product(shape_of(node)))) * size
@@ -119,10 +132,10 @@ def _bytes_read(item: Item) -> float:
     """What computing all elements takes from memory; too much, where neighbours lie apart."""
     taken = 0
     for base, index in dict.fromkeys(item.reads):
-        if not _is_small(base, item.count):
+        if not is_small(base, item.count):
             if not _lies_along(item, base, index):
                 return math.inf
-            taken += _bytes(base, item.count)
+            taken += bytes_of(base, item.count)
     return taken
 
 
@@ -134,6 +147,6 @@ def _lies_along(item: Item, base: fx.Node, index: Where) -> bool:
     return isinstance(step, int) and step <= 1
 
 
-def _is_small(base: fx.Node, count: Size) -> bool:
+def is_small(base: fx.Node, count: Size) -> bool:
     """It is read again and again, and so from a cache."""
     return estimate(product(shape_of(base))) * 8 <= estimate(count)

@@ -45,6 +45,7 @@ from adjoint.lower.items import Item, base_of, item_of, strides_of, text_of
 from adjoint.lower.nests import nest_of, parts_of, sum_of_parts
 from adjoint.lower.operands import Nest
 from adjoint.lower.products import is_plain_product, product_nest, product_of
+from adjoint.lower.rereading import read_less
 from adjoint.lower.sizes import Size, simplified, size_of
 from adjoint.lower.tiling import Region, Unit, is_product, row_stride, side_of, tiled
 from adjoint.lower.views import PARTS, shape_of, view_of
@@ -242,7 +243,10 @@ class _Planning:
 
     def _fuse(self, live: Iterable[fx.Node]) -> None:
         outside = {base_of(node) for node in self._needed_outside(live)}
-        for group in fuse(self.items.values(), self.needs, outside, alike=self.has_grids):
+        groups = fuse(self.items.values(), self.needs, outside, alike=self.has_grids)
+        if self.has_grids:
+            groups = read_less(groups, self.items, outside)
+        for group in groups:
             if is_plain_product(group):
                 (node,) = group.members
                 del self.items[node]

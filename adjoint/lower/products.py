@@ -28,7 +28,10 @@ from adjoint.torch_private.cuda import products_are_exact
 
 aten = torch.ops.aten
 
-# With so many rows, a machine of very many threads is busy with them.
+# With fewer rows, all of a product is a few tiles.
+LEAST_ROWS = 256
+
+# So many rows there are, if no one knows.
 TALL = 1 << 14
 
 # Columns, and what is summed over.
@@ -47,10 +50,13 @@ def product_of(node: fx.Node) -> Multiplied | None:
     assert isinstance(x, fx.Node)
     assert isinstance(y, fx.Node)
     (rows, inner), (_, columns) = shape_of(x), shape_of(y)
-    if not (_is_narrow(inner) and _is_narrow(columns) and estimate(rows, TALL) >= TALL):
+    if not (_is_narrow(inner) and _is_narrow(columns) and estimate(rows, TALL) >= LEAST_ROWS):
         return None
     along = _lies_along(y, 0)
     if not _lies_along(x, 1) or not (along or _lies_along(y, 1)) or not products_are_exact():
+        return None
+    tile = tile_of(estimate(rows, TALL), estimate(columns), estimate(inner), along)
+    if tile is None:
         return None
 
     def left(index: Where, reader: Reader) -> Expression:
@@ -69,7 +75,7 @@ def product_of(node: fx.Node) -> Multiplied | None:
         lambda total, reader: total,
         left=left,
         right=right,
-        along=along,
+        tile=tile,
     )
 
 
@@ -113,7 +119,7 @@ class _Product(Checked, Builder):
         assert isinstance(inner, int)
         shape = [*group.shape[:-2], columns // QUAD, QUAD, inner // QUAD, QUAD]
         super().__init__(group, stored, None, shape=shape)
-        self.tile = tile_of(columns, definition.along)
+        self.tile = definition.tile
         high, wide = _tiles(self.rows, self.tile.rows), _tiles(columns, self.tile.columns)
         self.grid = Grid(product([high, wide]))
 

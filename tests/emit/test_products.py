@@ -29,6 +29,8 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "more columns": (lambda x, w: [-(x @ w)], [X, torch.empty(128, 64)]),
     "two tiles": (lambda x, w: [-(x @ w)], [X, torch.empty(128, 256)]),
     "rows left over": (lambda x, w, y: [(x @ w) * y], [X[:-5], W, X[:-5]]),
+    "few rows": (lambda x, w, b, y: [silu(x @ w.t() + b) * y], [X[:4096], W, B, X[:4096]]),
+    "fewer rows than tiles have": (lambda x, w: [-(x @ w)], [X[:333, :36].contiguous(), W[:36]]),
     "gathered": (lambda x, w, h, i: [(x @ w) * h[i]], [X, W, torch.empty(64, 128), PLACES]),
 }
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from adjoint.loops.teams import BLOCK, HEIGHT, WIDTH, block_of, tile_of
+from adjoint.loops.teams import BLOCK, HEIGHT, WIDTH, Tile, block_of, tile_of
 
 
 def test_teams_larger_than_a_warp_have_a_block_each() -> None:
@@ -9,8 +9,17 @@ def test_teams_larger_than_a_warp_have_a_block_each() -> None:
 
 def test_a_tile_is_as_wide_as_the_columns_about_and_threads_share_it_out() -> None:
     for columns, width in ((16, 32), (36, 64), (64, 64), (128, 128), (512, 128)):
-        tile = tile_of(columns)
+        tile = tile_of(1 << 17, columns, 128)
+        assert tile is not None
         assert tile.columns == width
         assert tile.team == 256
         (rows, own), (high, wide) = tile.own, tile.warps
         assert (rows * HEIGHT * high, own * WIDTH * wide) == (tile.rows, tile.columns)
+
+
+def test_where_tiles_would_be_few_they_are_small_and_deep() -> None:
+    assert tile_of(4096, 128, 128) == Tile(32, 64, (4, 4), 32, False)
+    assert tile_of(4096, 20, 128) == Tile(32, 32, (4, 4), 32, False)
+    assert tile_of(4096, 128, 20) == Tile(32, 64, (4, 4), 24, False)
+    # Too much for small tiles, and too few for large ones.
+    assert tile_of(4096, 256, 256) is None

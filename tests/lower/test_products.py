@@ -108,9 +108,22 @@ def test_rows_of_rows() -> None:
     check(lambda x, w, b: [silu(torch.nn.functional.linear(x, w) + b)], x, w, b)
 
 
+@pytest.mark.parametrize(("inner", "columns"), [(16, 16), (20, 128), (128, 20), (36, 64), (64, 36)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_product_of_few_rows(inner: int, columns: int, transposed: bool) -> None:
+    x, y = torch.randn(333, inner), torch.randn(333, columns)
+    w = torch.randn(columns, inner).t() if transposed else torch.randn(inner, columns)
+    (found,), called = products(lambda x, w, y: [silu(x @ w) * y], x, w, y)
+    assert found.kernel.tile is not None
+    assert found.kernel.tile.rows == 32
+    assert called == 0
+    check(lambda x, w, y: [silu(x @ w) * y], x, w, y)
+
+
 @pytest.mark.parametrize(
     ("left", "right"),
     [
+        (torch.empty(4096, 256), torch.empty(256, 256)),  # neither tall nor small
         (torch.empty(64, 32), torch.empty(32, 32)),  # few rows
         (torch.empty(ROWS, 30), torch.empty(30, 32)),  # not in quads
         (torch.empty(ROWS, 32), torch.empty(32, 1024)),  # wide

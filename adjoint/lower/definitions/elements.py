@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from adjoint.loops.expressions import Constant, Expression
+from adjoint.loops.teams import Tile
 from adjoint.lower.index import Index
 from adjoint.lower.sizes import Size
 from adjoint.lower.views import Where
@@ -74,8 +75,8 @@ class Multiplied(Reduced):
 
     left: Element
     right: Element
-    along: bool
-    """Neighbours of the right matrix lie along k, not along its columns."""
+    tile: Tile
+    """What a team computes at a time."""
 
 
 @dataclass(frozen=True)
