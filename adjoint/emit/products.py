@@ -31,6 +31,7 @@ from adjoint.loops.statements import (
     Assign,
     Kernel,
     Loop,
+    Merge,
     Statement,
     Store,
     Update,
@@ -509,10 +510,14 @@ class ProductBody(TeamBody):
 
     def _store(self, result: _Result) -> None:
         stores: dict[int, list[tuple[str, str, torch.dtype]]] = {}
+        merges = [each for each in self.parts.after if isinstance(each, Merge)]
         for place in result.places:
             with self._at(place, self.parts.columns[-1].counter):
                 for number, statement in enumerate(self.parts.after):
-                    if isinstance(statement, Store):
+                    if isinstance(statement, Merge):
+                        # Before the branch, as all that may be used after it.
+                        self.value(statement.value)
+                    elif isinstance(statement, Store):
                         dtype = statement.value.dtype
                         goal = self.element(statement.buffer, statement.offset, dtype)
                         made = (goal, self.value(statement.value), dtype)
@@ -527,5 +532,11 @@ class ProductBody(TeamBody):
             self.lines += [f"  br {way}", f"{label}:"]
         for goal, value, dtype in (each for neighbours in stores.values() for each in neighbours):
             self.store(goal, value, dtype)
+        for place in result.places if merges else ():
+            with self._at(place, self.parts.columns[-1].counter):
+                self.written_out = self.parts.columns[-1]
+                for each in merges:
+                    self.atomic(each)
+                self.written_out = None
         if result.is_there is not None:
             self.lines += [f"  br label %{label}.end", f"{label}.end:"]

@@ -345,7 +345,7 @@ def _fitted(
             return None
         finer = refined(shape, item.shape)
     else:
-        if columns is None or item.is_reduction or alone:
+        if columns is None or alone or (item.is_reduction and not _is_scattered_by(group, item)):
             return None
         rows = quotient(group.count, columns)
         if rows is None or not same(rows, item.count):
@@ -380,6 +380,11 @@ def _goes_with_products(item: Item, group: Group, level: Level) -> bool:
         and any(base in group.members for base, _ in item.reads)
         and len(_beside(group) | _beside(item)) <= MOST_BESIDE
     )
+
+
+def _is_scattered_by(group: Group, item: Item) -> bool:
+    """What is made of a product may be added to memory instead of stored."""
+    return group.product is not None and isinstance(item.definition, Scattered)
 
 
 def _beside(of: Group | Item) -> set[fx.Node]:

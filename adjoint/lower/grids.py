@@ -32,7 +32,7 @@ from adjoint.loops.teams import WARP, most_copies, turns_of
 from adjoint.lower.definitions import Mapped, Reduced, Scattered
 from adjoint.lower.fusion import Group, Level
 from adjoint.lower.index import Axis, linear, of_axis, row_major, unravelled
-from adjoint.lower.items import Item, strides_of
+from adjoint.lower.items import Item
 from adjoint.lower.nests import FEW_COLUMNS, Builder, cleared, kept_index, share
 from adjoint.lower.operands import CHUNKS, Checked, Nest
 from adjoint.lower.sizes import Size, estimate, product, quotient, same
@@ -78,7 +78,7 @@ def grids_of(group: Group, stored: set[fx.Node]) -> list[Nest]:
         last = quotient(shape[-1], width)
         assert last is not None
         shape[-1:] = [last, width]
-    before = [_Grid(group, stored, shape, width).ready(item) for item in _scatters(group)]
+    before = ready_for(group, stored)
     after = [_Grid(group, stored, shape, width).put_together(item) for item in _sums(group)]
     main = _Grid(group, stored, shape, width)
     main.remarks += [by_tiles] if by_tiles else []
@@ -91,8 +91,11 @@ def _sums(group: Group) -> list[Item]:
     return [i for i, at in members if at is Level.AFTER and isinstance(i.definition, Reduced)]
 
 
-def _scatters(group: Group) -> list[Item]:
-    return [item for item in group.items if isinstance(item.definition, Scattered)]
+def ready_for(group: Group, stored: set[fx.Node]) -> list[Nest]:
+    """Kernels that store what scatters of the group add to."""
+    scatters = [item for item in group.items if isinstance(item.definition, Scattered)]
+    alone = [Group(item.shape, members={item.node: (item, Level.AFTER)}) for item in scatters]
+    return [_Grid(each, stored, each.shape, 1).ready(*each.items) for each in alone]
 
 
 def _width(group: Group, shape: list[Size]) -> int:
@@ -293,11 +296,9 @@ class _Grid(Checked, Builder):
     def _partial_sum(self, item: Item) -> Statement:
         definition, index = item.definition, self.index_of(item)
         assert not isinstance(definition, Mapped)
-        value = definition.element(index, self)
         if isinstance(definition, Scattered):
-            place = linear(definition.place(index, self), strides_of(item.node))
-            name, offset = self.operand(item.node), self.position(place)
-            return Merge(name, offset, definition.operator, value, shared=True)
+            return self.scattered(item, index)
+        value = definition.element(index, self)
         if self._is_total(item) or self._is_kept_by_threads(item):
             return Update(self._total(item), definition.operator, value)
         name = self.operand(self._partial(item))

@@ -54,7 +54,7 @@ from adjoint.lower.index import (
     row_major,
     unravelled,
 )
-from adjoint.lower.items import Item, constant_at, resolve
+from adjoint.lower.items import Item, constant_at, resolve, strides_of
 from adjoint.lower.operands import CHUNKS, Nest, Operands
 from adjoint.lower.sizes import Size, is_one, product, quotient, same
 from adjoint.lower.views import Where, shape_of
@@ -443,6 +443,15 @@ class Builder(Operands):
         offset = self.position(linear(place, row_major(shape)))
         start = self.thread * self.size(scratch.count)
         return Merge(self.operand(scratch), start + offset, definition.operator, value)
+
+    def scattered(self, item: Item, index: Where) -> Merge:
+        """An element added where others may be added at the same time."""
+        definition = item.definition
+        assert isinstance(definition, Scattered)
+        value = definition.element(index, self)
+        place = linear(definition.place(index, self), strides_of(item.node))
+        name, offset = self.operand(item.node), self.position(place)
+        return Merge(name, offset, definition.operator, value, shared=True)
 
     def _is_total(self, item: Item) -> bool:
         return isinstance(item.definition, Reduced) and is_one(product(shape_of(item.node)))

@@ -44,7 +44,7 @@ from adjoint.lower.inlining import inlined
 from adjoint.lower.items import Item, base_of, item_of, strides_of, text_of
 from adjoint.lower.nests import nest_of, parts_of, sum_of_parts
 from adjoint.lower.operands import Nest
-from adjoint.lower.products import is_plain_product, product_nest, product_of
+from adjoint.lower.products import is_plain_product, product_nests, product_of
 from adjoint.lower.rereading import read_less
 from adjoint.lower.sizes import Size, simplified, size_of
 from adjoint.lower.tiling import Region, Unit, is_product, row_stride, side_of, tiled
@@ -391,7 +391,7 @@ class _Planning:
 
     def _nests(self, group: Group, stored: set[fx.Node]) -> list[Nest]:
         if group.product is not None:
-            return [product_nest(group, stored)]
+            return product_nests(group, stored)
         return grids_of(group, stored) if self.has_grids else [nest_of(group, stored)]
 
     def _prepare(self, group: Group, region: Region | None = None) -> set[fx.Node]:

@@ -16,8 +16,9 @@ from adjoint.loops.expressions import Constant, Counter, Expression, Name, integ
 from adjoint.loops.plan import Grid
 from adjoint.loops.statements import Accumulator, Assign, Loop, Mapping, Statement, Update
 from adjoint.loops.teams import QUAD, tile_of
-from adjoint.lower.definitions import Mapped, Multiplied, Reader
+from adjoint.lower.definitions import Multiplied, Reader, Scattered
 from adjoint.lower.fusion import Group
+from adjoint.lower.grids import ready_for
 from adjoint.lower.index import Axis, linear, of_axis
 from adjoint.lower.items import Item, base_of, resolve, strides_of
 from adjoint.lower.nests import Builder, kept_index
@@ -103,10 +104,10 @@ def is_plain_product(group: Group) -> bool:
     return plain and isinstance(inner, int) and inner > SHORT
 
 
-def product_nest(group: Group, stored: set[fx.Node]) -> Nest:
-    """The kernel that computes a group with a product."""
+def product_nests(group: Group, stored: set[fx.Node]) -> list[Nest]:
+    """The kernels that compute a group with a product."""
     assert group.product is not None
-    return _Product(group, stored, group.product).nest_of_tiles()
+    return [*ready_for(group, stored), _Product(group, stored, group.product).nest_of_tiles()]
 
 
 class _Product(Checked, Builder):
@@ -154,8 +155,9 @@ class _Product(Checked, Builder):
             index = kept_index(self.item, self.index_of(self.item))
             made.append(self.store(self.item.node, index, done))
         for item in self.group.items:
-            if item is not self.item:
-                assert isinstance(item.definition, Mapped)
+            if isinstance(item.definition, Scattered):
+                made.append(self.scattered(item, self.index_of(item, rows=True)))
+            elif item is not self.item:
                 made += self._row_item(item)
         return made
 

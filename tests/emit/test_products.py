@@ -31,13 +31,17 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "rows left over": (lambda x, w, y: [(x @ w) * y], [X[:-5], W, X[:-5]]),
     "few rows": (lambda x, w, b, y: [silu(x @ w.t() + b) * y], [X[:4096], W, B, X[:4096]]),
     "fewer rows than tiles have": (lambda x, w: [-(x @ w)], [X[:333, :36].contiguous(), W[:36]]),
+    "scattered": (
+        lambda x, w, i: [torch.zeros(64, 128).index_add(0, i, x @ w)],
+        [X, W, PLACES],
+    ),
     "gathered": (lambda x, w, h, i: [(x @ w) * h[i]], [X, W, torch.empty(64, 128), PLACES]),
 }
 
 
 def kernel(name: str) -> Kernel:
     function, inputs = CASES[name]
-    (launch,) = launches(lower(graph_of(function, inputs), grids=True))
+    launch = launches(lower(graph_of(function, inputs), grids=True))[-1]
     assert launch.kernel.tile is not None
     return launch.kernel
 
@@ -66,6 +70,12 @@ def test_a_whole_number_of_tiles_is_not_checked() -> None:
     assert not any("bra" in between for between in stores[1:-1])
     stores = code("rows left over").split("st.global.v4")
     assert any("bra" in between for between in stores[1:-1])
+
+
+def test_quads_are_added_to_memory_at_once() -> None:
+    text = code("scattered")
+    assert text.count("red.relaxed.gpu.global.add.v4.f32") == 16
+    assert "red.global.add.f32" not in text
 
 
 def test_indices_are_checked() -> None:

@@ -103,6 +103,24 @@ def test_rows_are_gathered_and_scattered() -> None:
     check(function, h, w, i, j)
 
 
+@pytest.mark.parametrize("rows", [ROWS, 1000])
+@pytest.mark.parametrize("columns", [64, 20])
+def test_what_is_made_of_it_is_scattered_at_once(rows: int, columns: int) -> None:
+    h, x, c = torch.randn(100, columns), torch.randn(rows, 32) / 16, torch.randn(rows)
+    w, b = torch.randn(columns, 32) / 16, torch.randn(columns)
+    i, j = torch.randint(0, 100, (rows,)), torch.randint(0, 100, (rows,))
+
+    def function(*given: torch.Tensor) -> list[torch.Tensor]:
+        h, x, c, w, b, i, j = given
+        y = torch.addmm(b, x, w.t())
+        return [y, h.index_add(0, i, h[j] * y * c[:, None])]
+
+    first, second = launches(lower(graph_of(function, (h, x, c, w, b, i, j)), grids=True))
+    assert first.kernel.tile is None
+    assert second.kernel.tile is not None
+    check(function, h, x, c, w, b, i, j)
+
+
 def test_rows_of_rows() -> None:
     x, w, b = torch.randn(8, ROWS, 16), torch.randn(32, 16), torch.randn(8, 1, 32)
     check(lambda x, w, b: [silu(torch.nn.functional.linear(x, w) + b)], x, w, b)
