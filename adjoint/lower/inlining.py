@@ -60,16 +60,21 @@ def _is_worth_it(item: Item, items: Mapping[fx.Node, Item]) -> bool:
     effort = operators + (A_FUNCTION - 1) * functions
     if not all(_has_time(items[reader], node, item, effort) for reader in _readers(node)):
         return False
-    is_trifle = operators <= A_TRIFLE and not functions
-    if not is_trifle and not _is_read_once_an_element(node, item.count, items):
+    once = _is_read_once_an_element(node, item.count, items)
+    if not once and not _is_trifle(operators, functions):
         return False
     most = bytes_of(node, item.count) * (FOR_PRODUCTS if _is_for_products(node, items) else 1)
     return _bytes_read(item) <= most
 
 
-def is_long(item: Item) -> bool:
-    """It takes too much to be computed again."""
-    return _is_too_much(*_effort(item))
+def is_quick(item: Item, reader: Item) -> bool:
+    """It may be computed again by that reader, wherever it is read."""
+    effort = _effort(item)
+    return not _is_too_much(*effort) and (same(reader.count, item.count) or _is_trifle(*effort))
+
+
+def _is_trifle(operators: int, functions: int) -> bool:
+    return operators <= A_TRIFLE and not functions
 
 
 def _is_too_much(operators: int, functions: int) -> bool:

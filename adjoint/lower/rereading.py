@@ -16,7 +16,7 @@ from torch import fx
 from adjoint.lower.definitions import CONSTANTS, Mapped, Multiplied
 from adjoint.lower.fusion import Group, Level
 from adjoint.lower.index import Axis, of_axis
-from adjoint.lower.inlining import bytes_of, is_long, is_small
+from adjoint.lower.inlining import bytes_of, is_quick, is_small
 from adjoint.lower.items import Item, reading_through
 from adjoint.lower.views import Where
 
@@ -57,7 +57,7 @@ class _Rereading:
             return
         read = {base for base, _ in item.reads if not is_small(base, item.count)}
         chosen = self._chosen(item, {group: read - self.bases[group] for group in readers})
-        if not chosen or is_long(item):
+        if not chosen:
             return
         found = {group: _change(group, item) for group in chosen}
         changes = {group: change for group, change in found.items() if change is not None}
@@ -109,7 +109,7 @@ class _Change:
 
 
 def _change(group: Group, again: Item) -> _Change | None:
-    """None: one of them would wait too long for what it reads, or has no time to compute more."""
+    """None: one of them would wait too long for what it reads, or has no time to compute it."""
     at_hand = {read for item in group.items for read in _reads(item)}
     change = _Change({}, set())
     for node, (item, level) in group.members.items():
@@ -119,6 +119,8 @@ def _change(group: Group, again: Item) -> _Change | None:
             continue
         new = {base for base, _ in _reads(changed) - at_hand if not is_small(base, item.count)}
         if isinstance(item.definition, Multiplied) or (new and changed.gathers):
+            return None
+        if not is_quick(again, item):
             return None
         change.members[node] = changed, level
         change.more.update(new)
