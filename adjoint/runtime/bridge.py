@@ -29,10 +29,12 @@ from adjoint.torch_private.batches import is_batched, over_batch
 from adjoint.torch_private.dynamo import COMPILING
 from adjoint.torch_private.fake import DATA_DEPENDENT
 from adjoint.torch_private.modes import (
+    Following,
     functorch_is_active,
     has_tangent,
-    will_run,
+    is_autocast_enabled,
     without_autocast,
+    zeros_for,
 )
 
 # Takes its inputs out of the list, so that each can be released after its last use.
@@ -83,11 +85,11 @@ class Recorded:
     def history(self) -> frozenset[int]:
         return self.differentiable | self.requiring
 
-    @functools.cached_property
-    def saved(self) -> tuple[tuple[str, int], ...]:
-        """What is saved, in order."""
-        inputs = [("input", i) for i in self.saved_inputs]
-        return (*inputs, *(("output", i) for i in self.saved_outputs))
+    def taken_by(self, made: Reversed) -> list[int]:
+        """Which of the values saved - inputs, then outputs - a backward graph takes."""
+        inputs = {index: place for place, index in enumerate(self.saved_inputs)}
+        outputs = {i: place for place, i in enumerate(self.saved_outputs, len(inputs))}
+        return [*map(inputs.__getitem__, made.inputs), *map(outputs.__getitem__, made.outputs)]
 
 
 class Builder(Protocol):
@@ -233,11 +235,8 @@ class Compiled:
             return ()  # There autograd is off, also in regions that enable grad.
         if entry_mode(self.graph_module).grad_enabled and not torch.is_grad_enabled():
             return ()
-        return tuple(
-            index
-            for index, value in enumerate(inputs)
-            if isinstance(value, torch.Tensor) and value.requires_grad
-        )
+        places = enumerate(inputs)
+        return tuple([i for i, v in places if isinstance(v, torch.Tensor) and v.requires_grad])
 
 
 @dataclass(frozen=True)
@@ -258,15 +257,34 @@ class _Sized:
 
 
 @dataclass(frozen=True)
-class _Backward:
-    """A backward graph that holds for some sizes."""
+class _Ready:
+    """A backward graph, to be run."""
 
     made: Reversed
     compiled: Compiled
+    taken: list[int]
+    """Which of the values saved it takes."""
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """A backward graph that holds for some sizes."""
+
+    whole: _Ready
     sizing: Sizing
     names: Renaming | None = None
-    narrowed: dict[frozenset[int], tuple[Reversed, Compiled]] = field(default_factory=dict)
+    narrowed: dict[tuple[int, ...], _Ready] = field(default_factory=dict)
     """For some of the gradients only."""
+
+
+@dataclass(frozen=True)
+class _Kinds:
+    """What is the same in all calls, so that it is looked at once."""
+
+    fixed: list[int]
+    """Outputs that are tensors without a history."""
+    numbers: list[int]
+    """Saved values that are no tensors."""
 
 
 class Recording:
@@ -277,8 +295,8 @@ class Recording:
         self.wrt = wrt
         self.builder = builder
         self._sizing = Sizing(recorded.graph_module)
-        self.edges: dict[int, int] | None = None
-        """For each input that is a tensor: which of the node's edges it is, once there is one."""
+        self.following = Following()
+        self._kinds: _Kinds | None = None
         self._forward: Executable | None = None
         self._backwards: dict[tuple[int, ...], list[_Backward]] = {}
         self._backwards[recorded.first.of] = [self._made(recorded.first, self._sizing)]
@@ -288,7 +306,8 @@ class Recording:
         with torch.no_grad():
             outputs = self.forward(inputs)
         with torch.enable_grad():
-            noted = _Node.apply(self, sizes, outputs, *map(gated, inputs))  # type: ignore[no-untyped-call]
+            traced = [inputs[index] for index in self.wrt]
+            noted = _Node.apply(self, sizes, inputs, outputs, *traced)  # type: ignore[no-untyped-call]
         return noted[: self.recorded.results]  # type: ignore[no-any-return]
 
     def forward(self, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -304,30 +323,38 @@ class Recording:
                 self._forward = self.builder.load(self.recorded.graph_module)
             return self._forward
 
+    def kinds(self, outputs: Sequence[Any], saved: Sequence[Any]) -> _Kinds:
+        """Which of these are tensors, in this and in every call."""
+        if self._kinds is None:
+            history = self.recorded.history
+            self._kinds = _Kinds(
+                [i for i in _tensors(outputs) if i not in history],
+                sorted({*range(len(saved))} - {*_tensors(saved)}),
+            )
+        return self._kinds
+
     def backward(
-        self, of: tuple[int, ...], wanted: frozenset[int], sizes: Sizes
-    ) -> tuple[Reversed, Compiled, Sizes]:
+        self, of: tuple[int, ...], wanted: tuple[int, ...], sizes: Sizes
+    ) -> tuple[_Ready, Sizes]:
         """The backward graph for cotangents of the outputs `of`, and `sizes` in its terms.
 
-        `wanted`: the inputs whose gradients someone waits for.
+        `wanted`: places in `wrt` of the inputs whose gradients someone waits for.
         """
         found = self._find(of, sizes)
         if found is None:
             with COMPILING:
                 found = self._find(of, sizes) or self._reverse(of, sizes)
-        made, compiled = self._narrowed(found, wanted)
-        return made, compiled, renamed(sizes, found.names)
+        return self._narrowed(found, wanted), renamed(sizes, found.names)
 
-    def _narrowed(self, found: _Backward, wanted: frozenset[int]) -> tuple[Reversed, Compiled]:
-        if wanted.issuperset(self.wrt):
-            return found.made, found.compiled
+    def _narrowed(self, found: _Backward, wanted: tuple[int, ...]) -> _Ready:
+        if len(wanted) == len(self.wrt):
+            return found.whole
         if wanted not in found.narrowed:
             with COMPILING:
                 if len(found.narrowed) == PATTERNS:
-                    return found.made, found.compiled
-                places = frozenset(i for i, index in enumerate(self.wrt) if index in wanted)
-                made = self.builder.narrow(found.made, places)
-                found.narrowed[wanted] = (made, Compiled(made.graph_module, self.builder))
+                    return found.whole
+                made = self.builder.narrow(found.whole.made, frozenset(wanted))
+                found.narrowed[wanted] = self._ready(made)
         return found.narrowed[wanted]
 
     def _find(self, of: tuple[int, ...], sizes: Sizes) -> _Backward | None:
@@ -361,7 +388,11 @@ class Recording:
         return known[-1]
 
     def _made(self, made: Reversed, sizing: Sizing, names: Renaming | None = None) -> _Backward:
-        return _Backward(made, Compiled(made.graph_module, self.builder), sizing, names)
+        return _Backward(self._ready(made), sizing, names)
+
+    def _ready(self, made: Reversed) -> _Ready:
+        compiled = Compiled(made.graph_module, self.builder)
+        return _Ready(made, compiled, self.recorded.taken_by(made))
 
     def pattern(self, given: tuple[int, ...]) -> tuple[int, ...]:
         """`given`, or all outputs once there are many patterns."""
@@ -375,27 +406,25 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, recording: Recording, sizes: Sizes, outputs: Sequence[Any], *inputs: Any
+        ctx: Any,
+        recording: Recording,
+        sizes: Sizes,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        *_: torch.Tensor,
     ) -> Any:
+        """The last arguments are what autograd differentiates with respect to."""
         recorded = recording.recorded
-        fixed = [
-            value
-            for index, value in enumerate(outputs)
-            if index not in recorded.history and isinstance(value, torch.Tensor)
-        ]
-        ctx.recording, ctx.sizes = recording, sizes
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*fixed)
         saved = [inputs[i] for i in recorded.saved_inputs]
         saved += [outputs[i] for i in recorded.saved_outputs]
-        ctx.save_for_backward(*(v if isinstance(v, torch.Tensor) else None for v in saved))
-        ctx.numbers = [None if isinstance(v, torch.Tensor) else v for v in saved]
-        ctx.count = len(inputs)
-        ctx.inputs = {index: _like(inputs[index]) for index in recording.wrt}
-        ctx.outputs = {index: _like(outputs[index]) for index in recorded.order}
-        if recording.edges is None:
-            places = [n for n, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
-            recording.edges = {index: edge for edge, index in enumerate(places)}
+        kinds = recording.kinds(outputs, saved)
+        ctx.recording, ctx.sizes = recording, sizes
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*[outputs[i] for i in kinds.fixed])
+        ctx.numbers = [(place, saved[place]) for place in kinds.numbers]
+        for place in kinds.numbers:
+            saved[place] = None
+        ctx.save_for_backward(*saved)
         return tuple(outputs)
 
     # A frame that Dynamo compiles may call autograd, and this; it is no part of the user's program.
@@ -403,58 +432,44 @@ class _Node(torch.autograd.Function):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *cotangents: Any) -> Any:
         recording: Recording = ctx.recording
-        recorded = recording.recorded
-        given = tuple(index for index in recorded.order if cotangents[index] is not None)
+        order = recording.recorded.order
+        given = tuple([index for index in order if cotangents[index] is not None])
         if not given:
-            return (None,) * (ctx.count + 3)
+            return _NO_TENSORS + (None,) * len(recording.wrt)
         of = recording.pattern(given)
-        wanted = _waited_for(ctx, recording.wrt)
-        made, compiled, sizes = recording.backward(of, wanted, ctx.sizes)
-        saved = _saved(ctx, recorded)
-        arguments = [
-            *(saved["input", i] for i in made.inputs),
-            *(saved["output", i] for i in made.outputs),
-            *(_zeros(ctx.outputs[i]) if cotangents[i] is None else cotangents[i] for i in of),
-        ]
-        batched = any(is_batched(cotangents[index]) for index in given)
+        following = ctx.next_functions  # Each time it is asked for, all of them are made.
+        wanted = recording.following.that_run([node for node, _ in following])
+        ready, sizes = recording.backward(of, wanted, ctx.sizes)
+        saved = _saved(ctx)
+        arguments = [saved[place] for place in ready.taken]
+        arguments += [zeros_for(ctx, i) if cotangents[i] is None else cotangents[i] for i in of]
+        batched = any(map(is_batched, [cotangents[index] for index in given]))
         del saved, cotangents
-        with without_autocast():
-            gradients = compiled.backward(arguments, sizes, batched)
-        by_input = dict(zip(recording.wrt, gradients, strict=True))
-        for place in (recording.wrt[i] for i in made.zeros):
-            by_input[place] = _zeros(ctx.inputs[place])
-        return (None, None, None, *(by_input.get(index) for index in range(ctx.count)))
+        if is_autocast_enabled():
+            with without_autocast():
+                gradients = ready.compiled.backward(arguments, sizes, batched)
+        else:
+            gradients = ready.compiled.backward(arguments, sizes, batched)
+        if ready.made.zeros:
+            gradients = list(gradients)
+            for place in ready.made.zeros:
+                gradients[place] = zeros_for(*following[place])
+        return (*_NO_TENSORS, *gradients)
 
 
-def gated(value: Any) -> Any:
-    """A leaf behind a node of its own, which autograd can be asked about."""
-    if isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf:
-        # Its backward hands on the very tensor it is given, which autograd copies where others have
-        # it, too; that of a view would hand on another tensor over the same memory.
-        return torch.ops.aten.alias.default(value) if value.layout is torch.strided else value
-    return value
+# Gradients of what `_Node` is given besides tensors.
+_NO_TENSORS = (None,) * 4
 
 
-def _waited_for(ctx: Any, wrt: Sequence[int]) -> frozenset[int]:
-    """The inputs among `wrt` to which this run of autograd goes on."""
-    following = ctx.next_functions  # Each time it is asked for, all of them are made.
-    edges = [(index, following[ctx.recording.edges[index]][0]) for index in wrt]
-    return frozenset(index for index, edge in edges if edge is None or will_run(edge))
+def _tensors(values: Sequence[Any]) -> list[int]:
+    return [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
 
 
-def _saved(ctx: Any, recorded: Recorded) -> dict[tuple[str, int], Any]:
-    values = [n if t is None else t for t, n in zip(ctx.saved_tensors, ctx.numbers, strict=True)]
+def _saved(ctx: Any) -> list[Any]:
+    values = list(ctx.saved_tensors)
+    for place, number in ctx.numbers:
+        values[place] = number
     if hasattr(ctx, "maybe_clear_saved_tensors"):
         # Unless the graph is retained, what is saved is released as the backward graph uses it.
         ctx.maybe_clear_saved_tensors()
-    return dict(zip(recorded.saved, values, strict=True))
-
-
-def _like(value: Any) -> Any:
-    """What zeros need to be like `value`; it must not be kept for that."""
-    return (value.shape, value.dtype, value.device) if isinstance(value, torch.Tensor) else None
-
-
-def _zeros(like: Any) -> torch.Tensor:
-    shape, dtype, device = like
-    return torch.zeros(shape, dtype=dtype, device=device)
+    return values

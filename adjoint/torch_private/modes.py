@@ -21,6 +21,7 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "Following",
     "Hooks",
     "TorchDispatchMode",
     "TorchFunctionMode",
@@ -35,6 +36,7 @@ __all__ = [
     "functorch_is_active",
     "has_tangent",
     "innermost",
+    "is_autocast_enabled",
     "is_functorch_wrapper",
     "is_traceable_wrapper_subclass",
     "materializes_grads",
@@ -46,6 +48,7 @@ __all__ = [
     "without_autocast",
     "without_dispatch_modes",
     "without_torch_function",
+    "zeros_for",
 ]
 
 # Pack and unpack.
@@ -164,10 +167,15 @@ def share_a_counter(one: torch.Tensor, other: torch.Tensor) -> bool:
     return shared
 
 
+def is_autocast_enabled() -> bool:
+    """On some device."""
+    return any(map(torch.is_autocast_enabled, _AUTOCAST_DEVICES))
+
+
 @contextlib.contextmanager
 def without_autocast() -> Iterator[None]:
     """Run with autocast off: captured graphs carry their casts as ops."""
-    if not any(torch.is_autocast_enabled(device) for device in _AUTOCAST_DEVICES):
+    if not is_autocast_enabled():
         yield
         return
     with contextlib.ExitStack() as stack:
@@ -264,8 +272,48 @@ def is_watched() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0
 
 
-def will_run(node: Any) -> bool:
-    """Whether the run of autograd under way will come to `node`; true where it does not say."""
-    if type(node).__name__ == "AccumulateGrad":
+# More leaves than these are not asked about one by one.
+_FEW = 4
+
+
+class Following:
+    """Which of the nodes that follow one the run of autograd under way will come to.
+
+    That of a leaf whose gradient autograd is to return is told by an error, which takes as long as
+    a hundred answers.  Where there are many such leaves, and the first of them is one again, the
+    others are taken to be so, too; all other nodes are asked about each time.
+    """
+
+    def __init__(self) -> None:
+        self._returned: tuple[int, ...] = ()
+
+    def that_run(self, nodes: Sequence[Any]) -> tuple[int, ...]:
+        """Their places; at the worst, some are among them whose gradient nobody waits for."""
+        taken = self._returned
+        if taken and _will_run(nodes[taken[0]]) is not _RETURNED:
+            taken = ()
+        asked = [_RETURNED if n in taken else _will_run(node) for n, node in enumerate(nodes)]
+        returned = tuple([n for n, answer in enumerate(asked) if answer is _RETURNED])
+        self._returned = returned if len(returned) > _FEW else ()
+        return tuple([n for n, answer in enumerate(asked) if answer])
+
+
+_RETURNED = "returned"
+
+
+def _will_run(node: Any) -> bool | str:
+    """Whether autograd will come to `node`, or return what it would be given."""
+    if node is None:
         return True
-    return bool(torch._C._will_engine_execute_node(node))
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError as error:
+        if "leaf node" not in str(error):
+            raise
+        return _RETURNED
+
+
+def zeros_for(node: Any, place: int) -> torch.Tensor:
+    """Zeros like the cotangent that `node` takes at `place`."""
+    like = node._input_metadata[place]
+    return torch.zeros(like.shape, dtype=like.dtype, device=like.device)

@@ -336,7 +336,7 @@ def test_a_backward_graph_is_made_for_the_pattern_and_once() -> None:
     for _ in range(2):
         grad(compiled(x, y)[1].sum(), x)
     made = backwards_of(compiled)
-    (reverse,) = (each.made for each in made[(1,)])
+    (reverse,) = (each.whole.made for each in made[(1,)])
     targets = [node.target for node in reverse.graph_module.graph.nodes]
     assert torch.ops.aten.exp.default not in targets
     assert torch.ops.aten.cos.default not in targets

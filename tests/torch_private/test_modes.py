@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -185,3 +186,66 @@ def test_levels_that_are_left_are_said() -> None:
     torch.func.vmap(torch.func.grad(count))(torch.ones(2, 3))
     with modes.outside_functorch() as levels:
         assert not levels
+
+
+class Asking(torch.autograd.Function):
+    """Asks, when autograd comes to it, where that goes on."""
+
+    following = modes.Following()
+    found: list[tuple[int, ...]]
+    zeros: list[Tensor]
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(each * 2 for each in inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        nodes = [node for node, _ in ctx.next_functions]
+        Asking.found.append(Asking.following.that_run(nodes))
+        Asking.zeros = [modes.zeros_for(ctx, 1), modes.zeros_for(*ctx.next_functions[0])]
+        return cotangents
+
+
+def wanted_of(take: Callable[[Tensor, list[Tensor]], Any], count: int = 3) -> tuple[int, ...]:
+    """What autograd goes on to; the first input is no leaf."""
+    leaves = [torch.ones(n + 1, 2, requires_grad=True) for n in range(count)]
+    Asking.found = []
+    (last, *_) = outputs = Asking.apply(leaves[0].exp(), *leaves[1:])  # type: ignore[no-untyped-call]
+    take(sum((each.sum() for each in outputs), last.sum()), leaves)
+    (found,) = Asking.found
+    return found
+
+
+def test_autograd_says_where_it_goes_on() -> None:
+    grad = torch.autograd.grad
+    assert wanted_of(lambda loss, leaves: loss.backward()) == (0, 1, 2)
+    assert wanted_of(lambda loss, leaves: loss.backward(inputs=[leaves[1]])) == (1,)
+    assert wanted_of(lambda loss, leaves: grad(loss, leaves)) == (0, 1, 2)
+    assert wanted_of(lambda loss, leaves: grad(loss, leaves[2])) == (2,)
+    assert wanted_of(lambda loss, leaves: grad(loss, leaves[0])) == (0,)
+    one, other = Asking.zeros
+    assert (one.shape, other.shape) == ((2, 2), (1, 2))
+
+
+def test_of_many_leaves_one_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    grad = torch.autograd.grad
+    asked: list[Any] = []
+    original = modes._will_run
+
+    def counted(node: Any) -> Any:
+        asked.append(node)
+        return original(node)
+
+    monkeypatch.setattr(modes, "_will_run", counted)
+    assert wanted_of(lambda loss, leaves: grad(loss, leaves[2:]), 9) == tuple(range(2, 9))
+    asked.clear()
+    assert wanted_of(lambda loss, leaves: grad(loss, leaves[1:]), 9) == tuple(range(1, 9))
+    assert len(asked) == 3
+    assert wanted_of(lambda loss, leaves: grad(loss, leaves[3]), 9) == (3,)
+    assert wanted_of(lambda loss, leaves: loss.backward(inputs=[leaves[1]]), 9) == (1,)
+
+
+def test_only_the_error_about_leaves_is_an_answer() -> None:
+    with pytest.raises(RuntimeError, match="backward pass"):
+        modes.Following().that_run([torch.ones(1, requires_grad=True).exp().grad_fn])
