@@ -15,12 +15,15 @@ outputs count the values that the graph returns.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, TypeAlias
 
 import torch
 
 from adjoint.graph.metadata import Mode
+from adjoint.torch_private import trees
 from adjoint.torch_private.operators import OpOverload
 
 # What a graph input is made of -------------------------------------------------------------------
@@ -79,7 +82,7 @@ class FromMade:
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Replay:
     """One view op, run again outside the graph; numbers that the graph computed are `FromGraph`.
 
@@ -93,6 +96,12 @@ class Replay:
     mode: Mode
     anew: bool = False
     """Its base was written to after it was made, so that autograd looks at the base again."""
+
+    @functools.cached_property
+    def is_fixed(self) -> bool:
+        """No argument is a number that the graph computes."""
+        leaves = trees.leaves((self.args, dict(self.kwargs)))
+        return not any(isinstance(leaf, FromGraph) for leaf in leaves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +132,23 @@ class RequireGrad:
 Step: TypeAlias = Replay | Refill | Window | RequireGrad
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class View:
     """What `steps` make of the caller's input, of a value of the graph, or of another such."""
 
     of: FromCaller | BaseOf | FromGraph | FromMade
     steps: tuple[Step, ...]
+
+    @functools.cached_property
+    def is_made_anew(self) -> bool:
+        return any(isinstance(step, Replay) and step.anew for step in self.steps)
+
+    @functools.cached_property
+    def parts(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+        """The steps, and those at the end that are view ops."""
+        views = len(list(takewhile(lambda step: isinstance(step, Replay), reversed(self.steps))))
+        first = len(self.steps) - views
+        return self.steps[:first], self.steps[first:]
 
 
 Made: TypeAlias = FromCaller | BaseOf | FromGraph | Constant | View
@@ -172,7 +192,7 @@ class Flag:
     requires_grad: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Calling:
     """The calling convention of one graph."""
 
@@ -186,3 +206,26 @@ class Calling:
     """Distinct results, and what they are views of; a tensor returned twice is made once."""
     results: tuple[int, ...]
     """For each leaf of what the caller receives, which of `made` it is."""
+
+    # What follows is asked for in every call.
+
+    @functools.cached_property
+    def given(self) -> list[int] | None:
+        """The caller's inputs that the graph takes, if it takes nothing else and all stay so."""
+        given = [source.index for source in self.sources if isinstance(source, FromCaller)]
+        return None if self.writes or len(given) < len(self.sources) else given
+
+    @functools.cached_property
+    def leaves_inputs(self) -> bool:
+        """Nothing becomes of the caller's inputs."""
+        return not (self.moves or self.writes or self.flags or self.versions)
+
+    @functools.cached_property
+    def owned(self) -> list[int]:
+        """Outputs that are written to inputs, or returned as no views of anything."""
+        owned = {write.value for write in self.writes}
+        for made in self.made:
+            match made:
+                case FromGraph(index) | View(FromGraph(index), _):
+                    owned.add(index)
+        return sorted(owned)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from itertools import takewhile
 from typing import Any
 
 import torch
@@ -32,8 +31,8 @@ from adjoint.graph.calling import (
 from adjoint.graph.evaluation import strided_from_start
 from adjoint.graph.metadata import Mode
 from adjoint.torch_private import trees
-from adjoint.torch_private.fake import storage_key
-from adjoint.torch_private.modes import set_version, without_autocast
+from adjoint.torch_private.fake import storage_key, storage_keys
+from adjoint.torch_private.modes import is_autocast_enabled, set_version, without_autocast
 
 Graph = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -43,10 +42,15 @@ def call(graph: Graph, calling: Calling, inputs: Sequence[Any]) -> list[Any]:
 
     Until the graph has run, nothing the caller can see has changed.
     """
-    with without_autocast():
+    if is_autocast_enabled():
+        with without_autocast():
+            return call(graph, calling, inputs)
+    if calling.flags:
         with _leaves(calling, inputs):
             outputs = graph(graph_inputs(calling, inputs))
-        return finish(calling, inputs, outputs)
+    else:
+        outputs = graph(graph_inputs(calling, inputs))
+    return finish(calling, inputs, outputs)
 
 
 @contextlib.contextmanager
@@ -65,6 +69,8 @@ def _leaves(calling: Calling, inputs: Sequence[Any]) -> Iterator[None]:
 
 def graph_inputs(calling: Calling, inputs: Sequence[Any]) -> list[Any]:
     """What the graph is called with."""
+    if calling.given is not None:
+        return [inputs[index] for index in calling.given]
     # The graph's ops may save an input that is about to be written to.
     saves = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     written = {_memory(write.to, inputs) for write in calling.writes} - {None} if saves else set()
@@ -101,6 +107,13 @@ def _whole_memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def finish(calling: Calling, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
     """Change the caller's inputs and make the results."""
     results = _Results(calling, inputs, _in_own_memory(calling, inputs, outputs))
+    if not calling.leaves_inputs:
+        _change(calling, inputs, results)
+    return [results.at(position) for position in calling.results]
+
+
+def _change(calling: Calling, inputs: Sequence[Any], results: _Results) -> None:
+    """Let become of the caller's inputs what becomes of them."""
     counted = [(inputs[i], by) for i, by in calling.versions if not inputs[i].is_inference()]
     versions = [(tensor, tensor._version) for tensor, _ in counted]
     # Views of an input that is about to be moved are made while it still shows what it showed.
@@ -122,7 +135,6 @@ def finish(calling: Calling, inputs: Sequence[Any], outputs: Sequence[Any]) -> l
         set_version(tensor, version)
     for tensor, by in counted:
         set_version(tensor, tensor._version + by)
-    return [results.at(position) for position in calling.results]
 
 
 def _derive_anew(view: torch.Tensor) -> None:
@@ -151,19 +163,17 @@ def _in_own_memory(
     A graph says values.  Where two of them lie is the business of what runs the graph, which may
     have computed one as a view of another.
     """
-    wanted = {write.value for write in calling.writes}
-    for made in calling.made:
-        match made:
-            case FromGraph(index) | View(FromGraph(index), _):
-                wanted.add(index)
-    taken = {storage_key(each) for each in inputs if isinstance(each, torch.Tensor)} - {None}
+    taken = storage_keys(inputs)
     separate = list(outputs)
-    for index in sorted(wanted):
+    for index in calling.owned:
         value = outputs[index]
         if isinstance(value, torch.Tensor):
-            if value._is_view() or storage_key(value) in taken:
+            memory = storage_key(value)
+            if value._is_view() or memory in taken:
                 separate[index] = value = _copied(value)
-            taken |= {storage_key(value)} - {None}
+                memory = storage_key(value)
+            if memory is not None:
+                taken.add(memory)
     return separate
 
 
@@ -226,30 +236,30 @@ class _Results:
                 return self.at(index)
             case Constant(value):
                 return value
-            case View(of, steps):
-                return self._view(self.make(of), steps)
+            case View(of, _):
+                return self._view(made, self.make(of))
 
-    def _view(self, value: torch.Tensor, steps: Sequence[Step]) -> torch.Tensor:
-        anew = any(isinstance(step, Replay) and step.anew for step in steps)
-        views = len(list(takewhile(lambda step: isinstance(step, Replay), reversed(steps))))
-        first = len(steps) - views
-        for step in steps[:first]:
+    def _view(self, view: View, value: torch.Tensor) -> torch.Tensor:
+        if not view.is_made_anew:
+            return self._taken(view.steps, value)
+        first, views = view.parts
+        value = self._taken(first, value)
+        with _earlier(value):
+            return self._taken(views, value)
+
+    def _taken(self, steps: Sequence[Step], value: torch.Tensor) -> torch.Tensor:
+        for step in steps:
             value = _take(step, value, self.outputs)
-        with _earlier(value) if anew else contextlib.nullcontext():
-            for step in steps[first:]:
-                value = _take(step, value, self.outputs)
         return value
 
 
 def _take(step: Step, value: torch.Tensor, outputs: Sequence[Any]) -> torch.Tensor:
     match step:
-        case Replay(op, args, kwargs, output, mode):
-            is_strided = op is torch.ops.aten.as_strided.default
-            view: Callable[..., Any] = strided_from_start if is_strided else op
-            with _mode(mode):
-                views = view(value, *_filled(args, outputs), **_filled(dict(kwargs), outputs))
-            taken: torch.Tensor = views if output is None else views[output]
-            return taken
+        case Replay():
+            if _is_in(step.mode):
+                return _replayed(step, value, outputs)
+            with _mode(step.mode):
+                return _replayed(step, value, outputs)
         case Refill(index):
             with _unnoticed(value), torch.enable_grad():
                 value.copy_(outputs[index])
@@ -263,6 +273,17 @@ def _take(step: Step, value: torch.Tensor, outputs: Sequence[Any]) -> torch.Tens
             return own
         case RequireGrad():
             return value.requires_grad_()
+
+
+def _replayed(step: Replay, value: torch.Tensor, outputs: Sequence[Any]) -> torch.Tensor:
+    args: tuple[Any, ...] = step.args
+    kwargs = dict(step.kwargs)
+    if not step.is_fixed:
+        args, kwargs = _filled(args, outputs), _filled(kwargs, outputs)
+    is_strided = step.op is torch.ops.aten.as_strided.default
+    views: Any = (strided_from_start if is_strided else step.op)(value, *args, **kwargs)
+    taken: torch.Tensor = views if step.output is None else views[step.output]
+    return taken
 
 
 @contextlib.contextmanager
@@ -297,7 +318,7 @@ def _move(move: Move, inputs: Sequence[Any], results: _Results) -> None:
 
 
 def _filled(tree: Any, outputs: Sequence[Any]) -> Any:
-    """Arguments, with the numbers that the graph computed; run for every view of every call."""
+    """Arguments, with the numbers that the graph computed."""
     if isinstance(tree, FromGraph):
         return outputs[tree.index]
     if isinstance(tree, dict):
@@ -305,6 +326,13 @@ def _filled(tree: Any, outputs: Sequence[Any]) -> Any:
     if isinstance(tree, (tuple, list)):
         return type(tree)([_filled(each, outputs) for each in tree])
     return tree
+
+
+def _is_in(mode: Mode) -> bool:
+    """Whether what runs now runs under `mode`."""
+    if torch.is_grad_enabled() is not mode.grad_enabled:
+        return False
+    return not mode.inference or torch.is_inference_mode_enabled()
 
 
 @contextlib.contextmanager

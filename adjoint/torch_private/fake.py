@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -100,3 +101,8 @@ def storage_key(tensor: torch.Tensor) -> Any:
         return tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):
         return None
+
+
+def storage_keys(values: Iterable[Any]) -> set[Any]:
+    """Those of all tensors among `values` that have memory."""
+    return {storage_key(each) for each in values if isinstance(each, torch.Tensor)} - {None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -10,15 +11,20 @@ import torch
 class Holders:
     """Whoever, besides the tensor given, uses its memory: tensors, arrays, the storage itself."""
 
-    __slots__ = ("_alone", "_storage")
+    __slots__ = ("_address", "_references", "_storage", "_uses")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._storage = tensor.untyped_storage()
-        self._alone = self._count()
-
-    def _count(self) -> tuple[int, int]:
         # A storage is one object in Python, however many have it: those count apart.
-        return torch._C._storage_Use_Count(self._storage._cdata), sys.getrefcount(self._storage)
+        self._storage = tensor.untyped_storage()
+        self._address = self._storage._cdata
+        self._references = sys.getrefcount(self._storage)
+        self._uses = _uses(self._address)
 
     def are_gone(self) -> bool:
-        return self._count() == self._alone
+        return (
+            _uses(self._address) == self._uses
+            and sys.getrefcount(self._storage) == self._references
+        )
+
+
+_uses: Callable[[int], int] = torch._C._storage_Use_Count

@@ -105,9 +105,12 @@ class Landing:
         self._count = span(like.shape, like.stride())
         self._flat = torch.empty(self._count, dtype=like.dtype, device=like.device)
         self.tensor = self._flat.as_strided(like.shape, like.stride())
+        self._is_dense = self._count == like.numel()
 
     def pair(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Where `tensor` goes, and what: also what lies between its elements."""
+        if self._is_dense:
+            return self.tensor, tensor
         return self._flat, tensor.as_strided((self._count,), (1,))
 
 
@@ -202,6 +205,8 @@ class Recordings:
         self._numbers: list[int] = []
         """Those of them that are tensors and that are not, once there was a call."""
         self._layouts: dict[Sort, Layout] = {}
+        self._usual: tuple[Sort, Layout] | None = None
+        """That of the last call, which most calls are like."""
         self._kept: list[tuple[Key, Recording]] = []
         """The one used last is last."""
         self._seen: dict[Key, int] = {}
@@ -224,10 +229,12 @@ class Recordings:
             sort = None if self._recorder.is_recording() else self._sort(inputs, place)
             if sort is None:
                 return self._plainly(inputs, place, stream)
-            layout = self._layouts.get(sort)
-            if layout is None:
-                return self._looked_at(sort, inputs, stream)
-            return self._again(sort, layout, inputs, stream)
+            if self._usual is None or sort != self._usual[0]:
+                layout = self._layouts.get(sort)
+                if layout is None:
+                    return self._looked_at(sort, inputs, stream)
+                self._usual = (sort, layout)
+            return self._again(*self._usual, inputs, stream)
         finally:
             self._busy.release()
 
@@ -278,7 +285,7 @@ class Recordings:
         return self._recorder.new(made.shape, made.strides, made.dtype)
 
     def _memory_for_small(self, layout: Layout) -> dict[int, torch.Tensor]:
-        return {n: self._memory(each) for n, each in enumerate(layout.made) if each.is_small}
+        return {n: self._memory(each) for n, each in layout.small}
 
     def _sort(self, inputs: Sequence[Any], place: Any) -> Sort | None:
         """What decides how results are laid out; None if nothing can be recorded of the call."""
@@ -324,6 +331,7 @@ class Recordings:
     def _drop_stale(self) -> None:
         self._kept = [pair for pair in self._kept if not pair[1].place.is_stale]
         self._layouts = {s: kept for s, kept in self._layouts.items() if not s.place.is_stale}
+        self._usual = None
 
     def _free(self, key: Key | None) -> Recording | None:
         """A recording for `key` whose results nobody holds."""
@@ -420,6 +428,7 @@ class Recordings:
         self._kept.clear()
         self._seen.clear()
         self._layouts.clear()
+        self._usual = None
 
 
 @dataclass(frozen=True)
@@ -435,8 +444,9 @@ class _Work:
 
     def __call__(self, stream: int, checked: bool = True) -> None:
         """`checked`: results may be something else, or may have to be copied there."""
+        goals = {n: self.layout.for_program(n, goal) for n, goal in self.goals.items()}
         made = enumerate(self.layout.made)
-        ready = {each.slot: self.goals[n] for n, each in made if each.slot is not None}
+        ready = {each.slot: goals[n] for n, each in made if each.slot is not None}
         giver = Giver(self.recorder.new, ready)
         outputs = self.run(list(self.inputs), self.place, stream, giver)
         if not checked:
@@ -446,4 +456,4 @@ class _Work:
             raise Unrecordable("its results are not laid out as they were before")
         for n, (each, tensor) in enumerate(zip(found.made, tensors, strict=True)):
             if each.slot is None:
-                self.goals[n].copy_(tensor)
+                goals[n].copy_(tensor)

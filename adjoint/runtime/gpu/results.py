@@ -119,9 +119,29 @@ class Layout:
     spec: trees.TreeSpec
 
     @functools.cached_property
+    def shown(self) -> list[Made]:
+        """What is made, laid out as it is handed out: of most, one view is the only result."""
+        views: dict[int, list[Window | None]] = {}
+        for each in self.results:
+            if isinstance(each, FromMade):
+                views.setdefault(each.number, []).append(each.window)
+        return [_as_seen(each, views.get(number, [])) for number, each in enumerate(self.made)]
+
+    @functools.cached_property
     def large(self) -> list[tuple[int, Made]]:
         """What goes wherever there is room, and its numbers."""
-        return [(number, each) for number, each in enumerate(self.made) if not each.is_small]
+        return [(number, each) for number, each in enumerate(self.shown) if not each.is_small]
+
+    @functools.cached_property
+    def small(self) -> list[tuple[int, Made]]:
+        return [(number, each) for number, each in enumerate(self.shown) if each.is_small]
+
+    def for_program(self, number: int, tensor: torch.Tensor) -> torch.Tensor:
+        """What is handed out, laid out as the program makes it."""
+        made = self.made[number]
+        if self.shown[number] is made:
+            return tensor
+        return tensor.as_strided(made.shape, made.strides)
 
     @functools.cached_property
     def is_asked_for(self) -> bool:
@@ -148,7 +168,8 @@ class Layout:
         return [
             (place, each.number)
             for place, each in enumerate(self.results)
-            if isinstance(each, FromMade) and each.window is None
+            if isinstance(each, FromMade)
+            and (each.window is None or self.shown[each.number] is not self.made[each.number])
         ]
 
     @functools.cached_property
@@ -168,6 +189,16 @@ class Layout:
             of = inputs[each.place] if isinstance(each, FromInput) else made[each.number]
             leaves[place] = of if each.window is None else each.window.on(of)
         return self._list(leaves) if self._list else trees.unflatten(leaves, self.spec)
+
+
+def _as_seen(made: Made, views: Sequence[Window | None]) -> Made:
+    """`made`, laid out as the only view of it if that is all of it."""
+    view = views[0] if len(views) == 1 else None
+    if view is None or view.offset:
+        return made
+    if span(view.shape, view.strides) != span(made.shape, made.strides):
+        return made
+    return Made(view.shape, view.strides, made.dtype, made.slot)
 
 
 def laid_out(

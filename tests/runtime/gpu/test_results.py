@@ -40,7 +40,34 @@ def test_memory_that_was_asked_for_is_known_by_its_slot_and_its_own_shape() -> N
     layout, _ = taken_apart([torch.ops.aten._unsafe_view(given, [2, 12])], [], giver)
     (made,) = layout.made
     assert (made.slot, made.shape, made.strides) == (3, (4, 6), (6, 1))
-    assert layout.handed([], {0: given})[0].shape == (2, 12)
+
+
+def test_what_has_one_view_that_is_all_of_it_is_laid_out_as_that() -> None:
+    layout, _ = taken_apart([torch.rand(4, 6).view(2, 12)], [])
+    (shown,) = layout.shown
+    assert (shown.shape, shown.strides) == ((2, 12), (12, 1))
+    other = memory(shown.shape, shown.strides, shown.dtype)
+    assert layout.handed([], {0: other})[0] is other
+    for_program = layout.for_program(0, other)
+    assert (for_program.shape, for_program.data_ptr()) == ((4, 6), other.data_ptr())
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        lambda made: [made.t(), made],
+        lambda made: [made[1:]],
+        lambda made: [made[:, 1:]],
+        lambda made: [made.expand(2, 4, 6), made.t()],
+    ],
+)
+def test_other_views_are_made_of_what_is_made(views: Any) -> None:
+    made, other = torch.rand(4, 6), torch.rand(4, 6)
+    layout, _ = taken_apart(views(made), [])
+    assert layout.shown == list(layout.made)
+    assert layout.for_program(0, other) is other
+    for one, expected in zip(layout.handed([], {0: other}), views(other), strict=True):
+        assert torch.equal(one, expected)
 
 
 def test_what_is_ready_is_given_once() -> None:
