@@ -7,11 +7,12 @@ import functools
 import inspect
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch._C._dynamo import guards
 from torch._dynamo import convert_frame, exc
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -21,6 +22,9 @@ from torch.fx.experimental import _config as shape_config
 # modes and changes parts of torch for a while.  With a lock of our own, two threads that take both
 # in different orders would wait for each other.
 COMPILING: threading.RLock = convert_frame.compile_lock
+
+# Another number whenever the dictionary has been written to.
+dict_version: Callable[[dict[Any, Any]], int] = guards.dict_version
 
 _FAILURES = (exc.TorchRuntimeError, exc.BackendCompilerFailed, exc.Unsupported, exc.UserError)
 

@@ -86,3 +86,23 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
         tree,
         is_leaf=_is_size,
     )
+
+
+def taken_apart(tree: Any) -> tuple[list[Any], Any]:
+    """The leaves of `tree`, and what is equal for trees of the same form: sooner than `flatten`."""
+    leaves: list[Any] = []
+    return leaves, _taken_apart(tree, leaves)
+
+
+def _taken_apart(tree: Any, leaves: list[Any]) -> Any:
+    kind = type(tree)
+    if kind is tuple or kind is list:
+        return kind, tuple([_taken_apart(each, leaves) for each in tree])
+    if kind is dict:
+        return tuple(tree), tuple([_taken_apart(each, leaves) for each in tree.values()])
+    if issubclass(kind, tuple) or kind in _pytree.SUPPORTED_NODES:
+        found, spec = flatten(tree)
+        leaves += found
+        return spec
+    leaves.append(tree)
+    return None

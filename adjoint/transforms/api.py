@@ -86,7 +86,8 @@ def _vjp(function: Function, primals: tuple[Any, ...], has_aux: bool) -> Any:
     else:
         make = functools.partial(PullBack, linearized, lambda given: _parts(given, has_aux)[0])
         try:
-            program = programs_of(function, ("vjp", has_aux)).find(make, function, primals, {})
+            programs = programs_of(function, ("vjp", has_aux))
+            program, _ = programs.find(make, function, primals, {})
         except OutsideLevelError:
             return torch.func.vjp(function, *primals, has_aux=has_aux)
         returned, pull_back = program(primals)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
+from operator import attrgetter
 from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -57,15 +58,26 @@ class Programs:
         self._marks: dict[Any, int] = {}
         """A number for what the function depended on each time that this was something else."""
         self._latest: tuple[Fingerprint, int] | None = None
+        self._usual: tuple[Any, Any] = (None, None)
+        """The last key and its program: to compare with one takes less than to look it up."""
 
-    def find(self, make: Function, function: Function, args: Any, kwargs: Any) -> Any:
-        """The program for these arguments; `make(args, kwargs)` makes one that is missing."""
-        leaves, spec = trees.flatten((args, kwargs))
-        key = (spec, tuple(map(_kind, leaves)), _surroundings(), self._meaning(function))
-        if key not in self._made:
-            with COMPILING:
-                self._made[key] = self._made.get(key) or make(args, kwargs)
-        return self._made[key]
+    def find(
+        self, make: Function, function: Function, args: Any, kwargs: Any
+    ) -> tuple[Any, list[Any]]:
+        """The program for these arguments, and their leaves.
+
+        `make(args, kwargs)` makes one that is missing.
+        """
+        leaves, form = trees.taken_apart((args, kwargs))
+        key = (form, _kinds(leaves), _surroundings(), self._meaning(function))
+        usual, program = self._usual
+        if key != usual:
+            if key not in self._made:
+                with COMPILING:
+                    self._made[key] = self._made.get(key) or make(args, kwargs)
+            program = self._made[key]
+            self._usual = (key, program)
+        return program, leaves
 
     def _meaning(self, function: Function) -> int:
         """Equal numbers: the function means the same."""
@@ -125,10 +137,10 @@ class Compiled:
             return self._transformed(*args, **kwargs)
         make = functools.partial(Program, self._transformed)
         try:
-            program = self._programs.find(make, self._function, args, kwargs)
+            program, leaves = self._programs.find(make, self._function, args, kwargs)
         except OutsideLevelError:
             return self._traced(*args, **kwargs)
-        return program(args, kwargs)
+        return program(leaves)
 
 
 class Program:
@@ -140,8 +152,8 @@ class Program:
         self.captured = capture_call(function, args, kwargs, dynamic=False)
         self.graph = _BUILD.program(self.captured.graph_module)
 
-    def __call__(self, args: Any, kwargs: Any) -> Any:
-        leaves = trees.leaves((args, kwargs))
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        """For the leaves of arguments."""
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         results = call(self.graph, self.captured.calling, self.captured.leaves(tensors))
         assert self.captured.signature is not None
@@ -170,8 +182,8 @@ class PullBack:
 
     def __call__(self, primals: Any) -> tuple[Any, Callable[[Sequence[Any]], list[Any]]]:
         """The value at `primals`, and the function from cotangents of its leaves."""
-        value, saved = self.forward(primals, {})
         leaves = trees.leaves(primals)
+        value, saved = self.forward(leaves)
 
         def pull_back(cotangents: Sequence[Any]) -> list[Any]:
             found: Sequence[Any] = [None] * len(leaves)
@@ -191,6 +203,19 @@ def _plain(leaf: Any) -> Any:
         return leaf
     with torch.no_grad():
         return torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+
+
+# What is the same of tensors that are of one kind, besides their strides.
+_LOOKS = attrgetter("shape", "dtype", "device", "requires_grad", "layout")
+
+
+def _kinds(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """Equal for leaves that one program does for."""
+    try:
+        strides = tuple(map(torch.Tensor.stride, leaves))
+        return tuple(map(type, leaves)), tuple(map(_LOOKS, leaves)), strides
+    except (TypeError, RuntimeError):  # Some are no tensors, or have no strides.
+        return tuple(map(_kind, leaves))
 
 
 def _kind(leaf: Any) -> Any:

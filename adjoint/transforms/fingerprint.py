@@ -4,7 +4,8 @@ A compiled function holds for the tensors, modules and numbers that it closed ov
 compiled.  If one of them is another object now, it must be compiled again.
 
 To look at all of it takes milliseconds for a large module.  So what was looked at is remembered: as
-long as the same containers hold the very same objects, nothing has changed.
+long as the same containers hold the very same objects, nothing has changed.  Of dictionaries, which
+is what modules are made of, it is enough to know that nobody has written to them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from adjoint.torch_private.dynamo import dict_version
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
 
@@ -46,21 +49,31 @@ class Fingerprint:
         looked_at.end()
         self._function = function
         self._looked_at = looked_at
+        self._versions, self._held = looked_at.versions(), list(looked_at.held())
         self._same, self._equal = list(looked_at.same()), looked_at.equal()
 
     def holds(self, function: Any) -> bool:
         """Whether `function` is that function, and nothing it depended on has been changed."""
         if function is not self._function:
             return False
+        now = self._looked_at
         try:
-            same = list(self._looked_at.same())
-            return (
-                len(same) == len(self._same)
-                and all(map(is_, same, self._same))
-                and self._looked_at.equal() == self._equal
-            )
+            if now.equal() != self._equal or not _are_same(now.same(), self._same):
+                return False
+            versions = now.versions()
+            if versions != self._versions:
+                if not _are_same(now.held(), self._held):
+                    return False
+                self._versions = versions
+            return True
         except (ValueError, RuntimeError):  # A cell is empty now; a dictionary is being changed.
             return False
+
+
+def _are_same(objects: Iterable[Any], before: Sequence[Any]) -> bool:
+    """They are the very same."""
+    now = list(objects)
+    return len(now) == len(before) and all(map(is_, now, before))
 
 
 class _Look:
@@ -74,31 +87,43 @@ class _Look:
         self._tensors: list[torch.Tensor] = []
         self._arrays: list[np.ndarray[Any, Any]] = []
         self._others: list[Callable[[], Iterable[Any]]] = []
+        self._empty: list[Any] = []
         self._sizes: list[Any] = []
+        self._plain: list[dict[Any, Any]] = []
 
     def end(self) -> None:
         """Of what is empty it is enough to know that it stays so."""
-        self._sizes = [*self._dicts, *self._collections]
-        self._dicts = [each for each in self._dicts if each]
+        containers = [*self._dicts, *self._collections]
+        self._empty = [each for each in containers if not each]
+        self._sizes = [each for each in containers if each]
+        # Others may have an order besides, which their versions know nothing of.
+        self._plain = [each for each in self._dicts if each and type(each) is dict]
+        self._dicts = [each for each in self._dicts if each and type(each) is not dict]
         self._collections = [each for each in self._collections if each]
+
+    def versions(self) -> list[int]:
+        """What is another number once a dictionary has been written to."""
+        return list(map(dict_version, self._plain))
+
+    def held(self) -> Iterable[Any]:
+        """What must be the very same objects where a dictionary has been written to."""
+        return _held_by(self._plain)
 
     def same(self) -> Iterable[Any]:
         """What must be the very same objects for the mark to be the same."""
         return chain(
-            chain.from_iterable(self._dicts),
-            chain.from_iterable(map(dict.values, self._dicts)),
+            _held_by(self._dicts),
             chain.from_iterable(self._collections),
             map(attrgetter("cell_contents"), self._cells),
-            map(attrgetter("requires_grad"), self._tensors),
-            map(attrgetter("dtype"), self._tensors),
             chain.from_iterable(other() for other in self._others),
         )
 
     def equal(self) -> list[Any]:
         """What must be equal besides."""
         return [
+            any(self._empty),
             *map(len, self._sizes),
-            *map(attrgetter("shape"), self._tensors),
+            *map(_OF_TENSORS, self._tensors),
             *map(np.ndarray.tobytes, self._arrays),
         ]
 
@@ -162,6 +187,13 @@ class _Look:
         else:
             self._others.append(lambda: chain.from_iterable(_held(value).items()))
         return (id(value), *((name, self.mark(each)) for name, each in _held(value).items()))
+
+
+_OF_TENSORS = attrgetter("shape", "dtype", "requires_grad")
+
+
+def _held_by(dicts: Sequence[dict[Any, Any]]) -> Iterable[Any]:
+    return chain(chain.from_iterable(dicts), chain.from_iterable(map(dict.values, dicts)))
 
 
 def _parts(function: FunctionType) -> tuple[Any, ...]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch._dynamo import convert_frame
 from torch.fx.experimental import _config as shape_config
 
 from adjoint.torch_private import dynamo
+from adjoint.torch_private.dynamo import dict_version
 
 
 @pytest.mark.parametrize(
@@ -80,3 +82,46 @@ def test_a_backward_can_be_differentiated(without_grad: bool) -> None:
     (result,) = backward(cotangent)
     assert result.requires_grad
     assert torch.equal(result, torch.full((3,), 2.0))
+
+
+class Holder:
+    """An object whose attributes are in a dictionary."""
+
+    def __init__(self) -> None:
+        self.value: Any = 1
+
+
+def store(holder: Any) -> None:
+    holder.value = object()
+
+
+WRITES: list[Callable[[dict[Any, Any]], Any]] = [
+    lambda held: held.update(value=2),
+    lambda held: held.update(other=2),
+    lambda held: held.pop("value"),
+    lambda held: held.setdefault("other", 3),
+    lambda held: held.__ior__({"value": 3}),
+    lambda held: held.__delitem__("value"),
+    lambda held: held.clear(),
+]
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_dictionary_that_is_written_to_has_another_version(
+    write: Callable[[dict[Any, Any]], Any],
+) -> None:
+    held = {"value": 1, "last": 1}
+    before = dict_version(held)
+    assert held.get("value") == held["last"]
+    assert dict_version(held) == before
+    write(held)
+    assert dict_version(held) != before
+
+
+@pytest.mark.parametrize("holder", [Holder(), torch.nn.Linear(2, 2)])
+def test_an_attribute_is_written_to_the_dictionary_of_its_object(holder: Any) -> None:
+    # A store is specialised by Python once it has been done often.
+    for _ in range(100):
+        before = dict_version(vars(holder))
+        store(holder)
+        assert dict_version(vars(holder)) != before

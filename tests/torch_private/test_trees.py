@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 from adjoint.torch_private import trees
@@ -56,3 +57,36 @@ def test_sizes_stay_sizes() -> None:
         kinds = [type(each) for each in (found["a"], *found["b"])]
         assert kinds == [torch.Size, tuple, torch.Size]
     assert type(trees.map_leaves(str, tree)["a"]) is tuple
+
+
+class Pair(NamedTuple):
+    one: Any
+    other: Any
+
+
+TREES: list[Any] = [
+    3,
+    None,
+    (),
+    [],
+    {},
+    (1, [2, {"b": 3, "a": (4,)}], None),
+    [1, [2, {"b": 3, "a": (4,)}], None],
+    [1, [2, {"a": 3, "b": (4,)}], None],
+    [1, [2, {"b": 3, "a": [4]}], None],
+    {"x": torch.Size([2, 3]), "y": Pair(1, [2])},
+    {"x": (2, 3), "y": Pair(1, [2])},
+    {"x": torch.Size([2, 3]), "y": (1, [2])},
+    OrderedDict(b=1, a=[2]),
+    {"b": 1, "a": [2]},
+]
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_taken_apart_as_flattened(tree: Any) -> None:
+    leaves, form = trees.taken_apart(tree)
+    expected, spec = trees.flatten(tree)
+    assert leaves == expected
+    hash(form)
+    for other in TREES:
+        assert (trees.taken_apart(other)[1] == form) == (trees.flatten(other)[1] == spec)
