@@ -19,7 +19,7 @@ from adjoint.native import native_program
 from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.runtime.seeds import is_written_down, new_seeds
 from adjoint.torch_private import symbols
-from adjoint.torch_private.dynamo import COMPILING
+from adjoint.torch_private.dynamo import compiling
 from adjoint.torch_private.modes import is_watched
 
 # Programs of one graph for sizes of different kinds; after that, it runs op by op.
@@ -63,7 +63,7 @@ class Programs:
         sizes = self._sizing.of(inputs)
         key = tuple(sizes.values())
         if key not in self._chosen:
-            with COMPILING:
+            with compiling():
                 if len(self._chosen) >= REMEMBERED:
                     self._chosen.clear()
                 self._chosen[key] = self._find(sizes) or self._made_anew(sizes)

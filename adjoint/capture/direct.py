@@ -17,14 +17,14 @@ from adjoint.graph.descriptors import Argument, Buffer, Parameter
 from adjoint.torch_private import trees
 from adjoint.torch_private.dynamo import COMPILING, general_shapes
 from adjoint.torch_private.fake import make_fake, new_fake_mode
-from adjoint.torch_private.modes import outside_functorch
+from adjoint.torch_private.modes import outside_functorch, unwatched
 
 
 def capture_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: bool
 ) -> Captured:
     """The pure form of `function(*args, **kwargs)`, none of them of a level of `torch.func`."""
-    with COMPILING, outside_functorch() as levels:
+    with COMPILING, unwatched(), outside_functorch() as levels:
         return _capture_call(function, args, kwargs, dynamic, bool(levels))
 
 

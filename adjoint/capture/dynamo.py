@@ -14,9 +14,11 @@ from adjoint.graph.captured import Captured
 from adjoint.graph.descriptors import Argument, Buffer, Parameter, PlainInput, SymbolicSize
 from adjoint.torch_private import dynamo
 from adjoint.torch_private.fake import make_fake, new_fake_mode
+from adjoint.torch_private.modes import unwatched
 from adjoint.trace.interpretation import Interpreter
 
 
+@unwatched()
 def capture_graph(
     graph_module: fx.GraphModule, examples: Sequence[Any], anew: bool = False
 ) -> Captured:

@@ -19,7 +19,7 @@ from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import FakeTensorMode, fake_mode_of, new_fake_mode
 from adjoint.torch_private.graph_modules import module_of
-from adjoint.torch_private.modes import as_if_alone, enable_python_dispatcher
+from adjoint.torch_private.modes import enable_python_dispatcher
 
 Sizes: TypeAlias = dict[sympy.Symbol, int]
 Renaming: TypeAlias = dict[sympy.Symbol, Any]
@@ -54,7 +54,7 @@ def resized(graph_module: fx.GraphModule, sizes: Sizes) -> tuple[fx.GraphModule,
     fake_mode = new_fake_mode()
     assert fake_mode.shape_env is not None
     new = symbols.anew(fake_mode.shape_env, sizes)
-    with as_if_alone(), general_shapes(), symbols.assumptions(fake_mode.shape_env):
+    with general_shapes(), symbols.assumptions(fake_mode.shape_env):
         copy = _copied(graph_module, fake_mode, new)
     return copy, {symbol: symbols.written(number) for symbol, number in new.items()}
 

@@ -26,7 +26,7 @@ from adjoint.errors import DifferentiationError, FallbackWarning
 from adjoint.graph.evaluation import entry_mode, evaluate
 from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
 from adjoint.torch_private.batches import is_batched, over_batch
-from adjoint.torch_private.dynamo import COMPILING
+from adjoint.torch_private.dynamo import compiling
 from adjoint.torch_private.fake import DATA_DEPENDENT
 from adjoint.torch_private.modes import (
     Following,
@@ -151,7 +151,7 @@ class Compiled:
             return loaded(inputs)
 
     def _load(self) -> Executable:
-        with COMPILING:
+        with compiling():
             if self._plain is None:
                 self._plain = self.builder.load(self.graph_module)
             return self._plain
@@ -189,7 +189,7 @@ class Compiled:
                 # To make it, more may have been assumed.
                 if sized.holds(sizes):
                     return recording, renamed(sizes, sized.names)
-        with COMPILING:
+        with compiling():
             made = self._sized_anew(sizes)
             if made is None:
                 return None
@@ -213,7 +213,7 @@ class Compiled:
 
     def _recorded(self, sized: _Sized, wrt: tuple[int, ...]) -> Recording | None:
         if wrt not in sized.recordings:
-            with COMPILING:
+            with compiling():
                 if wrt not in sized.recordings:
                     recorded = self._record(sized.graph_module, wrt)
                     made = None if recorded is None else Recording(recorded, wrt, self.builder)
@@ -318,7 +318,7 @@ class Recording:
         return loaded(bare)
 
     def _load(self) -> Executable:
-        with COMPILING:
+        with compiling():
             if self._forward is None:
                 self._forward = self.builder.load(self.recorded.graph_module)
             return self._forward
@@ -342,7 +342,7 @@ class Recording:
         """
         found = self._find(of, sizes)
         if found is None:
-            with COMPILING:
+            with compiling():
                 found = self._find(of, sizes) or self._reverse(of, sizes)
         return self._narrowed(found, wanted), renamed(sizes, found.names)
 
@@ -350,7 +350,7 @@ class Recording:
         if len(wanted) == len(self.wrt):
             return found.whole
         if wanted not in found.narrowed:
-            with COMPILING:
+            with compiling():
                 if len(found.narrowed) == PATTERNS:
                     return found.whole
                 made = self.builder.narrow(found.whole.made, frozenset(wanted))

@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config as shape_config
 
+from adjoint.torch_private.modes import as_if_alone
+
 # Held by Dynamo while it compiles, and by us: what is traced, differentiated or lowered shares fake
 # modes and changes parts of torch for a while.  With a lock of our own, two threads that take both
 # in different orders would wait for each other.
@@ -25,6 +27,14 @@ COMPILING: threading.RLock = convert_frame.compile_lock
 
 # Another number whenever the dictionary has been written to.
 dict_version: Callable[[dict[Any, Any]], int] = guards.dict_version
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Differentiate and lower graphs: one thread at a time, whatever context asks for them."""
+    with COMPILING, as_if_alone():
+        yield
+
 
 _FAILURES = (exc.TorchRuntimeError, exc.BackendCompilerFailed, exc.Unsupported, exc.UserError)
 

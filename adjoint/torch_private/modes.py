@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
@@ -28,9 +29,11 @@ __all__ = [
     "above_autograd",
     "as_if_alone",
     "below_autograd",
+    "calls_are_seen",
     "control_flow_calls_its_operator",
     "counted_already",
     "custom_functions_applied_by",
+    "default_devices",
     "dispatch_modes",
     "enable_python_dispatcher",
     "functorch_is_active",
@@ -45,6 +48,7 @@ __all__ = [
     "saved_tensor_hooks",
     "set_version",
     "share_a_counter",
+    "unwatched",
     "without_autocast",
     "without_dispatch_modes",
     "without_torch_function",
@@ -146,6 +150,20 @@ def without_torch_function() -> contextlib.AbstractContextManager[Any]:
     return torch._C.DisableTorchFunction()
 
 
+def default_devices() -> tuple[torch.device, ...]:
+    """Where contexts around say that tensors are made, the innermost last."""
+    return tuple(each.device for each in _function_modes() if isinstance(each, DeviceContext))
+
+
+def calls_are_seen() -> bool:
+    """A mode around sees calls into torch before anything else, and may answer as it likes."""
+    return not all(isinstance(each, DeviceContext) for each in _function_modes())
+
+
+def _function_modes() -> list[Any]:
+    return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+
+
 def saved_tensor_hooks() -> Hooks | None:
     """The innermost pack and unpack hooks that autograd would call now."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -205,19 +223,25 @@ def control_flow_calls_its_operator() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def as_if_alone() -> Iterator[None]:
-    """Run autograd on fakes as if nothing around asked it to cast, to check or to be told."""
-
+def unwatched() -> Iterator[None]:
+    """Run on fakes as if nobody around was told of ops and saved tensors, or had them checked."""
     hooks: list[Hooks] = []
     while (top := saved_tensor_hooks()) is not None:
         torch._C._autograd._pop_saved_tensors_default_hooks()
         hooks.append(top)
     try:
-        with without_autocast(), torch.autograd.set_detect_anomaly(False):
+        with without_dispatch_modes(), torch.autograd.set_detect_anomaly(False):
             yield
     finally:
         for pack, unpack in reversed(hooks):
             torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+@contextlib.contextmanager
+def as_if_alone() -> Iterator[None]:
+    """Run on fakes what is not the user's program: nothing around it watches or changes ops."""
+    with unwatched(), without_autocast(), without_torch_function():
+        yield
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -20,7 +20,6 @@ class Regions:
     """
 
     def __init__(self) -> None:
-        self._outside = saved_tensor_hooks()
         self._seen: dict[int, tuple[Any, int]] = {}
         self._entered: list[int] = []
         self._count = 0
@@ -42,12 +41,11 @@ class Regions:
     def hooks(self) -> Hooks | None:
         """The hooks on saved tensors that the program itself has set."""
         hooks = saved_tensor_hooks()
-        own = hooks is not None and hooks != self._outside and not _is_checkpoint(hooks)
-        return hooks if own else None
+        return None if hooks is None or _is_checkpoint(hooks) else hooks
 
     def _index(self) -> int | None:
         hooks = saved_tensor_hooks()
-        if hooks is None or not _is_checkpoint(hooks) or hooks == self._outside:
+        if hooks is None or not _is_checkpoint(hooks):
             return self._entered[-1] if self._entered else None
         pack = hooks[0]
         if id(pack) not in self._seen:

@@ -125,3 +125,9 @@ def test_an_attribute_is_written_to_the_dictionary_of_its_object(holder: Any) ->
         before = dict_version(vars(holder))
         store(holder)
         assert dict_version(vars(holder)) != before
+
+
+def test_what_is_compiled_is_alone() -> None:
+    with torch.autocast("cpu", torch.bfloat16), torch.device("meta"), dynamo.compiling():
+        assert not torch.is_autocast_enabled("cpu")
+        assert torch.ones(3).device.type == "cpu"

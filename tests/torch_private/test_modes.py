@@ -49,6 +49,40 @@ def test_hooks_in_force() -> None:
         assert modes.saved_tensor_hooks() == (pack, pack)
 
 
+def test_nobody_watches_inside() -> None:
+    class Refusing(modes.TorchDispatchMode):
+        def __torch_dispatch__(
+            self, op: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            raise AssertionError(op)
+
+    def pack(tensor: Tensor) -> Tensor:
+        raise AssertionError(tensor)
+
+    x = torch.ones(3, requires_grad=True)
+    with saved_tensors_hooks(pack, pack), torch.autograd.set_detect_anomaly(True):
+        with Refusing():  # type: ignore[no-untyped-call]
+            with modes.unwatched():
+                assert not torch.is_anomaly_enabled()
+                x.sin()
+            with pytest.raises(AssertionError):
+                x.detach()
+        assert torch.is_anomaly_enabled()
+        with pytest.raises(AssertionError):
+            x.sin()
+
+
+def test_where_tensors_are_made_and_who_sees_calls() -> None:
+    assert modes.default_devices() == ()
+    assert not modes.calls_are_seen()
+    with torch.device("meta"), torch.device("cpu"):
+        assert [each.type for each in modes.default_devices()] == ["meta", "cpu"]
+        assert not modes.calls_are_seen()
+        with modes.TorchFunctionMode():
+            assert modes.calls_are_seen()
+            assert len(modes.default_devices()) == 2
+
+
 def test_versions_can_be_set() -> None:
     x = torch.ones(3)
     modes.set_version(x, 7)

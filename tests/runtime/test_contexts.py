@@ -1,0 +1,200 @@
+"""A first call compiles, and later ones may: contexts around them neither notice nor matter."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+import adjoint
+from adjoint.torch_private.modes import TorchDispatchMode, TorchFunctionMode
+from tests.parity import leaf
+
+grad = torch.autograd.grad
+
+
+def function(x: Tensor, w: Tensor) -> Tensor:
+    h = torch.softmax((x @ w).sin(), -1) * torch.arange(w.shape[1], device=x.device)
+    return (h.exp() * h.cumsum(0)).sum(1)
+
+
+def gradient(x: Tensor, w: Tensor) -> Tensor:
+    made = adjoint.grad(lambda x, w: function(x, w).sin().sum(), (0, 1))
+    return torch.cat([each.flatten() for each in made(x, w)])
+
+
+def compiled(of: Callable[..., Any] = function) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    made: Callable[..., Any] = torch.compile(of, backend="adjoint")
+    return made
+
+
+def leaves(rows: int = 4) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(rows)
+    return leaf(rows, 3), leaf(3, 5)
+
+
+def derivatives(
+    call: Callable[..., Any], inputs: tuple[Tensor, Tensor], order: int = 2
+) -> list[Tensor]:
+    """The value, and derivatives up to `order`."""
+    value = call(*inputs)
+    first = grad(value.sin().sum(), inputs, create_graph=order == 2)
+    return [value, *first, *(again(first, inputs) if order == 2 else ())]
+
+
+def again(gradients: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    return grad(torch.stack([each.square().sum() for each in gradients]).sum(), inputs)
+
+
+def checkpointed(call: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    return functools.partial(checkpoint, call, use_reentrant=False, **options)
+
+
+def save_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    saved = op is torch.ops.aten.mm.default
+    return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+SELECTIVE = functools.partial(create_selective_checkpoint_contexts, save_products)
+
+
+class Calls(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(call)
+        return call(*args, **(kwargs or {}))
+
+
+class Ops(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(op)
+        return op(*args, **(kwargs or {}))
+
+
+class Saved(saved_tensors_hooks):
+    def __init__(self) -> None:
+        super().__init__(self.pack, lambda tensor: tensor)
+        self.seen: list[Any] = []
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        self.seen.append(type(tensor))
+        return tensor
+
+    def __enter__(self) -> Any:
+        super().__enter__()
+        return self
+
+
+# Checkpoints --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("of", [function, gradient], ids=["compiled", "transformed"])
+def test_a_checkpoint_around_the_first_call(of: Callable[..., Any], order: int) -> None:
+    call = compiled() if of is function else gradient
+    for rows in (4, 6, 7):
+        found = derivatives(checkpointed(call), leaves(rows), order)
+        torch.testing.assert_close(found, derivatives(checkpointed(of), leaves(rows), order))
+
+
+def test_checkpoints_in_each_other_around_the_first_call() -> None:
+    def twice(call: Callable[..., Any]) -> Callable[..., Any]:
+        return checkpointed(lambda *inputs: checkpointed(call)(*inputs).sin())
+
+    torch.testing.assert_close(
+        derivatives(twice(compiled()), leaves()), derivatives(twice(function), leaves())
+    )
+
+
+def test_a_checkpoint_inside_and_another_around() -> None:
+    inside = checkpointed(function)
+    found = derivatives(checkpointed(compiled(lambda x, w: inside(x, w))), leaves())
+    torch.testing.assert_close(found, derivatives(function, leaves()))
+
+
+def test_a_selective_checkpoint_around_the_first_call() -> None:
+    call = compiled()
+    for rows in (4, 6):
+        found = derivatives(checkpointed(call, context_fn=SELECTIVE), leaves(rows), order=1)
+        torch.testing.assert_close(found, derivatives(function, leaves(rows), order=1))
+
+
+def test_a_first_call_that_is_a_recomputation() -> None:
+    """In the forward eager runs, and in the recomputation, by another thread, what is compiled."""
+    call = compiled()
+    calls = 0
+
+    def either(x: Tensor, w: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        result: Tensor = checkpointed(function if calls == 1 else call)(x, w)
+        return result
+
+    inputs = leaves()
+    value = checkpoint(either, *inputs, use_reentrant=False, preserve_rng_state=False)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.extend(grad(value.sin().sum(), inputs)))
+    thread.start()
+    thread.join()
+    assert calls == 2
+    torch.testing.assert_close(found, derivatives(function, leaves(), order=1)[1:])
+
+
+# What watches -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("watch", [Calls, Ops, Saved])
+def test_a_first_call_shows_what_a_second_shows(watch: Callable[[], Any]) -> None:
+    call, seen = compiled(), []
+    for _ in range(2):
+        with watch() as forward:
+            value = call(*(inputs := leaves()))
+        with watch() as backward:
+            first = grad(value.sin().sum(), inputs, create_graph=True)
+            second = again(first, inputs)
+        seen.append((forward.seen, backward.seen))
+        torch.testing.assert_close([value, *first, *second], derivatives(function, leaves()))
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("watch", [Ops, Saved])
+def test_a_first_gradient_shows_what_a_second_shows(watch: Callable[[], Any]) -> None:
+    made = adjoint.grad(lambda x, w: function(x, w).sin().sum())
+    seen = []
+    for _ in range(2):
+        with watch() as around:
+            made(*leaves())
+        seen.append(around.seen)
+    assert seen[0] == seen[1]
+
+
+def test_hooks_that_fail_or_move_what_is_saved() -> None:
+    def refuse(tensor: Tensor) -> Tensor:
+        raise ValueError("nothing is saved here")
+
+    call = compiled()
+    with saved_tensors_hooks(refuse, refuse), pytest.raises(ValueError, match="nothing is saved"):
+        call(*leaves())
+    call = compiled()
+    with save_on_cpu():
+        found = derivatives(call, leaves())
+    torch.testing.assert_close(found, derivatives(function, leaves()))
