@@ -19,6 +19,8 @@ from adjoint.runtime.calling import call
 from adjoint.torch_private import trees
 from adjoint.torch_private.dynamo import COMPILING
 from adjoint.torch_private.modes import (
+    calls_are_seen,
+    default_devices,
     functorch_is_active,
     is_functorch_wrapper,
     outside_functorch,
@@ -41,11 +43,14 @@ def linearize(function: Function, inputs: Sequence[torch.Tensor]) -> Linearized:
 
 def left_to_torch() -> bool:
     """A transform called now is to be that of `torch.func`: Dynamo traces it, or a capture inside
-    a level of `torch.func`, which knows how to batch and differentiate ops but not graphs.
+    a level of `torch.func`, which knows how to batch and differentiate ops but not graphs; or a
+    mode of the user's is to see every call.
     """
     if torch.compiler.is_compiling():
         return True
-    return current_tracer() is not None and functorch_is_active()
+    if current_tracer() is not None:
+        return functorch_is_active()
+    return calls_are_seen()
 
 
 class Programs:
@@ -233,5 +238,6 @@ def _surroundings() -> Any:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
+        default_devices(),
         tuple((device, torch.get_autocast_dtype(device)) for device in devices),
     )

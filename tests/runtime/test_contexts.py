@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -198,3 +200,75 @@ def test_hooks_that_fail_or_move_what_is_saved() -> None:
     with save_on_cpu():
         found = derivatives(call, leaves())
     torch.testing.assert_close(found, derivatives(function, leaves()))
+
+
+# What changes results -----------------------------------------------------------------------------
+
+
+@contextmanager
+def halves_by_default() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float16)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+CHANGES: list[Callable[[], AbstractContextManager[Any]]] = [
+    lambda: torch.device("meta"),
+    lambda: torch.autocast("cpu", torch.bfloat16),
+    lambda: torch.autograd.set_detect_anomaly(True),
+    halves_by_default,
+    forward_ad.dual_level,
+]
+NAMES = ["device", "autocast", "anomaly", "dtype", "forward mode"]
+
+
+@pytest.mark.parametrize("around", CHANGES, ids=NAMES)
+@pytest.mark.parametrize("everything", [False, True], ids=["backward", "everything"])
+def test_contexts_that_do_not_matter(
+    around: Callable[[], AbstractContextManager[Any]], everything: bool
+) -> None:
+    """Tensors are float64 and made where others are, so that eager gives the same without."""
+    call = compiled()
+    inputs = leaves()
+    with around() if everything else nullcontext():
+        value = call(*inputs)
+    with around():
+        first = grad(value.sin().sum(), inputs, create_graph=True)
+        second = again(first, inputs)
+    torch.testing.assert_close([value, *first, *second], derivatives(function, leaves()))
+
+
+def test_tensors_made_elsewhere() -> None:
+    made = adjoint.value_and_grad(lambda x: (x.square().sum(), torch.ones(2)), has_aux=True)
+    x = leaf(3).detach()
+    for _ in range(2):
+        for device in ("cpu", "meta"):
+            with torch.device(device):
+                (_, aux), found = made(x)
+            assert aux.device.type == device
+            torch.testing.assert_close(found, x * 2)
+
+
+class Doubled(TorchFunctionMode):
+    """Every sine is twice as large."""
+
+    def __torch_function__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = call(*args, **(kwargs or {}))
+        return result * 2 if call in (torch.sin, Tensor.sin) else result
+
+
+def test_calls_that_are_answered_otherwise() -> None:
+    transforms: dict[str, Any] = {
+        "grad": adjoint.grad(lambda x: x.sin().sum()),
+        "vjp": lambda x: adjoint.vjp(lambda x: x.sin(), x)[1](x)[0] / x,
+        "jvp": lambda x: adjoint.jvp(lambda x: x.sin(), (x,), (torch.ones_like(x),))[1],
+    }
+    x = leaf(3).detach()
+    for transform in transforms.values():
+        for _ in range(2):
+            torch.testing.assert_close(transform(x), x.cos())
+            with Doubled():
+                torch.testing.assert_close(transform(x), x.cos() * 2)

@@ -32,6 +32,9 @@ def cache_bytes() -> int:
     return int(text[:-1]) * 1024 if text.endswith("K") else USUAL_CACHE
 
 
+# Said wherever memory is taken: a context around a call may say otherwise.
+CPU = torch.device("cpu")
+
 # The largest block from which the C library learns (32 MiB with its own header).
 LEARNT = 31 << 20
 
@@ -44,7 +47,7 @@ def keep_freed_memory() -> None:
     what counts as large, it learns from the largest block that was ever freed.  So one is freed, of
     which no page was touched.
     """
-    torch.empty(LEARNT, dtype=torch.uint8)
+    torch.empty(LEARNT, dtype=torch.uint8, device=CPU)
 
 
 Key = TypeVar("Key", bound=Hashable)
@@ -110,7 +113,7 @@ class Pool:
             if holders.are_gone():
                 # The same memory with a version count of its own, and no view of anything.
                 return tensor.data
-        made = torch.empty_strided(self.shape, self.strides, dtype=self.dtype)
+        made = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=CPU)
         self._held = [*self._held[-self.MOST + 1 :], (made, Holders(made))]
         return made.data
 

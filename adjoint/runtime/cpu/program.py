@@ -31,6 +31,7 @@ from adjoint.loops.plan import (
 )
 from adjoint.runtime.cpu.engine import runner
 from adjoint.runtime.cpu.memory import (
+    CPU,
     Entering,
     Interval,
     Pool,
@@ -137,7 +138,7 @@ class Binding:
         self.runs = [self._bound(program, run, addresses) for run in program.runs]
 
     def _memory(self, count: int) -> torch.Tensor:
-        return torch.empty(count, dtype=torch.uint8)
+        return torch.empty(count, dtype=torch.uint8, device=CPU)
 
     def _pools(self) -> dict[int, Pool]:
         return {
@@ -399,6 +400,7 @@ class Writer:
         self.runs = runs
         self.lines: list[str] = []
         self.constants: dict[str, Any] = {
+            "cpu": CPU,
             "empty_strided": torch.empty_strided,
             "fit": fit,
             "native": runner(),
@@ -474,7 +476,7 @@ class Writer:
         """Memory for a result."""
         if _may_be_large(self.plan.slots[slot]):
             return f"pools[{slot}].take()"
-        return f"empty_strided({shape}, {strides}, dtype={dtype})"
+        return f"empty_strided({shape}, {strides}, dtype={dtype}, device=cpu)"
 
     def run(self, place: int) -> None:
         run = self.runs[place]
