@@ -154,7 +154,10 @@ class Program:
     def __init__(self, function: Function, args: Any, kwargs: Any) -> None:
         with outside_functorch():
             args, kwargs = trees.map_leaves(_plain, (args, kwargs))
-        self.captured = capture_call(function, args, kwargs, dynamic=False)
+        # What is made in inference mode has no derivative, also inside of what enables grad.
+        grad_enabled = torch.is_grad_enabled()
+        with torch.inference_mode(False), torch.set_grad_enabled(grad_enabled):
+            self.captured = capture_call(function, args, kwargs, dynamic=False)
         self.graph = _BUILD.program(self.captured.graph_module)
 
     def __call__(self, leaves: Sequence[Any]) -> Any:

@@ -38,8 +38,10 @@ class Linearized:
         self.tracer = tracer
         self.build = build
         self.inputs = [tracer.known(each) for each in inputs]
-        body = Body(tracer)
-        result = body.run(function, _twins(tracer, self.inputs))
+        # A derivative is of what is inside: a `no_grad` around it is about its results alone.
+        with torch.enable_grad():
+            body = Body(tracer)
+            result = body.run(function, _twins(tracer, self.inputs))
         leaves, self.spec = trees.flatten(trees.map_leaves(tracer.known, result))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         body.read(tensors)
@@ -132,8 +134,8 @@ class Linearized:
 
 def _twins(tracer: Tracer, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Tensors like `inputs`, which require grad but are no leaves: they may be written to."""
-    with tracer.paused(), torch.enable_grad():
-        return [each.detach().requires_grad_().clone() for each in inputs]
+    with tracer.paused():
+        return [each.detach().clone().requires_grad_().clone() for each in inputs]
 
 
 def _described(module: fx.GraphModule) -> fx.GraphModule:

@@ -272,3 +272,43 @@ def test_calls_that_are_answered_otherwise() -> None:
             torch.testing.assert_close(transform(x), x.cos())
             with Doubled():
                 torch.testing.assert_close(transform(x), x.cos() * 2)
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda api, f: api.grad(f),
+        lambda api, f: api.grad(lambda x: api.grad(f)(x).square().sum()),
+        lambda api, f: api.jacrev(lambda x: x.sin() * f(x)),
+        lambda api, f: api.jacfwd(lambda x: x.sin() * f(x)),
+        lambda api, f: api.hessian(f),
+        lambda api, f: lambda x: api.vjp(f, x)[1](torch.ones_like(f(x)))[0],
+        lambda api, f: lambda x: api.jvp(f, (x,), (torch.ones_like(x),))[1],
+    ],
+)
+def test_derivatives_where_nothing_is_recorded(
+    transform: Any, around: Callable[[], AbstractContextManager[Any]]
+) -> None:
+    """`no_grad` around a derivative is about what becomes of it, not about what is inside."""
+
+    def inside(x: Tensor) -> Tensor:
+        return (x.sin() * x.square()).sum()
+
+    with around():
+        x = leaf(3)
+        found = transform(adjoint, inside)(x)
+        torch.testing.assert_close(found, transform(torch.func, inside)(x))
+    assert found.any()
+    assert not found.requires_grad
+
+
+def test_no_grad_inside_of_a_derivative_is_about_what_is_inside() -> None:
+    def inside(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            held = x.square()
+        return (x.sin() * held).sum()
+
+    x = leaf(3)
+    with torch.no_grad():
+        torch.testing.assert_close(adjoint.grad(inside)(x), x.cos() * x.square())
