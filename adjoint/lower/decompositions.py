@@ -100,7 +100,7 @@ def _expanded(
     shapes: list[Any] = [value.shape for value in values if isinstance(value, torch.Tensor)]
     if any(isinstance(size, int) and size == 0 for shape in shapes for size in shape):
         return None
-    recorder = _Recorder(graph, node.meta)
+    recorder = _Recorder(graph, {**node.meta, "part_of": node.target})
     for each in (*node.all_input_nodes, *used):
         recorder.nodes[id(each.meta["val"])] = copies[each]
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])

@@ -107,13 +107,16 @@ def is_plain(value: Any, device: torch.device = CPU) -> bool:
     )
 
 
-def require_within(index: torch.Tensor, low: int, high: int) -> None:
+def require_within(
+    index: torch.Tensor, low: int, high: int, dim: int, op: str, error: type[Exception]
+) -> None:
     """Indices must be in range(low, high)."""
     if index.numel():
         least, most = torch.aminmax(index)
         if int(least) < low or int(most) >= high:
             wrong = int(least) if int(least) < low else int(most)
-            raise IndexError(f"index {wrong} is out of bounds for dimension with size {high}")
+            where = f"dimension {dim} with size {high} ({op})"
+            raise error(f"index {wrong} is out of bounds for {where}")
 
 
 class _Planning:
@@ -477,7 +480,9 @@ class _Planning:
             return
         self.checked.add(key)
         self._ensure(bound.node)
-        args = (Argument(self.slots[bound.node].number), Number(bound.low), Number(bound.high))
+        index = Argument(self.slots[bound.node].number)
+        limits = (Number(bound.low), Number(bound.high))
+        args = (index, *limits, bound.dim, bound.op, bound.error)
         slot = Slot(len(self.slots) + len(self.extra), Kind.RESULT)
         self.extra.append(slot)
         line = str(source_of(item.node) or "")

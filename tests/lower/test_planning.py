@@ -95,11 +95,12 @@ def test_bounds_are_checked_before_the_kernel() -> None:
 
 
 def test_require_within() -> None:
-    require_within(torch.tensor([-3, 2]), -3, 3)
-    require_within(torch.tensor([], dtype=torch.int64), 0, 0)
-    for wrong in (-4, 3):
-        with pytest.raises(IndexError, match=f"index {wrong} is out of bounds"):
-            require_within(torch.tensor([0, wrong]), -3, 3)
+    require_within(torch.tensor([-3, 2]), -3, 3, 1, "aten.gather", IndexError)
+    require_within(torch.tensor([], dtype=torch.int64), 0, 0, 1, "aten.gather", IndexError)
+    for wrong, error in ((-4, IndexError), (3, RuntimeError)):
+        message = rf"index {wrong} is out of bounds for dimension 1 with size 3 \(aten.gather\)"
+        with pytest.raises(error, match=message):
+            require_within(torch.tensor([0, wrong]), -3, 3, 1, "aten.gather", error)
 
 
 def test_which_tensors_kernels_can_read() -> None:

@@ -39,11 +39,15 @@ Element: TypeAlias = Callable[[Where, Reader], Expression]
 
 @dataclass(frozen=True)
 class Bound:
-    """Indices in `node` must be in range(low, high); eager raises if not."""
+    """Indices in `node` must be in range(low, high); eager raises `error` if not."""
 
     node: fx.Node
     low: Size
     high: Size
+    op: str
+    dim: int
+    """The dimension of size `high` of the operator `op`."""
+    error: type[Exception] = IndexError
 
 
 @dataclass(frozen=True)

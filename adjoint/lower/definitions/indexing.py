@@ -75,18 +75,31 @@ class _Indexing:
                 made.append(_wrapped(value, size, reader))
         return tuple(made)
 
-    def bounds(self) -> tuple[Bound, ...]:
+    def bounds(self, node: fx.Node) -> tuple[Bound, ...]:
         return tuple(
-            Bound(node, size * -1, size)
-            for node, size in zip(self.indices, self.x, strict=False)
-            if node is not None
+            _bound(node, picked, size * -1, size, dim)
+            for dim, (picked, size) in enumerate(zip(self.indices, self.x, strict=False))
+            if picked is not None
         )
+
+
+def _bound(node: fx.Node, picked: fx.Node, low: Size, high: Size, dim: int) -> Bound:
+    """What the operator of `node`, or the one it is a part of, demands of indices."""
+    op = node.meta.get("part_of", node.target)
+    error = RuntimeError if op in _RAISING_RUNTIME_ERRORS else IndexError
+    if op is aten.index_add.default and node.meta["val"].dim() > 1:
+        error = RuntimeError
+    return Bound(picked, low, high, str(op.overloadpacket), dim, error)
+
+
+# The others raise IndexErrors.
+_RAISING_RUNTIME_ERRORS = (aten.gather.default, aten.scatter_add.default)
 
 
 def _index(node: fx.Node, x: fx.Node, indices: Sequence[Any]) -> Mapped:
     indexing = _Indexing.of(x, indices)
     return Mapped(
-        lambda index, reader: reader.read(x, indexing.place(index, reader)), indexing.bounds()
+        lambda index, reader: reader.read(x, indexing.place(index, reader)), indexing.bounds(node)
     )
 
 
@@ -98,7 +111,7 @@ def _index_select(node: fx.Node, x: fx.Node, dim: int, picked: fx.Node) -> Mappe
         place = _plain(reader.read(picked, (index[dim],)), shape_of(x)[dim])
         return reader.read(x, (*index[:dim], place, *index[dim + 1 :]))
 
-    return Mapped(element, (Bound(picked, 0, shape_of(x)[dim]),))
+    return Mapped(element, (_bound(node, picked, 0, shape_of(x)[dim], dim),))
 
 
 def _embedding(
@@ -110,7 +123,7 @@ def _embedding(
         row = _plain(reader.read(picked, index[:rank]), shape_of(weight)[0])
         return reader.read(weight, (row, index[rank]))
 
-    return Mapped(element, (Bound(picked, 0, shape_of(weight)[0]),))
+    return Mapped(element, (_bound(node, picked, 0, shape_of(weight)[0], 0),))
 
 
 def _gather(node: fx.Node, x: fx.Node, dim: int, picked: fx.Node, **options: Any) -> Mapped:
@@ -121,7 +134,7 @@ def _gather(node: fx.Node, x: fx.Node, dim: int, picked: fx.Node, **options: Any
         place = _plain(reader.read(picked, index), shape_of(x)[dim])
         return reader.read(x, (*index[:dim], place, *index[dim + 1 :]))
 
-    return Mapped(element, (Bound(picked, 0, shape_of(x)[dim]),))
+    return Mapped(element, (_bound(node, picked, 0, shape_of(x)[dim], dim),))
 
 
 def _index_add(
@@ -138,7 +151,7 @@ def _index_add(
         value = reader.read(source, index)
         return value if alpha == 1 else value * alpha
 
-    bounds = (Bound(picked, 0, shape_of(x)[dim]),)
+    bounds = (_bound(node, picked, 0, shape_of(x)[dim], dim),)
     return _scattered(node, x, source, place, element, bounds)
 
 
@@ -179,7 +192,9 @@ def _index_put(
     def element(index: Where, reader: Reader) -> Expression:
         return reader.read(values, broadcast(index, shape_of(values)))
 
-    return _scattered(node, x, values, indexing.place, element, indexing.bounds(), tuple(domain))
+    return _scattered(
+        node, x, values, indexing.place, element, indexing.bounds(node), tuple(domain)
+    )
 
 
 def _scatter_add(
@@ -198,7 +213,7 @@ def _scatter_add(
         source,
         place,
         lambda index, reader: reader.read(source, index),
-        (Bound(picked, 0, shape_of(x)[dim]),),
+        (_bound(node, picked, 0, shape_of(x)[dim], dim),),
         shape_of(picked),
     )
 
@@ -232,7 +247,7 @@ def _embedding_backward(
         lambda index, reader: constant(0, dtype),
         place,
         element,
-        (Bound(picked, 0, rows),),
+        (_bound(node, picked, 0, rows, 0),),
     )
 
 

@@ -86,19 +86,32 @@ def test_elements_by_index(place: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "size", "message"),
+    ("call", "name", "dim"),
     [
-        (lambda x, i: x[i], 3, "index 5 is out of bounds"),
-        (lambda x, i: x.index_select(0, i), 3, "out of"),
-        (lambda x, i: x.gather(0, i), 3, "out of"),
-        (lambda x, i: x.scatter_add(0, i, x), 3, "out of"),
+        (lambda x, i: x[i], "index", 0),
+        (lambda x, i: x[:, i], "index", 1),
+        (lambda x, i: x.index_select(0, i), "index_select", 0),
+        (lambda x, i: torch.nn.functional.embedding(i, x), "embedding", 0),
+        (lambda x, i: x.gather(1, i[:, None]), "gather", 1),
+        (lambda x, i: x.scatter_add(1, i[:, None], x), "scatter_add", 1),
+        (lambda x, i: x.index_add(1, i, x), "index_add", 1),
+        (lambda x, i: x[0].index_add(0, i, x[0]), "index_add", 0),
+        (lambda x, i: x.index_put((i,), x, accumulate=True), "index_put", 0),
+        (lambda x, i: torch.nn.functional.nll_loss(x, i), "nll_loss_forward", 1),
     ],
 )
-def test_an_index_out_of_bounds_raises(call: Any, size: int, message: str) -> None:
-    x, good, bad = torch.arange(3.0), torch.tensor([0, 2, 1]), torch.tensor([0, 5, 1])
+@pytest.mark.parametrize("wrong", [5, -4])
+def test_an_index_out_of_bounds_raises_what_eager_raises(
+    call: Any, name: str, dim: int, wrong: int
+) -> None:
+    x, good, bad = torch.ones(3, 3), torch.tensor([0, 2, 1]), torch.tensor([0, wrong, 1])
     program = check(lambda x, i: call(x, i) * 2, x, good)
-    with pytest.raises((IndexError, RuntimeError), match=message):
+    with pytest.raises((IndexError, RuntimeError)) as eager:
+        call(x, bad)
+    message = rf"index {wrong} is out of bounds for dimension {dim} with size 3 \(aten.{name}\)"
+    with pytest.raises((IndexError, RuntimeError), match=message) as raised:
         program([x, bad])
+    assert raised.type is eager.type
     torch.testing.assert_close(program([x, good]), call(x, good) * 2)
 
 
