@@ -1,11 +1,17 @@
-"""LLVM text becomes PTX, NVIDIA's assembly, by the LLVM that llvmlite brings."""
+"""LLVM text becomes PTX, NVIDIA's assembly, by the LLVM that llvmlite brings.
+
+Several threads may do this at a time: each has a context of LLVM's to itself.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import threading
+from typing import Any
 
 import llvmlite.binding as llvm
+from llvmlite.binding import ffi
 
 from adjoint.runtime.cpu.engine import LLVMError
 
@@ -22,24 +28,44 @@ def assemble(text: str, capability: tuple[int, int]) -> bytes:
     """PTX for a device of that compute capability."""
     with _LOCK:
         _prepare()
-        try:
-            module = llvm.parse_assembly(text)
-            module.verify()
-        except RuntimeError as error:
-            raise LLVMError(str(error)) from error
-        target = llvm.Target.from_triple(module.triple)
-        machine = target.create_target_machine(
-            cpu=f"sm_{capability[0]}{capability[1]}",
-            # The first version in which several neighbours are added to memory at a time.
-            features="+ptx81" if capability == (9, 0) else "",
-            opt=3,
-        )
-        module.data_layout = str(machine.target_data)
-        tuning = llvm.create_pipeline_tuning_options(speed_level=2)
-        tuning.loop_vectorization = False
-        tuning.slp_vectorization = False
-        tuning.loop_unrolling = False
-        builder = llvm.create_pass_builder(machine, tuning)
-        builder.getModulePassManager().run(module, builder)
-        code: str = machine.emit_assembly(module)
-        return code.encode()
+    try:
+        module = llvm.parse_assembly(text, llvm.create_context())
+        module.verify()
+    except RuntimeError as error:
+        raise LLVMError(str(error)) from error
+    target = llvm.Target.from_triple(module.triple)
+    machine = target.create_target_machine(
+        cpu=f"sm_{capability[0]}{capability[1]}",
+        # The first version in which several neighbours are added to memory at a time.
+        features="+ptx81" if capability == (9, 0) else "",
+        opt=3,
+    )
+    module.data_layout = str(machine.target_data)
+    tuning = llvm.create_pipeline_tuning_options(speed_level=2)
+    tuning.loop_vectorization = False
+    tuning.slp_vectorization = False
+    tuning.loop_unrolling = False
+    builder = llvm.create_pass_builder(machine, tuning)
+    _side_by_side("LLVMPY_RunNewModulePassManager")(builder.getModulePassManager(), module, builder)
+    return _emitted(machine, module)
+
+
+def _emitted(machine: Any, module: Any) -> bytes:
+    with ffi.OutputString() as error:
+        buffer = _side_by_side("LLVMPY_TargetMachineEmitToMemory")(machine, module, 0, error)
+        if not buffer:
+            raise LLVMError(str(error))
+    try:
+        start, size = ffi.lib.LLVMPY_GetBufferStart(buffer), ffi.lib.LLVMPY_GetBufferSize(buffer)
+        return ctypes.string_at(start, size)
+    finally:
+        ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
+
+
+def _side_by_side(name: str) -> Any:
+    """A function of LLVM's, without the one lock that llvmlite holds in every call.
+
+    That lock is for those who share a context.  What compiles for long would wait for it.
+    """
+    function = getattr(ffi.lib, name)
+    return getattr(function, "_cfn", function)
