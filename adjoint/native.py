@@ -41,8 +41,8 @@ Key: TypeAlias = tuple[torch.device, str]
 _KERNELS: dict[Key, int] = {}
 _NUMBERS = itertools.count()
 
-# The driver gains nothing from more.
-ASSEMBLERS = 8
+# Each compiles a kernel, first by LLVM and then by the driver.
+ASSEMBLERS = 16
 _LOCK = threading.Lock()
 
 
