@@ -378,7 +378,7 @@ def _goes_with_products(item: Item, group: Group, level: Level) -> bool:
     return (
         level is Level.ROW
         and any(base in group.members for base, _ in item.reads)
-        and len(_beside(group) | _beside(item)) <= MOST_BESIDE
+        and len(_beside(group) | _beside(item) - group.members.keys()) <= MOST_BESIDE
     )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import silu
 
 from adjoint.loops.plan import Launch
+from adjoint.lower.fusion import MOST_BESIDE
 from adjoint.lower.planning import lower
 from adjoint.lower.products import TALL
 from tests.lower.test_tiling import with_any_rows
@@ -67,6 +68,19 @@ def test_what_takes_long_is_not_computed_for_each_tile() -> None:
     assert len(lower(graph_of(lambda x, w: [silu(x) @ w], (x, wide)), grids=True).steps) == 2
     assert len(lower(graph_of(lambda x, w: [(x * x) @ w], (x, wide)), grids=True).steps) == 1
     check(two, x, w)
+
+
+def test_what_it_makes_is_not_read_beside_it() -> None:
+    x, w = torch.randn(ROWS, 32), torch.randn(32, 64)
+    beside = [torch.randn(ROWS, 64) for _ in range(MOST_BESIDE)]
+
+    def function(x: torch.Tensor, w: torch.Tensor, *beside: torch.Tensor) -> list[torch.Tensor]:
+        product = x @ w
+        made = [product * each for each in beside]
+        return [*made, made[0] + made[1]]
+
+    assert len(lower(graph_of(function, (x, w, *beside)), grids=True).steps) == 1
+    check(function, x, w, *beside)
 
 
 def test_what_is_made_of_it_is_stored_at_once() -> None:
