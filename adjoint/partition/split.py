@@ -286,7 +286,7 @@ def is_cheap(node: fx.Node) -> bool:
         return False
     if not isinstance(node.meta.get("val"), torch.Tensor) or must_run(node):
         return False
-    if node.target in _BY_INDEX or _is_cast(node):
+    if node.target in _BY_INDEX or _is_cast(node) or _is_short_product(node):
         return True
     if node.target in _SOFTMAX:
         return bool(_origin(node.args[0]).itemsize < node.meta["val"].itemsize)
@@ -295,6 +295,15 @@ def is_cheap(node: fx.Node) -> bool:
         return False
     is_slow = node.target.overloadpacket in _SLOW
     return not is_slow or _is_activation_of_halves(node) or _is_product_of_itself(node)
+
+
+def _is_short_product(node: fx.Node) -> bool:
+    """A product of matrices whose elements are sums of a few terms, as of points and directions."""
+    if node.target is not aten.mm.default:
+        return False
+    inner = node.args[1].meta["val"].shape[0]  # type: ignore[union-attr]
+    is_exact = node.meta["val"].dtype in (torch.float32, torch.float64)
+    return is_exact and isinstance(inner, int) and inner <= FEW_TERMS
 
 
 def _is_product_of_itself(node: fx.Node) -> bool:
@@ -349,6 +358,9 @@ def _bytes(node: fx.Node) -> int:
         return UNBOUNDED if isinstance(value, (tuple, list)) else 1
     return 1 + math.prod(hint(size) for size in value.shape) * value.dtype.itemsize
 
+
+# A sum of no more terms is computed in loops with what follows.
+FEW_TERMS = 4
 
 # What is before one of these and what is after it are not computed in one go.
 _PRODUCTS = frozenset(

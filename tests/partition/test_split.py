@@ -14,7 +14,7 @@ from adjoint.graph.descriptors import Saved, SavedInput, Tangent
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import input_descriptors, output_descriptors, outputs_of
 from adjoint.options import Options
-from adjoint.partition.split import is_cheap, is_free, narrowed
+from adjoint.partition.split import FEW_TERMS, is_cheap, is_free, narrowed
 from adjoint.runtime.bridge import Recorded
 from tests.control_flow import cond, scan
 from tests.parity import leaf, plain
@@ -217,6 +217,13 @@ def test_what_takes_long_is_not_computed_again() -> None:
         assert aten.mm.default in again
 
 
+@pytest.mark.parametrize("inner", [1, FEW_TERMS, FEW_TERMS + 1])
+def test_a_product_of_a_few_terms_is_computed_again(inner: int) -> None:
+    args = leaf(50, inner), leaf(inner, 60)
+    made = recorded(lambda x, y: (x @ y).square(), *args, wrt=(0, 1))
+    assert (aten.mm.default in saved_targets(made)) == (inner > FEW_TERMS)
+
+
 def test_rows_by_index_are_read_again() -> None:
     made = recorded(lambda x, i: x.exp()[i].square(), leaf(5, 4), torch.arange(40) % 5)
     assert aten.index.Tensor not in saved_targets(made)
@@ -271,7 +278,7 @@ def test_what_is_cheap() -> None:
     def function(x: Tensor, i: Tensor) -> list[Tensor]:
         return [x + 1, x.exp(), x.sum(0), x[i], nn.functional.dropout(x), x @ x.t()]
 
-    module = adjoint.capture(function, leaf(3, 3), torch.arange(2)).graph_module
+    module = adjoint.capture(function, leaf(3, 8), torch.arange(2)).graph_module
     cheap = {node.target for node in module.graph.nodes if is_cheap(node)}
     assert {aten.add.Tensor, aten.index.Tensor} <= cheap
     dear = {aten.exp.default, aten.sum.dim_IntList, aten.mm.default, aten.native_dropout.default}
