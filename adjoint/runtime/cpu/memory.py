@@ -6,8 +6,9 @@ Tensors that do not live at the same time share memory.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -65,34 +66,56 @@ class Interval:
 def arrange(intervals: Mapping[Key, Interval]) -> tuple[dict[Key, int], int]:
     """An offset for each, and how many bytes there are in all.
 
-    Each takes the tightest gap that is free while it lives; the longest lived go first where two
-    begin together.
+    Each takes the tightest gap that is free while it lives.  They come as they begin, the longest
+    lived first; if small ones among them stand in the way of large ones, by size.
     """
-    places: dict[Key, int] = {}
-    alive: list[tuple[int, int, int]] = []
-    total = 0
     by_start = sorted(intervals.items(), key=lambda pair: (pair[1].first, -pair[1].last))
-    for key, interval in by_start:
-        alive = sorted(each for each in alive if each[2] >= interval.first)
-        size = -(-max(interval.size, 1) // ALIGNMENT) * ALIGNMENT
-        offset = _gap(alive, size, total)
-        places[key] = offset
-        alive.append((offset, offset + size, interval.last))
-        total = max(total, offset + size)
+    places, total = _placed(by_start)
+    if total > _most_at_once(intervals.values()):
+        others, less = _placed(sorted(by_start, key=lambda pair: -pair[1].size))
+        if less < total:
+            return others, less
     return places, total
 
 
-def _gap(alive: list[tuple[int, int, int]], size: int, total: int) -> int:
+def _placed(intervals: Sequence[tuple[Key, Interval]]) -> tuple[dict[Key, int], int]:
+    places: dict[Key, int] = {}
+    # Of those that have a place: the first step, the last, where it begins and where it ends.
+    known = np.zeros((4, len(intervals)), dtype=np.int64)
+    for count, (key, interval) in enumerate(intervals):
+        first, last, start, stop = known[:, :count]
+        near = (first <= interval.last) & (last >= interval.first)
+        size = _aligned(interval.size)
+        offset = _gap(sorted(zip(start[near].tolist(), stop[near].tolist(), strict=True)), size)
+        places[key] = offset
+        known[:, count] = (interval.first, interval.last, offset, offset + size)
+    return places, int(known[3].max(initial=0))
+
+
+def _gap(taken: Sequence[tuple[int, int]], size: int) -> int:
+    """The tightest place between what is taken, in order; if there is none, behind all of it."""
     best: tuple[int, int] | None = None
     end = 0
-    for start, stop, _ in alive:
+    for start, stop in taken:
         room = start - end
         if room >= size and (best is None or room < best[0]):
             best = (room, end)
         end = max(end, stop)
-    if best is not None:
-        return best[1]
-    return end if total - end >= 0 else total
+    return end if best is None else best[1]
+
+
+def _most_at_once(intervals: Iterable[Interval]) -> int:
+    """Bytes that there must be, however they lie."""
+    changes: dict[int, int] = {}
+    for each in intervals:
+        size = _aligned(each.size)
+        changes[each.first] = changes.get(each.first, 0) + size
+        changes[each.last + 1] = changes.get(each.last + 1, 0) - size
+    return max(accumulate(changes[step] for step in sorted(changes)), default=0)
+
+
+def _aligned(size: int) -> int:
+    return -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
 
 
 class Pool:

@@ -63,6 +63,16 @@ def test_what_fits_a_gap_goes_there() -> None:
     assert total == 192
 
 
+def test_small_ones_do_not_stand_in_the_way() -> None:
+    """What begins first would lie where the large ones are to follow one another."""
+    intervals = {
+        "early": Interval(0, 1, 1280),
+        "small": Interval(1, 3, 64),
+        "late": Interval(2, 3, 1344),
+    }
+    assert arrange(intervals)[1] == 1344 + 64
+
+
 def test_nothing_needs_no_memory() -> None:
     assert arrange({}) == ({}, 0)
 
