@@ -134,7 +134,11 @@ class Binding:
         self._views(plan)
         self.pools = self._pools()
         addresses = {key: self.arena.data_ptr() + start + place for key, place in places.items()}
-        addresses.update((number, tensor.data_ptr()) for number, tensor in self.tensors.items())
+        addresses.update(
+            (number, tensor.data_ptr())
+            for number, tensor in self.tensors.items()
+            if isinstance(tensor, torch.Tensor)
+        )
         self.runs = [self._bound(program, run, addresses) for run in program.runs]
 
     def _memory(self, count: int) -> torch.Tensor:

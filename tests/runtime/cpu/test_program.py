@@ -63,6 +63,15 @@ def test_offsets_count_from_the_start_of_what_the_program_made() -> None:
     )
 
 
+def test_parts_of_what_the_program_made() -> None:
+    def parts(x: torch.Tensor) -> torch.Tensor:
+        one, other = (x + 1).split(2, 1)
+        product: torch.Tensor = one.t() @ other
+        return product
+
+    check(parts, rand(3, 4))
+
+
 def test_inputs_are_taken_out_of_the_list() -> None:
     program = program_of(lambda x: (x + 1).sort(1).values.exp(), [X])
     inputs = [X.clone()]
