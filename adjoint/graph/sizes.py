@@ -32,6 +32,8 @@ class Sizing:
         inputs = graph_module.graph.find_nodes(op="placeholder")
         self._shown = symbols.shown(node.meta.get("val") for node in inputs)
         self._assumed = symbols.assumed(fake_mode_of(graph_module).shape_env)
+        self._known: tuple[int, Sizes] | None = None
+        """How much had been assumed, and sizes for which it holds: most calls are for those."""
 
     def of(self, inputs: Sequence[Any]) -> Sizes:
         """The number that each symbol is for `inputs`."""
@@ -42,7 +44,13 @@ class Sizing:
 
     def violated(self, sizes: Sizes) -> str | None:
         """An assumption that does not hold for `sizes`."""
-        return symbols.violated(self._assumed, sizes)
+        asked = (len(self._assumed), sizes)
+        if asked == self._known:
+            return None
+        wrong = symbols.violated(self._assumed, sizes)
+        if wrong is None:
+            self._known = (len(self._assumed), dict(sizes))
+        return wrong
 
 
 class NotResizable(Exception):

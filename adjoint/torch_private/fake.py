@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -105,4 +106,8 @@ def storage_key(tensor: torch.Tensor) -> Any:
 
 def storage_keys(values: Iterable[Any]) -> set[Any]:
     """Those of all tensors among `values` that have memory."""
-    return {storage_key(each) for each in values if isinstance(each, torch.Tensor)} - {None}
+    tensors = [each for each in values if isinstance(each, torch.Tensor)]
+    try:
+        return set(map(attrgetter("_cdata"), map(torch.Tensor.untyped_storage, tensors)))
+    except (NotImplementedError, RuntimeError):
+        return set(map(storage_key, tensors)) - {None}

@@ -46,6 +46,18 @@ def test_what_is_assumed_of_a_size_holds_for_some() -> None:
     assert wrong.startswith("Eq(")
 
 
+def test_what_is_assumed_later_counts_for_sizes_that_were_asked_about() -> None:
+    module = captured(flatten, torch.ones(2, 3), torch.ones(4, 3))
+    sizing = Sizing(module)
+    sizes = sizing.of([torch.ones(5, 3), torch.ones(6, 3)])
+    assert sizing.violated(sizes) is None
+    assert sizing.violated(dict(sizes)) is None
+    assert assume(module, 2)
+    assert sizing.violated(sizes) is not None
+    assert sizing.violated(sizing.of([torch.ones(2, 3), torch.ones(6, 3)])) is None
+    assert sizing.violated(sizes) is not None
+
+
 def test_a_resized_graph_assumes_nothing_but_what_is_true_of_its_sizes() -> None:
     module = captured(flatten, torch.ones(2, 3), torch.ones(4, 3))
     assert assume(module, 2)

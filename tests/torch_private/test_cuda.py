@@ -6,6 +6,7 @@ import torch
 from adjoint.torch_private.cuda import (
     copy_together,
     current_device,
+    empty_strided,
     is_recording,
     memory_from,
     new_pool,
@@ -85,3 +86,16 @@ def test_copies_of_several_at_once() -> None:
     to = [torch.empty_like(each) for each in taken]
     copy_together(zip(to, taken, strict=True))
     torch.testing.assert_close(to, taken)
+
+
+@pytest.mark.gpu
+@GPU
+@pytest.mark.parametrize("inference", [False, True])
+def test_memory_is_torchs_on_the_current_device(inference: bool) -> None:
+    with torch.inference_mode(inference):
+        ours = empty_strided((2, 3), (1, 4), torch.float64)
+        torchs = torch.empty_strided((2, 3), (1, 4), dtype=torch.float64, device="cuda")
+    for one, other in [(ours, torchs)]:
+        assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+        assert (one.device, one.is_inference()) == (other.device, other.is_inference())
+        assert one.untyped_storage().nbytes() == other.untyped_storage().nbytes()

@@ -11,6 +11,7 @@ from adjoint.torch_private.fake import (
     op_without_fake,
     reads_missing_data,
     storage_key,
+    storage_keys,
 )
 
 
@@ -37,6 +38,12 @@ def test_a_sparse_tensor_has_no_memory_of_its_own() -> None:
     assert storage_key(torch.eye(2).to_sparse()) is None
     x = torch.ones(3)
     assert storage_key(x) == storage_key(x[1:])
+
+
+def test_memory_of_several_tensors() -> None:
+    x, y = torch.ones(3), torch.ones(3)
+    assert storage_keys([x, 3, y, None, x[1:]]) == {storage_key(x), storage_key(y)}
+    assert storage_keys([x, torch.eye(2).to_sparse()]) == {storage_key(x)}
 
 
 @torch.library.custom_op("adjoint_test_fake::shapeless", mutates_args=())

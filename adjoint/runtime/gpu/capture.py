@@ -17,7 +17,13 @@ from typing import Any, TypeVar
 import torch
 
 from adjoint.runtime.gpu.driver import forget_graph, launch_graph, record
-from adjoint.torch_private.cuda import is_recording, memory_from, new_pool, numeric_settings
+from adjoint.torch_private.cuda import (
+    empty_strided,
+    is_recording,
+    memory_from,
+    new_pool,
+    numeric_settings,
+)
 
 T = TypeVar("T")
 
@@ -51,17 +57,14 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        # Programs are called with their device as the current one.
+        self.new = empty_strided
 
     def is_recording(self) -> bool:
         return is_recording()
 
     def settings(self) -> Hashable:
         return numeric_settings()
-
-    def new(
-        self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
-    ) -> torch.Tensor:
-        return torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
 
     def record(self, work: Callable[[int], T], stream: int) -> tuple[CudaGraph, T]:
         """What `work` launches on the stream that it is given, for `stream`.  Nothing runs."""

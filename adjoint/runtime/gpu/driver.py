@@ -127,10 +127,18 @@ def record(work: Callable[[], T], stream: int, device: int) -> tuple[int, T]:
     return executable.value, result
 
 
+@functools.cache
+def _graph_launch() -> Callable[[int, int], int]:
+    return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(
+        ("cuGraphLaunch", library())
+    )
+
+
 def launch_graph(executable: int, stream: int, device: int) -> None:
-    _use(device)
-    failed = library().cuGraphLaunch(ctypes.c_void_p(executable), ctypes.c_void_p(stream))
-    check(failed, "run a recording")
+    use_in_this_thread(device)
+    failed = _graph_launch()(executable, stream)
+    if failed:
+        check(failed, "run a recording")
 
 
 def forget_graph(executable: int) -> None:

@@ -25,7 +25,7 @@ from adjoint.runtime.gpu.results import (
     SMALL,
     Giver,
     Layout,
-    Made,
+    Memory,
     New,
     Unrecordable,
     laid_out,
@@ -78,10 +78,9 @@ class Recorder(Protocol):
         """What operators obey besides their arguments."""
         ...
 
-    def new(
-        self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Memory for a result."""
+    @property
+    def new(self) -> Memory:
+        """Gives memory for a result."""
         ...
 
     def record(self, work: Callable[[int], T], stream: int) -> tuple[Launchable, T]:
@@ -221,6 +220,8 @@ class Recordings:
         self._addresses: dict[int, int] = {}
         self._moving: set[int] = set()
         """Small inputs that do not stay where they are."""
+        self._landing: tuple[Sort, list[int]] | None = None
+        """Which of its inputs are copied to where a recording of this sort reads them."""
 
     def __call__(self, inputs: list[Any], place: Any, stream: int) -> Any:
         if self.why or not self._busy.acquire(blocking=False):
@@ -257,7 +258,8 @@ class Recordings:
         return outputs
 
     def _again(self, sort: Sort, layout: Layout, inputs: list[Any], stream: int) -> Any:
-        large = {n: self._memory(each) for n, each in layout.large}
+        new = self._recorder.new
+        large = {n: new(each.shape, each.strides, each.dtype) for n, each in layout.large}
         key = self._key(sort, inputs, large)
         recording = self._free(key)
         if recording is None and self._have_moved(inputs):
@@ -281,11 +283,9 @@ class Recordings:
         inputs.clear()
         return results
 
-    def _memory(self, made: Made) -> torch.Tensor:
-        return self._recorder.new(made.shape, made.strides, made.dtype)
-
     def _memory_for_small(self, layout: Layout) -> dict[int, torch.Tensor]:
-        return {n: self._memory(each) for n, each in layout.small}
+        new = self._recorder.new
+        return {n: new(each.shape, each.strides, each.dtype) for n, each in layout.small}
 
     def _sort(self, inputs: Sequence[Any], place: Any) -> Sort | None:
         """What decides how results are laid out; None if nothing can be recorded of the call."""
@@ -311,13 +311,15 @@ class Recordings:
         addresses = list(map(torch.Tensor.data_ptr, tensors))
         if 0 in addresses and _are_nowhere(tensors):
             return None
-        for n in self._landing(inputs):
+        for n in self._landing_of(sort, inputs):
             addresses[self._tensors.index(n)] = 0
         return Key(sort, tuple(addresses), tuple(map(torch.Tensor.data_ptr, large.values())))
 
-    def _landing(self, inputs: Sequence[Any]) -> list[int]:
+    def _landing_of(self, sort: Sort, inputs: Sequence[Any]) -> list[int]:
         """The inputs that are copied to where a recording reads them."""
-        return [n for n in sorted(self._moving) if _is_small(inputs[n])]
+        if self._landing is None or self._landing[0] is not sort:
+            self._landing = (sort, [n for n in sorted(self._moving) if _is_small(inputs[n])])
+        return self._landing[1]
 
     def _is_elsewhere(self, inputs: Sequence[Any]) -> bool:
         """Whether an input is nothing that a device reads where it is."""
@@ -389,6 +391,7 @@ class Recordings:
     def _have_moved(self, inputs: Sequence[Any]) -> bool:
         """Whether some small input has just turned out not to stay where it is."""
         before = len(self._moving)
+        self._landing = None
         for n in self._tensors:
             if n in self._moving or not _is_small(inputs[n]) or _is_lent(inputs[n]):
                 continue
@@ -408,7 +411,7 @@ class Recordings:
         self._tries += 1
         # The oldest first: its memory may do for the new one.
         del self._kept[: max(0, len(self._kept) - MOST + 1)]
-        landings = {n: Landing(inputs[n]) for n in self._landing(inputs)}
+        landings = {n: Landing(inputs[n]) for n in self._landing_of(key.sort, inputs)}
         given = [landings[n].tensor if n in landings else x for n, x in enumerate(inputs)]
         lent = self._memory_for_small(layout)
         work = _Work(self._run, given, large | lent, layout, key.sort.place, self._recorder)
