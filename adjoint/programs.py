@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx
 
 from adjoint.errors import FallbackWarning
-from adjoint.graph.evaluation import evaluate
+from adjoint.graph.evaluation import evaluate, forget_histories
 from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
 from adjoint.native import native_program
 from adjoint.runtime.cpu.program import CpuProgram
@@ -49,12 +49,15 @@ class Programs:
         if first is not None:
             self._kinds.append((first, None))
         self._chosen: dict[tuple[int, ...], CpuProgram | None] = {}
+        self.forgets_histories = self._general is not None and self._general.forgets_histories
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         if not is_watched():
             program = self._general or self._program_for(inputs)
             if program is not None and _seeded(program, inputs):
                 return program(inputs)  # type: ignore[no-any-return]
+        if self.forgets_histories:
+            forget_histories(inputs)
         return evaluate_taking(self.graph_module, inputs)
 
     def _program_for(self, inputs: Sequence[Any]) -> CpuProgram | None:

@@ -127,6 +127,8 @@ class Asking(Writer):
 class RecordedProgram(CpuProgram):
     """A program of the processor, under recordings as one of a GPU is."""
 
+    forgets_histories = True
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.recorder = StandIn()

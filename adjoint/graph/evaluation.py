@@ -24,6 +24,16 @@ def entry_mode(graph_module: fx.GraphModule) -> Mode:
     return mode
 
 
+class Tracked(list[Any]):
+    """Inputs with what autograd knows of them, of which results must know nothing."""
+
+
+def forget_histories(inputs: list[Any]) -> None:
+    """Let inputs that are tracked be tensors of their own over the same memory."""
+    if isinstance(inputs, Tracked):
+        inputs[:] = [each.detach() if isinstance(each, torch.Tensor) else each for each in inputs]
+
+
 def evaluate(graph_module: fx.GraphModule, inputs: Sequence[Any], captured: bool = False) -> Any:
     """The outputs of the graph.
 

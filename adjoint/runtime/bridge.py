@@ -23,7 +23,7 @@ import torch
 from torch import fx
 
 from adjoint.errors import DifferentiationError, FallbackWarning
-from adjoint.graph.evaluation import entry_mode, evaluate
+from adjoint.graph.evaluation import Tracked, entry_mode, evaluate, forget_histories
 from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
 from adjoint.torch_private.batches import is_batched, over_batch
 from adjoint.torch_private.dynamo import compiling
@@ -37,7 +37,8 @@ from adjoint.torch_private.modes import (
     zeros_for,
 )
 
-# Takes its inputs out of the list, so that each can be released after its last use.
+# Takes its inputs out of the list, so that each can be released after its last use.  One that has
+# an attribute `forgets_histories` knows what it means that they are `Tracked`.
 Executable: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 
 # Backward graphs for this many patterns of missing cotangents; after that, zeros are made.
@@ -314,8 +315,10 @@ class Recording:
         """All outputs, saved values included."""
         loaded = self._forward or self._load()
         # Regions that enable grad inside the graph have nothing to record: this node is the record.
-        bare = [each.detach() if isinstance(each, torch.Tensor) else each for each in inputs]
-        return loaded(bare)
+        given = Tracked(inputs)
+        if not getattr(loaded, "forgets_histories", False):
+            forget_histories(given)
+        return loaded(given)
 
     def _load(self) -> Executable:
         with compiling():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import adjoint
-from adjoint.graph.evaluation import entry_mode, evaluate
+from adjoint.graph.evaluation import Tracked, entry_mode, evaluate, forget_histories
 from adjoint.graph.metadata import Mode
 from tests.control_flow import scan, while_loop
 
@@ -163,3 +163,19 @@ def test_a_loop_of_no_steps_knows_what_it_would_have_given() -> None:
     carry, steps = evaluate(graph, [torch.ones(0, 3)])
     assert (carry.item(), tuple(steps.shape)) == (0.0, (0, 2))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_only_tracked_inputs_are_forgotten() -> None:
+    x = torch.ones(3, requires_grad=True)
+    tracked, plain = Tracked([x, 3, x.detach()]), [x, 3]
+    forget_histories(tracked)
+    forget_histories(plain)
+    assert plain[0] is x
+    assert tracked[1] == 3
+    for each in (tracked[0], tracked[2]):
+        assert each is not x
+        assert not each.requires_grad
+        assert each.data_ptr() == x.data_ptr()
+    with torch.no_grad():
+        x.add_(1)
+    assert tracked[0]._version == x._version

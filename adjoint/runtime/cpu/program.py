@@ -65,6 +65,8 @@ class CpuProgram:
     """Runs a plan.  Takes its inputs out of the list that it is given."""
 
     device = torch.device("cpu")
+    forgets_histories = False
+    """Inputs may be tracked."""
 
     def __init__(self, plan: Plan, addresses: Mapping[Launch, int]) -> None:
         keep_freed_memory()

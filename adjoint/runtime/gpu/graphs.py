@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 
+from adjoint.graph.evaluation import forget_histories
 from adjoint.runtime.gpu.results import (
     SMALL,
     Giver,
@@ -240,10 +241,12 @@ class Recordings:
             self._busy.release()
 
     def _plainly(self, inputs: list[Any], place: Any, stream: int) -> Any:
+        forget_histories(inputs)
         return self._run(inputs, place, stream, Giver(self._recorder.new))
 
     def _looked_at(self, sort: Sort, inputs: list[Any], stream: int) -> Any:
         """The call, with a look at what it returns."""
+        forget_histories(inputs)
         giver, given = Giver(self._recorder.new), list(inputs)
         outputs = self._run(inputs, sort.place, stream, giver)
         try:
@@ -262,10 +265,12 @@ class Recordings:
         large = {n: new(each.shape, each.strides, each.dtype) for n, each in layout.large}
         key = self._key(sort, inputs, large)
         recording = self._free(key)
-        if recording is None and self._have_moved(inputs):
-            self._kept.clear()
-            key = self._key(sort, inputs, large)
-        recording = recording or self._new(key, layout, inputs, large, stream)
+        if recording is None:
+            forget_histories(inputs)
+            if self._have_moved(inputs):
+                self._kept.clear()
+                key = self._key(sort, inputs, large)
+            recording = self._new(key, layout, inputs, large, stream)
         if recording is not None:
             self._missed = 0
             self.replays += 1

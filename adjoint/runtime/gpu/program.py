@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from adjoint.graph.evaluation import forget_histories
 from adjoint.loops.plan import BUSY, Argument, Invoke, Launch, Plan, Tiles, operands_of
 from adjoint.loops.teams import block_of
 from adjoint.runtime.cpu.engine import BINDING, add_symbol
@@ -33,6 +34,9 @@ ALIGNMENT = 16
 
 
 class GpuProgram(CpuProgram):
+    # What is launched again looks at addresses only.
+    forgets_histories = True
+
     def __init__(
         self,
         plan: Plan,
@@ -58,6 +62,7 @@ class GpuProgram(CpuProgram):
         arena = arena_of(self.device, stream)
         if is_recording() or not arena.busy.acquire(blocking=False):
             # A call inside a call, beside it, or written down by somebody: in memory of its own.
+            forget_histories(inputs)
             own = self._bound_in(Arena(self.device), inputs)
             return self._run(inputs, own, stream, Giver(self.recorder.new))
         try:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from adjoint.graph.evaluation import Tracked
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import storage_key
 
@@ -186,9 +187,14 @@ class Layout:
         for place, number in self._whole:
             leaves[place] = made[number]
         for place, each in self._others:
-            of = inputs[each.place] if isinstance(each, FromInput) else made[each.number]
+            of = _input(inputs, each.place) if isinstance(each, FromInput) else made[each.number]
             leaves[place] = of if each.window is None else each.window.on(of)
         return self._list(leaves) if self._list else trees.unflatten(leaves, self.spec)
+
+
+def _input(inputs: Sequence[Any], place: int) -> torch.Tensor:
+    given: torch.Tensor = inputs[place]
+    return given.detach() if isinstance(inputs, Tracked) else given
 
 
 def _as_seen(made: Made, views: Sequence[Window | None]) -> Made:

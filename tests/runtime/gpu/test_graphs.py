@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from adjoint.graph.evaluation import Tracked
 from adjoint.runtime.gpu.graphs import FEW, MOST, PATIENCE, SEEN, TRIES, TURNS, Recordings
 from adjoint.runtime.gpu.results import SMALL, New
 from tests.recording import SIDE, STREAM, Place, Program, StandIn
@@ -288,6 +289,23 @@ class TestResults:
         result = program(again)
         assert result[0] is again
         assert program.replays == 2
+
+    @pytest.mark.parametrize("rows", [8, 512])
+    def test_what_is_an_input_has_no_history_if_inputs_are_tracked(self, rows: int) -> None:
+        x = torch.rand(rows, 1024, requires_grad=True)
+        program = Program(lambda x: [2 * x, x, x.t()])
+        for _ in range(SEEN + 3):
+            with torch.no_grad():
+                new, same, turned = program.recordings(Tracked([x]), program.place, STREAM)
+            torch.testing.assert_close(new, 2 * x.detach())
+            assert not same.requires_grad
+            for each in (same, turned):
+                assert each.data_ptr() == x.data_ptr()
+                assert each._base is not x
+            x.detach().add_(1)
+            assert same._version == x._version
+            del new, same, turned
+        assert program.replays > 1
 
     def test_a_view_of_an_input_is_one_of_this_input(self) -> None:
         x = large()
