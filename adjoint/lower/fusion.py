@@ -22,12 +22,15 @@ from adjoint.lower.definitions import Definition, Mapped, Multiplied, Scattered
 from adjoint.lower.index import Index, linear, refined, row_major
 from adjoint.lower.items import Item, reading_through
 from adjoint.lower.reachability import Reachability
-from adjoint.lower.sizes import Size, is_one, product, quotient, same
+from adjoint.lower.sizes import Size, estimate, is_one, product, quotient, same
 from adjoint.lower.views import shape_of
 
 # More would not fit into registers and caches, and compiles slowly.
 MOST_ITEMS = 32
 MOST_BUFFERS = 40
+
+# With so many elements, memory is worth more than a launch.
+MUCH = 1 << 20
 
 # A product has few threads to wait for memory: no more is read beside it.
 MOST_BESIDE = 6
@@ -184,8 +187,10 @@ class _Fusion:
         if len(makers) < 2:
             return False
         whole, parts = makers[0], makers[:1]
+        read = {base for item in items for base, _ in item.reads}
         for other in makers[1:]:
-            merged = self.merged(other, whole)
+            shared = (whole.buffers() | read) & other.buffers()
+            merged = self.merged(other, whole) if self.is_worth_it(shared, whole.count) else None
             if merged is not None:
                 whole = merged
                 parts.append(other)
@@ -199,6 +204,15 @@ class _Fusion:
         for part in parts:
             self.reached.add(part, self.reached.row(whole))
         return True
+
+    def is_worth_it(self, shared: Iterable[fx.Node], count: Size) -> bool:
+        """Whether groups of so many elements are better one, for what they share.
+
+        All that they read and make has to be in memory at the same time then.
+        """
+        if not self.alike or estimate(count) < MUCH:
+            return True
+        return any(estimate(product(shape_of(base))) * 8 > estimate(count) for base in shared)
 
     def merged(self, one: Group, other: Group) -> Group | None:
         """A group that computes what both do, if there is one."""
@@ -230,7 +244,8 @@ class _Fusion:
             group
             for group in reversed(self.groups[-12:])
             if group not in makers
-            and any(base in bases for each in group.items for base, _ in each.reads)
+            and (shared := bases & {base for each in group.items for base, _ in each.reads})
+            and self.is_worth_it(shared, group.count)
         ]
         return [*makers, *sharers]
 

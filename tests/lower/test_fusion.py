@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from adjoint.lower.fusion import MUCH
 from adjoint.lower.planning import lower
 from tests.lowering import check, graph_of, launches
 
@@ -177,3 +178,18 @@ def test_sums_that_run_in_other_orders_than_their_results_lie(size: int, keepdim
 
     numbers = torch.arange(3.0 * size * 12, dtype=torch.float64)
     check(function, numbers.view(3, size, 12), numbers.flip(0).view(3, 12, size))
+
+
+def test_groups_that_share_a_trifle_stay_apart_where_memory_is_what_counts() -> None:
+    x, y, i = torch.randn(MUCH // 64, 64), torch.randn(MUCH // 64, 64), torch.arange(MUCH // 64)
+
+    def function(x: torch.Tensor, y: torch.Tensor, i: torch.Tensor) -> list[torch.Tensor]:
+        # Each sum is made of tensors of its own, which it also stores.
+        a, b = x[i] * x, y[i] * y
+        return [a, b, a.sum(1) + b.sum(1)]
+
+    plan = lower(graph_of(function, (x, y, i)), grids=True)
+    assert len(launches(plan)) == 2
+    few = x[:64], y[:64], i[:64]
+    assert len(launches(lower(graph_of(function, few), grids=True))) == 1
+    check(function, *few)
