@@ -18,7 +18,6 @@ from adjoint.torch_private.modes import unwatched
 from adjoint.trace.interpretation import Interpreter
 
 
-@unwatched()
 def capture_graph(
     graph_module: fx.GraphModule, examples: Sequence[Any], anew: bool = False
 ) -> Captured:
@@ -26,6 +25,11 @@ def capture_graph(
 
     `anew`: outside of Dynamo, for inputs that share memory in a way the first ones did not.
     """
+    with dynamo.COMPILING, unwatched():
+        return _capture_graph(graph_module, examples, anew)
+
+
+def _capture_graph(graph_module: fx.GraphModule, examples: Sequence[Any], anew: bool) -> Captured:
     fake_mode, fakes = (None, []) if anew else dynamo.fresh_fakes(graph_module, examples)
     if fake_mode is None:
         fake_mode = new_fake_mode()

@@ -107,6 +107,8 @@ class Capture:
     @contextlib.contextmanager
     def _watching(self) -> Iterator[Front]:
         front = Front(self.tracer, self.adopt, self._within_levels)
+        # It is below the tracer, and so in force also while the tracer itself runs an op.
+        mode = self.tracer.fake_mode
         with (
             _named_errors(),
             _autocast_cache_cleared(),
@@ -114,9 +116,9 @@ class Capture:
             composites_as_in_eager(),
             self.tracer,
             front,
-            control_flow_calls_its_operator(),
-            selective_checkpoints_ask(partial(_under_policy, self.tracer)),
-            custom_functions_applied_by(front.apply_custom_function),
+            control_flow_calls_its_operator(mode),
+            selective_checkpoints_ask(partial(_under_policy, self.tracer), mode),
+            custom_functions_applied_by(front.apply_custom_function, mode),
         ):
             yield front
 

@@ -11,7 +11,7 @@ from torch import fx
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch.utils import checkpoint
 
-from adjoint.torch_private.modes import replaced
+from adjoint.torch_private.modes import TorchDispatchMode, replaced
 
 # Given how to run an op, and what the policy says once its result is known; returns the result.
 AskPolicy: TypeAlias = Callable[[Callable[[], Any], Callable[[Any], str]], Any]
@@ -32,8 +32,8 @@ def forward_context(body: fx.GraphModule) -> contextlib.AbstractContextManager[A
 
 
 @contextlib.contextmanager
-def selective_checkpoints_ask(ask: AskPolicy) -> Iterator[None]:
-    """Let selective checkpointing call `ask` for each op, instead of keeping results itself."""
+def selective_checkpoints_ask(ask: AskPolicy, mode: TorchDispatchMode) -> Iterator[None]:
+    """Under `mode`, selective checkpointing calls `ask` for each op, and keeps nothing itself."""
 
     def dispatch(
         self: Any, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -50,7 +50,7 @@ def selective_checkpoints_ask(ask: AskPolicy) -> Iterator[None]:
 
         return ask(lambda: op(*args, **named), policy)
 
-    with replaced(checkpoint._CachingTorchDispatchMode, "__torch_dispatch__", dispatch):
+    with replaced(checkpoint._CachingTorchDispatchMode, "__torch_dispatch__", dispatch, mode):
         yield
 
 

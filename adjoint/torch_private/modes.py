@@ -203,22 +203,20 @@ def without_autocast() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def control_flow_calls_its_operator() -> Iterator[None]:
-    """Let `torch.cond` and its kin call their operator directly instead of compiling themselves.
+def control_flow_calls_its_operator(mode: TorchDispatchMode) -> Iterator[None]:
+    """Under `mode`, let `torch.cond` and its kin call their operator, not compile themselves.
 
     They do so when they believe Dynamo is tracing them, which is the question they are asked here.
     A nested compile region, which has no operator of its own then, is called as in eager torch.
     """
-    asked = torch.compiler.is_dynamo_compiling
-
-    def is_dynamo_compiling() -> bool:
-        return is_watched() or asked()
-
+    changes: list[tuple[Any, str, Callable[..., Any]]] = [
+        (torch.compiler, "is_dynamo_compiling", lambda: True),
+        (_nested_regions, "invoke_subgraph_placeholder", _call),
+        *((operator, "__call__", HigherOrderOperator.__call__) for operator in _ACTING_THEMSELVES),
+    ]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(torch.compiler, "is_dynamo_compiling", is_dynamo_compiling))
-        stack.enter_context(replaced(_nested_regions, "invoke_subgraph_placeholder", _call))
-        for operator in _ACTING_THEMSELVES:
-            stack.enter_context(replaced(operator, "__call__", HigherOrderOperator.__call__))
+        for owner, name, function in changes:
+            stack.enter_context(replaced(owner, name, function, mode))
         yield
 
 
@@ -249,19 +247,18 @@ def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def custom_functions_applied_by(apply: Callable[..., Any]) -> Iterator[None]:
-    """Route `SomeFunction.apply(*args)` to `apply(SomeFunction, *args)`.
+def custom_functions_applied_by(
+    apply: Callable[..., Any], mode: TorchDispatchMode
+) -> Iterator[None]:
+    """Under `mode`, route `SomeFunction.apply(*args)` to `apply(SomeFunction, *args)`.
 
-    `apply` receives the original as its first argument, to fall back on.  Threads in which no
-    program is captured apply functions as ever.
+    `apply` receives the original as its first argument, to fall back on.
     """
     original = torch.autograd.Function.__dict__["apply"]
     set_materialize_grads = FunctionCtx.set_materialize_grads
 
     def routed(cls: type, *args: Any, **kwargs: Any) -> Any:
         own = original.__get__(None, cls)
-        if not is_watched():
-            return own(*args, **kwargs)
         return apply(own, cls, *args, **kwargs)
 
     def noted(self: Any, value: bool) -> None:
@@ -269,8 +266,8 @@ def custom_functions_applied_by(apply: Callable[..., Any]) -> Iterator[None]:
         set_materialize_grads(self, value)
 
     with (
-        replaced(torch.autograd.Function, "apply", classmethod(routed)),
-        replaced(FunctionCtx, "set_materialize_grads", noted),
+        replaced(torch.autograd.Function, "apply", routed, mode),
+        replaced(FunctionCtx, "set_materialize_grads", noted, mode),
     ):
         yield
 
@@ -281,14 +278,30 @@ def materializes_grads(context: Any) -> bool:
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Run with another attribute `name` of `owner`."""
+def replaced(
+    owner: Any, name: str, function: Callable[..., Any], mode: TorchDispatchMode
+) -> Iterator[None]:
+    """Run with another function, or method, `name` of `owner`, where `mode` sees the ops.
+
+    So it is nothing to other threads.  Those that replace the same hold a lock meanwhile, or one
+    would put back what the other has put there.
+    """
     before = vars(owner)[name]
-    setattr(owner, name, value)
+    is_method_of_classes = isinstance(before, classmethod)
+    original = before.__func__ if is_method_of_classes else before
+
+    def either(*args: Any, **kwargs: Any) -> Any:
+        return (function if _is_under(mode) else original)(*args, **kwargs)
+
+    setattr(owner, name, classmethod(either) if is_method_of_classes else either)
     try:
         yield
     finally:
         setattr(owner, name, before)
+
+
+def _is_under(mode: TorchDispatchMode) -> bool:
+    return any(each is mode for each in dispatch_modes())
 
 
 def is_watched() -> bool:

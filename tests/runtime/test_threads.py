@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import adjoint
+from adjoint.torch_private.modes import TorchDispatchMode
 from tests.parity import leaf
 
 grad = torch.autograd.grad
@@ -72,5 +79,73 @@ def test_captures_beside_each_other_and_beside_eager_code() -> None:
                 z = x.clone().requires_grad_()
                 torch.testing.assert_close(grad(applied.apply(z).sum(), z)[0], x * 0 + 2)
                 assert not torch.compiler.is_dynamo_compiling()
+
+    at_once(work)
+
+
+class Passing(TorchDispatchMode):
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return op(*args, **(kwargs or {}))
+
+
+def save_sines(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    saved = op is torch.ops.aten.sin.default
+    return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def test_eager_code_under_modes_of_its_own_while_another_thread_captures() -> None:
+    """While a program is captured, parts of torch are changed; not for others than it."""
+    begun, done = threading.Event(), threading.Event()
+
+    def slow(x: Tensor) -> Tensor:
+        applied: Any = Doubled
+        begun.set()
+        assert done.wait(60)
+        result: Tensor = applied.apply(x).sin().sum()
+        return result
+
+    found: list[Tensor] = []
+    x = torch.linspace(0, 1, 3, dtype=torch.float64)
+    thread = threading.Thread(target=lambda: found.append(adjoint.grad(slow)(x)))
+    thread.start()
+    try:
+        assert begun.wait(60)
+        z = x.clone().requires_grad_()
+        applied: Any = Doubled
+        with Passing():  # type: ignore[no-untyped-call]
+            assert not torch.compiler.is_dynamo_compiling()
+            (through_function,) = grad(applied.apply(z).sum(), z)
+            contexts = functools.partial(create_selective_checkpoint_contexts, save_sines)
+            kept = checkpoint(lambda z: z.sin().exp(), z, use_reentrant=False, context_fn=contexts)
+            (through_checkpoint,) = grad(kept.sum(), z)
+    finally:
+        done.set()
+        thread.join()
+    torch.testing.assert_close(through_function, torch.full_like(x, 2))
+    torch.testing.assert_close(through_checkpoint, x.cos() * x.sin().exp())
+    torch.testing.assert_close(found, [2 * (2 * x).cos()])
+
+
+def test_other_functions_compiled_at_once() -> None:
+    torch._dynamo.reset()
+
+    def made(place: int) -> Any:
+        def function(x: Tensor) -> Tensor:
+            y = torch.cond(x.sum() > 0, lambda x: x.sin() * place, lambda x: x.cos(), (x,))
+            result: Tensor = checkpoint(lambda y: (y * y).exp() + place, y, use_reentrant=False)
+            return result
+
+        return function
+
+    inputs = [leaf(2 + place, 3) for place in range(4)]
+    functions = [made(place + 1) for place in range(4)]
+    wanted = [grad(f(x).sum(), x) for f, x in zip(functions, inputs, strict=True)]
+
+    def work(place: int) -> None:
+        compiled: Any = torch.compile(functions[place], backend="adjoint", dynamic=False)
+        x = inputs[place]
+        torch.testing.assert_close(grad(compiled(x).sum(), x), wanted[place])
+        found = adjoint.grad(lambda x: functions[place](x).sum())(x)
+        torch.testing.assert_close(found, wanted[place][0])
 
     at_once(work)

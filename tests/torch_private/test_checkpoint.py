@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import BaseTorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from adjoint.torch_private.checkpoint import (
@@ -37,8 +38,13 @@ def test_a_selective_checkpoint_asks() -> None:
         said.append(policy(result))
         return result
 
-    with selective_checkpoints_ask(ask), forward_context(body):
-        torch.ones(3).sin().cos()
+    mode = BaseTorchDispatchMode()
+    with selective_checkpoints_ask(ask, mode):
+        with forward_context(body):
+            torch.ones(3).sin().cos()
+        assert not said
+        with mode, forward_context(body):
+            torch.ones(3).sin().cos()
     assert said[-2:] == ["MUST_SAVE", "PREFER_RECOMPUTE"]
 
 

@@ -98,23 +98,46 @@ def test_autocast_is_off_inside() -> None:
         assert not torch.is_autocast_enabled("cpu")
 
 
-def test_an_attribute_is_replaced_and_put_back() -> None:
-    owner = SimpleNamespace(name=1)
-
-    def fails() -> None:
-        with modes.replaced(owner, "name", 2):
-            raise KeyError(owner.name)
-
-    with pytest.raises(KeyError, match="2"):
-        fails()
-    assert owner.name == 1
-
-
 class Passing(modes.TorchDispatchMode):
     """Sees all ops, and lets them be."""
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return op(*args, **(kwargs or {}))
+
+
+def test_a_function_is_replaced_under_a_mode_and_put_back() -> None:
+    first = lambda: 1  # noqa: E731
+    owner = SimpleNamespace(name=first)
+    mode, other = Passing(), Passing()  # type: ignore[no-untyped-call]
+
+    def fails() -> None:
+        with modes.replaced(owner, "name", lambda: 2, mode):
+            assert owner.name() == 1
+            with other:
+                assert owner.name() == 1
+                with mode:
+                    raise KeyError(owner.name())
+
+    with pytest.raises(KeyError, match="2"):
+        fails()
+    assert owner.name is first
+
+
+def test_a_method_of_a_class_is_replaced_under_a_mode() -> None:
+    class Owner:
+        @classmethod
+        def name(cls, number: int) -> Any:
+            return cls, number
+
+    class Heir(Owner):
+        pass
+
+    mode = Passing()  # type: ignore[no-untyped-call]
+    with modes.replaced(Owner, "name", lambda cls, number: (cls, -number), mode):
+        assert Heir.name(3) == (Heir, 3)
+        with mode:
+            assert Heir.name(3) == (Heir, -3)
+    assert Heir.name(3) == (Heir, 3)
 
 
 def test_control_flow_reaches_a_mode() -> None:
@@ -128,7 +151,8 @@ def test_control_flow_reaches_a_mode() -> None:
             return args[1](*args[3]) if function is torch.ops.higher_order.cond else function(*args)
 
     x = torch.ones(3)
-    with modes.control_flow_calls_its_operator(), Passing(), Watch():  # type: ignore[no-untyped-call]
+    mode = Passing()  # type: ignore[no-untyped-call]
+    with modes.control_flow_calls_its_operator(mode), mode, Watch():
         assert torch.compiler.is_dynamo_compiling()
         result = torch.cond(torch.tensor(True), lambda t: t["x"] * 2, lambda t: t["x"], ({"x": x},))
     assert torch.ops.higher_order.cond in seen
@@ -146,10 +170,12 @@ def test_custom_functions_are_routed() -> None:
         return function, original(*args)
 
     before = torch.autograd.Function.__dict__["apply"]
-    with modes.custom_functions_applied_by(apply):
+    mode, other = Passing(), Passing()  # type: ignore[no-untyped-call]
+    with modes.custom_functions_applied_by(apply, mode):
         routed: Any = Double
-        assert isinstance(routed.apply(torch.ones(3)), Tensor)  # Nothing is captured here.
-        with Passing():  # type: ignore[no-untyped-call]
+        with other:
+            assert isinstance(routed.apply(torch.ones(3)), Tensor)  # Nothing is captured here.
+        with mode:
             function, result = routed.apply(torch.ones(3))
     assert function is Double
     assert torch.equal(result, torch.full((3,), 2.0))
@@ -174,7 +200,11 @@ def test_whether_a_function_wants_zeros(said: bool | None) -> None:
             given.extend(cotangents)
             return cotangents[0]
 
-    with modes.custom_functions_applied_by(lambda original, cls, *args: original(*args)):
+    mode = Passing()  # type: ignore[no-untyped-call]
+    with (
+        modes.custom_functions_applied_by(lambda original, cls, *args: original(*args), mode),
+        mode,
+    ):
         applied: Any = Both
         applied.apply(torch.ones(3, requires_grad=True))[0].sum().backward()
     assert modes.materializes_grads(contexts[0]) is (said is not False)
