@@ -7,7 +7,8 @@
             vector for j in range(columns): phase 1: what needs those sums
 
 A sum over rows, or a scatter, goes to memory of the thread's own first, and is put together after
-the parallel loop: the result depends on the number of threads, not on which was first.
+the parallel loop: the result depends on the number of threads, not on which was first.  A sum over
+many rows is taken in blocks, so that no number is added to one that is very much larger.
 """
 
 from __future__ import annotations
@@ -64,6 +65,13 @@ FEW_COLUMNS = 8
 
 # Sums over rows that keep more values than this are put together by all threads.
 MANY_VALUES = 16384
+
+# How many numbers are added to an element of a sum over rows before they count as one number.
+BLOCK = 128
+
+# The same for a sum over everything, or where rows are lanes: each lane has a sum of its own, and
+# they are put together after each block.
+BLOCK_OF_LANES = 16384
 
 # What a kernel for some of the rows takes, too: the thread, and the rows.
 TILE = ("t", "first", "last")
@@ -319,7 +327,56 @@ class Builder(Operands):
         body = (*set_row, *self._row())
         first, last = self._range(rows)
         mapping = Mapping.VECTOR if self._rows_are_lanes() else Mapping.SERIAL
-        return before, [*totals, Loop("r", first, last, body, mapping), *after], finale
+        block = self._block(rows)
+        if not after or block is None:
+            return before, [*totals, Loop("r", first, last, body, mapping), *after], finale
+        names = [Name(name, torch.int64) for name in ("first", "last", "begin")]
+        beyond = apply("minimum", names[2] + block, names[1])
+        turn = (
+            Assign("begin", names[0] + Counter("b") * block),
+            *totals,
+            Loop("r", names[2], beyond, body, mapping),
+            *after,
+        )
+        count = apply("floordiv", names[1] - names[0] + block - 1, block)
+        limits = (Assign("first", first), Assign("last", last))
+        return before, [*limits, Loop("b", integer(0), count, turn)], finale
+
+    def _block(self, rows: Size) -> Expression | None:
+        """How many rows are added up by themselves; None: all that the loop goes through."""
+        if self.tiled is not None:
+            return None
+        sums = [item for item in self.group.items if self._is_blocked(item)]
+        length = BLOCK if sums and not self._rows_are_lanes() else BLOCK_OF_LANES
+        elements = product([length, *(shape_of(sums[0].node) if sums else ())])
+        columns = self._columns_of_a_row()
+        if isinstance(elements, int) and isinstance(columns, int):
+            most = max(1, elements // max(1, columns))
+            return None if isinstance(rows, int) and rows <= most else integer(most)
+        # Where there are no columns, there is nothing to divide.
+        divisor = apply("maximum", self.size(columns), integer(1))
+        return apply("maximum", apply("floordiv", self.size(elements), divisor), integer(1))
+
+    def _columns_of_a_row(self) -> Size:
+        return product([axis.extent for run in self.inner for axis in run])
+
+    def _is_blocked(self, item: Item) -> bool:
+        """A sum over many rows, to as many elements as the first such sum has."""
+        if not self._is_sum_over_rows(item) or self._is_total(item):
+            return False
+        sums = [each for each in self.group.items if self._is_sum_over_rows(each)]
+        first = next(each for each in sums if not self._is_total(each))
+        count = product(shape_of(item.node))
+        if not same(count, product(shape_of(first.node))):
+            return False
+        times = quotient(self.group.count, count)
+        return not isinstance(times, int) or times > BLOCK
+
+    def _is_sum_over_rows(self, item: Item) -> bool:
+        definition, level = item.definition, self.group.members[item.node][1]
+        if not isinstance(definition, Reduced) or level is not Level.AFTER:
+            return False
+        return definition.operator == "add" and definition.start.dtype.is_floating_point
 
     def _range(self, rows: Size) -> tuple[Expression, Expression]:
         """The rows to go through: a thread's share, or those that the caller says."""
@@ -332,7 +389,7 @@ class Builder(Operands):
     def _rows_are_lanes(self) -> bool:
         if any(item.serial for item in self.group.items):
             return False
-        columns = product([axis.extent for run in self.inner for axis in run])
+        columns = self._columns_of_a_row()
         return isinstance(columns, int) and columns <= FEW_COLUMNS
 
     def unfold(self, runs: Sequence[tuple[Axis, ...]], number: Expression) -> list[Statement]:
@@ -434,7 +491,7 @@ class Builder(Operands):
         value = definition.element(index, self)
         if self._is_total(item):
             return Update(self._total(item), definition.operator, value)
-        scratch = self._partial(item)
+        scratch = self._block_of(item) if self._is_blocked(item) else self._partial(item)
         if isinstance(definition, Scattered):
             place = definition.place(index, self)
         else:
@@ -468,6 +525,19 @@ class Builder(Operands):
             dtype = item.node.meta["val"].dtype
         return Scratch(f"part.{item.node.name}", dtype, product(shape_of(item.node)))
 
+    def _block_of(self, item: Item) -> Scratch:
+        part = self._partial(item)
+        return Scratch(f"block.{item.node.name}", part.dtype, part.count)
+
+    def _block_added(self, item: Item, start: Constant) -> Statement:
+        """A block of rows counts as one number from now on, and the next one begins."""
+        part, block = self._partial(item), self._block_of(item)
+        place = self.thread * self.size(part.count) + Counter("k")
+        found = Load(self.operand(block), place, block.dtype)
+        add = Merge(self.operand(part), place, "add", found)
+        clear = Store(self.operand(block), place, start)
+        return Loop("k", integer(0), self.size(part.count), (add, clear), Mapping.VECTOR)
+
     def _sums(
         self,
     ) -> tuple[list[Statement], list[Statement], list[Statement], list[Statement]]:
@@ -492,6 +562,9 @@ class Builder(Operands):
                 totals.append(Accumulator(total, start))
                 sum_of_rows = Name(total, scratch.dtype)
                 after.append(Merge(name, self.thread, definition.operator, sum_of_rows))
+            elif self._is_blocked(item):
+                before.append(cleared(self, self._block_of(item), self.thread, start))
+                after.append(self._block_added(item, start))
             finish = partial(self._finished, item)
             finale += _added(self, scratch, definition.operator, finish, item.node)
         return before, totals, after, finale

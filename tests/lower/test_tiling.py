@@ -301,6 +301,20 @@ def test_a_sum_over_rows_is_known_after_the_region() -> None:
     assert second > first + 1
 
 
+def test_a_sum_over_rows_is_precise() -> None:
+    """Each block of rows is added up by itself."""
+    inputs = [random(100000, 16) + 1, random(16, 16)]
+    program = program_of(sums_of_a_layer, inputs)
+    assert regions(program.plan)
+    (found,) = program(list(inputs))
+    (exact,) = sums_of_a_layer(*(each.double() for each in inputs))
+    assert (found.double() - exact).abs().max() < 1e-6 * exact.abs().max()
+
+
+def sums_of_a_layer(x: Tensor, w: Tensor) -> list[Tensor]:
+    return [((x @ w).tanh() + 1).sum(0)]
+
+
 def test_products_over_rows_are_parts_of_a_region() -> None:
     plan = program_of(backward, [random(4999, 24), W, V, random(4999, 16)]).plan
     (tiles,) = regions(plan)
