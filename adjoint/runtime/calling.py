@@ -36,6 +36,8 @@ from adjoint.torch_private.modes import is_autocast_enabled, set_version, withou
 
 Graph = Callable[[Sequence[Any]], Sequence[Any]]
 
+_AS_STRIDED = torch.ops.aten.as_strided.default
+
 
 def call(graph: Graph, calling: Calling, inputs: Sequence[Any]) -> list[Any]:
     """Run `graph` for `inputs`, change those that the program changes, and return its results.
@@ -249,15 +251,16 @@ class _Results:
 
     def _taken(self, steps: Sequence[Step], value: torch.Tensor) -> torch.Tensor:
         for step in steps:
-            value = _take(step, value, self.outputs)
+            if isinstance(step, Replay) and _is_in(step.mode):
+                value = _replayed(step, value, self.outputs)
+            else:
+                value = _take(step, value, self.outputs)
         return value
 
 
 def _take(step: Step, value: torch.Tensor, outputs: Sequence[Any]) -> torch.Tensor:
     match step:
         case Replay():
-            if _is_in(step.mode):
-                return _replayed(step, value, outputs)
             with _mode(step.mode):
                 return _replayed(step, value, outputs)
         case Refill(index):
@@ -276,12 +279,11 @@ def _take(step: Step, value: torch.Tensor, outputs: Sequence[Any]) -> torch.Tens
 
 
 def _replayed(step: Replay, value: torch.Tensor, outputs: Sequence[Any]) -> torch.Tensor:
-    args: tuple[Any, ...] = step.args
-    kwargs = dict(step.kwargs)
-    if not step.is_fixed:
-        args, kwargs = _filled(args, outputs), _filled(kwargs, outputs)
-    is_strided = step.op is torch.ops.aten.as_strided.default
-    views: Any = (strided_from_start if is_strided else step.op)(value, *args, **kwargs)
+    op: Any = strided_from_start if step.op is _AS_STRIDED else step.op
+    if step.is_fixed:
+        views = op(value, *step.args, **dict(step.kwargs))
+    else:
+        views = op(value, *_filled(step.args, outputs), **_filled(dict(step.kwargs), outputs))
     taken: torch.Tensor = views if step.output is None else views[step.output]
     return taken
 

@@ -17,6 +17,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -114,6 +115,11 @@ class Landing:
         return self._flat, tensor.as_strided((self._count,), (1,))
 
 
+def _chosen(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Takes what is at `places`."""
+    return itemgetter(*places) if len(places) > 1 else lambda values: [values[n] for n in places]
+
+
 def _are_nowhere(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether one of them has elements, and no memory: they are known to be zeros."""
     return any(tensor.numel() and not tensor.data_ptr() for tensor in tensors)
@@ -204,6 +210,7 @@ class Recordings:
         self._tensors: list[int] = []
         self._numbers: list[int] = []
         """Those of them that are tensors and that are not, once there was a call."""
+        self._tensors_of: Callable[[Sequence[Any]], Sequence[torch.Tensor]] = _chosen([])
         self._layouts: dict[Sort, Layout] = {}
         self._usual: tuple[Sort, Layout] | None = None
         """That of the last call, which most calls are like."""
@@ -298,9 +305,10 @@ class Recordings:
             for n in self._used:
                 kind = self._tensors if isinstance(inputs[n], torch.Tensor) else self._numbers
                 kind.append(n)
+            self._tensors_of = _chosen(self._tensors)
             if self._is_elsewhere(inputs):
                 return None
-        tensors = [inputs[n] for n in self._tensors]
+        tensors = self._tensors_of(inputs)
         if any(map(torch.Tensor.is_neg, tensors)):
             return None
         return Sort(
@@ -312,7 +320,7 @@ class Recordings:
 
     def _key(self, sort: Sort, inputs: Sequence[Any], large: dict[int, torch.Tensor]) -> Key | None:
         """Everything that a recording takes for granted; None if it cannot."""
-        tensors = [inputs[n] for n in self._tensors]
+        tensors = self._tensors_of(inputs)
         addresses = list(map(torch.Tensor.data_ptr, tensors))
         if 0 in addresses and _are_nowhere(tensors):
             return None
