@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping
 
 from torch import fx
 
-from adjoint.loops.expressions import Apply, walk
-from adjoint.loops.operators import COSTLY
 from adjoint.lower.definitions import CONSTANTS, Definition, Mapped, Multiplied
 from adjoint.lower.index import linear
-from adjoint.lower.items import Item, Recorder, base_of, reading_through, strides_of
+from adjoint.lower.items import Item, base_of, reading_through, strides_of
 from adjoint.lower.sizes import Size, estimate, product, same
 from adjoint.lower.views import Where, shape_of, view_of
 
@@ -54,38 +52,28 @@ def _is_worth_it(item: Item, items: Mapping[fx.Node, Item]) -> bool:
         return False
     if not _is_read_by_items_alone(node, items):
         return False
-    operators, functions = _effort(item)
-    if _is_too_much(operators, functions):
+    if _is_too_much(item):
         return False
-    effort = operators + (A_FUNCTION - 1) * functions
+    effort = len(item.applied) + (A_FUNCTION - 1) * item.functions
     if not all(_has_time(items[reader], node, item, effort) for reader in _readers(node)):
         return False
-    once = _is_read_once_an_element(node, item.count, items)
-    if not once and not _is_trifle(operators, functions):
+    if not _is_trifle(item) and not _is_read_once_an_element(node, item.count, items):
         return False
-    most = bytes_of(node, item.count) * (FOR_PRODUCTS if _is_for_products(node, items) else 1)
-    return _bytes_read(item) <= most
+    most = bytes_for(node, item.count) * (FOR_PRODUCTS if _is_for_products(node, items) else 1)
+    return bytes_read(item) <= most
 
 
 def is_quick(item: Item, reader: Item) -> bool:
     """It may be computed again by that reader, wherever it is read."""
-    effort = _effort(item)
-    return not _is_too_much(*effort) and (same(reader.count, item.count) or _is_trifle(*effort))
+    return not _is_too_much(item) and (same(reader.count, item.count) or _is_trifle(item))
 
 
-def _is_trifle(operators: int, functions: int) -> bool:
-    return operators <= A_TRIFLE and not functions
+def _is_trifle(item: Item) -> bool:
+    return len(item.applied) <= A_TRIFLE and not item.functions
 
 
-def _is_too_much(operators: int, functions: int) -> bool:
-    return operators > MOST_OPERATORS or functions > MOST_FUNCTIONS
-
-
-def _effort(item: Item) -> tuple[int, int]:
-    """How many operators an element takes, and how many of them are functions that take long."""
-    element = item.definition.element(item.index, Recorder())
-    applied = [each for each in walk(element) if isinstance(each, Apply)]
-    return len(applied), sum(each.operator in COSTLY for each in applied)
+def _is_too_much(item: Item) -> bool:
+    return len(item.applied) > MOST_OPERATORS or item.functions > MOST_FUNCTIONS
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
@@ -127,24 +115,24 @@ def _is_for_products(node: fx.Node, items: Mapping[fx.Node, Item]) -> bool:
     return all(isinstance(items[n].definition, Multiplied) for n in _readers(node))
 
 
-def bytes_of(node: fx.Node, count: Size) -> int:
+def bytes_for(node: fx.Node, count: Size) -> int:
     """What a pass through so many elements of a tensor takes from memory."""
     size: int = node.meta["val"].dtype.itemsize
     return min(estimate(count), estimate(product(shape_of(node)))) * size
 
 
-def _bytes_read(item: Item) -> float:
+def bytes_read(item: Item) -> float:
     """What computing all elements takes from memory; too much, where neighbours lie apart."""
     taken = 0
     for base, index in dict.fromkeys(item.reads):
         if not is_small(base, item.count):
-            if not _lies_along(item, base, index):
+            if not lies_along(item, base, index):
                 return math.inf
-            taken += bytes_of(base, item.count)
+            taken += bytes_for(base, item.count)
     return taken
 
 
-def _lies_along(item: Item, base: fx.Node, index: Where) -> bool:
+def lies_along(item: Item, base: fx.Node, index: Where) -> bool:
     if not item.order:
         return True
     fastest = item.axes[item.order[-1]]

@@ -88,7 +88,8 @@ class Item:
     """Dimensions of the domain, from the slowest to the fastest."""
     reads: list[tuple[fx.Node, Where]] = field(default_factory=list)
     """Elements read, by the axes of the domain."""
-    has_math: bool = False
+    applied: tuple[str, ...] = ()
+    """The operators that an element takes."""
     checked: set[fx.Node] = field(default_factory=set)
     """Indices that must be known to be in range before anything is read by them."""
     serial: bool = False
@@ -133,6 +134,15 @@ class Item:
             for each in index
             for atom, _ in each.terms
         )
+
+    @property
+    def has_math(self) -> bool:
+        return self.functions > 0
+
+    @functools.cached_property
+    def functions(self) -> int:
+        """How many operators are functions, which cost as much as several others."""
+        return sum(operator in COSTLY for operator in self.applied)
 
     @property
     def bounds(self) -> tuple[Bound, ...]:
@@ -194,9 +204,7 @@ def item_of(node: fx.Node, definition: Definition) -> Item:
         item.serial = not straight
         definition.start(tuple(Index() for _ in shape_of(node)), recorder)
     item.reads = recorder.reads
-    item.has_math = any(
-        isinstance(each, Apply) and each.operator in COSTLY for each in walk(expression)
-    )
+    item.applied = tuple(each.operator for each in walk(expression) if isinstance(each, Apply))
     return item
 
 

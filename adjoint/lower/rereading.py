@@ -16,7 +16,7 @@ from torch import fx
 from adjoint.lower.definitions import CONSTANTS, Mapped, Multiplied
 from adjoint.lower.fusion import Group, Level
 from adjoint.lower.index import Axis, of_axis
-from adjoint.lower.inlining import bytes_of, is_quick, is_small
+from adjoint.lower.inlining import bytes_for, is_quick, is_small
 from adjoint.lower.items import Item, reading_through
 from adjoint.lower.views import Where
 
@@ -78,8 +78,8 @@ class _Rereading:
             read = [base for each in more.values() for base in each]
             stored = [base for base in set(read) if not self._is_stored(base)]
             # Without it there is one store less, and one load less for each reader.
-            gain = bytes_of(item.node, item.count) * (1 + len(more))
-            if sum(bytes_of(base, item.count) for base in (*read, *stored)) < gain:
+            gain = bytes_for(item.node, item.count) * (1 + len(more))
+            if sum(bytes_for(base, item.count) for base in (*read, *stored)) < gain:
                 return list(more)
         return [group for group in more if not more[group]]
 
