@@ -393,7 +393,7 @@ def _goes_with_products(item: Item, group: Group, level: Level) -> bool:
     return (
         level is Level.ROW
         and any(base in group.members for base, _ in item.reads)
-        and len(_beside(group) | _beside(item) - group.members.keys()) <= MOST_BESIDE
+        and len(beside(group) | beside(item) - group.members.keys()) <= MOST_BESIDE
     )
 
 
@@ -402,7 +402,7 @@ def _is_scattered_by(group: Group, item: Item) -> bool:
     return group.product is not None and isinstance(item.definition, Scattered)
 
 
-def _beside(of: Group | Item) -> set[fx.Node]:
+def beside(of: Group | Item) -> set[fx.Node]:
     """What is read beside a product, to be made something of with it."""
     items = [i for i in of.items if i is not of.product] if isinstance(of, Group) else [of]
     count = items[0].count if items else 0

@@ -45,6 +45,7 @@ from adjoint.lower.items import Item, base_of, item_of, strides_of, text_of
 from adjoint.lower.nests import nest_of, parts_of, sum_of_parts
 from adjoint.lower.operands import Nest
 from adjoint.lower.products import is_plain_product, product_nests, product_of
+from adjoint.lower.recomputation import recomputed
 from adjoint.lower.rereading import read_less
 from adjoint.lower.sizes import Size, simplified, size_of
 from adjoint.lower.tiling import Region, Unit, is_product, row_stride, side_of, tiled
@@ -142,6 +143,8 @@ class _Planning:
         self.stored: set[fx.Node] = set()
         self.group_of: dict[fx.Node, Group] = {}
         self.checked: set[Any] = set()
+        self.twins: dict[fx.Node, fx.Node] = {}
+        """What is computed again, and which value it is."""
 
     def run(self) -> Plan:
         live = self._live()
@@ -155,6 +158,10 @@ class _Planning:
         for node in inputs:
             self._slot(node, Kind.INPUT)
         ordered = self._sorted(live)
+        if self.has_grids:
+            ordered, self.twins = recomputed(
+                ordered, self.graph, self.needs, self.stored, self.escaping, _may_alias
+            )
         units: Sequence[Unit | Region] = ordered
         if self.tiles:
             units = tiled(ordered, self._needed, self._may_be_tiled)
@@ -419,7 +426,7 @@ class _Planning:
             self.slots[each].number if isinstance(each, fx.Node) else each for each in nest.operands
         )
         work = nest.work if work is None else work
-        nodes = tuple(item.node.name for item in nest.items)
+        nodes = tuple(self.twins.get(item.node, item.node).name for item in nest.items)
         return Launch(verify(nest.kernel), operands, nest.extents, work, nest.grid, nodes)
 
     def _tile(self, region: Region) -> None:
