@@ -38,6 +38,9 @@ LEAST_PART = 256
 # Kernels wait for memory: they may read and write so much more in all, as a part of what they do.
 MOST_TRAFFIC = 0.03
 
+# A hundredth more of traffic is worth so many hundredths less of memory.
+WORTH = 4
+
 # A machine applies so many operators to numbers while it fetches a byte.
 OPERATORS_OF_A_BYTE = 10
 
@@ -159,12 +162,14 @@ class _Search:
     # What to do
 
     def run(self) -> tuple[list[Unit], dict[fx.Node, fx.Node]]:
-        self.budget = int(MOST_TRAFFIC * sum(map(self.traffic, self.units)))
-        best, peak = _State(self), self.lives.most
+        whole, first = sum(map(self.traffic, self.units)), self.lives.most
+        before = self.budget = int(MOST_TRAFFIC * whole)
+        best, peak = _State(self), first
         waiting: list[list[fx.Node]] = []
         while self.go_on(waiting) or self.go_on(waiting := self.proposals()):
             self.lives = self.lifetimes()
-            if self.lives.most < peak:
+            spent, gained = (before - self.budget) / whole, 1 - self.lives.most / first
+            if self.lives.most < peak and spent * WORTH <= gained:
                 best, peak = _State(self), self.lives.most
         # What came after lowered the peak of one place, but there are others as high.
         best.restore(self)
