@@ -67,7 +67,7 @@ FEW_COLUMNS = 8
 MANY_VALUES = 16384
 
 # How many numbers are added to an element of a sum over rows before they count as one number.
-BLOCK = 128
+BLOCK = 256
 
 # The same for a sum over everything, or where rows are lanes: each lane has a sum of its own, and
 # they are put together after each block.

@@ -11,7 +11,7 @@ from torch import fx
 
 from adjoint.graph.evaluation import callable_of
 from adjoint.graph.metadata import source_of
-from adjoint.graph.purity import goes_on, must_run
+from adjoint.graph.purity import must_run
 from adjoint.graph.repeats import why_unrepeatable
 from adjoint.loops.plan import (
     Argument,
@@ -29,6 +29,7 @@ from adjoint.loops.plan import (
     operands_of,
 )
 from adjoint.loops.verify import verify
+from adjoint.lower.calls import WRITERS, is_returned, is_view, may_alias, needs_of_call
 from adjoint.lower.decompositions import decompose
 from adjoint.lower.definitions import (
     CONSTANTS,
@@ -51,7 +52,6 @@ from adjoint.lower.sizes import Size, simplified, size_of
 from adjoint.lower.tiling import Region, Unit, is_product, row_stride, side_of, tiled
 from adjoint.lower.views import PARTS, shape_of, view_of
 from adjoint.torch_private import trees
-from adjoint.torch_private.operators import OpOverload
 from adjoint.torch_private.symbols import input_symbols
 
 aten = torch.ops.aten
@@ -160,7 +160,7 @@ class _Planning:
         ordered = self._sorted(live)
         if self.has_grids:
             ordered, self.twins = recomputed(
-                ordered, self.graph, self.needs, self.stored, self.escaping, _may_alias
+                ordered, self.graph, self.needs, self.stored, self.escaping, may_alias
             )
         units: Sequence[Unit | Region] = ordered
         if self.tiles:
@@ -205,7 +205,7 @@ class _Planning:
             first = node if item is None else texts.setdefault(text_of(item), node)
             # However the graph spells it, what comes after reads the first; two tensors that are
             # returned are two.
-            if first is not node and not _is_returned(node):
+            if first is not node and not is_returned(node):
                 node.replace_all_uses_with(first)
                 del found[node]
                 # Or it would be taken for a reader of what it was made of.
@@ -215,7 +215,7 @@ class _Planning:
             items = inlined(items)
         for node in found:
             if found[node] is None:
-                self.needs[node] = _needs_of_call(node)
+                self.needs[node] = needs_of_call(node)
             elif node in items:
                 item = self.items[node] = items[node]
                 self.needs[node] = {base for base, _ in item.reads}
@@ -260,7 +260,7 @@ class _Planning:
             if is_plain_product(group):
                 (node,) = group.members
                 del self.items[node]
-                self.needs[node] = _needs_of_call(node)
+                self.needs[node] = needs_of_call(node)
                 continue
             for item in group.items:
                 self.group_of[item.node] = group
@@ -299,7 +299,7 @@ class _Planning:
             node = work.pop()
             if node not in found:
                 found.add(node)
-                if node not in self.items and node.op == "call_function" and _may_alias(node):
+                if node not in self.items and node.op == "call_function" and may_alias(node):
                     work += node.all_input_nodes
         return found
 
@@ -513,7 +513,7 @@ class _Planning:
             self._ensure(source)
         args, kwargs = trees.map_leaves(self._argument, (node.args, node.kwargs))
         target: Any = callable_of(node.target)
-        writer = _WRITERS.get(node.target)
+        writer = WRITERS.get(node.target)
         writes = writer is not None and is_plain(node.meta["val"], self.device)
         kind = Kind.RESULT
         if writes:
@@ -527,11 +527,9 @@ class _Planning:
                 args,
                 dict(kwargs),
                 slot.number,
-                not writes and _may_alias(node),
+                not writes and may_alias(node),
                 # A tensor made here lies as its fake does, so that a view of it copies nothing.
-                isinstance(node.target, OpOverload)
-                and bool(node.target.is_view)
-                and node.target not in _COPIES,
+                is_view(node),
                 writes,
                 str(line) if line else "",
                 why_unrepeatable(node, self.device),
@@ -554,51 +552,3 @@ _WHOLE_QUOTIENTS = frozenset(
     for overload in packet.overloads()
     if packet is not aten.div or overload.endswith("_mode")
 )
-
-
-def _needs_of_call(node: fx.Node) -> set[fx.Node]:
-    """What there must be before it; of views among its arguments also their sizes."""
-    found: set[fx.Node] = set()
-    work = list(node.all_input_nodes)
-    while work:
-        each = work.pop()
-        if view_of(each) is None and each.target not in PARTS:
-            found.add(each)
-        else:
-            work += each.all_input_nodes
-    return found
-
-
-def _may_alias(node: fx.Node) -> bool:
-    if node.target in _WRITERS or not isinstance(node.target, OpOverload):
-        return node.target not in _WRITERS
-    if node.target in _COPIES or goes_on(node):
-        return True
-    return _is_alias(node.target)
-
-
-def _is_returned(node: fx.Node) -> bool:
-    """The caller gets it, or something that may share its memory."""
-    return any(
-        user.op == "output" or ((user.target in PARTS or _may_alias(user)) and _is_returned(user))
-        for user in node.users
-    )
-
-
-def _is_alias(target: Any) -> bool:
-    """Its result always shares memory with an argument; that of `flip` never does."""
-    return isinstance(target, OpOverload) and any(
-        result.alias_info is not None for result in target._schema.returns
-    )
-
-
-# Operators that write their result where they are told.
-_WRITERS: dict[Any, Any] = {
-    aten.mm.default: torch.mm,
-    aten.bmm.default: torch.bmm,
-    aten.addmm.default: torch.addmm,
-}
-
-
-# Said to copy, but called as something that need not.
-_COPIES = frozenset({aten._unsafe_view.default, aten.reshape.default, aten.contiguous.default})

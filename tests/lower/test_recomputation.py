@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adjoint.loops.plan import Argument, Invoke, Kind, Plan, operands_of
 from adjoint.loops.show import show_plan
-from adjoint.lower import recomputation
+from adjoint.lower import planning, recomputation
 from adjoint.lower.planning import lower
 from adjoint.lower.products import TALL
 from adjoint.torch_private import trees
@@ -28,6 +28,7 @@ def planned(function: Callable[..., Any], *inputs: Tensor, traffic: float = 10.0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recomputation, "LEAST_PEAK", 1)
         patch.setattr(recomputation, "MOST_TRAFFIC", traffic)
+        patch.setattr(recomputation, "WORTH", 0)
         return lower(graph_of(function, inputs), grids=True)
 
 
@@ -112,12 +113,20 @@ def test_a_twin_has_the_name_of_the_value() -> None:
     assert made.count("mul_1") == 2
 
 
+@pytest.fixture
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another pass sees to kernels that read what a value is made of anyway: not here."""
+    monkeypatch.setattr(planning, "read_less", lambda groups, nodes, outside: groups)
+
+
+@pytest.mark.usefixtures("_alone")
 def test_a_late_kernel_computes_what_it_reads() -> None:
     plain, plan, less = both(with_late_kernel, X, W, WIDE)
     assert less == BYTES
     assert len(plan.steps) == len(plain.steps)
 
 
+@pytest.mark.usefixtures("_alone")
 def test_where_that_saves_traffic_no_other_is_needed() -> None:
     assert both(with_late_kernel, X, W, WIDE, traffic=0.0)[2] == BYTES
     assert both(with_late_call, X, W, WIDE, traffic=0.0)[2] == 0
@@ -131,6 +140,17 @@ def test_what_would_only_take_the_place_of_another_is_not_computed_again() -> No
     plain, plan, less = both(function, X, W, WIDE)
     assert less == 0
     assert show_plan(plan) == show_plan(plain)
+
+
+def test_what_is_gained_must_be_worth_the_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recomputation, "LEAST_PEAK", 1)
+    monkeypatch.setattr(recomputation, "MOST_TRAFFIC", 10.0)
+
+    def peak(worth: float) -> int:
+        monkeypatch.setattr(recomputation, "WORTH", worth)
+        return peak_of(lower(graph_of(with_late_call, (X, W, WIDE)), grids=True))
+
+    assert peak(0) == peak(1e9) - BYTES
 
 
 def test_several_that_are_made_of_one() -> None:
