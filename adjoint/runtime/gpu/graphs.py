@@ -106,7 +106,7 @@ class Landing:
         self._count = span(like.shape, like.stride())
         self._flat = torch.empty(self._count, dtype=like.dtype, device=like.device)
         self.tensor = self._flat.as_strided(like.shape, like.stride())
-        self._is_dense = self._count == like.numel()
+        self._is_dense: bool = torch.ops.aten.is_non_overlapping_and_dense(like)
 
     def pair(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Where `tensor` goes, and what: also what lies between its elements."""

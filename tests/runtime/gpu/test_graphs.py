@@ -145,6 +145,13 @@ class TestInputsThatMove:
             torch.testing.assert_close(program(x, row)[0], x * row)
         assert program.replays > 0
 
+    def test_elements_that_are_read_twice_and_gaps_that_make_up_for_them(self) -> None:
+        program = Program(double)
+        columns = [torch.rand(2, 3)[:, 0].expand(2, 2) for _ in range(12)]
+        for column in columns:
+            torch.testing.assert_close(program(column)[0], 2 * column)
+        assert program.replays > 0
+
     def test_many_bytes_are_not(self) -> None:
         x = large()
         program = Program(lambda x, y: [x * y], 2)
