@@ -6,6 +6,7 @@ Another call of the same sort returns the same, of its own inputs and of other m
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -198,11 +199,13 @@ def _input(inputs: Sequence[Any], place: int) -> torch.Tensor:
 
 
 def _as_seen(made: Made, views: Sequence[Window | None]) -> Made:
-    """`made`, laid out as the only view of it if that is all of it."""
+    """`made`, laid out as the only view of it if that is all of it, and nothing twice."""
     view = views[0] if len(views) == 1 else None
-    if view is None or view.offset:
+    if view is None or view.offset or _overlap(view.shape, view.strides):
         return made
     if span(view.shape, view.strides) != span(made.shape, made.strides):
+        return made
+    if math.prod(view.shape) != math.prod(made.shape):
         return made
     return Made(view.shape, view.strides, made.dtype, made.slot)
 
@@ -235,7 +238,7 @@ def laid_out(
         if memory in numbers and not _is_inside(leaf, tensors[numbers[memory]]):
             memory, root, slot = (memory, len(tensors)), leaf, None
         if memory not in numbers:
-            if not _is_inside(leaf, root) or _overlaps_itself(root):
+            if not _is_inside(leaf, root) or _overlap(root.shape, root.stride()):
                 raise Unrecordable("a result lies in memory of which no other result is all")
             numbers[memory] = len(tensors)
             tensors.append(root)
@@ -266,8 +269,9 @@ def _is_inside(view: torch.Tensor, tensor: torch.Tensor) -> bool:
     return view.dtype != tensor.dtype or (first >= 0 and end <= span(tensor.shape, tensor.stride()))
 
 
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+def _overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Several elements so laid out are one."""
+    return any(n > 1 and s == 0 for n, s in zip(shape, strides, strict=True))
 
 
 def _source(leaf: torch.Tensor, places: Sequence[int], inputs: Sequence[Any]) -> int:

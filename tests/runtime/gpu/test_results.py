@@ -59,6 +59,9 @@ def test_what_has_one_view_that_is_all_of_it_is_laid_out_as_that() -> None:
         lambda made: [made[1:]],
         lambda made: [made[:, 1:]],
         lambda made: [made.expand(2, 4, 6), made.t()],
+        lambda made: [made.expand(2, 4, 6)],
+        lambda made: [made.as_strided((12, 2), (0, 23))],
+        lambda made: [made.view(-1).unfold(0, 3, 1)],
     ],
 )
 def test_other_views_are_made_of_what_is_made(views: Any) -> None:
@@ -68,6 +71,7 @@ def test_other_views_are_made_of_what_is_made(views: Any) -> None:
     assert layout.for_program(0, other) is other
     for one, expected in zip(layout.handed([], {0: other}), views(other), strict=True):
         assert torch.equal(one, expected)
+        assert one.stride() == expected.stride()
 
 
 def test_what_is_ready_is_given_once() -> None:
