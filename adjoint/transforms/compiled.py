@@ -26,7 +26,7 @@ from adjoint.torch_private.modes import (
     outside_functorch,
 )
 from adjoint.trace.tracer import Tracer, current_tracer
-from adjoint.transforms.fingerprint import Fingerprint
+from adjoint.transforms.fingerprint import Fingerprint, fingerprint
 from adjoint.transforms.linear import Linearized
 
 Function = Callable[..., Any]
@@ -228,9 +228,18 @@ def _kinds(leaves: Sequence[Any]) -> tuple[Any, ...]:
 
 def _kind(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
-        return (type(leaf), leaf) if isinstance(leaf, Hashable) else id(leaf)
+        return type(leaf), *_meaning(leaf)
     strides = leaf.stride() if leaf.layout is torch.strided else None
     return (leaf.shape, strides, leaf.dtype, leaf.device, leaf.requires_grad, type(leaf))
+
+
+def _meaning(leaf: Any) -> tuple[Any, ...]:
+    """What makes an argument that is no tensor another one."""
+    if isinstance(leaf, (float, complex)) or not isinstance(leaf, Hashable):
+        return (fingerprint(leaf),)
+    # What is equal to nothing else may be changed, as modules are.
+    is_fixed = type(leaf).__hash__ is not object.__hash__
+    return (leaf,) if is_fixed else (leaf, fingerprint(leaf))
 
 
 def _surroundings() -> Any:

@@ -11,10 +11,18 @@ is what modules are made of, it is enough to know that nobody has written to the
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from operator import attrgetter, is_
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    CellType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 import numpy as np
@@ -24,8 +32,8 @@ from adjoint.torch_private.dynamo import dict_version
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
 
-# What a module of Python holds besides code.
-_CONSTANTS = (*_NUMBERS[:-1], tuple, list, dict, torch.Tensor)
+# What of a module of Python, or of a class, a function is taken to use by its name.
+_USED = (*_NUMBERS[:-1], tuple, list, dict, torch.Tensor, FunctionType)
 
 # What a decorator of torch holds for the user; the rest is its own.
 _MEANT = (FunctionType, MethodType, functools.partial, torch.nn.Module, torch.Tensor)
@@ -128,6 +136,9 @@ class _Look:
         ]
 
     def mark(self, value: Any) -> Any:
+        if isinstance(value, (float, complex)):
+            # Zeros of either sign are equal, and NaN is not.
+            return (type(value), repr(value))
         if isinstance(value, _NUMBERS):
             return (type(value), value)
         if id(value) in self._seen or len(self._seen) > MOST:
@@ -144,10 +155,13 @@ class _Look:
             return self._marks((value.func, *value.args, value.keywords))
         if isinstance(value, tuple):
             return self._marks(value)
-        if isinstance(value, (list, set, frozenset)):
+        if isinstance(value, (list, deque, set, frozenset)):
             self._collections.append(value)
-            kind = tuple if isinstance(value, list) else frozenset
+            kind = tuple if isinstance(value, (list, deque)) else frozenset
             return kind(map(self.mark, value))
+        if isinstance(value, MappingProxyType):
+            self._others.append(lambda: chain.from_iterable(value.items()))
+            return tuple((str(key), self.mark(each)) for key, each in value.items())
         if isinstance(value, dict):
             self._dicts.append(value)
             return tuple((str(key), self.mark(each)) for key, each in value.items())
@@ -209,11 +223,20 @@ def _names(code: CodeType) -> list[str]:
 
 
 def _looked_up(scope: dict[str, Any], names: Sequence[str]) -> list[Any]:
-    """What `names` are in `scope`; constants also where they are in a module among that."""
+    """What `names` are in `scope`, and in modules and classes among that."""
     used = [scope[name] for name in names if name in scope]
-    modules = [vars(each) for each in used if isinstance(each, ModuleType)]
-    constants = [m[n] for m in modules for n in names if isinstance(m.get(n), _CONSTANTS)]
-    return [each for each in used if not isinstance(each, ModuleType)] + constants
+    scopes = [vars(s) for each in used for s in _scopes(each)]
+    inside = [s[name] for s in scopes for name in names if isinstance(s.get(name), _USED)]
+    return [each for each in used if not isinstance(each, ModuleType)] + inside
+
+
+def _scopes(value: Any) -> Sequence[Any]:
+    """Where attributes of a module or a class are looked up, unless that is torch's."""
+    if isinstance(value, ModuleType):
+        return () if _is_ours_or_torchs(value.__name__) else (value,)
+    if isinstance(value, type):
+        return [each for each in value.__mro__ if not _is_ours_or_torchs(each.__module__)]
+    return ()
 
 
 def _is_ours_or_torchs(module: Any) -> bool:

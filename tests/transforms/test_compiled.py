@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import adjoint
 from adjoint.capture import direct
@@ -51,6 +54,59 @@ def test_numbers_are_part_of_the_kind(captures: list[Any]) -> None:
     for n in (1, 2, 2, 1.0):
         torch.testing.assert_close(gradient(x, n), torch.full_like(x, n))
     assert len(captures) == 3
+
+
+def test_zeros_of_either_sign_are_not_of_one_kind() -> None:
+    gradient = adjoint.grad(lambda x, y: (x / y).sum())
+    x = torch.ones(2)
+    assert torch.equal(gradient(x, 0.0), torch.full((2,), torch.inf))
+    assert torch.equal(gradient(x, -0.0), torch.full((2,), -torch.inf))
+
+
+def _module() -> tuple[Any, Callable[[], None]]:
+    module = nn.Linear(2, 1)
+    weight = nn.Parameter(torch.full((1, 2), 9.0))
+    return module, lambda: setattr(module, "weight", weight)
+
+
+def _array() -> tuple[Any, Callable[[], None]]:
+    array = np.ones(2, dtype=np.float32)
+    return lambda x: x * array[0].item(), lambda: array.fill(3)
+
+
+def _settings() -> tuple[Any, Callable[[], None]]:
+    settings = SimpleNamespace(scale=1.0)
+
+    class Scaled:
+        def __init__(self) -> None:
+            self.settings = settings
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return torch.mul(x, self.settings.scale)
+
+    return Scaled(), lambda: setattr(settings, "scale", 2.0)
+
+
+@pytest.mark.parametrize("make", [_module, _array, _settings])
+def test_an_argument_that_is_changed_is_another(make: Callable[[], Any]) -> None:
+    argument, change = make()
+
+    def function(x: Tensor, argument: Any) -> Tensor:
+        return argument(x).sum()  # type: ignore[no-any-return]
+
+    x = torch.ones(2)
+    gradient = adjoint.grad(function)
+    torch.testing.assert_close(gradient(x, argument), torch.func.grad(function)(x, argument))
+    change()
+    torch.testing.assert_close(gradient(x, argument), torch.func.grad(function)(x, argument))
+
+
+def test_an_argument_that_stays_is_compiled_for_once(captures: list[Any]) -> None:
+    module = nn.Linear(2, 1)
+    gradient = adjoint.grad(lambda x, module: module(x).sum())
+    for _ in range(3):
+        gradient(torch.ones(2), module)
+    assert len(captures) == 1
 
 
 def test_transforms_called_with_their_function_are_compiled_once(captures: list[Any]) -> None:

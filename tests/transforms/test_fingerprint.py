@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import functools
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -203,9 +203,56 @@ def new_forward_hook() -> tuple[Callable[..., Any], Callable[[], None]]:
     return lambda x: module(x).sum(), change
 
 
+def changed_sign_of_zero() -> tuple[Callable[..., Any], Callable[[], None]]:
+    held = [0.0]
+    return lambda x: (x / held[0]).sum(), lambda: held.__setitem__(0, -0.0)
+
+
+def changed_behind_a_proxy() -> tuple[Callable[..., Any], Callable[[], None]]:
+    held = {"scale": 1.0}
+    proxy = MappingProxyType(held)
+    return lambda x: (x * proxy["scale"]).sum(), lambda: held.__setitem__("scale", 2.0)
+
+
+def changed_deque() -> tuple[Callable[..., Any], Callable[[], None]]:
+    scales = deque([1.0])
+    return lambda x: (x * scales[0]).sum(), lambda: scales.__setitem__(0, 2.0)
+
+
+def changed_class() -> tuple[Callable[..., Any], Callable[[], None]]:
+    base = type("Settings", (), {"scale": 1.0})
+    scope: dict[str, Any] = {"Settings": type("MySettings", (base,), {})}
+    exec("def function(x): return (x * Settings.scale).sum()", scope)
+    return scope["function"], lambda: setattr(base, "scale", 2.0)
+
+
+def _using_a_module() -> tuple[Callable[..., Any], ModuleType]:
+    module = ModuleType("mine")
+    exec("scale = 1.0\ndef scaled(x): return x * scale", vars(module))
+    scope: dict[str, Any] = {"mine": module}
+    exec("def function(x): return mine.scaled(x).sum()", scope)
+    return scope["function"], module
+
+
+def changed_global_of_another_module() -> tuple[Callable[..., Any], Callable[[], None]]:
+    function, module = _using_a_module()
+    return function, lambda: setattr(module, "scale", 2.0)
+
+
+def changed_function_of_another_module() -> tuple[Callable[..., Any], Callable[[], None]]:
+    function, module = _using_a_module()
+    return function, lambda: setattr(module, "scaled", lambda x: x * 3)
+
+
 @pytest.mark.parametrize(
     "make",
     [
+        changed_sign_of_zero,
+        changed_behind_a_proxy,
+        changed_deque,
+        changed_class,
+        changed_global_of_another_module,
+        changed_function_of_another_module,
         changed_inside_an_object,
         changed_array,
         changed_set,
