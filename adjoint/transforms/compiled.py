@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence, Set
 from operator import attrgetter
 from types import MethodType
 from typing import Any
@@ -16,6 +16,7 @@ from adjoint.capture.direct import capture_call
 from adjoint.errors import OutsideLevelError
 from adjoint.options import Options
 from adjoint.runtime.calling import call
+from adjoint.runtime.program import sharing
 from adjoint.torch_private import trees
 from adjoint.torch_private.dynamo import COMPILING
 from adjoint.torch_private.modes import (
@@ -63,6 +64,8 @@ class Programs:
         self._marks: dict[Any, int] = {}
         """A number for what the function depended on each time that this was something else."""
         self._latest: tuple[Fingerprint, int] | None = None
+        self._writes = False
+        """Some of them write to their arguments."""
         self._usual: tuple[Any, Any] = (None, None)
         """The last key and its program: to compare with one takes less than to look it up."""
 
@@ -74,26 +77,43 @@ class Programs:
         `make(args, kwargs)` makes one that is missing.
         """
         leaves, form = trees.taken_apart((args, kwargs))
-        key = (form, _kinds(leaves), _surroundings(), self._meaning(function))
+        meaning, held = self._meaning(function)
+        kind = (form, _kinds(leaves), _surroundings(), meaning)
+        key = (kind, self._sharing(leaves, held))
         usual, program = self._usual
         if key != usual:
             if key not in self._made:
                 with COMPILING:
-                    self._made[key] = self._made.get(key) or make(args, kwargs)
+                    program = self._made.get(key) or make(args, kwargs)
+                    self._writes |= program.writes
+                    key = (kind, self._sharing(leaves, held))
+                    self._made[key] = program
             program = self._made[key]
             self._usual = (key, program)
         return program, leaves
 
-    def _meaning(self, function: Function) -> int:
-        """Equal numbers: the function means the same."""
+    def _sharing(self, leaves: Sequence[Any], held: Set[int]) -> Any:
+        """Which of the arguments are one tensor, or one of those that the function holds.
+
+        Where they are written to, also which of them share memory.
+        """
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        ids = list(map(id, tensors))
+        same = None
+        if len(set(ids)) < len(ids) or not held.isdisjoint(ids):
+            same = tuple([each if each in held else ids.index(each) for each in ids])
+        return (same, sharing(tensors, range(len(tensors)))) if self._writes else same
+
+    def _meaning(self, function: Function) -> tuple[int, Set[int]]:
+        """Equal numbers: the function means the same; and the tensors that it holds."""
         latest = self._latest
         if latest is not None and latest[0].holds(function):
-            return latest[1]
+            return latest[1], latest[0].tensors
         found = Fingerprint(function)
         number = self._marks.setdefault(found.mark, len(self._marks))
         if not self._kept_by_function:
             self._latest = (found, number)
-        return number
+        return number, found.tensors
 
 
 _OF_FUNCTIONS: WeakKeyDictionary[Any, dict[Hashable, Programs]] = WeakKeyDictionary()
@@ -159,6 +179,7 @@ class Program:
         with torch.inference_mode(False), torch.set_grad_enabled(grad_enabled):
             self.captured = capture_call(function, args, kwargs, dynamic=False)
         self.graph = _BUILD.program(self.captured.graph_module)
+        self.writes = bool(self.captured.calling.writes)
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """For the leaves of arguments."""
@@ -184,6 +205,7 @@ class PullBack:
             return point.value, point.saved(self.given)
 
         self.forward = Program(forward, primals, {})
+        self.writes = self.forward.writes
         (point,) = points
         reverse = point.reverse_graph(self.given)
         self.reverse = None if reverse is None else _BUILD.program(reverse)

@@ -55,6 +55,7 @@ class Fingerprint:
         self.mark = looked_at.mark(function)
         """Equal marks, equal meaning."""
         looked_at.end()
+        self.tensors = looked_at.tensors()
         self._function = function
         self._looked_at = looked_at
         self._versions, self._held = looked_at.versions(), list(looked_at.held())
@@ -108,6 +109,10 @@ class _Look:
         self._plain = [each for each in self._dicts if each and type(each) is dict]
         self._dicts = [each for each in self._dicts if each and type(each) is not dict]
         self._collections = [each for each in self._collections if each]
+
+    def tensors(self) -> frozenset[int]:
+        """Which tensors the function may use besides its arguments, by their identity."""
+        return frozenset(map(id, self._tensors))
 
     def versions(self) -> list[int]:
         """What is another number once a dictionary has been written to."""

@@ -56,6 +56,42 @@ def test_numbers_are_part_of_the_kind(captures: list[Any]) -> None:
     assert len(captures) == 3
 
 
+ONES, FIVES = torch.ones(2), torch.full((2,), 5.0)
+
+
+def test_arguments_that_are_one_tensor_are_of_their_own_kind() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return (x * y * y).sum()
+
+    gradient = adjoint.grad(function)
+    for y in (ONES, FIVES, ONES):
+        assert torch.equal(gradient(ONES, y), y * y)
+    for y in (ONES, FIVES):
+        value, pull_back = adjoint.vjp(function, ONES, y)
+        assert torch.equal(pull_back(torch.tensor(1.0))[1], 2 * y)
+        assert adjoint.jvp(function, (ONES, y), (ONES, ONES))[0] == value
+
+
+def test_an_argument_that_the_function_holds_is_of_its_own_kind() -> None:
+    gradient = adjoint.grad(lambda x: (x * FIVES).sum())
+    for x in (FIVES, ONES, FIVES):
+        assert torch.equal(gradient(x), FIVES)
+
+
+def test_what_is_written_to_matters_to_what_shares_its_memory() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        y.add_(1)
+        return (x * x * y).sum()
+
+    gradient = adjoint.grad(function)
+    for parts in ((0, 4), (0, 2), (0, 0), (2, 0), (0, 4)):
+        one, other = torch.ones(8), torch.ones(8)
+        x, y = (one[place : place + 4] for place in parts)
+        a, b = (other[place : place + 4] for place in parts)
+        torch.testing.assert_close(gradient(x, y), torch.func.grad(function)(a, b))
+        assert torch.equal(one, other)
+
+
 def test_zeros_of_either_sign_are_not_of_one_kind() -> None:
     gradient = adjoint.grad(lambda x, y: (x / y).sum())
     x = torch.ones(2)
