@@ -99,6 +99,8 @@ class _Look:
         self._empty: list[Any] = []
         self._sizes: list[Any] = []
         self._plain: list[dict[Any, Any]] = []
+        self._names: set[str] = {"forward", "__call__"}
+        """What functions so far look up, of objects as well."""
 
     def end(self) -> None:
         """Of what is empty it is enough to know that it stays so."""
@@ -189,6 +191,7 @@ class _Look:
             kept = [each for each in held if isinstance(each, _MEANT)]
             return (function.__code__, *self._marks((*kept, *wrapped)))
         names = _names(function.__code__)
+        self._names.update(names)
         self._others.append(functools.partial(_looked_up, function.__globals__, names))
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         found = _looked_up(function.__globals__, names)
@@ -205,7 +208,31 @@ class _Look:
             self._dicts.append(vars(value))
         else:
             self._others.append(lambda: chain.from_iterable(_held(value).items()))
-        return (id(value), *((name, self.mark(each)) for name, each in _held(value).items()))
+        of_class = self._class(type(value))
+        return (
+            id(value),
+            of_class,
+            *((name, self.mark(each)) for name, each in _held(value).items()),
+        )
+
+    def _class(self, kind: type) -> Any:
+        """What functions use of the class of an object: methods, what those use, and constants."""
+        if id(kind) in self._seen:
+            return id(kind)
+        self._seen.add(id(kind))
+        scopes = [vars(each) for each in _scopes(kind)]
+        found: dict[str, Any] = {}
+        names = list(self._names)
+        while names and scopes:
+            name = names.pop()
+            each = next((scope[name] for scope in scopes if name in scope), None)
+            function = _function_of(each)
+            if name not in found and isinstance(function, _USED):
+                found[name] = function
+                names += _names(function.__code__) if isinstance(function, FunctionType) else []
+        if found:
+            self._others.append(functools.partial(_attributes, scopes, list(found)))
+        return (id(kind), *self._marks(found.values()))
 
 
 _OF_TENSORS = attrgetter("shape", "dtype", "requires_grad")
@@ -233,6 +260,18 @@ def _looked_up(scope: dict[str, Any], names: Sequence[str]) -> list[Any]:
     scopes = [vars(s) for each in used for s in _scopes(each)]
     inside = [s[name] for s in scopes for name in names if isinstance(s.get(name), _USED)]
     return [each for each in used if not isinstance(each, ModuleType)] + inside
+
+
+def _attributes(scopes: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    """What the names are, each in the first of the scopes that has it."""
+    return [next((scope[name] for scope in scopes if name in scope), None) for name in names]
+
+
+def _function_of(attribute: Any) -> Any:
+    """The function behind an attribute of a class, if there is one."""
+    if isinstance(attribute, property):
+        return attribute.fget
+    return attribute.__func__ if isinstance(attribute, (classmethod, staticmethod)) else attribute
 
 
 def _scopes(value: Any) -> Sequence[Any]:

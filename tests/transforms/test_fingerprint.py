@@ -363,3 +363,61 @@ def test_what_was_empty_must_stay_so() -> None:
     look = Fingerprint(function)
     held["one"] = 1
     assert not look.holds(function)
+
+
+class OfAClass(nn.Module):
+    """Uses what is not its own in every way that a method can."""
+
+    power = 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scaled(x) ** self.power + self.shift + self.offset(x)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * FACTOR
+
+    @property
+    def shift(self) -> float:
+        return FACTOR
+
+    @staticmethod
+    def offset(x: Tensor) -> Tensor:
+        return helper(x)
+
+    def unused(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize("how", ["called", "by method"])
+@pytest.mark.parametrize(
+    ("where", "name", "value"),
+    [
+        (None, "FACTOR", 5.0),
+        (OfAClass, "power", 3),
+        (OfAClass, "scaled", lambda self, x: x * 7),
+        (OfAClass, "shift", property(lambda self: 1.0)),
+        (OfAClass, "offset", staticmethod(lambda x: -x)),
+    ],
+)
+def test_what_methods_use_counts(
+    monkeypatch: pytest.MonkeyPatch, where: Any, name: str, value: Any, how: str
+) -> None:
+    module, x = OfAClass(), torch.randn(3, dtype=torch.float64)
+
+    def function(x: Tensor) -> Tensor:
+        return (module(x) if how == "called" else module.forward(x)).sum()
+
+    gradient = adjoint.grad(function)
+    assert torch.allclose(gradient(x), torch.func.grad(function)(x))
+    if where is None:
+        monkeypatch.setitem(globals(), name, value)
+    else:
+        monkeypatch.setattr(where, name, value)
+    assert torch.allclose(gradient(x), torch.func.grad(function)(x))
+
+
+def test_what_no_method_uses_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = OfAClass()
+    look = Fingerprint(module)
+    monkeypatch.setattr(OfAClass, "unused", lambda self, x: -x)
+    assert look.holds(module)
