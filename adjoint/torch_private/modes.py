@@ -238,8 +238,21 @@ def unwatched() -> Iterator[None]:
 @contextlib.contextmanager
 def as_if_alone() -> Iterator[None]:
     """Run on fakes what is not the user's program: nothing around it watches or changes ops."""
-    with unwatched(), without_autocast(), without_torch_function():
+    with unwatched(), without_autocast(), _without_function_modes():
         yield
+
+
+@contextlib.contextmanager
+def _without_function_modes() -> Iterator[None]:
+    """Without modes; proxies, by which sizes are computed, still answer for themselves."""
+    modes: list[Any] = []
+    while torch._C._len_torch_function_stack():
+        modes.append(torch._C._pop_torch_function_stack())
+    try:
+        yield
+    finally:
+        for each in reversed(modes):
+            torch._C._push_on_torch_function_stack(each)
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -131,3 +131,13 @@ def test_what_is_compiled_is_alone() -> None:
     with torch.autocast("cpu", torch.bfloat16), torch.device("meta"), dynamo.compiling():
         assert not torch.is_autocast_enabled("cpu")
         assert torch.ones(3).device.type == "cpu"
+
+
+def test_sizes_are_computed_by_proxies_while_compiling() -> None:
+    tracer = torch.fx.Tracer()
+    tracer.graph = torch.fx.Graph(tracer_cls=torch.fx.Tracer)
+    proxy = torch.fx.Proxy(tracer.graph.placeholder("size"), tracer)
+    with torch.device("meta"), dynamo.compiling():
+        assert isinstance(torch.sym_min(proxy, 3), torch.fx.Proxy)
+    with torch.device("meta"):
+        assert torch.ones(3).device.type == "meta"
