@@ -20,6 +20,7 @@ from torch import fx
 
 from adjoint.lower.definitions import Definition, Mapped, Multiplied, Scattered
 from adjoint.lower.index import Index, linear, refined, row_major
+from adjoint.lower.inlining import is_small
 from adjoint.lower.items import Item, reading_through
 from adjoint.lower.reachability import Reachability
 from adjoint.lower.sizes import Size, estimate, is_one, product, quotient, same
@@ -212,7 +213,7 @@ class _Fusion:
         """
         if not self.alike or estimate(count) < MUCH:
             return True
-        return any(estimate(product(shape_of(base))) * 8 > estimate(count) for base in shared)
+        return not all(is_small(base, count) for base in shared)
 
     def merged(self, one: Group, other: Group) -> Group | None:
         """A group that computes what both do, if there is one."""

@@ -46,7 +46,7 @@ from adjoint.lower.items import Item, base_of, item_of, strides_of, text_of
 from adjoint.lower.nests import nest_of, parts_of, sum_of_parts
 from adjoint.lower.operands import Nest
 from adjoint.lower.products import is_plain_product, product_nests, product_of
-from adjoint.lower.recomputation import recomputed
+from adjoint.lower.recomputation import Recomputation
 from adjoint.lower.rereading import read_less
 from adjoint.lower.sizes import Size, simplified, size_of
 from adjoint.lower.tiling import Region, Unit, is_product, row_stride, side_of, tiled
@@ -159,9 +159,9 @@ class _Planning:
             self._slot(node, Kind.INPUT)
         ordered = self._sorted(live)
         if self.has_grids:
-            ordered, self.twins = recomputed(
+            ordered, self.twins = Recomputation(
                 ordered, self.graph, self.needs, self.stored, self.escaping, may_alias
-            )
+            ).run()
         units: Sequence[Unit | Region] = ordered
         if self.tiles:
             units = tiled(ordered, self._needed, self._may_be_tiled)

@@ -80,24 +80,9 @@ class Move:
         return max((*self.inside, *self.before[:1]))
 
 
-def recomputed(
-    units: Sequence[Unit],
-    graph: fx.Graph,
-    needs: dict[fx.Node, set[fx.Node]],
-    stored: set[fx.Node],
-    kept: Set[fx.Node],
-    shares: Callable[[fx.Node], bool],
-) -> tuple[list[Unit], dict[fx.Node, fx.Node]]:
-    """The units, with twins among them; and for each twin, what it is a twin of.
+class Recomputation:
+    """A search for values to compute again, while the peak falls."""
 
-    `needs`: what each node reads, and `stored`: which members of groups are in memory; both are
-    brought up to date.  `kept` and `shares` are as for lifetimes.
-    """
-    search = _Search(units, graph, needs, stored, kept, shares)
-    return search.run() if search.lives.most >= LEAST_PEAK else (search.units, {})
-
-
-class _Search:
     def __init__(
         self,
         units: Sequence[Unit],
@@ -107,6 +92,9 @@ class _Search:
         kept: Set[fx.Node],
         shares: Callable[[fx.Node], bool],
     ) -> None:
+        """`needs`: what each node reads, and `stored`: which members of groups are in memory; both
+        are brought up to date.  `kept` and `shares` are as for lifetimes.
+        """
         self.units = list(units)
         self.graph = graph
         self.needs = needs
@@ -162,6 +150,9 @@ class _Search:
     # What to do
 
     def run(self) -> tuple[list[Unit], dict[fx.Node, fx.Node]]:
+        """The units, with twins among them; and for each twin, what it is a twin of."""
+        if self.lives.most < LEAST_PEAK:
+            return self.units, {}
         whole, first = sum(map(self.traffic, self.units)), self.lives.most
         before = self.budget = int(MOST_TRAFFIC * whole)
         best, peak = _State(self), first
@@ -482,14 +473,14 @@ class _Search:
 class _State:
     """What there was, to go back to."""
 
-    def __init__(self, search: _Search) -> None:
+    def __init__(self, search: Recomputation) -> None:
         self.units = list(search.units)
         self.members = [u.members for u in self.units if isinstance(u, Group)]
         self.stored = set(search.stored)
         self.instead = dict(search.instead)
         self.twins = dict(search.twins)
 
-    def restore(self, search: _Search) -> None:
+    def restore(self, search: Recomputation) -> None:
         search.units = self.units
         groups = [unit for unit in self.units if isinstance(unit, Group)]
         for group, members in zip(groups, self.members, strict=True):

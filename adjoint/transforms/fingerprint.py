@@ -52,7 +52,7 @@ class Fingerprint:
 
     def __init__(self, function: Any) -> None:
         looked_at = _Look()
-        self.mark = looked_at.mark(function)
+        self.mark = (looked_at.mark(function), *looked_at.classes())
         """Equal marks, equal meaning."""
         looked_at.end()
         self.tensors = looked_at.tensors()
@@ -99,8 +99,10 @@ class _Look:
         self._empty: list[Any] = []
         self._sizes: list[Any] = []
         self._plain: list[dict[Any, Any]] = []
-        self._names: set[str] = {"forward", "__call__"}
-        """What functions so far look up, of objects as well."""
+        self._names = {"forward": None, "__call__": None}
+        """What functions look up, of objects as well, in order."""
+        self._classes: dict[type, None] = {}
+        """Of objects."""
 
     def end(self) -> None:
         """Of what is empty it is enough to know that it stays so."""
@@ -191,7 +193,7 @@ class _Look:
             kept = [each for each in held if isinstance(each, _MEANT)]
             return (function.__code__, *self._marks((*kept, *wrapped)))
         names = _names(function.__code__)
-        self._names.update(names)
+        self._names.update(dict.fromkeys(names))
         self._others.append(functools.partial(_looked_up, function.__globals__, names))
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         found = _looked_up(function.__globals__, names)
@@ -208,31 +210,30 @@ class _Look:
             self._dicts.append(vars(value))
         else:
             self._others.append(lambda: chain.from_iterable(_held(value).items()))
-        of_class = self._class(type(value))
-        return (
-            id(value),
-            of_class,
-            *((name, self.mark(each)) for name, each in _held(value).items()),
-        )
+        self._classes[type(value)] = None
+        return (id(value), *((name, self.mark(each)) for name, each in _held(value).items()))
 
-    def _class(self, kind: type) -> Any:
-        """What functions use of the class of an object: methods, what those use, and constants."""
-        if id(kind) in self._seen:
-            return id(kind)
-        self._seen.add(id(kind))
-        scopes = [vars(each) for each in _scopes(kind)]
-        found: dict[str, Any] = {}
-        names = list(self._names)
-        while names and scopes:
-            name = names.pop()
-            each = next((scope[name] for scope in scopes if name in scope), None)
-            function = _function_of(each)
-            if name not in found and isinstance(function, _USED):
-                found[name] = function
-                names += _names(function.__code__) if isinstance(function, FunctionType) else []
-        if found:
-            self._others.append(functools.partial(_attributes, scopes, list(found)))
-        return (id(kind), *self._marks(found.values()))
+    def classes(self) -> list[Any]:
+        """What functions use of the classes of objects: methods, what those use, and constants.
+
+        Known once all functions are; and methods look up more, of more objects.
+        """
+        marks: list[Any] = []
+        done: set[tuple[type, str]] = set()
+        while new := [
+            (kind, name)
+            for kind in self._classes
+            for name in self._names
+            if (kind, name) not in done
+        ]:
+            done.update(new)
+            for kind, name in new:
+                scopes = [vars(each) for each in _scopes(kind)]
+                used = _function_of(*_attribute(scopes, name))
+                if isinstance(used, _USED):
+                    self._others.append(functools.partial(_attribute, scopes, name))
+                    marks.append((id(kind), name, self.mark(used)))
+        return marks
 
 
 _OF_TENSORS = attrgetter("shape", "dtype", "requires_grad")
@@ -262,9 +263,9 @@ def _looked_up(scope: dict[str, Any], names: Sequence[str]) -> list[Any]:
     return [each for each in used if not isinstance(each, ModuleType)] + inside
 
 
-def _attributes(scopes: Sequence[Any], names: Sequence[str]) -> list[Any]:
-    """What the names are, each in the first of the scopes that has it."""
-    return [next((scope[name] for scope in scopes if name in scope), None) for name in names]
+def _attribute(scopes: Sequence[Any], name: str) -> list[Any]:
+    """What the name is, in the first of the scopes that has it."""
+    return [next((scope[name] for scope in scopes if name in scope), None)]
 
 
 def _function_of(attribute: Any) -> Any:

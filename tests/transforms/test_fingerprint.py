@@ -421,3 +421,19 @@ def test_what_no_method_uses_does_not_count(monkeypatch: pytest.MonkeyPatch) -> 
     look = Fingerprint(module)
     monkeypatch.setattr(OfAClass, "unused", lambda self, x: -x)
     assert look.holds(module)
+
+
+def test_a_method_counts_that_a_function_found_later_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Cells are in the order of their names: the object comes before the function.
+    a_module, x = OfAClass(), torch.randn(3, dtype=torch.float64)
+
+    def later(module: OfAClass, x: Tensor) -> Tensor:
+        return module.unused(x)
+
+    def function(x: Tensor) -> Tensor:
+        return later(a_module, x).sum()
+
+    gradient = adjoint.grad(function)
+    assert torch.allclose(gradient(x), torch.func.grad(function)(x))
+    monkeypatch.setattr(OfAClass, "unused", lambda self, x: x * x)
+    assert torch.allclose(gradient(x), torch.func.grad(function)(x))
