@@ -23,7 +23,8 @@ from adjoint.loops.plan import Launch, Plan, Tiles
 from adjoint.loops.show import identity
 from adjoint.loops.statements import Kernel
 from adjoint.lower.planning import CPU, is_plain, lower
-from adjoint.runtime.cpu.engine import LLVMError, function_attributes, load
+from adjoint.runtime.cpu import machines
+from adjoint.runtime.cpu.engine import LLVMError, load
 from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.runtime.cpu.tiles import has_blas
 from adjoint.runtime.gpu.assembly import assemble
@@ -145,7 +146,7 @@ def _compiled(
 def _load(kernels: Mapping[Key, Kernel]) -> dict[Key, Exception]:
     """Compile all as one module; if that fails, each by itself.  Returns those that fail."""
     try:
-        text = emit_module(list(kernels.values()), function_attributes())
+        text = emit_module(list(kernels.values()), machines.host().attributes)
         found = load(text, [kernel.name for kernel in kernels.values()])
     except (LLVMError, NotImplementedError) as error:
         if len(kernels) == 1:

@@ -14,7 +14,8 @@ from adjoint.loops.expressions import Counter, Expression, Extent, Load, integer
 from adjoint.loops.statements import Buffer, Kernel, Loop, Statement, Store, TeamMemory
 from adjoint.loops.statements import Mapping as Mapped
 from adjoint.loops.verify import verify
-from adjoint.runtime.cpu.engine import function_attributes, load, runner
+from adjoint.runtime.cpu import machines
+from adjoint.runtime.cpu.engine import load, runner
 
 HERE, N = Counter("i"), Extent("n")
 
@@ -64,7 +65,7 @@ def at(buffer: str, dtype: torch.dtype) -> Load:
 
 def compiled(kernels: Sequence[Kernel]) -> list[int]:
     """The addresses of kernels, in one module; their names must differ."""
-    return load(emit_module(kernels, function_attributes()), [each.name for each in kernels])
+    return load(emit_module(kernels, machines.host().attributes), [each.name for each in kernels])
 
 
 def call(

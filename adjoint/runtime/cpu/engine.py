@@ -3,6 +3,10 @@
 Nothing is read from or written to disk, and no compiler is needed but the LLVM that llvmlite
 brings.  An engine owns its target machine and its code, and lives as long as the process: programs
 share kernels that are the same text.
+
+What an object calls is known from the object alone: code generation adds calls where the processor
+has no instruction.  What nobody defines would be called all the same, at address 0; so such an
+object is refused before it is loaded.
 """
 
 from __future__ import annotations
@@ -13,12 +17,17 @@ import threading
 from collections.abc import Callable, Sequence
 
 import llvmlite.binding as llvm
+from llvmlite.binding import newpassmanagers
 
+from adjoint.runtime.cpu import machines
+from adjoint.runtime.cpu.machines import Machine
+from adjoint.runtime.cpu.objects import symbols_of
+from adjoint.runtime.cpu.support import C_FUNCTIONS, SUPPORT, c_function
 from adjoint.runtime.cpu.threads import openmp
 
 # llvmlite's engines; their code must stay while any program may call it.
 _ENGINES: list[llvm.ExecutionEngine] = []
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()
 
 # Functions outside that texts may call.
 _KNOWN: set[str] = set()
@@ -41,25 +50,6 @@ def _add(name: str, address: int) -> None:
     _KNOWN.add(name)
 
 
-def _target_machine() -> llvm.TargetMachine:
-    target = llvm.Target.from_default_triple()
-    return target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten(),
-        opt=3,
-        codemodel="jitdefault",
-        jit=True,
-    )
-
-
-@functools.cache
-def function_attributes() -> str:
-    """What LLVM must be told about this machine, function by function."""
-    features = llvm.get_host_cpu_features()
-    # LLVM keeps to 256 bits on machines that once ran slower with more; loops here are long.
-    return '"prefer-vector-width"="512"' if features.get("avx512f") else ""
-
-
 def add_symbol(name: str, address: int) -> None:
     """Let texts call the function at `address`."""
     with _LOCK:
@@ -67,44 +57,72 @@ def add_symbol(name: str, address: int) -> None:
         _add(name, address)
 
 
+def compile_object(text: str, machine: Machine) -> bytes:
+    """The object file that `text` becomes on a machine."""
+    target = machine.target_machine()
+    try:
+        module = llvm.parse_assembly(text, llvm.create_context())
+        module.verify()
+    except RuntimeError as error:
+        raise LLVMError(str(error)) from error
+    module.triple = target.triple
+    module.data_layout = str(target.target_data)
+    # Wide loops are fast enough without being unrolled as well, and compile in a third of the
+    # time; short ones say themselves that they are to be.
+    tuning = llvm.create_pipeline_tuning_options(speed_level=2)
+    tuning.loop_vectorization = True
+    tuning.slp_vectorization = False
+    tuning.loop_unrolling = False
+    _optimize(module, llvm.create_pass_builder(target, tuning))
+    image: bytes = target.emit_object(module)
+    return image
+
+
+def _optimize(module: llvm.ModuleRef, builder: llvm.PassBuilder) -> None:
+    passes = builder.getModulePassManager()
+    # llvmlite does not free it by itself: the `_dispose` that it finds first does nothing.
+    passes._owned = True
+    try:
+        passes.run(module, builder)
+    finally:
+        newpassmanagers.NewPassManager._dispose(passes)
+
+
 def load(text: str, names: Sequence[str]) -> list[int]:
     """The addresses of the functions `names` that `text` defines."""
     with _LOCK:
         _prepare()
-        machine = _target_machine()
-        try:
-            module = llvm.parse_assembly(text)
-            module.verify()
-        except RuntimeError as error:
-            raise LLVMError(str(error)) from error
-        _require_known(module, names)
-        module.triple = machine.triple
-        module.data_layout = str(machine.target_data)
-        # Wide loops are fast enough without being unrolled as well, and compile in a third of the
-        # time; short ones say themselves that they are to be.
-        tuning = llvm.create_pipeline_tuning_options(speed_level=2)
-        tuning.loop_vectorization = True
-        tuning.slp_vectorization = False
-        tuning.loop_unrolling = False
-        builder = llvm.create_pass_builder(machine, tuning)
-        builder.getModulePassManager().run(module, builder)
-        engine = llvm.create_mcjit_compiler(module, machine)
+        machine = machines.host()
+        image = compile_object(text, machine)
+        _require(image, names)
+        empty = llvm.parse_assembly("", llvm.create_context())
+        engine = llvm.create_mcjit_compiler(empty, machine.target_machine())
+        engine.add_object_file(llvm.object_file.ObjectFileRef.from_data(image))
         engine.finalize_object()
         _ENGINES.append(engine)
         return [engine.get_function_address(name) for name in names]
 
 
-def _require_known(module: llvm.ModuleRef, names: Sequence[str]) -> None:
-    """What is missing would be called all the same, at address 0."""
-    functions = {function.name: function.is_declaration for function in module.functions}
-    missing = [name for name in names if functions.get(name, True)]
-    missing += [
-        name
-        for name, is_declared in functions.items()
-        if is_declared and not name.startswith("llvm.") and name not in _KNOWN
-    ]
+def _require(image: bytes, names: Sequence[str]) -> None:
+    """All that the object is asked for, and all that it calls, is there."""
+    symbols = symbols_of(image)
+    missing = [name for name in names if name not in symbols.defined]
+    missing += [name for name in sorted(symbols.undefined) if not _is_known(name)]
     if missing:
         raise LLVMError(f"no definition of {', '.join(missing)}")
+
+
+def _is_known(name: str) -> bool:
+    """Whether there is such a function; support for code generation is made when first used."""
+    if name not in _KNOWN:
+        address = None
+        if name in SUPPORT:
+            (address,) = load(SUPPORT[name], [name])
+        elif name in C_FUNCTIONS:
+            address = c_function(name)
+        if address:
+            _add(name, address)
+    return name in _KNOWN
 
 
 # Puts addresses that enter in their places; then come the steps, if there are any.

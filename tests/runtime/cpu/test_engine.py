@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from adjoint.runtime.cpu.engine import LLVMError, function_attributes, load, runner
+from adjoint.runtime.cpu import machines
+from adjoint.runtime.cpu.engine import LLVMError, load, runner
 
 ADD = "define i64 @add(i64 %a, i64 %b) {\n  %c = add i64 %a, %b\n  ret i64 %c\n}\n"
 
@@ -52,10 +53,33 @@ def test_a_function_that_no_one_has() -> None:
         load(text, ["add"])
 
 
-def test_attributes_are_text_for_a_function() -> None:
-    attributes = f"attributes #0 = {{ {function_attributes()} }}"
-    text = "define void @none() #0 {\n  ret void\n}\n" + attributes
-    assert load(text, ["none"]) != [0]
+HALF = """\
+define i16 @halved(double %x) {
+  %y = fptrunc double %x to half
+  %bits = bitcast half %y to i16
+  ret i16 %bits
+}
+"""
+
+
+@pytest.mark.parametrize("level", machines.LEVELS)
+def test_what_code_generation_calls_is_there(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below AVX512-FP16, there is no instruction for it."""
+    if machines.missing(level):
+        pytest.skip(f"this machine cannot run {level}")
+    reduced = machines.reduced(level)
+    monkeypatch.setattr(machines, "host", lambda: reduced)
+    (address,) = load(HALF, ["halved"])
+    halved = ctypes.CFUNCTYPE(ctypes.c_uint16, ctypes.c_double)(address)
+    # By way of float32 it would be rounded twice, to 0x3c00.
+    assert [halved(x) for x in (1.0, -2.0, 1 + 2**-11 + 2**-30)] == [0x3C00, 0xC000, 0x3C01]
+
+
+def test_what_code_generation_calls_and_no_one_defines_is_refused() -> None:
+    """The text names no function; on no machine here are there instructions for it."""
+    text = "define fp128 @q(fp128 %x) {\n  %y = fadd fp128 %x, %x\n  ret fp128 %y\n}\n"
+    with pytest.raises(LLVMError, match="no definition of __addtf3"):
+        load(text, ["q"])
 
 
 def test_the_runner_is_made_once() -> None:

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import llvmlite.binding as llvm
+import pytest
+
+from adjoint.runtime.cpu.engine import compile_object
+from adjoint.runtime.cpu.machines import LEVELS, Machine, host, missing, reduced
+
+EMPTY = "define void @none() #0 {{\n  ret void\n}}\nattributes #0 = {{ {} }}\n"
+
+
+def test_the_machine_at_hand_can_be_compiled_for() -> None:
+    assert compile_object(EMPTY.format(host().attributes), host())
+
+
+def test_attributes_are_those_of_the_family() -> None:
+    assert "512" in Machine("x86_64-unknown-linux-gnu", "x86-64").attributes
+    assert Machine("aarch64-unknown-linux-gnu", "generic").attributes == ""
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_level_is_this_machine_with_less_or_is_refused(level: str) -> None:
+    lacking = missing(level)
+    if lacking:
+        with pytest.raises(ValueError, match=f"cannot run code for {level}: it has no"):
+            reduced(level)
+    else:
+        assert reduced(level) == Machine(llvm.get_process_triple(), level)
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = dict(llvm.get_host_cpu_features()) | {"fma": False, "f16c": False}
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: there)
+    assert {"fma", "f16c"} <= set(missing("x86-64-v3"))
+    assert "fma" not in missing("x86-64-v2")
+    with pytest.raises(ValueError, match="f16c, fma"):
+        reduced("x86-64-v3")
