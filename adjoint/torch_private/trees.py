@@ -5,7 +5,7 @@ A `torch.Size` is a container as well, which torch takes apart but puts together
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -55,8 +55,25 @@ def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
 
 def flatten_with_paths(tree: Any) -> tuple[list[tuple[str, Any]], TreeSpec]:
     """As `flatten`, each leaf with its path in Python spelling, such as `[0]['x']`."""
-    keyed, spec = _pytree.tree_flatten_with_path(_marked(tree))
-    return [(_pytree.keystr(path), leaf) for path, leaf in keyed], spec
+    marked = _marked(tree)
+    leaves, spec = _pytree.tree_flatten(marked)
+    return list(zip(_paths(marked, ""), leaves, strict=True)), spec
+
+
+def _paths(tree: Any, path: str) -> Iterator[str]:
+    """The paths of the leaves.  Children of nodes registered without keys are counted."""
+    kind = _pytree._get_node_type(tree)
+    node = _pytree.SUPPORTED_NODES.get(kind)
+    if node is None:
+        yield path
+        return
+    if node.flatten_with_keys_fn is not None:
+        keyed, _ = node.flatten_with_keys_fn(tree)
+    else:
+        children, _ = node.flatten_fn(tree)
+        keyed = [(_pytree.SequenceKey(index), child) for index, child in enumerate(children)]
+    for key, child in keyed:
+        yield from _paths(child, path + _pytree.keystr((key,)))
 
 
 def unflatten(leaves: list[Any], spec: TreeSpec) -> Any:

@@ -11,17 +11,19 @@ import torch
 from adjoint.errors import OutsideLevelError
 from adjoint.torch_private import trees
 from adjoint.trace.tracer import current_tracer
+from adjoint.transforms import contract
 from adjoint.transforms.compiled import (
     Compiled,
     PullBack,
-    left_to_torch,
+    is_left_to_torch,
+    is_traced,
     linearize,
     programs_of,
 )
+from adjoint.transforms.contract import ArgNums
 from adjoint.transforms.linear import Linearized
 
 Function = Callable[..., Any]
-ArgNums = int | tuple[int, ...]
 
 
 def grad(function: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
@@ -52,12 +54,7 @@ def _value_and_grad(
 ) -> tuple[Any, Any]:
     chosen = _Chosen(args, argnums)
     point = linearize(chosen.of(function, kwargs), chosen.leaves)
-    value, _ = _parts(point.value, has_aux)
-    if not isinstance(value, torch.Tensor) or value.dim() != 0:
-        shown = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-        raise RuntimeError(f"grad needs a function that returns a scalar tensor, not {shown}")
-    if value.is_complex():
-        raise RuntimeError(f"grad needs a function that returns a real number, not {value.dtype}")
+    value = contract.scalar(contract.parts(point.value, has_aux, "grad_and_value(f)(*args)")[0])
     cotangents: list[torch.Tensor | None] = [None] * len(point.results)
     cotangents[0] = torch.ones_like(value)
     return point.value, chosen.packed(point.pull_back(cotangents))
@@ -68,7 +65,7 @@ def vjp(function: Function, *primals: Any, has_aux: bool = False) -> Any:
 
     With `has_aux`, the function returns (value, aux), and aux comes last here.
     """
-    if left_to_torch():
+    if is_traced() or (current_tracer() is None and is_left_to_torch()):
         return torch.func.vjp(function, *primals, has_aux=has_aux)
     return _vjp(function, primals, has_aux)
 
@@ -76,71 +73,89 @@ def vjp(function: Function, *primals: Any, has_aux: bool = False) -> Any:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _vjp(function: Function, primals: tuple[Any, ...], has_aux: bool) -> Any:
     def linearized(primals: tuple[Any, ...]) -> Linearized:
-        chosen = _Chosen(primals, tuple(range(len(primals))))
+        chosen = _Chosen(primals)
         return linearize(chosen.of(function, {}), chosen.leaves)
 
-    chosen = _Chosen(primals, tuple(range(len(primals))))
+    def value_of(returned: Any) -> Any:
+        value, _ = contract.parts(returned, has_aux, _VJP)
+        contract.check_differentiable(contract.tensors(value, _VJP)[0])
+        return value
+
+    chosen = _Chosen(primals)
     if current_tracer() is not None:
         point = linearized(primals)
         returned, pull_back = point.value, point.pull_back
     else:
-        make = functools.partial(PullBack, linearized, lambda given: _parts(given, has_aux)[0])
+        make = functools.partial(PullBack, linearized, value_of)
         try:
             programs = programs_of(function, ("vjp", has_aux))
             program, _ = programs.find(make, function, primals, {})
         except OutsideLevelError:
             return torch.func.vjp(function, *primals, has_aux=has_aux)
         returned, pull_back = program(primals)
-    value, aux = _parts(returned, has_aux)
-    results, spec = trees.flatten(value)
+    value, aux = (value_of(returned), returned[1]) if has_aux else (value_of(returned), None)
+    results, form = trees.flatten(value)
     others = len(trees.leaves(aux)) if has_aux else 0
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def vjp_fn(cotangents: Any) -> Any:
-        given, form = trees.flatten(cotangents)
-        if form != spec:
-            raise RuntimeError(f"the value has the form {spec}, its cotangents have {form}")
-        for result, cotangent in zip(results, given, strict=True):
-            if cotangent.shape != result.shape:
-                raise RuntimeError(
-                    f"a value of shape {list(result.shape)} "
-                    f"has a cotangent of shape {list(cotangent.shape)}"
-                )
-        return chosen.packed(pull_back([*given, *([None] * others)]))
+    def vjp_fn(cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> Any:
+        given = contract.cotangents_of(results, form, cotangents)
+        recorded = torch.is_grad_enabled() if create_graph is None else create_graph
+        with torch.set_grad_enabled(recorded):
+            return chosen.packed(pull_back([*given, *([None] * others)]))
 
     return (value, vjp_fn, aux) if has_aux else (value, vjp_fn)
 
 
-def jvp(function: Function, primals: Any, tangents: Any, *, has_aux: bool = False) -> Any:
-    """The value at `primals`, and its directional derivative along `tangents`."""
+_VJP = "vjp(f, *primals)"
+_JVP = "jvp(f, primals, tangents)"
+
+
+def jvp(
+    function: Function, primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool = False
+) -> Any:
+    """The value at `primals`, and its directional derivative along `tangents`.
+
+    `strict`: a result that does not depend on the primals is an error.
+    """
+    contract.check_is_tuple(primals)
 
     def both(primals: Any, tangents: Any) -> Any:
-        chosen = _Chosen(tuple(primals), tuple(range(len(primals))))
-        point = linearize(chosen.of(function, {}), chosen.leaves)
-        pushed = point.push_forward(chosen.tangents(tangents))
-        return _with_aux(point, pushed, has_aux)
+        chosen = _Chosen.along(primals, tangents)
+        point = linearize(chosen.of(function, {}), chosen.leaves, forward=True)
+        value, aux = contract.parts(point.value, has_aux, _JVP)
+        results, form = contract.tensors(value, _JVP)
+        if strict and not {*range(len(results))} <= {*point.differentiable}:
+            raise RuntimeError(
+                "jvp(f, primals, tangents, strict=True): The output of f is independent of the "
+                "inputs. This is not allowed with strict=True."
+            )
+        pushed = point.push_forward(chosen.tangents)
+        along = trees.unflatten(pushed[: len(results)], form)
+        return (value, along, aux) if has_aux else (value, along)
 
-    programs = programs_of(function, ("jvp", has_aux))
-    traced = functools.partial(torch.func.jvp, function, has_aux=has_aux)
+    programs = programs_of(function, ("jvp", strict, has_aux))
+    traced = functools.partial(torch.func.jvp, function, strict=strict, has_aux=has_aux)
     return Compiled(both, function, traced, programs)(primals, tangents)
 
 
 def hvp(function: Function, primals: Any, tangents: Any) -> Any:
     """The value of a scalar function, and its Hessian at `primals` applied to `tangents`."""
+    contract.check_is_tuple(primals)
     argnums = tuple(range(len(primals)))
 
     def both(primals: Any, tangents: Any) -> Any:
         def gradients(*args: Any) -> Any:
             return _value_and_grad(function, argnums, False, args, {})
 
-        chosen = _Chosen(tuple(primals), argnums)
-        point = linearize(chosen.of(gradients, {}), chosen.leaves)
-        pushed = point.push_forward(chosen.tangents(tangents))
+        chosen = _Chosen.along(primals, tangents)
+        point = linearize(chosen.of(gradients, {}), chosen.leaves, forward=True)
+        pushed = point.push_forward(chosen.tangents)
         return point.value[0], chosen.packed(pushed[1:])
 
     def traced(primals: Any, tangents: Any) -> Any:
         gradients = torch.func.grad_and_value(function, argnums)
-        both: Any = torch.func.jvp(gradients, tuple(primals), tuple(tangents))
+        both: Any = torch.func.jvp(gradients, primals, tangents)
         (_, value), (product, _) = both
         return value, product
 
@@ -156,11 +171,16 @@ def jacrev(
     chunk_size: int | None = None,
 ) -> Function:
     """The Jacobian, by rows; `chunk_size` of them at a time."""
+    contract.check_chunk_size("jacrev", chunk_size)
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
+        contract.check_real(args, "jacrev", "inputs")
         chosen = _Chosen(args, argnums)
         point = linearize(chosen.of(function, kwargs), chosen.leaves)
-        results, spec, aux = _jacobian_results(point, has_aux)
+        value, aux = contract.parts(point.value, has_aux, _VJP)
+        results, form = contract.tensors(value, _VJP)
+        contract.check_differentiable(results)
+        contract.check_real(results, "jacrev", "outputs")
         rows: list[Any] = []
         for place, result in enumerate(results):
 
@@ -176,20 +196,43 @@ def jacrev(
                 stacked = torch.func.vmap(row, chunk_size=chunk_size)(_basis(result))
                 parts = [each.view(shape) for each, shape in zip(stacked, shapes, strict=True)]
             rows.append(chosen.packed(parts))
-        packed = trees.unflatten(rows, spec)
+        packed = trees.unflatten(rows, form)
         return (packed, aux) if has_aux else packed
 
+    def in_torch(*args: Any, **kwargs: Any) -> Any:
+        given = functools.partial(function, **kwargs) if kwargs else function
+        rows = torch.func.jacrev(given, argnums, has_aux=has_aux, chunk_size=chunk_size)
+        return rows(*args)
+
     traced = torch.func.jacrev(function, argnums, has_aux=has_aux, chunk_size=chunk_size)
-    return Compiled(jacobian, function, traced)
+    return Compiled(jacobian, function, traced, in_torch=in_torch)
 
 
-def jacfwd(function: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
-    """The Jacobian, by columns."""
+def jacfwd(
+    function: Function,
+    argnums: ArgNums = 0,
+    has_aux: bool = False,
+    *,
+    randomness: str = "error",
+) -> Function:
+    """The Jacobian, by columns.
+
+    `randomness`: whether the function may draw random numbers (not if "error"), and whether each
+    column has its own ("different") or all have the same.
+    """
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
+        contract.check_real(args, "jacfwd", "inputs")
         chosen = _Chosen(args, argnums)
-        point = linearize(chosen.of(function, kwargs), chosen.leaves)
-        results, spec, aux = _jacobian_results(point, has_aux)
+        point = linearize(chosen.of(function, kwargs), chosen.leaves, forward=True)
+        value, aux = contract.parts(point.value, has_aux, _JVP)
+        results, form = contract.tensors(value, _JVP)
+        contract.check_real(results, "jacfwd", "outputs")
+        if randomness == "error" and point.draws:
+            raise RuntimeError(
+                "jacfwd: called random operation while in randomness error mode. Please either "
+                "use the 'same' or 'different' randomness flags"
+            )
         columns: list[list[torch.Tensor]] = [[] for _ in results]
         for place, leaf in enumerate(chosen.leaves):
 
@@ -207,12 +250,18 @@ def jacfwd(function: Function, argnums: ArgNums = 0, has_aux: bool = False) -> F
                 parts = [each.movedim(0, -1).reshape(shape) for each, shape in pairs]
             for into, part in zip(columns, parts, strict=True):
                 into.append(part)
-        packed = trees.unflatten([chosen.packed(parts) for parts in columns], spec)
+        packed = trees.unflatten([chosen.packed(parts) for parts in columns], form)
         return (packed, aux) if has_aux else packed
 
+    def in_torch(*args: Any, **kwargs: Any) -> Any:
+        given = functools.partial(function, **kwargs) if kwargs else function
+        return torch.func.jacfwd(given, argnums, has_aux, randomness=randomness)(*args)
+
+    if randomness == "different":
+        return torch.func.jacfwd(function, argnums, has_aux, randomness=randomness)
     # By rows: torch's forward mode does not run on fake tensors under more than one `vmap`.
     traced = torch.func.jacrev(function, argnums, has_aux=has_aux)
-    return Compiled(jacobian, function, traced)
+    return Compiled(jacobian, function, traced, in_torch=in_torch)
 
 
 def hessian(function: Function, argnums: ArgNums = 0) -> Function:
@@ -223,21 +272,25 @@ def hessian(function: Function, argnums: ArgNums = 0) -> Function:
 class _Chosen:
     """The arguments that a transform is with respect to."""
 
-    def __init__(self, args: tuple[Any, ...], argnums: ArgNums) -> None:
+    def __init__(self, args: tuple[Any, ...], argnums: ArgNums | None = None) -> None:
+        """`argnums`: None for all."""
         self.args = args
         self.single = isinstance(argnums, int)
-        self.places = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-        for place in self.places:
-            if not -len(args) <= place < len(args):
-                raise RuntimeError(f"argnums={argnums}, but there are {len(args)} arguments")
+        every = tuple(range(len(args)))
+        self.places = every if argnums is None else contract.places_of(argnums, len(args))
         chosen = tuple(args[place] for place in self.places)
-        self.leaves, self.spec = trees.flatten(chosen)
-        for leaf in self.leaves:
-            if not isinstance(leaf, torch.Tensor) or not (
-                leaf.is_floating_point() or leaf.is_complex()
-            ):
-                shown = leaf.dtype if isinstance(leaf, torch.Tensor) else type(leaf).__name__
-                raise RuntimeError(f"a derivative is with respect to real tensors, not {shown}")
+        self.leaves, self.form = trees.flatten(chosen)
+        self.tangents: list[torch.Tensor] = []
+        contract.check_primals(self.leaves)
+
+    @classmethod
+    def along(cls, primals: tuple[Any, ...], tangents: Any) -> _Chosen:
+        """All of `primals`, with a tangent for each leaf."""
+        leaves, form = trees.flatten(primals)
+        along = contract.tangents_of(leaves, form, tangents)
+        chosen = cls(primals)
+        chosen.tangents = along
+        return chosen
 
     def of(self, function: Function, kwargs: dict[str, Any]) -> Function:
         """`function` of the chosen leaves alone."""
@@ -245,54 +298,17 @@ class _Chosen:
         def on_leaves(*leaves: torch.Tensor) -> Any:
             args = list(self.args)
             for place, value in zip(
-                self.places, trees.unflatten(list(leaves), self.spec), strict=True
+                self.places, trees.unflatten(list(leaves), self.form), strict=True
             ):
                 args[place] = value
             return function(*args, **kwargs)
 
         return on_leaves
 
-    def tangents(self, given: Any) -> list[torch.Tensor]:
-        """The leaves of `given`, one for each chosen leaf."""
-        tangents, spec = trees.flatten(tuple(given))
-        if spec != self.spec:
-            raise RuntimeError(f"the primals have the form {self.spec}, the tangents have {spec}")
-        for leaf, tangent in zip(self.leaves, tangents, strict=True):
-            if leaf.shape != tangent.shape:
-                raise RuntimeError(
-                    f"a primal of shape {list(leaf.shape)} "
-                    f"has a tangent of shape {list(tangent.shape)}"
-                )
-        return tangents
-
     def packed(self, leaves: Sequence[Any]) -> Any:
         """`leaves` in the form of the chosen arguments."""
-        packed = trees.unflatten(list(leaves), self.spec)
+        packed = trees.unflatten(list(leaves), self.form)
         return packed[0] if self.single else packed
-
-
-def _parts(returned: Any, has_aux: bool) -> tuple[Any, Any]:
-    """What a function returned, as its value and what it gives besides."""
-    if not has_aux:
-        return returned, None
-    if not (isinstance(returned, tuple) and len(returned) == 2):
-        raise RuntimeError("has_aux needs a function that returns (value, aux)")
-    return returned
-
-
-def _with_aux(point: Any, pushed: list[torch.Tensor], has_aux: bool) -> Any:
-    value, aux = _parts(point.value, has_aux)
-    leaves, spec = trees.flatten(value)
-    pushed_value = trees.unflatten(pushed[: len(leaves)], spec)
-    return (value, pushed_value, aux) if has_aux else (value, pushed_value)
-
-
-def _jacobian_results(point: Any, has_aux: bool) -> tuple[list[torch.Tensor], Any, Any]:
-    value, aux = _parts(point.value, has_aux)
-    results, spec = trees.flatten(value)
-    if not all(isinstance(each, torch.Tensor) for each in results):
-        raise RuntimeError("a Jacobian is of a function that returns tensors")
-    return results, spec, aux
 
 
 def _basis(like: torch.Tensor) -> torch.Tensor:

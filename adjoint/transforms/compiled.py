@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Hashable, Sequence, Set
 from operator import attrgetter
@@ -35,23 +36,27 @@ Function = Callable[..., Any]
 _BUILD = Build(Options())
 
 
-def linearize(function: Function, inputs: Sequence[torch.Tensor]) -> Linearized:
+def linearize(
+    function: Function, inputs: Sequence[torch.Tensor], forward: bool = False
+) -> Linearized:
     """`function` at `inputs`, in the program that is being captured."""
     tracer = current_tracer()
     assert isinstance(tracer, Tracer), "a transform runs inside a capture"
-    return Linearized(tracer, _BUILD, function, inputs)
+    return Linearized(tracer, _BUILD, function, inputs, forward)
 
 
-def left_to_torch() -> bool:
+def is_traced() -> bool:
     """A transform called now is to be that of `torch.func`: Dynamo traces it, or a capture inside
-    a level of `torch.func`, which knows how to batch and differentiate ops but not graphs; or a
-    mode of the user's is to see every call.
+    a level of `torch.func`, which knows how to batch and differentiate ops but not graphs.
     """
     if torch.compiler.is_compiling():
         return True
-    if current_tracer() is not None:
-        return functorch_is_active()
-    return calls_are_seen()
+    return current_tracer() is not None and functorch_is_active()
+
+
+def is_left_to_torch() -> bool:
+    """The same, because a level of `torch.func` around it, or a mode, is to see every op."""
+    return functorch_is_active() or calls_are_seen()
 
 
 class Programs:
@@ -139,19 +144,22 @@ class Compiled:
         function: Function,
         traced: Function,
         programs: Programs | None = None,
+        in_torch: Function | None = None,
     ) -> None:
         """`traced` is the same transform in terms of `torch.func`.
 
         Dynamo can trace it, and levels of `torch.func` around it inside a capture can batch it.
+        `in_torch`: the same where torch runs ops on real tensors, if that is another function.
         """
         self._traced = traced
+        self._in_torch = in_torch or traced
         self._transformed = transformed
         self._function = function
         self._programs = programs or Programs()
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if left_to_torch():
+        if is_traced():
             return self._traced(*args, **kwargs)
         return self._run(args, kwargs)
 
@@ -160,11 +168,15 @@ class Compiled:
     def _run(self, args: Any, kwargs: Any) -> Any:
         if current_tracer() is not None:
             return self._transformed(*args, **kwargs)
+        if is_left_to_torch():
+            # Torch lacks some derivatives, above all in forward mode, that are here.
+            with contextlib.suppress(NotImplementedError):
+                return self._in_torch(*args, **kwargs)
         make = functools.partial(Program, self._transformed)
         try:
             program, leaves = self._programs.find(make, self._function, args, kwargs)
         except OutsideLevelError:
-            return self._traced(*args, **kwargs)
+            return self._in_torch(*args, **kwargs)
         return program(leaves)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,14 @@ from adjoint.building import Build
 from adjoint.errors import CaptureError
 from adjoint.graph.descriptors import Argument, Result
 from adjoint.graph.evaluation import evaluate
-from adjoint.graph.metadata import outputs_of, set_descriptor, set_output_descriptors
+from adjoint.graph.metadata import (
+    mode_of,
+    outputs_of,
+    set_descriptor,
+    set_mode,
+    set_output_descriptors,
+)
+from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.runtime.bridge import Reversed
 from adjoint.torch_private import trees
@@ -34,7 +42,9 @@ class Linearized:
         build: Build,
         function: Callable[..., Any],
         inputs: Sequence[torch.Tensor],
+        forward: bool = False,
     ) -> None:
+        """`forward`: as torch's forward mode has it, to which `no_grad` inside means nothing."""
         self.tracer = tracer
         self.build = build
         self.inputs = [tracer.known(each) for each in inputs]
@@ -56,6 +66,9 @@ class Linearized:
         body.read(written)
         self.lifted = list(body.scope.lifted)
         graph = _described(body.close([*tensors, *written]))
+        self.draws = _draws(graph)
+        if forward:
+            _record_everywhere(graph)
         # What two transforms inside have both computed would be differentiated twice.
         merge_common_subexpressions(graph.graph)
         self.wrt = tuple(range(len(self.inputs)))
@@ -146,3 +159,20 @@ def _described(module: fx.GraphModule) -> fx.GraphModule:
     descriptors = tuple(Result(index, f"result[{index}]") for index in range(len(returned)))
     set_output_descriptors(module.graph, descriptors)
     return module
+
+
+def _draws(graph_module: fx.GraphModule) -> bool:
+    """Some node draws random numbers."""
+    return any(
+        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        for node in graph_module.graph.nodes
+    ) or any(map(_draws, subgraphs_of(graph_module).values()))
+
+
+def _record_everywhere(graph_module: fx.GraphModule) -> None:
+    """Let the graph be differentiated where it ran under `no_grad`, too."""
+    for node in graph_module.graph.nodes:
+        if node.op == "call_function":
+            set_mode(node, replace(mode_of(node), grad_enabled=True))
+    for body in subgraphs_of(graph_module).values():
+        _record_everywhere(body)

@@ -175,7 +175,7 @@ def test_vjp_of_trees() -> None:
 
 def test_vjp_with_a_result_that_depends_on_nothing() -> None:
     def function(x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.argmax(), torch.ones(2, dtype=torch.float64)
+        return x.detach().sum(), torch.ones(2, dtype=torch.float64)
 
     x = plain(3)
     value, pull_back = adjoint.vjp(function, x)
@@ -489,49 +489,6 @@ def test_a_module_with_buffers() -> None:
 
 
 # Errors -------------------------------------------------------------------------------------------
-
-
-def test_a_gradient_is_of_a_scalar() -> None:
-    with pytest.raises(RuntimeError, match=r"returns a scalar tensor, not \[3\]"):
-        adjoint.grad(torch.sin)(plain(3))
-    with pytest.raises(RuntimeError, match="scalar tensor, not tuple"):
-        adjoint.grad(lambda x: (x.sum(), x))(plain(3))
-    with pytest.raises(RuntimeError, match=r"real number, not torch\.complex128"):
-        adjoint.grad(lambda x: (x * 1j).sum())(plain(3))
-
-
-def test_a_derivative_is_with_respect_to_real_tensors() -> None:
-    with pytest.raises(RuntimeError, match=r"real tensors, not torch\.int64"):
-        adjoint.grad(lambda n: n.sum())(torch.arange(3))
-    with pytest.raises(RuntimeError, match="real tensors, not float"):
-        adjoint.grad(lambda n: n)(1.0)
-
-
-@pytest.mark.parametrize("argnums", [2, -3, (0, 2)])
-def test_argnums_out_of_range(argnums: Any) -> None:
-    with pytest.raises(RuntimeError, match="but there are 2 arguments"):
-        adjoint.grad(lambda x, y: (x * y).sum(), argnums)(plain(2), plain(2))
-
-
-def test_aux_that_is_missing() -> None:
-    with pytest.raises(RuntimeError, match=r"returns \(value, aux\)"):
-        adjoint.grad(scalar, has_aux=True)(plain(3))
-    with pytest.raises(RuntimeError, match=r"returns \(value, aux\)"):
-        adjoint.vjp(scalar, plain(3), has_aux=True)
-
-
-def test_cotangents_and_tangents_of_another_form() -> None:
-    _, pull_back = adjoint.vjp(vector, plain(3))
-    with pytest.raises(RuntimeError, match="the value has the form"):
-        pull_back((plain(4),))
-    with pytest.raises(
-        RuntimeError, match=r"a value of shape \[4\] has a cotangent of shape \[3\]"
-    ):
-        pull_back(plain(3))
-    with pytest.raises(RuntimeError, match="the primals have the form"):
-        adjoint.jvp(vector, (plain(3),), (plain(3), plain(3)))
-    with pytest.raises(RuntimeError, match=r"of shape \[3\] has a tangent of shape \[2\]"):
-        adjoint.jvp(vector, (plain(3),), (plain(2),))
 
 
 def test_an_op_without_a_derivative() -> None:

@@ -1,0 +1,234 @@
+"""What `torch.func` converts is converted, and what it refuses is refused with the same error."""
+
+from __future__ import annotations
+
+import re
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+import adjoint
+from tests.parity import plain
+
+func: Any = torch.func
+
+
+class Theirs:
+    """`torch.func`, with what it lacks."""
+
+    grad, vjp, jvp = func.grad, func.vjp, func.jvp
+    jacrev, jacfwd, hessian = func.jacrev, func.jacfwd, func.hessian
+
+
+NAMESPACES: tuple[Any, Any] = (adjoint, Theirs)
+
+
+def scalar(x: Tensor) -> Tensor:
+    return (x.sin() * x).sum()
+
+
+X = torch.linspace(0.1, 1, 5, dtype=torch.float64)
+PAIRS = torch.linspace(0, 1, 10, dtype=torch.float64).view(5, 2)
+CONJUGATE = torch.view_as_complex(PAIRS).conj()
+INT = torch.arange(3)
+META = torch.ones(5, device="meta")
+
+
+def with_aux(besides: Any) -> Callable[[Tensor], Any]:
+    return lambda x: (scalar(x), besides)
+
+
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    "argnums empty": lambda f: f.grad(scalar, ())(X),
+    "argnums float": lambda f: f.grad(scalar, 0.0)(X),
+    "argnums list": lambda f: f.grad(scalar, [0])(X),
+    "argnums float inside": lambda f: f.jacrev(scalar, (0.0,))(X),
+    "argnums repeated": lambda f: f.grad(torch.dot, (0, 0))(X, X),
+    "argnums repeated from the end": lambda f: f.jacrev(torch.dot, (0, -2))(X, X),
+    "argnums too large": lambda f: f.grad(scalar, 1)(X),
+    "argnums too small": lambda f: f.jacfwd(scalar, -2)(X),
+    "argnums empty, jacfwd": lambda f: f.jacfwd(scalar, ())(X),
+    "an integer": lambda f: f.grad(lambda n: n.sum() * 1.0)(INT),
+    "a number": lambda f: f.grad(lambda n: X.sum() * n)(1.0),
+    "a number, vjp": lambda f: f.vjp(lambda n: X.sum() * n, 1.0),
+    "an integer, jvp": lambda f: f.jvp(lambda n: n * 1.0, (INT,), (torch.ones(3),)),
+    "no scalar": lambda f: f.grad(torch.sin)(X),
+    "no tensor": lambda f: f.grad(lambda x: None)(X),
+    "a tuple": lambda f: f.grad(lambda x: (x.sum(), x))(X),
+    "complex": lambda f: f.grad(lambda x: (x * 1j).sum())(X),
+    "complex, jacrev": lambda f: f.jacrev(lambda x: x * 1j)(X),
+    "complex, jacfwd": lambda f: f.jacfwd(lambda x: x * 1j)(X),
+    "complex input, jacrev": lambda f: f.jacrev(torch.sin)(X + 0j),
+    "no aux": lambda f: f.grad(scalar, has_aux=True)(X),
+    "aux in a list": lambda f: f.vjp(lambda x: [x, x], X, has_aux=True),
+    "aux no tensor": lambda f: f.grad(with_aux(3), has_aux=True)(X),
+    "aux no tensor, vjp": lambda f: f.vjp(with_aux("a"), X, has_aux=True),
+    "aux no tensor, jvp": lambda f: f.jvp(with_aux(None), (X,), (X,), has_aux=True),
+    "nothing": lambda f: f.vjp(lambda x: None, X),
+    "an empty tuple": lambda f: f.jacrev(lambda x: ())(X),
+    "nothing, jvp": lambda f: f.jvp(lambda x: (), (X,), (X,)),
+    "an integer result": lambda f: f.vjp(lambda x: x.argmax(), X),
+    "an integer result, jacrev": lambda f: f.jacrev(lambda x: x.long())(X),
+    "chunks of nothing": lambda f: f.jacrev(scalar, chunk_size=0),
+    "cotangent of another shape": lambda f: f.vjp(torch.sin, X)[1](torch.ones(4)),
+    "cotangent that broadcasts": lambda f: f.vjp(torch.sin, X)[1](torch.ones(1, 5)),
+    "cotangent of another form": lambda f: f.vjp(torch.sin, X)[1]((X,)),
+    "cotangent that is a number": lambda f: f.vjp(torch.sin, X)[1](1.0),
+    "cotangent missing": lambda f: f.vjp(torch.sin, X)[1](None),
+    "cotangent elsewhere": lambda f: f.vjp(torch.sin, X)[1](META),
+    "cotangent complex": lambda f: f.vjp(torch.sin, X)[1](X + 0j),
+    "cotangent real": lambda f: f.vjp(torch.sin, X + 0j)[1](X),
+    "tangent of another shape": lambda f: f.jvp(torch.sin, (X,), (torch.ones(4),)),
+    "tangent of another form": lambda f: f.jvp(torch.sin, (X,), [X]),
+    "tangents missing": lambda f: f.jvp(torch.dot, (X, X), (X,)),
+    "tangent integer": lambda f: f.jvp(torch.sin, (INT * 1.0,), (INT,)),
+    "tangent a number": lambda f: f.jvp(torch.sin, (X,), (1.0,)),
+    "tangent elsewhere": lambda f: f.jvp(torch.sin, (X,), (META,)),
+    "primals in a list": lambda f: f.jvp(torch.sin, [X], [X]),
+    "no primals": lambda f: f.jvp(lambda: X, (), ()),
+    "strict": lambda f: f.jvp(lambda x: (x, X), (X,), (X,), strict=True),
+    "draws by column": lambda f: f.jacfwd(lambda x: x * torch.rand(5))(X),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_the_same_error(name: str) -> None:
+    with pytest.raises((RuntimeError, ValueError, TypeError)) as theirs:
+        REFUSED[name](Theirs)
+    with pytest.raises(theirs.type) as mine:
+        REFUSED[name](adjoint)
+    assert mine.type is theirs.type
+
+
+CONVERTED: dict[str, Callable[[Any], Any]] = {
+    "cotangent float32": lambda f: f.vjp(torch.sin, X)[1](torch.ones(5)),
+    "cotangent float16": lambda f: f.vjp(torch.sin, X)[1](X.half()),
+    "cotangent float64": lambda f: f.vjp(torch.sin, X.float())[1](X),
+    "cotangent integer": lambda f: f.vjp(torch.sin, X)[1](torch.arange(5)),
+    "cotangent boolean": lambda f: f.vjp(torch.sin, X)[1](torch.arange(5) > 2),
+    "cotangent strided": lambda f: f.vjp(torch.sin, X)[1](PAIRS[:, 0]),
+    "cotangent conjugate": lambda f: f.vjp(torch.sin, X + 1j)[1](CONJUGATE),
+    "cotangent negative": lambda f: f.vjp(torch.sin, X)[1](torch._neg_view(X)),
+    "cotangent missing": lambda f: f.vjp(scalar, X)[1](None),
+    "cotangent of some": lambda f: f.vjp(lambda x: (x, X), X)[1]((X.float(), X)),
+    "cotangent, history": lambda f: f.vjp(scalar, X)[1](torch.tensor(2), create_graph=False),
+    "tangent float32": lambda f: f.jvp(torch.sin, (X,), (torch.ones(5),)),
+    "tangent real": lambda f: f.jvp(torch.sin, (X + 0j,), (X,)),
+    "strict": lambda f: f.jvp(torch.sin, (X,), (X,), strict=True),
+    "an integer result": lambda f: f.grad(lambda x: x.sum().long())(X),
+    "an integer result, jacfwd": lambda f: f.jacfwd(lambda x: x.long())(X),
+    "argnums from the end": lambda f: f.jacrev(torch.dot, (-1, 0))(X, X + 1),
+    "an empty tree": lambda f: f.grad(lambda x: torch.ones(()))(()),
+    "no_grad, forward": lambda f: f.jvp(without_history, (X,), (X,)),
+    "no_grad, by columns": lambda f: f.jacfwd(without_history)(X),
+    "no_grad, reverse": lambda f: f.jacrev(without_history)(X),
+    "no_grad, twice": lambda f: f.hessian(lambda x: without_history(x).sum())(X),
+    "draws": lambda f: f.jacfwd(lambda x: x * torch.rand(5).ge(2), randomness="different")(X),
+    "a custom function": lambda f: f.jvp(doubled, (X,), (X,)),
+    "a custom function by columns": lambda f: f.jacfwd(lambda x: doubled(x) * x)(X),
+}
+
+
+def without_history(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = x.sin()
+    return y * x * x.detach()
+
+
+class Doubled(torch.autograd.Function):
+    """Twice its argument."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Any) -> Any:
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Any) -> Any:
+        return cotangent * 2
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Any) -> Any:
+        return tangent * 2
+
+
+def doubled(x: Tensor) -> Tensor:
+    return Doubled.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_converted_alike(name: str) -> None:
+    mine, theirs = (CONVERTED[name](namespace) for namespace in NAMESPACES)
+    torch.testing.assert_close(mine, theirs)
+
+
+def test_a_tangent_that_is_more_precise_is_rounded() -> None:
+    _, pushed = adjoint.jvp(torch.sin, (X.float(),), (X,))
+    torch.testing.assert_close(pushed, X.float().cos() * X.float())
+
+
+def test_messages_say_what_is_wrong() -> None:
+    with pytest.raises(RuntimeError, match=re.escape("unique, got (0, 0)")):
+        adjoint.grad(torch.dot, (0, 0))(X, X)
+    with pytest.raises(RuntimeError, match="expected device cpu but got meta"):
+        adjoint.vjp(torch.sin, X)[1](META)
+
+
+# Containers ---------------------------------------------------------------------------------------
+
+
+class Unkeyed:
+    """A node as most are registered."""
+
+    def __init__(self, a: Any, b: Any) -> None:
+        self.a, self.b = a, b
+
+
+@dataclass
+class Registered:
+    """A dataclass."""
+
+    a: Any
+    b: Any
+
+
+Named = namedtuple("Named", ["a", "b"])
+
+_pytree.register_pytree_node(
+    Unkeyed, lambda node: ([node.a, node.b], None), lambda leaves, _: Unkeyed(*leaves)
+)
+_pytree.register_dataclass(Registered)
+
+
+@pytest.mark.parametrize("kind", [Unkeyed, Registered, Named])
+def test_containers_of_any_kind(kind: Any) -> None:
+    def energy(given: Any) -> Tensor:
+        return (given.a.sin() * given.b["x"][0]).sum()  # type: ignore[no-any-return]
+
+    def both(given: Any) -> Any:
+        return kind(given.a * given.b["x"][0], {"y": given.a.sin()})
+
+    given = kind(plain(3), {"x": [plain(3)]})
+    along = kind(plain(3), {"x": [plain(3)]})
+    calls: list[Callable[[Any], Any]] = [
+        lambda f: f.grad(energy)(given),
+        lambda f: f.vjp(both, given)[1](kind(given.a, {"y": given.a})),
+        lambda f: f.jvp(both, (given,), (along,)),
+        lambda f: f.jacrev(both)(given),
+        lambda f: f.jacfwd(both)(given),
+    ]
+    for call in calls:
+        mine, theirs = (_pytree.tree_flatten(call(namespace)) for namespace in NAMESPACES)
+        assert mine[1] == theirs[1]
+        torch.testing.assert_close(mine[0], theirs[0])
