@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from adjoint.graph.contiguity import LAID_OUT
 from adjoint.graph.metadata import Mode, mode_of, outputs_of, source_of
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.batches import is_for_each
-from adjoint.torch_private.fake import storage_key
+from adjoint.torch_private.fake import fake_call, storage_key
 from adjoint.torch_private.modes import is_functorch_wrapper
 from adjoint.torch_private.operators import HigherOrderOperator, recorded_loop
 
@@ -213,9 +214,11 @@ _FLASH_BACK = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backwar
 # derivative; the pure counterparts of `copy_` and random ops have no derivative at all, those of
 # writing through a view none for complex numbers, or (`as_strided_scatter`) a wrong one.
 _MEANINGS: dict[Any, Callable[..., Any]] = {
+    **LAID_OUT,
     # A kernel may lay its result out otherwise than its fake does (batch_norm of a transposed
     # input), and then what was a view of the fake needs a copy.
     torch.ops.aten.view.default: torch.reshape,
+    torch.ops.aten._unsafe_view.default: torch.reshape,
     torch.ops.aten.copy.default: _copy,
     torch.ops.aten.bernoulli.p: _bernoulli,
     torch.ops.aten.normal_functional.default: _normal,
@@ -248,10 +251,10 @@ def callable_of(target: Any) -> Any:
     return _MEANINGS.get(target, target)
 
 
-def call_node(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    """What a call gives for the values of its arguments, under the mode there is."""
+def call_on_fakes(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    """What a call gives for fake values of its arguments, under the mode there is."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
-    return callable_of(node.target)(*args, **kwargs)
+    return fake_call(node.target, args, kwargs, callable_of(node.target))
 
 
 def _call(node: fx.Node, values: dict[fx.Node, Any], entry: Mode, captured: bool) -> Any:

@@ -13,7 +13,7 @@ import sympy
 import torch
 from torch import fx
 
-from adjoint.graph.evaluation import call_node
+from adjoint.graph.evaluation import call_on_fakes
 from adjoint.graph.operations import has_bodies
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
@@ -96,7 +96,7 @@ def _copied(
                 values[node] = tuple(_like(each, new, fake_mode) for each in node.meta["val"])
             else:
                 symbols.decide_squeezed(node.target, *fx.map_arg(node.args[:2], values.get))
-                values[node] = call_node(node, values)
+                values[node] = call_on_fakes(node, values)
                 _learn(node.meta.get("val"), values[node], new)
             if "val" in node.meta:
                 copy.meta["val"] = values[node]

@@ -17,7 +17,7 @@ from torch import fx
 
 from adjoint.lower.sizes import same, sizes
 from adjoint.torch_private import trees
-from adjoint.torch_private.fake import fake_mode_of
+from adjoint.torch_private.fake import fake_call, fake_mode_of
 from adjoint.torch_private.graph_modules import module_of
 from adjoint.torch_private.modes import TorchDispatchMode
 
@@ -151,7 +151,7 @@ class _Recorder(TorchDispatchMode):
         self.kept: list[Any] = []
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = op(*args, **(kwargs or {}))
+        result = fake_call(op, args, kwargs or {})
 
         def leaf(value: Any) -> Any:
             return self.nodes[id(value)] if isinstance(value, torch.Tensor) else value

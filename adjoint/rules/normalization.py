@@ -202,7 +202,7 @@ def weight_norm(cotangent: Any, out: Any, direction: Any, length: Any, dim: int 
     of_direction = of_length = None
     if of_out is not None:
         kernel = aten._weight_norm_interface_backward.default
-        of_direction, of_length = kernel(_laid_out(of_out), direction, length, out[1], dim)
+        of_direction, of_length = kernel(of_out, direction, length, out[1], dim)
     if of_norms is not None:
         also = of_norms * (direction / out[1])
         of_direction = also if of_direction is None else of_direction + also
@@ -229,10 +229,10 @@ def group_norm(
         needed = (True, weight is not None, bias is not None)
         kernel = aten.native_group_norm_backward.default
         of_x, of_weight, of_bias = kernel(
-            _laid_out(of_out), x, out[1], out[2], weight, N, C, HxW, group, needed
+            of_out, x, out[1], out[2], weight, N, C, HxW, group, needed
         )
-    grouped = x.reshape(N, group, -1)
-    count = grouped.shape[-1]
+    count = C // group * HxW
+    grouped = x.reshape(N, group, count)
     if of_mean is not None:
         part = (of_mean.unsqueeze(-1) / count).expand(grouped.shape).reshape(x.shape)
         of_x = part if of_x is None else of_x + part
@@ -268,11 +268,6 @@ def weight_norm_backward(cotangent: Any, direction: Any, length: Any, norms: Any
     unit = direction / norm
     along = (cotangent * unit).sum(axes, keepdim=True)
     return (cotangent - unit * along) * (length / norm), along
-
-
-def _laid_out(cotangent: torch.Tensor) -> torch.Tensor:
-    """A copy: the kernel reads memory, and how a cotangent lies there shows in the run only."""
-    return cotangent.clone(memory_format=torch.contiguous_format)
 
 
 def _sum(each: torch.Tensor, axes: list[int]) -> torch.Tensor:

@@ -28,12 +28,14 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._pytree import tree_leaves
 
 from adjoint.torch_private import missing_fakes as _missing_fakes  # noqa: F401
+from adjoint.torch_private.corrected_fakes import fake_call
 
 __all__ = [
     "DATA_DEPENDENT",
     "FakeTensor",
     "FakeTensorMode",
     "detect_fake_mode",
+    "fake_call",
     "make_fake",
     "new_fake_mode",
     "op_without_fake",

@@ -17,6 +17,7 @@ from torch import fx
 from adjoint.errors import CaptureError, SourceLine
 from adjoint.graph.metadata import CheckpointRegion, GradOf, Mode
 from adjoint.torch_private import symbols, trees
+from adjoint.torch_private.fake import fake_call
 from adjoint.torch_private.modes import enable_python_dispatcher
 from adjoint.torch_private.operators import OpOverload
 from adjoint.trace.source import user_line
@@ -187,7 +188,7 @@ class Emitter:
         """The fake result of calling `target` on the values of nodes."""
         args, kwargs = trees.map_leaves(value_at, args), trees.map_leaves(value_at, kwargs)
         with self.quietly(), enable_python_dispatcher():
-            return target(*args, **kwargs)
+            return fake_call(target, args, kwargs)
 
     def snapshot(self, value: Any) -> Any:
         """`value` with each tensor as it is now: later changes of its shape do not show."""

@@ -76,6 +76,10 @@ _BY_HAND = {
         frozenset({"generator"}),
         (("from", "low"), ("to", "high")),
     ),
+    # Of real numbers, `conj_physical` returns its argument.
+    torch.ops.aten.conj_physical_.default: Functional(
+        torch.ops.aten._conj_physical.default, frozenset()
+    ),
     # They write to running statistics, and their schemas do not say so.
     torch.ops.aten.native_batch_norm.default: Functional(
         torch.ops.aten._native_batch_norm_legit_functional.default, frozenset()

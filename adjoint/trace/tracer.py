@@ -23,7 +23,7 @@ from adjoint.graph.metadata import Mode
 from adjoint.graph.operations import as_leaf, in_order, on_copies, take_attribute
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.effects import is_effectful
-from adjoint.torch_private.fake import FakeTensor, FakeTensorMode, storage_key
+from adjoint.torch_private.fake import FakeTensor, FakeTensorMode, fake_call, storage_key
 from adjoint.torch_private.modes import (
     TorchDispatchMode,
     below_autograd,
@@ -323,7 +323,7 @@ class Tracer(TorchDispatchMode):
         """The op runs for what autograd makes of it; its results have nodes already."""
         assert self.answer is not None
         known, self.answer = trees.leaves(self.answer[1]), None
-        result = op(*args, **kwargs)
+        result = fake_call(op, args, kwargs)
         for output, value in zip(trees.leaves(result), known, strict=True):
             if isinstance(output, torch.Tensor):
                 self.scope.new(output, self.node(value))
@@ -340,7 +340,7 @@ class Tracer(TorchDispatchMode):
     def _compute(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
         """A pure op."""
         node_args, node_kwargs = self._arguments(op, args), self._arguments(op, kwargs)
-        result = op(*args, **kwargs)
+        result = fake_call(op, args, kwargs)
         if is_effectful(op):
             self._in_order(op, node_args, node_kwargs, result)
         elif result is None or _has_value(result):

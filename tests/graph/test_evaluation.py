@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 import adjoint
-from adjoint.graph.evaluation import Tracked, entry_mode, evaluate, forget_histories
+from adjoint.graph.evaluation import (
+    Tracked,
+    entry_mode,
+    evaluate,
+    forget_histories,
+)
 from adjoint.graph.metadata import Mode
 from tests.control_flow import scan, while_loop
 

@@ -25,6 +25,7 @@ aten = torch.ops.aten
 # Each writes to a 3 x 4 tensor x, with the help of w of the same size.
 WRITES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "add_": lambda x, w: x.add_(w, alpha=2),
+    "conj_physical": lambda x, w: x.conj_physical_(),
     "add_scalar": lambda x, w: x.add_(1),
     "iadd": lambda x, w: x.__iadd__(w),
     "imul": lambda x, w: x.__imul__(3),

@@ -86,7 +86,7 @@ def _promoted(node: fx.Node) -> torch.dtype:
 def _mse_loss_backward(
     node: fx.Node, cotangent: fx.Node, x: fx.Node, y: fx.Node, reduction: int
 ) -> Mapped:
-    dtype = computed_in(dtype_of(node))
+    dtype = computed_in(torch.promote_types(dtype_of(x), dtype_of(y)))
     decline_if(not dtype.is_floating_point)
     count = product(shape_of(x))
 

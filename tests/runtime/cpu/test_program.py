@@ -209,3 +209,12 @@ def test_what_is_dead_inside_shares_memory() -> None:
     program = check(chain, x)
     (binding,) = next(iter(program._bindings.values()))
     assert binding.arena.numel() < 5 * x.nbytes
+
+
+def test_memory_that_an_op_was_given_is_not_taken_for_that_of_its_result() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        v = x + 0.5 * x * x
+        v.conj_physical_()
+        return v, v.prod(-1)
+
+    check(function, rand(3))

@@ -1,0 +1,65 @@
+"""Kernels that read memory as if arguments lay there in one way, and do not look whether they do.
+
+Eager never shows them anything else, because what calls them copies first.  In a graph the values
+that reach them may lie otherwise, and how is known only in the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _layout_for(x: torch.Tensor) -> torch.memory_format:
+    """The layout in which kernels of group norm take `x`, and whatever is like it."""
+    last = _CHANNELS_LAST.get(x.dim())
+    if last is None or x.device.type != "cpu" or x.is_contiguous():
+        return torch.contiguous_format
+    return last if x.is_contiguous(memory_format=last) else torch.contiguous_format
+
+
+def _contiguous(value: Any) -> Any:
+    return value.contiguous() if isinstance(value, torch.Tensor) else value
+
+
+def _all_contiguous(op: Any) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        named = {name: _contiguous(value) for name, value in kwargs.items()}
+        return op(*map(_contiguous, args), **named)
+
+    return run
+
+
+def _group_norm(x: torch.Tensor, *args: Any) -> Any:
+    x = x.contiguous(memory_format=_layout_for(x))
+    return aten.native_group_norm.default(x, *map(_contiguous, args))
+
+
+def _group_norm_backward(cotangent: torch.Tensor, x: torch.Tensor, *args: Any) -> Any:
+    layout = _layout_for(x)
+    given = (each.contiguous(memory_format=layout) for each in (cotangent, x))
+    return aten.native_group_norm_backward.default(*given, *map(_contiguous, args))
+
+
+LAID_OUT: dict[Any, Callable[..., Any]] = {
+    aten.native_group_norm.default: _group_norm,
+    aten.native_group_norm_backward.default: _group_norm_backward,
+    **{
+        op: _all_contiguous(op)
+        for op in (
+            aten._weight_norm_interface_backward.default,
+            aten.native_layer_norm_backward.default,
+            aten.nll_loss2d_backward.default,
+            aten.adaptive_max_pool3d_backward.default,
+            aten.fractional_max_pool2d_backward.default,
+            aten.fractional_max_pool3d_backward.default,
+        )
+    },
+}
+"""What to call where such an operator stands in a graph."""

@@ -1,0 +1,275 @@
+"""What ops really return, where torch's fakes say otherwise.
+
+`fake_call` is how an op is called on fakes everywhere.  `CORRECTED` is what is known to be wrong in
+torch; `learn` adds what a run has seen (`Facts`), for the rest of the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+aten = torch.ops.aten
+
+NEAREST = (
+    aten.upsample_nearest1d.default,
+    aten._upsample_nearest_exact1d.default,
+    aten.upsample_nearest2d.default,
+    aten._upsample_nearest_exact2d.default,
+    aten.upsample_nearest3d.default,
+    aten._upsample_nearest_exact3d.default,
+)
+
+HALVES = (torch.float16, torch.bfloat16)
+
+# How many kinds of calls it is remembered for what they returned.
+LEARNED_AT_MOST = 4096
+
+
+def fake_call(
+    op: Any, args: Sequence[Any], kwargs: dict[str, Any], meaning: Callable[..., Any] | None = None
+) -> Any:
+    """`op(*args, **kwargs)` of fakes, with the dtypes and strides that the real op returns.
+
+    `meaning`: what is called in place of the op.
+    """
+    correct, run = CORRECTED.get(op), meaning or op
+    result = run(*args, **kwargs) if correct is None else correct(run, *args, **kwargs)
+    if not _LEARNED or op not in _OPS_LEARNED:
+        return result
+    facts = _LEARNED.get(_key(op, args, kwargs))
+    if facts is None:
+        return result
+    leaves, spec = tree_flatten(result)
+    return tree_unflatten(
+        [
+            leaf if fact is None else fact.applied(leaf)
+            for leaf, fact in zip(leaves, facts, strict=True)
+        ],
+        spec,
+    )
+
+
+# What a run has seen ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is true of a tensor that an op returned, for all sizes."""
+
+    dtype: torch.dtype
+    order: tuple[int, ...] | None
+    """Dimensions from the slowest to the fastest; None: there are gaps, or elements overlap."""
+
+    def applied(self, fake: Any) -> Any:
+        """`fake`, with these facts."""
+        if not isinstance(fake, torch.Tensor):
+            return fake
+        strides = list(fake.stride())
+        if self.order is not None and len(self.order) == fake.dim():
+            step: Any = 1
+            for dim in reversed(self.order):
+                strides[dim] = step
+                step = step * _at_least_one(fake.shape[dim])
+        return fake.new_empty_strided(fake.shape, strides, dtype=self.dtype)
+
+
+def _at_least_one(size: Any) -> Any:
+    return max(size, 1) if isinstance(size, int) else size
+
+
+def facts_of(tensor: Any) -> Facts | None:
+    """What is true of what an op returned; None if it is no dense tensor."""
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+        return None
+    return Facts(tensor.dtype, layout_of(tensor))
+
+
+def layout_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Dimensions from the slowest to the fastest, if elements lie side by side in that order."""
+    strides, shape = tensor.stride(), tensor.shape
+    order = sorted(range(tensor.dim()), key=lambda dim: (-int(strides[dim]), dim))
+    step = 1
+    for dim in reversed(order):
+        if shape[dim] != 1:
+            if strides[dim] != step:
+                return None
+            step *= shape[dim]
+    return tuple(order)
+
+
+_LEARNED: dict[Any, tuple[Facts | None, ...]] = {}
+_OPS_LEARNED: set[Any] = set()
+
+
+def learn(op: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> bool:
+    """Remember what `op` returned for such arguments; False if that is known already."""
+    key, facts = _key(op, args, kwargs), tuple(map(facts_of, tree_leaves(result)))
+    if _LEARNED.get(key) == facts or len(_LEARNED) >= LEARNED_AT_MOST:
+        return False
+    _LEARNED[key] = facts
+    _OPS_LEARNED.add(op)
+    return True
+
+
+def forget() -> None:
+    """As if nothing had been learned."""
+    _LEARNED.clear()
+    _OPS_LEARNED.clear()
+
+
+def _key(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return op, tuple(map(_kind, tree_leaves((args, kwargs))))
+
+
+def _kind(leaf: Any) -> Any:
+    """What of an argument may decide how results lie and what they are, whatever the sizes."""
+    if isinstance(leaf, torch.Tensor):
+        if leaf.layout is not torch.strided:
+            return leaf.dtype, leaf.device.type, leaf.layout
+        return leaf.dtype, leaf.device.type, leaf.dim(), _rough_order(leaf)
+    if leaf is None or isinstance(leaf, (bool, str, torch.dtype, torch.memory_format)):
+        return leaf
+    return type(leaf).__name__.removeprefix("Sym").lower()
+
+
+def _rough_order(tensor: torch.Tensor) -> Any:
+    strides = tensor.stride()
+    if any(not isinstance(stride, int) for stride in strides):
+        # Of symbolic strides, only the usual order can be told.
+        return tuple(range(tensor.dim())) if _is_contiguous(tensor) else None
+    return layout_of(tensor)
+
+
+def _is_contiguous(tensor: torch.Tensor) -> bool:
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    step: Any = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if not statically_known_true(stride == step):
+            return False
+        step = step * size
+    return True
+
+
+# What is known ------------------------------------------------------------------------------------
+
+
+def _statistics(op: Any, x: Any, weight: Any, bias: Any, result: Any) -> Any:
+    """Of halves with parameters in single precision, the processor gives statistics in the latter.
+
+    Torch's fakes say halves (2.11 to 2.13).
+    """
+    wide = next((p.dtype for p in (weight, bias) if p is not None and p.dtype not in HALVES), None)
+    if x.device.type != "cpu" or x.dtype not in HALVES or wide is None:
+        return result
+    return (result[0], *(each.to(wide) for each in result[1:]))
+
+
+def _layer_norm(op: Any, x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+    return _statistics(op, x, weight, bias, op(x, shape, weight, bias, eps))
+
+
+def _group_norm(op: Any, x: Any, weight: Any, bias: Any, *numbers: Any) -> Any:
+    return _statistics(op, x, weight, bias, op(x, weight, bias, *numbers))
+
+
+def _group_norm_backward(op: Any, cotangent: Any, x: Any, *args: Any) -> Any:
+    """The gradient is like what it is of."""
+    of_x, *others = op(cotangent, x, *args)
+    return (None if of_x is None else of_x.to(x.dtype), *others)
+
+
+def _gradient_of_loss(op: Any, cotangent: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Like what it is of, and contiguous.
+
+    The fakes promote by the target, and divide by the number of elements, of which there may be
+    none.
+    """
+    return x.new_empty(x.shape)
+
+
+def _soft_margin_backward(op: Any, cotangent: Any, x: Any, *args: Any) -> Any:
+    """Like what it is of."""
+    return op(cotangent, x, *args).to(x.dtype)
+
+
+def _huber_loss(op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """In the type of the prediction."""
+    return op(x, *args, **kwargs).to(x.dtype)
+
+
+def _addr(op: Any, bias: Any, left: Any, right: Any, **kwargs: Any) -> Any:
+    """In the widest type of all three, also if the first is a number."""
+    types = (bias.dtype, left.dtype, right.dtype)
+    widest = torch.promote_types(torch.promote_types(types[0], types[1]), types[2])
+    return op(bias, left, right, **kwargs).to(widest)
+
+
+def _normal(op: Any, mean: Any, std: Any, **kwargs: Any) -> Any:
+    """In the type of the mean."""
+    return op(mean, std, **kwargs).to(mean.dtype)
+
+
+def _softmax_backward(op: Any, cotangent: Any, *args: Any) -> Any:
+    """Only on a GPU of another type than the cotangent."""
+    result = op(cotangent, *args)
+    return result.to(cotangent.dtype) if cotangent.device.type == "cpu" else result
+
+
+def _embedding_bag(op: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+    """Both halves take the fast path, which keeps no map from indices to bags."""
+    if weight.dtype is not torch.bfloat16:
+        return op(weight, *args, **kwargs)
+
+    def other(leaf: Any, have: torch.dtype, want: torch.dtype) -> Any:
+        is_one = isinstance(leaf, torch.Tensor) and leaf.dtype is have
+        return leaf.to(want) if is_one else leaf
+
+    there = tree_map(
+        lambda leaf: other(leaf, torch.bfloat16, torch.float16), ((weight, *args), kwargs)
+    )
+    return tree_map(
+        lambda leaf: other(leaf, torch.float16, torch.bfloat16), op(*there[0], **there[1])
+    )
+
+
+def _contiguous(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """However its argument lies."""
+    return tree_map(
+        lambda leaf: leaf.new_empty(leaf.shape) if isinstance(leaf, torch.Tensor) else leaf,
+        op(*args, **kwargs),
+    )
+
+
+def _interpolated(op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """A batch may be empty; the fakes fail to say so."""
+    batch = x.shape[0]
+    if not (isinstance(batch, int) and batch == 0):
+        return op(x, *args, **kwargs)
+    one = op(x.new_empty((1, *x.shape[1:])), *args, **kwargs)
+    return one.new_empty((0, *one.shape[1:]))
+
+
+Correction = Callable[..., Any]
+
+CORRECTED: dict[Any, Correction] = {
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_group_norm.default: _group_norm,
+    aten.native_group_norm_backward.default: _group_norm_backward,
+    aten.mse_loss_backward.default: _gradient_of_loss,
+    aten.smooth_l1_loss_backward.default: _gradient_of_loss,
+    aten.huber_loss_backward.default: _gradient_of_loss,
+    aten.soft_margin_loss_backward.default: _soft_margin_backward,
+    aten.huber_loss.default: _huber_loss,
+    aten.addr.default: _addr,
+    aten.normal.Tensor_Tensor: _normal,
+    aten._softmax_backward_data.default: _softmax_backward,
+    aten._embedding_bag.default: _embedding_bag,
+    aten.log_sigmoid_forward.default: _contiguous,
+    **dict.fromkeys(NEAREST, _interpolated),
+}

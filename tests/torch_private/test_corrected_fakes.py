@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from adjoint.torch_private import corrected_fakes
+from adjoint.torch_private.corrected_fakes import CORRECTED, NEAREST, Facts, fake_call, layout_of
+from adjoint.torch_private.fake import new_fake_mode
+
+aten = torch.ops.aten
+HALF, SINGLE = torch.bfloat16, torch.float32
+
+
+def made(*shape: int, dtype: torch.dtype = SINGLE) -> torch.Tensor:
+    return torch.rand(shape).to(dtype)
+
+
+def turned(*shape: int) -> torch.Tensor:
+    return made(*reversed(shape)).permute(*reversed(range(len(shape))))
+
+
+MEAN = made(2, 2)
+
+# For each op that is corrected, a call of which torch's own fake says something else.
+WRONG: list[tuple[Any, tuple[Any, ...]]] = [
+    (aten.native_layer_norm.default, (made(3, 4, dtype=HALF), [4], made(4), None, 1e-5)),
+    (aten.native_group_norm.default, (made(2, 4, 3, dtype=HALF), made(4), None, 2, 4, 3, 2, 1e-5)),
+    (
+        aten.native_group_norm_backward.default,
+        (
+            *(made(2, 4, 3, dtype=HALF), made(2, 4, 3, dtype=HALF), MEAN, MEAN, made(4)),
+            *(2, 4, 3, 2, [True, True, True]),
+        ),
+    ),
+    (aten.mse_loss_backward.default, (made(), made(4, dtype=HALF), made(4), 1)),
+    (aten.mse_loss_backward.default, (made(), made(0, 3), made(0, 3), 1)),
+    (aten.mse_loss_backward.default, (made(), turned(3, 4), made(3, 4), 1)),
+    (aten.smooth_l1_loss_backward.default, (made(), made(4, dtype=HALF), made(4), 1, 1.0)),
+    (aten.smooth_l1_loss_backward.default, (made(), made(0, 3), made(0, 3), 1, 1.0)),
+    (aten.huber_loss_backward.default, (made(3, 4), turned(3, 4), turned(3, 4), 0, 1.0)),
+    (aten.soft_margin_loss_backward.default, (made(), made(4, dtype=HALF), made(4), 1)),
+    (aten.huber_loss.default, (made(4, dtype=HALF), made(4), 0, 1.0)),
+    (aten.addr.default, (made(), made(2, dtype=HALF), made(3, dtype=HALF))),
+    (aten.normal.Tensor_Tensor, (made(4, dtype=HALF), made(4))),
+    (
+        aten._softmax_backward_data.default,
+        (made(4, dtype=HALF), made(4, dtype=HALF), 0, torch.float32),
+    ),
+    (
+        aten._embedding_bag.default,
+        (
+            *(made(6, 2, dtype=HALF), torch.tensor([1, 2, 3]), torch.tensor([0, 1])),
+            *(False, 0, False, made(3, dtype=HALF)),
+        ),
+    ),
+    (aten.log_sigmoid_forward.default, (turned(3, 4),)),
+    *(
+        (op, (made(0, 2, *[3] * (1 + place // 2)), [4] * (1 + place // 2)))
+        for place, op in enumerate(NEAREST)
+    ),
+]
+
+
+def described(result: Any) -> list[Any]:
+    """What kernels take for granted of each tensor; where there is one element, strides do not
+    count.
+    """
+    return [
+        (each.dtype, each.device, tuple(each.shape))
+        + ((each.stride(),) if each.numel() > 1 else ())
+        for each in tree_leaves(result)
+        if isinstance(each, torch.Tensor)
+    ]
+
+
+def of_fakes(run: Any, args: tuple[Any, ...]) -> Any:
+    mode = new_fake_mode()
+    fakes = tree_map(
+        lambda leaf: (
+            mode.from_tensor(leaf, static_shapes=True) if isinstance(leaf, torch.Tensor) else leaf
+        ),
+        args,
+    )
+    with mode:
+        return run(*fakes)
+
+
+@pytest.mark.parametrize(("op", "args"), WRONG)
+def test_a_corrected_fake_is_as_the_real_result(op: Any, args: tuple[Any, ...]) -> None:
+    fake = of_fakes(lambda *fakes: fake_call(op, fakes, {}), args)
+    assert described(fake) == described(op(*args))
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="torch's own fakes as of 2.13")
+@pytest.mark.parametrize(("op", "args"), WRONG)
+def test_torch_has_not_mended_its_own(op: Any, args: tuple[Any, ...]) -> None:
+    """If this fails, the correction can go once older versions are no longer supported."""
+    try:
+        fake = of_fakes(op, args)
+    except (ZeroDivisionError, TypeError):
+        return
+    assert described(fake) != described(op(*args))
+
+
+def test_each_correction_is_tested() -> None:
+    assert {op for op, _ in WRONG} == set(CORRECTED)
+
+
+@pytest.fixture
+def nothing_learned() -> Any:
+    corrected_fakes.forget()
+    yield
+    corrected_fakes.forget()
+
+
+@pytest.mark.usefixtures("nothing_learned")
+def test_what_a_run_has_seen_is_known_from_then_on() -> None:
+    op, args = aten.relu.default, (made(3, 4),)
+    seen = made(4, 3, dtype=torch.float64).t()
+    assert corrected_fakes.learn(op, args, {}, seen)
+    assert not corrected_fakes.learn(op, args, {}, seen)
+    fake = of_fakes(lambda x: fake_call(op, (x,), {}), (made(5, 6),))
+    assert described(fake) == [(torch.float64, torch.device("cpu"), (5, 6), (1, 5))]
+    # Of other arguments it says nothing.
+    other = of_fakes(lambda x: fake_call(op, (x,), {}), (made(5, 6, dtype=torch.float64),))
+    assert other.stride() == (6, 1)
+
+
+def test_the_order_of_dimensions() -> None:
+    assert layout_of(made(2, 3, 4)) == (0, 1, 2)
+    assert layout_of(turned(2, 3, 4)) == (2, 1, 0)
+    image = made(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    assert layout_of(image) == (0, 2, 3, 1)
+    assert layout_of(made(4)[::2]) is None
+    assert layout_of(made(1).expand(3)) is None
+    assert Facts(torch.float64, (1, 0)).applied(made(2, 3)).stride() == (1, 2)
