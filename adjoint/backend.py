@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,15 +10,24 @@ import torch
 from torch import fx
 
 from adjoint.compiler import compile_graph
-from adjoint.errors import CaptureError, FallbackWarning
+from adjoint.errors import CaptureError
+from adjoint.graph.boundary import capturing, place_of_graph, warn
 from adjoint.options import Options
-from adjoint.torch_private.dynamo import adapt_frames
+from adjoint.torch_private.dynamo import DynamoError, adapt_frames, will_be_tried_again
 
 # The names that torch.compile gives its modes.  They ask for more or less effort in making code,
 # which the reference target has none of.
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
-adapt_frames("adjoint", CaptureError)
+
+def _is_final(error: Exception) -> bool:
+    """Other shapes would not help."""
+    if isinstance(error, CaptureError):
+        return not error.is_internal
+    return isinstance(error, MemoryError | torch.OutOfMemoryError | Warning)
+
+
+adapt_frames("adjoint", _is_final)
 
 
 def adjoint(
@@ -33,13 +41,25 @@ def adjoint(
     if mode is not None and mode not in MODES:
         raise ValueError(f"mode {mode!r} is none of {', '.join(MODES)}")
     parsed = Options.parse(options or {})
+    what = functools.partial(place_of_graph, graph_module)
     try:
-        return compile_graph(graph_module, examples, parsed)
-    except CaptureError as error:
-        if parsed.unsupported != "eager":
+        with capturing(what, checked=True):
+            return compile_graph(graph_module, examples, parsed)
+    except Exception as error:
+        if parsed.unsupported != "eager" or not _runs_in_eager(error):
             raise
-        warnings.warn(f"runs in eager torch: {error}", FallbackWarning, stacklevel=2)
+        source = error.source if isinstance(error, CaptureError) else None
+        warn(f"runs in eager torch: {error}", source)
         return graph_module.forward
+
+
+def _runs_in_eager(error: Exception) -> bool:
+    """Eager can do what failed here, or says itself why not."""
+    if isinstance(error, CaptureError) and not error.is_internal:
+        return True
+    if isinstance(error, DynamoError | MemoryError | torch.OutOfMemoryError | Warning):
+        return False
+    return not will_be_tried_again()
 
 
 def compile(

@@ -13,6 +13,7 @@ from torch import fx
 
 from adjoint.differentiate.activity import active_nodes, is_unrecorded_view, requiring_nodes
 from adjoint.differentiate.sweep import Sweep
+from adjoint.graph.boundary import attempted, differentiating
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import outputs_of
 from adjoint.graph.operations import apply_function, in_order, on_copies, tells_what_is_missing
@@ -42,13 +43,19 @@ class Build:
 
     def program(self, graph_module: fx.GraphModule) -> Graph:
         """The graph, ready to run inside an ordinary program."""
-        if _left_to_autograd(graph_module):
-            return partial(evaluate, graph_module)
-        return Compiled(graph_module, self)
+        with differentiating(graph_module):
+            if _left_to_autograd(graph_module):
+                return partial(evaluate, graph_module)
+            return Compiled(graph_module, self)
+
+    @property
+    def falls_back(self) -> bool:
+        """What cannot be differentiated is left to eager autograd."""
+        return self.options.unsupported == "eager"
 
     def record(self, graph_module: fx.GraphModule, wrt: Sequence[int]) -> Recorded | None:
         """The graph with saved values; None if nothing it returns requires grad for `wrt`."""
-        with _assuming(graph_module):
+        with differentiating(graph_module), _assuming(graph_module):
             return self._record(graph_module, wrt)
 
     def _record(self, graph_module: fx.GraphModule, wrt: Sequence[int]) -> Recorded | None:
@@ -82,11 +89,12 @@ class Build:
         """The backward graph for cotangents of the outputs `of`."""
         if tuple(of) == recorded.first.of:
             return recorded.first
-        sweep, joint = self._joint(recorded.graph_module, of, wrt)
-        split = Split(joint, sweep.order)
-        nodes = [node for node, _ in split.results]
-        backward = split.backward(nodes, recorded.saved_inputs, recorded.saved_outputs)
-        return _reversed(sweep, backward, of)
+        with differentiating(recorded.graph_module):
+            sweep, joint = self._joint(recorded.graph_module, of, wrt)
+            split = Split(joint, sweep.order)
+            nodes = [node for node, _ in split.results]
+            backward = split.backward(nodes, recorded.saved_inputs, recorded.saved_outputs)
+            return _reversed(sweep, backward, of)
 
     def narrow(self, made: Reversed, places: frozenset[int]) -> Reversed:
         """The same without the gradients that are not in `places`."""
@@ -101,17 +109,22 @@ class Build:
         tangents of the primal inputs to tangents of the outputs, and which inputs matter to it.
         Its value does not depend on the tangents that `backward` takes: zeros will do.
         """
-        gradients = outputs_of(backward.graph)
-        present = [i for i, node in enumerate(gradients) if isinstance(node, fx.Node)]
-        inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
-        sweep, joint = self._joint(backward, present, range(saved, len(inputs)))
-        return Split(joint, sweep.order).transposed(), present
+        with differentiating(backward):
+            gradients = outputs_of(backward.graph)
+            present = [i for i, node in enumerate(gradients) if isinstance(node, fx.Node)]
+            inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
+            sweep, joint = self._joint(backward, present, range(saved, len(inputs)))
+            return Split(joint, sweep.order).transposed(), present
 
     def load(self, graph_module: fx.GraphModule) -> Executable:
         """The graph, ready to run."""
+        made = attempted(lambda: self._load(graph_module), graph_module)
+        return made or partial(evaluate_taking, graph_module)
+
+    def _load(self, graph_module: fx.GraphModule) -> Executable | None:
         narrow_masks(graph_module.graph)
         if self.options.target == "reference":
-            return partial(evaluate_taking, graph_module)
+            return None
         return Programs(graph_module, self.options.cuda_graphs, self.options.eager_rng)
 
     def in_torch(self, graph_module: fx.GraphModule) -> fx.GraphModule:

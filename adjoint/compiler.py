@@ -6,6 +6,7 @@ The derivative is built when autograd first asks for it; `building.py` has the s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from torch import fx
@@ -13,6 +14,7 @@ from torch import fx
 from adjoint.building import Build
 from adjoint.capture.direct import capture_call
 from adjoint.capture.dynamo import capture_graph
+from adjoint.graph.boundary import capturing, place_of_graph
 from adjoint.graph.captured import Captured
 from adjoint.options import Options
 from adjoint.runtime.program import Program
@@ -41,8 +43,17 @@ def compile_graph(
     """Compile a graph of Dynamo's."""
     primal = saw("capture", capture_graph(graph_module, examples))
     build = Build(options)
+    what = partial(place_of_graph, graph_module)
+
+    def captured_anew(inputs: Sequence[Any]) -> Captured:
+        with capturing(what, checked=True):
+            return capture_graph(graph_module, inputs, anew=True)
+
     return Program(
-        primal, lambda inputs: capture_graph(graph_module, inputs, anew=True), build.program
+        primal,
+        captured_anew,
+        build.program,
+        graph_module.forward if options.unsupported == "eager" else None,
     )
 
 

@@ -1,4 +1,9 @@
-"""The one error that capture raises, and the place in the user's code that it points to."""
+"""What a user is told: one error for each kind of failure, with the place in the user's code.
+
+A failure inside the compiler - an assertion, a lookup, an exception of a library - is told as the
+kind of failure that it is to the user: of capture, or of differentiation.  The exception itself is
+its `__cause__`.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +36,21 @@ class CaptureError(RuntimeError):
     """
 
     def __init__(
-        self, construct: str, why: str, remedy: str, source: SourceLine | None = None
+        self,
+        construct: str,
+        why: str,
+        remedy: str,
+        source: SourceLine | None = None,
+        is_internal: bool = False,
     ) -> None:
-        # The four arguments are the exception's args, so that it can be copied between processes.
-        super().__init__(construct, why, remedy, source)
+        """`is_internal`: it is a failure of the compiler's, and no construct that it refuses."""
+        # The arguments are the exception's args, so that it can be copied between processes.
+        super().__init__(construct, why, remedy, source, is_internal)
         self.construct = construct
         self.why = why
         self.remedy = remedy
         self.source = source
+        self.is_internal = is_internal
 
     def __str__(self) -> str:
         lines = [f"cannot capture {self.construct}: {self.why}"]
@@ -69,16 +81,24 @@ class DifferentiationError(RuntimeError):
     It is raised when the derivative is built: nothing has run.
     """
 
-    def __init__(self, op: str, order: int, why: str, source: SourceLine | None = None) -> None:
-        super().__init__(op, order, why, source)
+    def __init__(
+        self,
+        op: str,
+        order: int,
+        why: str,
+        source: SourceLine | None = None,
+        remedy: str = "detach its argument, or give the op a rule with adjoint.vjp_rule",
+    ) -> None:
+        super().__init__(op, order, why, source, remedy)
         self.op = op
         self.order = order
         self.why = why
         self.source = source
+        self.remedy = remedy
 
     def __str__(self) -> str:
         lines = [f"cannot differentiate {self.op} at order {self.order}: {self.why}"]
         if self.source is not None:
             lines.append(f"  at {self.source}")
-        lines.append("  way out: detach its argument, or give the op a rule with adjoint.vjp_rule")
+        lines.append(f"  way out: {self.remedy}")
         return "\n".join(lines)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeAlias
@@ -16,7 +15,7 @@ from torch import fx
 
 from adjoint.emit.llvm import emit_module
 from adjoint.emit.nvptx import emit_module as emit_grid
-from adjoint.errors import FallbackWarning
+from adjoint.graph.boundary import passes, said_by, warn
 from adjoint.graph.evaluation import entry_mode
 from adjoint.graph.metadata import mode_of
 from adjoint.loops.plan import Launch, Plan, Tiles
@@ -28,7 +27,6 @@ from adjoint.runtime.cpu.engine import LLVMError, load
 from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.runtime.cpu.tiles import has_blas
 from adjoint.runtime.gpu.assembly import assemble
-from adjoint.runtime.gpu.driver import DriverError
 from adjoint.runtime.gpu.driver import load as load_on_gpu
 from adjoint.runtime.gpu.program import GpuProgram
 from adjoint.torch_private import symbols, trees
@@ -90,12 +88,15 @@ def _draws(eager_rng: bool | None, device: torch.device) -> bool:
 
 
 def _warn(launch: Launch, error: Exception) -> None:
-    lines = "".join(f"\n  at {line}" for line in launch.kernel.lines)
-    warnings.warn(
-        f"{', '.join(launch.nodes) or launch.kernel.name} run op by op, because LLVM refused "
-        f"their kernel: {error}{lines}",
-        FallbackWarning,
-        stacklevel=2,
+    lines = launch.kernel.lines
+    refused = isinstance(error, LLVMError | NotImplementedError)
+    said = (
+        f"LLVM refused their kernel: {error}" if refused else f"of their kernel, {said_by(error)}"
+    )
+    warn(
+        f"{', '.join(launch.nodes) or launch.kernel.name} run op by op, because {said}"
+        + "".join(f"\n  at {line}" for line in lines),
+        lines[0] if lines else None,
     )
 
 
@@ -148,7 +149,9 @@ def _load(kernels: Mapping[Key, Kernel]) -> dict[Key, Exception]:
     try:
         text = emit_module(list(kernels.values()), machines.host().attributes)
         found = load(text, [kernel.name for kernel in kernels.values()])
-    except (LLVMError, NotImplementedError) as error:
+    except Exception as error:
+        if passes(error):
+            raise
         if len(kernels) == 1:
             return dict.fromkeys(kernels, error)
         alone = [_load({key: kernel}) for key, kernel in kernels.items()]
@@ -166,7 +169,7 @@ def _load_on_gpu(kernels: Mapping[Key, Kernel]) -> dict[Key, Exception]:
             loading[key] = pool.submit(_loaded_on_gpu, kernel, key[0])
     for key, future in loading.items():
         error = future.exception()
-        if isinstance(error, LLVMError | DriverError | NotImplementedError):
+        if isinstance(error, Exception) and not passes(error):
             failed[key] = error
         else:
             _KERNELS[key] = future.result()

@@ -6,17 +6,16 @@ is made anew, up to a bound; what there is no program for runs op by op.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import fx
 
-from adjoint.errors import FallbackWarning
+from adjoint.graph.boundary import attempted, place_of_graph, tell, warn
 from adjoint.graph.evaluation import evaluate, forget_histories
 from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
 from adjoint.native import native_program
-from adjoint.runtime.cpu.program import CpuProgram
+from adjoint.runtime.cpu.program import CpuProgram, NotBound
 from adjoint.runtime.seeds import is_written_down, new_seeds
 from adjoint.torch_private import symbols
 from adjoint.torch_private.dynamo import compiling
@@ -42,12 +41,14 @@ class Programs:
         self.graph_module = graph_module
         self._options = (recorded, eager_rng)
         self._sizing = Sizing(graph_module)
-        first = native_program(graph_module, *self._options)
+        first = attempted(lambda: native_program(graph_module, *self._options), graph_module)
         self._general = first if first is not None and not first.plan.assumed else None
         """The program, if it is for all sizes."""
         self._kinds: list[tuple[CpuProgram, Renaming | None]] = []
         if first is not None:
             self._kinds.append((first, None))
+        self._has_failed = False
+        """It is not tried again for other sizes."""
         self._chosen: dict[tuple[int, ...], CpuProgram | None] = {}
         self.forgets_histories = self._general is not None and self._general.forgets_histories
 
@@ -55,10 +56,22 @@ class Programs:
         if not is_watched():
             program = self._general or self._program_for(inputs)
             if program is not None and _seeded(program, inputs):
-                return program(inputs)  # type: ignore[no-any-return]
+                try:
+                    return program(inputs)  # type: ignore[no-any-return]
+                except NotBound as error:
+                    self._give_up(program, inputs, error)
         if self.forgets_histories:
             forget_histories(inputs)
         return evaluate_taking(self.graph_module, inputs)
+
+    def _give_up(self, program: CpuProgram, inputs: list[Any], error: NotBound) -> None:
+        """It runs op by op from now on."""
+        if program.plan.streams:
+            inputs.pop()
+        assert isinstance(error.__cause__, Exception)
+        tell(error.__cause__, self.graph_module)
+        self._general, self._kinds = None, []
+        self._chosen.clear()
 
     def _program_for(self, inputs: Sequence[Any]) -> CpuProgram | None:
         if not self._kinds:
@@ -69,7 +82,7 @@ class Programs:
             with compiling():
                 if len(self._chosen) >= REMEMBERED:
                     self._chosen.clear()
-                self._chosen[key] = self._find(sizes) or self._made_anew(sizes)
+                self._chosen[key] = self._find(sizes) or self._attempted(sizes)
                 return self._chosen[key]
         return self._chosen[key]
 
@@ -78,6 +91,17 @@ class Programs:
             if symbols.violated(program.plan.assumed, renamed(sizes, names)) is None:
                 return program
         return None
+
+    def _attempted(self, sizes: Sizes) -> CpuProgram | None:
+        if self._has_failed:
+            return None
+        made = attempted(
+            lambda: [self._made_anew(sizes)],
+            self.graph_module,
+            f"runs op by op for sizes {_shown(sizes)}, and others that it has no native code for",
+        )
+        self._has_failed = made is None
+        return made[0] if made else None
 
     def _made_anew(self, sizes: Sizes) -> CpuProgram | None:
         why = f"native code was made {KINDS} times for sizes of different kinds"
@@ -93,11 +117,13 @@ class Programs:
                 if program is not None:
                     self._kinds.append((program, names))
                 return program
-        shown = ", ".join(f"{symbol}={size}" for symbol, size in sizes.items())
-        warnings.warn(
-            f"a graph runs op by op for sizes {shown}: {why}", FallbackWarning, stacklevel=2
-        )
+        place = place_of_graph(self.graph_module)
+        warn(f"{place.op} runs op by op for sizes {_shown(sizes)}: {why}", place.source)
         return None
+
+
+def _shown(sizes: Sizes) -> str:
+    return ", ".join(f"{symbol}={size}" for symbol, size in sizes.items())
 
 
 def _seeded(program: CpuProgram, inputs: list[Any]) -> bool:

@@ -130,13 +130,19 @@ def test_a_capture_error_reaches_the_user_as_it_is(monkeypatch: pytest.MonkeyPat
     assert raised.value.remedy == "a way out"
 
 
-def test_other_errors_are_dynamos(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_compiler_is_a_capture_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(*args: Any, **kwargs: Any) -> Any:
         raise KeyError("ours")
 
     monkeypatch.setattr(backend, "compile_graph", breaks)
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="ours"):
+    with pytest.raises(CaptureError, match="KeyError: 'ours'") as raised:
         adjoint.compile(twice)(leaf(3))
+    assert isinstance(raised.value.__cause__, KeyError)
+    assert raised.value.source is not None
+    assert raised.value.source.text == "return x * 2"
+    monkeypatch.undo()
+    x = leaf(3)
+    assert torch.equal(adjoint.compile(twice)(x), twice(x))
 
 
 def test_an_unsupported_function_runs_in_eager_and_says_so_once(

@@ -10,6 +10,7 @@ import torch
 
 from adjoint.capture.functions import apply_graphs
 from adjoint.errors import CaptureError
+from adjoint.failing import theirs
 from adjoint.graph.metadata import describe_value
 from adjoint.torch_private import trees
 from adjoint.torch_private.batches import below_vmap, is_of_vmap
@@ -276,7 +277,7 @@ def _run(tracer: Tracer, function: Any, args: Any, kwargs: dict[str, Any] | None
     """Call a body where it stands; a graph's nodes say which line they came from."""
     if isinstance(function, torch.fx.GraphModule) and not kwargs:
         return Interpreter(function, tracer).run(*args)
-    return function(*args, **(kwargs or {}))
+    return theirs(function, *args, **(kwargs or {}))
 
 
 def _unflattened(

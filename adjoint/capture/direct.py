@@ -12,6 +12,7 @@ import torch
 from adjoint.capture.inputs import Leaf
 from adjoint.capture.program import Capture
 from adjoint.errors import CaptureError
+from adjoint.graph.boundary import capturing, place_of_function
 from adjoint.graph.captured import Captured, Signature
 from adjoint.graph.descriptors import Argument, Buffer, Parameter
 from adjoint.torch_private import trees
@@ -24,7 +25,8 @@ def capture_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: bool
 ) -> Captured:
     """The pure form of `function(*args, **kwargs)`, none of them of a level of `torch.func`."""
-    with COMPILING, unwatched(), outside_functorch() as levels:
+    what = functools.partial(place_of_function, function)
+    with capturing(what), COMPILING, unwatched(), outside_functorch() as levels:
         return _capture_call(function, args, kwargs, dynamic, bool(levels))
 
 
@@ -64,9 +66,10 @@ def _capture_call(
     closure = functools.partial(make_fake, fake_mode, dynamic=False, name="closure")
     capture = Capture(fake_mode, closure, within_levels)
     fake_args, fake_kwargs = trees.unflatten(given, spec)
+    program = functools.partial(function, *fake_args, **fake_kwargs)
     general = general_shapes() if dynamic else contextlib.nullcontext()
     with general, _with_state(module, {name: fakes[id(t)] for name, t in state.items()}):
-        captured, out_spec = capture.run(lambda: function(*fake_args, **fake_kwargs), leaves)
+        captured, out_spec = capture.run(program, leaves)
     constants = [
         (_argument_path(path), value)
         for path, value in arguments

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ def _capture_graph(graph_module: fx.GraphModule, examples: Sequence[Any], anew: 
         )
     ]
     interpreter = Interpreter(graph_module, capture.tracer)
-    captured, _ = capture.run(lambda: interpreter.run(*fakes), leaves)
+    captured, _ = capture.run(partial(interpreter.run, *fakes), leaves)
     if capture.closed_over:
         return captured.closing_over(capture.closed_over)
     return captured

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from adjoint.capture import control_flow, functions
 from adjoint.errors import CaptureError, OutsideLevelError
+from adjoint.failing import theirs
 from adjoint.torch_private import trees
 from adjoint.torch_private.modes import TorchFunctionMode, innermost, is_functorch_wrapper
 from adjoint.torch_private.operators import HigherOrderOperator
@@ -67,11 +69,10 @@ class Front(TorchFunctionMode):
                 self.tracer.emitter.source(),
             )
         if function in _CHANGE_HISTORY:
-            return self.tracer.change_history(args[0], lambda: function(*args, **kwargs))
+            return self.tracer.change_history(args[0], partial(theirs, function, *args, **kwargs))
         if function is torch.Tensor.register_hook:
-            torch.Tensor.register_hook(
-                *args, **kwargs
-            )  # For derivatives that the program itself takes.
+            # For derivatives that the program itself takes.
+            theirs(torch.Tensor.register_hook, *args, **kwargs)
             with self:
                 return functions.hook(self.tracer, *args, **kwargs)
         if function is torch.Tensor.register_post_accumulate_grad_hook:
@@ -84,7 +85,7 @@ class Front(TorchFunctionMode):
         if isinstance(function, HigherOrderOperator):
             with self:
                 return control_flow.call(self.tracer, function, args, kwargs)
-        return function(*args, **kwargs)
+        return theirs(function, *args, **kwargs)
 
     def apply_custom_function(
         self, original: Callable[..., Any], function: type, *args: Any, **kwargs: Any

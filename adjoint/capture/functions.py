@@ -14,12 +14,13 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import CheckpointFunction
 
 from adjoint.errors import CaptureError
+from adjoint.failing import theirs
 from adjoint.graph.operations import apply_function
+from adjoint.source import user_line
 from adjoint.torch_private.dynamo import differentiable_backward
 from adjoint.torch_private.modes import materializes_grads
 from adjoint.trace.emission import as_under, current_mode
 from adjoint.trace.interpretation import Interpreter
-from adjoint.trace.source import user_line
 from adjoint.trace.subgraph import Body, match_lifted, opaque
 from adjoint.trace.tracer import Tracer
 
@@ -59,12 +60,14 @@ def apply(
     if function is CheckpointFunction:
         return _checkpointed(tracer, *args, **kwargs)
     if tracer.is_paused or function.__module__ == CheckpointFunction.__module__:
-        return original(*args, **kwargs)  # Checkpoint has functions of its own, without derivative.
+        return theirs(
+            original, *args, **kwargs
+        )  # Checkpoint has functions of its own, without derivative.
     if function.__name__.startswith(_OF_CUSTOM_OPS):
         with as_under(current_mode()):
-            return original(*args, **kwargs)
+            return theirs(original, *args, **kwargs)
     if not (torch.is_grad_enabled() and any(_needs_grad(arg) for arg in args)):
-        return original(*args, **kwargs)
+        return theirs(original, *args, **kwargs)
     if function.__name__ == _OF_MODULE_HOOKS:
         raise CaptureError(
             "a backward hook of a module",
@@ -73,7 +76,7 @@ def apply(
             tracer.emitter.source(),
         )
     body = Body(tracer)
-    result = body.run(lambda: original(*args, **kwargs), ())
+    result = body.run(partial(original, *args, **kwargs), ())
     results = list(result) if isinstance(result, tuple) else [result]
     tensors = [each for each in results if isinstance(each, torch.Tensor)]
     context = next((each.grad_fn for each in tensors if each.grad_fn is not None), None)
@@ -94,7 +97,7 @@ def apply(
     def pull_back(given: tuple[int, ...], *cotangents: torch.Tensor) -> dict[int, torch.Tensor]:
         by_place = dict(zip((places[index] for index in given), cotangents, strict=True))
         each = [by_place.get(place) for place in range(len(results))]
-        gradients = function.backward(context, *each)  # type: ignore[attr-defined]
+        gradients = theirs(function.backward, context, *each)  # type: ignore[attr-defined]
         return _by_operand(args, gradients if isinstance(gradients, tuple) else (gradients,))
 
     is_nested = tracer.reversing.count(function) == _NESTED
@@ -220,7 +223,7 @@ def hook(tracer: Tracer, tensor: torch.Tensor, change: Callable[..., Any]) -> Pe
 
         @staticmethod
         def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
-            changed = change(cotangent)
+            changed = theirs(change, cotangent)
             if changed is None:
                 raise CaptureError(
                     "a hook that returns nothing",
@@ -271,7 +274,7 @@ def _checkpointed(tracer: Tracer, run_function: Any, preserve_rng_state: bool, *
     """The old form of checkpoint is a custom function; as a mark it needs no derivative."""
     tracer.regions.enter()
     try:
-        return run_function(*args)
+        return theirs(run_function, *args)
     finally:
         tracer.regions.leave()
 

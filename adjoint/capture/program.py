@@ -13,11 +13,13 @@ from adjoint.capture.front import Front
 from adjoint.capture.inputs import Inputs, Leaf
 from adjoint.capture.results import Results
 from adjoint.errors import CaptureError
+from adjoint.failing import theirs
 from adjoint.graph.captured import Captured
 from adjoint.graph.descriptors import Captured as CapturedInput
 from adjoint.graph.metadata import set_output_descriptors
 from adjoint.graph.purity import remove_dead_code
 from adjoint.graph.verify import verify
+from adjoint.source import line_of_traceback
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.checkpoint import selective_checkpoints_ask
 from adjoint.torch_private.composites import composites_as_in_eager
@@ -36,7 +38,6 @@ from adjoint.torch_private.modes import (
 from adjoint.trace.emission import current_mode
 from adjoint.trace.generators import Generators
 from adjoint.trace.regions import under_policy
-from adjoint.trace.source import line_of_traceback
 from adjoint.trace.subgraph import graph_module
 from adjoint.trace.tracer import Tracer
 
@@ -89,7 +90,7 @@ class Capture:
         generators = Generators()
         self.tracer.about_to_run = generators.drawn_from
         with generators.unset(), self._watching() as front:
-            result = trees.map_leaves(front.ours, program())
+            result = trees.map_leaves(front.ours, theirs(program))
             self.inputs.refuse_writes_to_joined()
         with self.tracer.fake_mode, torch.no_grad():
             paths, spec = trees.flatten_with_paths(result)

@@ -20,6 +20,7 @@ from adjoint.differentiate.bodies import Loop, reverse_cond, reverse_loop
 from adjoint.differentiate.copying import inline, inputs_of, refuse_outside
 from adjoint.differentiate.expansion import expanded
 from adjoint.errors import DifferentiationError
+from adjoint.failing import works_on
 from adjoint.graph.descriptors import Gradient, Tangent, order_of
 from adjoint.graph.evaluation import entry_mode
 from adjoint.graph.metadata import (
@@ -253,6 +254,7 @@ class Sweep:
 
     # Rules ------------------------------------------------------------------------------------
 
+    @works_on("node")
     def _pull_back(self, node: fx.Node) -> None:
         cotangent = self.cotangents.pop(node, None)
         if cotangent is None or node not in self.active or node.target in NON_DIFFERENTIABLE:

@@ -38,6 +38,11 @@ def must_run(node: fx.Node) -> bool:
     return not node.target._schema.returns or _draws(node.target)
 
 
+def runs_once(graph: fx.Graph) -> bool:
+    """To run the graph again would do more than to compute the same values."""
+    return any(must_run(node) or goes_on(node) for node in graph.nodes)
+
+
 def _draws(op: OpOverload) -> bool:
     """It takes numbers from a generator, and is not told which the forward op took."""
     told = any(argument.name == "philox_seed" for argument in op._schema.arguments)

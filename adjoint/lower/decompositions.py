@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from adjoint.failing import works_on
 from adjoint.lower.sizes import same, sizes
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import fake_call, fake_mode_of
@@ -40,6 +41,7 @@ def decomposition(*ops: Any) -> Callable[[Program], Program]:
     return register
 
 
+@works_on("node")
 def decompose(graph_module: fx.GraphModule) -> fx.GraphModule:
     """A copy of the graph with operators of `DECOMPOSITIONS` replaced."""
     return rewrite(graph_module, lambda node: DECOMPOSITIONS.get(node.target))

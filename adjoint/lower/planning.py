@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from adjoint.failing import works_on
 from adjoint.graph.evaluation import callable_of
 from adjoint.graph.metadata import source_of
 from adjoint.graph.purity import must_run
@@ -222,6 +223,7 @@ class _Planning:
                 item.checked = {base_of(bound.node) for bound in item.bounds}
                 self.needs[node] |= item.checked
 
+    @works_on("node")
     def _item(self, node: fx.Node) -> Item | None:
         # What is made of nothing takes no more than a size from its arguments.
         given = [] if node.target in CONSTANTS else node.all_input_nodes
@@ -385,6 +387,7 @@ class _Planning:
             self._ensure(source)
         self._call(node)
 
+    @works_on("unit")
     def _emit(self, unit: Unit | Region) -> None:
         if isinstance(unit, Region):
             self._tile(unit)

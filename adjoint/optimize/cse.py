@@ -6,10 +6,12 @@ from typing import Any
 
 from torch import fx
 
+from adjoint.failing import works_on
 from adjoint.graph.metadata import mode_of
 from adjoint.graph.purity import must_stay
 
 
+@works_on("node")
 def merge_common_subexpressions(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """Leave one node of those that call the same op with the same arguments in the same mode.
 

@@ -14,7 +14,6 @@ forward mode is at work, the graph runs op by op: they differentiate and batch o
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
@@ -22,8 +21,10 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import fx
 
-from adjoint.errors import DifferentiationError, FallbackWarning
+from adjoint.errors import DifferentiationError
+from adjoint.graph.boundary import attempted, differentiating, place_of_graph, warn
 from adjoint.graph.evaluation import Tracked, entry_mode, evaluate, forget_histories
+from adjoint.graph.purity import runs_once
 from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
 from adjoint.torch_private.batches import is_batched, over_batch
 from adjoint.torch_private.dynamo import compiling
@@ -96,6 +97,11 @@ class Recorded:
 class Builder(Protocol):
     """What the bridge asks of the compiler."""
 
+    @property
+    def falls_back(self) -> bool:
+        """What cannot be differentiated is left to eager autograd."""
+        ...
+
     def record(self, graph_module: fx.GraphModule, wrt: Sequence[int]) -> Recorded | None:
         """The graph with saved values; None if nothing it returns requires grad for `wrt`."""
         ...
@@ -124,7 +130,7 @@ class Compiled:
         self.graph_module = graph_module
         self.builder = builder
         self._eager = False
-        """The derivative of some op depends on data, so that no graph can say it."""
+        """The derivative cannot be built, and is left to eager autograd."""
         self._plain: Executable | None = None
         self._ops: fx.GraphModule | None = None
         self._sizings = [_Sized(graph_module, Sizing(graph_module))]
@@ -136,8 +142,14 @@ class Compiled:
         wrt = self._recorded_inputs(inputs)
         if not wrt:
             return self.run(list(inputs))
-        found = None if self._eager else self._recording(wrt, self._sizes(inputs, known))
-        if found is None or self._eager:
+        found = None
+        if not self._eager:
+            try:
+                with differentiating(self.graph_module):
+                    found = self._recording(wrt, self._sizes(inputs, known))
+            except DifferentiationError as error:
+                self._leave_to_eager(error)
+        if found is None:
             return evaluate(self.graph_module, inputs)  # type: ignore[no-any-return]
         recording, sizes = found
         return self.run(list(inputs)) if recording is None else recording(inputs, sizes)
@@ -207,29 +219,25 @@ class Compiled:
                 self._sizings.append(_Sized(graph_module, Sizing(graph_module), names))
                 return self._sizings[-1]
         shown = ", ".join(f"{symbol}={size}" for symbol, size in sizes.items())
-        warnings.warn(
-            f"eager autograd takes over for sizes {shown}: {why}", FallbackWarning, stacklevel=2
-        )
+        place = place_of_graph(self.graph_module)
+        warn(f"eager autograd takes over {place.op} for sizes {shown}: {why}", place.source)
         return None
 
     def _recorded(self, sized: _Sized, wrt: tuple[int, ...]) -> Recording | None:
         if wrt not in sized.recordings:
             with compiling():
                 if wrt not in sized.recordings:
-                    recorded = self._record(sized.graph_module, wrt)
+                    recorded = self.builder.record(sized.graph_module, wrt)
                     made = None if recorded is None else Recording(recorded, wrt, self.builder)
                     sized.recordings[wrt] = made
         return sized.recordings[wrt]
 
-    def _record(self, graph_module: fx.GraphModule, wrt: tuple[int, ...]) -> Recorded | None:
-        try:
-            return self.builder.record(graph_module, wrt)
-        except DifferentiationError as error:
-            if not isinstance(error.__cause__, DATA_DEPENDENT):
-                raise
-            warnings.warn(f"eager autograd takes over: {error}", FallbackWarning, stacklevel=2)
-            self._eager = True
-            return None
+    def _leave_to_eager(self, error: DifferentiationError) -> None:
+        """What depends on data no graph can say; for the rest, the user has to ask for it."""
+        if not (self.builder.falls_back or isinstance(error.__cause__, DATA_DEPENDENT)):
+            raise error from error.__cause__
+        warn(f"eager autograd takes over: {error}", error.source)
+        self._eager = True
 
     def _recorded_inputs(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         if torch.is_inference_mode_enabled():
@@ -288,6 +296,22 @@ class _Kinds:
     """Saved values that are no tensors."""
 
 
+class _Kept:
+    """The inputs of a run, for eager autograd to run it again."""
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        self.inputs = tuple(inputs)
+        self._versions = self._now()
+
+    @property
+    def have_changed(self) -> bool:
+        return self._now() != self._versions
+
+    def _now(self) -> list[int]:
+        tensors = (each for each in self.inputs if isinstance(each, torch.Tensor))
+        return [0 if each.is_inference() else each._version for each in tensors]
+
+
 class Recording:
     """A graph with its backward graphs, for one choice of inputs that require grad."""
 
@@ -297,6 +321,8 @@ class Recording:
         self.builder = builder
         self._sizing = Sizing(recorded.graph_module)
         self.following = Following()
+        self._has_failed = False
+        """A backward graph could not be built, and the user was told."""
         self._kinds: _Kinds | None = None
         self._forward: Executable | None = None
         self._backwards: dict[tuple[int, ...], list[_Backward]] = {}
@@ -343,11 +369,12 @@ class Recording:
 
         `wanted`: places in `wrt` of the inputs whose gradients someone waits for.
         """
-        found = self._find(of, sizes)
-        if found is None:
-            with compiling():
-                found = self._find(of, sizes) or self._reverse(of, sizes)
-        return self._narrowed(found, wanted), renamed(sizes, found.names)
+        with differentiating(self.recorded.graph_module):
+            found = self._find(of, sizes)
+            if found is None:
+                with compiling():
+                    found = self._find(of, sizes) or self._reverse(of, sizes)
+            return self._narrowed(found, wanted), renamed(sizes, found.names)
 
     def _narrowed(self, found: _Backward, wanted: tuple[int, ...]) -> _Ready:
         if len(wanted) == len(self.wrt):
@@ -356,8 +383,13 @@ class Recording:
             with compiling():
                 if len(found.narrowed) == PATTERNS:
                     return found.whole
-                made = self.builder.narrow(found.whole.made, frozenset(wanted))
-                found.narrowed[wanted] = self._ready(made)
+                whole = found.whole.made
+                narrowed = attempted(
+                    lambda: self._ready(self.builder.narrow(whole, frozenset(wanted))),
+                    whole.graph_module,
+                    "computes gradients that nobody waits for",
+                )
+                found.narrowed[wanted] = narrowed or found.whole
         return found.narrowed[wanted]
 
     def _find(self, of: tuple[int, ...], sizes: Sizes) -> _Backward | None:
@@ -367,10 +399,10 @@ class Recording:
         return None
 
     def _reverse(self, of: tuple[int, ...], sizes: Sizes) -> _Backward:
-        known = self._backwards.setdefault(of, [])
+        known = self._backwards.get(of, [])
         if not known:
             made = self.builder.reverse(self.recorded, of, self.wrt)
-            known.append(self._made(made, self._sizing))
+            known = self._backwards[of] = [self._made(made, self._sizing)]
         wrong = self._sizing.violated(sizes)
         if wrong is None:
             return known[0]
@@ -397,6 +429,42 @@ class Recording:
         compiled = Compiled(made.graph_module, self.builder)
         return _Ready(made, compiled, self.recorded.taken_by(made))
 
+    def in_eager(
+        self,
+        kept: _Kept | None,
+        cotangents: Sequence[tuple[int, Any]],
+        wanted: tuple[int, ...],
+        error: DifferentiationError,
+    ) -> list[Any]:
+        """The gradients by eager autograd, which runs the graph again, if its inputs are `kept`.
+
+        `cotangents` have the places of the outputs that they are of.
+        """
+        graph_module = self.recorded.graph_module
+        if kept is None or kept.have_changed or runs_once(graph_module.graph):
+            raise error from error.__cause__
+        if not self._has_failed:
+            warn(f"eager autograd takes over: {error}", error.source)
+            self._has_failed = True
+        with torch.enable_grad():
+            # Autograd stops at these, and not where one input was computed from another.
+            inputs = list(kept.inputs)
+            places = [self.wrt[place] for place in wanted]
+            for place in places:
+                inputs[place] = inputs[place].view_as(inputs[place])
+            outputs = evaluate(graph_module, inputs)
+        found = torch.autograd.grad(
+            [outputs[place] for place, _ in cotangents],
+            [inputs[place] for place in places],
+            [cotangent for _, cotangent in cotangents],
+            create_graph=torch.is_grad_enabled(),
+            allow_unused=True,
+        )
+        gradients: list[Any] = [None] * len(self.wrt)
+        for place, gradient in zip(wanted, found, strict=True):
+            gradients[place] = gradient
+        return gradients
+
     def pattern(self, given: tuple[int, ...]) -> tuple[int, ...]:
         """`given`, or all outputs once there are many patterns."""
         if given in self._backwards or len(self._backwards) < PATTERNS:
@@ -422,6 +490,7 @@ class _Node(torch.autograd.Function):
         saved += [outputs[i] for i in recorded.saved_outputs]
         kinds = recording.kinds(outputs, saved)
         ctx.recording, ctx.sizes = recording, sizes
+        ctx.kept = _Kept(inputs) if recording.builder.falls_back else None
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[outputs[i] for i in kinds.fixed])
         ctx.numbers = [(place, saved[place]) for place in kinds.numbers]
@@ -442,7 +511,11 @@ class _Node(torch.autograd.Function):
         of = recording.pattern(given)
         following = ctx.next_functions  # Each time it is asked for, all of them are made.
         wanted = recording.following.that_run([node for node, _ in following])
-        ready, sizes = recording.backward(of, wanted, ctx.sizes)
+        try:
+            ready, sizes = recording.backward(of, wanted, ctx.sizes)
+        except DifferentiationError as error:
+            pairs = [(index, cotangents[index]) for index in given]
+            return (*_NO_TENSORS, *recording.in_eager(ctx.kept, pairs, wanted, error))
         saved = _saved(ctx)
         arguments = [saved[place] for place in ready.taken]
         arguments += [zeros_for(ctx, i) if cotangents[i] is None else cotangents[i] for i in of]

@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
+from adjoint.errors import CaptureError, DifferentiationError
+from adjoint.graph.boundary import warn
 from adjoint.graph.captured import Captured
 from adjoint.runtime.calling import Graph, call
 from adjoint.torch_private.dynamo import COMPILING
@@ -28,8 +30,12 @@ class Program:
         first: Captured,
         recapture: Callable[[Sequence[Any]], Captured],
         load: Callable[[fx.GraphModule], Graph],
+        eager: Callable[..., Any] | None = None,
     ) -> None:
-        """`load` makes a graph ready to run, and to be differentiated by autograd."""
+        """`load` makes a graph ready to run, and to be differentiated by autograd.
+
+        `eager` is the program itself, if it is to run where it cannot be captured or loaded.
+        """
         self.first = first
         self._load = load
         self._loaded: dict[fx.GraphModule, Graph] = {}
@@ -37,15 +43,32 @@ class Program:
         self._recapture = recapture
         self._by_sharing: dict[Sharing, Captured] = {}
         self._pattern: Sharing | None = None
+        self._eager = eager
+        self._said: set[str] = set()
+        """Why it ran in eager torch."""
 
-    def __call__(self, *inputs: Any) -> list[Any]:
-        captured = self._for(inputs)
-        graph = self._loaded.get(captured.graph_module)
-        if graph is None:
-            with COMPILING:
-                graph = self._loaded.get(captured.graph_module) or self._load(captured.graph_module)
-                self._loaded[captured.graph_module] = graph
+    def __call__(self, *inputs: Any) -> Any:
+        try:
+            captured = self._for(inputs)
+            graph = self._loaded.get(captured.graph_module) or self._loaded_now(captured)
+        except (CaptureError, DifferentiationError) as error:
+            if self._eager is None:
+                raise
+            return self._in_eager(error, inputs)
         return call(graph, captured.calling, captured.leaves(inputs))
+
+    def _loaded_now(self, captured: Captured) -> Graph:
+        with COMPILING:
+            graph = self._loaded.get(captured.graph_module) or self._load(captured.graph_module)
+            self._loaded[captured.graph_module] = graph
+            return graph
+
+    def _in_eager(self, error: CaptureError | DifferentiationError, inputs: Sequence[Any]) -> Any:
+        assert self._eager is not None
+        if str(error) not in self._said:
+            self._said.add(str(error))
+            warn(f"runs in eager torch: {error}", error.source)
+        return self._eager(*inputs)
 
     def _for(self, inputs: Sequence[Any]) -> Captured:
         if not self._written:

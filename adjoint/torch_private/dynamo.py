@@ -38,6 +38,9 @@ def compiling() -> Iterator[None]:
 
 _FAILURES = (exc.TorchRuntimeError, exc.BackendCompilerFailed, exc.Unsupported, exc.UserError)
 
+# Graph breaks, and what else Dynamo says to itself or to the user.
+DynamoError = exc.TorchDynamoException
+
 
 def fresh_fakes(
     graph_module: fx.GraphModule, examples: Sequence[Any]
@@ -106,13 +109,13 @@ def _sets_grad_to(node: fx.Node) -> Any:
     return node.args[0] if node.target is torch._C._set_grad_enabled else None
 
 
-def adapt_frames(backend_name: str, unwrapped: type[Exception]) -> None:
+def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool]) -> None:
     """For frames compiled by `backend_name`: sizes 0 and 1 and equal sizes are ordinary sizes, and
-    errors of the type `unwrapped` reach the user as they are.
+    errors of the backend reach the user as they are.
 
     Dynamo specialises on such sizes before a backend sees the graph, and has no setting for one
     backend.  A frame that needs the specialisation (a size of 1 that broadcasts) is compiled again
-    with it.
+    with it, unless its error `is_final`.
     """
     original = convert_frame._compile
     if getattr(original, "_adjoint", False):
@@ -129,13 +132,22 @@ def adapt_frames(backend_name: str, unwrapped: type[Exception]) -> None:
                 return original(*args, **kwargs)
         except _FAILURES as failure:
             inner = getattr(failure, "inner_exception", None)
-            if isinstance(inner, unwrapped):
-                raise inner from None
+            if inner is not None and is_final(inner):
+                raise inner from inner.__cause__
         # What fails for another reason than its shapes fails again, as it should.
-        return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        except exc.BackendCompilerFailed as failure:
+            raise failure.inner_exception from failure.inner_exception.__cause__
 
     compile_frame._adjoint = True  # type: ignore[attr-defined]
     convert_frame._compile = compile_frame
+
+
+def will_be_tried_again() -> bool:
+    """A frame of Dynamo's is being compiled for general shapes, as `adapt_frames` has it first."""
+    config: Any = shape_config
+    return TracingContext.try_get() is not None and bool(config.backed_size_oblivious)
 
 
 def general_shapes() -> contextlib.AbstractContextManager[None]:

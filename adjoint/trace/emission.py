@@ -16,11 +16,11 @@ from torch import fx
 
 from adjoint.errors import CaptureError, SourceLine
 from adjoint.graph.metadata import CheckpointRegion, GradOf, Mode
+from adjoint.source import user_line
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.fake import fake_call
 from adjoint.torch_private.modes import enable_python_dispatcher
 from adjoint.torch_private.operators import OpOverload
-from adjoint.trace.source import user_line
 
 aten = torch.ops.aten
 

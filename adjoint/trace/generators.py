@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from adjoint.errors import CaptureError, SourceLine
+from adjoint.source import user_line
 from adjoint.torch_private import trees
 from adjoint.torch_private.generators import generators_watched, identity
 from adjoint.torch_private.operators import OpOverload
-from adjoint.trace.source import user_line
 
 
 class Generators:

@@ -9,11 +9,11 @@ from torch import fx
 
 from adjoint.errors import CaptureError
 from adjoint.graph.metadata import Mode, mode_of
+from adjoint.source import user_line
 from adjoint.torch_private import symbols
 from adjoint.torch_private.fake import storage_key
 from adjoint.trace.aliasing import Alias, Link
 from adjoint.trace.emission import Emitter
-from adjoint.trace.source import user_line
 from adjoint.trace.views import ViewStep
 
 aten = torch.ops.aten

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import fx
 
-from adjoint.trace.source import line_of_trace
+from adjoint.failing import theirs, works_on
+from adjoint.source import line_of_trace
 from adjoint.trace.tracer import Tracer
 
 
@@ -17,8 +18,9 @@ class Interpreter(fx.Interpreter):
         super().__init__(graph_module)
         self.tracer = tracer
 
+    @works_on("node")
     def run_node(self, node: fx.Node) -> Any:
         line = line_of_trace(node.stack_trace)
         if line is not None:
             self.tracer.emitter.line = line
-        return super().run_node(node)
+        return theirs(super().run_node, node)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import Any
 
+from adjoint.failing import theirs
 from adjoint.graph.metadata import CheckpointRegion, region_of, set_region
 from adjoint.torch_private.modes import Hooks, saved_tensor_hooks
 from adjoint.trace.emission import Emitter
@@ -58,8 +59,8 @@ class Regions:
 def under_policy(emitter: Emitter, run: Callable[[], Any], policy: Callable[[Any], str]) -> Any:
     """The result of `run`; what it appends is marked with what selective checkpointing says."""
     last = next(iter(reversed(emitter.graph.nodes)), None)
-    result = run()
-    said = policy(result)
+    result = theirs(run)
+    said = theirs(policy, result)
     for node in takewhile(lambda node: node is not last, reversed(emitter.graph.nodes)):
         region = region_of(node)
         if region is not None:

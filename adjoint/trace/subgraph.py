@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from adjoint.errors import CaptureError
+from adjoint.failing import theirs
 from adjoint.graph.metadata import Mode
 from adjoint.graph.purity import remove_dead_code
 from adjoint.torch_private.graph_modules import module_of
@@ -47,7 +48,7 @@ class Body:
                     self.scope.input(argument, "operand")
                 else:
                     self.scope.emitter.placeholder("operand", argument)
-            return function(*arguments)
+            return theirs(function, *arguments)
 
     def written(self) -> list[Any]:
         """The tensors from outside that the body wrote to."""

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from adjoint.errors import CaptureError
+from adjoint.failing import theirs, works_on
 from adjoint.graph.metadata import Mode
 from adjoint.graph.operations import as_leaf, in_order, on_copies, take_attribute
 from adjoint.torch_private import symbols, trees
@@ -281,6 +282,7 @@ class Tracer(TorchDispatchMode):
 
     # Ops --------------------------------------------------------------------------------------
 
+    @works_on("op")
     def __torch_dispatch__(
         self, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -295,7 +297,7 @@ class Tracer(TorchDispatchMode):
                 self.emitter.source(),
             )
         if op.namespace == "prim" or op in _QUERIES:
-            return op(*args, **kwargs)
+            return theirs(op, *args, **kwargs)
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self._constant(op, args[0])
         args, kwargs = trees.map_leaves(self.known, (args, kwargs))
@@ -323,7 +325,7 @@ class Tracer(TorchDispatchMode):
         """The op runs for what autograd makes of it; its results have nodes already."""
         assert self.answer is not None
         known, self.answer = trees.leaves(self.answer[1]), None
-        result = fake_call(op, args, kwargs)
+        result = theirs(fake_call, op, args, kwargs)
         for output, value in zip(trees.leaves(result), known, strict=True):
             if isinstance(output, torch.Tensor):
                 self.scope.new(output, self.node(value))
@@ -340,7 +342,7 @@ class Tracer(TorchDispatchMode):
     def _compute(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
         """A pure op."""
         node_args, node_kwargs = self._arguments(op, args), self._arguments(op, kwargs)
-        result = fake_call(op, args, kwargs)
+        result = theirs(fake_call, op, args, kwargs)
         if is_effectful(op):
             self._in_order(op, node_args, node_kwargs, result)
         elif result is None or _has_value(result):
@@ -398,14 +400,14 @@ class Tracer(TorchDispatchMode):
         """An op whose results share memory with its first argument."""
         parent, mode = self.alias(args[0]), current_mode()
         if parent.is_hidden:
-            result = op(*args, **kwargs)
+            result = theirs(op, *args, **kwargs)
             for output in trees.leaves(result):
                 self.scope.add(output, Alias(parent.storage, output, is_hidden=True))
             return result
         numbers, named = self.emitter.number_nodes((tuple(args[1:]), kwargs))
         viewed = None if op is aten.detach.default else self.node(args[0])
         memory = args[0].untyped_storage().nbytes() if op is aten.as_strided.default else 0
-        result = op(*args, **kwargs)
+        result = theirs(op, *args, **kwargs)
         if op is aten.as_strided.default:
             if result.untyped_storage().nbytes() > memory:
                 # Eager refuses it; fakes let their memory grow.
@@ -441,7 +443,7 @@ class Tracer(TorchDispatchMode):
         numbers, named = self.emitter.number_nodes(arguments)
         pure = functional_variant(op)
         old = aliasing.read(self.emitter, before)
-        result = op(*args, **kwargs)
+        result = theirs(op, *args, **kwargs)
         self.moves.setdefault(id(tensor), []).append((op, *arguments, mode))
         name = op._schema.name
         if name == "aten::set_":
@@ -513,7 +515,7 @@ class Tracer(TorchDispatchMode):
         mode = current_mode()
         custom = [] if op.namespace == "aten" else [t for n in written for t in _tensors(named[n])]
         with counted_already(custom):
-            result = op(*args, **kwargs)
+            result = theirs(op, *args, **kwargs)
         pure = functional_variant(op)
         if pure is not None and returns_fit(op, pure.op, len(written)):
             arguments = pure.arguments(op, nodes)
@@ -560,13 +562,9 @@ class Tracer(TorchDispatchMode):
             new = self.emitter.call(aten._to_copy.default, (new,), {"dtype": tensor.dtype}, mode)
         if tensor.shape != shape:
             # An `out=` tensor of another size is resized first.
-            resize: tuple[OpOverload, Any, Any, Mode] = (
-                aten.resize_.default,
-                (list(tensor.shape),),
-                {},
-                mode,
+            self.moves.setdefault(id(tensor), []).append(
+                (aten.resize_.default, (list(tensor.shape),), {}, mode)
             )
-            self.moves.setdefault(id(tensor), []).append(resize)
             self.scope.new(tensor, new).written = True
             return
         aliasing.write(self.emitter, self.alias(tensor), new, mode)

@@ -7,6 +7,7 @@ addresses of its own inputs and outputs, and enters each run of kernels by one n
 
 from __future__ import annotations
 
+import contextlib
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 import sympy
 import torch
 
+from adjoint.graph.boundary import passes
 from adjoint.loops.plan import (
     Argument,
     Invoke,
@@ -61,6 +63,21 @@ LEAST_BLOCK = 256
 KEPT_BINDINGS = 2
 
 
+class NotBound(Exception):
+    """A program has no binding for some sizes, because of its cause.  Nothing has run."""
+
+
+@contextlib.contextmanager
+def binding_failures() -> Iterator[None]:
+    """What fails inside is `NotBound`."""
+    try:
+        yield
+    except Exception as error:
+        if passes(error):
+            raise
+        raise NotBound from error
+
+
 class CpuProgram:
     """Runs a plan.  Takes its inputs out of the list that it is given."""
 
@@ -86,7 +103,8 @@ class CpuProgram:
         return Writer(self.plan, self.runs)
 
     def _binding(self, sizes: Sequence[int], threads: int) -> Binding:
-        return Binding(self, sizes, threads)
+        with binding_failures():
+            return Binding(self, sizes, threads)
 
     def _sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         return tuple(

@@ -20,7 +20,7 @@ from adjoint.loops.teams import block_of
 from adjoint.runtime.cpu.engine import BINDING, add_symbol
 from adjoint.runtime.cpu.engine import load as load_native
 from adjoint.runtime.cpu.memory import At, Pool, Word, Words
-from adjoint.runtime.cpu.program import Binding, CpuProgram, Writer
+from adjoint.runtime.cpu.program import Binding, CpuProgram, Writer, binding_failures
 from adjoint.runtime.gpu.capture import CudaRecorder
 from adjoint.runtime.gpu.driver import check, launch_address, use_in_this_thread
 from adjoint.runtime.gpu.graphs import Recordings
@@ -81,7 +81,8 @@ class GpuProgram(CpuProgram):
         return binding
 
     def _bound_in(self, arena: Arena, inputs: Sequence[Any]) -> GpuBinding:
-        return GpuBinding(self, self._sizes(inputs), arena)
+        with binding_failures():
+            return GpuBinding(self, self._sizes(inputs), arena)
 
     def _keep(self, key: Any, binding: GpuBinding) -> None:
         self._bindings.pop(key, None)

@@ -15,13 +15,13 @@ from adjoint.errors import SourceLine
 
 _LIBRARIES = (
     str(Path(torch.__file__).parent) + os.sep,
-    str(Path(__file__).parent.parent) + os.sep,
+    str(Path(__file__).parent) + os.sep,
 )
 _GENERATED = ("<eval_with_key>", "<frozen", "<string>", "<generated")
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_user_file(file: str) -> bool:
+def is_user_file(file: str) -> bool:
     if file.startswith(_GENERATED):
         return False
     if file.startswith(_LIBRARIES):
@@ -34,7 +34,7 @@ def user_line() -> SourceLine | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if _is_user_file(file):
+        if is_user_file(file):
             text = linecache.getline(file, frame.f_lineno).strip()
             return SourceLine(file, frame.f_lineno, frame.f_code.co_name, text)
         frame = frame.f_back
@@ -54,7 +54,7 @@ def line_of_trace(stack_trace: str | None) -> SourceLine | None:
         file, _, rest = entry[len('File "') :].partition('", line ')
         number, _, function = rest.partition(", in ")
         text = lines[position + 1].strip() if position + 1 < len(lines) else ""
-        if _is_user_file(file) and number.isdigit():
+        if is_user_file(file) and number.isdigit():
             found = SourceLine(file, int(number), function, text)
     return found
 
@@ -64,7 +64,7 @@ def line_of_traceback(traceback: TracebackType | None) -> SourceLine | None:
     found: SourceLine | None = None
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if _is_user_file(code.co_filename):
+        if is_user_file(code.co_filename):
             text = linecache.getline(code.co_filename, traceback.tb_lineno).strip()
             found = SourceLine(code.co_filename, traceback.tb_lineno, code.co_name, text)
         traceback = traceback.tb_next

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from adjoint.errors import SourceLine
-from adjoint.trace.source import line_of_trace, line_of_traceback, user_line
+from adjoint.source import line_of_trace, line_of_traceback, user_line
 
 HERE = __file__
 TORCH = str(Path(torch.__file__).parent / "functional.py")
