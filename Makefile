@@ -2,10 +2,12 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
+# More for pytest: make test OPTIONS="--cpu x86-64-v2"
+OPTIONS ?=
 
 BIN := .venv/bin
 # Each worker is one thread, so that workers do not compete for the cores.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(OPTIONS)
 
 EVERY_TARGET := tests/capture tests/differentiate tests/partition tests/rules tests/runtime \
     tests/transforms tests/test_backend.py tests/test_building.py tests/test_compiler.py \

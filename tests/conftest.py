@@ -1,4 +1,5 @@
-"""The targets that tests run on: `pytest --target reference` is the default target for a run.
+"""What tests run on: the default target of a run (`pytest --target reference`), and the processor
+that code is generated for (`pytest --cpu x86-64-v2`).
 
 A test that says nothing of a target is about what every target has to do.
 """
@@ -10,6 +11,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from adjoint.options import Options
+from adjoint.runtime.cpu import machines
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -18,6 +20,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=get_args(get_type_hints(Options)["target"]),
         help="the target of compilations that ask for none",
     )
+    parser.addoption(
+        "--cpu",
+        choices=machines.LEVELS,
+        help="the level of x86-64 that code is generated for, if this machine has it",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,3 +32,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if target is not None:
         _, *others = Options.__init__.__defaults__ or ()
         Options.__init__.__defaults__ = (target, *others)
+    level = config.getoption("--cpu")
+    if level is not None:
+        try:
+            reduced = machines.reduced(level)
+        except ValueError as error:
+            raise pytest.UsageError(f"--cpu {level}: {error}") from error
+        machines.host = lambda: reduced  # type: ignore[assignment]

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from unittest import mock
+
 import llvmlite.binding as llvm
 import pytest
 
 from adjoint.runtime.cpu.engine import compile_object
+from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.machines import LEVELS, Machine, host, missing, reduced
+from tests.conftest import pytest_configure
 
 EMPTY = "define void @none() #0 {{\n  ret void\n}}\nattributes #0 = {{ {} }}\n"
 
@@ -35,3 +39,15 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "fma" not in missing("x86-64-v2")
     with pytest.raises(ValueError, match="f16c, fma"):
         reduced("x86-64-v3")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_test_run_may_ask_for_a_level(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = mock.Mock(getoption={"--target": None, "--cpu": level}.get)
+    monkeypatch.setattr(machines, "host", host)
+    if missing(level):
+        with pytest.raises(pytest.UsageError, match=f"--cpu {level}: .* cannot run code for"):
+            pytest_configure(config)
+    else:
+        pytest_configure(config)
+        assert machines.host().cpu == level
