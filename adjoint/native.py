@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeAlias
@@ -22,6 +23,7 @@ from adjoint.loops.plan import Launch, Plan, Tiles
 from adjoint.loops.show import identity
 from adjoint.loops.statements import Kernel
 from adjoint.lower.planning import CPU, is_plain, lower
+from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.engine import LLVMError, load
 from adjoint.runtime.cpu.program import CpuProgram
@@ -36,8 +38,8 @@ from adjoint.torch_private.fake import fake_mode_of
 Key: TypeAlias = tuple[torch.device, str]
 
 # Kernels of this process by where they run and what they do: programs share those that are the
-# same.
-_KERNELS: dict[Key, int] = {}
+# same, and each lives as long as a program that calls it.
+_KERNELS: weakref.WeakValueDictionary[Key, NativeFunction] = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
 
 # Each compiles a kernel, first by LLVM and then by the driver.
@@ -127,25 +129,35 @@ def _launches(plan: Plan) -> Iterator[Launch]:
 
 def _compiled(
     launches: Sequence[Launch], device: torch.device
-) -> tuple[dict[Launch, int], dict[Launch, Exception]]:
-    """Where the code of each is, and which were refused."""
+) -> tuple[dict[Launch, NativeFunction], dict[Launch, Exception]]:
+    """The code of each, and which were refused."""
     keys = {launch: (device, identity(launch.kernel)) for launch in launches}
     with _LOCK:
+        found: dict[Key, NativeFunction] = {}
         new: dict[Key, Kernel] = {}
         for launch, key in keys.items():
-            if key not in _KERNELS and key not in new:
+            function = _KERNELS.get(key)
+            if function is not None:
+                found[key] = function
+            elif key not in new:
                 name = f"kernel{next(_NUMBERS)}"
                 new[key] = dataclasses.replace(launch.kernel, name=name)
-        load_all = _load if device == CPU else _load_on_gpu
-        refused = load_all(new) if new else {}
-        return (
-            {launch: _KERNELS[key] for launch, key in keys.items() if key not in refused},
-            {launch: refused[key] for launch, key in keys.items() if key in refused},
-        )
+        made, refused = (_load if device == CPU else _load_on_gpu)(new)
+        _KERNELS.update(made)
+    found.update(made)
+    return (
+        {launch: found[key] for launch, key in keys.items() if key in found},
+        {launch: refused[key] for launch, key in keys.items() if key in refused},
+    )
 
 
-def _load(kernels: Mapping[Key, Kernel]) -> dict[Key, Exception]:
-    """Compile all as one module; if that fails, each by itself.  Returns those that fail."""
+Loaded: TypeAlias = tuple[dict[Key, NativeFunction], dict[Key, Exception]]
+
+
+def _load(kernels: Mapping[Key, Kernel]) -> Loaded:
+    """Compile all as one module; if that fails, each by itself.  Also returns those that fail."""
+    if not kernels:
+        return {}, {}
     try:
         text = emit_module(list(kernels.values()), machines.host().attributes)
         found = load(text, [kernel.name for kernel in kernels.values()])
@@ -153,17 +165,22 @@ def _load(kernels: Mapping[Key, Kernel]) -> dict[Key, Exception]:
         if passes(error):
             raise
         if len(kernels) == 1:
-            return dict.fromkeys(kernels, error)
-        alone = [_load({key: kernel}) for key, kernel in kernels.items()]
-        return {key: failure for failures in alone for key, failure in failures.items()}
-    _KERNELS.update(zip(kernels, found, strict=True))
-    return {}
+            return {}, dict.fromkeys(kernels, error)
+        made: dict[Key, NativeFunction] = {}
+        failed: dict[Key, Exception] = {}
+        for key, kernel in kernels.items():
+            alone, failures = _load({key: kernel})
+            made.update(alone)
+            failed.update(failures)
+        return made, failed
+    return dict(zip(kernels, found, strict=True)), {}
 
 
-def _load_on_gpu(kernels: Mapping[Key, Kernel]) -> dict[Key, Exception]:
-    """Each by itself: the driver assembles several at the same time.  Returns those that fail."""
+def _load_on_gpu(kernels: Mapping[Key, Kernel]) -> Loaded:
+    """Each by itself: the driver assembles several at a time.  Also returns those that fail."""
+    made: dict[Key, NativeFunction] = {}
     failed: dict[Key, Exception] = {}
-    loading: dict[Key, Future[int]] = {}
+    loading: dict[Key, Future[NativeFunction]] = {}
     with ThreadPoolExecutor(max_workers=ASSEMBLERS) as pool:
         for key, kernel in kernels.items():
             loading[key] = pool.submit(_loaded_on_gpu, kernel, key[0])
@@ -172,11 +189,11 @@ def _load_on_gpu(kernels: Mapping[Key, Kernel]) -> dict[Key, Exception]:
         if isinstance(error, Exception) and not passes(error):
             failed[key] = error
         else:
-            _KERNELS[key] = future.result()
-    return failed
+            made[key] = future.result()
+    return made, failed
 
 
-def _loaded_on_gpu(kernel: Kernel, device: torch.device) -> int:
+def _loaded_on_gpu(kernel: Kernel, device: torch.device) -> NativeFunction:
     capability = torch.cuda.get_device_capability(device)
     code = assemble(emit_grid([kernel], wide=capability >= (9, 0)), capability)
     return load_on_gpu(code, [kernel.name], device.index)[0]

@@ -14,6 +14,7 @@ from adjoint.loops.expressions import Counter, Expression, Extent, Load, integer
 from adjoint.loops.statements import Buffer, Kernel, Loop, Statement, Store, TeamMemory
 from adjoint.loops.statements import Mapping as Mapped
 from adjoint.loops.verify import verify
+from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.engine import load, runner
 
@@ -63,13 +64,13 @@ def at(buffer: str, dtype: torch.dtype) -> Load:
     return Load(buffer, HERE, dtype)
 
 
-def compiled(kernels: Sequence[Kernel]) -> list[int]:
-    """The addresses of kernels, in one module; their names must differ."""
+def compiled(kernels: Sequence[Kernel]) -> list[NativeFunction]:
+    """Kernels as native code, in one module; their names must differ."""
     return load(emit_module(kernels, machines.host().attributes), [each.name for each in kernels])
 
 
 def call(
-    address: int,
+    function: NativeFunction,
     kernel: Kernel,
     buffers: Mapping[str, torch.Tensor],
     extents: Mapping[str, int],
@@ -78,7 +79,7 @@ def call(
     values = [buffers[each.name].data_ptr() for each in kernel.buffers]
     values += [extents[name] for name in kernel.extents]
     arguments = np.array([*values, 0], dtype=np.int64)
-    steps = np.array([address, arguments.ctypes.data], dtype=np.int64)
+    steps = np.array([function.address, arguments.ctypes.data], dtype=np.int64)
     runner()(0, 0, 0, steps.ctypes.data, 1, threads)
 
 
@@ -90,8 +91,8 @@ def run(
 ) -> dict[str, torch.Tensor]:
     """What native code leaves in the buffers."""
     made = {name: tensor.clone() for name, tensor in buffers.items()}
-    (address,) = compiled([kernel])
-    call(address, kernel, made, extents, threads)
+    (function,) = compiled([kernel])
+    call(function, kernel, made, extents, threads)
     return made
 
 

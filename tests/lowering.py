@@ -64,8 +64,8 @@ def grid_program(plan: Plan) -> CpuProgram:
     """A plan for a GPU, on the processor."""
     found = launches(plan)
     names = [dataclasses.replace(each.kernel, name=f"k{n}") for n, each in enumerate(found)]
-    addresses = load(emit_module(names), [kernel.name for kernel in names])
-    return _ManyThreads(plan, dict(zip(found, addresses, strict=True)))
+    functions = load(emit_module(names), [kernel.name for kernel in names])
+    return _ManyThreads(plan, dict(zip(found, functions, strict=True)))
 
 
 def launches(plan: Plan) -> list[Launch]:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
@@ -15,18 +17,37 @@ from adjoint.errors import FallbackWarning
 from adjoint.loops.plan import Launch, Plan
 from adjoint.lower.planning import lower
 from adjoint.native import native_program
+from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import LLVMError, load
 from adjoint.torch_private import symbols
-from tests.lowering import calls, check, graph_of
+from tests.lowering import calls, check, graph_of, program_of
 
 X = torch.arange(6.0).reshape(2, 3)
 PLACES = torch.arange(6)
 
 
 def test_kernels_of_the_same_text_are_compiled_once() -> None:
-    check(lambda x: (x * 7.5).exp(), X)
+    held = check(lambda x: (x * 7.5).exp(), X)
     with mock.patch.object(native, "load", side_effect=AssertionError("compiled again")):
         check(lambda y: (y * 7.5).exp(), X)
+    assert held.functions
+
+
+def test_kernels_live_as_long_as_a_program_that_calls_them() -> None:
+    def kernels() -> int:
+        gc.collect()
+        return len(native._KERNELS)
+
+    before = kernels()
+    one, other = (program_of(lambda x: [(x * 6.5).exp()], [X]) for _ in range(2))
+    assert kernels() == before + 1
+    owner = weakref.ref(next(iter(one.functions.values())).owner)
+    del one
+    torch.testing.assert_close(list(other([X])), [(X * 6.5).exp()])
+    assert kernels() == before + 1
+    del other
+    assert kernels() == before
+    assert owner() is None
 
 
 def test_numbers_are_part_of_the_text() -> None:
@@ -49,7 +70,7 @@ def test_nothing_to_fuse(function: object) -> None:
     assert native_program(graph_of(function, [X])) is None  # type: ignore[arg-type]
 
 
-def refused(text: str, names: object) -> list[int]:
+def refused(text: str, names: object) -> list[NativeFunction]:
     raise LLVMError("no such instruction")
 
 
@@ -73,7 +94,7 @@ def test_a_refusal_of_llvm_names_the_lines_and_runs_op_by_op() -> None:
         torch.testing.assert_close(compiled(X), function(X))
 
 
-def picky(text: str, names: Sequence[str]) -> list[int]:
+def picky(text: str, names: Sequence[str]) -> list[NativeFunction]:
     if "tanh" in text:
         raise LLVMError("no hyperbolic functions today")
     return load(text, names)

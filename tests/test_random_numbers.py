@@ -19,6 +19,7 @@ from adjoint import native, programs
 from adjoint.errors import FallbackWarning
 from adjoint.graph.operations import random_bits
 from adjoint.programs import Programs
+from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import LLVMError, load
 from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.runtime.gpu.graphs import SEEN
@@ -251,7 +252,7 @@ def test_a_kernel_that_is_refused_is_taken_apart_and_draws_the_same() -> None:
     torch.manual_seed(1)
     expected = Programs(graph, True, False)([x])
 
-    def refuse_draws(text: str, names: list[str]) -> list[int]:
+    def refuse_draws(text: str, names: list[str]) -> list[NativeFunction]:
         if "@philox" in text:
             raise LLVMError("no")
         return load(text, names)

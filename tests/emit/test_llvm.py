@@ -32,6 +32,7 @@ from adjoint.loops.statements import (
     Store,
     Update,
 )
+from adjoint.runtime.code import NativeFunction
 from tests.kernels import (
     HERE,
     N,
@@ -128,7 +129,7 @@ def kernel_of(operator: str, dtype: torch.dtype) -> Kernel:
 
 
 @functools.cache
-def native(quick: bool) -> dict[tuple[str, torch.dtype], tuple[Kernel, int]]:
+def native(quick: bool) -> dict[tuple[str, torch.dtype], tuple[Kernel, NativeFunction]]:
     """Operators of the types they take, in one module."""
     cases = [case for case in CASES if is_quick(*case) == quick]
     kernels = [kernel_of(name, dtype) for name, dtype in cases]
@@ -223,7 +224,7 @@ CASTS = [(before, after) for before in DTYPES for after in DTYPES if before != a
 
 
 @functools.cache
-def native_casts() -> dict[tuple[torch.dtype, torch.dtype], tuple[Kernel, int]]:
+def native_casts() -> dict[tuple[torch.dtype, torch.dtype], tuple[Kernel, NativeFunction]]:
     kernels = [
         pointwise(Cast(at("x", before), after), {"x": before}, f"cast{number}")
         for number, (before, after) in enumerate(CASTS)

@@ -1,8 +1,8 @@
 """LLVM text becomes functions of this process.
 
 Nothing is read from or written to disk, and no compiler is needed but the LLVM that llvmlite
-brings.  An engine owns its target machine and its code, and lives as long as the process: programs
-share kernels that are the same text.
+brings.  An engine owns its target machine and its code, and goes with the last function of it that
+somebody holds.
 
 What an object calls is known from the object alone: code generation adds calls where the processor
 has no instruction.  What nobody defines would be called all the same, at address 0; so such an
@@ -11,22 +11,24 @@ object is refused before it is loaded.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import llvmlite.binding as llvm
 from llvmlite.binding import newpassmanagers
 
+from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.machines import Machine
 from adjoint.runtime.cpu.objects import symbols_of
 from adjoint.runtime.cpu.support import C_FUNCTIONS, SUPPORT, c_function
 from adjoint.runtime.cpu.threads import openmp
 
-# llvmlite's engines; their code must stay while any program may call it.
-_ENGINES: list[llvm.ExecutionEngine] = []
+# What stays as long as the process.
+_RESIDENT: list[NativeFunction] = []
 _LOCK = threading.RLock()
 
 # Functions outside that texts may call.
@@ -59,48 +61,75 @@ def add_symbol(name: str, address: int) -> None:
 
 def compile_object(text: str, machine: Machine) -> bytes:
     """The object file that `text` becomes on a machine."""
+    with _LOCK:
+        _prepare()
     target = machine.target_machine()
-    try:
-        module = llvm.parse_assembly(text, llvm.create_context())
-        module.verify()
-    except RuntimeError as error:
-        raise LLVMError(str(error)) from error
-    module.triple = target.triple
-    module.data_layout = str(target.target_data)
-    # Wide loops are fast enough without being unrolled as well, and compile in a third of the
-    # time; short ones say themselves that they are to be.
-    tuning = llvm.create_pipeline_tuning_options(speed_level=2)
-    tuning.loop_vectorization = True
-    tuning.slp_vectorization = False
-    tuning.loop_unrolling = False
-    _optimize(module, llvm.create_pass_builder(target, tuning))
-    image: bytes = target.emit_object(module)
-    return image
+    with parsed(text) as module:
+        module.triple = target.triple
+        module.data_layout = str(target.target_data)
+        # Wide loops are fast enough without being unrolled as well, and compile in a third of the
+        # time; short ones say themselves that they are to be.
+        tuning = llvm.create_pipeline_tuning_options(speed_level=2)
+        tuning.loop_vectorization = True
+        tuning.slp_vectorization = False
+        tuning.loop_unrolling = False
+        builder = llvm.create_pass_builder(target, tuning)
+        with pass_manager(builder) as passes:
+            passes.run(module, builder)
+        image: bytes = target.emit_object(module)
+        return image
 
 
-def _optimize(module: llvm.ModuleRef, builder: llvm.PassBuilder) -> None:
+@contextlib.contextmanager
+def parsed(text: str) -> Iterator[llvm.ModuleRef]:
+    """`text` in a context of its own, which keeps constants and types of all modules that it sees.
+
+    Both are freed in their order, which the garbage collector would not keep to.
+    """
+    with llvm.create_context() as context:
+        try:
+            module = llvm.parse_assembly(text, context)
+        except RuntimeError as error:
+            raise LLVMError(str(error)) from error
+        with module:
+            try:
+                module.verify()
+            except RuntimeError as error:
+                raise LLVMError(str(error)) from error
+            yield module
+
+
+@contextlib.contextmanager
+def pass_manager(builder: llvm.PassBuilder) -> Iterator[llvm.ModulePassManager]:
     passes = builder.getModulePassManager()
     # llvmlite does not free it by itself: the `_dispose` that it finds first does nothing.
     passes._owned = True
     try:
-        passes.run(module, builder)
+        yield passes
     finally:
         newpassmanagers.NewPassManager._dispose(passes)
 
 
-def load(text: str, names: Sequence[str]) -> list[int]:
-    """The addresses of the functions `names` that `text` defines."""
+def load(text: str, names: Sequence[str]) -> list[NativeFunction]:
+    """The functions `names` that `text` defines."""
     with _LOCK:
         _prepare()
         machine = machines.host()
         image = compile_object(text, machine)
         _require(image, names)
-        empty = llvm.parse_assembly("", llvm.create_context())
+        # In a context that stays: engines are freed by the garbage collector, in any order.
+        empty = llvm.parse_assembly("")
         engine = llvm.create_mcjit_compiler(empty, machine.target_machine())
         engine.add_object_file(llvm.object_file.ObjectFileRef.from_data(image))
         engine.finalize_object()
-        _ENGINES.append(engine)
-        return [engine.get_function_address(name) for name in names]
+        return [NativeFunction(engine.get_function_address(name), engine) for name in names]
+
+
+def resident(text: str, name: str) -> int:
+    """The address of a function that `text` defines, and that stays as long as the process."""
+    (function,) = load(text, [name])
+    _RESIDENT.append(function)
+    return function.address
 
 
 def _require(image: bytes, names: Sequence[str]) -> None:
@@ -117,7 +146,7 @@ def _is_known(name: str) -> bool:
     if name not in _KNOWN:
         address = None
         if name in SUPPORT:
-            (address,) = load(SUPPORT[name], [name])
+            address = resident(SUPPORT[name], name)
         elif name in C_FUNCTIONS:
             address = c_function(name)
         if address:
@@ -170,6 +199,6 @@ end:
 @functools.cache
 def runner() -> Callable[..., int]:
     """Puts addresses in their places, then calls kernels one after another."""
-    (address,) = load(RUNNER, ["adjoint.run"])
     word = ctypes.c_int64
-    return ctypes.CFUNCTYPE(word, word, word, word, word, word, word)(address)
+    kind = ctypes.CFUNCTYPE(word, word, word, word, word, word, word)
+    return kind(resident(RUNNER, "adjoint.run"))

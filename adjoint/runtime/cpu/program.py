@@ -31,6 +31,7 @@ from adjoint.loops.plan import (
     Tiles,
     operands_of,
 )
+from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import runner
 from adjoint.runtime.cpu.memory import (
     CPU,
@@ -85,11 +86,11 @@ class CpuProgram:
     forgets_histories = False
     """Inputs may be tracked."""
 
-    def __init__(self, plan: Plan, addresses: Mapping[Launch, int]) -> None:
+    def __init__(self, plan: Plan, functions: Mapping[Launch, NativeFunction]) -> None:
         keep_freed_memory()
         self.plan = plan
-        self.addresses = addresses
-        """Where the code of each kernel is."""
+        self.functions = functions
+        """The code of each kernel, which is there as long as the program is."""
         self.runs = _runs(plan)
         self.source, constants = self._writer().text()
         namespace: dict[str, Any] = {**constants}
@@ -291,7 +292,7 @@ class Binding:
             else:
                 values = [address(operand) for operand in step.operands]
                 values += [self.chunks(step), *self._ints(step.extents)]
-                steps += self._entry(step, program.addresses[step], values, words)
+                steps += self._entry(step, program.functions[step].address, values, words)
         count = len(run.steps)
         first = words.put(steps)
         memory, bindings = words.finish()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adjoint.loops.plan import Kind, Launch, Matrix, Product, Scratch, Tiles
-from adjoint.runtime.cpu.engine import add_symbol, load
+from adjoint.runtime.cpu.engine import add_symbol, resident
 from adjoint.runtime.cpu.memory import At, Word, Words
 
 if TYPE_CHECKING:
@@ -225,16 +225,14 @@ def has_blas() -> bool:
 
 @functools.cache
 def tile_runner() -> int:
-    (address,) = load(TEXT, ["adjoint.tiles"])
-    return address
+    return resident(TEXT, "adjoint.tiles")
 
 
 @functools.cache
 def _gemm(dtype: torch.dtype) -> int:
     assert has_blas()
     name, kind, _ = _GEMM[dtype]
-    (address,) = load(_gemm_text(name, kind), [f"adjoint.{name}"])
-    return address
+    return resident(_gemm_text(name, kind), f"adjoint.{name}")
 
 
 def tile_region(
@@ -301,7 +299,7 @@ class _Thread:
         values += [0, 0, *self.binding._ints(launch.extents)]
         at = self.words.put(values)
         self.patches += [[At(at.word + place), base, a, b, 0] for place, base, a, b in moving]
-        return [self.program.addresses[launch], at]
+        return [self.program.functions[launch].address, at]
 
     def is_local(self, operand: int | Scratch) -> bool:
         return isinstance(operand, int) and self.program.plan.slots[operand].kind is Kind.LOCAL

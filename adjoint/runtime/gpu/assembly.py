@@ -13,7 +13,7 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite.binding import ffi
 
-from adjoint.runtime.cpu.engine import LLVMError
+from adjoint.runtime.cpu.engine import LLVMError, parsed, pass_manager
 
 _LOCK = threading.Lock()
 
@@ -28,26 +28,23 @@ def assemble(text: str, capability: tuple[int, int]) -> bytes:
     """PTX for a device of that compute capability."""
     with _LOCK:
         _prepare()
-    try:
-        module = llvm.parse_assembly(text, llvm.create_context())
-        module.verify()
-    except RuntimeError as error:
-        raise LLVMError(str(error)) from error
-    target = llvm.Target.from_triple(module.triple)
-    machine = target.create_target_machine(
-        cpu=f"sm_{capability[0]}{capability[1]}",
-        # The first version in which several neighbours are added to memory at a time.
-        features="+ptx81" if capability == (9, 0) else "",
-        opt=3,
-    )
-    module.data_layout = str(machine.target_data)
-    tuning = llvm.create_pipeline_tuning_options(speed_level=2)
-    tuning.loop_vectorization = False
-    tuning.slp_vectorization = False
-    tuning.loop_unrolling = False
-    builder = llvm.create_pass_builder(machine, tuning)
-    _side_by_side("LLVMPY_RunNewModulePassManager")(builder.getModulePassManager(), module, builder)
-    return _emitted(machine, module)
+    with parsed(text) as module:
+        target = llvm.Target.from_triple(module.triple)
+        machine = target.create_target_machine(
+            cpu=f"sm_{capability[0]}{capability[1]}",
+            # The first version in which several neighbours are added to memory at a time.
+            features="+ptx81" if capability == (9, 0) else "",
+            opt=3,
+        )
+        module.data_layout = str(machine.target_data)
+        tuning = llvm.create_pipeline_tuning_options(speed_level=2)
+        tuning.loop_vectorization = False
+        tuning.slp_vectorization = False
+        tuning.loop_unrolling = False
+        builder = llvm.create_pass_builder(machine, tuning)
+        with pass_manager(builder) as passes:
+            _side_by_side("LLVMPY_RunNewModulePassManager")(passes, module, builder)
+        return _emitted(machine, module)
 
 
 def _emitted(machine: Any, module: Any) -> bytes:

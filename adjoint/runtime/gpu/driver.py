@@ -6,11 +6,15 @@ the driver itself.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
+
+from adjoint.runtime.code import NativeFunction
 
 # Options of cuModuleLoadDataEx: where to write what the assembler has to say, and how much of it.
 _ERROR_LOG = 5
@@ -71,8 +75,24 @@ def use_in_this_thread(device: int) -> None:
         _THREAD.device = device
 
 
-def load(code: bytes, names: list[str], device: int) -> list[int]:
-    """Functions of the PTX text `code`; it stays loaded as long as the process lives."""
+class Module:
+    """Code on a device, which is unloaded with this."""
+
+    def __init__(self, handle: int, device: int) -> None:
+        self.handle = handle
+        # Not when the process ends: the driver may have ended before.
+        weakref.finalize(self, _unload, handle, device).atexit = False
+
+
+def _unload(handle: int, device: int) -> None:
+    # Kernels of it may still run, and what is recorded meanwhile must not notice.
+    with _relaxed():
+        library().cuCtxSetCurrent(_context(device))
+        library().cuModuleUnload(ctypes.c_void_p(handle))
+
+
+def load(code: bytes, names: list[str], device: int) -> list[NativeFunction]:
+    """Functions of the PTX text `code`, which stays loaded as long as one of them is held."""
     _use(device)
     log = ctypes.create_string_buffer(_LOG_BYTES)
     options = (ctypes.c_int * 2)(_ERROR_LOG, _ERROR_LOG_BYTES)
@@ -83,7 +103,9 @@ def load(code: bytes, names: list[str], device: int) -> list[int]:
     )
     if failed:
         check(failed, f"load code: {log.value.decode(errors='replace')}")
-    found: list[int] = []
+    assert module.value is not None
+    owner = Module(module.value, device)
+    found: list[NativeFunction] = []
     for name in names:
         function = ctypes.c_void_p()
         check(
@@ -91,7 +113,7 @@ def load(code: bytes, names: list[str], device: int) -> list[int]:
             f"find {name}",
         )
         assert function.value is not None
-        found.append(function.value)
+        found.append(NativeFunction(function.value, owner))
     return found
 
 
@@ -143,8 +165,16 @@ def launch_graph(executable: int, stream: int, device: int) -> None:
 
 def forget_graph(executable: int) -> None:
     """One that runs is forgotten when it has run."""
-    # This may be while another is recorded, where it would be refused.
+    with _relaxed():
+        library().cuGraphExecDestroy(ctypes.c_void_p(executable))
+
+
+@contextlib.contextmanager
+def _relaxed() -> Iterator[None]:
+    """What is done here may be done while something is recorded; else it would be refused."""
     mode = ctypes.c_int(_RELAXED)
     library().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-    library().cuGraphExecDestroy(ctypes.c_void_p(executable))
-    library().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        library().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))

@@ -17,8 +17,8 @@ import torch
 from adjoint.graph.evaluation import forget_histories
 from adjoint.loops.plan import BUSY, Argument, Invoke, Launch, Plan, Tiles, operands_of
 from adjoint.loops.teams import block_of
-from adjoint.runtime.cpu.engine import BINDING, add_symbol
-from adjoint.runtime.cpu.engine import load as load_native
+from adjoint.runtime.code import NativeFunction
+from adjoint.runtime.cpu.engine import BINDING, add_symbol, resident
 from adjoint.runtime.cpu.memory import At, Pool, Word, Words
 from adjoint.runtime.cpu.program import Binding, CpuProgram, Writer, binding_failures
 from adjoint.runtime.gpu.capture import CudaRecorder
@@ -40,7 +40,7 @@ class GpuProgram(CpuProgram):
     def __init__(
         self,
         plan: Plan,
-        functions: Mapping[Launch, int],
+        functions: Mapping[Launch, NativeFunction],
         device: torch.device,
         recorded: bool = True,
     ) -> None:
@@ -224,6 +224,6 @@ end:
 def launcher() -> Callable[..., int]:
     """Puts addresses in their places, then launches kernels one after another."""
     add_symbol("cuLaunchKernel", launch_address())
-    (address,) = load_native(LAUNCHER, ["adjoint.launch"])
     word = ctypes.c_int64
-    return ctypes.CFUNCTYPE(word, word, word, word, word, word, word)(address)
+    kind = ctypes.CFUNCTYPE(word, word, word, word, word, word, word)
+    return kind(resident(LAUNCHER, "adjoint.launch"))

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from adjoint.emit.math import FUNCTIONS, definitions, symbol
+from adjoint.runtime.cpu import machines
 
 Array = npt.NDArray[np.floating]
 TYPES = {"f32": ("float", np.float32), "f64": ("double", np.float64)}
@@ -70,11 +71,7 @@ class Loop:
 def host_machine() -> llvm.TargetMachine:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    target = llvm.Target.from_default_triple()
-    features = llvm.get_host_cpu_features().flatten()
-    return target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features, opt=3, jit=True
-    )
+    return machines.host().target_machine()
 
 
 def optimise(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:

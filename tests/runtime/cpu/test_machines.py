@@ -5,8 +5,8 @@ from unittest import mock
 import llvmlite.binding as llvm
 import pytest
 
-from adjoint.runtime.cpu.engine import compile_object
 from adjoint.runtime.cpu import machines
+from adjoint.runtime.cpu.engine import compile_object
 from adjoint.runtime.cpu.machines import LEVELS, Machine, host, missing, reduced
 from tests.conftest import pytest_configure
 

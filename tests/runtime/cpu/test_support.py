@@ -52,10 +52,11 @@ end:
 def converted(name: str, bits: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     """The bits of each number, converted by the function `name`."""
     source, result = MODES[name.removesuffix("2")[-4:-2]], MODES[name.removesuffix("2")[-2:]]
-    (address,) = load(over_arrays(name, source, result), ["each"])
+    (function,) = load(over_arrays(name, source, result), ["each"])
     made = np.zeros(len(bits), NUMPY[BITS[result]])
     word = ctypes.c_int64
-    ctypes.CFUNCTYPE(None, word, word, word)(address)(bits.ctypes.data, made.ctypes.data, len(bits))
+    each = ctypes.CFUNCTYPE(None, word, word, word)(function.address)
+    each(bits.ctypes.data, made.ctypes.data, len(bits))
     return made
 
 
@@ -168,8 +169,8 @@ def remainders() -> Iterator[tuple[float, float]]:
 
 @pytest.mark.parametrize(("name", "kind"), [("fmod", ctypes.c_double), ("fmodf", ctypes.c_float)])
 def test_the_rest_of_a_division_is_exact(name: str, kind: type) -> None:
-    (address,) = load(SUPPORT[name], [name])
-    ours = ctypes.CFUNCTYPE(kind, kind, kind)(address)
+    (function,) = load(SUPPORT[name], [name])
+    ours = ctypes.CFUNCTYPE(kind, kind, kind)(function.address)
     for x, y in remainders():
         x, y = (kind(v).value for v in (x, y))
         invalid = math.isnan(x) or math.isnan(y) or math.isinf(x) or y == 0
@@ -195,9 +196,9 @@ define void @both(ptr %x.at, ptr %y.at, ptr %to) {{
 
 @pytest.mark.parametrize("name", ["__divti3", "__modti3", "__udivti3", "__umodti3"])
 def test_division_of_128_bits(name: str) -> None:
-    (address,) = load(by_memory(name), ["both"])
+    (function,) = load(by_memory(name), ["both"])
     word = ctypes.c_int64
-    ours = ctypes.CFUNCTYPE(None, word, word, word)(address)
+    ours = ctypes.CFUNCTYPE(None, word, word, word)(function.address)
     signed = not name.startswith("__u")
     chosen = random.Random(0)
     known = [0, 1, 2, 3, 7, (1 << 64) - 1, 1 << 64, (1 << 127) - 1, 1 << 127, (1 << 128) - 1]

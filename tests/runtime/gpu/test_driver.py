@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,8 @@ class Driver:
     def __getattr__(self, name: str) -> Callable[..., int]:
         def answer(*args: Any) -> int:
             self.asked.append(name)
+            if name in ("cuModuleLoadDataEx", "cuModuleGetFunction"):
+                args[0]._obj.value = 55
             if name == "cuGraphInstantiateWithFlags":
                 args[0]._obj.value = 77
             if name == "cuStreamEndCapture" and name not in self.failing:
@@ -88,6 +91,26 @@ class TestRecording:
         with pytest.raises(driver.DriverError, match="ready to run"):
             driver.record(lambda: None, SIDE, 0)
         assert library.recording()[-1] == "cuGraphDestroy"
+
+    def test_code_is_unloaded_with_its_last_function(
+        self, driver_with: Callable[..., Driver]
+    ) -> None:
+        library = driver_with()
+        one, other = driver.load(b"", ["one", "other"], 0)
+        del one
+        gc.collect()
+        assert "cuModuleUnload" not in library.asked
+        del other
+        gc.collect()
+        exchange = "cuThreadExchangeStreamCaptureMode"
+        assert library.asked[-4:] == [exchange, "cuCtxSetCurrent", "cuModuleUnload", exchange]
+
+    def test_so_is_code_that_lacks_a_function(self, driver_with: Callable[..., Driver]) -> None:
+        library = driver_with(cuModuleGetFunction=500)
+        with pytest.raises(driver.DriverError, match="find one"):
+            driver.load(b"", ["one"], 0)
+        gc.collect()
+        assert library.asked.count("cuModuleUnload") == 1
 
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

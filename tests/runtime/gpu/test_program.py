@@ -9,7 +9,7 @@ import torch
 
 from adjoint.lower.planning import lower
 from adjoint.native import native_program
-from adjoint.runtime.cpu.engine import add_symbol, load
+from adjoint.runtime.cpu.engine import add_symbol, resident
 from adjoint.runtime.cpu.memory import At, Entering, Words
 from adjoint.runtime.gpu.program import LAUNCHER, GpuProgram, used_inputs, why_not_recorded
 from tests.lowering import graph_of
@@ -36,7 +36,7 @@ def test_the_launcher_hands_each_kernel_its_arguments() -> None:
     address = ctypes.cast(callback, ctypes.c_void_p).value
     assert address is not None
     add_symbol("recorded", address)
-    (code,) = load(LAUNCHER.replace("cuLaunchKernel", "recorded"), ["adjoint.launch"])
+    code = resident(LAUNCHER.replace("cuLaunchKernel", "recorded"), "adjoint.launch")
     word = ctypes.c_int64
     launcher = ctypes.CFUNCTYPE(word, word, word, word, word, word, word)(code)
 
