@@ -85,7 +85,7 @@ class Module:
 
 
 def _unload(handle: int, device: int) -> None:
-    # Kernels of it may still run, and what is recorded meanwhile must not notice.
+    # The driver waits for kernels of it that still run.
     with _relaxed():
         library().cuCtxSetCurrent(_context(device))
         library().cuModuleUnload(ctypes.c_void_p(handle))
