@@ -18,7 +18,7 @@ from adjoint.failing import theirs
 from adjoint.graph.operations import apply_function
 from adjoint.source import user_line
 from adjoint.torch_private.dynamo import differentiable_backward
-from adjoint.torch_private.modes import materializes_grads
+from adjoint.torch_private.modes import is_of_custom_op, materializes_grads
 from adjoint.trace.emission import as_under, current_mode
 from adjoint.trace.interpretation import Interpreter
 from adjoint.trace.subgraph import Body, match_lifted, opaque
@@ -40,9 +40,6 @@ _NESTED = 2
 # How a module sees the gradients of its arguments and results, by hooks on autograd's own nodes.
 _OF_MODULE_HOOKS = "BackwardHookFunction"
 
-# How torch.library gives a custom op its derivative: the op itself is the node, and has it.
-_OF_CUSTOM_OPS = "GeneratedBackwardFor_"
-
 
 def apply(
     tracer: Tracer,
@@ -63,9 +60,9 @@ def apply(
         return theirs(
             original, *args, **kwargs
         )  # Checkpoint has functions of its own, without derivative.
-    if function.__name__.startswith(_OF_CUSTOM_OPS):
-        with as_under(current_mode()):
-            return theirs(original, *args, **kwargs)
+    if is_of_custom_op(function):
+        # The op itself is the node, and has the derivative.
+        return theirs(original, *args, **kwargs)
     if not (torch.is_grad_enabled() and any(_needs_grad(arg) for arg in args)):
         return theirs(original, *args, **kwargs)
     if function.__name__ == _OF_MODULE_HOOKS:
@@ -147,6 +144,12 @@ def apply(
     )
     tracer.register(tuple(tensors), node)
     return result
+
+
+def apply_custom_op(run: Callable[[], Any]) -> Any:
+    """Run a custom op below autograd: its node is under the mode that the op was called under."""
+    with as_under(current_mode()):
+        return run()
 
 
 def _patterns(context: Any, results: Sequence[torch.Tensor]) -> list[tuple[int, ...] | None]:

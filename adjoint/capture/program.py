@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from adjoint.capture.front import Front
+from adjoint.capture.functions import apply_custom_op
 from adjoint.capture.inputs import Inputs, Leaf
 from adjoint.capture.results import Results
 from adjoint.errors import CaptureError
@@ -33,6 +34,7 @@ from adjoint.torch_private.fake import (
 from adjoint.torch_private.modes import (
     control_flow_calls_its_operator,
     custom_functions_applied_by,
+    custom_ops_applied_by,
     outside_functorch,
 )
 from adjoint.trace.emission import current_mode
@@ -120,6 +122,7 @@ class Capture:
             control_flow_calls_its_operator(mode),
             selective_checkpoints_ask(partial(_under_policy, self.tracer), mode),
             custom_functions_applied_by(front.apply_custom_function, mode),
+            custom_ops_applied_by(apply_custom_op, mode),
         ):
             yield front
 

@@ -21,6 +21,7 @@ from adjoint.graph.operations import (
 from adjoint.graph.subgraphs import body_of
 from adjoint.rules.outputs import differentiable_outputs
 from adjoint.rules.registry import NON_DIFFERENTIABLE
+from adjoint.torch_private import trees
 from adjoint.torch_private.fake import FakeTensorMode, fake_mode_of
 from adjoint.torch_private.operators import OpOverload
 
@@ -88,17 +89,19 @@ def _passes(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -> b
     if node.target in _CUTS or not differentiable(node.meta.get("val")):
         return False
     if node.target is operator.getitem:
-        several, index = node.args
-        assert isinstance(several, fx.Node)
-        if several.target is with_backward and index in several.args[1]:  # type: ignore[operator]
+        several, path = selection(node)
+        if several.target is with_backward and path[0] in several.args[1]:  # type: ignore[operator]
             return False
         if several not in active:
             return False
+        given: Any = True
         if has_bodies(several):
-            return _given_by_bodies(several, active)[index]  # type: ignore[index]
-        if _is_list(several):
-            return True
-        return _given(several, active, fake_mode)[index]  # type: ignore[index]
+            given = _given_by_bodies(several, active)
+        elif isinstance(several.target, OpOverload):
+            given = _given(several, active, fake_mode)
+        for index in path:
+            given = given if given is True else given[index]
+        return any(trees.leaves(given))
     if not _is_recorded(node):
         return False
     if node.target is with_data:
@@ -106,21 +109,28 @@ def _passes(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -> b
     if not any(argument in active for argument in node.all_input_nodes):
         return False
     # A step has a derivative, which is zero; a new tensor of zeros has none.
-    return node.target not in NON_DIFFERENTIABLE or any(_given(node, active, fake_mode))
+    return node.target not in NON_DIFFERENTIABLE or any(
+        trees.leaves(_given(node, active, fake_mode))
+    )
 
 
-def _is_list(node: fx.Node) -> bool:
-    """What the node gives is one result, a list of tensors; or its target is no op of torch's."""
-    return not isinstance(node.target, OpOverload) or len(node.target._schema.returns) < 2
+def selection(node: fx.Node) -> tuple[fx.Node, tuple[int, ...]]:
+    """The call whose results `node` is selected from, and by which indices, lists inside tuples."""
+    path: tuple[int, ...] = ()
+    while node.target is operator.getitem:
+        node, index = node.args  # type: ignore[assignment]
+        path = (index, *path)  # type: ignore[assignment]
+    return node, path
 
 
-def _given(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -> tuple[bool, ...]:
+def _given(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -> tuple[Any, ...]:
     """For each result of a call, whether a derivative flows through it."""
     if not isinstance(node.target, OpOverload):
         return (True,)
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     values = [n.meta["val"] for n in node.all_input_nodes if n in active]
-    return differentiable_outputs(node.target, args, kwargs, values, fake_mode)
+    out = node.meta["val"]
+    return differentiable_outputs(node.target, args, kwargs, out, values, fake_mode)
 
 
 def _given_by_bodies(node: fx.Node, active: set[fx.Node]) -> list[bool]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from adjoint.differentiate.activity import active_nodes
+from adjoint.differentiate.activity import active_nodes, selection
 from adjoint.differentiate.bodies import Loop, reverse_cond, reverse_loop
 from adjoint.differentiate.copying import inline, inputs_of, refuse_outside
 from adjoint.differentiate.expansion import expanded
@@ -38,7 +38,7 @@ from adjoint.graph.metadata import (
 from adjoint.graph.operations import LOOPS, has_bodies, provided, with_backward, with_data
 from adjoint.rules.derived import pull_back
 from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, VJPS
-from adjoint.torch_private import symbols
+from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.fake import fake_mode_of
 from adjoint.torch_private.modes import enable_python_dispatcher
 from adjoint.torch_private.operators import OpOverload
@@ -117,7 +117,7 @@ class Sweep:
         """
         found: list[fx.Node] = []
         for node in self.primal.graph.nodes:
-            items = [n for n in node.users if n.target is operator.getitem and n in self.active]
+            items = [n for n in _selected(node) if n in self.active]
             if node in self.active and len(items) > 1:
                 # What is known as the result of a custom function is known as nothing else.
                 own = node.args[2] if node.target is with_backward else ()
@@ -188,19 +188,30 @@ class Sweep:
 
     def _know(self, node: fx.Node, copy: fx.Node) -> None:
         """From now on, the value of `node` is that of `copy`."""
-        emitter, value = self.tracer.emitter, copy.meta.get("val")
-        if isinstance(value, torch.Tensor):
-            self.tracer.scope.new(value, copy)
-        elif isinstance(value, (tuple, list)):
-            # Rules speak of all results of an op, also of those that the program does not use.
-            taken = {user.args[1] for user in node.users if user.target is operator.getitem}
+        taken = {user.args[1] for user in node.users if user.target is operator.getitem}
+        self._know_results(copy, taken)
+        self.tracer.emitter.bind_symbols(copy, copy.meta.get("val"))
+
+    def _know_results(self, copy: fx.Node, taken: Container[Any] = ()) -> None:
+        """The tensors that `copy` gives, but for those that are `taken`.
+
+        Rules speak of all results of an op, also of those that the program does not use.
+        """
+        value = copy.meta.get("val")
+        if isinstance(value, (tuple, list)):
             for index, each in enumerate(value):
-                if isinstance(each, torch.Tensor) and index not in taken:
-                    self.tracer.scope.new(each, emitter.item(copy, index))
-        if node.target is operator.getitem:
-            several, place = copy.args
-            self.tracer.scope.new(several.meta["val"][place], copy)  # type: ignore[union-attr]
-        emitter.bind_symbols(copy, value)
+                if index not in taken and isinstance(each, (torch.Tensor, tuple, list)):
+                    self._know_results(self.tracer.emitter.item(copy, index))
+        elif isinstance(value, torch.Tensor):
+            self.tracer.scope.new(value, copy)
+            node, path = copy, list[Any]()
+            while node.target is operator.getitem:
+                node, index = node.args  # type: ignore[assignment]
+                path.insert(0, index)
+                part = node.meta["val"]
+                for index in path:
+                    part = part[index]
+                self.tracer.scope.new(part, copy)
 
     # Cotangents -------------------------------------------------------------------------------
 
@@ -211,11 +222,9 @@ class Sweep:
         self.reached.add(node)
         value = node.meta["val"]
         if node.target is operator.getitem:
-            several, index = node.args
-            assert isinstance(several, fx.Node)
-            assert isinstance(index, int)
+            several, path = selection(node)
             slots = self.cotangents.setdefault(several, {})
-            slots[index] = self._sum(slots.get(index), self._fitted(cotangent, value))
+            slots[path] = self._sum(slots.get(path), self._fitted(cotangent, value))
         else:
             self.cotangents[node] = self._sum(
                 self.cotangents.get(node), self._fitted(cotangent, value)
@@ -265,7 +274,7 @@ class Sweep:
         emitter.grad_of = GradOf(node.name, str(node.target), self.order)
         out = node.meta["val"]
         if isinstance(cotangent, dict):
-            cotangent = tuple(cotangent.get(index) for index in range(len(out)))
+            cotangent = _arranged(cotangent, out)
         args, kwargs = self._values((node.args, node.kwargs))
         with as_under(Mode()):
             rule = VJPS.get(node.target)
@@ -389,7 +398,7 @@ class Sweep:
     def _derive(self, node: fx.Node, cotangent: Any, out: Any, args: Any, kwargs: Any) -> None:
         arguments = [n for n in node.all_input_nodes if n in self.active]
         active = [n.meta["val"] for n in arguments]
-        cotangents = list(cotangent) if isinstance(cotangent, tuple) else [cotangent]
+        cotangents = trees.leaves(cotangent)
         function: Any = COMPOSITIONS.get(node.target) or node.target
 
         def formula() -> dict[int, torch.Tensor]:
@@ -413,7 +422,7 @@ class Sweep:
             self._accumulate(argument, gradient)
 
     def _note(self, node: fx.Node, argument: fx.Node, gradient: Any) -> None:
-        if isinstance(node.meta["val"], tuple) and gradient is not None:
+        if isinstance(node.meta["val"], (tuple, list)) and gradient is not None:
             self.given.setdefault(node, []).append(argument)
 
     def _provided(
@@ -488,6 +497,13 @@ class _Derivation(Tracer):
         return super().__torch_dispatch__(op, types, args, kwargs)
 
 
+def _selected(node: fx.Node) -> list[fx.Node]:
+    """The tensors that are selected from what `node` gives, lists inside tuples too."""
+    items = [user for user in node.users if user.target is operator.getitem]
+    inner = [each for item in items for each in _selected(item)]
+    return [*(n for n in items if isinstance(n.meta.get("val"), torch.Tensor)), *inner]
+
+
 def order_of_program(graph: fx.Graph) -> int:
     """How often the user's program was differentiated to give this one.
 
@@ -496,6 +512,13 @@ def order_of_program(graph: fx.Graph) -> int:
     described = (*input_descriptors(graph), *output_descriptors(graph))
     orders: list[int] = [node.meta.get("order", 0) for node in graph.nodes]
     return max(*orders, *map(order_of, described))
+
+
+def _arranged(cotangents: Mapping[tuple[int, ...], Any], out: Any, path: Any = ()) -> Any:
+    """One cotangent, or None, for each tensor in `out`, which may be nested."""
+    if not isinstance(out, (tuple, list)):
+        return cotangents.get(path)
+    return tuple(_arranged(cotangents, each, (*path, i)) for i, each in enumerate(out))
 
 
 def _attributes(module: fx.GraphModule) -> dict[str, Any]:

@@ -13,20 +13,27 @@ from adjoint.torch_private.fake import FakeTensorMode
 from adjoint.torch_private.modes import enable_python_dispatcher
 from adjoint.torch_private.operators import OpOverload
 
-_KNOWN: dict[Any, tuple[bool, ...]] = {}
+_KNOWN: dict[Any, tuple[Any, ...]] = {}
 
 
 def differentiable_outputs(
-    op: OpOverload, args: Any, kwargs: Any, active: Sequence[Any], fake_mode: FakeTensorMode
-) -> tuple[bool, ...]:
+    op: OpOverload,
+    args: Any,
+    kwargs: Any,
+    out: Any,
+    active: Sequence[Any],
+    fake_mode: FakeTensorMode,
+) -> tuple[Any, ...]:
     """For each result of a call with fake arguments, whether a derivative flows through it from the
-    `active` ones.
+    `active` ones; for a list among the results, a list.  `out` is what the call returned.
 
     The statistics of a normalization are numbers like its result, but eager gives them none.
     """
-    leaves = trees.leaves((args, kwargs))
+    leaves, form = trees.taken_apart((args, kwargs))
     wanted = {id(each) for each in active}
-    key = (op, tuple(_kind(leaf, wanted) for leaf in leaves))
+    # How many tensors are in a list depends on sizes, which are not looked at.
+    _, returned = trees.taken_apart(out)
+    key = (op, form, returned, tuple(_kind(leaf, wanted) for leaf in leaves))
     if key not in _KNOWN:
 
         def leaf(value: Any) -> Any:
@@ -37,11 +44,13 @@ def differentiable_outputs(
         with fake_mode, enable_python_dispatcher(), by_torch_formula(op), torch.enable_grad():
             args, kwargs = trees.map_leaves(leaf, (args, kwargs))
             results = op(*args, **kwargs)
-        _KNOWN[key] = tuple(
-            isinstance(result, torch.Tensor) and result.requires_grad
-            for result in (results if isinstance(results, (tuple, list)) else (results,))
-        )
+        several = results if isinstance(results, (tuple, list)) else (results,)
+        _KNOWN[key] = tuple(trees.map_leaves(_requires_grad, list(several)))
     return _KNOWN[key]
+
+
+def _requires_grad(result: Any) -> bool:
+    return isinstance(result, torch.Tensor) and result.requires_grad
 
 
 def _kind(leaf: Any, wanted: set[int]) -> Any:

@@ -15,7 +15,7 @@ from torch._higher_order_ops.cond import CondOp
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch._ops import HigherOrderOperator
 from torch.autograd import forward_ad
-from torch.autograd.function import FunctionCtx
+from torch.autograd.function import FunctionCtx, _SingleLevelFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils._device import DeviceContext
@@ -33,6 +33,7 @@ __all__ = [
     "control_flow_calls_its_operator",
     "counted_already",
     "custom_functions_applied_by",
+    "custom_ops_applied_by",
     "default_devices",
     "dispatch_modes",
     "enable_python_dispatcher",
@@ -283,6 +284,38 @@ def custom_functions_applied_by(
         replaced(FunctionCtx, "set_materialize_grads", noted, mode),
     ):
         yield
+
+
+# How torch.library names the functions by which custom ops have their derivatives.
+_OF_CUSTOM_OPS = "GeneratedBackwardFor_"
+
+
+def is_of_custom_op(function: type) -> bool:
+    """torch.library made this `autograd.Function`: a custom op is on its way below autograd."""
+    return function.__name__.startswith(_OF_CUSTOM_OPS)
+
+
+@contextlib.contextmanager
+def custom_ops_applied_by(apply: Callable[..., Any], mode: TorchDispatchMode) -> Iterator[None]:
+    """Under `mode`, route a custom op on its way below autograd to `apply(run)`.
+
+    The functions that torch.library makes for ops with lists of tensors hold the `apply` of
+    `autograd.Function` that was there when they were made.  Where that ends, all are met.
+    """
+
+    def routed(cls: type, *args: Any) -> Any:
+        original = super(_SingleLevelFunction, cls).apply  # type: ignore[misc]
+        return apply(lambda: original(*args)) if is_of_custom_op(cls) else original(*args)
+
+    def inherited(cls: type, *args: Any) -> Any:
+        return super(_SingleLevelFunction, cls).apply(*args)  # type: ignore[misc]
+
+    setattr(_SingleLevelFunction, "apply", classmethod(inherited))  # noqa: B010
+    try:
+        with replaced(_SingleLevelFunction, "apply", routed, mode):
+            yield
+    finally:
+        delattr(_SingleLevelFunction, "apply")
 
 
 def materializes_grads(context: Any) -> bool:
