@@ -22,8 +22,8 @@ from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.optimize.masks import narrow_masks
 from adjoint.options import Options
-from adjoint.partition.opening import open_softmax
-from adjoint.partition.split import Backward, Forward, Split, narrowed
+from adjoint.partition.opening import close_softmax, open_softmax
+from adjoint.partition.split import Backward, Forward, NotSaved, Split, narrowed
 from adjoint.programs import Programs, evaluate_taking
 from adjoint.rules.registry import COMPOSITIONS
 from adjoint.runtime.bridge import Compiled, Executable, Recorded, Reversed
@@ -70,19 +70,26 @@ class Build:
         # A backward graph runs here only to be differentiated again, in any of several ways.
         also = split.primals if sweep.order > 1 else sweep.several_results()
         forward = split.forward(also)
-        if sweep.order == 1 and self._leaves_out(sweep, forward, wrt, parts):
-            also = [*also, *self._also_needed(forward, wrt)]
+        reached = {sweep.copies.get(node) for node in sweep.reached} | parts
+        while sweep.order == 1 and self._leaves_out(forward, wrt, reached):
+            more, further = self._also_needed(forward, wrt)
+            if further <= reached:
+                break
+            also, reached = [*also, *more], reached | further
             forward = split.forward(also)
         backward = split.backward(forward.nodes, forward.inputs, forward.outputs)
-        differentiable = frozenset(_differentiable_outputs(forward.graph_module, wrt))
+        executed = forward.graph_module
+        primal = close_softmax(executed)[0] if parts else executed
+        differentiable = frozenset(_differentiable_outputs(primal, wrt))
         return Recorded(
-            forward.graph_module,
+            primal,
             forward.results,
             forward.inputs,
             forward.outputs,
             differentiable,
             _reversed(sweep, backward, results),
             frozenset(requiring) - differentiable,
+            executed,
         )
 
     def reverse(self, recorded: Recorded, of: Sequence[int], wrt: Sequence[int]) -> Reversed:
@@ -91,9 +98,18 @@ class Build:
             return recorded.first
         with differentiating(recorded.graph_module):
             sweep, joint = self._joint(recorded.graph_module, of, wrt)
+            open_softmax(joint.graph)
+            # What a softmax is made of is what was saved of it.
+            merge_common_subexpressions(joint.graph)
             split = Split(joint, sweep.order)
             nodes = [node for node, _ in split.results]
-            backward = split.backward(nodes, recorded.saved_inputs, recorded.saved_outputs)
+            try:
+                backward = split.backward(nodes, recorded.saved_inputs, recorded.saved_outputs)
+            except NotSaved:
+                # What all cotangents need was saved, and those that are missing are zeros.
+                if not set(of) <= set(recorded.first.of):
+                    raise
+                return recorded.first
             return _reversed(sweep, backward, of)
 
     def narrow(self, made: Reversed, places: frozenset[int]) -> Reversed:
@@ -131,24 +147,29 @@ class Build:
         """The same graph; ops that torch cannot differentiate are composed of ops that it can."""
         return _composed(graph_module)
 
-    def _leaves_out(
-        self, sweep: Sweep, forward: Forward, wrt: Sequence[int], parts: Set[fx.Node]
-    ) -> bool:
-        """Some saved value has a derivative that the first backward graph has no part of.
-
-        It has one of what `parts` are parts of.
-        """
-        reached = {sweep.copies.get(node) for node in sweep.reached} | parts
+    def _leaves_out(self, forward: Forward, wrt: Sequence[int], reached: Set[Any]) -> bool:
+        """Some saved value has a derivative, and no sweep that was looked at has `reached` it."""
         nodes, active = forward.nodes, _differentiable_outputs(forward.graph_module, wrt)
         return any(place >= forward.results and nodes[place] not in reached for place in active)
 
-    def _also_needed(self, forward: Forward, wrt: Sequence[int]) -> list[fx.Node]:
-        """What the derivative of the saved values themselves needs."""
-        of = _differentiable_outputs(forward.graph_module, wrt)
-        sweep, joint = self._joint(forward.graph_module, of, wrt)
-        origins = {copy: forward.origins[node] for node, copy in sweep.copies.items()}
-        needed = Split(joint, sweep.order).needed()
-        return [origins[node] for node in needed if node in origins]
+    def _also_needed(
+        self, forward: Forward, wrt: Sequence[int]
+    ) -> tuple[list[fx.Node], set[fx.Node]]:
+        """What the derivative of the saved values themselves needs, and what it reaches."""
+        primal, made_of = close_softmax(forward.graph_module)
+        sweep, joint = self._joint(primal, _differentiable_outputs(primal, wrt), wrt)
+        # A sweep expands its graph, unless that has been expanded before.
+        origins = {
+            copy: forward.origins[made_of[node]]
+            for node, copy in sweep.copies.items()
+            if node in made_of and made_of[node] in forward.origins
+        }
+        needed = [*Split(joint, sweep.order).needed(), *sweep.several_results()]
+        reached = {sweep.copies.get(node) for node in sweep.reached}
+        return (
+            [origins[node] for node in needed if node in origins],
+            {origins[node] for node in reached if node in origins},
+        )
 
     def _joint(
         self, graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]

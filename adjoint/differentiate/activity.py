@@ -116,10 +116,10 @@ def _passes(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -> b
 
 def selection(node: fx.Node) -> tuple[fx.Node, tuple[int, ...]]:
     """The call whose results `node` is selected from, and by which indices, lists inside tuples."""
-    path: tuple[int, ...] = ()
+    path: tuple[Any, ...] = ()
     while node.target is operator.getitem:
         node, index = node.args  # type: ignore[assignment]
-        path = (index, *path)  # type: ignore[assignment]
+        path = (index, *path)
     return node, path
 
 

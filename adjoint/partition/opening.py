@@ -11,9 +11,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from adjoint.graph.purity import remove_dead_code
 from adjoint.partition.split import is_cheap
+from adjoint.torch_private.graph_modules import module_of
 
 aten = torch.ops.aten
+
+# In the metadata of what stands for an opened softmax: along which axis it is one.
+_AXIS = "softmax_axis"
 
 
 def open_softmax(graph: fx.Graph) -> tuple[dict[fx.Node, fx.Node], set[fx.Node]]:
@@ -32,6 +37,31 @@ def open_softmax(graph: fx.Graph) -> tuple[dict[fx.Node, fx.Node], set[fx.Node]]
     return opened, parts
 
 
+def close_softmax(
+    graph_module: fx.GraphModule,
+) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:
+    """The graph with each opened softmax as the operator it was, and which node each was made of.
+
+    A derivative of the graph is then that of the operator, and needs no more than it did before.
+    """
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph_module.graph.nodes:
+        if _AXIS in node.meta:
+            x = node.args[0].args[0]
+            args = (copies[x], node.meta[_AXIS], False)
+            copy = graph.call_function(aten._log_softmax.default, args)
+        else:
+            copy = graph.node_copy(node, copies.__getitem__)
+        copy.meta = {key: value for key, value in node.meta.items() if key != _AXIS}
+        copies[node] = copy
+    closed = module_of(graph_module, graph)
+    remove_dead_code(graph)
+    if "entry_mode" in graph_module.meta:
+        closed.meta["entry_mode"] = graph_module.meta["entry_mode"]
+    return closed, {copy: node for node, copy in copies.items()}
+
+
 def _parts_of(node: fx.Node, parts: set[fx.Node]) -> fx.Node:
     def call(op: Any, *args: Any) -> fx.Node:
         made = node.graph.call_function(op, args)
@@ -45,4 +75,6 @@ def _parts_of(node: fx.Node, parts: set[fx.Node]) -> fx.Node:
     highest = call(aten.detach.default, call(aten.amax.default, x, [dim], True))
     shifted = call(aten.sub.Tensor, x, highest)
     total = call(aten.sum.dim_IntList, call(aten.exp.default, shifted), [dim], True)
-    return call(aten.sub.Tensor, shifted, call(aten.log.default, total))
+    whole = call(aten.sub.Tensor, shifted, call(aten.log.default, total))
+    whole.meta[_AXIS] = dim
+    return whole

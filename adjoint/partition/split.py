@@ -9,7 +9,7 @@ What is computed again is computed where it is first needed, and not held before
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +26,10 @@ from adjoint.graph.metadata import (
 )
 from adjoint.graph.purity import must_run, remove_dead_code
 from adjoint.partition.flow import UNBOUNDED, Network
+from adjoint.partition.sizes import read_sizes_of, sizes_beside
 from adjoint.torch_private.graph_modules import module_of
 from adjoint.torch_private.operators import OpOverload
-from adjoint.torch_private.symbols import expression, hint
+from adjoint.torch_private.symbols import hint
 
 aten = torch.ops.aten
 
@@ -63,6 +64,10 @@ class Backward:
     """Which inputs of the forward graph come first among its own,"""
     outputs: tuple[int, ...]
     """then which outputs of the forward graph; then the tangents."""
+
+
+class NotSaved(Exception):
+    """The backward graph cannot be computed from what the forward graph saved."""
 
 
 def is_tangent(node: fx.Node, order: int) -> bool:
@@ -189,6 +194,8 @@ class Split:
     def forward(self, also: Sequence[fx.Node] = ()) -> Forward:
         """The forward graph, with what all reverse nodes need, and `also`, among its outputs."""
         needed = list(dict.fromkeys([*self.needed(also), *also]))
+        primals = [node for node in self.joint.graph.nodes if node not in self.reverse]
+        needed += sizes_beside(needed, primals)
         primal = {node: i for i, node in enumerate(self.primals)}
         places = {node: i for i, (node, _) in reversed(list(enumerate(self.results)))}
         outputs = [node for node, _ in self.results]
@@ -225,7 +232,7 @@ class Split:
             available.setdefault(nodes[place], ("output", place))
         for place in saved_inputs:
             available[self.primals[place]] = ("input", place)
-        _read_sizes_of([*available, *self.tangents], self.joint.graph, available)
+        read_sizes_of([*available, *self.tangents], self.joint.graph, available)
         gradients = [node for node, _ in self.gradients]
         used = _used(self.joint, available, self.tangents, gradients)
         inputs = [n for n in used if available[n][0] == "input"]
@@ -454,26 +461,6 @@ def _descendants(graph: fx.Graph, roots: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _read_sizes_of(
-    known: Sequence[fx.Node], graph: fx.Graph, available: Container[fx.Node]
-) -> None:
-    """Read sizes off values that there are: which one was read first does not matter."""
-    shown: dict[Any, tuple[fx.Node, int]] = {}
-    for node in known:
-        value = node.meta.get("val")
-        sizes: Sequence[Any] = value.shape if isinstance(value, torch.Tensor) else ()
-        for axis, size in enumerate(sizes):
-            if isinstance(size, torch.SymInt):
-                shown.setdefault(expression(size), (node, axis))
-    for query in graph.find_nodes(op="call_function", target=aten.sym_size.int):
-        of, size = query.args[0], query.meta["val"]
-        if query in available or of in available or not isinstance(size, torch.SymInt):
-            continue
-        place = shown.get(expression(size))
-        if place is not None and of.op == "placeholder":
-            query.args = place
-
-
 def _used(
     joint: fx.GraphModule,
     available: dict[fx.Node, Any],
@@ -492,7 +479,7 @@ def _used(
         if node in available:
             used[node] = None
         elif node.op == "placeholder" or must_run(node):
-            raise AssertionError(f"{node.name} is needed by a backward graph, but not saved")
+            raise NotSaved(f"{node.name} is needed by a backward graph, but not saved")
         else:
             work += node.all_input_nodes
     order = {node: i for i, node in enumerate(joint.graph.nodes)}

@@ -75,6 +75,8 @@ class Recorded:
     """The backward graph that comes out of the sweep which decided what is saved."""
     requiring: frozenset[int] = frozenset()
     """Results that require grad, as eager's do, though they depend on none of those inputs."""
+    executed: fx.GraphModule | None = None
+    """What runs, if it computes the same in another way than what is differentiated."""
 
     # Asked for in every call.
 
@@ -349,7 +351,8 @@ class Recording:
     def _load(self) -> Executable:
         with compiling():
             if self._forward is None:
-                self._forward = self.builder.load(self.recorded.graph_module)
+                recorded = self.recorded
+                self._forward = self.builder.load(recorded.executed or recorded.graph_module)
             return self._forward
 
     def kinds(self, outputs: Sequence[Any], saved: Sequence[Any]) -> _Kinds:
@@ -518,7 +521,10 @@ class _Node(torch.autograd.Function):
             return (*_NO_TENSORS, *recording.in_eager(ctx.kept, pairs, wanted, error))
         saved = _saved(ctx)
         arguments = [saved[place] for place in ready.taken]
-        arguments += [zeros_for(ctx, i) if cotangents[i] is None else cotangents[i] for i in of]
+        arguments += [
+            zeros_for(ctx, index) if cotangents[index] is None else cotangents[index]
+            for index in ready.made.of
+        ]
         batched = any(map(is_batched, [cotangents[index] for index in given]))
         del saved, cotangents
         if is_autocast_enabled():

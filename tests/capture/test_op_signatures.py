@@ -17,10 +17,12 @@ LIBRARY = torch.library.Library("adjoint_test_signatures", "FRAGMENT")
 OPS: Any = torch.ops.adjoint_test_signatures
 
 
-def custom(fake: Callable[..., Any], backward: Any = None, setup: Any = None) -> Any:
+def custom(
+    fake: Callable[..., Any], backward: Any = None, setup: Any = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The op, with a fake and a derivative; its name is that of the function."""
 
-    def define(function: Any) -> Any:
+    def define(function: Callable[..., Any]) -> Callable[..., Any]:
         name = f"adjoint_test_signatures::{function.__name__}"
         op = torch.library.custom_op(name, function, mutates_args=())
         op.register_fake(fake)

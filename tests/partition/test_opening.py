@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 
 import adjoint
 from adjoint.partition import opening
-from adjoint.partition.opening import open_softmax
+from adjoint.partition.opening import close_softmax, open_softmax
 from tests.parity import leaf
 from tests.partition.test_split import aten, cross_entropy, recorded, saved_nodes, targets
 
@@ -56,3 +56,19 @@ def test_all_orders_are_right(target: str, monkeypatch: pytest.MonkeyPatch) -> N
 
     compiled = torch.compile(function, backend="adjoint", options={"target": target})
     torch.testing.assert_close(derivatives(compiled), derivatives(function))
+
+
+def test_what_is_differentiated_has_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "is_cheap", lambda node: True)
+
+    def function(x: Tensor) -> Tensor:
+        return x.log_softmax(-1).exp()
+
+    graph: fx.GraphModule = adjoint.capture(function, torch.rand(3, 4)).graph_module
+    before = targets(graph)
+    opened, _ = open_softmax(graph.graph)
+    assert aten._log_softmax.default not in targets(graph)
+    closed, made_of = close_softmax(graph)
+    assert targets(closed) == before
+    (whole,) = closed.graph.find_nodes(op="call_function", target=aten._log_softmax.default)
+    assert [made_of[whole]] == list(opened.values())

@@ -1,0 +1,85 @@
+"""Sizes in backward graphs: numbers that saved values show, or that are saved beside them.
+
+Which sizes a derivative asks for depends on which cotangents there are, and on which sizes turned
+out to be equal meanwhile.  So all of them can be had: a number costs nothing to save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from adjoint.graph.metadata import Mode
+from adjoint.torch_private import symbols
+
+aten = torch.ops.aten
+
+_QUERIES = frozenset({aten.sym_size.int, aten.sym_stride.int, aten.sym_storage_offset.default})
+
+
+def sizes_beside(saved: Sequence[fx.Node], primals: Iterable[fx.Node]) -> list[fx.Node]:
+    """Nodes for the symbols in the values of `primals` that none of `saved` shows."""
+    known: set[sympy.Basic] = set(_shown(saved))
+    found: list[fx.Node] = []
+    for node in primals:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            for symbol, query, axis in symbols.size_symbols(value):
+                # Strides and offsets are saved where they are asked for.
+                if query is aten.sym_size.int and symbol not in known:
+                    known.add(symbol)
+                    found.append(_asked(node, axis, at=node))
+        elif isinstance(value, torch.SymInt):
+            symbol = symbols.expression(value)
+            if isinstance(symbol, sympy.Symbol) and symbol not in known:
+                known.add(symbol)
+                found.append(node)
+    return found
+
+
+def read_sizes_of(known: Sequence[fx.Node], graph: fx.Graph, available: Container[fx.Node]) -> None:
+    """Read sizes off values that there are: which one was read first does not matter."""
+    shown = _shown(known)
+    for node in list(graph.nodes):
+        size = node.meta.get("val")
+        if node in available or not isinstance(size, torch.SymInt) or not _is_read(node, available):
+            continue
+        place = shown.get(symbols.expression(size))
+        if place is not None:
+            owner, axis = place
+            node.replace_all_uses_with(owner if axis is None else _asked(owner, axis, at=node))
+
+
+def _is_read(node: fx.Node, available: Container[fx.Node]) -> bool:
+    """A size that is an input, or that is read off a value which there is not."""
+    if node.op == "placeholder":
+        return True
+    return node.target in _QUERIES and node.args[0] not in available
+
+
+def _shown(nodes: Iterable[fx.Node]) -> dict[sympy.Basic, tuple[fx.Node, int | None]]:
+    """For each size that is seen in a value: which, and along which axis if it is a tensor."""
+    shown: dict[sympy.Basic, tuple[fx.Node, int | None]] = {}
+    for node in nodes:
+        value = node.meta.get("val")
+        axes: Sequence[Any] = ()
+        if isinstance(value, torch.Tensor):
+            axes = list(enumerate(value.shape))
+        elif isinstance(value, torch.SymInt):
+            axes = [(None, value)]
+        for axis, size in axes:
+            if isinstance(size, torch.SymInt):
+                shown.setdefault(symbols.expression(size), (node, axis))
+    return shown
+
+
+def _asked(node: fx.Node, axis: int, at: fx.Node) -> fx.Node:
+    """A new query for a size of `node`, placed after `at`."""
+    with node.graph.inserting_after(at):
+        made = node.graph.call_function(aten.sym_size.int, (node, axis))
+    made.meta = {"val": node.meta["val"].shape[axis], "mode": Mode()}
+    return made

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch import Tensor, fx
+
+import adjoint
+from adjoint.partition.sizes import read_sizes_of, sizes_beside
+from adjoint.torch_private import symbols
+from tests.parity import leaf
+
+aten = torch.ops.aten
+
+
+def captured(*sizes: int) -> tuple[fx.Graph, list[fx.Node]]:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return (x[:, None] * y).sin()
+
+    inputs = [torch.rand(size) for size in sizes]
+    graph = adjoint.capture(function, *inputs, dynamic=True).graph_module.graph
+    tensors = [
+        node
+        for node in graph.find_nodes(op="placeholder")
+        if isinstance(node.meta["val"], torch.Tensor)
+    ]
+    return graph, tensors
+
+
+def expressions(nodes: list[Any]) -> list[str]:
+    return [str(symbols.expression(node.meta["val"])) for node in nodes]
+
+
+def test_each_size_that_no_saved_value_shows_is_saved() -> None:
+    graph, (x, y) = captured(5, 7)
+    all_of_them = expressions(sizes_beside([], graph.nodes))
+    assert len(all_of_them) == len(set(all_of_them)) == 2
+    (other,) = expressions(sizes_beside([x], graph.nodes))
+    assert other == str(symbols.expression(y.meta["val"].shape[0]))
+    assert sizes_beside([x, y], graph.nodes) == []
+
+
+def test_sizes_are_read_off_what_there_is() -> None:
+    graph, (x, y) = captured(5, 7)
+    (query,) = sizes_beside([x], graph.nodes)
+    user = graph.call_function(aten.neg.default, (query,))
+    with graph.inserting_after(y):
+        known = graph.call_function(aten.sin.default, (y,))
+    known.meta = dict(y.meta)
+    read_sizes_of([known], graph, {known})
+    assert user.args[0].target is aten.sym_size.int  # type: ignore[union-attr]
+    assert user.args[0].args == (known, 0)  # type: ignore[union-attr]
+
+
+def written(a: Tensor, v: Tensor, m: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    v[m] = a.sin()
+    return torch.cat([x, v], -1) @ w
+
+
+def test_a_written_input_of_dynamic_size() -> None:
+    """The sizes of a and v are equal, which only the sweep of one result finds out."""
+    torch._dynamo.reset()
+    gradients = []
+    for function in (written, torch.compile(written, backend="adjoint", fullgraph=True)):
+        torch.manual_seed(0)
+        a, x, w = leaf(5, 4), leaf(5, 4), leaf(8, 3)
+        v, m = torch.zeros(5, 4, dtype=torch.float64), torch.ones(5, dtype=torch.bool)
+        for each in (a, v, x):
+            torch._dynamo.maybe_mark_dynamic(each, 1)
+        gradients.append(torch.autograd.grad(function(a, v, m, x, w).sum(), (a, x, w)))
+    torch.testing.assert_close(*gradients)
