@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
@@ -15,14 +15,18 @@ from adjoint.errors import CaptureError
 from adjoint.graph.boundary import capturing, place_of_function
 from adjoint.graph.captured import Captured, Signature
 from adjoint.graph.descriptors import Argument, Buffer, Parameter
+from adjoint.graph.sizes import Guards
 from adjoint.torch_private import trees
 from adjoint.torch_private.dynamo import COMPILING, general_shapes
 from adjoint.torch_private.fake import make_fake, new_fake_mode
 from adjoint.torch_private.modes import outside_functorch, unwatched
 
+# Which axes of a tensor have symbols for sizes; True: all those of arguments.
+Dynamic: TypeAlias = bool | Callable[[torch.Tensor], Sequence[bool]]
+
 
 def capture_call(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: bool
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic
 ) -> Captured:
     """The pure form of `function(*args, **kwargs)`, none of them of a level of `torch.func`."""
     what = functools.partial(place_of_function, function)
@@ -34,22 +38,27 @@ def _capture_call(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    dynamic: bool,
+    dynamic: Dynamic,
     within_levels: bool,
 ) -> Captured:
     fake_mode = new_fake_mode()
     fakes: dict[int, Any] = {}
 
-    def fake(real: torch.Tensor, name: str, dynamic: bool) -> torch.Tensor:
+    def axes_of(real: torch.Tensor, is_argument: bool) -> Sequence[bool]:
+        if isinstance(dynamic, bool):
+            return [dynamic and is_argument] * real.dim()
+        return dynamic(real)
+
+    def fake(real: torch.Tensor, name: str, is_argument: bool = False) -> torch.Tensor:
         if id(real) not in fakes:
-            fakes[id(real)] = make_fake(fake_mode, real, dynamic, name)
+            fakes[id(real)] = make_fake(fake_mode, real, axes_of(real, is_argument), name)
         return fakes[id(real)]  # type: ignore[no-any-return]
 
     leaves: list[Leaf] = []
     module = module_of(function)
     state = _state(module)
     for name, tensor in state.items():
-        known = fake(tensor, name, False) if id(tensor) not in fakes else None
+        known = fake(tensor, name) if id(tensor) not in fakes else None
         if known is not None:
             kind = Parameter if isinstance(tensor, torch.nn.Parameter) else Buffer
             leaves.append(Leaf(known, kind(name)))
@@ -59,12 +68,11 @@ def _capture_call(
     for path, value in arguments:
         if isinstance(value, torch.Tensor):
             path = _argument_path(path)
-            leaves.append(Leaf(fake(value, path, dynamic), Argument(len(given), path)))
+            leaves.append(Leaf(fake(value, path, True), Argument(len(given), path)))
             given.append(leaves[-1].value)
         else:
             given.append(value)
-    closure = functools.partial(make_fake, fake_mode, dynamic=False, name="closure")
-    capture = Capture(fake_mode, closure, within_levels)
+    capture = Capture(fake_mode, lambda real: fake(real, f"closure{id(real)}"), within_levels)
     fake_args, fake_kwargs = trees.unflatten(given, spec)
     program = functools.partial(function, *fake_args, **fake_kwargs)
     general = general_shapes() if dynamic else contextlib.nullcontext()
@@ -76,9 +84,10 @@ def _capture_call(
         if not isinstance(value, torch.Tensor)
     ]
     signature = Signature(spec, out_spec, tuple(constants))
-    return captured.called_with([each.value for each in originals], signature).closing_over(
-        capture.closed_over
-    )
+    values = [leaf.value for leaf in capture.inputs.leaves]
+    guards = Guards(values, fake_mode.shape_env)
+    bound = [each.value for each in originals]
+    return captured.called_with(bound, signature, guards).closing_over(capture.closed_over)
 
 
 class _Id:

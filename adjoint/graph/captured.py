@@ -14,6 +14,7 @@ from adjoint.graph.calling import Calling
 from adjoint.graph.descriptors import Input, Output
 from adjoint.graph.metadata import input_descriptors, output_descriptors
 from adjoint.graph.show import show
+from adjoint.graph.sizes import Guards
 from adjoint.torch_private import trees
 
 
@@ -38,6 +39,8 @@ class Captured:
     closed_over: tuple[torch.Tensor, ...] = ()
     """Tensors that come after them: those that the program found outside itself."""
     signature: Signature | None = None
+    guards: Guards | None = None
+    """Which sizes of `leaves(given)` the program is for."""
 
     @property
     def inputs(self) -> tuple[Input, ...]:
@@ -57,9 +60,11 @@ class Captured:
         """The same program, given these tensors at each call."""
         return dataclasses.replace(self, closed_over=tuple(tensors))
 
-    def called_with(self, bound: Sequence[torch.Tensor], signature: Signature) -> Captured:
+    def called_with(
+        self, bound: Sequence[torch.Tensor], signature: Signature, guards: Guards | None = None
+    ) -> Captured:
         """The same program, called as the Python function that it was captured from."""
-        return dataclasses.replace(self, bound=tuple(bound), signature=signature)
+        return dataclasses.replace(self, bound=tuple(bound), signature=signature, guards=guards)
 
     def leaves(self, given: Sequence[Any]) -> list[Any]:
         """All inputs in the order that the calling convention counts them in."""

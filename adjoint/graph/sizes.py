@@ -53,6 +53,52 @@ class Sizing:
         return wrong
 
 
+class Guards:
+    """Which sizes and strides of its inputs a captured program is for.
+
+    What the program, or its derivative, branched on while it was captured must be true of them.
+    """
+
+    def __init__(self, values: Sequence[Any], shape_env: Any) -> None:
+        """`values` are the fakes of the inputs."""
+        self._shown = symbols.shown(values)
+        self._strides = symbols.strides_shown(values)
+        self._values = [each if isinstance(each, torch.Tensor) else None for each in values]
+        self._shape_env = shape_env
+        self._assumed: list[sympy.Basic] = []
+        self.close()
+
+    def close(self) -> None:
+        """What has been branched on so far counts, and nothing that comes later."""
+        self._assumed = [] if self._shape_env is None else symbols.guarded(self._shape_env)
+
+    def hold(self, inputs: Sequence[Any]) -> bool:
+        """Whether the program is for `inputs`."""
+        sizes: Sizes = {}
+        for symbol, place, axis in self._shown:
+            sizes[symbol] = inputs[place].shape[axis] if axis is not None else inputs[place]
+        for symbol, place, axis in self._strides:
+            sizes.setdefault(symbol, inputs[place].stride(axis))
+        pairs = zip(self._values, inputs, strict=True)
+        are_like = all(_is_like(fake, real, sizes) for fake, real in pairs if fake is not None)
+        return are_like and symbols.violated(self._assumed, sizes) is None
+
+
+def _is_like(fake: torch.Tensor, real: torch.Tensor, sizes: Sizes) -> bool:
+    """The tensors have the same sizes and strides, where symbols are `sizes`."""
+    if fake.layout is not torch.strided:
+        return tuple(fake.shape) == tuple(real.shape)
+    numbers = zip((*fake.shape, *fake.stride()), (*real.shape, *real.stride()), strict=True)
+    return all(_number(size, sizes) == number for size, number in numbers)
+
+
+def _number(size: Any, sizes: Sizes) -> Any:
+    expr = symbols.written(size)
+    if expr is None:
+        return size
+    return symbols.evaluate(expr, dict(sizes)) if expr.free_symbols <= sizes.keys() else None
+
+
 class NotResizable(Exception):
     """The graph has a part that is written for the sizes it was captured with."""
 

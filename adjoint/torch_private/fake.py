@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -75,15 +75,21 @@ def new_fake_mode() -> FakeTensorMode:
     return FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=False)
 
 
-def make_fake(mode: FakeTensorMode, tensor: torch.Tensor, dynamic: bool, name: str) -> torch.Tensor:
-    """The fake of `tensor`: aliasing, views, leaves and subclasses are as among the real ones."""
-    if not dynamic:
+def make_fake(
+    mode: FakeTensorMode, tensor: torch.Tensor, dynamic: bool | Sequence[bool], name: str
+) -> torch.Tensor:
+    """The fake of `tensor`: aliasing, views, leaves and subclasses are as among the real ones.
+
+    `dynamic`: which axes have symbols for sizes, or whether all have.
+    """
+    axes = [dynamic] * tensor.dim() if isinstance(dynamic, bool) else dynamic
+    if not any(axes):
         return mode.from_tensor(tensor, static_shapes=True)
     from torch._dynamo.source import ConstantSource
 
+    sizes = [DimDynamic.DYNAMIC if each else DimDynamic.STATIC for each in axes]
     context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
-        dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim(),
-        constraint_sizes=[None] * tensor.dim(),
+        dynamic_sizes=sizes, constraint_sizes=[None] * tensor.dim()
     )
     with contextlib.suppress(NotImplementedError):
         return mode.from_tensor(

@@ -131,6 +131,11 @@ def assumed(shape_env: ShapeEnv | None) -> list[sympy.Basic]:
     return [] if shape_env is None else _ASSUMED.setdefault(shape_env, [])
 
 
+def guarded(shape_env: ShapeEnv) -> list[sympy.Basic]:
+    """What was decided about sizes, in any context."""
+    return list(dict.fromkeys(guard.expr for guard in shape_env.guards))
+
+
 def shown(values: Iterable[Any]) -> list[tuple[sympy.Symbol, int, int | None]]:
     """Where the symbols in `values` are seen: which value, and which of its axes if a tensor."""
     found: list[tuple[sympy.Symbol, int, int | None]] = []
@@ -141,6 +146,17 @@ def shown(values: Iterable[Any]) -> list[tuple[sympy.Symbol, int, int | None]]:
             if isinstance(expr, sympy.Symbol):
                 found.append((expr, place, axis))
     return found
+
+
+def strides_shown(values: Iterable[Any]) -> list[tuple[sympy.Symbol, int, int]]:
+    """The same for strides: which value, and which of its axes."""
+    return [
+        (expr, place, axis)
+        for place, value in enumerate(values)
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided
+        for axis, stride in enumerate(value.stride())
+        if isinstance(expr := written(stride), sympy.Symbol)
+    ]
 
 
 def written(size: Any) -> sympy.Basic | None:

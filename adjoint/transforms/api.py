@@ -18,25 +18,44 @@ from adjoint.transforms.compiled import (
     is_left_to_torch,
     is_traced,
     linearize,
-    programs_of,
 )
 from adjoint.transforms.contract import ArgNums
+from adjoint.transforms.fingerprint import Fingerprint
 from adjoint.transforms.linear import Linearized
+from adjoint.transforms.table import TooManyPrograms, programs_of, tell
 
 Function = Callable[..., Any]
 
 
-def grad(function: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
-    """The gradient of a scalar function, in the form of the arguments `argnums`."""
+def grad(
+    function: Function,
+    argnums: ArgNums = 0,
+    has_aux: bool = False,
+    *,
+    dynamic: bool | None = None,
+) -> Function:
+    """The gradient of a scalar function, in the form of the arguments `argnums`.
+
+    `dynamic`, here and in all transforms: whether one program is for all sizes from the first call
+    on, or never; None: from the second value that a size has.
+    """
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
         value, gradients = _value_and_grad(function, argnums, has_aux, args, kwargs)
         return (gradients, value[1]) if has_aux else gradients
 
-    return Compiled(gradient, function, torch.func.grad(function, argnums, has_aux))
+    traced = torch.func.grad(function, argnums, has_aux)
+    key = ("grad", argnums, has_aux)
+    return Compiled(key, gradient, function, traced, dynamic=dynamic)
 
 
-def value_and_grad(function: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
+def value_and_grad(
+    function: Function,
+    argnums: ArgNums = 0,
+    has_aux: bool = False,
+    *,
+    dynamic: bool | None = None,
+) -> Function:
     """The value of a scalar function (or (value, aux)), then its gradient."""
 
     def both(*args: Any, **kwargs: Any) -> Any:
@@ -46,7 +65,8 @@ def value_and_grad(function: Function, argnums: ArgNums = 0, has_aux: bool = Fal
         found = torch.func.grad_and_value(function, argnums, has_aux)(*args, **kwargs)
         return found[1], found[0]
 
-    return Compiled(both, function, traced)
+    key = ("value_and_grad", argnums, has_aux)
+    return Compiled(key, both, function, traced, dynamic=dynamic)
 
 
 def _value_and_grad(
@@ -60,18 +80,20 @@ def _value_and_grad(
     return point.value, chosen.packed(point.pull_back(cotangents))
 
 
-def vjp(function: Function, *primals: Any, has_aux: bool = False) -> Any:
+def vjp(
+    function: Function, *primals: Any, has_aux: bool = False, dynamic: bool | None = None
+) -> Any:
     """The value at `primals`, and the function from cotangents of it to cotangents of `primals`.
 
     With `has_aux`, the function returns (value, aux), and aux comes last here.
     """
     if is_traced() or (current_tracer() is None and is_left_to_torch()):
         return torch.func.vjp(function, *primals, has_aux=has_aux)
-    return _vjp(function, primals, has_aux)
+    return _vjp(function, primals, has_aux, dynamic)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _vjp(function: Function, primals: tuple[Any, ...], has_aux: bool) -> Any:
+def _vjp(function: Function, primals: tuple[Any, ...], has_aux: bool, dynamic: bool | None) -> Any:
     def linearized(primals: tuple[Any, ...]) -> Linearized:
         chosen = _Chosen(primals)
         return linearize(chosen.of(function, {}), chosen.leaves)
@@ -88,11 +110,15 @@ def _vjp(function: Function, primals: tuple[Any, ...], has_aux: bool) -> Any:
     else:
         make = functools.partial(PullBack, linearized, value_of)
         try:
-            programs = programs_of(function, ("vjp", has_aux))
-            program, _ = programs.find(make, function, primals, {})
+            look = Fingerprint(function)
+            programs = programs_of(("vjp", has_aux, dynamic), look, function)
+            program, call = programs.find(make, look, primals, {}, dynamic)
         except OutsideLevelError:
             return torch.func.vjp(function, *primals, has_aux=has_aux)
-        returned, pull_back = program(primals)
+        except TooManyPrograms as error:
+            tell(function, error)
+            return torch.func.vjp(function, *primals, has_aux=has_aux)
+        returned, pull_back = program(call)
     value, aux = (value_of(returned), returned[1]) if has_aux else (value_of(returned), None)
     results, form = trees.flatten(value)
     others = len(trees.leaves(aux)) if has_aux else 0
@@ -112,7 +138,13 @@ _JVP = "jvp(f, primals, tangents)"
 
 
 def jvp(
-    function: Function, primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool = False
+    function: Function,
+    primals: Any,
+    tangents: Any,
+    *,
+    strict: bool = False,
+    has_aux: bool = False,
+    dynamic: bool | None = None,
 ) -> Any:
     """The value at `primals`, and its directional derivative along `tangents`.
 
@@ -134,12 +166,12 @@ def jvp(
         along = trees.unflatten(pushed[: len(results)], form)
         return (value, along, aux) if has_aux else (value, along)
 
-    programs = programs_of(function, ("jvp", strict, has_aux))
+    key = ("jvp", strict, has_aux)
     traced = functools.partial(torch.func.jvp, function, strict=strict, has_aux=has_aux)
-    return Compiled(both, function, traced, programs)(primals, tangents)
+    return Compiled(key, both, function, traced, dynamic=dynamic)(primals, tangents)
 
 
-def hvp(function: Function, primals: Any, tangents: Any) -> Any:
+def hvp(function: Function, primals: Any, tangents: Any, *, dynamic: bool | None = None) -> Any:
     """The value of a scalar function, and its Hessian at `primals` applied to `tangents`."""
     contract.check_is_tuple(primals)
     argnums = tuple(range(len(primals)))
@@ -159,8 +191,7 @@ def hvp(function: Function, primals: Any, tangents: Any) -> Any:
         (_, value), (product, _) = both
         return value, product
 
-    programs = programs_of(function, "hvp")
-    return Compiled(both, function, traced, programs)(primals, tangents)
+    return Compiled("hvp", both, function, traced, dynamic=dynamic)(primals, tangents)
 
 
 def jacrev(
@@ -169,6 +200,7 @@ def jacrev(
     *,
     has_aux: bool = False,
     chunk_size: int | None = None,
+    dynamic: bool | None = None,
 ) -> Function:
     """The Jacobian, by rows; `chunk_size` of them at a time."""
     contract.check_chunk_size("jacrev", chunk_size)
@@ -205,7 +237,8 @@ def jacrev(
         return rows(*args)
 
     traced = torch.func.jacrev(function, argnums, has_aux=has_aux, chunk_size=chunk_size)
-    return Compiled(jacobian, function, traced, in_torch=in_torch)
+    key = ("jacrev", argnums, has_aux, chunk_size)
+    return Compiled(key, jacobian, function, traced, in_torch=in_torch, dynamic=dynamic)
 
 
 def jacfwd(
@@ -214,6 +247,7 @@ def jacfwd(
     has_aux: bool = False,
     *,
     randomness: str = "error",
+    dynamic: bool | None = None,
 ) -> Function:
     """The Jacobian, by columns.
 
@@ -261,12 +295,13 @@ def jacfwd(
         return torch.func.jacfwd(function, argnums, has_aux, randomness=randomness)
     # By rows: torch's forward mode does not run on fake tensors under more than one `vmap`.
     traced = torch.func.jacrev(function, argnums, has_aux=has_aux)
-    return Compiled(jacobian, function, traced, in_torch=in_torch)
+    key = ("jacfwd", argnums, has_aux, randomness)
+    return Compiled(key, jacobian, function, traced, in_torch=in_torch, dynamic=dynamic)
 
 
-def hessian(function: Function, argnums: ArgNums = 0) -> Function:
+def hessian(function: Function, argnums: ArgNums = 0, *, dynamic: bool | None = None) -> Function:
     """The matrix of second derivatives."""
-    return jacfwd(jacrev(function, argnums), argnums)
+    return jacfwd(jacrev(function, argnums), argnums, dynamic=dynamic)
 
 
 class _Chosen:

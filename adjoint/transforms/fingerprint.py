@@ -1,7 +1,8 @@
 """What a function depends on besides its arguments, as far as Python shows it.
 
-A compiled function holds for the tensors, modules and numbers that it closed over when it was
-compiled.  If one of them is another object now, it must be compiled again.
+A program is for functions of one meaning: those with the same code, around equal numbers and
+containers, and around tensors, which are inputs of the program like its arguments.  So a function
+that is made anew each time is captured once.
 
 To look at all of it takes milliseconds for a large module.  So what was looked at is remembered: as
 long as the same containers hold the very same objects, nothing has changed.  Of dictionaries, which
@@ -11,6 +12,9 @@ is what modules are made of, it is enough to know that nobody has written to the
 from __future__ import annotations
 
 import functools
+import inspect
+import weakref
+from abc import ABCMeta
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
@@ -22,8 +26,9 @@ from types import (
     MappingProxyType,
     MethodType,
     ModuleType,
+    SimpleNamespace,
 )
-from typing import Any
+from typing import Any, Generic, Protocol
 
 import numpy as np
 import torch
@@ -38,6 +43,12 @@ _USED = (*_NUMBERS[:-1], tuple, list, dict, torch.Tensor, FunctionType)
 # What a decorator of torch holds for the user; the rest is its own.
 _MEANT = (FunctionType, MethodType, functools.partial, torch.nn.Module, torch.Tensor)
 
+# What is equal where it means the same, and never changes.
+_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format, range)
+
+# Classes of Python's own that hide nothing.
+_SHOWN = frozenset({object, SimpleNamespace, Generic, Protocol})
+
 # Objects looked into; one that a function reaches beyond so many others is only itself.
 MOST = 20_000
 
@@ -47,23 +58,65 @@ def fingerprint(function: Any) -> Any:
     return Fingerprint(function).mark
 
 
+class Same:
+    """An object as itself: equal to nothing but the very same object, while it lives."""
+
+    __slots__ = ("_hash", "_object")
+
+    def __init__(self, value: Any) -> None:
+        self._hash = id(value)
+        try:
+            self._object: Callable[[], Any] = weakref.ref(value)
+        except TypeError:
+            self._object = lambda: value
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        value = self._object()
+        return isinstance(other, Same) and value is not None and value is other._object()
+
+
+class Transformed:
+    """A transform of a function: equal for equal transforms of functions that mean the same."""
+
+    transform: Any
+    function: Callable[..., Any]
+
+
+def owner_of(function: Any) -> Any:
+    """What lives as long as functions like `function` may be made: the code of it, as a rule."""
+    if isinstance(function, Transformed):
+        return owner_of(function.function)
+    if isinstance(function, functools.partial):
+        return owner_of(function.func)
+    if isinstance(function, MethodType):
+        return owner_of(function.__func__)
+    if isinstance(function, FunctionType):
+        inner = inspect.unwrap(function)
+        return inner.__code__ if isinstance(inner, FunctionType) else function.__code__
+    return function
+
+
 class Fingerprint:
     """What a function depended on when it was looked at."""
 
     def __init__(self, function: Any) -> None:
         looked_at = _Look()
         self.mark = (looked_at.mark(function), *looked_at.classes())
-        """Equal marks, equal meaning."""
+        """Equal marks, equal meaning, but for the tensors."""
         looked_at.end()
         self.tensors = looked_at.tensors()
-        self._function = function
+        """Those that the function may use besides its arguments, each once."""
+        self.function = function
         self._looked_at = looked_at
         self._versions, self._held = looked_at.versions(), list(looked_at.held())
         self._same, self._equal = list(looked_at.same()), looked_at.equal()
 
     def holds(self, function: Any) -> bool:
         """Whether `function` is that function, and nothing it depended on has been changed."""
-        if function is not self._function:
+        if function is not self.function:
             return False
         now = self._looked_at
         try:
@@ -89,7 +142,9 @@ class _Look:
     """A look at everything that can be reached from a function; it keeps what may change."""
 
     def __init__(self) -> None:
-        self._seen: set[int] = set()
+        self._seen: dict[int, Any] = {}
+        """What each object seen so far counts as if it is met again, by identity."""
+        self._alive: list[Any] = []
         self._dicts: list[dict[Any, Any]] = []
         self._collections: list[Any] = []
         self._cells: list[CellType] = []
@@ -114,9 +169,9 @@ class _Look:
         self._dicts = [each for each in self._dicts if each and type(each) is not dict]
         self._collections = [each for each in self._collections if each]
 
-    def tensors(self) -> frozenset[int]:
-        """Which tensors the function may use besides its arguments, by their identity."""
-        return frozenset(map(id, self._tensors))
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Which tensors the function may use besides its arguments."""
+        return tuple(self._tensors)
 
     def versions(self) -> list[int]:
         """What is another number once a dictionary has been written to."""
@@ -140,7 +195,6 @@ class _Look:
         return [
             any(self._empty),
             *map(len, self._sizes),
-            *map(_OF_TENSORS, self._tensors),
             *map(np.ndarray.tobytes, self._arrays),
         ]
 
@@ -150,12 +204,21 @@ class _Look:
             return (type(value), repr(value))
         if isinstance(value, _NUMBERS):
             return (type(value), value)
-        if id(value) in self._seen or len(self._seen) > MOST:
-            return id(value)
-        self._seen.add(id(value))
+        if isinstance(value, _VALUES):
+            return (type(value), value)
+        again = self._seen.get(id(value))
+        if again is not None:
+            return again
+        if len(self._seen) > MOST:
+            return Same(value)
+        self._seen[id(value)] = ("again", len(self._seen))
+        self._alive.append(value)
         if isinstance(value, torch.Tensor):
             self._tensors.append(value)
-            return (id(value), value.requires_grad, value.shape, value.dtype)
+            return ("tensor", len(self._tensors))
+        if isinstance(value, Transformed):
+            self._others.append(lambda: (value.function,))
+            return (value.transform, self.mark(value.function))
         if isinstance(value, FunctionType):
             return self._function(value)
         if isinstance(value, MethodType):
@@ -163,17 +226,17 @@ class _Look:
         if isinstance(value, functools.partial):
             return self._marks((value.func, *value.args, value.keywords))
         if isinstance(value, tuple):
-            return self._marks(value)
+            return (type(value), *self._marks(value))
         if isinstance(value, (list, deque, set, frozenset)):
             self._collections.append(value)
             kind = tuple if isinstance(value, (list, deque)) else frozenset
-            return kind(map(self.mark, value))
+            return (type(value), kind(map(self.mark, value)))
         if isinstance(value, MappingProxyType):
             self._others.append(lambda: chain.from_iterable(value.items()))
-            return tuple((str(key), self.mark(each)) for key, each in value.items())
+            return self._items(value)
         if isinstance(value, dict):
             self._dicts.append(value)
-            return tuple((str(key), self.mark(each)) for key, each in value.items())
+            return (type(value), *self._items(value))
         if isinstance(value, np.ndarray):
             self._arrays.append(value)
             return (value.shape, value.dtype.str, value.tobytes())
@@ -181,6 +244,9 @@ class _Look:
 
     def _marks(self, values: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(map(self.mark, values))
+
+    def _items(self, mapping: Any) -> tuple[Any, ...]:
+        return tuple([(self.mark(key), self.mark(each)) for key, each in mapping.items()])
 
     def _function(self, function: FunctionType) -> Any:
         cells = [cell for cell in function.__closure__ or () if _is_filled(cell)]
@@ -190,28 +256,30 @@ class _Look:
         wrapped = [function.__wrapped__] if hasattr(function, "__wrapped__") else []
         if _is_ours_or_torchs(function.__globals__.get("__name__")):
             # A decorator, around a function of the user's.
-            kept = [each for each in held if isinstance(each, _MEANT)]
-            return (function.__code__, *self._marks((*kept, *wrapped)))
+            kept = [each for each in held if isinstance(each, _MEANT) or _is_plain(each)]
+            return (Same(function.__code__), *self._marks((*kept, *wrapped)))
         names = _names(function.__code__)
         self._names.update(dict.fromkeys(names))
         self._others.append(functools.partial(_looked_up, function.__globals__, names))
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         found = _looked_up(function.__globals__, names)
-        return (function.__code__, *self._marks((*held, *found, *defaults, *wrapped)))
+        return (Same(function.__code__), *self._marks((*held, *found, *defaults, *wrapped)))
 
     def _object(self, value: Any) -> Any:
-        """An object is itself with what it holds, down to numbers and tensors.
+        """An object is what it holds, down to numbers and tensors, if Python shows all of it.
 
-        What torch keeps for its own use changes with every call, and means nothing.
+        Others are themselves besides.  What torch keeps for its own use changes with every call,
+        and means nothing.
         """
         if isinstance(value, (type, ModuleType)):
-            return id(value)
+            return Same(value)
         if isinstance(value, torch.nn.Module):
             self._dicts.append(vars(value))
         else:
             self._others.append(lambda: chain.from_iterable(_held(value).items()))
         self._classes[type(value)] = None
-        return (id(value), *((name, self.mark(each)) for name, each in _held(value).items()))
+        held = tuple([(name, self.mark(each)) for name, each in _held(value).items()])
+        return (Same(type(value) if _shows_all(value) else value), held)
 
     def classes(self) -> list[Any]:
         """What functions use of the classes of objects: methods, what those use, and constants.
@@ -230,13 +298,10 @@ class _Look:
             for kind, name in new:
                 scopes = [vars(each) for each in _scopes(kind)]
                 used = _function_of(*_attribute(scopes, name))
-                if isinstance(used, _USED):
+                if _counts(used):
                     self._others.append(functools.partial(_attribute, scopes, name))
-                    marks.append((id(kind), name, self.mark(used)))
+                    marks.append((Same(kind), name, self.mark(used)))
         return marks
-
-
-_OF_TENSORS = attrgetter("shape", "dtype", "requires_grad")
 
 
 def _held_by(dicts: Sequence[dict[Any, Any]]) -> Iterable[Any]:
@@ -258,9 +323,51 @@ def _names(code: CodeType) -> list[str]:
 def _looked_up(scope: dict[str, Any], names: Sequence[str]) -> list[Any]:
     """What `names` are in `scope`, and in modules and classes among that."""
     used = [scope[name] for name in names if name in scope]
-    scopes = [vars(s) for each in used for s in _scopes(each)]
-    inside = [s[name] for s in scopes for name in names if isinstance(s.get(name), _USED)]
+    scopes = [vars(each) for one in used for each in _scopes(one)]
+    inside: list[Any] = []
+    seen: set[int] = set()
+    for each in scopes:
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        found = [each[name] for name in names if name in each]
+        inside += [one for one in found if _counts(one)]
+        # Modules in packages.
+        scopes += [vars(s) for one in found if isinstance(one, ModuleType) for s in _scopes(one)]
     return [each for each in used if not isinstance(each, ModuleType)] + inside
+
+
+def _counts(value: Any) -> bool:
+    """An attribute of a module of Python, or of a class, that a function is taken to use."""
+    if isinstance(value, (type, ModuleType)):
+        return False
+    return isinstance(value, (*_USED, *_MEANT)) or (
+        not _is_ours_or_torchs(type(value).__module__) and _shows_all(value)
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    """A number or the like, or a tuple of them."""
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, _NUMBERS)
+
+
+def _shows_all(value: Any) -> bool:
+    """All that the object holds is in attributes: its class is written in Python."""
+    kind = type(value)
+    if isinstance(value, torch.nn.Module):
+        return not isinstance(value, torch.jit.ScriptModule)
+    return not _is_ours_or_torchs(kind.__module__) and all(map(_is_written_in_python, kind.__mro__))
+
+
+def _is_written_in_python(kind: type) -> bool:
+    if kind in _SHOWN:
+        return True
+    if type(kind) not in (type, ABCMeta):
+        return False
+    own = vars(kind)
+    return "__slots__" in own or any("__dict__" in vars(each) for each in kind.__mro__)
 
 
 def _attribute(scopes: Sequence[Any], name: str) -> list[Any]:

@@ -98,3 +98,14 @@ def test_sizes_that_only_a_run_knows_are_resized() -> None:
 def test_sizes_keep_their_names_in_the_graph_itself() -> None:
     sizes = Sizing(captured(flatten, torch.ones(2, 3), torch.ones(4, 3))).of([torch.ones(2, 3)] * 2)
     assert renamed(sizes, None) is sizes
+
+
+def test_guards_hold_for_sizes_that_take_the_same_branches() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.sin() if x.shape[0] > 4 else x.cos()
+
+    guards = adjoint.capture(function, torch.ones(5, 3), dynamic=True).guards
+    assert guards is not None
+    assert guards.hold([torch.ones(7, 2)])
+    assert not guards.hold([torch.ones(4, 3)])
+    assert not guards.hold([torch.ones(2, 7).t()])

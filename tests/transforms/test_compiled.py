@@ -23,7 +23,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
     original = direct.capture_call
 
-    def counting(function: Any, args: Any, kwargs: Any, dynamic: bool) -> Any:
+    def counting(function: Any, args: Any, kwargs: Any, dynamic: Any) -> Any:
         seen.append(args)
         return original(function, args, kwargs, dynamic)
 

@@ -325,9 +325,9 @@ def test_a_look_holds_until_something_is_another_object() -> None:
     function(torch.ones(3, 2))
     assert look.holds(function)
     assert not look.holds(functools.partial(function))
-    module[0].weight.requires_grad_(False)
+    module[0].eval()
     assert not look.holds(function)
-    module[0].weight.requires_grad_(True)
+    module[0].train()
     assert look.holds(function)
     names[0] = "two"
     assert not look.holds(function)

@@ -1,0 +1,228 @@
+"""Where programs are found again: by the meaning of a function, then by the kind of arguments.
+
+Functions that are made anew in every call, such as a lambda in a loop, have their code in common.
+Programs are kept for as long as that lives, a few for each code, and by the transforms that use
+them.
+
+Sizes are numbers in the first program of a kind.  Those that have another value in a later call are
+symbols from then on, except that 0 and 1 are always numbers.  What a program assumes of its symbols
+is checked; for sizes of which it does not hold the program is made anew, up to a bound.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+
+from adjoint.errors import CaptureError, FallbackWarning, OutsideLevelError
+from adjoint.torch_private.dynamo import COMPILING
+from adjoint.transforms.fingerprint import Fingerprint, Same, owner_of
+from adjoint.transforms.kinds import Call, look_at, without_sizes
+
+# Meanings of functions with one code, for which programs are kept when nobody else keeps them.
+MEANINGS = 8
+
+# Kinds of arguments of one transform, and programs for one kind; older ones are forgotten.
+KINDS = 32
+SIZINGS = 8
+
+# Calls of which it is remembered which program is for them.
+REMEMBERED = 256
+
+# After so many programs in a row that were never used again, no more are made.
+MISSES = 64
+
+
+class TooManyPrograms(Exception):
+    """A function means something else in every call, or has sizes of another kind."""
+
+
+class Made(Protocol):
+    """A program."""
+
+    writes: bool
+    """It writes to its arguments, or to tensors that the function holds."""
+    is_shared: bool
+    """It is for all functions of the meaning, not only for the one that it was captured from."""
+
+    def is_for(self, call: Call) -> bool:
+        """Whether the sizes in the call are of those that the program is for."""
+        ...
+
+
+Make = Callable[[Call, Callable[[torch.Tensor], Sequence[bool]]], Any]
+
+
+class Programs:
+    """The programs of one transform of functions that mean the same."""
+
+    def __init__(self) -> None:
+        self._kinds: OrderedDict[Any, _Kind] = OrderedDict()
+        self._chosen: dict[Any, Any] = {}
+        self._usual: tuple[Any, Any] = (None, None)
+        """The last key and its program: to compare with one takes less than to look it up."""
+        self._writes = False
+        """Some of them write to tensors: what shares memory is part of the kind."""
+        self._are_shared = True
+        """All of them are for all functions of the meaning; else the function is part of the kind.
+        """
+        self._misses = 0
+
+    def find(
+        self, make: Make, look: Fingerprint, args: Any, kwargs: Any, dynamic: bool | None
+    ) -> tuple[Any, Call]:
+        """The program for a call, made if it is missing, and the call as it sees it.
+
+        `dynamic`: sizes are symbols at once, or never; None: once they change.
+        """
+        call = self._look_at(look, args, kwargs)
+        usual, program = self._usual
+        if call.exact == usual:
+            return program, call
+        program = self._chosen.get(call.exact)
+        if program is None:
+            with COMPILING:
+                program = self._find(make, call, dynamic)
+                if program.writes > self._writes or program.is_shared < self._are_shared:
+                    self._writes |= program.writes
+                    self._are_shared &= program.is_shared
+                    self._chosen.clear()
+                    self._kinds.clear()
+                    call = self._look_at(look, args, kwargs)
+                    self._kind(call, dynamic).programs.append(program)
+            if len(self._chosen) >= REMEMBERED:
+                self._chosen.clear()
+            self._chosen[call.exact] = program
+        self._usual = (call.exact, program)
+        return program, call
+
+    def _look_at(self, look: Fingerprint, args: Any, kwargs: Any) -> Call:
+        function = None if self._are_shared else Same(look.function)
+        return look_at(args, kwargs, look.tensors, self._writes, function)
+
+    def _find(self, make: Make, call: Call, dynamic: bool | None) -> Any:
+        kind = self._kind(call, dynamic)
+        kind.learn(call)
+        for program in kind.programs:
+            if program.is_for(call):
+                self._misses = 0
+                return program
+        if self._misses >= MISSES:
+            raise TooManyPrograms(f"{MISSES} programs in a row were for one call each")
+        if len(kind.programs) >= SIZINGS:
+            raise TooManyPrograms(f"{SIZINGS} programs are for other sizes")
+        program = kind.made(make, call)
+        self._misses += 1
+        kind.programs.append(program)
+        return program
+
+    def _kind(self, call: Call, dynamic: bool | None) -> _Kind:
+        key = without_sizes(call)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = _Kind(call, dynamic)
+            if len(self._kinds) > KINDS:
+                _, forgotten = self._kinds.popitem(last=False)
+                gone = set(map(id, forgotten.programs))
+                self._chosen = {k: p for k, p in self._chosen.items() if id(p) not in gone}
+        else:
+            self._kinds.move_to_end(key)
+        return kind
+
+
+class _Kind:
+    """The programs for arguments that differ in sizes alone."""
+
+    def __init__(self, call: Call, dynamic: bool | None) -> None:
+        self.programs: list[Any] = []
+        self._first = [tuple(each.shape) for each in call.tensors]
+        self._changing = [[dynamic is True] * len(shape) for shape in self._first]
+        self._may_change = dynamic is not False
+
+    def learn(self, call: Call) -> None:
+        """Take note of the sizes that have changed."""
+        for tensor, first, changing in zip(call.tensors, self._first, self._changing, strict=True):
+            for axis, (now, before) in enumerate(zip(tensor.shape, first, strict=True)):
+                changing[axis] |= now != before
+
+    def made(self, make: Make, call: Call) -> Any:
+        """A program for a call."""
+        axes = {
+            id(tensor): [
+                changes and size > 1 for size, changes in zip(tensor.shape, each, strict=True)
+            ]
+            for tensor, each in zip(call.tensors, self._changing, strict=True)
+        }
+        if self._may_change and any(map(any, axes.values())):
+            try:
+                return make(call, lambda tensor: axes.get(id(tensor), [False] * tensor.dim()))
+            except OutsideLevelError:
+                raise
+            except (CaptureError, RuntimeError, TypeError, NotImplementedError):
+                # What needs numbers for sizes is captured with numbers, and fails again if that
+                # was not the reason.
+                program = make(call, _no_axes)
+                self._may_change = False
+                return program
+        return make(call, _no_axes)
+
+
+def _no_axes(tensor: torch.Tensor) -> list[bool]:
+    return [False] * tensor.dim()
+
+
+class _Owned:
+    """The programs of functions with one code."""
+
+    def __init__(self) -> None:
+        self.programs: OrderedDict[Any, Programs] = OrderedDict()
+        self.misses = 0
+
+
+_TABLE: WeakKeyDictionary[Any, _Owned] = WeakKeyDictionary()
+
+
+def programs_of(transform: Hashable, look: Fingerprint, function: Any) -> Programs:
+    """The programs of a transform of functions that mean what `function` means."""
+    try:
+        owned = _TABLE.setdefault(owner_of(function), _Owned())
+        key = (transform, look.mark)
+        found = owned.programs.get(key)
+    except TypeError:  # Something cannot be hashed, or not be referred to weakly.
+        return Programs()
+    if found is not None:
+        owned.programs.move_to_end(key)
+        owned.misses = 0
+        return found
+    if owned.misses >= MISSES:
+        raise TooManyPrograms(f"{MISSES} functions in a row with the same code were used once")
+    owned.misses += 1
+    found = owned.programs[key] = Programs()
+    if len(owned.programs) > MEANINGS:
+        owned.programs.popitem(last=False)
+    return found
+
+
+_TOLD: WeakKeyDictionary[Any, None] = WeakKeyDictionary()
+
+
+def tell(function: Any, error: TooManyPrograms) -> None:
+    """Say once that a function is left to torch."""
+    owner = owner_of(function)
+    try:
+        if owner in _TOLD:
+            return
+        _TOLD[owner] = None
+    except TypeError:
+        pass
+    name = getattr(function, "__qualname__", type(function).__name__)
+    warnings.warn(
+        f"torch.func takes over for {name}: {error}; pass what changes as tensors",
+        FallbackWarning,
+        stacklevel=3,
+    )
