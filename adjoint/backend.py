@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import fx
 
 from adjoint.compiler import compile_graph
-from adjoint.errors import CaptureError
+from adjoint.errors import CaptureError, SourceLine
 from adjoint.graph.boundary import capturing, place_of_graph, warn
 from adjoint.options import Options
+from adjoint.progress import PROGRESS
 from adjoint.torch_private.dynamo import DynamoError, adapt_frames, will_be_tried_again
 
 # The names that torch.compile gives its modes.  They ask for more or less effort in making code,
@@ -27,7 +30,15 @@ def _is_final(error: Exception) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError | Warning)
 
 
-adapt_frames("adjoint", _is_final)
+def _tracing(options: Mapping[str, Any], code: CodeType) -> contextlib.AbstractContextManager[None]:
+    """Dynamo traces a frame, and has it compiled."""
+    if options.get("progress") is False:
+        return contextlib.nullcontext()
+    line = SourceLine(code.co_filename, code.co_firstlineno, code.co_name, "")
+    return PROGRESS.during("tracing", lambda: line)
+
+
+adapt_frames("adjoint", _is_final, _tracing)
 
 
 def adjoint(

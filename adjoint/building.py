@@ -13,18 +13,20 @@ from torch import fx
 
 from adjoint.differentiate.activity import active_nodes, is_unrecorded_view, requiring_nodes
 from adjoint.differentiate.sweep import Sweep
-from adjoint.graph.boundary import attempted, differentiating
+from adjoint.graph.boundary import attempted, differentiating, place_of_graph
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import outputs_of
 from adjoint.graph.operations import apply_function, in_order, on_copies, tells_what_is_missing
 from adjoint.graph.purity import remove_dead_code
 from adjoint.graph.subgraphs import subgraphs_of
+from adjoint.observing import Observer, unobserved
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.optimize.masks import narrow_masks
 from adjoint.options import Options
 from adjoint.partition.opening import close_softmax, open_softmax
 from adjoint.partition.split import Backward, Forward, NotSaved, Split, narrowed
 from adjoint.programs import Programs, evaluate_taking
+from adjoint.progress import PROGRESS
 from adjoint.rules.registry import COMPOSITIONS
 from adjoint.runtime.bridge import Compiled, Executable, Recorded, Reversed
 from adjoint.runtime.calling import Graph
@@ -38,8 +40,17 @@ from adjoint.torch_private.modes import as_if_alone, is_traceable_wrapper_subcla
 class Build:
     """Makes what the autograd bridge needs, when it needs it."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, saw: Observer | None = None) -> None:
         self.options = options
+        self.saw: Observer = saw or (PROGRESS if options.progress else unobserved)
+
+    def during(
+        self, doing: str, graph_module: fx.GraphModule
+    ) -> contextlib.AbstractContextManager[None]:
+        """A context in which this is done to a graph."""
+        if not self.options.progress:
+            return contextlib.nullcontext()
+        return PROGRESS.during(doing, lambda: place_of_graph(graph_module).source)
 
     def program(self, graph_module: fx.GraphModule) -> Graph:
         """The graph, ready to run inside an ordinary program."""
@@ -55,7 +66,7 @@ class Build:
 
     def record(self, graph_module: fx.GraphModule, wrt: Sequence[int]) -> Recorded | None:
         """The graph with saved values; None if nothing it returns requires grad for `wrt`."""
-        with differentiating(graph_module), _assuming(graph_module):
+        with self._differentiating(graph_module), _assuming(graph_module):
             return self._record(graph_module, wrt)
 
     def _record(self, graph_module: fx.GraphModule, wrt: Sequence[int]) -> Recorded | None:
@@ -96,7 +107,7 @@ class Build:
         """The backward graph for cotangents of the outputs `of`."""
         if tuple(of) == recorded.first.of:
             return recorded.first
-        with differentiating(recorded.graph_module):
+        with self._differentiating(recorded.graph_module):
             sweep, joint = self._joint(recorded.graph_module, of, wrt)
             open_softmax(joint.graph)
             # What a softmax is made of is what was saved of it.
@@ -125,7 +136,7 @@ class Build:
         tangents of the primal inputs to tangents of the outputs, and which inputs matter to it.
         Its value does not depend on the tangents that `backward` takes: zeros will do.
         """
-        with differentiating(backward):
+        with self._differentiating(backward):
             gradients = outputs_of(backward.graph)
             present = [i for i, node in enumerate(gradients) if isinstance(node, fx.Node)]
             inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
@@ -134,14 +145,22 @@ class Build:
 
     def load(self, graph_module: fx.GraphModule) -> Executable:
         """The graph, ready to run."""
-        made = attempted(lambda: self._load(graph_module), graph_module)
+        with self.during("lowering", graph_module):
+            made = attempted(lambda: self._load(graph_module), graph_module)
         return made or partial(evaluate_taking, graph_module)
+
+    @contextlib.contextmanager
+    def _differentiating(self, graph_module: fx.GraphModule) -> Iterator[None]:
+        with differentiating(graph_module), self.during("differentiating", graph_module):
+            yield
 
     def _load(self, graph_module: fx.GraphModule) -> Executable | None:
         narrow_masks(graph_module.graph)
         if self.options.target == "reference":
             return None
-        return Programs(graph_module, self.options.cuda_graphs, self.options.eager_rng)
+        return Programs(
+            graph_module, self.options.cuda_graphs, self.options.eager_rng, self.saw, self.during
+        )
 
     def in_torch(self, graph_module: fx.GraphModule) -> fx.GraphModule:
         """The same graph; ops that torch cannot differentiate are composed of ops that it can."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from torch import fx
 
@@ -16,37 +16,26 @@ from adjoint.capture.direct import capture_call
 from adjoint.capture.dynamo import capture_graph
 from adjoint.graph.boundary import capturing, place_of_graph
 from adjoint.graph.captured import Captured
+from adjoint.observing import Observer
 from adjoint.options import Options
 from adjoint.runtime.program import Program
 from adjoint.runtime.reference import run_call
-
-Value = TypeVar("Value")
-
-
-class Observer(Protocol):
-    """Is shown the value of each stage, and returns it."""
-
-    def __call__(self, stage: str, value: Value) -> Value: ...
-
-
-def unobserved(stage: str, value: Value) -> Value:
-    """The observer that looks away."""
-    return value
 
 
 def compile_graph(
     graph_module: fx.GraphModule,
     examples: Sequence[Any],
     options: Options,
-    saw: Observer = unobserved,
+    saw: Observer | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph of Dynamo's."""
-    primal = saw("capture", capture_graph(graph_module, examples))
-    build = Build(options)
+    """Compile a graph of Dynamo's; `saw` observes it, or the progress on a terminal does."""
+    build = Build(options, saw)
     what = partial(place_of_graph, graph_module)
+    with build.during("capturing", graph_module):
+        primal = build.saw("capture", capture_graph(graph_module, examples))
 
     def captured_anew(inputs: Sequence[Any]) -> Captured:
-        with capturing(what, checked=True):
+        with capturing(what, checked=True), build.during("capturing", graph_module):
             return capture_graph(graph_module, inputs, anew=True)
 
     return Program(

@@ -23,6 +23,7 @@ from adjoint.loops.plan import Launch, Plan, Tiles
 from adjoint.loops.show import identity
 from adjoint.loops.statements import Kernel
 from adjoint.lower.planning import CPU, is_plain, lower
+from adjoint.observing import Observer, unobserved
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.engine import LLVMError, load
@@ -48,7 +49,10 @@ _LOCK = threading.Lock()
 
 
 def native_program(
-    graph_module: fx.GraphModule, recorded: bool = True, eager_rng: bool | None = None
+    graph_module: fx.GraphModule,
+    recorded: bool = True,
+    eager_rng: bool | None = None,
+    saw: Observer = unobserved,
 ) -> CpuProgram | None:
     """The graph as native code; None if it is to be run op by op.
 
@@ -61,7 +65,9 @@ def native_program(
     called: frozenset[str] = frozenset()
     draws = _draws(eager_rng, device)
     while (plan := _planned(graph_module, device, called, draws)) is not None:
-        code, refused = _compiled(list(_launches(plan)), device)
+        launches = saw("lower", list(_launches(plan)))
+        code, refused = _compiled(launches, device)
+        saw("emit", launches)
         if not refused:
             if device == CPU:
                 return CpuProgram(plan, code)

@@ -34,6 +34,9 @@ class Options:
     counter-based generator inside kernels, seeded by torch's.  None: eager's on a processor, those
     of kernels on a GPU.  What runs op by op draws eager's."""
 
+    progress: bool = True
+    """Whether a compilation that takes more than two seconds says so on a terminal."""
+
     def __post_init__(self) -> None:
         for name, annotation in get_type_hints(type(self)).items():
             value = getattr(self, name)

@@ -6,8 +6,9 @@ is made anew, up to a bound; what there is no program for runs op by op.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 from torch import fx
 
@@ -15,6 +16,7 @@ from adjoint.graph.boundary import attempted, place_of_graph, tell, warn
 from adjoint.graph.evaluation import evaluate, forget_histories
 from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
 from adjoint.native import native_program
+from adjoint.observing import Observer, unobserved
 from adjoint.runtime.cpu.program import CpuProgram, NotBound
 from adjoint.runtime.seeds import is_written_down, new_seeds
 from adjoint.torch_private import symbols
@@ -28,6 +30,14 @@ KINDS = 8
 REMEMBERED = 4096
 
 
+# Of what is done, and of the graph that it is done to, a context to do it in.
+During: TypeAlias = Callable[[str, fx.GraphModule], contextlib.AbstractContextManager[None]]
+
+
+def _unseen(doing: str, graph_module: fx.GraphModule) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
 class Programs:
     """Runs a graph.  Takes its inputs out of the list that it is given."""
 
@@ -36,10 +46,16 @@ class Programs:
         graph_module: fx.GraphModule,
         recorded: bool = True,
         eager_rng: bool | None = None,
+        saw: Observer = unobserved,
+        during: During = _unseen,
     ) -> None:
-        """`recorded`: a GPU may be told to do again what it did; `eager_rng`: as the option."""
+        """`recorded`: a GPU may be told to do again what it did; `eager_rng`: as the option.
+
+        `saw` observes what is made, and `during` when.
+        """
         self.graph_module = graph_module
-        self._options = (recorded, eager_rng)
+        self._options = (recorded, eager_rng, saw)
+        self._during = during
         self._sizing = Sizing(graph_module)
         first = attempted(lambda: native_program(graph_module, *self._options), graph_module)
         self._general = first if first is not None and not first.plan.assumed else None
@@ -79,7 +95,7 @@ class Programs:
         sizes = self._sizing.of(inputs)
         key = tuple(sizes.values())
         if key not in self._chosen:
-            with compiling():
+            with compiling(), self._during("lowering", self.graph_module):
                 if len(self._chosen) >= REMEMBERED:
                     self._chosen.clear()
                 self._chosen[key] = self._find(sizes) or self._attempted(sizes)

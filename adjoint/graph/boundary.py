@@ -49,6 +49,9 @@ _PASSING = (
     Warning,  # The user has made errors of warnings.
 )
 
+# What torch says where the memory of a processor, or a driver's, is exhausted.
+_NO_MEMORY = ("allocate memory", "out of memory")
+
 EAGER = 'options={"unsupported": "eager"} runs it in eager torch'
 
 
@@ -122,7 +125,9 @@ def tell(error: Exception, graph_module: fx.GraphModule, otherwise: str = "runs 
 
 def passes(error: BaseException) -> bool:
     """It is the user's as it is."""
-    return not isinstance(error, Exception) or isinstance(error, _PASSING)
+    if not isinstance(error, Exception) or isinstance(error, _PASSING):
+        return True
+    return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
 
 
 def warn(message: str, source: SourceLine | None) -> None:

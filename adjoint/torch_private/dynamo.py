@@ -7,8 +7,9 @@ import functools
 import inspect
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -109,13 +110,17 @@ def _sets_grad_to(node: fx.Node) -> Any:
     return node.args[0] if node.target is torch._C._set_grad_enabled else None
 
 
-def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool]) -> None:
+# Of the options that a backend is given, and the code that is compiled, a context to do that in.
+During: TypeAlias = Callable[[Mapping[str, Any], CodeType], contextlib.AbstractContextManager[None]]
+
+
+def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool], during: During) -> None:
     """For frames compiled by `backend_name`: sizes 0 and 1 and equal sizes are ordinary sizes, and
     errors of the backend reach the user as they are.
 
     Dynamo specialises on such sizes before a backend sees the graph, and has no setting for one
     backend.  A frame that needs the specialisation (a size of 1 that broadcasts) is compiled again
-    with it, unless its error `is_final`.
+    with it, unless its error `is_final`.  All of this is done in the context `during`.
     """
     original = convert_frame._compile
     if getattr(original, "_adjoint", False):
@@ -124,9 +129,14 @@ def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool]) -> No
 
     @functools.wraps(original)
     def compile_frame(*args: Any, **kwargs: Any) -> Any:
-        compiler = signature.bind_partial(*args, **kwargs).arguments.get("compiler_fn")
+        given = signature.bind_partial(*args, **kwargs).arguments
+        compiler = given.get("compiler_fn")
         if getattr(compiler, "compiler_name", None) != backend_name:
             return original(*args, **kwargs)
+        with during(_options_of(compiler), given["code"]):
+            return compile_twice(*args, **kwargs)
+
+    def compile_twice(*args: Any, **kwargs: Any) -> Any:
         try:
             with general_shapes():
                 return original(*args, **kwargs)
@@ -142,6 +152,12 @@ def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool]) -> No
 
     compile_frame._adjoint = True  # type: ignore[attr-defined]
     convert_frame._compile = compile_frame
+
+
+def _options_of(compiler: Any) -> Mapping[str, Any]:
+    """What the user gave `torch.compile` for the backend."""
+    inner = getattr(compiler, "_torchdynamo_orig_backend", compiler)
+    return (getattr(inner, "kwargs", None) or {}).get("options") or {}
 
 
 def will_be_tried_again() -> bool:

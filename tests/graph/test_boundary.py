@@ -142,6 +142,7 @@ def raise_(error: BaseException) -> None:
         SystemExit(),
         MemoryError(),
         torch.OutOfMemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
         FallbackWarning("x"),
         DynamoError("x"),
     ],

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ def test_frames_are_adapted_once() -> None:
     import adjoint.backend  # noqa: F401  (adapts them)
 
     adapted = convert_frame._compile
-    dynamo.adapt_frames("adjoint", lambda error: True)
+    dynamo.adapt_frames("adjoint", lambda error: True, lambda options, code: nullcontext())
     assert convert_frame._compile is adapted
 
 
