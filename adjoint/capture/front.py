@@ -14,6 +14,7 @@ from adjoint.failing import theirs
 from adjoint.torch_private import trees
 from adjoint.torch_private.modes import TorchFunctionMode, innermost, is_functorch_wrapper
 from adjoint.torch_private.operators import HigherOrderOperator
+from adjoint.trace.moves import change_history
 from adjoint.trace.subclasses import is_made_of_fakes
 from adjoint.trace.tracer import Tracer
 
@@ -69,7 +70,9 @@ class Front(TorchFunctionMode):
                 self.tracer.emitter.source(),
             )
         if function in _CHANGE_HISTORY:
-            return self.tracer.change_history(args[0], partial(theirs, function, *args, **kwargs))
+            return change_history(
+                self.tracer, args[0], partial(theirs, function, *args, **kwargs)
+            )
         if function is torch.Tensor.register_hook:
             # For derivatives that the program itself takes.
             theirs(torch.Tensor.register_hook, *args, **kwargs)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,6 +47,7 @@ from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.modes import share_a_counter
 from adjoint.trace import aliasing, geometry
 from adjoint.trace.aliasing import Alias, Link, version
+from adjoint.trace.moves import Assigned, Moved
 from adjoint.trace.tracer import Tracer
 
 aten = torch.ops.aten
@@ -137,32 +138,30 @@ class Results:
 
     def _moves(self) -> tuple[Move | Assignment, ...]:
         moves: list[Move | Assignment] = []
-        for tensor, ops in self.tracer.moves.items():
-            place = self.inputs.index.get(tensor)
-            for op, args, kwargs, mode in ops if place is not None else []:
-                assert place is not None
-                new = MetadataMutation(self.inputs.described(place))
-                args, named = trees.map_leaves(
-                    functools.partial(self._argument, new), (args, dict(kwargs))
-                )
-                moves.append(Move(place, op, tuple(args), tuple(named.items()), mode))
-        moves += [move for move in map(self._assigned, self.inputs.states) if move is not None]
+        for place in self.inputs.states:
+            self.tracer.alias(self.inputs.leaves[place].value)  # It may have been assigned to.
+        for tensor, made in self.tracer.moves.items():
+            if tensor in self.inputs.index:
+                moves += [self._move(self.inputs.index[tensor], each) for each in made]
         for place, state in self.inputs.states.items():
             if not state.is_leaf and self._came_to_be_leaf(place):
                 moves.append(Move(place, aten.detach_.default, (), (), Mode()))
         return tuple(moves)
 
-    def _assigned(self, place: int) -> Assignment | None:
-        """What an assignment to `.data` of an input was, for which torch has no op."""
-        tensor = self.inputs.leaves[place].value
-        ops = [op for op, *_ in self.tracer.moves.get(id(tensor), [])]
-        if geometry.shows(self.inputs.aliases[place], tensor) or aten.set_.source_Tensor in ops:
-            return None
-        alias = self.tracer.alias(tensor)
-        if alias.parent is None or alias.step is None or alias.step.op is not aten.alias.default:
-            return None
-        made = self._made_as(alias.parent, MetadataMutation(self.inputs.described(place)))
-        return Assignment(place, made)
+    def _move(self, place: int, move: Moved | Assigned) -> Move | Assignment:
+        new = MetadataMutation(self.inputs.described(place))
+        match move:
+            case Moved(op, args, kwargs, mode):
+                args, named = trees.map_leaves(partial(self._argument, new), (args, dict(kwargs)))
+                return Move(place, op, tuple(args), tuple(named.items()), mode)
+            case Assigned(now):
+                assert now.parent is not None
+                assert now.step is not None
+                if now.step.op is not aten.alias.default:
+                    raise self.tracer.unsupported(
+                        "an assignment to .data", "the tensor that was assigned is gone"
+                    )
+                return Assignment(place, self._made_as(now.parent, new))
 
     def _argument(self, descriptor: MetadataMutation, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -240,32 +239,46 @@ class Results:
     def _made_as(self, alias: Alias, descriptor: Result | MetadataMutation) -> Made:
         if id(alias.tensor) in self.inputs.base_of:
             return BaseOf(self.inputs.base_of[id(alias.tensor)])
-        if alias.link is Link.FOREIGN and self._input_place(alias) is None:
+        chain = list(alias.origins())
+        owns_memory = alias is self._now(chain[-1])
+        if alias.link is Link.FOREIGN and not owns_memory and self._input_place(alias) is None:
             return self._made_in_memory(alias, descriptor)
-        chain: list[Alias] = []
-        for each in alias.ancestors():
-            chain.append(each)
-            place = self._input_place(each)
-            if place is not None:
-                steps = self._steps(chain)
-                return View(FromCaller(place), tuple(steps)) if steps else FromCaller(place)
-            if each is not alias and each.parent is not None and each.starts_family:
+        for count, each in enumerate(chain, 1):
+            source = self._input_as(each)
+            if source is not None:
+                steps = self._steps(chain[:count])
+                return View(source, tuple(steps)) if steps else source
+            if each.tensor is alias.tensor or each is chain[-1]:
+                continue
+            if each.starts_family:
                 # Views of it have it for their `_base`, whether or not it is returned itself.
-                of_made = FromMade(self._at(each, descriptor))
-                return View(of_made, tuple(self._steps(chain)))
+                return self._view_of(self._now(each), chain[:count], descriptor)
         root = chain[-1]
         if id(root.tensor) in self.inputs.base_of:
             base = BaseOf(self.inputs.base_of[id(root.tensor)])
             return View(base, tuple(self._steps(chain)))
         now = self._now(root)
         whole = alias is now
+        if not _shows_all(now, root):
+            if not whole:
+                return self._view_of(now, chain, descriptor)
+            of = FromGraph(self._base(root, descriptor, whole=False))
+            steps = self._steps(chain)
+            if any(each.starts_family for each in chain[:-1]):
+                steps.append(Replay(aten.detach_.default, (), (), None, Mode()))
+            return View(of, tuple(steps))
         of = FromGraph(self._base(now, descriptor, whole))
-        # A view of what the tensor shows now is made as the program made it.
-        anew = now not in chain
-        steps = self._by_place(chain) if anew else self._steps(chain[: chain.index(now) + 1])
+        steps = self._steps_from(chain, now)
         if whole and alias.tensor is not None and alias.tensor.requires_grad:
             steps += [RequireGrad()] if alias.tensor.is_leaf else []
         return View(of, tuple(steps)) if steps else of
+
+    def _view_of(
+        self, base: Alias, chain: Sequence[Alias], descriptor: Result | MetadataMutation
+    ) -> View:
+        """The first of `chain`, as a view of another of what is made."""
+        of = FromMade(self._at(base, descriptor))
+        return View(of, tuple(self._steps_from(chain, base)))
 
     def _made_in_memory(self, alias: Alias, descriptor: Result | MetadataMutation) -> Made:
         """A tensor that is no view of what its alias is derived from."""
@@ -298,6 +311,15 @@ class Results:
         current = self.tracer.scope.aliases[id(root.tensor)]
         return current if current.storage is root.storage else root
 
+    def _input_as(self, alias: Alias) -> FromCaller | None:
+        """The input that shows `alias`: from the beginning, or moved to other memory."""
+        place = None if alias.tensor is None else self.inputs.index.get(id(alias.tensor))
+        if place is None:
+            return None
+        first = self.inputs.aliases[place]
+        moved = alias.storage is not first.storage and self._now(alias) is alias
+        return FromCaller(place, moved) if moved or first is alias else None
+
     def _input_place(self, alias: Alias) -> int | None:
         if alias.tensor is None:
             return None
@@ -308,8 +330,8 @@ class Results:
         """The output with the value of `root`, which results are views of or are themselves."""
         if root not in self._bases:
             node = aliasing.read(self.tracer.emitter, root)
-            if root.tensor is not None and geometry.shows(root, root.tensor):
-                node = geometry.laid_out(self.tracer.emitter, node, root.tensor)
+            if root.place is not None and geometry.shows(root, root.place):
+                node = geometry.laid_out(self.tracer.emitter, node, root.place)
             self._bases[root] = self._output(node, None)
         index = self._bases[root]
         if whole and self.descriptors[index] is None:
@@ -317,17 +339,24 @@ class Results:
         self._bases_of.setdefault(index, []).append(descriptor)
         return index
 
+    def _steps_from(self, chain: Sequence[Alias], now: Alias) -> list[Step]:
+        """How the first of `chain` is made of what the tensor of the last shows now."""
+        # A view of what the tensor shows now is made as the program made it.
+        return self._steps(chain[: chain.index(now) + 1]) if now in chain else self._by_place(chain)
+
     def _steps(self, chain: Sequence[Alias]) -> list[Step]:
         """How the first of `chain` is made of the last."""
         steps: list[Step] = []
+        made = chain[0]
         for alias in reversed(chain[:-1]):
-            assert alias.step is not None
             if alias.tensor is not None and _is_a_window(alias):
-                assert chain[-1].tensor is not None
-                steps = [self._window(alias.tensor, chain[-1].tensor)]
-            else:
-                steps.append(self._replay(alias))
-            steps += self._own_history(alias)
+                assert made.place is not None
+                assert chain[-1].place is not None
+                steps = [self._window(made.place, chain[-1].place)]
+                break
+            steps.append(self._replay(alias, in_place=alias.tensor is made.tensor))
+        if any(alias.starts_family for alias in chain[:-1]):
+            steps += self._own_history(made)
         return steps
 
     def _by_place(self, chain: Sequence[Alias]) -> list[Step]:
@@ -351,7 +380,7 @@ class Results:
         return Window(tensor.dtype, *trees.map_leaves(self._number, place))
 
     def _own_history(self, alias: Alias) -> list[Step]:
-        if not (alias.starts_family and alias.has_history and alias.tensor is not None):
+        if not (alias.has_history and alias.tensor is not None):
             return []
         node = aliasing.read(self.tracer.emitter, alias)
         if not alias.tensor.is_leaf:
@@ -363,13 +392,23 @@ class Results:
             )
         return [RequireGrad()]
 
-    def _replay(self, alias: Alias) -> Replay:
-        step = alias.step
+    def _replay(self, alias: Alias, in_place: bool) -> Replay:
+        """The op that made `alias`; `in_place`: nobody else has the tensor that an op moved."""
+        step, before = alias.step, alias.moved_from
         assert step is not None
-        args, named = trees.map_leaves(self._number, (step.args, step.kwargs))
+        args: Any = step.args
+        if before is not None and before is not alias.parent:
+            assert alias.place is not None
+            assert before.place is not None
+            place = self._window(alias.place, before.place)
+            args = (place.shape, place.stride, place.offset)
+        args, named = trees.map_leaves(self._number, (args, step.kwargs))
+        op = step.op
+        if in_place and alias.moved_by is not None:
+            op = alias.moved_by if before is alias.parent else aten.as_strided_.default
         # Autograd refuses to derive anew what was made without grad, or as one of several views.
         anew = alias.is_derived_anew and not (step.mode.grad_enabled and step.output is None)
-        return Replay(step.op, tuple(args), tuple(named.items()), step.output, step.mode, anew)
+        return Replay(op, tuple(args), tuple(named.items()), step.output, step.mode, anew)
 
     def _number(self, leaf: Any) -> Any:
         return FromGraph(self._view_argument(leaf)) if isinstance(leaf, fx.Node) else leaf
@@ -379,6 +418,13 @@ class Results:
             kind = ViewValue if isinstance(node.meta["val"], torch.Tensor) else ViewArgument
             self._numbers[node] = self._output(node, kind(len(self._numbers)))
         return self._numbers[node]
+
+
+def _shows_all(now: Alias, root: Alias) -> bool:
+    """What the owner of a memory has become shows all that it showed at first."""
+    if now is root or now.place is None or root.place is None:
+        return True
+    return bool(now.place.numel() == root.place.numel())
 
 
 def _is_a_window(alias: Alias) -> bool:

@@ -34,6 +34,8 @@ class FromCaller:
     """The caller's input, as it is."""
 
     index: int
+    moved: bool = False
+    """As it is once `moves` have let it show other memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,15 @@ from adjoint.torch_private.modes import is_autocast_enabled, set_version, withou
 
 Graph = Callable[[Sequence[Any]], Sequence[Any]]
 
-_AS_STRIDED = torch.ops.aten.as_strided.default
+
+def _move_from_start(x: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
+    return x.as_strided_(size, stride, x.storage_offset() + offset)
+
+
+_FROM_START: dict[Any, Callable[..., torch.Tensor]] = {
+    torch.ops.aten.as_strided.default: strided_from_start,
+    torch.ops.aten.as_strided_.default: _move_from_start,
+}
 
 
 def call(graph: Graph, calling: Calling, inputs: Sequence[Any]) -> list[Any]:
@@ -216,7 +224,9 @@ class _Results:
 
     def _input_of(self, made: Made | FromMade) -> int | None:
         match made:
-            case FromCaller(index) | BaseOf(index):
+            case FromCaller(index, moved):
+                return None if moved else index
+            case BaseOf(index):
                 return index
             case FromMade(index):
                 return self._input_of(self.calling.made[index])
@@ -279,11 +289,14 @@ def _take(step: Step, value: torch.Tensor, outputs: Sequence[Any]) -> torch.Tens
 
 
 def _replayed(step: Replay, value: torch.Tensor, outputs: Sequence[Any]) -> torch.Tensor:
-    op: Any = strided_from_start if step.op is _AS_STRIDED else step.op
-    if step.is_fixed:
-        views = op(value, *step.args, **dict(step.kwargs))
-    else:
-        views = op(value, *_filled(step.args, outputs), **_filled(dict(step.kwargs), outputs))
+    op: Any = _FROM_START.get(step.op, step.op)
+    args, kwargs = step.args, dict(step.kwargs)
+    if not step.is_fixed:
+        args, kwargs = _filled(args, outputs), _filled(kwargs, outputs)
+    if torch.Tag.inplace_view in step.op.tags:
+        with _unnoticed(value):
+            return op(value, *args, **kwargs)  # type: ignore[no-any-return]
+    views = op(value, *args, **kwargs)
     taken: torch.Tensor = views if step.output is None else views[step.output]
     return taken
 

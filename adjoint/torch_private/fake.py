@@ -119,3 +119,8 @@ def storage_keys(values: Iterable[Any]) -> set[Any]:
         return set(map(attrgetter("_cdata"), map(torch.Tensor.untyped_storage, tensors)))
     except (NotImplementedError, RuntimeError):
         return set(map(storage_key, tensors)) - {None}
+
+
+def has_no_memory(zeros: torch.Tensor) -> bool:
+    """Zeros that some formulas of autograd return; few ops know what to do with such a tensor."""
+    return bool(zeros._is_zerotensor())

@@ -30,6 +30,7 @@ from adjoint.graph.metadata import Mode
 from adjoint.graph.operations import with_data
 from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.modes import above_autograd
+from adjoint.torch_private.operators import OpOverload
 from adjoint.trace.emission import Emitter
 from adjoint.trace.views import ViewStep, shows_one_place_twice, undo
 
@@ -80,6 +81,11 @@ class Alias:
     """The caller has this tensor."""
     written: bool = False
     """Changed through this alias or one derived from it, but not through a derived input."""
+    moved_from: Alias | None = None
+    """What the tensor showed before an op (`t_`, `as_strided_`, ...) made it show this."""
+    moved_by: OpOverload | None = None
+    former: torch.Tensor | None = None
+    """The tensor as it was while it showed this window, once it shows another."""
 
     def __post_init__(self) -> None:
         self.stamp = self.storage.writes
@@ -89,6 +95,11 @@ class Alias:
         counter = next((each for each in counters if each is not None), self.tensor)
         self.version = 0 if counter is None else version(counter)
         self.storage.aliases.append(self)
+
+    @property
+    def place(self) -> torch.Tensor | None:
+        """A tensor that shows this window; facts about autograd are those of `tensor`."""
+        return self.tensor if self.former is None else self.former
 
     @property
     def starts_family(self) -> bool:
@@ -131,6 +142,13 @@ class Alias:
         while alias is not None:
             yield alias
             alias = alias.parent
+
+    def origins(self) -> Iterator[Alias]:
+        """This alias, what it was made of (its tensor's former window, if it moved), and so on."""
+        alias: Alias | None = self
+        while alias is not None:
+            yield alias
+            alias = alias.moved_from or alias.parent
 
 
 def version(tensor: torch.Tensor) -> int:
@@ -195,7 +213,7 @@ def write(emitter: Emitter, alias: Alias, new: fx.Node, mode: Mode) -> None:
 
 def _first_that_repeats_nothing(emitter: Emitter, chain: Sequence[Alias], recorded: bool) -> int:
     """The place in `chain` above all views that show an element more than once."""
-    repeat = [a.tensor is not None and shows_one_place_twice(a.tensor) for a in chain]
+    repeat = [a.place is not None and shows_one_place_twice(a.place) for a in chain]
     if not any(repeat):
         return 0
     lowest = len(chain) - repeat[::-1].index(True)

@@ -66,7 +66,7 @@ def locate(aliases: Iterable[Alias], tensor: torch.Tensor) -> Alias | None:
     if not near:
         return None
     for each in near:
-        if each.tensor is not tensor and same_place(each.tensor, tensor):  # type: ignore[arg-type]
+        if each.tensor is not tensor and same_place(each.place, tensor):  # type: ignore[arg-type]
             step = ViewStep(aten.alias.default, (), {}, None, Mode())
             return Alias(each.storage, tensor, each, step)
     return strided(near[0] if tensor._is_view() else root_of(near[0]), tensor)
@@ -122,10 +122,10 @@ def _window(flat: Alias, tensor: torch.Tensor, mode: Mode) -> ViewStep:
     """The `as_strided` that shows `tensor` on the flat memory `flat`, seen in its dtype."""
     root = family_root(flat)
     start, count = 0, tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
-    if root.tensor is not None:
-        size = root.tensor.dtype.itemsize
-        start = root.tensor.storage_offset() * size // tensor.dtype.itemsize
-        count = extent(root.tensor) * size // tensor.dtype.itemsize
+    if root.place is not None:
+        size = root.place.dtype.itemsize
+        start = root.place.storage_offset() * size // tensor.dtype.itemsize
+        count = extent(root.place) * size // tensor.dtype.itemsize
     first = tensor.storage_offset() - start
     if tensor.numel() > 0 and (first < 0 or first + extent(tensor) > count):
         raise outside()
@@ -155,17 +155,18 @@ def flat_base(alias: Alias) -> Alias:
 
 
 def _flattened(root: Alias) -> Alias:
-    if root.tensor is None:
+    shown = root.place
+    if shown is None:
         return root
-    order = dense_order(root.tensor)
-    if order is None and any(map(symbols.is_zero_here, root.tensor.shape)):
+    order = dense_order(shown)
+    if order is None and any(map(symbols.is_zero_here, shown.shape)):
         # Its strides are those of nothing, so that the graph is for nothing alone.
-        order = list(range(root.tensor.dim()))
+        order = list(range(shown.dim()))
     if order is None:
         raise CaptureError(
             "a strided view of memory",
-            f"the tensor that owns it has gaps (size {tuple(root.tensor.shape)}, "
-            f"stride {root.tensor.stride()})",
+            f"the tensor that owns it has gaps (size {tuple(shown.shape)}, "
+            f"stride {shown.stride()})",
             "pass a contiguous tensor",
             user_line(),
         )
@@ -215,6 +216,6 @@ def family_root(alias: Alias) -> Alias:
 def dtype_of(flat: Alias) -> torch.dtype:
     """The dtype of a flat memory."""
     root = family_root(flat)
-    dtype = root.dtype if root.tensor is None else root.tensor.dtype
+    dtype = root.dtype if root.place is None else root.place.dtype
     assert dtype is not None
     return dtype

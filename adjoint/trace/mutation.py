@@ -46,6 +46,14 @@ def changes_metadata_only(op: OpOverload) -> bool:
     return torch.Tag.inplace_view in op.tags
 
 
+_LEAVE_HISTORY = frozenset(f"aten::logical_{name}_" for name in ("and", "or", "xor", "not"))
+
+
+def leaves_history(op: OpOverload) -> bool:
+    """Autograd has the result for not differentiable, and lets the tensor keep its history."""
+    return op._schema.name in _LEAVE_HISTORY
+
+
 def written_by(op: OpOverload, named: dict[str, Any]) -> tuple[str, ...]:
     """The arguments that a call of `op` writes to, whether or not its schema says so."""
     said = tuple(name for name in written_arguments(op) if named.get(name) is not None)

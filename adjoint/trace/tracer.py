@@ -12,7 +12,7 @@ scope that an inner one uses is *lifted*: it becomes an input of the inner graph
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch import fx
 from adjoint.errors import CaptureError
 from adjoint.failing import theirs, works_on
 from adjoint.graph.metadata import Mode
-from adjoint.graph.operations import as_leaf, in_order, on_copies, take_attribute
+from adjoint.graph.operations import in_order, on_copies, take_attribute
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.effects import is_effectful
 from adjoint.torch_private.fake import FakeTensor, FakeTensorMode, fake_call, storage_key
@@ -35,13 +35,15 @@ from adjoint.torch_private.modes import (
     without_torch_function,
 )
 from adjoint.torch_private.operators import HigherOrderOperator, OpOverload
-from adjoint.trace import aliasing, geometry, overlap, subclasses
+from adjoint.trace import aliasing, geometry, moves, overlap, subclasses
 from adjoint.trace.aliasing import Alias, Link, Storage
 from adjoint.trace.emission import Emitter, Quietly, current_mode
+from adjoint.trace.moves import Assigned, Move, Moved
 from adjoint.trace.mutation import (
     bind,
     changes_metadata_only,
     functional_variant,
+    leaves_history,
     returns_fit,
     unbind,
     written_by,
@@ -158,8 +160,8 @@ class Tracer(TorchDispatchMode):
         """The custom functions whose backward is being captured, one inside the other."""
         self.about_to_run: Callable[[OpOverload, Any], None] = _nothing
         """Called before an op, with its arguments."""
-        self.moves: dict[int, list[tuple[OpOverload, Any, Any, Mode]]] = {}
-        """By tensor: the ops that changed its shape or place and not its data, in order."""
+        self.moves: dict[int, list[Move]] = {}
+        """By tensor: what changed its shape or place and not its data, in order."""
 
     @property
     def emitter(self) -> Emitter:
@@ -212,6 +214,7 @@ class Tracer(TorchDispatchMode):
         if found is not None:
             # An assignment to `.data` leaves the tensor its history.
             near.link, near.node, near.stamp = Link.FOREIGN, aliasing.read(self.emitter, found), -1
+            self.moves.setdefault(id(tensor), []).append(Assigned(near))
         return self.scope.add(tensor, near)
 
     def _inner(self, tensor: torch.Tensor) -> Alias | None:
@@ -308,7 +311,7 @@ class Tracer(TorchDispatchMode):
             return self._recognise(op, args, kwargs)
         self.about_to_run(op, (args, kwargs))
         if changes_metadata_only(op):
-            return self._move(op, args, kwargs)
+            return moves.move(self, op, args, kwargs)
         if op._schema.is_mutable or written_by(op, bind(op, args, kwargs)):
             return self._mutate(op, args, kwargs)
         if op.is_view:
@@ -435,67 +438,6 @@ class Tracer(TorchDispatchMode):
             alias.node = self.emitter.item(node, index) if several else node
         return result
 
-    def _move(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
-        """An op that changes what memory a tensor shows, or how, but no data."""
-        tensor: torch.Tensor = args[0]
-        before, mode = self.alias(tensor), current_mode()
-        arguments = (tuple(args[1:]), kwargs)
-        numbers, named = self.emitter.number_nodes(arguments)
-        pure = functional_variant(op)
-        old = aliasing.read(self.emitter, before)
-        result = theirs(op, *args, **kwargs)
-        self.moves.setdefault(id(tensor), []).append((op, *arguments, mode))
-        name = op._schema.name
-        if name == "aten::set_":
-            self._relocate(tensor, before)
-        elif name == "aten::resize_":
-            new = self.emitter.call(aten.resize.default, (old, *numbers), named)
-            self._resize(tensor, before, new)
-        else:
-            assert pure is not None, op
-            step = ViewStep(pure.op, numbers, named, None, mode)
-            alias = Alias(before.storage, tensor, before, step, link=Link.FAMILY)
-            alias.node = step.emit(self.emitter, old, mode)
-            self.scope.add(tensor, alias)
-        return result
-
-    def change_history(self, tensor: torch.Tensor, change: Callable[[], Any]) -> Any:
-        """Run `change`, which makes a leaf of `tensor` or takes its history away, but no op."""
-        if not self.scope.knows(tensor):
-            return change()
-        alias = self.alias(tensor)
-        before = (tensor.requires_grad, tensor.is_leaf)
-        node = self.node(tensor)
-        result = change()
-        if (tensor.requires_grad, tensor.is_leaf) == before:
-            return result
-        if not tensor.requires_grad:
-            node = self.emitter.call(aten.detach.default, (node,), mode=aliasing.UNRECORDED)
-        elif not alias.is_input:
-            node = self.emitter.call(as_leaf, (node,), mode=aliasing.RECORDED)
-        elif node.op == "placeholder":
-            # The graph is given a leaf.  What was computed before did not know of that.
-            self.emitter.detach_for_users(node)
-        else:
-            raise self.unsupported("requires_grad_", "the input was written to before")
-        if alias.parent is not None:
-            alias.link = Link.FOREIGN
-        alias.node, alias.stamp = node, alias.storage.writes
-        return result
-
-    def _relocate(self, tensor: torch.Tensor, before: Alias) -> None:
-        del self.scope.aliases[id(tensor)]
-        found = geometry.locate(self.scope.aliases.values(), tensor)
-        if found is None:
-            raise self.unsupported("set_", "the memory it moves to is unknown to capture")
-        self.scope.add(tensor, found)
-
-    def _resize(self, tensor: torch.Tensor, before: Alias, new: fx.Node) -> None:
-        others = {id(a.tensor) for a in before.storage.aliases if a.tensor is not None}
-        if others != {id(tensor)}:
-            raise self.unsupported("resize_", "other tensors show the same memory")
-        self.scope.new(tensor, new).written = True
-
     def unsupported(self, construct: str, why: str) -> CaptureError:
         """The error for what eager can do and capture cannot."""
         return CaptureError(
@@ -513,6 +455,8 @@ class Tracer(TorchDispatchMode):
         shapes = {id(t): t.shape for name in written for t in _tensors(named[name])}
         nodes = {name: self._arguments(op, value) for name, value in named.items()}
         mode = current_mode()
+        if leaves_history(op):
+            mode = Mode(grad_enabled=False, inference=mode.inference)
         custom = [] if op.namespace == "aten" else [t for n in written for t in _tensors(named[n])]
         with counted_already(custom):
             result = theirs(op, *args, **kwargs)
@@ -539,7 +483,9 @@ class Tracer(TorchDispatchMode):
             new = place if place is not None else self.emitter.item(node, len(fresh) + index)
             for position, tensor in enumerate(_tensors(named[name])):
                 each = self.emitter.item(new, position) if many else new
-                self._write(tensor, each, shapes[id(tensor)])
+                if each.meta["val"].dtype != tensor.dtype:
+                    each = self._cast(tensor, each, mode, nodes.values())
+                self._write(tensor, each, shapes[id(tensor)], mode)
                 if many and not custom:
                     # Torch's own kernel writes to each in turn, and each write is counted.
                     set_version(tensor, tensor._version + 1)
@@ -556,15 +502,38 @@ class Tracer(TorchDispatchMode):
             self._mutate(op, *unbind(op, {**named, **one}))
         return None
 
-    def _write(self, tensor: torch.Tensor, new: fx.Node, shape: torch.Size) -> None:
-        mode = current_mode()
-        if new.meta["val"].dtype != tensor.dtype:
-            new = self.emitter.call(aten._to_copy.default, (new,), {"dtype": tensor.dtype}, mode)
+    def _cast(
+        self, tensor: torch.Tensor, new: fx.Node, mode: Mode, arguments: Iterable[Any]
+    ) -> fx.Node:
+        """`new` in the dtype of `tensor`, which an op on `arguments` writes to.
+
+        To autograd a comparison in place is a function of its arguments, whose derivative is zero.
+        """
+        kind = tensor.dtype
+        if not mode.grad_enabled or new.meta["val"].dtype != torch.bool:
+            return self.emitter.call(aten._to_copy.default, (new,), {"dtype": kind}, mode)
+        for argument in arguments:
+            value = argument.meta["val"] if isinstance(argument, fx.Node) else None
+            if (
+                isinstance(value, torch.Tensor)
+                and value.dtype.is_floating_point | value.is_complex()
+            ):
+                if value.shape != tensor.shape:
+                    sizes = (self.emitter.number_nodes(list(tensor.shape)),)
+                    argument = self.emitter.call(aten.expand.default, (argument, *sizes), {}, mode)
+                if value.dtype != kind:
+                    dtype = {"dtype": kind}
+                    argument = self.emitter.call(aten._to_copy.default, (argument,), dtype, mode)
+                new = self.emitter.call(aten.copy.default, (argument, new), {}, mode)
+        if new.meta["val"].dtype != kind:
+            return self.emitter.call(aten._to_copy.default, (new,), {"dtype": kind}, mode)
+        return new
+
+    def _write(self, tensor: torch.Tensor, new: fx.Node, shape: torch.Size, mode: Mode) -> None:
         if tensor.shape != shape:
             # An `out=` tensor of another size is resized first.
-            self.moves.setdefault(id(tensor), []).append(
-                (aten.resize_.default, (list(tensor.shape),), {}, mode)
-            )
+            resize = Moved(aten.resize_.default, (list(tensor.shape),), {}, mode)
+            self.moves.setdefault(id(tensor), []).append(resize)
             self.scope.new(tensor, new).written = True
             return
         aliasing.write(self.emitter, self.alias(tensor), new, mode)

@@ -1,0 +1,133 @@
+"""Ops that change what memory a tensor shows, how, or what autograd knows of it; but no data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import fx
+
+from adjoint.failing import theirs
+from adjoint.graph.metadata import Mode
+from adjoint.graph.operations import as_leaf
+from adjoint.torch_private.operators import OpOverload
+from adjoint.trace import aliasing, geometry
+from adjoint.trace.aliasing import Alias, Link
+from adjoint.trace.emission import current_mode
+from adjoint.trace.mutation import functional_variant
+from adjoint.trace.views import ViewStep
+
+if TYPE_CHECKING:
+    from adjoint.trace.tracer import Tracer
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """`t_`, `set_`, `resize_`, ... of a tensor."""
+
+    op: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    mode: Mode
+
+
+@dataclass(frozen=True, eq=False)
+class Assigned:
+    """An assignment to `.data`, for which torch has no op: what the tensor shows since."""
+
+    now: Alias
+
+
+Move: TypeAlias = Moved | Assigned
+
+
+def move(tracer: Tracer, op: OpOverload, args: Any, kwargs: Any) -> Any:
+    """Run `op`, after which its tensor shows another window on memory."""
+    tensor: torch.Tensor = args[0]
+    before, mode = tracer.alias(tensor), current_mode()
+    numbers, named = tracer.emitter.number_nodes((tuple(args[1:]), kwargs))
+    old = aliasing.read(tracer.emitter, before)
+    before.former = tracer.emitter.snapshot(tensor)
+    memory = tensor.untyped_storage().nbytes()
+    result = theirs(op, *args, **kwargs)
+    tracer.moves.setdefault(id(tensor), []).append(Moved(op, tuple(args[1:]), kwargs, mode))
+    name = op._schema.name
+    if name == "aten::set_":
+        _relocate(tracer, tensor)
+    elif name == "aten::resize_" and not _stays_in(tensor, memory):
+        _resize(tracer, before, tracer.emitter.call(aten.resize.default, (old, *numbers), named))
+    elif name in ("aten::as_strided_", "aten::resize_"):
+        _show(tracer, op, before, geometry.strided(before, tensor, Link.FAMILY, mode))
+    else:
+        pure = functional_variant(op)
+        assert pure is not None, op
+        step = ViewStep(pure.op, numbers, named, None, mode)
+        now = Alias(before.storage, tensor, before, step, link=Link.FAMILY)
+        now.node = step.emit(tracer.emitter, old, mode)
+        _show(tracer, op, before, now)
+    return result
+
+
+def _show(tracer: Tracer, op: OpOverload, before: Alias, now: Alias) -> None:
+    assert now.tensor is not None
+    now.moved_from, now.moved_by = before, op
+    tracer.scope.add(now.tensor, now)
+
+
+def _relocate(tracer: Tracer, tensor: torch.Tensor) -> None:
+    del tracer.scope.aliases[id(tensor)]
+    found = geometry.locate(tracer.scope.aliases.values(), tensor)
+    if found is None:
+        raise tracer.unsupported("set_", "the memory it moves to is unknown to capture")
+    tracer.scope.add(tensor, found)
+
+
+def _stays_in(tensor: torch.Tensor, memory: int) -> bool:
+    """`tensor` shows no more than the first `memory` bytes."""
+    last = (tensor.storage_offset() + geometry.extent(tensor)) * tensor.dtype.itemsize
+    return bool(last <= memory)
+
+
+def _resize(tracer: Tracer, before: Alias, new: fx.Node) -> None:
+    """The memory grew."""
+    tensor = before.tensor
+    assert tensor is not None
+    others = {id(a.tensor) for a in before.storage.aliases if a.tensor is not None}
+    if others != {id(tensor)}:
+        raise tracer.unsupported("resize_", "other tensors show the same memory")
+    tracer.scope.new(tensor, new).written = True
+
+
+def change_history(tracer: Tracer, tensor: torch.Tensor, change: Callable[[], Any]) -> Any:
+    """Run `change`, which makes a leaf of `tensor` or takes its history away, but no op."""
+    if not tracer.scope.knows(tensor):
+        return change()
+    alias = tracer.alias(tensor)
+    before = (tensor.requires_grad, tensor.is_leaf)
+    node = tracer.node(tensor)
+    result = change()
+    if (tensor.requires_grad, tensor.is_leaf) == before:
+        return result
+    emitter = tracer.emitter
+    if not tensor.requires_grad:
+        node = emitter.call(aten.detach.default, (node,), mode=aliasing.UNRECORDED)
+    elif not _is_input(alias):
+        node = emitter.call(as_leaf, (node,), mode=aliasing.RECORDED)
+    elif node.op == "placeholder":
+        # The graph is given a leaf.  What was computed before did not know of that.
+        emitter.detach_for_users(node)
+    else:
+        raise tracer.unsupported("requires_grad_", "the input was written to or moved before")
+    if alias.parent is not None:
+        alias.link = Link.FOREIGN
+    alias.node, alias.stamp = node, alias.storage.writes
+    return result
+
+
+def _is_input(alias: Alias) -> bool:
+    """The caller has the tensor of `alias`."""
+    return any(each.is_input and each.tensor is alias.tensor for each in alias.origins())
