@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -222,6 +223,10 @@ class _Planning:
                 self.needs[node] = {base for base, _ in item.reads}
                 item.checked = {base_of(bound.node) for bound in item.bounds}
                 self.needs[node] |= item.checked
+        # Effects happen in the order of the program, whatever is fused around them.
+        effects = [node for node in self.needs if must_run(node)]
+        for earlier, later in itertools.pairwise(effects):
+            self.needs[later].add(earlier)
 
     @works_on("node")
     def _item(self, node: fx.Node) -> Item | None:

@@ -234,12 +234,14 @@ class Split:
             available[self.primals[place]] = ("input", place)
         read_sizes_of([*available, *self.tangents], self.joint.graph, available)
         gradients = [node for node, _ in self.gradients]
-        used = _used(self.joint, available, self.tangents, gradients)
+        # What a backward formula draws is drawn when it runs.
+        drawn = [n for n in self.joint.graph.nodes if n in self.reverse and must_run(n)]
+        used = _used(self.joint, available, self.tangents, [*gradients, *drawn], set(drawn))
         inputs = [n for n in used if available[n][0] == "input"]
         outputs = [n for n in used if available[n][0] == "output"]
         late = _descendants(self.joint.graph, self.tangents)
         given = [*inputs, *outputs, *self.tangents]
-        graph_module, _ = _extract(self.joint, given, gradients, late=late)
+        graph_module, _ = _extract(self.joint, given, gradients, drawn, late)
         entering = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
         for node, kept in zip(entering[len(inputs) :], outputs, strict=False):
             saved = Saved(available[kept][1], checked=True, order=self.order)
@@ -466,8 +468,12 @@ def _used(
     available: dict[fx.Node, Any],
     tangents: Sequence[fx.Node],
     outputs: Sequence[Any],
+    drawn: Set[fx.Node],
 ) -> list[fx.Node]:
-    """Which available values are needed to compute `outputs`, computing again what is not there."""
+    """Which available values are needed to compute `outputs`, computing again what is not there.
+
+    `drawn` run here for the first time.
+    """
     used: dict[fx.Node, None] = {}
     visited: set[fx.Node] = set(tangents)
     work = [n for n in outputs if isinstance(n, fx.Node)]
@@ -478,7 +484,7 @@ def _used(
         visited.add(node)
         if node in available:
             used[node] = None
-        elif node.op == "placeholder" or must_run(node):
+        elif node.op == "placeholder" or (must_run(node) and node not in drawn):
             raise NotSaved(f"{node.name} is needed by a backward graph, but not saved")
         else:
             work += node.all_input_nodes

@@ -14,8 +14,6 @@ NON_DIFFERENTIABLE |= {
     aten.bernoulli.default,
     aten.bernoulli.p,
     aten.bernoulli.Tensor,
-    aten.rand_like.default,
-    aten.randn_like.default,
     aten.zeros_like.default,
     aten.ones_like.default,
     aten.full_like.default,
@@ -32,4 +30,10 @@ NON_DIFFERENTIABLE |= {
     aten.cauchy.default,
     aten.log_normal.default,
     aten.random.default,
+}
+
+NON_DIFFERENTIABLE |= {
+    getattr(packet, name)
+    for packet in (aten.rand_like, aten.randn_like, aten.randint_like)
+    for name in packet.overloads()
 }

@@ -484,7 +484,9 @@ class Tracer(TorchDispatchMode):
             for position, tensor in enumerate(_tensors(named[name])):
                 each = self.emitter.item(new, position) if many else new
                 if each.meta["val"].dtype != tensor.dtype:
-                    each = self._cast(tensor, each, mode, nodes.values())
+                    dropped = () if pure is None else pure.dropped
+                    read = [nodes[name] for name in nodes if name not in dropped]
+                    each = self._cast(tensor, each, mode, read)
                 self._write(tensor, each, shapes[id(tensor)], mode)
                 if many and not custom:
                     # Torch's own kernel writes to each in turn, and each write is counted.
