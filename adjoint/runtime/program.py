@@ -113,10 +113,5 @@ def _numbers(value: Any) -> Any:
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
     base = tensor._base if tensor._is_view() else None
-    return (
-        tensor.dtype,
-        tuple(tensor.shape),
-        tensor.stride(),
-        tensor.storage_offset(),
-        base is not None,
-    )
+    place = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+    return place if base is None else (*place, *_place(base))

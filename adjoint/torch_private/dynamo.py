@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import re
@@ -11,14 +12,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any, TypeAlias
 
+import sympy
 import torch
 from torch import fx
 from torch._C._dynamo import guards
 from torch._dynamo import convert_frame, exc
+from torch._dynamo.source import TensorProperty, TensorPropertySource
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config as shape_config
 
+from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.modes import as_if_alone
 
 # Held by Dynamo while it compiles, and by us: what is traced, differentiated or lowered shares fake
@@ -57,32 +61,90 @@ def fresh_fakes(
     shape_env = context.fake_mode.shape_env
     mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=False)
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
-    fakes: list[Any] = []
-    for node, example in zip(placeholders, examples, strict=True):
+    fakes: list[Any] = list(examples)
+    pairs = list(zip(placeholders, examples, strict=True))
+    for base in _bases_not_passed(examples):
+        # Dynamo has no guards about it.  It is looked at where inputs share memory that is written
+        # to, and then a program holds for one place of each in memory.
+        mode.from_tensor(base, static_shapes=True)
+    # What others are views of comes first, or it would be made as the base of one.
+    for index, (node, example) in sorted(enumerate(pairs), key=lambda pair: _is_view(pair[1][1])):
         if not isinstance(example, torch.Tensor):
             traced = node.meta.get("example_value", example)
-            fakes.append(traced if isinstance(traced, (torch.SymInt, torch.SymFloat)) else example)
+            if isinstance(traced, (torch.SymInt, torch.SymFloat)):
+                fakes[index] = traced
             continue
-        symbolic = context.tensor_to_context.get(example)
-        source = getattr(symbolic, "tensor_source", None)
-        fakes.append(
-            mode.from_tensor(
-                example,
-                static_shapes=symbolic is None,
-                symbolic_context=symbolic,
-                source=source,
-            )
+        symbolic = _own_context(context.tensor_to_context.get(example), node)
+        fakes[index] = mode.from_tensor(
+            example,
+            static_shapes=symbolic is None,
+            symbolic_context=symbolic,
+            source=getattr(symbolic, "tensor_source", None),
         )
     return mode, fakes
+
+
+def _is_view(example: Any) -> bool:
+    return isinstance(example, torch.Tensor) and example._is_view()
+
+
+def _bases_not_passed(examples: Sequence[Any]) -> Iterator[torch.Tensor]:
+    """What some of `examples`, which share memory, are views of, if it is none of them."""
+    tensors = [each for each in examples if isinstance(each, torch.Tensor)]
+    memories = [storage_key(each) for each in tensors]
+    passed = {id(each) for each in tensors}
+    for tensor, memory in zip(tensors, memories, strict=True):
+        base = tensor._base if tensor._is_view() else None
+        if base is not None and id(base) not in passed and memories.count(memory) > 1:
+            yield base
+
+
+def _own_context(symbolic: Any, node: fx.Node) -> Any:
+    """`symbolic`, with the symbols that Dynamo's fake of an input has.
+
+    Of a tensor that other inputs are views of, Dynamo makes one fake, which has the symbols of
+    whichever it met first, and remembers the context of the last.  Other symbols than those of its
+    fakes Dynamo's guards cannot mention.
+    """
+    source = getattr(node.meta.get("grapharg"), "source", None)
+    traced = node.meta.get("example_value")
+    if symbolic is None or source is None or not isinstance(traced, torch.Tensor):
+        return symbolic
+    if traced.layout is not torch.strided:
+        return symbolic
+    shape_env = traced.fake_mode.shape_env  # type: ignore[attr-defined]
+    known: dict[str, Any] = {}
+    for kind, values in (
+        (TensorProperty.SIZE, traced.shape),
+        (TensorProperty.STRIDE, traced.stride()),
+        (TensorProperty.STORAGE_OFFSET, (traced.storage_offset(),)),
+    ):
+        for axis, value in enumerate(values):
+            place = None if kind is TensorProperty.STORAGE_OFFSET else axis
+            known[_name(TensorPropertySource(source, kind, place))] = _expression(value)
+    made = symbolic.shape_env_to_source_to_symbol_cache.get(id(shape_env), {})
+    if symbolic.tensor_source == source and any(name in made for name in known):
+        return symbolic
+    return dataclasses.replace(
+        symbolic, tensor_source=source, shape_env_to_source_to_symbol_cache={id(shape_env): known}
+    )
+
+
+def _expression(number: int | torch.SymInt) -> sympy.Expr:
+    return number.node.expr if isinstance(number, torch.SymInt) else sympy.Integer(number)
+
+
+def _name(source: Any) -> str:
+    """The name of a source: a method in some versions of torch, a property in others."""
+    return str(source.name() if callable(source.name) else source.name)
 
 
 def source_name(placeholder: fx.Node) -> str:
     """Where in the user's frame an input comes from, in Python spelling."""
     argument = placeholder.meta.get("grapharg")
     source = getattr(argument, "source", None) or getattr(placeholder, "_dynamo_source", None)
-    name = getattr(source, "name", None)
-    text = name() if callable(name) else name
-    return str(text) if text else placeholder.name
+    text = _name(source) if hasattr(source, "name") else ""
+    return text or placeholder.name
 
 
 def module_path(source: str) -> str | None:

@@ -104,3 +104,8 @@ def train(compiled: bool) -> list[Tensor]:
 def test_an_optimizer_steps_inside_compiled_code() -> None:
     """The graph writes to tensors that it closes over."""
     torch.testing.assert_close(train(compiled=True), train(compiled=False))
+
+
+def test_sharing_tells_bases_apart() -> None:
+    few, many = torch.ones(6), torch.ones(8)
+    assert sharing([few[:4], few[2:6]], [0]) != sharing([many[:4], many[2:6]], [0])

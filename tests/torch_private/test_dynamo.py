@@ -142,3 +142,52 @@ def test_sizes_are_computed_by_proxies_while_compiling() -> None:
         assert isinstance(torch.sym_min(proxy, 3), torch.fx.Proxy)
     with torch.device("meta"):
         assert torch.ones(3).device.type == "meta"
+
+
+def _line(size: int) -> torch.Tensor:
+    return torch.arange(float(size))
+
+
+def _square(size: int) -> torch.Tensor:
+    return torch.arange(float(size * size)).reshape(size, size) * 1
+
+
+# Inputs that share memory, of a size.
+SHARED: dict[str, Callable[[int], tuple[torch.Tensor, ...]]] = {
+    "overlap": lambda n: (lambda a: (a[: n - 2], a[2:]))(_line(n)),
+    "gaps": lambda n: (lambda a: (a[::2], a[1::2]))(_line(n)),
+    "base_first": lambda n: (lambda b: (b, b[1]))(_square(n)),
+    "base_last": lambda n: (lambda b: (b[1], b))(_square(n)),
+    "three": lambda n: (lambda b: (b.t()[0], b[1:]))(_square(n)),
+    "grown": lambda n: (lambda b: (b, b[1]))(_square(n).requires_grad_() * 1),
+    "separate": lambda n: (_line(n), _line(n) + 1),
+}
+
+
+@pytest.mark.parametrize(
+    ("writes", "dynamic"),
+    [
+        (True, None),
+        pytest.param(True, True, marks=pytest.mark.slow),
+        pytest.param(False, None, marks=pytest.mark.slow),
+        pytest.param(False, True, marks=pytest.mark.slow),
+    ],
+)
+def test_inputs_that_share_memory_in_one_way_after_another(
+    writes: bool, dynamic: bool | None
+) -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if writes:
+            x.mul_(2)
+            y.add_(1)
+        return x.sum() * y, x[:1]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="adjoint", dynamic=dynamic, fullgraph=True)
+    for name, make in SHARED.items():
+        for size in (6, 5):
+            theirs, mine = make(size), make(size)
+            expected, actual = program(*theirs), compiled(*mine)
+            for want, got in zip((*expected, *theirs), (*actual, *mine), strict=True):
+                assert torch.equal(want, got), (name, size)
+                assert want.requires_grad == got.requires_grad, (name, size)
