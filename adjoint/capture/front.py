@@ -70,9 +70,7 @@ class Front(TorchFunctionMode):
                 self.tracer.emitter.source(),
             )
         if function in _CHANGE_HISTORY:
-            return change_history(
-                self.tracer, args[0], partial(theirs, function, *args, **kwargs)
-            )
+            return change_history(self.tracer, args[0], partial(theirs, function, *args, **kwargs))
         if function is torch.Tensor.register_hook:
             # For derivatives that the program itself takes.
             theirs(torch.Tensor.register_hook, *args, **kwargs)
