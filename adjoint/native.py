@@ -27,6 +27,7 @@ from adjoint.observing import Observer, unobserved
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.engine import LLVMError, load
+from adjoint.runtime.cpu.machines import Machine
 from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.runtime.cpu.tiles import has_blas
 from adjoint.runtime.gpu.assembly import assemble
@@ -36,7 +37,7 @@ from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import fake_mode_of
 
-Key: TypeAlias = tuple[torch.device, str]
+Key: TypeAlias = "tuple[torch.device | Machine, str]"
 
 # Kernels of this process by where they run and what they do: programs share those that are the
 # same, and each lives as long as a program that calls it.
@@ -137,7 +138,8 @@ def _compiled(
     launches: Sequence[Launch], device: torch.device
 ) -> tuple[dict[Launch, NativeFunction], dict[Launch, Exception]]:
     """The code of each, and which were refused."""
-    keys = {launch: (device, identity(launch.kernel)) for launch in launches}
+    where = machines.host() if device == CPU else device
+    keys = {launch: (where, identity(launch.kernel)) for launch in launches}
     with _LOCK:
         found: dict[Key, NativeFunction] = {}
         new: dict[Key, Kernel] = {}
@@ -148,7 +150,7 @@ def _compiled(
             elif key not in new:
                 name = f"kernel{next(_NUMBERS)}"
                 new[key] = dataclasses.replace(launch.kernel, name=name)
-        made, refused = (_load if device == CPU else _load_on_gpu)(new)
+        made, refused = _load(new) if device == CPU else _load_on_gpu(new, device)
         _KERNELS.update(made)
     found.update(made)
     return (
@@ -182,14 +184,14 @@ def _load(kernels: Mapping[Key, Kernel]) -> Loaded:
     return dict(zip(kernels, found, strict=True)), {}
 
 
-def _load_on_gpu(kernels: Mapping[Key, Kernel]) -> Loaded:
+def _load_on_gpu(kernels: Mapping[Key, Kernel], device: torch.device) -> Loaded:
     """Each by itself: the driver assembles several at a time.  Also returns those that fail."""
     made: dict[Key, NativeFunction] = {}
     failed: dict[Key, Exception] = {}
     loading: dict[Key, Future[NativeFunction]] = {}
     with ThreadPoolExecutor(max_workers=ASSEMBLERS) as pool:
         for key, kernel in kernels.items():
-            loading[key] = pool.submit(_loaded_on_gpu, kernel, key[0])
+            loading[key] = pool.submit(_loaded_on_gpu, kernel, device)
     for key, future in loading.items():
         error = future.exception()
         if isinstance(error, Exception) and not passes(error):

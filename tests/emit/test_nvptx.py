@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from adjoint.graph.operations import random_bits
 from adjoint.lower.planning import lower
 from adjoint.philox import ROUNDS
 from adjoint.runtime.gpu.assembly import assemble
+from tests.assembler import ASSEMBLER, said_of
 from tests.lowering import graph_of, launches
 
 HOPPER = (9, 0)
@@ -74,17 +73,6 @@ def code(name: str) -> str:
     return "".join(assemble(text, HOPPER).decode() for text in kernels(name))
 
 
-ASSEMBLER = shutil.which("ptxas")
-
-
-def said_of(text: str, folder: Path) -> str:
-    """What the assembler says of a module with one kernel."""
-    source = folder / "kernel.ptx"
-    source.write_bytes(assemble(text, HOPPER))
-    command = [str(ASSEMBLER), "-arch=sm_90", "-v", str(source), "-o", str(folder / "code")]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stderr
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_become_assembly(name: str) -> None:
     assert ".visible .entry kernel" in code(name)
@@ -94,7 +82,7 @@ def test_kernels_become_assembly(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_assembler_finds_registers_for_all(name: str, tmp_path: Path) -> None:
     for each in kernels(name):
-        assert "0 bytes spill stores" in said_of(each, tmp_path)
+        assert "0 bytes spill stores" in said_of(assemble(each, HOPPER), "sm_90", tmp_path)
 
 
 def test_neighbours_have_numbers_of_one_counter() -> None:

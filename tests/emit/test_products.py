@@ -13,7 +13,8 @@ from adjoint.emit.nvptx import emit_module
 from adjoint.loops.statements import Kernel
 from adjoint.lower.planning import lower
 from adjoint.runtime.gpu.assembly import assemble
-from tests.emit.test_nvptx import ASSEMBLER, HOPPER, said_of
+from tests.assembler import ASSEMBLER, said_of
+from tests.emit.test_nvptx import HOPPER
 from tests.lowering import graph_of, launches
 
 X, W, B = torch.empty(131072, 128), torch.empty(128, 128), torch.empty(128)
@@ -90,7 +91,7 @@ def test_kernels_become_assembly(name: str) -> None:
 @pytest.mark.skipif(ASSEMBLER is None, reason="there is no ptxas on this machine")
 @pytest.mark.parametrize("name", CASES)
 def test_the_assembler_finds_registers_for_all(name: str, tmp_path: Path) -> None:
-    said = said_of(emit_module([kernel(name)], wide=True), tmp_path)
+    said = said_of(assemble(emit_module([kernel(name)], wide=True), HOPPER), "sm_90", tmp_path)
     assert "0 bytes spill stores" in said
     # Two teams at a time.
     assert int(re.findall(r"Used (\d+) registers", said)[0]) <= 128
