@@ -5,7 +5,18 @@ from adjoint.compiler import capture, run
 from adjoint.errors import CaptureError, DifferentiationError, FallbackWarning
 from adjoint.options import Options
 from adjoint.rules.registry import vjp_rule
-from adjoint.transforms import grad, hessian, hvp, jacfwd, jacrev, jvp, value_and_grad, vjp
+from adjoint.transforms import (
+    grad,
+    hessian,
+    hvp,
+    jacfwd,
+    jacrev,
+    jvp,
+    linearize,
+    value_and_grad,
+    vjp,
+    vmap,
+)
 
 __all__ = [
     "CaptureError",
@@ -20,8 +31,10 @@ __all__ = [
     "jacfwd",
     "jacrev",
     "jvp",
+    "linearize",
     "run",
     "value_and_grad",
     "vjp",
     "vjp_rule",
+    "vmap",
 ]

@@ -51,6 +51,8 @@ class CaptureError(RuntimeError):
         self.remedy = remedy
         self.source = source
         self.is_internal = is_internal
+        self.depends_on_data = False
+        """What the program does next, or a size, depends on values."""
 
     def __str__(self) -> str:
         lines = [f"cannot capture {self.construct}: {self.why}"]

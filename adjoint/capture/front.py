@@ -12,7 +12,12 @@ from adjoint.capture import control_flow, functions
 from adjoint.errors import CaptureError, OutsideLevelError
 from adjoint.failing import theirs
 from adjoint.torch_private import trees
-from adjoint.torch_private.modes import TorchFunctionMode, innermost, is_functorch_wrapper
+from adjoint.torch_private.modes import (
+    TorchFunctionMode,
+    innermost,
+    is_functorch_wrapper,
+    transform_requires_grad,
+)
 from adjoint.torch_private.operators import HigherOrderOperator
 from adjoint.trace.moves import change_history
 from adjoint.trace.subclasses import is_made_of_fakes
@@ -26,6 +31,13 @@ _CHANGE_HISTORY = frozenset(
         torch.Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
     }
 )
+
+# What `torch.func` refuses inside of functions that it transforms, and what to do instead.
+_REFUSED_IN_TRANSFORMS = {
+    torch.Tensor.requires_grad_: "call requires_grad_() outside of it, or use adjoint.grad inside",
+    torch.Tensor.retain_grad: "use adjoint.grad or adjoint.vjp inside, or return the tensor",
+    torch.Tensor.backward: "use adjoint.grad or adjoint.vjp, or call backward() outside of it",
+}
 
 # Give the data of a tensor to others than torch.
 _LEAVE_TORCH = frozenset(
@@ -69,6 +81,14 @@ class Front(TorchFunctionMode):
                 "use ops of torch, or keep this part outside the compiled function",
                 self.tracer.emitter.source(),
             )
+        if function in _REFUSED_IN_TRANSFORMS and self._is_transformed():
+            raise CaptureError(
+                f"a call of Tensor.{function.__name__}()",
+                f"You are attempting to call Tensor.{function.__name__}() inside of a function "
+                "being transformed; this is unsupported",
+                _REFUSED_IN_TRANSFORMS[function],
+                self.tracer.emitter.source(),
+            )
         if function in _CHANGE_HISTORY:
             return change_history(self.tracer, args[0], partial(theirs, function, *args, **kwargs))
         if function is torch.Tensor.register_hook:
@@ -87,6 +107,10 @@ class Front(TorchFunctionMode):
             with self:
                 return control_flow.call(self.tracer, function, args, kwargs)
         return theirs(function, *args, **kwargs)
+
+    def _is_transformed(self) -> bool:
+        """What runs is differentiated by a transform, which is not at work itself."""
+        return self.tracer.is_in_transform and not transform_requires_grad()
 
     def apply_custom_function(
         self, original: Callable[..., Any], function: type, *args: Any, **kwargs: Any

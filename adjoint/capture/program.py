@@ -140,7 +140,9 @@ def _named_errors() -> Iterator[None]:
         explained = _explained(error)
         if explained is None:
             raise
-        raise CaptureError(*explained, line_of_traceback(error.__traceback__)) from error
+        named = CaptureError(*explained, line_of_traceback(error.__traceback__))
+        named.depends_on_data = op_without_fake(error) is None
+        raise named from error
 
 
 def _explained(error: Exception) -> tuple[str, str, str] | None:

@@ -37,6 +37,7 @@ __all__ = [
     "default_devices",
     "dispatch_modes",
     "enable_python_dispatcher",
+    "forward_mode_is_enabled",
     "functorch_is_active",
     "has_tangent",
     "innermost",
@@ -49,6 +50,7 @@ __all__ = [
     "saved_tensor_hooks",
     "set_version",
     "share_a_counter",
+    "transform_requires_grad",
     "unwatched",
     "without_autocast",
     "without_dispatch_modes",
@@ -124,6 +126,16 @@ def has_tangent(values: Sequence[Any]) -> bool:
         return False
     tensors = (value for value in values if isinstance(value, torch.Tensor))
     return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
+def transform_requires_grad() -> bool:
+    """A transform of `torch.func` is about to make leaves of its own tensors."""
+    return bool(torch._C._functorch.get_inplace_requires_grad_allowed())
+
+
+def forward_mode_is_enabled() -> bool:
+    """Torch's forward mode would give tangents to what runs now."""
+    return bool(forward_ad._is_fwd_grad_enabled())
 
 
 def functorch_is_active() -> bool:

@@ -19,7 +19,7 @@ from adjoint.graph.metadata import CheckpointRegion, GradOf, Mode
 from adjoint.source import user_line
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.fake import fake_call
-from adjoint.torch_private.modes import enable_python_dispatcher
+from adjoint.torch_private.modes import enable_python_dispatcher, forward_mode_is_enabled
 from adjoint.torch_private.operators import OpOverload
 
 aten = torch.ops.aten
@@ -150,6 +150,8 @@ class Emitter:
         node = self.graph.call_function(target, args, kwargs)
         node.meta["val"] = self.snapshot(value)
         node.meta["mode"] = current_mode() if mode is None else mode
+        if not forward_mode_is_enabled():
+            node.meta["forward"] = False
         node.meta["source"] = self.source()
         node.meta["region"] = self.region
         if self.hooks is not None:

@@ -152,6 +152,8 @@ class Tracer(TorchDispatchMode):
         self.fake_mode = fake_mode
         self.adopt = adopt
         self.is_paused = False
+        self.is_in_transform = False
+        """What runs is differentiated by a transform inside the program."""
         self.root = self.scope = Scope(self.quietly)
         self.regions = Regions()
         self.answer: tuple[OpOverload, Any] | None = None

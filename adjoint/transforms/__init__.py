@@ -1,4 +1,4 @@
-"""Derivatives of functions: `grad`, `vjp`, `jvp`, `jacrev`, `jacfwd`, `hessian`, `hvp`.
+"""Derivatives of functions, and `vmap`, as `torch.func` has them.
 
 A transform of a function is a function again.  Called while a program is being captured, it
 captures its own function as a graph, differentiates that, and runs the result where it stands:
@@ -14,8 +14,21 @@ from adjoint.transforms.api import (
     jacfwd,
     jacrev,
     jvp,
+    linearize,
     value_and_grad,
     vjp,
+    vmap,
 )
 
-__all__ = ["grad", "hessian", "hvp", "jacfwd", "jacrev", "jvp", "value_and_grad", "vjp"]
+__all__ = [
+    "grad",
+    "hessian",
+    "hvp",
+    "jacfwd",
+    "jacrev",
+    "jvp",
+    "linearize",
+    "value_and_grad",
+    "vjp",
+    "vmap",
+]

@@ -8,21 +8,23 @@ from typing import Any
 
 import torch
 
-from adjoint.errors import OutsideLevelError
+from adjoint.errors import CaptureError
 from adjoint.torch_private import trees
 from adjoint.trace.tracer import current_tracer
 from adjoint.transforms import contract
 from adjoint.transforms.compiled import (
     Compiled,
     PullBack,
+    PushForward,
+    in_torch,
     is_left_to_torch,
     is_traced,
-    linearize,
+    linearized,
 )
 from adjoint.transforms.contract import ArgNums
 from adjoint.transforms.fingerprint import Fingerprint
 from adjoint.transforms.linear import Linearized
-from adjoint.transforms.table import TooManyPrograms, programs_of, tell
+from adjoint.transforms.table import TooManyPrograms, programs_of
 
 Function = Callable[..., Any]
 
@@ -73,7 +75,7 @@ def _value_and_grad(
     function: Function, argnums: ArgNums, has_aux: bool, args: Any, kwargs: Any
 ) -> tuple[Any, Any]:
     chosen = _Chosen(args, argnums)
-    point = linearize(chosen.of(function, kwargs), chosen.leaves)
+    point = linearized(chosen.of(function, kwargs), chosen.leaves)
     value = contract.scalar(contract.parts(point.value, has_aux, "grad_and_value(f)(*args)")[0])
     cotangents: list[torch.Tensor | None] = [None] * len(point.results)
     cotangents[0] = torch.ones_like(value)
@@ -94,9 +96,9 @@ def vjp(
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _vjp(function: Function, primals: tuple[Any, ...], has_aux: bool, dynamic: bool | None) -> Any:
-    def linearized(primals: tuple[Any, ...]) -> Linearized:
+    def at(primals: tuple[Any, ...]) -> Linearized:
         chosen = _Chosen(primals)
-        return linearize(chosen.of(function, {}), chosen.leaves)
+        return linearized(chosen.of(function, {}), chosen.leaves)
 
     def value_of(returned: Any) -> Any:
         value, _ = contract.parts(returned, has_aux, _VJP)
@@ -105,19 +107,17 @@ def _vjp(function: Function, primals: tuple[Any, ...], has_aux: bool, dynamic: b
 
     chosen = _Chosen(primals)
     if current_tracer() is not None:
-        point = linearized(primals)
+        point = at(primals)
         returned, pull_back = point.value, point.pull_back
     else:
-        make = functools.partial(PullBack, linearized, value_of)
+        make = functools.partial(PullBack, at, value_of)
         try:
             look = Fingerprint(function)
             programs = programs_of(("vjp", has_aux, dynamic), look, function)
             program, call = programs.find(make, look, primals, {}, dynamic)
-        except OutsideLevelError:
-            return torch.func.vjp(function, *primals, has_aux=has_aux)
-        except TooManyPrograms as error:
-            tell(function, error)
-            return torch.func.vjp(function, *primals, has_aux=has_aux)
+        except (CaptureError, TooManyPrograms) as error:
+            of_torch = functools.partial(torch.func.vjp, function, *primals, has_aux=has_aux)
+            return in_torch(function, error, of_torch)
         returned, pull_back = program(call)
     value, aux = (value_of(returned), returned[1]) if has_aux else (value_of(returned), None)
     results, form = trees.flatten(value)
@@ -154,7 +154,7 @@ def jvp(
 
     def both(primals: Any, tangents: Any) -> Any:
         chosen = _Chosen.along(primals, tangents)
-        point = linearize(chosen.of(function, {}), chosen.leaves, forward=True)
+        point = linearized(chosen.of(function, {}), chosen.leaves, forward=True)
         value, aux = contract.parts(point.value, has_aux, _JVP)
         results, form = contract.tensors(value, _JVP)
         if strict and not {*range(len(results))} <= {*point.differentiable}:
@@ -171,6 +171,57 @@ def jvp(
     return Compiled(key, both, function, traced, dynamic=dynamic)(primals, tangents)
 
 
+def linearize(function: Function, *primals: Any, dynamic: bool | None = None) -> Any:
+    """The value at `primals`, and the function from tangents to the derivative along them.
+
+    The function is run once, whatever the number of tangents.
+    """
+    if is_traced() or (current_tracer() is None and is_left_to_torch()):
+        return _linearize_in_torch(function, primals)
+    return _linearize(function, primals, dynamic)
+
+
+def _linearize_in_torch(function: Function, primals: tuple[Any, ...]) -> Any:
+    """With `torch.func.jvp`: `torch.func.linearize` takes no part in other transforms."""
+    leaves, form = trees.flatten(primals)
+
+    def jvp_fn(*tangents: Any) -> Any:
+        contract.matching_tangents(leaves, form, tangents)
+        return torch.func.jvp(function, primals, tangents)[1]
+
+    return function(*primals), jvp_fn
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _linearize(function: Function, primals: tuple[Any, ...], dynamic: bool | None) -> Any:
+    def at(primals: tuple[Any, ...]) -> Linearized:
+        chosen = _Chosen(primals)
+        return linearized(chosen.of(function, {}), chosen.leaves, forward=True)
+
+    leaves, form = trees.flatten(primals)
+    if current_tracer() is not None:
+        point = at(primals)
+        value, push_forward = point.value, point.push_forward
+    else:
+        make = functools.partial(PushForward, at)
+        try:
+            look = Fingerprint(function)
+            programs = programs_of(("linearize", dynamic), look, function)
+            program, call = programs.find(make, look, primals, {}, dynamic)
+        except (CaptureError, TooManyPrograms) as error:
+            return in_torch(function, error, lambda: _linearize_in_torch(function, primals))
+        value, push_forward = program(call)
+    found, spec = trees.flatten(value)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def jvp_fn(*tangents: Any) -> Any:
+        pushed = iter(push_forward(contract.matching_tangents(leaves, form, tangents)))
+        filled = [next(pushed) if isinstance(each, torch.Tensor) else each for each in found]
+        return trees.unflatten(filled, spec)
+
+    return value, jvp_fn
+
+
 def hvp(function: Function, primals: Any, tangents: Any, *, dynamic: bool | None = None) -> Any:
     """The value of a scalar function, and its Hessian at `primals` applied to `tangents`."""
     contract.check_is_tuple(primals)
@@ -181,7 +232,7 @@ def hvp(function: Function, primals: Any, tangents: Any, *, dynamic: bool | None
             return _value_and_grad(function, argnums, False, args, {})
 
         chosen = _Chosen.along(primals, tangents)
-        point = linearize(chosen.of(gradients, {}), chosen.leaves, forward=True)
+        point = linearized(chosen.of(gradients, {}), chosen.leaves, forward=True)
         pushed = point.push_forward(chosen.tangents)
         return point.value[0], chosen.packed(pushed[1:])
 
@@ -208,7 +259,7 @@ def jacrev(
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         contract.check_real(args, "jacrev", "inputs")
         chosen = _Chosen(args, argnums)
-        point = linearize(chosen.of(function, kwargs), chosen.leaves)
+        point = linearized(chosen.of(function, kwargs), chosen.leaves)
         value, aux = contract.parts(point.value, has_aux, _VJP)
         results, form = contract.tensors(value, _VJP)
         contract.check_differentiable(results)
@@ -258,7 +309,7 @@ def jacfwd(
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         contract.check_real(args, "jacfwd", "inputs")
         chosen = _Chosen(args, argnums)
-        point = linearize(chosen.of(function, kwargs), chosen.leaves, forward=True)
+        point = linearized(chosen.of(function, kwargs), chosen.leaves, forward=True)
         value, aux = contract.parts(point.value, has_aux, _JVP)
         results, form = contract.tensors(value, _JVP)
         contract.check_real(results, "jacfwd", "outputs")
@@ -302,6 +353,24 @@ def jacfwd(
 def hessian(function: Function, argnums: ArgNums = 0, *, dynamic: bool | None = None) -> Function:
     """The matrix of second derivatives."""
     return jacfwd(jacrev(function, argnums), argnums, dynamic=dynamic)
+
+
+def vmap(
+    function: Function,
+    in_dims: Any = 0,
+    out_dims: Any = 0,
+    randomness: str = "error",
+    *,
+    chunk_size: int | None = None,
+    dynamic: bool | None = None,
+) -> Function:
+    """`function` for each element of a batch, in one program."""
+    batched = torch.func.vmap(
+        function, in_dims, out_dims, randomness=randomness, chunk_size=chunk_size
+    )
+    form, dims = trees.taken_apart((in_dims, out_dims))
+    key = ("vmap", str(form), str(dims), randomness, chunk_size)
+    return Compiled(key, batched, function, batched, dynamic=dynamic)
 
 
 class _Chosen:

@@ -9,10 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import fx
 
 from adjoint.building import Build
 from adjoint.capture.direct import capture_call
-from adjoint.errors import OutsideLevelError
+from adjoint.errors import CaptureError, OutsideLevelError
+from adjoint.graph.evaluation import evaluate
 from adjoint.options import Options
 from adjoint.runtime.calling import call as run_graph
 from adjoint.torch_private import trees
@@ -33,7 +35,7 @@ Function = Callable[..., Any]
 _BUILD = Build(Options())
 
 
-def linearize(
+def linearized(
     function: Function, inputs: Sequence[torch.Tensor], forward: bool = False
 ) -> Linearized:
     """`function` at `inputs`, in the program that is being captured."""
@@ -54,6 +56,26 @@ def is_traced() -> bool:
 def is_left_to_torch() -> bool:
     """The same, because a level of `torch.func` around it, or a mode, is to see every op."""
     return functorch_is_active() or calls_are_seen()
+
+
+def in_torch(
+    function: Function, error: CaptureError | TooManyPrograms, run: Callable[[], Any]
+) -> Any:
+    """What `torch.func` gives where no program can be made, which the user is told once.
+
+    What it refuses, too, is refused for the reason that capture gave.
+    """
+    if isinstance(error, OutsideLevelError):
+        return run()
+    if isinstance(error, TooManyPrograms) or error.depends_on_data:
+        tell(function, error)
+        return run()
+    try:
+        result = run()
+    except RuntimeError:
+        raise error from None
+    tell(function, error)
+    return result
 
 
 class Compiled(Transformed):
@@ -103,11 +125,8 @@ class Compiled(Transformed):
             programs = self._programs()
             make = functools.partial(Program, self._transformed)
             program, call = programs[1].find(make, programs[0], args, kwargs, self._dynamic)
-        except OutsideLevelError:
-            return self._in_torch(*args, **kwargs)
-        except TooManyPrograms as error:
-            tell(self.function, error)
-            return self._in_torch(*args, **kwargs)
+        except (CaptureError, TooManyPrograms) as error:
+            return in_torch(self.function, error, lambda: self._in_torch(*args, **kwargs))
         return program(call)
 
     def _programs(self) -> tuple[Fingerprint, Programs]:
@@ -167,6 +186,22 @@ class Program:
         return trees.unflatten(results, self.captured.signature.returned)
 
 
+class _Linear:
+    """The derivative at a point, to be called from anywhere."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        self._graph_module = graph_module
+        self._compiled = _BUILD.program(graph_module)
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        tracer = current_tracer()
+        if not isinstance(tracer, Tracer):
+            return self._compiled(inputs)
+        # In another program it is part of that.
+        known = [tracer.known(each) for each in inputs]
+        return evaluate(self._graph_module, known, captured=True)  # type: ignore[no-any-return]
+
+
 class PullBack:
     """A function at a point, in two programs: its value with what is saved, and its derivative."""
 
@@ -193,7 +228,7 @@ class PullBack:
         self.is_shared = self.forward.is_shared
         (point,) = points
         reverse = point.reverse_graph(self.given)
-        self.reverse = None if reverse is None else _BUILD.program(reverse)
+        self.reverse = None if reverse is None else _Linear(reverse)
         self.forward.close()
 
     def is_for(self, call: Call) -> bool:
@@ -215,6 +250,52 @@ class PullBack:
             ]
 
         return value, pull_back
+
+
+class PushForward:
+    """A function at a point, in two programs: its value with what is saved, and its derivative
+    along tangents."""
+
+    def __init__(
+        self, linearized: Function, call: Call, axes: Callable[[torch.Tensor], Sequence[bool]]
+    ) -> None:
+        points: list[Linearized] = []
+
+        def forward(*primals: Any) -> Any:
+            point = linearized(primals)
+            points.append(point)
+            return point.value, point.saved(point.differentiable)
+
+        self.forward = Program(forward, call, axes)
+        self.writes = self.forward.writes
+        self.is_shared = self.forward.is_shared
+        (point,) = points
+        self.given = point.differentiable
+        found = point.forward_graph(self.given)
+        pushed, self.present = (None, []) if found is None else found
+        self.push = None if pushed is None else _Linear(pushed)
+        self.forward.close()
+
+    def is_for(self, call: Call) -> bool:
+        """Whether both programs hold for the sizes in the call."""
+        return self.forward.is_for(call)
+
+    def __call__(self, call: Call) -> tuple[Any, Callable[[Sequence[Any]], list[Any]]]:
+        """The value at a point, and the function from tangents to tangents of its tensors."""
+        value, saved = self.forward(call)
+        results = [each for each in trees.leaves(value) if isinstance(each, torch.Tensor)]
+
+        def push_forward(tangents: Sequence[Any]) -> list[Any]:
+            zeros = [torch.zeros_like(each) for each in results]
+            if self.push is None:
+                return zeros
+            given = [zeros[place] for place in self.given]
+            along = [tangents[place] for place in self.present]
+            for place, each in zip(self.given, self.push([*saved, *given, *along]), strict=True):
+                zeros[place] = zeros[place] if each is None else each
+            return zeros
+
+        return value, push_forward
 
 
 def _plain(leaf: Any) -> Any:

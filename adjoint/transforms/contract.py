@@ -196,6 +196,25 @@ def tangents_of(primals: Sequence[Any], form: trees.TreeSpec, given: Any) -> lis
     return [_tangent(*pair) for pair in zip(primals, leaves, strict=True)]
 
 
+def matching_tangents(
+    primals: Sequence[torch.Tensor], form: trees.TreeSpec, given: Any
+) -> list[torch.Tensor]:
+    """The tangents `given` of `primals`, nothing of which is converted."""
+    leaves, spec = trees.flatten(given)
+    if spec != form:
+        raise RuntimeError(
+            f"Expected the tangents {spec} to have the same argspec as the primals {form}"
+        )
+    for place, (primal, leaf) in enumerate(zip(primals, leaves, strict=True)):
+        for name in ("shape", "device", "dtype"):
+            if getattr(leaf, name, None) != getattr(primal, name):
+                raise RuntimeError(
+                    f"tangent:{place} with {name} {getattr(leaf, name, None)} in flattened pytree "
+                    f"doesn't match the {name} {getattr(primal, name)} of the corresponding primal."
+                )
+    return leaves
+
+
 def _tangent(primal: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
     if given.shape != primal.shape:
         raise RuntimeError(

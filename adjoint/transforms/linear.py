@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +52,8 @@ class Linearized:
         # A derivative is of what is inside: a `no_grad` around it is about its results alone.
         with torch.enable_grad():
             body = Body(tracer)
-            result = body.run(function, _twins(tracer, self.inputs))
+            with _marked_as_transform(tracer):
+                result = body.run(function, _twins(tracer, self.inputs))
         leaves, self.spec = trees.flatten(trees.map_leaves(tracer.known, result))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         body.read(tensors)
@@ -59,8 +61,8 @@ class Linearized:
         if any(each.requires_grad for each in written):
             raise CaptureError(
                 "an in-place write inside a differentiated function",
-                "it changes a tensor from outside the function that requires grad",
-                "return the new value instead",
+                "it would mutate a captured Tensor, with a value that has a derivative",
+                "return the new value instead, or write what is detached",
                 tracer.emitter.source(),
             )
         body.read(written)
@@ -105,12 +107,11 @@ class Linearized:
         """The tangents of the results, for tangents of the inputs: the transpose of `pull_back`."""
         zeros = [torch.zeros_like(each) for each in self.results]
         given = self.differentiable
-        backward = self.reverse_graph(given)
-        if backward is None:
+        found = self.forward_graph(given)
+        if found is None:
             return zeros
+        forward, present = found
         saved = self.saved(given)
-        with self.tracer.paused(), outside_functorch():
-            forward, present = self.build.transpose(backward, len(saved))
         entering = [*saved, *(zeros[i] for i in given), *(tangents[i] for i in present)]
         pushed = evaluate(forward, entering, captured=True)
         for place, value in zip(given, pushed, strict=True):
@@ -129,6 +130,17 @@ class Linearized:
         reverse = self._reverse(of)
         return None if reverse is None else reverse.graph_module
 
+    def forward_graph(self, of: Sequence[int]) -> tuple[fx.GraphModule, list[int]] | None:
+        """The graph to tangents of the results `of`, and which tangents of inputs it takes.
+
+        It takes `saved(of)`, zeros like the results, then those tangents.
+        """
+        backward = self.reverse_graph(of)
+        if backward is None:
+            return None
+        with self.tracer.paused(), outside_functorch():
+            return self.build.transpose(backward, len(self.saved(of)))
+
     def saved(self, of: Sequence[int]) -> list[Any]:
         """What the derivative of the results `of` needs of this point."""
         reverse = self._reverse(of)
@@ -143,6 +155,16 @@ class Linearized:
     def _saved(self, inputs: Sequence[int], outputs: Sequence[int]) -> list[Any]:
         entering = [*self.inputs, *self.lifted]
         return [*(entering[i] for i in inputs), *(self.outputs[i] for i in outputs)]
+
+
+@contextlib.contextmanager
+def _marked_as_transform(tracer: Tracer) -> Iterator[None]:
+    """Run a function whose tensors autograd keeps account of: it must not interfere."""
+    before, tracer.is_in_transform = tracer.is_in_transform, True
+    try:
+        yield
+    finally:
+        tracer.is_in_transform = before
 
 
 def _twins(tracer: Tracer, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -169,10 +191,14 @@ def _draws(graph_module: fx.GraphModule) -> bool:
     ) or any(map(_draws, subgraphs_of(graph_module).values()))
 
 
-def _record_everywhere(graph_module: fx.GraphModule) -> None:
-    """Let the graph be differentiated where it ran under `no_grad`, too."""
+def _record_everywhere(graph_module: fx.GraphModule, is_body: bool = False) -> None:
+    """Let the graph be differentiated where it ran under `no_grad`, too.
+
+    Not where forward mode itself was off, but bodies are differentiated by rules of their own.
+    """
     for node in graph_module.graph.nodes:
         if node.op == "call_function":
-            set_mode(node, replace(mode_of(node), grad_enabled=True))
+            enabled = is_body or node.meta.get("forward", True)
+            set_mode(node, replace(mode_of(node), grad_enabled=enabled))
     for body in subgraphs_of(graph_module).values():
-        _record_everywhere(body)
+        _record_everywhere(body, is_body=True)

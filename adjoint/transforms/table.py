@@ -113,10 +113,19 @@ class Programs:
                 self._misses = 0
                 return program
         if self._misses >= MISSES:
-            raise TooManyPrograms(f"{MISSES} programs in a row were for one call each")
+            raise TooManyPrograms(
+                f"{MISSES} programs in a row were used once; pass what changes as tensors"
+            )
         if len(kind.programs) >= SIZINGS:
             raise TooManyPrograms(f"{SIZINGS} programs are for other sizes")
-        program = kind.made(make, call)
+        if kind.failed is not None:
+            raise kind.failed
+        try:
+            program = kind.made(make, call)
+        except CaptureError as error:
+            if error.depends_on_data:
+                kind.failed = error.with_traceback(None)
+            raise
         self._misses += 1
         kind.programs.append(program)
         return program
@@ -143,6 +152,8 @@ class _Kind:
         self._first = [tuple(each.shape) for each in call.tensors]
         self._changing = [[dynamic is True] * len(shape) for shape in self._first]
         self._may_change = dynamic is not False
+        self.failed: CaptureError | None = None
+        """Why there is no program: it would depend on data."""
 
     def learn(self, call: Call) -> None:
         """Take note of the sizes that have changed."""
@@ -163,12 +174,10 @@ class _Kind:
                 return make(call, lambda tensor: axes.get(id(tensor), [False] * tensor.dim()))
             except OutsideLevelError:
                 raise
-            except (CaptureError, RuntimeError, TypeError, NotImplementedError):
+            except (RuntimeError, TypeError):
                 # What needs numbers for sizes is captured with numbers, and fails again if that
                 # was not the reason.
-                program = make(call, _no_axes)
                 self._may_change = False
-                return program
         return make(call, _no_axes)
 
 
@@ -200,7 +209,10 @@ def programs_of(transform: Hashable, look: Fingerprint, function: Any) -> Progra
         owned.misses = 0
         return found
     if owned.misses >= MISSES:
-        raise TooManyPrograms(f"{MISSES} functions in a row with the same code were used once")
+        raise TooManyPrograms(
+            f"{MISSES} functions in a row with the same code were used once; "
+            "pass what changes as tensors"
+        )
     owned.misses += 1
     found = owned.programs[key] = Programs()
     if len(owned.programs) > MEANINGS:
@@ -211,7 +223,7 @@ def programs_of(transform: Hashable, look: Fingerprint, function: Any) -> Progra
 _TOLD: WeakKeyDictionary[Any, None] = WeakKeyDictionary()
 
 
-def tell(function: Any, error: TooManyPrograms) -> None:
+def tell(function: Any, error: Exception) -> None:
     """Say once that a function is left to torch."""
     owner = owner_of(function)
     try:
@@ -222,7 +234,7 @@ def tell(function: Any, error: TooManyPrograms) -> None:
         pass
     name = getattr(function, "__qualname__", type(function).__name__)
     warnings.warn(
-        f"torch.func takes over for {name}: {error}; pass what changes as tensors",
+        f"torch.func takes over for {name}: {error}",
         FallbackWarning,
         stacklevel=3,
     )

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 import adjoint
+from adjoint.errors import FallbackWarning
 from tests.parity import plain
 
 func: Any = torch.func
@@ -36,6 +37,8 @@ def scalar(x: Tensor) -> Tensor:
 X = torch.linspace(0.1, 1, 5, dtype=torch.float64)
 PAIRS = torch.linspace(0, 1, 10, dtype=torch.float64).view(5, 2)
 CONJUGATE = torch.view_as_complex(PAIRS).conj()
+ROWS = torch.linspace(-1, 1, 15, dtype=torch.float64).view(3, 5)
+HELD = torch.zeros(5, dtype=torch.float64)
 INT = torch.arange(3)
 META = torch.ones(5, device="meta")
 
@@ -176,6 +179,119 @@ def test_converted_alike(name: str) -> None:
 def test_a_tangent_that_is_more_precise_is_rounded() -> None:
     _, pushed = adjoint.jvp(torch.sin, (X.float(),), (X,))
     torch.testing.assert_close(pushed, X.float().cos() * X.float())
+
+
+def retained(x: Tensor) -> Tensor:
+    x.retain_grad()
+    return x
+
+
+INSIDE: dict[str, Callable[[Tensor], Tensor]] = {
+    "a write to what is captured": lambda x: HELD.add_(x).sum(),
+    "requires_grad_": lambda x: x.requires_grad_().sum(),
+    "requires_grad_ of another": lambda x: torch.zeros(5).requires_grad_().sum() * x.sum(),
+    "retain_grad": lambda x: retained(x.sin()).sum(),
+    "backward": lambda x: (x.sin().sum().backward(), x.sum())[1],
+    "torch.autograd.functional": lambda x: jacobian(torch.sin, x).sum(),
+}
+jacobian: Any = torch.autograd.functional.jacobian
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_refused_inside(name: str) -> None:
+    for namespace in NAMESPACES:
+        with pytest.raises(RuntimeError):
+            namespace.grad(INSIDE[name])(X)
+        with pytest.raises(RuntimeError):
+            namespace.vjp(INSIDE[name], X)
+    with pytest.raises(RuntimeError, match=r"test_contract\.py:\d+"):
+        adjoint.grad(INSIDE[name])(X)
+    assert not HELD.any()
+
+
+DATA: dict[str, Callable[[Tensor], Tensor]] = {
+    "a mask": lambda x: x[x > 0.5].sin().sum(),
+    "a branch": lambda x: x.sin().sum() if x.sum() > 0 else x.cos().sum(),
+    "a number": lambda x: (x * x.sum().item()).sum(),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+@pytest.mark.filterwarnings("ignore:torch.func takes over")
+def test_what_depends_on_data_is_left_to_torch(name: str) -> None:
+    function = DATA[name]
+    for sign in (1, -1, 1):
+        x = X * sign
+        torch.testing.assert_close(adjoint.grad(function)(x), func.grad(function)(x))
+        mine, theirs = (f.vjp(function, x)[1](x.sum())[0] for f in NAMESPACES)
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_it_is_said_once() -> None:
+    def branching(x: Tensor) -> Tensor:
+        return x.sin().sum() if x.sum() > 0 else x.cos().sum()
+
+    gradient = adjoint.grad(branching)
+    with pytest.warns(FallbackWarning, match=r"torch\.func takes over for .*branching") as warned:
+        [gradient(X * sign) for sign in (1, -1)]
+    assert len(warned) == 1
+
+
+# Beside derivatives -------------------------------------------------------------------------------
+
+
+BATCHED: dict[str, Callable[[Any], Any]] = {
+    "one": lambda f: f.vmap(torch.sin)(ROWS),
+    "some": lambda f: f.vmap(torch.dot, in_dims=(0, None))(ROWS, X),
+    "by columns": lambda f: f.vmap(torch.sin, in_dims=1, out_dims=1)(ROWS),
+    "a tree": lambda f: f.vmap(lambda d: {"y": d["x"] * d["z"]}, ({"x": 0, "z": None},))(
+        {"x": ROWS, "z": X}
+    ),
+    "chunks": lambda f: f.vmap(torch.sin, chunk_size=2)(ROWS),
+    "keywords": lambda f: f.vmap(lambda x, y: x * y)(ROWS, y=X),
+    "the same draws": lambda f: f.vmap(lambda x: x + torch.rand(5).ge(2), randomness="same")(ROWS),
+}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_batches(name: str) -> None:
+    torch.testing.assert_close(BATCHED[name](adjoint), BATCHED[name](func))
+
+
+UNBATCHED: dict[str, Callable[[Any], Any]] = {
+    "no such axis": lambda f: f.vmap(torch.sin, in_dims=3)(X),
+    "no axis": lambda f: f.vmap(torch.sin, in_dims=None)(X),
+    "sizes differ": lambda f: f.vmap(torch.add)(X, ROWS),
+    "draws": lambda f: f.vmap(lambda x: x + torch.rand(()))(X),
+    "no such randomness": lambda f: f.vmap(torch.sin, randomness="some"),
+    "chunks of nothing": lambda f: f.vmap(torch.sin, chunk_size=0),
+    "no tensor": lambda f: f.vmap(lambda x: 1)(X),
+    "tangent of another dtype": lambda f: f.linearize(torch.sin, X)[1](X.float()),
+    "tangent of another shape": lambda f: f.linearize(torch.sin, X)[1](X[:2]),
+    "tangents missing": lambda f: f.linearize(torch.dot, X, X)[1](X),
+}
+
+
+@pytest.mark.parametrize("name", UNBATCHED)
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr")
+def test_batches_and_linear_maps_refused_with_the_same_error(name: str) -> None:
+    with pytest.raises((RuntimeError, ValueError, TypeError)) as theirs:
+        UNBATCHED[name](func)
+    with pytest.raises(theirs.type) as mine:
+        UNBATCHED[name](adjoint)
+    assert mine.type is theirs.type
+
+
+def test_a_linear_map_for_many_tangents() -> None:
+    def function(x: Tensor, tree: Any) -> Any:
+        return {"a": x.sin() * tree["w"], "b": (x.sum(), torch.ones(2))}
+
+    given = (X, {"w": X.exp()})
+    value, push_forward = adjoint.linearize(function, *given)
+    torch.testing.assert_close(value, function(*given))
+    for along in ((X, {"w": X}), (X.cos(), {"w": X * 0})):
+        wanted = func.jvp(function, given, along)[1]
+        torch.testing.assert_close(push_forward(*along), wanted)
 
 
 def test_messages_say_what_is_wrong() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import adjoint
 from adjoint.errors import CaptureError
-from adjoint.transforms.compiled import linearize
+from adjoint.transforms.compiled import linearized
 from tests.parity import leaf, plain
 
 aten = torch.ops.aten
@@ -26,7 +26,7 @@ def test_both_directions_are_transposes() -> None:
     x, y, dx, dy, one, other = (plain(3) for _ in range(6))
 
     def program(x: Tensor, y: Tensor) -> Any:
-        point = linearize(two, [x, y])
+        point = linearized(two, [x, y])
         return point.push_forward([dx, dy]), point.pull_back([one, other, None])
 
     pushed, pulled = adjoint.run(adjoint.capture(program, x, y), x, y)
@@ -38,7 +38,7 @@ def test_both_directions_are_transposes() -> None:
 
 def test_the_value_is_computed_once() -> None:
     def program(x: Tensor) -> Any:
-        point = linearize(lambda x: x.exp().sin(), [x])
+        point = linearized(lambda x: x.exp().sin(), [x])
         return point.value, point.pull_back([x]), point.pull_back([x * 2])
 
     assert targets(program, plain(3)).count(aten.exp.default) == 1
@@ -46,7 +46,7 @@ def test_the_value_is_computed_once() -> None:
 
 def test_no_cotangents_no_nodes() -> None:
     def program(x: Tensor) -> Any:
-        point = linearize(lambda x: x.sin(), [x])
+        point = linearized(lambda x: x.sin(), [x])
         return point.pull_back([None])
 
     found = targets(program, plain(3))
@@ -57,7 +57,7 @@ def test_no_cotangents_no_nodes() -> None:
 
 def test_what_depends_on_nothing() -> None:
     def program(x: Tensor) -> Any:
-        point = linearize(lambda x: torch.ones(2), [x])
+        point = linearized(lambda x: torch.ones(2), [x])
         return point.push_forward([x]), point.pull_back([torch.ones(2)])
 
     pushed, pulled = adjoint.run(adjoint.capture(program, plain(3)), plain(3))
