@@ -47,7 +47,13 @@ def _group_norm_backward(cotangent: torch.Tensor, x: torch.Tensor, *args: Any) -
     return aten.native_group_norm_backward.default(*given, *map(_contiguous, args))
 
 
+def _embedding_bag(weight: torch.Tensor, *args: Any) -> Any:
+    """How the table lies decides by which algorithm, and so what is returned besides sums."""
+    return aten._embedding_bag.default(weight, *map(_contiguous, args))
+
+
 LAID_OUT: dict[Any, Callable[..., Any]] = {
+    aten._embedding_bag.default: _embedding_bag,
     aten.native_group_norm.default: _group_norm,
     aten.native_group_norm_backward.default: _group_norm_backward,
     **{
@@ -55,6 +61,10 @@ LAID_OUT: dict[Any, Callable[..., Any]] = {
         for op in (
             aten._weight_norm_interface_backward.default,
             aten.native_layer_norm_backward.default,
+            aten._embedding_bag_backward.default,
+            aten._embedding_bag_per_sample_weights_backward.default,
+            aten._pdist_backward.default,
+            aten._pdist_forward.default,
             aten.nll_loss2d_backward.default,
             aten.adaptive_max_pool3d_backward.default,
             aten.fractional_max_pool2d_backward.default,

@@ -177,7 +177,10 @@ def _randint(like: torch.Tensor, low: int, high: int, **options: Any) -> torch.T
 def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kw: Any
 ) -> Any:
-    """The kernel divides by sizes; eager chooses another one for empty inputs."""
+    """The kernel divides by sizes; eager chooses another one for empty inputs, and for rows that are
+    not contiguous.
+    """
+    query, key, value = map(_by_rows, (query, key, value))
     if query.numel() and key.numel() and value.numel():
         return _FLASH(query, key, value, *args, **kw)
     nothing = 0 * (query.sum() + key.sum() + value.sum())
@@ -185,9 +188,16 @@ def _attend(
     return result, query.new_zeros(query.shape[:-1])
 
 
-def _attend_back(cotangent: Any, query: Any, key: Any, value: Any, *args: Any, **kw: Any) -> Any:
+def _by_rows(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _attend_back(
+    cotangent: Any, query: Any, key: Any, value: Any, out: Any, *args: Any, **kw: Any
+) -> Any:
     if query.numel() and key.numel() and value.numel():
-        return _FLASH_BACK(cotangent, query, key, value, *args, **kw)
+        query, key, value, out = map(_by_rows, (query, key, value, out))
+        return _FLASH_BACK(cotangent, query, key, value, out, *args, **kw)
     return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
 
 
