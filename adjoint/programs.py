@@ -18,6 +18,7 @@ from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, 
 from adjoint.native import native_program
 from adjoint.observing import Observer, unobserved
 from adjoint.runtime.cpu.program import CpuProgram, NotBound
+from adjoint.runtime.looking import Differs
 from adjoint.runtime.seeds import is_written_down, new_seeds
 from adjoint.torch_private import symbols
 from adjoint.torch_private.dynamo import compiling
@@ -76,6 +77,10 @@ class Programs:
                     return program(inputs)  # type: ignore[no-any-return]
                 except NotBound as error:
                     self._give_up(program, inputs, error)
+                except Differs:
+                    if program.plan.streams:
+                        inputs.pop()
+                    raise
         if self.forgets_histories:
             forget_histories(inputs)
         return evaluate_taking(self.graph_module, inputs)

@@ -13,6 +13,7 @@ from adjoint.graph.contiguity import LAID_OUT
 from adjoint.graph.metadata import Mode, mode_of, outputs_of, source_of
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.batches import is_for_each
+from adjoint.torch_private.corrected_fakes import returns_argument
 from adjoint.torch_private.fake import fake_call, storage_key
 from adjoint.torch_private.modes import is_functorch_wrapper
 from adjoint.torch_private.operators import HigherOrderOperator, recorded_loop
@@ -177,8 +178,9 @@ def _randint(like: torch.Tensor, low: int, high: int, **options: Any) -> torch.T
 def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kw: Any
 ) -> Any:
-    """The kernel divides by sizes; eager chooses another one for empty inputs, and for rows that are
-    not contiguous.
+    """The kernel divides by sizes, and reads along rows.
+
+    Eager chooses another one for empty inputs, and for rows that are not contiguous.
     """
     query, key, value = map(_by_rows, (query, key, value))
     if query.numel() and key.numel() and value.numel():
@@ -229,6 +231,9 @@ _MEANINGS: dict[Any, Callable[..., Any]] = {
     # input), and then what was a view of the fake needs a copy.
     torch.ops.aten.view.default: torch.reshape,
     torch.ops.aten._unsafe_view.default: torch.reshape,
+    # A cotangent may come with its conjugation or its sign still to be applied.
+    torch.ops.aten.view_as_real.default: lambda x: torch.view_as_real(x.resolve_conj()),
+    torch.ops.aten.view.dtype: lambda x, dtype: x.resolve_conj().resolve_neg().view(dtype),
     torch.ops.aten.copy.default: _copy,
     torch.ops.aten.bernoulli.p: _bernoulli,
     torch.ops.aten.normal_functional.default: _normal,
@@ -258,7 +263,21 @@ _OVER_SLICES = {torch.ops.higher_order.scan: 2, torch.ops.higher_order.map_impl:
 
 def callable_of(target: Any) -> Any:
     """What to call where an operator stands in a graph."""
-    return _MEANINGS.get(target, target)
+    meaning = _MEANINGS.get(target, target)
+    return _in_new_memory(meaning) if returns_argument(target) else meaning
+
+
+def _in_new_memory(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, of which a graph takes for granted that what it returns is new."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        given = {_memory(each) for each in trees.leaves((args, kwargs))} - {None}
+        return trees.map_leaves(
+            lambda leaf: leaf.clone() if _memory(leaf) in given else leaf, result
+        )
+
+    return run
 
 
 def call_on_fakes(node: fx.Node, values: dict[fx.Node, Any]) -> Any:

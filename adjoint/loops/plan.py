@@ -98,6 +98,16 @@ class Number:
     size: Size
 
 
+@dataclass(frozen=True)
+class Promise:
+    """What a call is expected to return: one tensor of it."""
+
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
 @dataclass(frozen=True, eq=False)
 class Invoke:
     """A call of an operator."""
@@ -115,6 +125,12 @@ class Invoke:
     line: str = ""
     unrepeatable: str = ""
     """Why a device cannot do it again by itself; empty: it can."""
+    op: Any = None
+    """The operator of the graph."""
+    promises: tuple[Promise | None, ...] = ()
+    """What the plan was made for, for each tensor that it returns; empty: it is not looked at."""
+    reads_layout: bool = False
+    """What it makes of a tensor depends on how that lies in memory."""
 
 
 @dataclass(frozen=True)

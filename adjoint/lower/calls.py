@@ -8,8 +8,12 @@ import torch
 from torch import fx
 
 from adjoint.graph.purity import goes_on
+from adjoint.loops.plan import Promise
+from adjoint.lower.sizes import sizes
 from adjoint.lower.views import PARTS, view_of
+from adjoint.torch_private import trees
 from adjoint.torch_private.operators import OpOverload
+from adjoint.torch_private.symbols import is_unknown_number
 
 aten = torch.ops.aten
 
@@ -55,6 +59,36 @@ def is_view(node: fx.Node) -> bool:
     """Its result is memory of an argument, and nothing is copied."""
     target = node.target
     return isinstance(target, OpOverload) and bool(target.is_view) and target not in _COPIES
+
+
+def promises_of(node: fx.Node) -> tuple[Promise | None, ...]:
+    """What the call of an operator is expected to return.
+
+    What views return follows from what they are of.
+    """
+    if not isinstance(node.target, OpOverload) or is_view(node) or node.target in _COPIES:
+        return ()
+    return tuple(map(_promise, trees.leaves(node.meta.get("val"))))
+
+
+def _promise(value: Any) -> Promise | None:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    if any(map(is_unknown_number, (*value.shape, *value.stride()))):
+        return None
+    return Promise(sizes(value.shape), sizes(value.stride()), value.dtype, value.device)
+
+
+# Operators of which the result depends on how arguments lie in memory.
+READS_LAYOUT = frozenset(
+    {
+        aten.as_strided.default,
+        aten.as_strided_copy.default,
+        aten.as_strided_scatter.default,
+        aten._linalg_det.default,
+        aten._linalg_slogdet.default,
+    }
+)
 
 
 # Operators that write their result where they are told.

@@ -406,6 +406,8 @@ def _group_norm_backward(
 
 def _unbiased(x: Any, dim: Any, correction: Any, keepdim: bool) -> tuple[Any, Any]:
     _real(x)
+    if x.dim() == 0:
+        raise Declined
     axes = list(range(x.dim())) if dim is None or dim == [] else [d % x.dim() for d in dim]
     count = math.prod(x.shape[axis] for axis in axes)
     correction = 1 if correction is None else correction

@@ -31,7 +31,15 @@ from adjoint.loops.plan import (
     operands_of,
 )
 from adjoint.loops.verify import verify
-from adjoint.lower.calls import WRITERS, is_returned, is_view, may_alias, needs_of_call
+from adjoint.lower.calls import (
+    READS_LAYOUT,
+    WRITERS,
+    is_returned,
+    is_view,
+    may_alias,
+    needs_of_call,
+    promises_of,
+)
 from adjoint.lower.decompositions import decompose
 from adjoint.lower.definitions import (
     CONSTANTS,
@@ -541,6 +549,9 @@ class _Planning:
                 writes,
                 str(line) if line else "",
                 why_unrepeatable(node, self.device),
+                node.target,
+                () if writes else promises_of(node),
+                node.target in READS_LAYOUT,
             )
         )
 

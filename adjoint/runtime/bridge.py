@@ -13,6 +13,7 @@ forward mode is at work, the graph runs op by op: they differentiate and batch o
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,10 +23,11 @@ import torch
 from torch import fx
 
 from adjoint.errors import DifferentiationError
-from adjoint.graph.boundary import attempted, differentiating, place_of_graph, warn
+from adjoint.graph.boundary import attempted, differentiating, place_of_graph, tell, warn
 from adjoint.graph.evaluation import Tracked, entry_mode, evaluate, forget_histories
 from adjoint.graph.purity import runs_once
 from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
+from adjoint.runtime.looking import Differs
 from adjoint.torch_private.batches import is_batched, over_batch
 from adjoint.torch_private.dynamo import compiling
 from adjoint.torch_private.fake import DATA_DEPENDENT
@@ -44,6 +46,9 @@ Executable: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 
 # Backward graphs for this many patterns of missing cotangents; after that, zeros are made.
 PATTERNS = 8
+
+# What an op returns may differ this often from what a graph was made for; after that, eager torch.
+REMADE = 16
 
 # Derivatives of one graph for this many sets of assumptions about sizes; after that, eager torch.
 SIZINGS = 8
@@ -129,21 +134,30 @@ class Compiled:
     """A graph that runs, and can be differentiated by autograd any number of times."""
 
     def __init__(self, graph_module: fx.GraphModule, builder: Builder) -> None:
-        self.graph_module = graph_module
+        self.graph_module = self._captured = graph_module
         self.builder = builder
         self._eager = False
         """The derivative cannot be built, and is left to eager autograd."""
         self._plain: Executable | None = None
         self._ops: fx.GraphModule | None = None
-        self._sizings = [_Sized(graph_module, Sizing(graph_module))]
+        self._sizing = Sizing(graph_module)
+        self._sizings = [_Sized(graph_module, self._sizing)]
+        self._remade = 0
 
     def __call__(self, inputs: Sequence[Any], known: Sizes | None = None) -> Sequence[Any]:
         """The outputs; `known` are sizes that the inputs may not show."""
+        try:
+            return self._called(inputs, known)
+        except Differs as error:
+            self._remake(error, self._sizes(inputs, known))
+        return self(inputs, known)
+
+    def _called(self, inputs: Sequence[Any], known: Sizes | None) -> Sequence[Any]:
         if functorch_is_active() or has_tangent(inputs):
             return self._by_ops(inputs)
         wrt = self._recorded_inputs(inputs)
         if not wrt:
-            return self.run(list(inputs))
+            return self.run(list(inputs), known)
         found = None
         if not self._eager:
             try:
@@ -154,16 +168,38 @@ class Compiled:
         if found is None:
             return evaluate(self.graph_module, inputs)  # type: ignore[no-any-return]
         recording, sizes = found
-        return self.run(list(inputs)) if recording is None else recording(inputs, sizes)
+        return self.run(list(inputs), known) if recording is None else recording(inputs, sizes)
 
-    def run(self, inputs: list[Any]) -> Sequence[Any]:
+    def run(self, inputs: list[Any], known: Sizes | None = None) -> Sequence[Any]:
         """The outputs, without a history; `inputs` is empty then."""
         if functorch_is_active() or has_tangent(inputs):
             with torch.no_grad():
                 return self._by_ops(inputs)
         loaded = self._plain or self._load()
-        with torch.no_grad():
-            return loaded(inputs)
+        try:
+            with torch.no_grad():
+                return loaded(inputs)
+        except Differs as error:
+            self._remake(error, self._sizes(inputs, known))
+        return self.run(inputs, known)
+
+    def _remake(self, error: Differs, sizes: Sizes) -> None:
+        """The graph once more, with what an op was seen to return; its derivatives come anew.
+
+        If that cannot be known beforehand, it runs op by op from now on.
+        """
+        with compiling():
+            self._remade += 1
+            if error.is_learned and self._remade <= REMADE:
+                with contextlib.suppress(NotResizable):
+                    self.graph_module, names = resized(self._captured, sizes)
+                    sizing = Sizing(self.graph_module)
+                    self._sizings = [_Sized(self.graph_module, sizing, names)]
+                    self._plain = self._ops = None
+                    return
+            tell(error, self.graph_module)
+            self._eager = True
+            self._plain = functools.partial(evaluate, self.graph_module)
 
     def _load(self) -> Executable:
         with compiling():
@@ -178,7 +214,7 @@ class Compiled:
         """
         if batched:
             return over_batch(self._by_ops, inputs)
-        return self(inputs, known) if torch.is_grad_enabled() else self.run(inputs)
+        return self(inputs, known) if torch.is_grad_enabled() else self.run(inputs, known)
 
     def _by_ops(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """The outputs, where `torch.func` or forward mode differentiates and batches each op."""
@@ -192,7 +228,7 @@ class Compiled:
         return [recording for recording in made if recording is not None]
 
     def _sizes(self, inputs: Sequence[Any], known: Sizes | None) -> Sizes:
-        return {**(known or {}), **self._sizings[0].sizing.of(inputs)}
+        return {**(known or {}), **self._sizing.of(inputs)}
 
     def _recording(
         self, wrt: tuple[int, ...], sizes: Sizes
@@ -214,7 +250,7 @@ class Compiled:
         why = f"its derivative was built {SIZINGS} times for sizes of different kinds"
         if len(self._sizings) < SIZINGS:
             try:
-                graph_module, names = resized(self.graph_module, sizes)
+                graph_module, names = resized(self._captured, sizes)
             except NotResizable as error:
                 why = f"its derivative assumes {self._sizings[0].violated(sizes)}, and {error}"
             else:

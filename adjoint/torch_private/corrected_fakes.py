@@ -104,6 +104,7 @@ def layout_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 _LEARNED: dict[Any, tuple[Facts | None, ...]] = {}
 _OPS_LEARNED: set[Any] = set()
+_RETURN_ARGUMENTS: set[Any] = set()
 
 
 def learn(op: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> bool:
@@ -116,10 +117,30 @@ def learn(op: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> 
     return True
 
 
+def is_known(op: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> bool:
+    """A run has seen `op` return such tensors for such arguments."""
+    facts = tuple(map(facts_of, tree_leaves(result)))
+    return bool(_LEARNED) and _LEARNED.get(_key(op, args, kwargs)) == facts
+
+
+def learn_alias(op: Any) -> bool:
+    """Remember that `op` may return its argument; False if that is known already."""
+    if op in _RETURN_ARGUMENTS:
+        return False
+    _RETURN_ARGUMENTS.add(op)
+    return True
+
+
+def returns_argument(op: Any) -> bool:
+    """A run has seen `op` return memory that it was given, though its schema does not say so."""
+    return op in _RETURN_ARGUMENTS
+
+
 def forget() -> None:
     """As if nothing had been learned."""
     _LEARNED.clear()
     _OPS_LEARNED.clear()
+    _RETURN_ARGUMENTS.clear()
 
 
 def _key(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

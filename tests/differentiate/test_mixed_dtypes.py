@@ -96,6 +96,8 @@ def test_predictions_and_targets(name: str, dtypes: tuple[Any, Any], target: Any
     function, shapes = LOSSES[name]
     torch.manual_seed(0)
     inputs = [torch.randn(s).to(dtype) for s, dtype in zip(shapes, dtypes, strict=True)]
+    if torch.__version__ < "2.13" and name in ("mse", "mse of each", "logits"):
+        pytest.skip("eager refuses to differentiate it (torch 2.11)")
     compare(function, inputs, Options(target=target))
 
 

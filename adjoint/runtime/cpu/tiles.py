@@ -296,7 +296,7 @@ class _Thread:
         values.append(self.binding.chunks(launch))
         values.append(self.thread)
         moving += [(len(values), 0, 1, 0), (len(values) + 1, 0, 0, 1)]
-        values += [0, 0, *self.binding._ints(launch.extents)]
+        values += [0, 0, *self.binding.ints(launch.extents)]
         at = self.words.put(values)
         self.patches += [[At(at.word + place), base, a, b, 0] for place, base, a, b in moving]
         return [self.program.functions[launch].address, at]
@@ -318,11 +318,11 @@ class _Thread:
     def product(self, product: Product) -> list[Word]:
         """a, lda, a is turned, b, ldb, b is turned, c, ldc, rows, columns, inner, adds"""
         size = _GEMM[product.dtype][2]
-        m, n, k = self.binding._ints(product.shape)
+        m, n, k = self.binding.ints(product.shape)
         moving: list[tuple[int, Word, int, int]] = []
 
         def side(matrix: Matrix, place: int, moves: bool, least: tuple[int, int]) -> list[Word]:
-            one, other = self.binding._ints(matrix.strides)
+            one, other = self.binding.ints(matrix.strides)
             turned = other != 1
             start = self.base(matrix.slot)
             offset = self.binding._int(matrix.offset) * size

@@ -64,9 +64,14 @@ class GpuProgram(CpuProgram):
             # A call inside a call, beside it, or written down by somebody: in memory of its own.
             forget_histories(inputs)
             own = self._bound_in(Arena(self.device), inputs)
-            return self._run(inputs, own, stream, Giver(self.recorder.new))
+            run = self._run if own.looked else self._look
+            return run(inputs, own, stream, Giver(self.recorder.new))
         try:
-            return self.recordings(inputs, self._kept(arena, stream, inputs), stream)
+            binding = self._kept(arena, stream, inputs)
+            if not binding.looked:
+                forget_histories(inputs)
+                return self._look(inputs, binding, stream, Giver(self.recorder.new))
+            return self.recordings(inputs, binding, stream)
         finally:
             arena.busy.release()
 
@@ -90,8 +95,8 @@ class GpuProgram(CpuProgram):
             self._bindings.pop(next(iter(self._bindings)))
         self._bindings[key] = [binding]
 
-    def _writer(self) -> Writer:
-        return _Writer(self.plan, self.runs)
+    def _writer(self, looks: bool = False) -> Writer:
+        return _Writer(self.plan, self.runs, looks)
 
 
 def used_inputs(plan: Plan) -> list[int]:
@@ -160,8 +165,8 @@ class GpuBinding(Binding):
 class _Writer(Writer):
     parameters = "inputs, binding, threads, new"
 
-    def __init__(self, plan: Plan, runs: Any) -> None:
-        super().__init__(plan, runs)
+    def __init__(self, plan: Plan, runs: Any, looks: bool = False) -> None:
+        super().__init__(plan, runs, looks)
         self.constants.update(native=launcher(), failed=_failed)
 
     def new(self, slot: int, shape: str, strides: str, dtype: str) -> str:

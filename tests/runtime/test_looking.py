@@ -1,0 +1,174 @@
+"""Ops that do not return what their fakes say."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import adjoint
+from adjoint.building import Build
+from adjoint.errors import FallbackWarning
+from adjoint.native import native_program
+from adjoint.options import Options
+from adjoint.runtime.bridge import Compiled
+from adjoint.runtime.looking import Differs
+from adjoint.torch_private import corrected_fakes
+
+LIBRARY = torch.library.Library("looking", "FRAGMENT")
+
+
+def lying(name: str, real: Callable[[Tensor], Any], fake: Callable[[Tensor], Any]) -> Any:
+    """An op that says something else of its result than what it returns."""
+    several = "(Tensor, Tensor)" if name == "pair" else "Tensor"
+    LIBRARY.define(f"{name}(Tensor x) -> {several}")
+    LIBRARY.impl(name, real, "CPU")
+    LIBRARY.impl(name, fake, "Meta")
+    op = getattr(torch.ops.looking, name).default
+    if name != "pair":
+        torch.library.register_autograd(
+            op, lambda ctx, cotangent: cotangent.to(ctx.dtype) * 3, setup_context=_keep, lib=LIBRARY
+        )
+    return op
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.dtype = inputs[0].dtype
+
+
+DTYPE = lying("dtype", lambda x: x.float() * 3, torch.empty_like)
+LAYOUT = lying("layout", lambda x: (x * 3).t().contiguous().t(), torch.empty_like)
+SHAPE = lying("shape", lambda x: x[:2] * 3, torch.empty_like)
+ARGUMENT = lying("argument", lambda x: x, torch.empty_like)
+PAIR = lying("pair", lambda x: (x * 2, x.double() * 3), lambda x: (x + 0, x + 0))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_learned() -> Iterator[None]:
+    corrected_fakes.forget()
+    yield
+    corrected_fakes.forget()
+
+
+def compiled(function: Callable[..., Any], x: Tensor, dynamic: bool = False) -> Any:
+    captured = adjoint.capture(function, x, dynamic=dynamic)
+    return Compiled(captured.graph_module, Build(Options()))
+
+
+def both(function: Callable[..., Any], x: Tensor, program: Any) -> tuple[list[Any], list[Any]]:
+    """The value and the gradient of the sum of squares, ours and eager's."""
+    found = []
+    for run in (lambda x: program([x])[0], function):
+        leaf = x.detach().requires_grad_()
+        out = run(leaf)
+        (gradient,) = torch.autograd.grad(out.double().square().sum(), leaf)
+        found.append([out.detach(), gradient])
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("op", [DTYPE, LAYOUT], ids=str)
+def test_a_program_is_made_anew_from_what_is_true(op: Any, dynamic: bool) -> None:
+    def function(x: Tensor) -> Tensor:
+        out: Tensor = op(x.sin()).exp() * 2
+        return out
+
+    dtype = torch.bfloat16 if op is DTYPE else torch.float64
+    program = compiled(function, torch.rand(4, 6).to(dtype), dynamic)
+    for rows in (4, 4, 5) if dynamic else (4, 4):
+        ours, eagers = both(function, torch.rand(rows, 6).to(dtype), program)
+        torch.testing.assert_close(ours, eagers)
+    node = next(n for n in program.graph_module.graph.nodes if n.target is op)
+    real = op(torch.rand(4, 6).to(dtype))
+    assert node.meta["val"].dtype == real.dtype
+
+
+def test_one_of_several_results() -> None:
+    def function(x: Tensor) -> Tensor:
+        one, other = PAIR(x.sin())
+        return (one + other).exp()
+
+    x = torch.rand(4)
+    (ours,) = compiled(function, x)([x])
+    torch.testing.assert_close(ours, function(x))
+    assert ours.dtype is torch.float64
+
+
+def test_where_sizes_cannot_be_known_it_runs_op_by_op_and_says_so() -> None:
+    def function(x: Tensor) -> Tensor:
+        out: Tensor = SHAPE(x.sin()).exp() * 2
+        return out
+
+    x = torch.rand(4, 3)
+    program = compiled(function, x)
+    with pytest.warns(FallbackWarning, match=r"looking.shape.default returned a tensor of"):
+        (ours,) = program([x])
+    torch.testing.assert_close(ours, function(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (ours,) = program([x])
+    torch.testing.assert_close(ours, function(x))
+
+
+def test_memory_of_an_argument_is_not_the_results() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        v = x + 0.5 * x * x
+        same = ARGUMENT(v)
+        return same, same.prod(-1) + (v * 3).sort().values
+
+    x = torch.rand(4)
+    program = compiled(lambda x: function(x), x)
+    ours, eagers = program([x]), function(x)
+    torch.testing.assert_close(list(ours), list(eagers))
+    assert corrected_fakes.returns_argument(ARGUMENT)
+
+
+def test_an_input_that_is_returned_is_a_tensor_of_its_own() -> None:
+    x = torch.rand(4)
+    program = compiled(lambda x: (ARGUMENT(x), x * 2), x)
+    first, _ = program([x])
+    assert first.data_ptr() != x.data_ptr()
+    torch.testing.assert_close(first, x)
+
+
+def test_what_was_drawn_is_drawn_again() -> None:
+    def function(x: Tensor) -> Tensor:
+        out: Tensor = DTYPE(torch.bernoulli(x * 0.5)).exp() + torch.bernoulli(x * 0.5)
+        return out
+
+    x = torch.rand(64).bfloat16()
+    program = compiled(function, x)
+    torch.manual_seed(3)
+    (ours,) = program([x])
+    after = torch.rand(1)
+    torch.manual_seed(3)
+    torch.testing.assert_close(ours, function(x))
+    assert torch.equal(torch.rand(1), after)
+
+
+def test_nothing_is_looked_at_after_the_first_run() -> None:
+    x = torch.rand(8, 8)
+    captured = adjoint.capture(lambda x: x.sin().cumsum(0).exp(), x)
+    program = native_program(captured.graph_module)
+    assert program is not None
+    program([x])
+    (binding,) = next(iter(program._bindings.values()))
+    assert binding.looked
+    assert program._looking is not None
+    assert "looked(" in program._writer(looks=True).text()[0]
+    assert "looked(" not in program._writer().text()[0]
+
+
+def test_inputs_are_as_they_were_when_a_result_differs() -> None:
+    x = torch.rand(4).bfloat16()
+    captured = adjoint.capture(lambda x: DTYPE(x.sin()).exp(), x)
+    program = native_program(captured.graph_module)
+    assert program is not None
+    inputs = [x]
+    with pytest.raises(Differs, match=r"torch.float32, \(4,\).* where torch.bfloat16, \(4,\)"):
+        program(inputs)
+    assert inputs[0] is x
