@@ -403,7 +403,7 @@ def derivatives(
     for each in range(order):
         if not out.requires_grad:
             break
-        gradients = torch.autograd.grad(
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(
             out, inputs, _cotangent(out, seed + each), create_graph=True, allow_unused=True
         )
         found.append(list(gradients))

@@ -62,7 +62,8 @@ def compiled(function: Callable[..., Any], x: Tensor, dynamic: bool = False) -> 
 def both(function: Callable[..., Any], x: Tensor, program: Any) -> tuple[list[Any], list[Any]]:
     """The value and the gradient of the sum of squares, ours and eager's."""
     found = []
-    for run in (lambda x: program([x])[0], function):
+    runs: list[Callable[..., Any]] = [lambda x: program([x])[0], function]
+    for run in runs:
         leaf = x.detach().requires_grad_()
         out = run(leaf)
         (gradient,) = torch.autograd.grad(out.double().square().sum(), leaf)
@@ -90,7 +91,8 @@ def test_a_program_is_made_anew_from_what_is_true(op: Any, dynamic: bool) -> Non
 def test_one_of_several_results() -> None:
     def function(x: Tensor) -> Tensor:
         one, other = PAIR(x.sin())
-        return (one + other).exp()
+        out: Tensor = (one + other).exp()
+        return out
 
     x = torch.rand(4)
     (ours,) = compiled(function, x)([x])
