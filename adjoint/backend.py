@@ -16,7 +16,7 @@ from adjoint.errors import CaptureError, SourceLine
 from adjoint.graph.boundary import capturing, place_of_graph, warn
 from adjoint.options import Options
 from adjoint.progress import PROGRESS
-from adjoint.torch_private.dynamo import DynamoError, adapt_frames, will_be_tried_again
+from adjoint.torch_private.dynamo import DynamoError, adapt_frames, in_eager, will_be_tried_again
 
 # The names that torch.compile gives its modes.  They ask for more or less effort in making code,
 # which the reference target has none of.
@@ -61,7 +61,7 @@ def adjoint(
             raise
         source = error.source if isinstance(error, CaptureError) else None
         warn(f"runs in eager torch: {error}", source)
-        return graph_module.forward
+        return in_eager(graph_module)
 
 
 def _runs_in_eager(error: Exception) -> bool:

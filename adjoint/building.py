@@ -40,9 +40,13 @@ from adjoint.torch_private.modes import as_if_alone, is_traceable_wrapper_subcla
 class Build:
     """Makes what the autograd bridge needs, when it needs it."""
 
-    def __init__(self, options: Options, saw: Observer | None = None) -> None:
+    def __init__(
+        self, options: Options, saw: Observer | None = None, told: set[str] | None = None
+    ) -> None:
+        """`told`: the failures that the user has been told of, if all is made for one program."""
         self.options = options
         self.saw: Observer = saw or (PROGRESS if options.progress else unobserved)
+        self._told = told
 
     def during(
         self, doing: str, graph_module: fx.GraphModule
@@ -146,7 +150,7 @@ class Build:
     def load(self, graph_module: fx.GraphModule) -> Executable:
         """The graph, ready to run."""
         with self.during("lowering", graph_module):
-            made = attempted(lambda: self._load(graph_module), graph_module)
+            made = attempted(lambda: self._load(graph_module), graph_module, told=self._told)
         return made or partial(evaluate_taking, graph_module)
 
     @contextlib.contextmanager
@@ -159,7 +163,12 @@ class Build:
         if self.options.target == "reference":
             return None
         return Programs(
-            graph_module, self.options.cuda_graphs, self.options.eager_rng, self.saw, self.during
+            graph_module,
+            self.options.cuda_graphs,
+            self.options.eager_rng,
+            self.saw,
+            self.during,
+            self._told,
         )
 
     def in_torch(self, graph_module: fx.GraphModule) -> fx.GraphModule:

@@ -20,6 +20,7 @@ from adjoint.observing import Observer
 from adjoint.options import Options
 from adjoint.runtime.program import Program
 from adjoint.runtime.reference import run_call
+from adjoint.torch_private.dynamo import in_eager
 
 
 def compile_graph(
@@ -29,7 +30,7 @@ def compile_graph(
     saw: Observer | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo's; `saw` observes it, or the progress on a terminal does."""
-    build = Build(options, saw)
+    build = Build(options, saw, told=set())
     what = partial(place_of_graph, graph_module)
     with build.during("capturing", graph_module):
         primal = build.saw("capture", capture_graph(graph_module, examples))
@@ -42,7 +43,7 @@ def compile_graph(
         primal,
         captured_anew,
         build.program,
-        graph_module.forward if options.unsupported == "eager" else None,
+        in_eager(graph_module) if options.unsupported == "eager" else None,
     )
 
 

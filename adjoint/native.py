@@ -16,7 +16,7 @@ from torch import fx
 
 from adjoint.emit.llvm import emit_module
 from adjoint.emit.nvptx import emit_module as emit_grid
-from adjoint.graph.boundary import passes, said_by, warn
+from adjoint.graph.boundary import is_told, passes, said_by, warn
 from adjoint.graph.evaluation import entry_mode
 from adjoint.graph.metadata import mode_of
 from adjoint.loops.plan import Launch, Plan, Tiles
@@ -54,11 +54,13 @@ def native_program(
     recorded: bool = True,
     eager_rng: bool | None = None,
     saw: Observer = unobserved,
+    told: set[str] | None = None,
 ) -> CpuProgram | None:
     """The graph as native code; None if it is to be run op by op.
 
     `recorded`: a GPU may be told to do again what it did.  `eager_rng`: random numbers are eager's;
-    if they are not, the program takes one more input (`Plan.streams`).
+    if they are not, the program takes one more input (`Plan.streams`).  `told`: failures that the
+    user knows of.
     """
     device = _device_of(graph_module)
     if device is None:
@@ -74,7 +76,8 @@ def native_program(
                 return CpuProgram(plan, code)
             return GpuProgram(plan, code, device, recorded)
         for launch, error in refused.items():
-            _warn(launch, error)
+            if not is_told(error, told):
+                _warn(launch, error)
         # They are called as they are, and the rest is fused without them.
         nodes = {name for launch in refused for name in launch.nodes}
         if nodes <= called:

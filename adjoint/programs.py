@@ -49,16 +49,20 @@ class Programs:
         eager_rng: bool | None = None,
         saw: Observer = unobserved,
         during: During = _unseen,
+        told: set[str] | None = None,
     ) -> None:
         """`recorded`: a GPU may be told to do again what it did; `eager_rng`: as the option.
 
-        `saw` observes what is made, and `during` when.
+        `saw` observes what is made, and `during` when; `told` are the failures that the user knows.
         """
         self.graph_module = graph_module
-        self._options = (recorded, eager_rng, saw)
+        self._options = (recorded, eager_rng, saw, told)
+        self._told = told
         self._during = during
         self._sizing = Sizing(graph_module)
-        first = attempted(lambda: native_program(graph_module, *self._options), graph_module)
+        first = attempted(
+            lambda: native_program(graph_module, *self._options), graph_module, told=told
+        )
         self._general = first if first is not None and not first.plan.assumed else None
         """The program, if it is for all sizes."""
         self._kinds: list[tuple[CpuProgram, Renaming | None]] = []
@@ -90,7 +94,7 @@ class Programs:
         if program.plan.streams:
             inputs.pop()
         assert isinstance(error.__cause__, Exception)
-        tell(error.__cause__, self.graph_module)
+        tell(error.__cause__, self.graph_module, told=self._told)
         self._general, self._kinds = None, []
         self._chosen.clear()
 
@@ -120,6 +124,7 @@ class Programs:
             lambda: [self._made_anew(sizes)],
             self.graph_module,
             f"runs op by op for sizes {_shown(sizes)}, and others that it has no native code for",
+            self._told,
         )
         self._has_failed = made is None
         return made[0] if made else None

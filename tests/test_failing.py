@@ -22,12 +22,19 @@ import pytest
 import torch
 import torch._dynamo
 from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 import adjoint
-from adjoint import failing, native
+from adjoint import building, failing, native
+from adjoint.capture import results
+from adjoint.differentiate import sweep
 from adjoint.errors import CaptureError, DifferentiationError, FallbackWarning
 from adjoint.failing import is_theirs, theirs, variable_of, works_on
 from adjoint.graph import boundary
+from adjoint.partition import split
+from adjoint.runtime.cpu import program as cpu_program
+from adjoint.torch_private import symbols
+from adjoint.trace import tracer
 
 PACKAGE = str(Path(adjoint.__file__).parent)
 KINDS = [AssertionError, IndexError, KeyError, ZeroDivisionError, RecursionError, RuntimeError]
@@ -268,6 +275,137 @@ def check_some(program: Callable[..., Tensor], way: str, unsupported: str, count
         except BaseException as error:
             said = f"{program.__name__}, {fault.error.__name__} in {function}, the {nth}th time"
             raise AssertionError(f"{said}, stays: {fault.stays}") from error
+
+
+def breaks(*args: Any, **kwargs: Any) -> Any:
+    raise IndexError("made up")
+
+
+# By stage: what fails, and whether it is left out without the user's asking.
+STAGES: dict[str, tuple[Any, str, bool]] = {
+    "trace": (tracer.Tracer, "_compute", False),
+    "capture": (results.Results, "calling", False),
+    "differentiate": (sweep.Sweep, "_pull_back", False),
+    "optimize": (building, "merge_common_subexpressions", False),
+    "partition": (split.Split, "forward", False),
+    "reverse": (building.Build, "reverse", False),
+    "narrow": (building.Build, "narrow", True),
+    "sizes": (symbols, "violated", False),
+    "lower": (native, "lower", True),
+    "emit": (native, "emit_module", True),
+    "load": (native, "load", True),
+    "bind": (cpu_program, "Binding", True),
+}
+
+
+def squares(x: Tensor, w: Tensor, counts: Tensor) -> Tensor:
+    return (x @ w).tanh().square().sum(0)
+
+
+@pytest.mark.parametrize("unsupported", ["eager", "raise"])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        each
+        if each in ("trace", "reverse", "lower")
+        else pytest.param(each, marks=pytest.mark.slow)
+        for each in STAGES
+    ],
+)
+def test_a_stage_that_fails(stage: str, unsupported: str) -> None:
+    owner, name, is_left_out = STAGES[stage]
+    fresh()
+    function, inputs = adjoint.compile(squares, unsupported=unsupported), arguments()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with mock.patch.object(owner, name, breaks):
+            if unsupported == "raise" and not is_left_out:
+                with pytest.raises((CaptureError, DifferentiationError)) as raised:
+                    penalty(function, *inputs)
+                assert type(raised.value.__cause__) is IndexError
+                assert "in squares: return" in str(raised.value)
+                assert not caught
+            else:
+                assert_as_eager(squares, "penalty", penalty(function, *inputs), inputs)
+    if unsupported == "eager" or is_left_out:
+        (told,) = caught
+        assert told.category is FallbackWarning
+        assert told.filename == __file__
+        assert "IndexError: made up" in str(told.message)
+        assert "in squares: return" in str(told.message)
+        assert re.search("aten|tanh|torch", str(told.message))
+    inputs = arguments()
+    assert_as_eager(squares, "penalty", penalty(function, *inputs), inputs)
+
+
+@pytest.mark.parametrize("stage", ["capture", "differentiate"])
+def test_a_custom_function_in_eager(stage: str) -> None:
+    """Dynamo's own graph of one has no second derivative, and does not say so."""
+    owner, name, _ = STAGES[stage]
+    fresh()
+    function, inputs = adjoint.compile(custom, unsupported="eager"), arguments()
+    with mock.patch.object(owner, name, breaks), pytest.warns(FallbackWarning, match="made up"):
+        actual = penalty(function, *inputs)
+    assert_as_eager(custom, "penalty", actual, inputs)
+
+
+@pytest.mark.parametrize("stage", ["trace", "differentiate", "partition"])
+def test_a_stage_that_fails_in_a_transform(stage: str) -> None:
+    """What cannot be captured is left to `torch.func`."""
+    owner, name, _ = STAGES[stage]
+    x, w, counts = (each.detach() for each in arguments())
+
+    def loss(x: Tensor) -> Tensor:
+        return len(stage) * squares(x, w, counts).sum()  # Another function for each stage.
+
+    gradient, expected = adjoint.grad(loss), torch.func.grad(loss)(x)
+    with mock.patch.object(owner, name, breaks):
+        if stage == "trace":
+            with pytest.warns(FallbackWarning, match="IndexError: made up") as told:
+                torch.testing.assert_close(gradient(x), expected)
+            said = str(told[0].message)
+        else:
+            with pytest.raises(DifferentiationError, match="IndexError: made up") as raised:
+                gradient(x)
+            said = str(raised.value)
+    assert f"at {__file__}:" in said
+    torch.testing.assert_close(gradient(x), expected)
+
+
+def breaks_as_torch_does(*args: Any, **kwargs: Any) -> Any:
+    raise DataDependentOutputException(torch.ops.aten.item.default)
+
+
+def test_dynamo_hides_no_failure() -> None:
+    """It takes such an error of a backend for a graph break, and logs it."""
+    fresh()
+    with (
+        mock.patch.object(results.Results, "calling", breaks_as_torch_does),
+        pytest.raises(CaptureError, match="DataDependentOutputException"),
+    ):
+        forward(adjoint.compile(squares), *arguments())
+
+
+def itself(x: Tensor) -> Tensor:
+    return itself(x)
+
+
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [
+        (lambda x: list[Tensor]()[0], IndexError),
+        (lambda x: x.sum() * (1 // (len(x) - 3)), ZeroDivisionError),
+        (lambda x: dict[str, Tensor]()["a"], KeyError),
+        (lambda x: (x + torch.ones(4)).sum(), RuntimeError),
+        (lambda x: x[7], IndexError),
+        (itself, RecursionError),
+    ],
+)
+def test_what_eager_raises_is_raised(program: Callable[..., Any], error: type[Exception]) -> None:
+    for transform in (torch.func.grad, adjoint.grad):
+        with pytest.raises(error) as raised:
+            transform(program)(torch.ones(3))
+        assert type(raised.value) is error
 
 
 def test_what_a_function_works_on_is_known_by_its_code() -> None:

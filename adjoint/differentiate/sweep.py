@@ -88,6 +88,7 @@ class Sweep:
         self.active = active_nodes(graph_module, [self.inputs[place] for place in wrt])
         self.order = 1 + order_of_program(graph_module.graph)
 
+    @works_on("node")
     def run(self) -> fx.GraphModule:
         """The joint graph."""
         self._copy_forward()

@@ -52,7 +52,13 @@ _PASSING = (
 # What torch says where the memory of a processor, or a driver's, is exhausted.
 _NO_MEMORY = ("allocate memory", "out of memory")
 
-EAGER = 'options={"unsupported": "eager"} runs it in eager torch'
+# Of so many ops a message gives the names.
+_NAMED = 6
+
+_REMEDY = (
+    'options={"unsupported": "eager"} of torch.compile, or torch.func in place of the transforms, '
+    "runs it in eager torch; please report it"
+)
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ def capturing(what: Callable[[], Place], checked: bool = False) -> Iterator[None
             raise
         place = place_of(error, what)
         raise CaptureError(
-            place.op, said_by(error), _remedy(EAGER), place.source, is_internal=True
+            place.op, said_by(error), _REMEDY, place.source, is_internal=True
         ) from error
 
 
@@ -99,28 +105,51 @@ class differentiating:
             return
         place = place_of(error, lambda: place_of_graph(self.graph_module))
         order = 1 + _order(self.graph_module)
-        remedy = _remedy(EAGER)
-        raise DifferentiationError(place.op, order, said_by(error), place.source, remedy) from error
+        raise DifferentiationError(
+            place.op, order, said_by(error), place.source, _REMEDY
+        ) from error
 
 
 def attempted(
-    make: Callable[[], Made], graph_module: fx.GraphModule, otherwise: str = "runs op by op"
+    make: Callable[[], Made],
+    graph_module: fx.GraphModule,
+    otherwise: str = "runs op by op",
+    told: set[str] | None = None,
 ) -> Made | None:
-    """What `make` makes of a graph; None if it fails, which the user is told."""
+    """What `make` makes of a graph; None if it fails, which the user is told.
+
+    `told`: what the user has been told already, of all graphs of one program.
+    """
     try:
         return make()
     except Exception as error:
         if passes(error):
             raise
-        tell(error, graph_module, otherwise)
+        tell(error, graph_module, otherwise, told)
         return None
 
 
-def tell(error: Exception, graph_module: fx.GraphModule, otherwise: str = "runs op by op") -> None:
+def tell(
+    error: Exception,
+    graph_module: fx.GraphModule,
+    otherwise: str = "runs op by op",
+    told: set[str] | None = None,
+) -> None:
     """Warn that something failed that was made of a graph, and what becomes of it."""
+    if is_told(error, told):
+        return
     whole = place_of_graph(graph_module)
     place = place_of(error, lambda: whole)
     warn(f"{whole.op} {otherwise}: {said_by(error)}, in {place}", place.source)
+
+
+def is_told(error: Exception, told: set[str] | None) -> bool:
+    """The user knows of this failure; from now on, in any case."""
+    if told is None:
+        return False
+    known = said_by(error) in told
+    told.add(said_by(error))
+    return known
 
 
 def passes(error: BaseException) -> bool:
@@ -169,18 +198,20 @@ def place_of_graph(graph_module: fx.GraphModule) -> Place:
     """All of a graph, at the line of its last op."""
     calls = [n for n in graph_module.graph.nodes if n.op not in ("placeholder", "output")]
     lines = [line for node in reversed(calls) if (line := _line_of(node)) is not None]
-    count = f"a graph of {len(calls)} op{'' if len(calls) == 1 else 's'}"
+    names = list(dict.fromkeys(show_target(n.target) for n in calls if n.op != "get_attr"))
+    shown = ", ".join([*names[:_NAMED], *(["..."] if len(names) > _NAMED else [])])
+    count = f"a graph of {len(calls)} op{'' if len(calls) == 1 else 's'} ({shown})"
     return Place(count, lines[0] if lines else None)
 
 
 def place_of_function(function: Callable[..., Any]) -> Place:
-    """A function of the user's, at its first line."""
+    """A function of the user's, at its first line; of any other, where it is called."""
     inner: Any = getattr(function, "forward", function)
     inner = getattr(inner, "__wrapped__", inner)
     code = getattr(inner, "__code__", None)
     name = getattr(function, "__name__", type(function).__name__)
-    if code is None:
-        return Place(name, None)
+    if code is None or not is_user_file(code.co_filename):
+        return Place(name, user_line())
     text = linecache.getline(code.co_filename, code.co_firstlineno).strip()
     return Place(name, SourceLine(code.co_filename, code.co_firstlineno, code.co_name, text))
 
@@ -237,10 +268,6 @@ def said_by(error: Exception) -> str:
     text = str(error).strip().splitlines()
     said = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
     return f"the compiler failed with {said}"
-
-
-def _remedy(way_out: str) -> str:
-    return f"{way_out}; please report it"
 
 
 def _order(graph_module: fx.GraphModule) -> int:

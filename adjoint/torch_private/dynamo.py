@@ -18,6 +18,7 @@ from torch import fx
 from torch._C._dynamo import guards
 from torch._dynamo import convert_frame, exc
 from torch._dynamo.source import TensorProperty, TensorPropertySource
+from torch._functorch.autograd_function import autograd_function_apply
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config as shape_config
@@ -157,6 +158,20 @@ def module_path(source: str) -> str | None:
     return ".".join([*(name for name in root if name != "self"), *parts])
 
 
+def in_eager(graph_module: fx.GraphModule) -> Callable[..., Any]:
+    """Dynamo's graph, to be run as it is.
+
+    Dynamo lets the backward of a custom function run without grad, so that second derivatives would
+    silently be zero.
+    """
+    for module in [each for each in graph_module.modules() if isinstance(each, fx.GraphModule)]:
+        for node in module.graph.nodes:
+            if node.target is autograd_function_apply:
+                name = str(node.args[1].target)
+                setattr(module, name, differentiable_backward(getattr(module, name)))
+    return graph_module.forward
+
+
 def differentiable_backward(backward: fx.GraphModule) -> fx.GraphModule:
     """The backward of a custom function without the `no_grad` that Dynamo puts around all of it."""
     graph = fx.Graph()
@@ -210,7 +225,10 @@ def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool], durin
         try:
             return original(*args, **kwargs)
         except exc.BackendCompilerFailed as failure:
-            raise failure.inner_exception from failure.inner_exception.__cause__
+            inner = failure.inner_exception
+            if isinstance(inner, exc.TorchDynamoException):
+                raise  # Or Dynamo would take it for its own, and say nothing.
+            raise inner from inner.__cause__
 
     compile_frame._adjoint = True  # type: ignore[attr-defined]
     convert_frame._compile = compile_frame

@@ -88,7 +88,7 @@ def test_an_op_alone_says_no_line() -> None:
 
 def test_a_graph_is_told_by_its_size_and_its_last_line() -> None:
     place = boundary.place_of_graph(graph())
-    assert place.op == "a graph of 2 ops"
+    assert place.op == "a graph of 2 ops (aten.sin.default, aten.cos.default)"
     assert place.source is not None
     assert place.source.text == "return x.sin().cos()"
 
@@ -98,7 +98,9 @@ def test_a_function_is_told_by_its_first_line() -> None:
     assert place.op == "sines"
     assert place.source is not None
     assert place.source.text == "def sines(x: Tensor) -> Tensor:"
-    assert boundary.place_of_function(torch.sin).source is None
+    called = boundary.place_of_function(torch.sin).source
+    assert called is not None
+    assert called.function == "test_a_function_is_told_by_its_first_line"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_a_failure_is_an_error_of_its_kind(error: Exception) -> None:
     assert differentiated.value.order == 1
     assert differentiated.value.source is not None
     assert differentiated.value.__cause__ is error
-    with pytest.warns(FallbackWarning, match=f"a graph of 2 ops runs op by op: .*{error}"):
+    with pytest.warns(FallbackWarning, match="a graph of 2 ops .* runs op by op: .*x"):
         assert attempted(run, graph()) is None
 
 
@@ -190,6 +192,16 @@ def test_a_failure_below_the_program_is_ours() -> None:
     run = _of_ours(lambda: raise_(RuntimeError("x")))
     with pytest.raises(CaptureError), capturing(lambda: WHOLE):
         theirs(lambda: run())
+
+
+def test_a_failure_that_the_user_knows_of_is_not_told_again() -> None:
+    module = graph()
+    told: set[str] = set()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for error in (KeyError("x"), KeyError("x"), KeyError("y")):
+            assert attempted(lambda error=error: raise_(error), module, told=told) is None  # type: ignore[misc]
+    assert [str(each.message).count("KeyError") for each in caught] == [1, 1]
 
 
 def test_warnings_are_at_the_users_line() -> None:
