@@ -11,12 +11,15 @@ is what modules are made of, it is enough to know that nobody has written to the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import random
 import weakref
 from abc import ABCMeta
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from itertools import chain
 from operator import attrgetter, is_
 from types import (
@@ -33,6 +36,8 @@ from typing import Any, Generic, Protocol
 import numpy as np
 import torch
 
+from adjoint.errors import CaptureError
+from adjoint.graph.boundary import place_of_function
 from adjoint.torch_private.dynamo import dict_version
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
@@ -114,6 +119,28 @@ class Fingerprint:
         self._versions, self._held = looked_at.versions(), list(looked_at.held())
         self._same, self._equal = list(looked_at.same()), looked_at.equal()
 
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[None]:
+        """Run the function; what it changes besides its arguments is put back, and an error."""
+        put_back = self._looked_at.snapshot()
+        drawn = _Drawn()
+        try:
+            yield
+        finally:
+            is_as_before = self.holds(self.function)
+            put_back()
+            drew = drawn.put_back()
+        if drew or not is_as_before:
+            what = "random numbers of Python or NumPy" if drew else "a change of what it holds"
+            error = CaptureError(
+                what,
+                "a graph has no such effect",
+                "use torch's numbers" if drew else "return the new value instead",
+                place_of_function(self.function).source,
+            )
+            error.depends_on_data = True
+            raise error
+
     def holds(self, function: Any) -> bool:
         """Whether `function` is that function, and nothing it depended on has been changed."""
         if function is not self.function:
@@ -130,6 +157,53 @@ class Fingerprint:
             return True
         except (ValueError, RuntimeError):  # A cell is empty now; a dictionary is being changed.
             return False
+
+
+class _Drawn:
+    """The states of the generators of Python and NumPy."""
+
+    def __init__(self) -> None:
+        self._python = random.getstate()
+        self._numpy: Any = np.random.get_state()
+
+    def put_back(self) -> bool:
+        """Let them be as they were; whether they were not."""
+        now: Any = np.random.get_state()
+        same = now[2] == self._numpy[2] and np.array_equal(now[1], self._numpy[1])
+        if same and random.getstate() == self._python:
+            return False
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        return True
+
+
+def _part(container: Any, names: Sequence[str] | None) -> Any:
+    if names is None:
+        return container
+    return {name: container[name] for name in names if name in container}
+
+
+def _has_same(container: Any, before: Any) -> bool:
+    if isinstance(container, dict):
+        return list(container) == list(before) and _are_same(
+            container.values(), list(before.values())
+        )
+    return _are_same(container, list(before))
+
+
+def _refill(container: Any, names: Sequence[str] | None, before: Any) -> None:
+    if names is not None:
+        for name in [name for name in names if name in container and name not in before]:
+            del container[name]
+    elif isinstance(container, list):
+        container[:] = before
+        return
+    else:
+        container.clear()
+    if isinstance(container, deque):
+        container.extend(before)
+    elif not isinstance(container, frozenset):
+        container.update(before)
 
 
 def _are_same(objects: Iterable[Any], before: Sequence[Any]) -> bool:
@@ -152,12 +226,28 @@ class _Look:
         self._arrays: list[np.ndarray[Any, Any]] = []
         self._others: list[Callable[[], Iterable[Any]]] = []
         self._empty: list[Any] = []
+        self._containers: list[tuple[Any, Sequence[str] | None]] = []
+        """All that may be written to; of a function's globals, the names it uses."""
         self._sizes: list[Any] = []
         self._plain: list[dict[Any, Any]] = []
         self._names = {"forward": None, "__call__": None}
         """What functions look up, of objects as well, in order."""
         self._classes: dict[type, None] = {}
         """Of objects."""
+
+    def snapshot(self) -> Callable[[], None]:
+        """A function that puts everything back as it is now."""
+        cells = [(cell, cell.cell_contents) for cell in self._cells]
+        kept = [(each, names, copy(_part(each, names))) for each, names in self._containers]
+
+        def put_back() -> None:
+            for cell, value in cells:
+                cell.cell_contents = value
+            for container, names, before in kept:
+                if not _has_same(_part(container, names), before):
+                    _refill(container, names, before)
+
+        return put_back
 
     def end(self) -> None:
         """Of what is empty it is enough to know that it stays so."""
@@ -229,6 +319,7 @@ class _Look:
             return (type(value), *self._marks(value))
         if isinstance(value, (list, deque, set, frozenset)):
             self._collections.append(value)
+            self._containers.append((value, None))
             kind = tuple if isinstance(value, (list, deque)) else frozenset
             return (type(value), kind(map(self.mark, value)))
         if isinstance(value, MappingProxyType):
@@ -236,6 +327,7 @@ class _Look:
             return self._items(value)
         if isinstance(value, dict):
             self._dicts.append(value)
+            self._containers.append((value, None))
             return (type(value), *self._items(value))
         if isinstance(value, np.ndarray):
             self._arrays.append(value)
@@ -260,6 +352,7 @@ class _Look:
             return (Same(function.__code__), *self._marks((*kept, *wrapped)))
         names = _names(function.__code__)
         self._names.update(dict.fromkeys(names))
+        self._containers.append((function.__globals__, names))
         self._others.append(functools.partial(_looked_up, function.__globals__, names))
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         found = _looked_up(function.__globals__, names)
@@ -273,6 +366,8 @@ class _Look:
         """
         if isinstance(value, (type, ModuleType)):
             return Same(value)
+        if isinstance(getattr(value, "__dict__", None), dict):
+            self._containers.append((vars(value), None))
         if isinstance(value, torch.nn.Module):
             self._dicts.append(vars(value))
         else:

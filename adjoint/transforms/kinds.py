@@ -57,7 +57,7 @@ def look_at(
     tensors = [*given, *held]
     kinds = tuple(map(_LOOKS, tensors))
     common = (function, form, others, _surroundings(), _sharing(tensors, writes))
-    exact = (*common, tuple(map(type, tensors)), kinds, tuple(map(_strides, tensors)))
+    exact = (*common, tuple(map(type, tensors)), kinds, _strides(tensors))
     return Call(args, kwargs, given, tuple(held), exact, common)
 
 
@@ -86,8 +86,11 @@ _LOOKS = attrgetter("shape", "dtype", "device", "requires_grad", "layout")
 _WITHOUT_SHAPE = attrgetter("dtype", "device", "requires_grad", "layout")
 
 
-def _strides(tensor: torch.Tensor) -> Any:
-    return tensor.stride() if tensor.layout is torch.strided else None
+def _strides(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    try:
+        return tuple(map(torch.Tensor.stride, tensors))
+    except RuntimeError:  # Some have no strides.
+        return tuple([t.stride() if t.layout is torch.strided else None for t in tensors])
 
 
 class _Other:

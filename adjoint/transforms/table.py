@@ -87,7 +87,7 @@ class Programs:
         program = self._chosen.get(call.exact)
         if program is None:
             with COMPILING:
-                program = self._find(make, call, dynamic)
+                program = self._find(make, look, call, dynamic)
                 if program.writes > self._writes or program.is_shared < self._are_shared:
                     self._writes |= program.writes
                     self._are_shared &= program.is_shared
@@ -105,7 +105,7 @@ class Programs:
         function = None if self._are_shared else Same(look.function)
         return look_at(args, kwargs, look.tensors, self._writes, function)
 
-    def _find(self, make: Make, call: Call, dynamic: bool | None) -> Any:
+    def _find(self, make: Make, look: Fingerprint, call: Call, dynamic: bool | None) -> Any:
         kind = self._kind(call, dynamic)
         kind.learn(call)
         for program in kind.programs:
@@ -121,7 +121,8 @@ class Programs:
         if kind.failed is not None:
             raise kind.failed
         try:
-            program = kind.made(make, call)
+            with look.undone():
+                program = kind.made(make, call)
         except CaptureError as error:
             if error.depends_on_data:
                 kind.failed = error.with_traceback(None)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import gc
+import random
 import types
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -166,6 +168,71 @@ def test_a_tensor_that_nobody_sees_belongs_to_its_function() -> None:
         hidden = Hidden(tensor)
         mine = adjoint.grad(lambda z: (z.sin() * hidden.get()).sum())(x)  # noqa: B023
         close(mine, x.cos() * tensor)
+
+
+# What a function changes --------------------------------------------------------------------------
+
+
+class Caching(nn.Module):
+    """Keeps what it made first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cached: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.cached is None:
+            self.cached = torch.full((3,), 2.0, dtype=torch.float64)
+        return (x * self.cached).sum()  # type: ignore[no-any-return]
+
+
+def _counting() -> tuple[Callable[[Tensor], Tensor], Callable[[], Any]]:
+    seen: list[int] = []
+
+    def function(x: Tensor) -> Tensor:
+        seen.append(len(seen))
+        return (x * len(seen)).sum()
+
+    return function, lambda: seen
+
+
+def _rebinding() -> tuple[Callable[[Tensor], Tensor], Callable[[], Any]]:
+    count = 0
+
+    def function(x: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        return (x * count).sum()
+
+    return function, lambda: count
+
+
+def _caching() -> tuple[Callable[[Tensor], Tensor], Callable[[], Any]]:
+    module = Caching()
+    return lambda x: module(x), lambda: type(module.cached)
+
+
+def _of_python() -> tuple[Callable[[Tensor], Tensor], Callable[[], Any]]:
+    random.seed(3)
+    return lambda x: (x * random.random()).sum(), random.getstate
+
+
+def _of_numpy() -> tuple[Callable[[Tensor], Tensor], Callable[[], Any]]:
+    np.random.seed(3)
+    return lambda x: (x * np.random.rand()).sum(), lambda: np.random.get_state()[1].tolist()  # type: ignore[index]
+
+
+@pytest.mark.parametrize("make", [_counting, _rebinding, _caching, _of_python, _of_numpy])
+@pytest.mark.filterwarnings("ignore:torch.func takes over")
+def test_what_a_function_changes_is_changed_once_in_each_call(make: Callable[[], Any]) -> None:
+    x = plain(3)
+    found = []
+    for f in (adjoint, func):
+        function, state = make()
+        found.append(([f.grad(function)(x) for _ in range(3)], state()))
+    (mine, one), (theirs, other) = found
+    close(mine, theirs)
+    assert one == other
 
 
 # Sizes --------------------------------------------------------------------------------------------
