@@ -13,7 +13,14 @@ EVERY_TARGET := tests/capture tests/differentiate tests/partition tests/rules te
     tests/transforms tests/test_backend.py tests/test_building.py tests/test_compiler.py \
     tests/test_tiny.py --ignore tests/runtime/cpu --ignore tests/runtime/gpu
 
-.PHONY: venv demo test test-all check lint tidy format clean
+# These ask for old versions of what the others need (e3nn, sympy), or for torchvision, which has to be
+# of the same build as torch; they run without.  So they are installed alone, and what else they need.
+PACKAGES_ALONE := backpack-for-pytorch curvlinops-for-pytorch mace-torch schnetpack
+THEIR_NEEDS := ase configargparse dirsync einconv einops fasteners GitPython h5py hydra-colorlog \
+    linear_operator lmdb matplotlib matscipy opt_einsum orjson pandas prettytable python-hostlist \
+    tensorboard tensorboardX torch-ema unfoldNd
+
+.PHONY: venv demo test test-all test-packages check lint tidy format clean
 
 venv: .venv/installed
 
@@ -36,6 +43,12 @@ test: lint
 test-all: lint
 	$(PYTEST) -n $(WORKERS)
 	$(PYTEST) -n $(WORKERS) -m "not slow" --target reference $(EVERY_TARGET)
+
+# Models of other packages: installs them, and trains each.  Without them `make test-all` skips these.
+test-packages: venv
+	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[packages]' $(THEIR_NEEDS)
+	$(BIN)/python -m pip install -c constraints.txt --no-deps $(PACKAGES_ALONE)
+	$(PYTEST) -n $(WORKERS) tests/packages
 
 check: lint tidy
 
