@@ -25,10 +25,6 @@ def test_lists_are_told_apart_by_their_lengths() -> None:
     for size, count in ((2, 2), (1, 4)):
         found = differentiable_outputs(aten.split.Tensor, (x, size), {}, [x] * count, [x], mode)
         assert found == (True,) * count
-    each = differentiable_outputs(
-        aten._foreach_mul.Scalar, ([x, x * 1], 2.0), {}, [x, x], [x], mode
-    )
-    assert each == (True, False)
 
 
 def test_a_mask_says_which_results_there_are() -> None:
