@@ -12,7 +12,8 @@ import torch
 from torch import fx
 
 from adjoint.differentiate.activity import active_nodes, is_unrecorded_view, requiring_nodes
-from adjoint.differentiate.sweep import Sweep
+from adjoint.differentiate.stages import cut_at_results, joined, stages_of
+from adjoint.differentiate.sweep import Sweep, order_of_program
 from adjoint.graph.boundary import attempted, differentiating, place_of_graph
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import outputs_of
@@ -28,7 +29,7 @@ from adjoint.partition.split import Backward, Forward, NotSaved, Split, narrowed
 from adjoint.programs import Programs, evaluate_taking
 from adjoint.progress import PROGRESS
 from adjoint.rules.registry import COMPOSITIONS
-from adjoint.runtime.bridge import Compiled, Executable, Recorded, Reversed
+from adjoint.runtime.bridge import Compiled, Executable, Recorded, Reversed, Stages
 from adjoint.runtime.calling import Graph
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
@@ -68,16 +69,29 @@ class Build:
         """What cannot be differentiated is left to eager autograd."""
         return self.options.unsupported == "eager"
 
-    def record(self, graph_module: fx.GraphModule, wrt: Sequence[int]) -> Recorded | None:
-        """The graph with saved values; None if nothing it returns requires grad for `wrt`."""
-        with self._differentiating(graph_module), _assuming(graph_module):
-            return self._record(graph_module, wrt)
+    def record(
+        self, graph_module: fx.GraphModule, wrt: Sequence[int], in_stages: bool = False
+    ) -> Recorded | None:
+        """The graph with saved values; None if nothing it returns requires grad for `wrt`.
 
-    def _record(self, graph_module: fx.GraphModule, wrt: Sequence[int]) -> Recorded | None:
+        `in_stages`: results can be differentiated with respect to each other.
+        """
+        with self._differentiating(graph_module), _assuming(graph_module):
+            return self._record(graph_module, wrt, in_stages)
+
+    def _record(
+        self, graph_module: fx.GraphModule, wrt: Sequence[int], in_stages: bool
+    ) -> Recorded | None:
         results = _differentiable_outputs(graph_module, wrt)
         requiring = _requiring_outputs(graph_module, wrt)
         if not results and not requiring:
             return None
+        cuts: tuple[int, ...] = ()
+        # Gradients are nodes of autograd's graph by what they are gradients of.
+        if in_stages and order_of_program(graph_module.graph) == 0:
+            graph_module, cuts = cut_at_results(graph_module, wrt)
+            count = len(graph_module.graph.find_nodes(op="placeholder"))
+            wrt = [*wrt, *range(count - len(cuts), count)]
         sweep, joint = self._joint(graph_module, results, wrt)
         opened, parts = open_softmax(joint.graph)
         sweep.keep_copies(opened, joint.graph)
@@ -96,6 +110,11 @@ class Build:
         executed = forward.graph_module
         primal = close_softmax(executed)[0] if parts else executed
         differentiable = frozenset(_differentiable_outputs(primal, wrt))
+        stages = None
+        if cuts:
+            stages = Stages(cuts, *stages_of(primal, wrt, cuts))
+            executed = joined(executed, cuts)
+            merge_common_subexpressions(executed.graph)
         return Recorded(
             primal,
             forward.results,
@@ -105,6 +124,7 @@ class Build:
             _reversed(sweep, backward, results),
             frozenset(requiring) - differentiable,
             executed,
+            stages,
         )
 
     def reverse(self, recorded: Recorded, of: Sequence[int], wrt: Sequence[int]) -> Reversed:

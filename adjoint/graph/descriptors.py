@@ -285,6 +285,19 @@ class SavedInput:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlierResult:
+    """An output, where others are computed from it: the program is differentiated in stages."""
+
+    of: DifferentiableOutput
+
+    def __post_init__(self) -> None:
+        _require(self, self.of, DifferentiableOutput, "a differentiable output")
+
+    def describe(self) -> str:
+        return f"{self.of.describe()}, used further on"
+
+
+@dataclass(frozen=True, slots=True)
 class Tangent:
     """The cotangent of an output, as autograd hands it to the backward."""
 
@@ -462,7 +475,7 @@ class EffectTokenOut:
 
 PlainInput: TypeAlias = Argument | Parameter | Buffer | Captured
 PrimalInput: TypeAlias = PlainInput | ViewBase | SyntheticBase
-DifferentiableInput: TypeAlias = PrimalInput | Tangent | SavedInput
+DifferentiableInput: TypeAlias = PrimalInput | Tangent | SavedInput | EarlierResult
 TensorInput: TypeAlias = DifferentiableInput | SubclassAttribute
 Input: TypeAlias = (
     TensorInput

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.graph.descriptors import Gradient, Saved, SavedInput, Tangent
+from adjoint.graph.descriptors import EarlierResult, Gradient, Saved, SavedInput, Tangent
 from adjoint.graph.metadata import (
     descriptor_of,
     output_descriptors,
@@ -78,6 +78,10 @@ def is_tangent(node: fx.Node, order: int) -> bool:
     return isinstance(descriptor, Tangent) and descriptor.order == order
 
 
+def _is_earlier_result(node: fx.Node) -> bool:
+    return isinstance(descriptor_of(node), EarlierResult)
+
+
 class Split:
     """The parts of one joint graph."""
 
@@ -133,7 +137,8 @@ class Split:
         for node in visited:
             if node in wanted:
                 network.add((node, "out"), "sink", UNBOUNDED)
-            is_input = node.op == "placeholder"
+            # A result that is used further on is the user's to have, but no input.
+            is_input = node.op == "placeholder" and not _is_earlier_result(node)
             cost = (0 if node in wanted else UNBOUNDED) if is_input else _bytes(node)
             cost = 0 if node in saved else cost
             network.add((node, "in"), (node, "out"), cost)

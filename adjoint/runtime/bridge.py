@@ -25,6 +25,7 @@ from torch import fx
 from adjoint.errors import DifferentiationError
 from adjoint.graph.boundary import attempted, differentiating, place_of_graph, tell, warn
 from adjoint.graph.evaluation import Tracked, entry_mode, evaluate, forget_histories
+from adjoint.graph.metadata import outputs_of
 from adjoint.graph.purity import runs_once
 from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
 from adjoint.runtime.looking import Differs
@@ -67,6 +68,18 @@ class Reversed:
 
 
 @dataclass(frozen=True)
+class Stages:
+    """How a graph is differentiated some of whose results are computed from others of them."""
+
+    cuts: tuple[int, ...]
+    """The results that the last inputs of what is differentiated stand for."""
+    levels: tuple[int, ...]
+    """The stage of each output."""
+    uses: tuple[frozenset[int], ...]
+    """For each stage, the inputs that its outputs depend on."""
+
+
+@dataclass(frozen=True)
 class Recorded:
     """A graph made ready to be differentiated with respect to some of its inputs."""
 
@@ -82,6 +95,15 @@ class Recorded:
     """Results that require grad, as eager's do, though they depend on none of those inputs."""
     executed: fx.GraphModule | None = None
     """What runs, if it computes the same in another way than what is differentiated."""
+    stages: Stages | None = None
+    """Where results are computed from others; then what is differentiated has more inputs."""
+    of_stage: frozenset[int] | None = None
+    """The outputs of the one stage that this is; None: all."""
+
+    @property
+    def runs(self) -> fx.GraphModule:
+        """The graph to be run."""
+        return self.executed or self.graph_module
 
     # Asked for in every call.
 
@@ -89,6 +111,12 @@ class Recorded:
     def order(self) -> tuple[int, ...]:
         """The outputs that cotangents are of."""
         return tuple(sorted(self.differentiable))
+
+    @functools.cached_property
+    def own(self) -> frozenset[int]:
+        """The outputs that are noted as those of the graph."""
+        everything = len(outputs_of(self.graph_module.graph))
+        return frozenset(range(everything)) if self.of_stage is None else self.of_stage
 
     @functools.cached_property
     def history(self) -> frozenset[int]:
@@ -109,8 +137,13 @@ class Builder(Protocol):
         """What cannot be differentiated is left to eager autograd."""
         ...
 
-    def record(self, graph_module: fx.GraphModule, wrt: Sequence[int]) -> Recorded | None:
-        """The graph with saved values; None if nothing it returns requires grad for `wrt`."""
+    def record(
+        self, graph_module: fx.GraphModule, wrt: Sequence[int], in_stages: bool = False
+    ) -> Recorded | None:
+        """The graph with saved values; None if nothing it returns requires grad for `wrt`.
+
+        `in_stages`: results can be differentiated with respect to each other.
+        """
         ...
 
     def reverse(self, recorded: Recorded, of: Sequence[int], wrt: Sequence[int]) -> Reversed:
@@ -265,7 +298,7 @@ class Compiled:
         if wrt not in sized.recordings:
             with compiling():
                 if wrt not in sized.recordings:
-                    recorded = self.builder.record(sized.graph_module, wrt)
+                    recorded = self.builder.record(sized.graph_module, wrt, True)
                     made = None if recorded is None else Recording(recorded, wrt, self.builder)
                     sized.recordings[wrt] = made
         return sized.recordings[wrt]
@@ -332,6 +365,8 @@ class _Kinds:
     """Outputs that are tensors without a history."""
     numbers: list[int]
     """Saved values that are no tensors."""
+    others: list[int]
+    """Outputs of other stages."""
 
 
 class _Kept:
@@ -351,7 +386,10 @@ class _Kept:
 
 
 class Recording:
-    """A graph with its backward graphs, for one choice of inputs that require grad."""
+    """A graph with its backward graphs, for one choice of inputs that require grad.
+
+    A graph in stages has those of each stage, in recordings of their own.
+    """
 
     def __init__(self, recorded: Recorded, wrt: tuple[int, ...], builder: Builder) -> None:
         self.recorded = recorded
@@ -364,16 +402,45 @@ class Recording:
         self._kinds: _Kinds | None = None
         self._forward: Executable | None = None
         self._backwards: dict[tuple[int, ...], list[_Backward]] = {}
-        self._backwards[recorded.first.of] = [self._made(recorded.first, self._sizing)]
+        if recorded.first.of:
+            self._backwards[recorded.first.of] = [self._made(recorded.first, self._sizing)]
+        self.stages: list[Recording] = []
+        if recorded.stages is not None:
+            levels = range(len(recorded.stages.uses))
+            self.stages = [_stage(recorded, level, builder) for level in levels]
 
     def __call__(self, inputs: Sequence[Any], sizes: Sizes) -> Sequence[Any]:
         # First, so that a device is at work while autograd takes note.
         with torch.no_grad():
             outputs = self.forward(inputs)
+        if self.recorded.stages is not None:
+            return self._in_stages(self.recorded.stages, list(inputs), list(outputs), sizes)
         with torch.enable_grad():
             traced = [inputs[index] for index in self.wrt]
             noted = _Node.apply(self, sizes, inputs, outputs, *traced)  # type: ignore[no-untyped-call]
         return noted[: self.recorded.results]  # type: ignore[no-any-return]
+
+    def _in_stages(
+        self, stages: Stages, inputs: list[Any], outputs: list[Any], sizes: Sizes
+    ) -> Sequence[Any]:
+        """The results, each with the history of its stage."""
+        count = len(inputs)
+        inputs += [None] * len(stages.cuts)
+        with torch.enable_grad():
+            for level, stage in enumerate(self.stages):
+                # Those of later stages are no outputs of this one, nor saved for it.
+                own = [n for n, each in enumerate(stages.levels) if each == level]
+                there = [
+                    v if n <= level else None for v, n in zip(outputs, stages.levels, strict=True)
+                ]
+                traced = [inputs[index] for index in stage.wrt]
+                noted = _Node.apply(stage, sizes, inputs, there, *traced)  # type: ignore[no-untyped-call]
+                for place in own:
+                    outputs[place] = noted[place]
+                for place, cut in enumerate(stages.cuts):
+                    if stages.levels[cut] == level:
+                        inputs[count + place] = outputs[cut]
+        return outputs[: self.recorded.results]
 
     def forward(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """All outputs, saved values included."""
@@ -387,17 +454,18 @@ class Recording:
     def _load(self) -> Executable:
         with compiling():
             if self._forward is None:
-                recorded = self.recorded
-                self._forward = self.builder.load(recorded.executed or recorded.graph_module)
+                self._forward = self.builder.load(self.recorded.runs)
             return self._forward
 
     def kinds(self, outputs: Sequence[Any], saved: Sequence[Any]) -> _Kinds:
         """Which of these are tensors, in this and in every call."""
         if self._kinds is None:
             history = self.recorded.history
+            own = self.recorded.own
             self._kinds = _Kinds(
-                [i for i in _tensors(outputs) if i not in history],
+                [i for i in _tensors(outputs) if i in own and i not in history],
                 sorted({*range(len(saved))} - {*_tensors(saved)}),
+                [i for i in range(len(outputs)) if i not in own],
             )
         return self._kinds
 
@@ -536,7 +604,10 @@ class _Node(torch.autograd.Function):
         for place in kinds.numbers:
             saved[place] = None
         ctx.save_for_backward(*saved)
-        return tuple(outputs)
+        returned = list(outputs)
+        for place in kinds.others:
+            returned[place] = None
+        return tuple(returned)
 
     # A frame that Dynamo compiles may call autograd, and this; it is no part of the user's program.
     @staticmethod
@@ -573,6 +644,22 @@ class _Node(torch.autograd.Function):
             for place in ready.made.zeros:
                 gradients[place] = zeros_for(*following[place])
         return (*_NO_TENSORS, *gradients)
+
+
+def _stage(recorded: Recorded, level: int, builder: Builder) -> Recording:
+    """One stage of a graph, whose inputs of interest are those that it depends on."""
+    stages = recorded.stages
+    assert stages is not None
+    own = frozenset(place for place, each in enumerate(stages.levels) if each == level)
+    stage = replace(
+        recorded,
+        differentiable=recorded.differentiable & own,
+        requiring=recorded.requiring & own,
+        first=replace(recorded.first, of=()),
+        stages=None,
+        of_stage=own,
+    )
+    return Recording(stage, tuple(sorted(stages.uses[level])), builder)
 
 
 # Gradients of what `_Node` is given besides tensors.

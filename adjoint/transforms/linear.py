@@ -76,7 +76,7 @@ class Linearized:
         self.wrt = tuple(range(len(self.inputs)))
         with tracer.paused(), outside_functorch():
             self.recorded = build.record(graph, self.wrt)
-        running = graph if self.recorded is None else self.recorded.graph_module
+        running = graph if self.recorded is None else self.recorded.runs
         self.outputs = list(evaluate(running, [*self.inputs, *self.lifted], captured=True))
         self.results = self.outputs[: len(tensors)]
         for tensor, value in zip(written, self.outputs[len(tensors) :], strict=False):

@@ -1,0 +1,194 @@
+"""Gradients between results of one compiled graph, and hooks on results, are eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor
+
+from adjoint.differentiate.stages import cut_at_results
+from tests.differentiation import bridged
+from tests.parity import leaf
+
+Results = tuple[Tensor, ...]
+
+
+def one_after_another(x: Tensor, y: Tensor) -> Results:
+    a = (x * y).sin()
+    b = (a @ x).tanh()
+    c = (b * a.sum() + y).exp()
+    return c.sum(), a, b
+
+
+def strained(x: Tensor, y: Tensor) -> Results:
+    strain = torch.zeros(3, 3, dtype=x.dtype) + x.sum() * 0
+    moved = x + x @ strain
+    return (moved.square() * y).sum(), strain
+
+
+def loss_and_logits(x: Tensor, y: Tensor) -> Results:
+    logits = x @ y
+    return torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2])), logits
+
+
+def side_by_side(x: Tensor, y: Tensor) -> Results:
+    h = x.sin() * y
+    one, other = h.cos(), h.exp()
+    return one, other, (one * other).sum(), h
+
+
+def with_an_input(x: Tensor, y: Tensor) -> Results:
+    h = x * y
+    return x, h, (h * x).sum()
+
+
+def one_result_twice(x: Tensor, y: Tensor) -> Results:
+    h = x * y
+    return h, h, (h * h).sum()
+
+
+def written_to(x: Tensor, y: Tensor) -> Results:
+    h = x * y
+    before = h + 1
+    h.mul_(2)
+    return before, h, (h * before).sum()
+
+
+def detached_between(x: Tensor, y: Tensor) -> Results:
+    h = x * y
+    return h, (h.detach() * x).sum(), (h * x).sum()
+
+
+PROGRAMS = [
+    one_after_another,
+    strained,
+    loss_and_logits,
+    side_by_side,
+    with_an_input,
+    one_result_twice,
+    written_to,
+    detached_between,
+]
+
+
+def both(
+    program: Callable[..., Results], use: Callable[[Results, Tensor, Tensor], Any]
+) -> tuple[Any, Any]:
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        x, y = leaf(3, 3), leaf(3, 3)
+        run = bridged(program, x, y) if compiled else program
+        found.append(use(tuple(run(x, y)), x, y))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_each_result_with_respect_to_each(program: Callable[..., Results]) -> None:
+    def use(results: Results, x: Tensor, y: Tensor) -> list[Any]:
+        found: list[Any] = []
+        for head in results:
+            for other in (*results, x, y):
+                given = torch.autograd.grad(
+                    (head * head).sum(), other, create_graph=True, allow_unused=True
+                )
+                found += given
+                if given[0] is not None and given[0].requires_grad:
+                    again = (*results, x, y)
+                    found += torch.autograd.grad(
+                        given[0].sin().sum(), again, retain_graph=True, allow_unused=True
+                    )
+        return found
+
+    eager, compiled = both(program, use)
+    assert [each is None for each in compiled] == [each is None for each in eager]
+    torch.testing.assert_close(compiled, eager)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_hooks_and_retained_gradients(program: Callable[..., Results]) -> None:
+    def use(results: Results, x: Tensor, y: Tensor) -> list[Any]:
+        seen: dict[int, list[Any]] = {}
+        for place, each in enumerate(results):
+            if each.is_leaf:
+                continue
+            each.retain_grad()
+            if place == 1:
+                # What it returns flows on.
+                each.register_hook(lambda gradient: gradient * 3)
+            each.register_hook(seen.setdefault(place, []).append)
+        torch.stack([each.sum() for each in results]).prod().backward()
+        return [seen, *(each.grad for each in (*results, x, y))]
+
+    eager, compiled = both(program, use)
+    torch.testing.assert_close(compiled, eager)
+
+
+def test_a_hook_that_is_removed_and_one_on_a_node() -> None:
+    def use(results: Results, x: Tensor, y: Tensor) -> list[Any]:
+        head, middle = results
+        middle.register_hook(lambda gradient: gradient * 100).remove()
+        assert middle.grad_fn is not None
+        middle.grad_fn.register_prehook(
+            lambda given: tuple(g if g is None else g * 2 for g in given)
+        )
+        return list(torch.autograd.grad(head, (x, y)))
+
+    def program(x: Tensor, y: Tensor) -> Results:
+        a = (x * y).sin()
+        return a.exp().sum(), a
+
+    eager, compiled = both(program, use)
+    torch.testing.assert_close(compiled, eager)
+
+
+def test_written_to_outside() -> None:
+    def use(results: Results, x: Tensor, y: Tensor) -> list[Any]:
+        total, middle, last = results
+        middle.register_hook(lambda gradient: gradient * 2)
+        last.mul_(2)
+        return list(torch.autograd.grad(last.sum() + total, (x, y, last), allow_unused=True))
+
+    def program(x: Tensor, y: Tensor) -> Results:
+        a = x * y
+        b = a + y
+        return b.sum(), a, b
+
+    eager, compiled = both(program, use)
+    torch.testing.assert_close(compiled, eager)
+
+
+def test_what_runs_is_one_program() -> None:
+    x, y = leaf(3, 3), leaf(3, 3)
+    compiled = bridged(one_after_another, x, y)
+    compiled(x, y)
+    (recording,) = compiled.graph.recordings()
+    assert len(recording.stages) == 3
+    inputs = recording.recorded.runs.graph.find_nodes(op="placeholder")
+    assert len(inputs) == 2
+
+
+def test_results_that_stand_alone_are_not_cut() -> None:
+    def program(x: Tensor, y: Tensor) -> Results:
+        return x.sin(), (x * y).sum(), y.detach() * 2
+
+    x, y = leaf(3, 3), leaf(3, 3)
+    captured = bridged(program, x, y).captured.graph_module
+    assert cut_at_results(captured, (0, 1)) == (captured, ())
+
+
+def test_the_stress_of_a_compiled_module() -> None:
+    torch._dynamo.reset()
+
+    def use(results: Results, x: Tensor, y: Tensor) -> Any:
+        return torch.autograd.grad(results[0], (results[1], x))
+
+    torch.manual_seed(0)
+    x, y = leaf(3, 3), leaf(3, 3)
+    expected = use(strained(x, y), x, y)
+    compiled = torch.compile(strained, backend="adjoint", fullgraph=True)
+    torch.testing.assert_close(use(compiled(x, y), x, y), expected)
