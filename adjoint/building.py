@@ -29,8 +29,9 @@ from adjoint.partition.split import Backward, Forward, NotSaved, Split, narrowed
 from adjoint.programs import Programs, evaluate_taking
 from adjoint.progress import PROGRESS
 from adjoint.rules.registry import COMPOSITIONS
-from adjoint.runtime.bridge import Compiled, Executable, Recorded, Reversed, Stages
+from adjoint.runtime.bridge import Compiled
 from adjoint.runtime.calling import Graph
+from adjoint.runtime.recorded import Executable, Recorded, Reversed, Stages
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import FakeTensor, fake_mode_of

@@ -45,7 +45,7 @@ def cut_at_results(
         # A value stands for one node.
         with fake_mode_of(graph_module), torch.no_grad():
             entering[node].meta = {"val": node.meta["val"].detach(), "mode": Mode()}
-        set_descriptor(entering[node], EarlierResult(described[place]))
+        set_descriptor(entering[node], EarlierResult(described[place]))  # type: ignore[arg-type]
     returned: dict[fx.Node, fx.Node] = {}
     for node in graph_module.graph.nodes:
         if node.op == "placeholder":

@@ -23,7 +23,7 @@ from adjoint.graph.metadata import (
 )
 from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.optimize.cse import merge_common_subexpressions
-from adjoint.runtime.bridge import Reversed
+from adjoint.runtime.recorded import Reversed
 from adjoint.torch_private import trees
 from adjoint.torch_private.modes import outside_functorch
 from adjoint.trace.subgraph import Body

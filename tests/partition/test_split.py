@@ -15,7 +15,7 @@ from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import input_descriptors, output_descriptors, outputs_of
 from adjoint.options import Options
 from adjoint.partition.split import FEW_TERMS, is_cheap, is_free, narrowed
-from adjoint.runtime.bridge import Recorded
+from adjoint.runtime.recorded import Recorded
 from tests.control_flow import cond, scan
 from tests.parity import leaf, plain
 

@@ -15,7 +15,8 @@ import adjoint
 from adjoint.building import Build
 from adjoint.options import Options
 from adjoint.runtime import bridge
-from adjoint.runtime.bridge import Compiled, Recorded, Reversed
+from adjoint.runtime.bridge import Compiled
+from adjoint.runtime.recorded import Executable, Recorded, Reversed
 from tests.differentiation import Bridged, bridged, check
 from tests.parity import leaf, plain
 
@@ -502,7 +503,7 @@ def test_a_backward_graph_releases_saved_values_as_it_goes() -> None:
     alive: list[int] = []
 
     class Watched(Build):
-        def load(self, graph_module: torch.fx.GraphModule) -> bridge.Executable:
+        def load(self, graph_module: torch.fx.GraphModule) -> Executable:
             run = super().load(graph_module)
 
             def watching(inputs: list[Any]) -> Sequence[Any]:

@@ -10,7 +10,7 @@ import torch
 import torch._dynamo
 from torch import Tensor
 
-from adjoint.differentiate.stages import cut_at_results
+from adjoint.differentiate.stages import cut_at_results, joined, stages_of
 from tests.differentiation import bridged
 from tests.parity import leaf
 
@@ -93,7 +93,7 @@ def test_each_result_with_respect_to_each(program: Callable[..., Results]) -> No
         found: list[Any] = []
         for head in results:
             for other in (*results, x, y):
-                given = torch.autograd.grad(
+                given: tuple[Tensor | None, ...] = torch.autograd.grad(
                     (head * head).sum(), other, create_graph=True, allow_unused=True
                 )
                 found += given
@@ -192,3 +192,17 @@ def test_the_stress_of_a_compiled_module() -> None:
     expected = use(strained(x, y), x, y)
     compiled = torch.compile(strained, backend="adjoint", fullgraph=True)
     torch.testing.assert_close(use(compiled(x, y), x, y), expected)
+
+
+def test_a_cut_graph_in_one_piece_again() -> None:
+    x, y = leaf(3, 3), leaf(3, 3)
+    captured = bridged(one_after_another, x, y).captured.graph_module
+    cut, cuts = cut_at_results(captured, (0, 1))
+    assert cuts == (1, 2)
+    levels, uses = stages_of(cut, (0, 1, 2, 3), cuts)
+    assert levels == (2, 0, 1)
+    assert uses == (frozenset({0, 1}), frozenset({0, 2}), frozenset({1, 2, 3}))
+    whole = joined(cut, cuts)
+    assert [str(n.target) for n in whole.graph.nodes] == [
+        str(n.target) for n in captured.graph.nodes
+    ]
