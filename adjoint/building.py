@@ -14,6 +14,7 @@ from torch import fx
 from adjoint.differentiate.activity import active_nodes, is_unrecorded_view, requiring_nodes
 from adjoint.differentiate.stages import cut_at_results, joined, stages_of
 from adjoint.differentiate.sweep import Sweep, order_of_program
+from adjoint.errors import DifferentiationError
 from adjoint.graph.boundary import attempted, differentiating, place_of_graph
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import outputs_of
@@ -34,7 +35,7 @@ from adjoint.runtime.calling import Graph
 from adjoint.runtime.recorded import Executable, Recorded, Reversed, Stages
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
-from adjoint.torch_private.fake import FakeTensor, fake_mode_of
+from adjoint.torch_private.fake import DATA_DEPENDENT, FakeTensor, fake_mode_of
 from adjoint.torch_private.graph_modules import module_of
 from adjoint.torch_private.modes import as_if_alone, is_traceable_wrapper_subclass
 
@@ -93,7 +94,7 @@ class Build:
             graph_module, cuts = cut_at_results(graph_module, wrt)
             count = len(graph_module.graph.find_nodes(op="placeholder"))
             wrt = [*wrt, *range(count - len(cuts), count)]
-        sweep, joint = self._joint(graph_module, results, wrt)
+        sweep, joint = self._joint_where_it_can(graph_module, results, wrt)
         opened, parts = open_softmax(joint.graph)
         sweep.keep_copies(opened, joint.graph)
         split = Split(joint, sweep.order)
@@ -122,7 +123,7 @@ class Build:
             forward.inputs,
             forward.outputs,
             differentiable,
-            _reversed(sweep, backward, results),
+            _reversed(sweep, backward, sweep.of),
             frozenset(requiring) - differentiable,
             executed,
             stages,
@@ -206,7 +207,8 @@ class Build:
     ) -> tuple[list[fx.Node], set[fx.Node]]:
         """What the derivative of the saved values themselves needs, and what it reaches."""
         primal, made_of = close_softmax(forward.graph_module)
-        sweep, joint = self._joint(primal, _differentiable_outputs(primal, wrt), wrt)
+        of = _differentiable_outputs(primal, wrt)
+        sweep, joint = self._joint_where_it_can(primal, of, wrt)
         # A sweep expands its graph, unless that has been expanded before.
         origins = {
             copy: forward.origins[made_of[node]]
@@ -219,6 +221,30 @@ class Build:
             [origins[node] for node in needed if node in origins],
             {origins[node] for node in reached if node in origins},
         )
+
+    def _joint_where_it_can(
+        self, graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]
+    ) -> tuple[Sweep, fx.GraphModule]:
+        """The joint graph for those of the outputs `of` that have a derivative.
+
+        For the others there is an error when a cotangent arrives, as there is in eager torch.
+        """
+        try:
+            return self._joint(graph_module, of, wrt)
+        except DifferentiationError as error:
+            depends_on_data = isinstance(error.__cause__, DATA_DEPENDENT)
+            kept = [] if depends_on_data else [n for n in of if self._can(graph_module, n, wrt)]
+            if not kept:
+                raise
+        return self._joint(graph_module, kept, wrt)
+
+    def _can(self, graph_module: fx.GraphModule, output: int, wrt: Sequence[int]) -> bool:
+        """The output can be differentiated."""
+        try:
+            self._joint(graph_module, [output], wrt)
+        except DifferentiationError:
+            return False
+        return True
 
     def _joint(
         self, graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]

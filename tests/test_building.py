@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 
 import adjoint
 from adjoint.building import Build
+from adjoint.errors import DifferentiationError
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.lower.planning import lower
@@ -208,3 +209,28 @@ def test_values_written_where_a_mask_says_through_dynamo() -> None:
             )
             torch.testing.assert_close(mine, theirs)
             found, wanted = (torch.stack([g.sum() for g in each]).sum() for each in (mine, theirs))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: ((x * torch.heaviside(x, torch.tensor(0.0)).detach()).sum(), x * 2),
+        lambda x: (x.sin().sum(), x // 0.5),
+    ],
+)
+def test_a_missing_derivative_is_an_error_only_when_it_is_needed(function: Any) -> None:
+    x = torch.linspace(-1, 1, 5).requires_grad_()
+    expected = function(x)
+    compiled = torch.compile(function, backend="adjoint")(x)
+    assert [each.requires_grad for each in compiled] == [each.requires_grad for each in expected]
+    torch.testing.assert_close(
+        torch.autograd.grad(compiled[0], x, retain_graph=True),
+        torch.autograd.grad(expected[0], x, retain_graph=True),
+    )
+
+
+def test_a_missing_derivative_that_is_needed() -> None:
+    x = torch.linspace(-1, 1, 5).requires_grad_()
+    _, steps = torch.compile(lambda x: (x.sin(), x // 0.5), backend="adjoint")(x)
+    with pytest.raises(DifferentiationError, match="floor_divide"):
+        steps.sum().backward()
