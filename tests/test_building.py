@@ -221,7 +221,7 @@ def test_values_written_where_a_mask_says_through_dynamo() -> None:
 def test_a_missing_derivative_is_an_error_only_when_it_is_needed(function: Any) -> None:
     x = torch.linspace(-1, 1, 5).requires_grad_()
     expected = function(x)
-    compiled = torch.compile(function, backend="adjoint")(x)
+    compiled = torch.compile(function, backend="adjoint")(x)  # type: ignore[no-untyped-call]
     assert [each.requires_grad for each in compiled] == [each.requires_grad for each in expected]
     torch.testing.assert_close(
         torch.autograd.grad(compiled[0], x, retain_graph=True),
@@ -231,6 +231,10 @@ def test_a_missing_derivative_is_an_error_only_when_it_is_needed(function: Any) 
 
 def test_a_missing_derivative_that_is_needed() -> None:
     x = torch.linspace(-1, 1, 5).requires_grad_()
-    _, steps = torch.compile(lambda x: (x.sin(), x // 0.5), backend="adjoint")(x)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.sin(), x // 0.5
+
+    _, steps = torch.compile(function, backend="adjoint")(x)
     with pytest.raises(DifferentiationError, match="floor_divide"):
         steps.sum().backward()

@@ -224,10 +224,13 @@ def pow_scalar(cotangent: Any, out: Any, x: Any, exponent: Any) -> Any:
 
 @vjp(aten.pow.Tensor_Tensor)
 def pow_tensor(cotangent: Any, out: Any, x: Any, exponent: Any) -> Any:
-    """g e x^(e - 1) and g out log(x); zero for e = 0, and for 0^e with e >= 0."""
+    """g e x^(e - 1) and g out log(x); zero for e = 0, and for 0^e with e >= 0.
+
+    What is masked is the factor: forward mode multiplies a tangent by it.
+    """
     return (
-        lambda: torch.where(
-            exponent == 0, 0, cotangent * _conjugate(exponent * x.pow(exponent - 1))
+        lambda: (
+            cotangent * _conjugate(torch.where(exponent == 0, 0, exponent * x.pow(exponent - 1)))
         ),
         lambda: _exponent_cotangent(cotangent, out, x, exponent),
     )
@@ -249,7 +252,8 @@ def _exponent_cotangent(
 ) -> torch.Tensor:
     real = exponent.real if exponent.is_complex() else exponent
     vanishes = (x == 0) & (real >= 0)
-    return torch.where(vanishes, 0, cotangent * _conjugate(out * x.log()))
+    factor: torch.Tensor = _conjugate(torch.where(vanishes, 0, out * x.log()))
+    return cotangent * factor
 
 
 @vjp(aten.atan2.default)

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import torch
 
+import adjoint
 from adjoint.rules.pointwise import PARTIALS, RECIPROCALS
 from tests.differentiation import bridged, check
 from tests.rules.rows import Domain, Row, agrees, has_rule, real, targets
@@ -143,3 +144,11 @@ def test_derivatives_of_a_power_end_where_eagers_do(exponent: int) -> None:
     mine, eagers = orders(bridged(power, example)), orders(power)
     assert len(mine) == len(eagers) == exponent + 2
     torch.testing.assert_close(mine, eagers)
+
+
+def test_powers_along_their_exponents_at_zero() -> None:
+    zero, two = torch.zeros(2, dtype=torch.float64), torch.full((2,), 2.0, dtype=torch.float64)
+    for function, at in ((lambda p: zero**p, two), (lambda x: x**zero, zero)):
+        for transform in (torch.func.jvp, adjoint.jvp):
+            slope = transform(function, (at,), (two,))[1]
+            torch.testing.assert_close(slope, zero)
