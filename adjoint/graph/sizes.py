@@ -110,12 +110,21 @@ def resized(graph_module: fx.GraphModule, sizes: Sizes) -> tuple[fx.GraphModule,
     new = symbols.anew(fake_mode.shape_env, sizes)
     with general_shapes(), symbols.assumptions(fake_mode.shape_env):
         copy = _copied(graph_module, fake_mode, new)
-    return copy, {symbol: symbols.written(number) for symbol, number in new.items()}
+    written = {symbol: symbols.written(number) for symbol, number in new.items()}
+    return copy, {s: sympy.Integer(sizes.get(s, 0)) if e is None else e for s, e in written.items()}
 
 
 def renamed(sizes: Sizes, names: Renaming | None) -> Sizes:
     """`sizes` in terms of the symbols of a resized graph; None: of the graph itself."""
-    return sizes if names is None else {names[symbol]: size for symbol, size in sizes.items()}
+    if names is None:
+        return sizes
+    found: Sizes = {}
+    for symbol, size in sizes.items():
+        name = names.get(symbol, symbol)
+        # Several symbols may be one number; one that is another must show.
+        if name not in found or size != name:
+            found[name] = size
+    return found
 
 
 def _copied(

@@ -19,6 +19,7 @@ from torch._dispatch.python import enable_python_dispatcher, no_python_dispatche
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from adjoint.torch_private import symbols, trees
+from adjoint.torch_private.fake import reads_missing_data
 from adjoint.torch_private.operators import OpOverload
 
 aten = torch.ops.aten
@@ -134,8 +135,13 @@ def _chosen(op: OpOverload, definition: Callable[..., Any]) -> Callable[..., Any
         try:
             with no_python_dispatcher(), _deferring_checks(op):
                 return op(*args, **kwargs)
+        except RuntimeError as error:
+            # A definition in Python asks for numbers by an op, which may be captured.
+            if not reads_missing_data(error):
+                raise
         finally:
             inside.reset(token)
+        return general(*args, **kwargs)
 
     return run
 

@@ -42,7 +42,13 @@ def compiling() -> Iterator[None]:
         yield
 
 
-_FAILURES = (exc.TorchRuntimeError, exc.BackendCompilerFailed, exc.Unsupported, exc.UserError)
+_FAILURES = (
+    exc.TorchRuntimeError,
+    exc.BackendCompilerFailed,
+    exc.Unsupported,
+    exc.UserError,
+    exc.InternalTorchDynamoError,
+)
 
 # Graph breaks, and what else Dynamo says to itself or to the user.
 DynamoError = exc.TorchDynamoException
@@ -60,6 +66,8 @@ def fresh_fakes(
     if context is None or context.fake_mode is None:
         return None, []
     shape_env = context.fake_mode.shape_env
+    if will_be_tried_again() and any(map(_has_size_nothing, examples)):
+        raise SpecializationNeeded("an input is empty: its size is no ordinary one")
     mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=False)
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     fakes: list[Any] = list(examples)
@@ -83,6 +91,20 @@ def fresh_fakes(
             source=getattr(symbolic, "tensor_source", None),
         )
     return mode, fakes
+
+
+class SpecializationNeeded(RuntimeError):
+    """The frame has to be compiled for the sizes 0 and 1 that it was called with.
+
+    Torch computes strides and extents of what is empty otherwise than its own expressions for
+    them, in which a symbol stands for two or more.
+    """
+
+
+def _has_size_nothing(example: Any) -> bool:
+    """Some symbolic size of an input was 0 in the call that is compiled."""
+    sizes = example.shape if isinstance(example, torch.Tensor) else [example]
+    return any(isinstance(size, torch.SymInt) and size.node.hint == 0 for size in sizes)
 
 
 def _is_view(example: Any) -> bool:

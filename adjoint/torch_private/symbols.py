@@ -166,12 +166,17 @@ def written(size: Any) -> sympy.Basic | None:
 
 def anew(shape_env: ShapeEnv, sizes: dict[sympy.Symbol, int]) -> dict[sympy.Symbol, Any]:
     """For each symbol, one of `shape_env` that stands for the same size, of which nothing is known
-    but that it is the one given here.
+    but that it is the one given here; 0 is itself.
+
+    Torch computes strides and extents of what is empty otherwise than its own expressions for them.
     """
     from torch._dynamo.source import ConstantSource
 
     made: dict[sympy.Symbol, Any] = {}
     for symbol, size in sizes.items():
+        if size == 0 or symbol.is_Integer:
+            made[symbol] = size
+            continue
         source = ConstantSource(f"anew_{symbol}")
         expr = shape_env.create_symbol(
             size, source, DimDynamic.DYNAMIC, positive=bool(symbol.is_positive) or None
@@ -182,6 +187,9 @@ def anew(shape_env: ShapeEnv, sizes: dict[sympy.Symbol, int]) -> dict[sympy.Symb
 
 def violated(expressions: Iterable[sympy.Basic], sizes: dict[sympy.Symbol, int]) -> str | None:
     """The first of `expressions` that does not hold for `sizes`; others it says nothing of."""
+    for symbol, size in sizes.items():
+        if symbol.is_Integer and int(symbol) != size:
+            return f"a size is {symbol}"
     for expr in expressions:
         if expr.free_symbols <= sizes.keys() and not evaluate(expr, dict(sizes)):
             return str(expr)
@@ -266,6 +274,11 @@ def is_unknown_number(value: Any) -> bool:
     if not isinstance(value, torch.SymInt):
         return False
     return any(map(is_unknown, symbols_of(expression(value))))
+
+
+def has_new_symbols(view: Any, viewed: torch.Tensor) -> bool:
+    """A size or offset of `view` depends on data, and nothing of `viewed` says it."""
+    return bool(free_unbacked_symbols(view) - free_unbacked_symbols(viewed))
 
 
 def unknown_number(shape_env: ShapeEnv) -> torch.SymInt:

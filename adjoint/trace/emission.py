@@ -213,12 +213,15 @@ class Emitter:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         mode: Mode | None = None,
+        value: Any = None,
     ) -> fx.Node:
         """A view of `node`; of a contiguous copy of it if its strides do not allow the view.
 
         A functional value may lie in memory otherwise than the tensor it stands for.
         """
         numbers, named = self.number_nodes(args), self.number_nodes(kwargs)
+        if value is not None:
+            return self.call(op, (node, *numbers), named, mode, value)
         try:
             value = self.evaluate(op, (node, *numbers), named)
         except (RuntimeError, ValueError):

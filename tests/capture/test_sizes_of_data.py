@@ -1,0 +1,57 @@
+"""Sizes that only a run knows, and sizes of nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor
+
+from tests.parity import Route, check, leaf
+
+# Of a tensor of twelve and a number in a tensor.
+BY_A_TENSOR: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "narrow": lambda x, n: x.narrow(0, n, 2).sin(),
+    "narrow_written": lambda x, n: x.clone().narrow(0, n, 2).mul_(2),
+    "slice_to": lambda x, n: x[: n.item()].sin(),
+    "slice_from": lambda x, n: x[n.item() :].sin().sum(),
+    "select": lambda x, n: x.select(0, n.item()).sin(),  # type: ignore[arg-type]
+    "tensor_split": lambda x, n: x.tensor_split(torch.stack([n, n + 2]))[1].sin(),
+    "zeros": lambda x, n: torch.zeros(n.item()).sum() + x,  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", BY_A_TENSOR)
+def test_a_size_or_place_that_is_read_from_a_tensor(name: str) -> None:
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        check(BY_A_TENSOR[name], lambda: (leaf(12), torch.tensor(3)), Route.DYNAMO)
+
+
+EMPTY: dict[str, Callable[[Tensor], Tensor]] = {
+    "prod": lambda x: x.prod(0),
+    "stack": lambda x: torch.stack([x, x]),
+    "einsum": lambda x: torch.einsum("bi,bj->ij", x, x),
+    "mean": lambda x: x.mean(1),
+    "cumsum": lambda x: x.cumsum(0).sin(),
+    "difference": lambda x: x[:, None] - x[None],
+}
+
+
+@pytest.mark.parametrize("sizes", [(0, 5, 0, 1), (4, 0, 1, 3)], ids=str)
+@pytest.mark.parametrize("name", EMPTY)
+def test_batches_of_none_and_one_among_others(name: str, sizes: tuple[int, ...]) -> None:
+    function = EMPTY[name]
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="adjoint", dynamic=True, fullgraph=True)
+    for size in sizes:
+        mine, theirs = (leaf(size, 3) for _ in range(2))
+        with torch.no_grad():
+            mine.copy_(theirs)
+        expected, actual = function(theirs), compiled(mine)
+        torch.testing.assert_close(actual, expected)
+        (want,) = torch.autograd.grad(expected.sin().sum(), theirs)
+        (got,) = torch.autograd.grad(actual.sin().sum(), mine)
+        torch.testing.assert_close(got, want)
