@@ -49,6 +49,7 @@ from adjoint.trace import aliasing, geometry
 from adjoint.trace.aliasing import Alias, Link, version
 from adjoint.trace.moves import Assigned, Moved
 from adjoint.trace.tracer import Tracer
+from adjoint.trace.views import Spread
 
 aten = torch.ops.aten
 
@@ -354,6 +355,8 @@ class Results:
                 assert chain[-1].place is not None
                 steps = [self._window(made.place, chain[-1].place)]
                 break
+            if isinstance(alias.step, Spread):
+                continue
             steps.append(self._replay(alias, in_place=alias.tensor is made.tensor))
         if any(alias.starts_family for alias in chain[:-1]):
             steps += self._own_history(made)
@@ -397,6 +400,8 @@ class Results:
         step, before = alias.step, alias.moved_from
         assert step is not None
         args: Any = step.args
+        if alias.parent is not None and isinstance(alias.parent.step, Spread):
+            before = alias.parent.parent
         if before is not None and before is not alias.parent:
             assert alias.place is not None
             assert before.place is not None

@@ -13,6 +13,7 @@ from torch import fx
 from adjoint.loops.expressions import Apply, Expression, Name, walk
 from adjoint.loops.operators import COSTLY
 from adjoint.loops.show import identity_of
+from adjoint.lower.calls import is_view
 from adjoint.lower.definitions import (
     CONSTANTS,
     Bound,
@@ -57,9 +58,12 @@ def strides_of(node: fx.Node) -> tuple[Size, ...]:
     """Those that kernels take for granted.
 
     An input that was expanded when it was captured, as a cotangent often is, may be any other in
-    the next call; no copy could be laid out as it was.
+    the next call; no copy could be laid out as it was.  A view that is called for repeats elements
+    as its fake does.
     """
     shape, strides = shape_of(node), sizes(node.meta["val"].stride())
+    if is_view(node):
+        return strides
     if any(stride == 0 and not is_one(size) for stride, size in zip(strides, shape, strict=True)):
         return row_major(shape)
     return strides

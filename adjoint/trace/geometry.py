@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
@@ -14,7 +16,7 @@ from adjoint.torch_private import symbols
 from adjoint.torch_private.fake import storage_key
 from adjoint.trace.aliasing import Alias, Link
 from adjoint.trace.emission import Emitter
-from adjoint.trace.views import ViewStep
+from adjoint.trace.views import Spread, ViewStep, shows_one_place_twice
 
 aten = torch.ops.aten
 
@@ -129,6 +131,10 @@ def _window(flat: Alias, tensor: torch.Tensor, mode: Mode) -> ViewStep:
     first = tensor.storage_offset() - start
     if tensor.numel() > 0 and (first < 0 or first + extent(tensor) > count):
         raise outside()
+    if isinstance(flat.step, Spread):
+        assert root.place is not None
+        if not (is_static(root.place) and is_static(tensor) and covers(root.place, tensor)):
+            raise outside()
     place = (list(tensor.shape), list(tensor.stride()), first)
     return ViewStep(aten.as_strided.default, place, {}, None, mode)
 
@@ -163,13 +169,11 @@ def _flattened(root: Alias) -> Alias:
         # Its strides are those of nothing, so that the graph is for nothing alone.
         order = list(range(shown.dim()))
     if order is None:
-        raise CaptureError(
-            "a strided view of memory",
-            f"the tensor that owns it has gaps (size {tuple(shown.shape)}, "
-            f"stride {shown.stride()})",
-            "pass a contiguous tensor",
-            user_line(),
+        place = (extent(shown), list(shown.shape), list(shown.stride()))
+        spread = Spread(
+            aten.as_strided.default, (*place, shows_one_place_twice(shown)), {}, None, Mode()
         )
+        return Alias(root.storage, None, root, spread, link=Link.FAMILY)
     alias = root
     if order != list(range(len(order))):
         permute = ViewStep(aten.permute.default, (order,), {}, None, Mode())
@@ -219,3 +223,34 @@ def dtype_of(flat: Alias) -> torch.dtype:
     dtype = root.dtype if root.place is None else root.place.dtype
     assert dtype is not None
     return dtype
+
+
+def covers(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """All that `other` shows of their memory `one` shows as well; true where sizes are symbols."""
+    if not (is_static(one) and is_static(other)) or other.numel() == 0:
+        return True
+    (start, stop), (begin, end) = range_of(one), range_of(other)
+    if begin < start or end > stop:
+        return False
+    shown = np.zeros(stop - start, dtype=np.bool_)
+    place_in(shown, one, start)[...] = True
+    return bool(place_in(shown, other, start).all())
+
+
+def place_in(memory: Any, tensor: torch.Tensor, first: int) -> Any:
+    """What `tensor` shows of `memory`, a byte for each byte from the `first` on."""
+    size = tensor.dtype.itemsize
+    start = tensor.storage_offset() * size - first
+    steps = (*(step * size for step in tensor.stride()), 1)
+    return np.lib.stride_tricks.as_strided(memory[start:], (*tensor.shape, size), steps)
+
+
+def is_static(tensor: torch.Tensor) -> bool:
+    place = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+    return all(isinstance(each, int) for each in place)
+
+
+def range_of(tensor: torch.Tensor) -> tuple[Any, Any]:
+    first = tensor.storage_offset()
+    size = tensor.dtype.itemsize
+    return first * size, (first + extent(tensor)) * size

@@ -15,7 +15,7 @@ import torch
 
 from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.operators import OpOverload
-from adjoint.trace.geometry import dense_order, extent, same_place
+from adjoint.trace.geometry import dense_order, is_static, place_in, range_of, same_place
 from adjoint.trace.views import shows_one_place_twice
 
 # These write one value to all places, or each place from itself, so that eager lets them be.
@@ -68,7 +68,7 @@ def _touch(one: torch.Tensor, other: torch.Tensor) -> bool:
     """They may have elements in common."""
     if storage_key(one) != storage_key(other):
         return False
-    (start, stop), (begin, end) = _range(one), _range(other)
+    (start, stop), (begin, end) = range_of(one), range_of(other)
     return bool(start < end and begin < stop)
 
 
@@ -97,45 +97,14 @@ def overlap_in_part(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Two tensors have elements in common, but are not the same elements in one order."""
     if one is other or storage_key(one) is None or storage_key(one) != storage_key(other):
         return False
-    if not (_is_static(one) and _is_static(other)) or same_place(one, other):
+    if not (is_static(one) and is_static(other)) or same_place(one, other):
         return False
-    (start, stop), (begin, end) = _range(one), _range(other)
+    (start, stop), (begin, end) = range_of(one), range_of(other)
     if not (start < end and begin < stop):
         return False
     if dense_order(one) is not None and dense_order(other) is not None:
         return True
     first, last = min(start, begin), max(stop, end)
     touched = np.zeros(last - first, dtype=np.bool_)
-    _bytes(touched, one, first)[...] = True
-    return bool(_bytes(touched, other, first).any())
-
-
-def covers(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """All that `other` shows of their memory `one` shows as well; true where sizes are symbols."""
-    if not (_is_static(one) and _is_static(other)) or other.numel() == 0:
-        return True
-    (start, stop), (begin, end) = _range(one), _range(other)
-    if begin < start or end > stop:
-        return False
-    shown = np.zeros(stop - start, dtype=np.bool_)
-    _bytes(shown, one, start)[...] = True
-    return bool(_bytes(shown, other, start).all())
-
-
-def _bytes(memory: Any, tensor: torch.Tensor, first: int) -> Any:
-    """What `tensor` shows of `memory`, a byte for each byte from the `first` on."""
-    size = tensor.dtype.itemsize
-    start = tensor.storage_offset() * size - first
-    steps = (*(step * size for step in tensor.stride()), 1)
-    return np.lib.stride_tricks.as_strided(memory[start:], (*tensor.shape, size), steps)
-
-
-def _is_static(tensor: torch.Tensor) -> bool:
-    place = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
-    return all(isinstance(each, int) for each in place)
-
-
-def _range(tensor: torch.Tensor) -> tuple[Any, Any]:
-    first = tensor.storage_offset()
-    size = tensor.dtype.itemsize
-    return first * size, (first + extent(tensor)) * size
+    place_in(touched, one, first)[...] = True
+    return bool(place_in(touched, other, first).any())

@@ -417,7 +417,7 @@ class Tracer(TorchDispatchMode):
             if result.untyped_storage().nbytes() > memory:
                 # Eager refuses it; fakes let their memory grow.
                 raise geometry.outside()
-            if parent.has_history and not overlap.covers(args[0], result):
+            if parent.has_history and not geometry.covers(args[0], result):
                 raise self.unsupported(
                     "as_strided", "it shows what its tensor does not, where no gradient would flow"
                 )
@@ -432,12 +432,16 @@ class Tracer(TorchDispatchMode):
             )
             self.scope.add(result, alias)
             return result
-        node = self.emitter.view(op, viewed, numbers, named, mode)
+        # Run once more, the op would make other symbols for sizes that it does not know.
+        value = result if symbols.has_new_symbols(result, args[0]) else None
+        node = self.emitter.view(op, viewed, numbers, named, mode, value)
         several = isinstance(result, (tuple, list))
         for index, output in enumerate(result if several else [result]):
             step = ViewStep(op, numbers, named, index if several else None, mode)
             alias = self.scope.add(output, Alias(parent.storage, output, parent, step))
             alias.node = self.emitter.item(node, index) if several else node
+            if value is not None:
+                self.emitter.bind_symbols(alias.node, output)
         return result
 
     def unsupported(self, construct: str, why: str) -> CaptureError:

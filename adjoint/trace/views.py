@@ -34,12 +34,58 @@ class ViewStep:
         return node if self.output is None else emitter.item(node, self.output)
 
 
+@dataclass(frozen=True, eq=False)
+class Spread(ViewStep):
+    """All memory from the first element that a tensor shows to its last, as one axis.
+
+    What lies in the gaps of the tensor is no part of its value, and is 0 here.
+    """
+
+    def emit(self, emitter: Emitter, viewed: fx.Node, mode: Mode) -> fx.Node:
+        extent, _, _, repeats = self.args
+        value = viewed.meta["val"]
+        options = {"dtype": value.dtype, "device": value.device}
+        places = emitter.reshape(self._places(emitter, value.device), [-1], Mode())
+        new = emitter.reshape(viewed, [-1], mode)
+        nothing = emitter.call(aten.zeros.default, ([extent],), options, Mode())
+        repeats &= value.is_floating_point() or value.is_complex()
+        if repeats:
+            # Of elements in one place each has its share of the gradient, as eager has it.
+            ones = emitter.call(aten.ones.default, ([places.meta["val"].numel()],), options, Mode())
+            counts = emitter.call(
+                aten.index_put.default, (nothing, [places], ones, True), {}, Mode()
+            )
+            shares = emitter.call(aten.index.Tensor, (counts, [places]), {}, Mode())
+            new = emitter.call(aten.div.Tensor, (new, shares), {}, mode)
+        return emitter.call(aten.index_put.default, (nothing, [places], new, repeats), {}, mode)
+
+    def _places(self, emitter: Emitter, device: torch.device) -> fx.Node:
+        """Where in the memory each element of the tensor is."""
+        _, shape, stride, _ = self.args
+        options = {"dtype": torch.int64, "device": device}
+        places = emitter.call(aten.zeros.default, ([1] * len(shape),), options, Mode())
+        for axis, (size, step) in enumerate(zip(shape, stride, strict=True)):
+            count = emitter.call(aten.arange.default, (size,), options, Mode())
+            along = [size if each == axis else 1 for each in range(len(shape))]
+            steps = emitter.call(aten.mul.Scalar, (count, step), {}, Mode())
+            steps = emitter.reshape(steps, along, Mode())
+            places = emitter.call(aten.add.Tensor, (places, steps), {}, Mode())
+        return places
+
+    def undo(self, emitter: Emitter, new: fx.Node, mode: Mode) -> fx.Node:
+        """The value of the tensor, of which this is the memory."""
+        _, shape, stride, _ = self.args
+        return emitter.call(aten.as_strided.default, (new, shape, stride, 0), {}, mode)
+
+
 def undo(
     emitter: Emitter, steps: Sequence[ViewStep], viewed: fx.Node, new: fx.Node, mode: Mode
 ) -> fx.Node:
     """`viewed` with the elements that `steps`, one after the other, show replaced by `new`."""
     if len(steps) > 1:
         return undo_at_once(emitter, steps, viewed, new, mode)
+    if isinstance(steps[0], Spread):
+        return steps[0].undo(emitter, new, mode)
     inverse = INVERSES.get(steps[0].op, undo_by_index)
     return inverse(emitter, steps[0], viewed, new, mode)
 

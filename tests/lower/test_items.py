@@ -99,3 +99,12 @@ def test_a_sum_comes_in_the_order_of_what_is_summed() -> None:
     assert item.order == (0, 3, 2, 1)
     first, second, third = (item.index[dim] for dim in (0, 2, 3))
     assert item.position((first, second, third)) == first * 30 + third * 5 + second
+
+
+def test_kernels_read_a_view_that_repeats_elements_as_it_lies() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).as_strided((2, 2, 3), (0, 2, 1)) * 3
+
+    x = torch.arange(6.0)
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(program, backend="adjoint")(x), program(x))

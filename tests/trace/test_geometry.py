@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -180,3 +181,32 @@ def test_views_of_memory_that_is_empty_this_time() -> None:
     for count in (3, 4, 0, 2, 0):
         pairs = (torch.arange(25).view(5, 5) < count).nonzero(as_tuple=True)
         torch.testing.assert_close(compiled(x, *pairs), function(x, *pairs))
+
+
+def _spectrum(x: Tensor) -> Tensor:
+    window = torch.ones(16, dtype=x.dtype)
+    return torch.stft(x, 16, center=False, return_complex=True, window=window).abs()
+
+
+# Inputs with gaps between their elements, or with several elements in one place.
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: grown(2, 64, 2)[..., 0], id="interleaved"),
+        pytest.param(lambda: leaf(64, 3).t()[1:], id="transposed"),
+        pytest.param(lambda: leaf(1, 64).expand(2, 64), id="expanded"),
+        pytest.param(lambda: leaf(64).unfold(0, 32, 16), id="overlapping"),
+    ],
+)
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.value)
+def test_windows_on_a_tensor_with_gaps(make: Callable[[], Tensor], route: Route) -> None:
+    check(_spectrum, make, route, order=2)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.value)
+def test_writing_through_a_window_on_a_tensor_with_gaps(route: Route) -> None:
+    def program(x: Tensor) -> Tensor:
+        x.as_strided((3,), (4,)).mul_(2)
+        return x * 1
+
+    check(program, lambda: plain(20)[::2], route)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from adjoint.trace.overlap import covers, overlap_in_part
+from adjoint.trace.geometry import covers
+from adjoint.trace.overlap import overlap_in_part
 from adjoint.trace.views import shows_one_place_twice
 from tests.parity import ROUTES, Route, Row, Table, check, grown, plain, refused
 
