@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from adjoint.errors import CaptureError
 from adjoint.torch_private import trees
 from adjoint.trace.tracer import current_tracer
 from adjoint.transforms import contract
 from adjoint.transforms.compiled import (
+    FAILURES,
     Compiled,
     PullBack,
     PushForward,
@@ -24,7 +24,7 @@ from adjoint.transforms.compiled import (
 from adjoint.transforms.contract import ArgNums
 from adjoint.transforms.fingerprint import Fingerprint
 from adjoint.transforms.linear import Linearized
-from adjoint.transforms.table import TooManyPrograms, programs_of
+from adjoint.transforms.table import programs_of
 
 Function = Callable[..., Any]
 
@@ -115,7 +115,7 @@ def _vjp(function: Function, primals: tuple[Any, ...], has_aux: bool, dynamic: b
             look = Fingerprint(function)
             programs = programs_of(("vjp", has_aux, dynamic), look, function)
             program, call = programs.find(make, look, primals, {}, dynamic)
-        except (CaptureError, TooManyPrograms) as error:
+        except FAILURES as error:
             of_torch = functools.partial(torch.func.vjp, function, *primals, has_aux=has_aux)
             return in_torch(function, error, of_torch)
         returned, pull_back = program(call)
@@ -208,7 +208,7 @@ def _linearize(function: Function, primals: tuple[Any, ...], dynamic: bool | Non
             look = Fingerprint(function)
             programs = programs_of(("linearize", dynamic), look, function)
             program, call = programs.find(make, look, primals, {}, dynamic)
-        except (CaptureError, TooManyPrograms) as error:
+        except FAILURES as error:
             return in_torch(function, error, lambda: _linearize_in_torch(function, primals))
         value, push_forward = program(call)
     found, spec = trees.flatten(value)

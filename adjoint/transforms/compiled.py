@@ -13,7 +13,7 @@ from torch import fx
 
 from adjoint.building import Build
 from adjoint.capture.direct import capture_call
-from adjoint.errors import CaptureError, OutsideLevelError
+from adjoint.errors import CaptureError, DifferentiationError, OutsideLevelError
 from adjoint.graph.evaluation import evaluate
 from adjoint.options import Options
 from adjoint.runtime.calling import call as run_graph
@@ -58,22 +58,27 @@ def is_left_to_torch() -> bool:
     return functorch_is_active() or calls_are_seen()
 
 
-def in_torch(
-    function: Function, error: CaptureError | TooManyPrograms, run: Callable[[], Any]
-) -> Any:
+# What may keep a program from being made, be it the function's own error or not.
+FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, TooManyPrograms)
+
+
+def in_torch(function: Function, error: Exception, run: Callable[[], Any]) -> Any:
     """What `torch.func` gives where no program can be made, which the user is told once.
 
-    What it refuses, too, is refused for the reason that capture gave.
+    If it fails as well, the error is the function's own; but what capture or differentiation
+    refuses, too, is refused for the reason that they gave.
     """
     if isinstance(error, OutsideLevelError):
         return run()
-    if isinstance(error, TooManyPrograms) or error.depends_on_data:
+    if isinstance(error, TooManyPrograms) or getattr(error, "depends_on_data", False):
         tell(function, error)
         return run()
     try:
         result = run()
     except RuntimeError:
-        raise error from None
+        if isinstance(error, (CaptureError, DifferentiationError)):
+            raise error from None
+        raise
     tell(function, error)
     return result
 
@@ -125,7 +130,7 @@ class Compiled(Transformed):
             programs = self._programs()
             make = functools.partial(Program, self._transformed)
             program, call = programs[1].find(make, programs[0], args, kwargs, self._dynamic)
-        except (CaptureError, TooManyPrograms) as error:
+        except FAILURES as error:
             return in_torch(self.function, error, lambda: self._in_torch(*args, **kwargs))
         return program(call)
 

@@ -227,6 +227,25 @@ def test_what_depends_on_data_is_left_to_torch(name: str) -> None:
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.filterwarnings("ignore:torch.func takes over")
+def test_parameters_made_for_each_element_of_a_batch() -> None:
+    def weight(x: Tensor) -> Tensor:
+        return torch.nn.Parameter(x * torch.ones(2)) * x
+
+    for namespace in (adjoint, func):
+        found = namespace.vmap(weight)(torch.arange(3.0))
+        torch.testing.assert_close(found, torch.tensor([[0.0, 0.0], [1.0, 1.0], [4.0, 4.0]]))
+
+
+def test_errors_of_the_function_itself() -> None:
+    def failing(x: Tensor) -> Tensor:
+        return x.view(7)
+
+    for namespace in NAMESPACES:
+        with pytest.raises(RuntimeError, match="is invalid for input of size 5"):
+            namespace.grad(failing)(X)
+
+
 def test_it_is_said_once() -> None:
     def branching(x: Tensor) -> Tensor:
         return x.sin().sum() if x.sum() > 0 else x.cos().sum()
