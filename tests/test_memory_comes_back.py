@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def used(compiled: Any) -> None:
     slope.square().sum().backward()
 
 
-WAYS = {
+WAYS: dict[str, Callable[[Any], Any]] = {
     "torch.compile": lambda function: torch.compile(function, backend="adjoint"),
     "torch.compile, dynamic": lambda f: torch.compile(f, backend="adjoint", dynamic=True),
     "adjoint.compile": adjoint.compile,
