@@ -65,18 +65,20 @@ FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, Too
 def in_torch(function: Function, error: Exception, run: Callable[[], Any]) -> Any:
     """What `torch.func` gives where no program can be made, which the user is told once.
 
-    If it fails as well, the error is the function's own; but what capture or differentiation
-    refuses, too, is refused for the reason that they gave.
+    If it fails as well, the error is the function's own; but what capture refuses, too, is refused
+    for the reason that it gave.  What differentiation refuses is refused.
     """
     if isinstance(error, OutsideLevelError):
         return run()
+    if isinstance(error, DifferentiationError):
+        raise error
     if isinstance(error, TooManyPrograms) or getattr(error, "depends_on_data", False):
         tell(function, error)
         return run()
     try:
         result = run()
     except RuntimeError:
-        if isinstance(error, (CaptureError, DifferentiationError)):
+        if isinstance(error, CaptureError):
             raise error from None
         raise
     tell(function, error)
