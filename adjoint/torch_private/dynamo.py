@@ -20,7 +20,7 @@ from torch._dynamo import convert_frame, exc
 from torch._dynamo.source import TensorProperty, TensorPropertySource
 from torch._functorch.autograd_function import autograd_function_apply
 from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import _config as shape_config
 
 from adjoint.torch_private.fake import storage_key
@@ -131,11 +131,12 @@ def _own_context(symbolic: Any, node: fx.Node) -> Any:
     """
     source = getattr(node.meta.get("grapharg"), "source", None)
     traced = node.meta.get("example_value")
-    if symbolic is None or source is None or not isinstance(traced, torch.Tensor):
+    # A tensor subclass has a context of its own kind, and a fake for each tensor that it holds.
+    if symbolic is None or source is None or not isinstance(traced, FakeTensor):
         return symbolic
     if traced.layout is not torch.strided:
         return symbolic
-    shape_env = traced.fake_mode.shape_env  # type: ignore[attr-defined]
+    shape_env = traced.fake_mode.shape_env
     known: dict[str, Any] = {}
     for kind, values in (
         (TensorProperty.SIZE, traced.shape),
