@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from adjoint.differentiate.activity import active_nodes, is_unrecorded_view, requiring_nodes
-from adjoint.differentiate.stages import cut_at_results, joined, stages_of
+from adjoint.differentiate.stages import cut_into_stages, joined, stages_of
 from adjoint.differentiate.sweep import Sweep, order_of_program
 from adjoint.errors import DifferentiationError
 from adjoint.graph.boundary import attempted, differentiating, place_of_graph
@@ -88,12 +88,14 @@ class Build:
         requiring = _requiring_outputs(graph_module, wrt)
         if not results and not requiring:
             return None
+        returned = len(outputs_of(graph_module.graph))
         cuts: tuple[int, ...] = ()
         # Gradients are nodes of autograd's graph by what they are gradients of.
         if in_stages and order_of_program(graph_module.graph) == 0:
-            graph_module, cuts = cut_at_results(graph_module, wrt)
+            graph_module, cuts = cut_into_stages(graph_module, wrt)
             count = len(graph_module.graph.find_nodes(op="placeholder"))
             wrt = [*wrt, *range(count - len(cuts), count)]
+            results = _differentiable_outputs(graph_module, wrt) if cuts else results
         sweep, joint = self._joint_where_it_can(graph_module, results, wrt)
         opened, parts = open_softmax(joint.graph)
         sweep.keep_copies(opened, joint.graph)
@@ -119,7 +121,7 @@ class Build:
             merge_common_subexpressions(executed.graph)
         return Recorded(
             primal,
-            forward.results,
+            returned,
             forward.inputs,
             forward.outputs,
             differentiable,

@@ -2,62 +2,89 @@
 
 In eager torch each result is a node of autograd's own graph, so that one can be differentiated with
 respect to another, has hooks, and may retain its gradient.  A graph whose results are computed from
-one another is therefore cut: where a result is used further on, it is an input.  Results are then
-differentiated in *stages*, each with respect to the inputs and to the results of earlier stages.
-What runs is still one graph: there a result is what it is.
+one another is therefore cut: where a result is used further on, it is an input, and so is what else
+of an earlier *stage* is used in a later one.  Each stage is differentiated with respect to the
+inputs and to what it takes from earlier stages.  What runs is still one graph: there a result is
+what it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx
 
 from adjoint.differentiate.activity import active_nodes
 from adjoint.differentiate.copying import inputs_of
-from adjoint.graph.descriptors import EarlierResult
-from adjoint.graph.metadata import Mode, output_descriptors, outputs_of, set_descriptor
+from adjoint.graph.descriptors import EarlierResult, Saved
+from adjoint.graph.metadata import (
+    Mode,
+    output_descriptors,
+    outputs_of,
+    set_descriptor,
+    set_output_descriptors,
+)
 from adjoint.graph.purity import remove_dead_code
 from adjoint.torch_private.fake import fake_mode_of
 from adjoint.torch_private.graph_modules import module_of
 
 
-def cut_at_results(
+def cut_into_stages(
     graph_module: fx.GraphModule, wrt: Sequence[int]
 ) -> tuple[fx.GraphModule, tuple[int, ...]]:
-    """The graph with an input in place of each result that others are computed from, where they
-    are; and which results these are, in the order of the inputs, which come last.
+    """The graph with inputs for the values of earlier stages, which come last, and the outputs that
+    these inputs stand for.
+
+    They are results that others are computed from, and values that are computed in one stage and
+    used in a later one, which become outputs after the results.  So the reverse sweep of a stage
+    goes through the nodes of that stage alone, and all cotangents of a value are added up before
+    they are carried on, as in a sweep over the graph in one piece.
     """
-    outputs = outputs_of(graph_module.graph)
     earlier = _earlier_results(graph_module, wrt)
     if not earlier:
         return graph_module, ()
-    described = output_descriptors(graph_module.graph)
+    inputs = inputs_of(graph_module)
+    active = active_nodes(graph_module, [inputs[place] for place in wrt])
+    stage = _levels(graph_module.graph, lambda found, n: found.get(n, 0) + (n in earlier))
+    crossing = [
+        node
+        for node in graph_module.graph.nodes
+        if node.op == "call_function"
+        and node in active
+        and node not in earlier
+        and isinstance(node.meta.get("val"), torch.Tensor)
+        and any(user in active and stage[user] > stage[node] for user in node.users)
+    ]
+    outputs = [*outputs_of(graph_module.graph), *crossing]
+    described: list[Any] = [*output_descriptors(graph_module.graph)]
+    described += [Saved(place, checked=True) for place in range(len(described), len(outputs))]
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in inputs_of(graph_module):
+    for node in inputs:
         copies[node] = graph.node_copy(node)
         copies[node].meta = dict(node.meta)
     entering: dict[fx.Node, fx.Node] = {}
-    cuts = tuple(outputs.index(node) for node in earlier)
-    for node, place in zip(earlier, cuts, strict=True):
+    cuts = tuple(outputs.index(node) for node in [*earlier, *crossing])
+    for place in cuts:
+        node = outputs[place]
         entering[node] = graph.placeholder(f"result_{place}")
         # A value stands for one node.
         with fake_mode_of(graph_module), torch.no_grad():
             entering[node].meta = {"val": node.meta["val"].detach(), "mode": Mode()}
-        set_descriptor(entering[node], EarlierResult(described[place]))  # type: ignore[arg-type]
-    returned: dict[fx.Node, fx.Node] = {}
+        set_descriptor(entering[node], EarlierResult(described[place]))
     for node in graph_module.graph.nodes:
         if node.op == "placeholder":
             continue
         if node.op == "output":
-            results = [returned.get(n, copies.get(n)) for n in outputs]
-            graph.output(tuple(results)).meta = dict(node.meta)
+            graph.output(tuple(copies.get(each) for each in outputs)).meta = dict(node.meta)
             continue
-        copy = graph.node_copy(node, copies.__getitem__)
-        copy.meta = dict(node.meta)
-        returned[node] = copy
-        copies[node] = entering.get(node, copy)
+        here = {
+            n: entering[n] for n in node.all_input_nodes if n in entering and stage[n] < stage[node]
+        }
+        copies[node] = graph.node_copy(node, {**copies, **here}.__getitem__)
+        copies[node].meta = dict(node.meta)
+    set_output_descriptors(graph, tuple(described))
     cut = module_of(graph_module, graph)
     if "entry_mode" in graph_module.meta:
         cut.meta["entry_mode"] = graph_module.meta["entry_mode"]
@@ -95,7 +122,7 @@ def stages_of(
     count = len(inputs) - len(cuts)
     standing = {node: outputs[place] for node, place in zip(inputs[count:], cuts, strict=True)}
     active = active_nodes(graph_module, [inputs[place] for place in wrt])
-    stage: dict[fx.Node, int] = {}
+    stage = _levels(graph_module.graph, lambda found, n: _after(found, standing, n))
     uses: dict[fx.Node, set[int]] = {}
     for place, node in enumerate(inputs):
         uses[node] = {place} if node in active else set()
@@ -103,8 +130,6 @@ def stages_of(
         if node.op == "placeholder":
             continue
         arguments = node.all_input_nodes
-        # Also what has no derivative is there no sooner than what it is computed from.
-        stage[node] = max((_after(stage, standing, each) for each in arguments), default=0)
         uses[node] = set()
         if node in active:
             uses[node] = uses[node].union(*(uses[each] for each in arguments if each in active))
@@ -114,6 +139,20 @@ def stages_of(
         if node in active:
             found[level] |= uses[node]
     return levels, tuple(map(frozenset, found))
+
+
+def _levels(
+    graph: fx.Graph, after: Callable[[Mapping[fx.Node, int], fx.Node], int]
+) -> dict[fx.Node, int]:
+    """The stage of each node: the latest `after` any of its arguments.
+
+    Also what has no derivative is there no sooner than what it is computed from.
+    """
+    stage: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        if node.op != "placeholder":
+            stage[node] = max((after(stage, each) for each in node.all_input_nodes), default=0)
+    return stage
 
 
 def _after(stage: Mapping[fx.Node, int], standing: Mapping[fx.Node, fx.Node], node: fx.Node) -> int:

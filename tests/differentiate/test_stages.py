@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import torch._dynamo
 from torch import Tensor
 
-from adjoint.differentiate.stages import cut_at_results, joined, stages_of
+from adjoint.differentiate.stages import cut_into_stages, joined, stages_of
 from tests.differentiation import bridged
 from tests.parity import leaf
 
@@ -178,7 +179,7 @@ def test_results_that_stand_alone_are_not_cut() -> None:
 
     x, y = leaf(3, 3), leaf(3, 3)
     captured = bridged(program, x, y).captured.graph_module
-    assert cut_at_results(captured, (0, 1)) == (captured, ())
+    assert cut_into_stages(captured, (0, 1)) == (captured, ())
 
 
 def test_the_stress_of_a_compiled_module() -> None:
@@ -197,12 +198,42 @@ def test_the_stress_of_a_compiled_module() -> None:
 def test_a_cut_graph_in_one_piece_again() -> None:
     x, y = leaf(3, 3), leaf(3, 3)
     captured = bridged(one_after_another, x, y).captured.graph_module
-    cut, cuts = cut_at_results(captured, (0, 1))
-    assert cuts == (1, 2)
-    levels, uses = stages_of(cut, (0, 1, 2, 3), cuts)
-    assert levels == (2, 0, 1)
-    assert uses == (frozenset({0, 1}), frozenset({0, 2}), frozenset({1, 2, 3}))
+    cut, cuts = cut_into_stages(captured, (0, 1))
+    # The sum of the second result is no result, but is used one stage later.
+    assert cuts == (1, 2, 3)
+    levels, uses = stages_of(cut, (0, 1, 2, 3, 4), cuts)
+    assert levels == (2, 0, 1, 1)
+    assert uses == (frozenset({0, 1}), frozenset({0, 2}), frozenset({1, 3, 4}))
     whole = joined(cut, cuts)
     assert [str(n.target) for n in whole.graph.nodes] == [
         str(n.target) for n in captured.graph.nodes
     ]
+
+
+def residual(layers: int, shows_keys: bool, x: Tensor, y: Tensor) -> Results:
+    """A network that returns a value of each layer, as a transformer returns keys and values."""
+    h, keys = x, []
+    for _ in range(layers):
+        keys.append(h @ y)
+        h = h + keys[-1].tanh() * h.sin()
+    return (h.sum(), *keys) if shows_keys else (h.sum(),)
+
+
+def test_the_stages_of_a_deep_network_are_no_more_work_than_one() -> None:
+    """No stage goes again through what another goes through."""
+
+    def reverse_nodes(layers: int, shows_keys: bool) -> int:
+        x, y = leaf(3, 3), leaf(3, 3)
+        program = bridged(partial(residual, layers, shows_keys), x, y)
+        torch.autograd.grad(program(x, y)[0], (x, y))
+        (recording,) = program.graph.recordings()
+        stages = recording.stages or [recording]
+        graphs = [
+            each.whole.made.graph_module.graph
+            for stage in stages
+            for made in stage._backwards.values()
+            for each in made
+        ]
+        return sum(node.op == "call_function" for graph in graphs for node in graph.nodes)
+
+    assert reverse_nodes(12, True) <= 1.5 * reverse_nodes(12, False)
