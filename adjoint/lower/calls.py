@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,8 +21,13 @@ aten = torch.ops.aten
 
 def needs_of_call(node: fx.Node) -> set[fx.Node]:
     """What there must be before it; of views among its arguments also their sizes."""
+    return needs_of_tensors(node.all_input_nodes)
+
+
+def needs_of_tensors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """What there must be before they are; views are made where they are needed."""
     found: set[fx.Node] = set()
-    work = list(node.all_input_nodes)
+    work = list(nodes)
     while work:
         each = work.pop()
         if view_of(each) is None and each.target not in PARTS:

@@ -13,7 +13,7 @@ from torch import fx
 from adjoint.loops.expressions import Apply, Expression, Name, walk
 from adjoint.loops.operators import COSTLY
 from adjoint.loops.show import identity_of
-from adjoint.lower.calls import is_view
+from adjoint.lower.calls import is_view, needs_of_tensors
 from adjoint.lower.definitions import (
     CONSTANTS,
     Bound,
@@ -291,7 +291,7 @@ def reading_through(item: Item, known: Mapping[fx.Node, Definition]) -> Item | N
         return None
     bounds = [bound for node in read for bound in mapped[node].bounds]
     made = item_of(item.node, _through(item.definition, mapped, bounds))
-    made.checked = item.checked | {base_of(bound.node) for bound in bounds}
+    made.checked = item.checked | needs_of_tensors(bound.node for bound in bounds)
     return made
 
 

@@ -38,6 +38,7 @@ from adjoint.lower.calls import (
     is_view,
     may_alias,
     needs_of_call,
+    needs_of_tensors,
     promises_of,
 )
 from adjoint.lower.decompositions import decompose
@@ -229,7 +230,7 @@ class _Planning:
             elif node in items:
                 item = self.items[node] = items[node]
                 self.needs[node] = {base for base, _ in item.reads}
-                item.checked = {base_of(bound.node) for bound in item.bounds}
+                item.checked = needs_of_tensors(bound.node for bound in item.bounds)
                 self.needs[node] |= item.checked
         # Effects happen in the order of the program, whatever is fused around them.
         effects = [node for node in self.needs if must_run(node)]

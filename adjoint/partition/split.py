@@ -9,6 +9,7 @@ What is computed again is computed where it is first needed, and not held before
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,7 @@ from adjoint.partition.flow import UNBOUNDED, Network
 from adjoint.partition.sizes import read_sizes_of, sizes_beside
 from adjoint.torch_private.graph_modules import module_of
 from adjoint.torch_private.operators import OpOverload
-from adjoint.torch_private.symbols import hint
+from adjoint.torch_private.symbols import SYMBOLIC, hint
 
 aten = torch.ops.aten
 
@@ -283,8 +284,9 @@ def is_free(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
     if not isinstance(node.target, OpOverload):
-        # Numbers are saved as numbers; a selection is saved as what it selects.
-        return False
+        # A selection is saved as what it selects.  Numbers are computed again from those that they
+        # are made of: derivatives of a backward graph may need others that are made of them.
+        return isinstance(node.meta.get("val"), SYMBOLIC) and node.target is not operator.getitem
     if node.target in _CONSTANTS and not node.all_input_nodes:
         return True
     return bool(node.target.is_view) and not isinstance(node.meta.get("val"), (tuple, list))

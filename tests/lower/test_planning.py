@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
 
 from adjoint import native
+from adjoint.errors import FallbackWarning
 from adjoint.loops.plan import Kind, Launch, Plan
 from adjoint.loops.show import show_plan as shown
 from adjoint.lower.planning import is_plain, lower, require_within
@@ -92,6 +97,29 @@ def test_bounds_are_checked_before_the_kernel() -> None:
     plan = lower(graph_of(lambda x, i: x[i] + x[i] * 2, [X, torch.tensor([1, 0])]))
     names = [getattr(step.target, "__name__", "") for step in calls(plan)]
     assert names == ["require_within"]
+
+
+def test_a_size_of_the_indices_that_are_checked_is_there_before() -> None:
+    torch.manual_seed(0)
+    first, second, last = nn.Linear(6, 4), nn.Linear(4, 3), nn.Linear(6, 3)
+
+    def function(x: Tensor, edges: Tensor) -> Tensor:
+        starts = torch.arange(2).reshape(-1, 1) * x.shape[0]
+        both = torch.stack([edges[0] + starts, edges[1] + starts]).reshape(2, -1)
+        twice = x.repeat(2, 1)
+        messages = second(silu(first(torch.cat([twice[both[0]], twice[both[1]]], -1))))
+        index = both[1].unsqueeze(-1).expand_as(messages)
+        summed = torch.zeros_like(twice).scatter_add(0, index, messages)
+        result: Tensor = last(torch.cat([twice, summed], -1))
+        return result
+
+    torch.compiler.reset()
+    edges = torch.stack([torch.arange(5), torch.arange(5).roll(1)])
+    inputs = [torch.rand(5, 3), edges]
+    compiled = torch.compile(function, backend="adjoint", dynamic=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        torch.testing.assert_close(compiled(*inputs), function(*inputs))
 
 
 def test_require_within() -> None:

@@ -70,3 +70,21 @@ def test_a_written_input_of_dynamic_size() -> None:
             torch._dynamo.maybe_mark_dynamic(each, 1)
         gradients.append(torch.autograd.grad(function(a, v, m, x, w).sum(), (a, x, w)))
     torch.testing.assert_close(*gradients)
+
+
+def raised(x: Tensor, half: float) -> Tensor:
+    return (x.abs() + 1) ** (2 * half)
+
+
+def test_derivatives_by_numbers_that_are_made_of_an_argument() -> None:
+    """Each order needs one more number: the exponent, less one, less two."""
+    torch._dynamo.reset()
+    found = []
+    for function in (raised, torch.compile(raised, backend="adjoint", dynamic=True)):
+        torch.manual_seed(0)
+        x = leaf(5, 2)
+        value = function(x, 1.7)
+        for _ in range(3):
+            (value,) = torch.autograd.grad(value.sin().sum(), x, create_graph=True)
+        found.append(value)
+    torch.testing.assert_close(*found)
