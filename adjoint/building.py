@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from adjoint.differentiate.activity import active_nodes, is_unrecorded_view, requiring_nodes
+from adjoint.differentiate.selections import with_finite_factors
 from adjoint.differentiate.stages import cut_into_stages, joined, stages_of
 from adjoint.differentiate.sweep import Sweep, order_of_program
 from adjoint.errors import DifferentiationError
@@ -168,7 +169,9 @@ class Build:
             gradients = outputs_of(backward.graph)
             present = [i for i, node in enumerate(gradients) if isinstance(node, fx.Node)]
             inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
-            sweep, joint = self._joint(backward, present, range(saved, len(inputs)))
+            with as_if_alone(), _assuming(backward):
+                linear = with_finite_factors(backward, inputs[saved:])
+            sweep, joint = self._joint(linear, present, range(saved, len(inputs)))
             return Split(joint, sweep.order).transposed(), present
 
     def load(self, graph_module: fx.GraphModule) -> Executable:
