@@ -378,3 +378,32 @@ def test_what_is_detached_in_place_was_saved_all_the_same() -> None:
     torch.manual_seed(0)
     x, y = leaf(3), leaf(3)
     torch.testing.assert_close(compiled(scenario), grad(chain(x * 2, y)[2], (x, y)))
+
+
+def test_views_and_written_inputs_among_results() -> None:
+    """What is computed from a view, or from an input after a write, has no history by way of them.
+
+    To differentiate with respect to one is an error, as of anything that was not used.
+    """
+
+    def view(x: Tensor, y: Tensor) -> Any:
+        h = (x * y)[1:]
+        return h, h.exp()
+
+    def write(x: Tensor, y: Tensor) -> Any:
+        x.mul_(y)
+        return x, x.exp()
+
+    def scenario(compiler: Compiler) -> Any:
+        x, y = leaf(3), leaf(3)
+        found = []
+        for program in (view, write):
+            first, second = compiler(program)(x * 2, y)
+            found.append(raised(grad, second.sum(), first, retain_graph=True))
+            found += grad(second.sum(), (x, y))
+        return found
+
+    in_eager = scenario(lambda function: function)
+    assert all(not isinstance(each, str) for each in in_eager)
+    found = compiled(scenario)
+    assert (found[0], found[3]) == ("RuntimeError", "RuntimeError")
