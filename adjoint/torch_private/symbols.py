@@ -12,6 +12,7 @@ import sympy
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
+from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils._sympy.symbol import SymT, symbol_is_type
@@ -81,6 +82,23 @@ def size_symbols(tensor: torch.Tensor) -> Iterable[tuple[sympy.Symbol, Callable[
             expr = expression(value)
             if isinstance(expr, sympy.Symbol):
                 yield expr, query, axis
+
+
+def is_compound(size: Any) -> bool:
+    """A size that is neither a number nor a symbol: an expression over symbols."""
+    return isinstance(size, torch.SymInt) and not (
+        (expr := expression(size)).is_Symbol or expr.is_number
+    )
+
+
+def solved(expr: sympy.Basic, symbol: sympy.Symbol, value: sympy.Symbol) -> sympy.Basic | None:
+    """What `symbol` is where `expr` is `value`; None unless it is a sum of it and of others."""
+    expr = sympy.expand(expr)
+    factor = expr.coeff(symbol)
+    rest = expr - factor * symbol
+    if not factor.is_Integer or not factor or symbol in rest.free_symbols:
+        return None
+    return FloorDiv(value - rest, factor) if factor != 1 else value - rest
 
 
 _ASSUMED: WeakKeyDictionary[ShapeEnv, list[sympy.Basic]] = WeakKeyDictionary()

@@ -90,6 +90,8 @@ class Emitter:
         self._last_placeholder: fx.Node | None = None
         self._symbol_makers: dict[sympy.Symbol, Callable[[], fx.Node]] = {}
         self._symbol_nodes: dict[sympy.Basic, fx.Node] = {}
+        # Sizes that are expressions, and how to read each of them.
+        self._compound: list[tuple[Any, Callable[[], fx.Node]]] = []
 
     def source(self) -> SourceLine | None:
         """The user's line that is running now."""
@@ -242,6 +244,10 @@ class Emitter:
             for symbol, query, axis in symbols.size_symbols(value):
                 if symbol not in self._symbol_makers:
                     self.bind(symbol, functools.partial(self._size_query, query, node, axis))
+            for axis, size in enumerate(value.shape):
+                if symbols.is_compound(size):
+                    query = functools.partial(self._size_query, aten.sym_size.int, node, axis)
+                    self._compound.append((size, query))
         elif isinstance(value, symbols.SYMBOLIC):
             expr = symbols.expression(value)
             if isinstance(expr, sympy.Symbol):
@@ -256,9 +262,8 @@ class Emitter:
         free = symbols.symbols_of(expr)
         if not free:
             return symbols.constant_value(expr)
-        tracer = fx.proxy.GraphAppendingTracer(self.graph)
         try:
-            bindings = {symbol: fx.Proxy(self._symbol_node(symbol), tracer) for symbol in free}
+            bindings = {symbol: self._symbol_node(symbol) for symbol in free}
         except _Unbound as missing:
             if self.unbound is None:
                 raise CaptureError(
@@ -269,13 +274,19 @@ class Emitter:
                 ) from None
             self._symbol_nodes[expr] = self.unbound(value)
             return self._symbol_nodes[expr]
+        self._symbol_nodes[expr] = self._evaluated(expr, bindings)
+        return self._symbol_nodes[expr]
+
+    def _evaluated(self, expr: sympy.Basic, bindings: dict[sympy.Symbol, fx.Node]) -> fx.Node:
+        """`expr` computed in the graph."""
+        tracer = fx.proxy.GraphAppendingTracer(self.graph)
+        proxies = {symbol: fx.Proxy(node, tracer) for symbol, node in bindings.items()}
         before = len(self.graph.nodes)
-        node: fx.Node = symbols.evaluate(expr, bindings).node
+        node: fx.Node = symbols.evaluate(expr, proxies).node
         fresh = len(self.graph.nodes) - before
         for made in list(self.graph.nodes)[-fresh:] if fresh else []:
             arguments = trees.map_leaves(value_at, made.args)
             made.meta.update(val=made.target(*arguments), mode=Mode(), source=self.source())
-        self._symbol_nodes[expr] = node
         return node
 
     def number_nodes(self, tree: Any) -> Any:
@@ -287,10 +298,20 @@ class Emitter:
     def _symbol_node(self, symbol: sympy.Symbol) -> fx.Node:
         if symbol not in self._symbol_nodes:
             make = self._symbol_makers.get(symbol)
-            if make is None:
-                raise _Unbound(symbol)
-            self._symbol_nodes[symbol] = make()
+            self._symbol_nodes[symbol] = self._solved(symbol) if make is None else make()
         return self._symbol_nodes[symbol]
+
+    def _solved(self, symbol: sympy.Symbol) -> fx.Node:
+        """A symbol that is no size, but that the size of something follows from."""
+        for size, make in self._compound:
+            whole = sympy.Dummy(integer=True)
+            solution = symbols.solved(symbols.expression(size), symbol, whole)
+            if solution is not None:
+                others = [each for each in symbols.symbols_of(solution) if each != whole]
+                if all(each in self._symbol_makers for each in others):
+                    bindings = {each: self._symbol_node(each) for each in others}
+                    return self._evaluated(solution, {**bindings, whole: make()})
+        raise _Unbound(symbol)
 
     def _size_query(self, query: Callable[..., Any], node: fx.Node, axis: int) -> fx.Node:
         args = (node,) if axis < 0 else (node, axis)

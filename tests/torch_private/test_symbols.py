@@ -140,3 +140,14 @@ def test_a_size_that_is_zero_in_this_call() -> None:
     assert not symbols.is_zero_here(full.shape[0])
     assert symbols.is_zero_here(0)
     assert not symbols.is_zero_here(2)
+
+
+def test_which_expressions_are_solved() -> None:
+    a, b, whole = sympy.symbols("a b whole", integer=True)
+    assert symbols.solved(a + b + 1, a, whole) == whole - b - 1
+    solution = symbols.solved(3 * a + b, a, whole)
+    assert solution is not None
+    assert solution.subs({whole: 17, b: 2}) == 5
+    # A factor that may be zero, a part of it that is lost, and none of it.
+    for expr in (a * b, a * a + a, b + 1):
+        assert symbols.solved(expr, a, whole) is None

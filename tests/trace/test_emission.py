@@ -113,3 +113,21 @@ def test_an_attribute_never_takes_the_name_of_another(emitter: Emitter) -> None:
     names = {emitter.attribute("body", object()).target for _ in range(2)}
     assert names == {"body_0", "body_2"}
     assert emitter.attributes["body_1"] is first
+
+
+def scattered(x: torch.Tensor, index: torch.Tensor, half: int) -> torch.Tensor:
+    return torch.zeros(2 * half + 1, x.shape[1]).index_add(0, index, x)
+
+
+def test_a_number_that_sizes_follow_from() -> None:
+    """A cotangent has 2 * half + 1 rows: its own derivative is of that size, too."""
+    torch.compiler.reset()
+    compiled = torch.compile(scattered, backend="adjoint", dynamic=True)
+    for half in (3, 4):
+        found = []
+        for function in (scattered, compiled):
+            x = torch.linspace(-1, 1, 12).reshape(6, 2).requires_grad_()
+            value = function(x, torch.arange(6) % 3, half)
+            (slope,) = torch.autograd.grad(value.sin().sum(), x, create_graph=True)
+            found.append(torch.autograd.grad(slope.square().sum(), x))
+        torch.testing.assert_close(*found)
