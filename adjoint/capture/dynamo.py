@@ -40,7 +40,7 @@ def _capture_graph(graph_module: fx.GraphModule, examples: Sequence[Any], anew: 
             else each
             for index, each in enumerate(examples)
         ]
-    capture = Capture(fake_mode, lambda real: fake_mode.from_tensor(real, static_shapes=True))
+    capture = Capture(fake_mode, lambda real: make_fake(fake_mode, real, False, "closure"))
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     leaves = [
         Leaf(fake, _descriptor(index, node, example))

@@ -22,7 +22,7 @@ from adjoint.graph.descriptors import (
 )
 from adjoint.graph.metadata import set_descriptor
 from adjoint.torch_private.fake import storage_key
-from adjoint.trace import geometry
+from adjoint.trace import aliasing, geometry
 from adjoint.trace.aliasing import Alias, Link, Storage, version
 from adjoint.trace.tracer import Tracer
 
@@ -115,11 +115,13 @@ class Inputs:
             tensor = self.leaves[place].value
             families[id(tensor._base if tensor._is_view() else tensor)].append(place)
         if len(places) == 1:
-            self._add(places[0], Alias(Storage(), self.leaves[places[0]].value))
+            alias = self._add(places[0], Alias(Storage(), self.leaves[places[0]].value))
+            alias.storage.open = lambda: self._open(places, alias)
         elif len(families) == 1:
-            self._family(places, Storage(), None)
+            whole = self._family(places, Storage(), None)
+            whole.storage.open = lambda: self._open(places, whole)
         else:
-            root = self._memory(places)
+            root = self._memory(places, Storage())
             for members in families.values():
                 if len(members) == 1:
                     tensor = self.leaves[members[0]].value
@@ -138,8 +140,8 @@ class Inputs:
         self.aliases[place] = alias
         return self.tracer.scope.add(self.leaves[place].value, alias)
 
-    def _family(self, places: list[int], storage: Storage, root: Alias | None) -> None:
-        """Differentiable views of one base."""
+    def _family(self, places: list[int], storage: Storage, root: Alias | None) -> Alias:
+        """Differentiable views of one base, which is returned."""
         first = self.leaves[places[0]].value
         base = first._base if first._is_view() else first
         at = self.index.get(id(base))
@@ -159,8 +161,31 @@ class Inputs:
             if place != at:
                 tensor = self.leaves[place].value
                 self._add(place, geometry.strided(alias, tensor))
+        return alias
 
-    def _memory(self, places: list[int]) -> Alias:
+    def _open(self, places: list[int], root: Alias) -> None:
+        """Let `root`, which the inputs at `places` are or are views of, be a window on memory."""
+        tensor = root.tensor
+        assert tensor is not None
+        if not isinstance(tensor.untyped_storage().nbytes(), int):
+            return
+        with self.tracer.inside(self.tracer.root):
+            root.storage.open = None
+            memory = self._memory(places, root.storage)
+            window = geometry.strided(memory, tensor, Link.FOREIGN)
+            if root.storage.writes:
+                # What was written so far.
+                window.is_input = True
+                emitter = self.tracer.emitter
+                quiet = aliasing.UNRECORDED
+                value = aliasing.read(emitter, root)
+                data = emitter.call(torch.ops.aten.detach.default, (value,), mode=quiet)
+                aliasing.write(emitter, window, data, quiet)
+            root.parent, root.step, root.link = window.parent, window.step, Link.FOREIGN
+            root.stamp = root.storage.writes
+            root.storage.aliases.remove(window)
+
+    def _memory(self, places: list[int], storage: Storage) -> Alias:
         """The memory that inputs with histories of their own share."""
         tensors = [self.leaves[place].value for place in places]
         of = self._plain(places)
@@ -170,8 +195,13 @@ class Inputs:
         size = tensors[0].untyped_storage().nbytes() // dtype.itemsize
         with self.tracer.quietly():
             whole = torch.empty(size, dtype=dtype, device=tensors[0].device)
-        alias = Alias(Storage(), None)
-        alias.make_node = lambda: self._implicit("memory", whole, SyntheticBase(of), source)
+        alias = Alias(storage, None)
+
+        def make_node() -> fx.Node:
+            storage.is_placed = True
+            return self._implicit("memory", whole, SyntheticBase(of), source)
+
+        alias.make_node = make_node
         self.behind.append(Behind(alias, SyntheticBase(of), source))
         alias.dtype = dtype
         return alias

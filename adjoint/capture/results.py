@@ -22,6 +22,7 @@ from adjoint.graph.calling import (
     FromMade,
     Made,
     Move,
+    Place,
     Refill,
     Replay,
     RequireGrad,
@@ -91,6 +92,7 @@ class Results:
             versions=self._versions(),
             made=tuple(self._made),
             results=results,
+            places=self._places(),
         )
 
     def _output(self, node: fx.Node, descriptor: Output | None) -> int:
@@ -195,6 +197,20 @@ class Results:
                 advances.setdefault(counter, (place, by))
         return tuple(advances.values())
 
+    def _places(self) -> tuple[Place, ...]:
+        """Where the inputs lie for which that matters; symbols have guards."""
+        tensors = (
+            (place, self.inputs.leaves[place].value)
+            for place, alias in self.inputs.aliases.items()
+            if alias.storage.is_placed
+        )
+        rows = ((place, t.storage_offset(), t.untyped_storage().nbytes()) for place, t in tensors)
+        return tuple(
+            Place(place, offset, memory)
+            for place, offset, memory in rows
+            if isinstance(offset, int) and isinstance(memory, int)
+        )
+
     # What is returned -------------------------------------------------------------------------
 
     def _result(self, index: int, path: str, leaf: Any) -> int:
@@ -287,8 +303,9 @@ class Results:
         assert tensor is not None
         assert alias.step is not None
         of: FromCaller | BaseOf | FromMade
+        viewed = alias.reaches_out_of
         if tensor._is_view():
-            owner: torch.Tensor | None = tensor._base
+            owner: torch.Tensor | None = tensor._base if viewed is None else viewed.tensor
             assert owner is not None
             made = self._made_of(owner, descriptor)
             place = self._window(tensor, owner)
@@ -303,7 +320,7 @@ class Results:
             made = self._made_of(owner, descriptor)
             step = self._window(tensor, owner)
         of = made if isinstance(made, FromCaller | BaseOf) else FromMade(self._make(made))
-        return View(of, (step, *self._own_history(alias)))
+        return View(of, (step, *([] if viewed else self._own_history(alias))))
 
     def _now(self, root: Alias) -> Alias:
         """What the owner of the memory is since `t_` and its like changed its shape."""

@@ -194,6 +194,16 @@ class Flag:
     requires_grad: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an input lies, as the graph takes for granted: it counts from where memory begins."""
+
+    index: int
+    offset: int
+    memory: int
+    """In bytes."""
+
+
 @dataclass(frozen=True)
 class Calling:
     """The calling convention of one graph."""
@@ -208,6 +218,8 @@ class Calling:
     """Distinct results, and what they are views of; a tensor returned twice is made once."""
     results: tuple[int, ...]
     """For each leaf of what the caller receives, which of `made` it is."""
+    places: tuple[Place, ...] = ()
+    """Of inputs that the program shows other windows of: Dynamo has no guards about them."""
 
     # What follows is asked for in every call.
 

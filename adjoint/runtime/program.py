@@ -22,7 +22,8 @@ class Program:
     """Runs a captured program; captures it again for inputs that share memory in another way.
 
     Which inputs are windows on one memory decides what a write to one of them means, so a graph
-    holds for one pattern of sharing.  A program that writes to no input holds for all.
+    holds for one pattern of sharing.  A program that writes to no input holds for all.  Nor has
+    Dynamo a guard for where in its memory an input is, which `as_strided` and its like look at.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Program:
         self._load = load
         self._loaded: dict[fx.GraphModule, Graph] = {}
         self._written = tuple(write.to.index for write in first.calling.writes)
+        self._placed = tuple(place.index for place in first.calling.places)
         self._recapture = recapture
         self._by_sharing: dict[Sharing, Captured] = {}
         self._pattern: Sharing | None = None
@@ -71,9 +73,9 @@ class Program:
         return self._eager(*inputs)
 
     def _for(self, inputs: Sequence[Any]) -> Captured:
-        if not self._written:
+        if not (self._written or self._placed):
             return self.first
-        pattern = sharing(self.first.leaves(inputs), self._written)
+        pattern = sharing(self.first.leaves(inputs), self._written, self._placed)
         if self._pattern is None:
             # The first call is with the inputs that the first capture was made for.
             self._pattern = pattern
@@ -87,9 +89,12 @@ class Program:
         return self._by_sharing[key]
 
 
-def sharing(inputs: Sequence[Any], written: Sequence[int]) -> Sharing:
-    """Which inputs show memory that is written to, and which part of it each shows."""
-    memories = {storage_key(inputs[index]) for index in written} - {None}
+def sharing(inputs: Sequence[Any], written: Sequence[int], placed: Sequence[int] = ()) -> Sharing:
+    """Which inputs show memory that is written to, and which part of it each shows.
+
+    So too of memory of which the program sees more than the inputs at `placed` show.
+    """
+    memories = {storage_key(inputs[index]) for index in (*written, *placed)} - {None}
     groups: dict[Any, list[int]] = {}
     for index, value in enumerate(inputs):
         if isinstance(value, torch.Tensor):
@@ -97,11 +102,13 @@ def sharing(inputs: Sequence[Any], written: Sequence[int]) -> Sharing:
             if memory in memories:
                 groups.setdefault(memory, []).append(index)
     shared = [group for group in groups.values() if len(group) > 1]
-    return tuple(
+    places = tuple(
         (index, id(inputs[index]) == id(inputs[group[0]]), *_place(inputs[index]))
         for group in shared
         for index in group
     )
+    alone = [inputs[index] for index in placed]
+    return (*places, *((x.storage_offset(), x.untyped_storage().nbytes()) for x in alone))
 
 
 def _numbers(value: Any) -> Any:

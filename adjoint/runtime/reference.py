@@ -30,4 +30,13 @@ def run_call(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     for (path, before), now in zip(captured.signature.constants, others, strict=True):
         if before is not now and (type(before) is not type(now) or before != now):
             raise TypeError(f"captured for {path} = {before!r}, called with {now!r}")
+    leaves = captured.leaves(tensors)
+    for place in captured.calling.places:
+        now = (leaves[place.index].storage_offset(), leaves[place.index].untyped_storage().nbytes())
+        if now != (place.offset, place.memory):
+            raise TypeError(
+                f"captured for an input that begins at element {place.offset} of a memory of "
+                f"{place.memory} bytes, called with one at {now[0]} of {now[1]}: as_strided or a "
+                "write to shared memory looked at that"
+            )
     return trees.unflatten(run(captured, tensors), captured.signature.returned)

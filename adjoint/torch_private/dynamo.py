@@ -23,7 +23,7 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import _config as shape_config
 
-from adjoint.torch_private.fake import storage_key
+from adjoint.torch_private.fake import in_whole_memory, storage_key
 from adjoint.torch_private.modes import as_if_alone
 
 # Held by Dynamo while it compiles, and by us: what is traced, differentiated or lowered shares fake
@@ -84,12 +84,13 @@ def fresh_fakes(
                 fakes[index] = traced
             continue
         symbolic = _own_context(context.tensor_to_context.get(example), node)
-        fakes[index] = mode.from_tensor(
+        fake = mode.from_tensor(
             example,
             static_shapes=symbolic is None,
             symbolic_context=symbolic,
             source=getattr(symbolic, "tensor_source", None),
         )
+        fakes[index] = in_whole_memory(fake, example)
     return mode, fakes
 
 

@@ -84,7 +84,7 @@ def make_fake(
     """
     axes = [dynamic] * tensor.dim() if isinstance(dynamic, bool) else dynamic
     if not any(axes):
-        return mode.from_tensor(tensor, static_shapes=True)
+        return in_whole_memory(mode.from_tensor(tensor, static_shapes=True), tensor)
     from torch._dynamo.source import ConstantSource
 
     sizes = [DimDynamic.DYNAMIC if each else DimDynamic.STATIC for each in axes]
@@ -92,10 +92,20 @@ def make_fake(
         dynamic_sizes=sizes, constraint_sizes=[None] * tensor.dim()
     )
     with contextlib.suppress(NotImplementedError):
-        return mode.from_tensor(
+        fake = mode.from_tensor(
             tensor, static_shapes=False, symbolic_context=context, source=ConstantSource(name)
         )
-    return mode.from_tensor(tensor, static_shapes=True)
+        return in_whole_memory(fake, tensor)
+    return in_whole_memory(mode.from_tensor(tensor, static_shapes=True), tensor)
+
+
+def in_whole_memory(fake: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """`fake`, with as much memory as `tensor` has: torch gives it what its elements take."""
+    if type(fake) is FakeTensor and storage_key(fake) is not None:
+        memory, needed = fake.untyped_storage(), tensor.untyped_storage().nbytes()
+        if isinstance(memory.nbytes(), int) and memory.nbytes() < needed:
+            memory.resize_(needed)
+    return fake
 
 
 def fake_mode_of(graph_module: fx.GraphModule) -> FakeTensorMode:

@@ -55,6 +55,10 @@ class Storage:
 
     writes: int = 0
     aliases: list[Alias] = field(default_factory=list)
+    is_placed: bool = False
+    """The program counted from where the memory begins, not from where a tensor does."""
+    open: Callable[[], None] | None = None
+    """Lets all memory that an input lies in be the root, which the caller has not passed."""
 
 
 @dataclass(eq=False)
@@ -84,6 +88,8 @@ class Alias:
     moved_from: Alias | None = None
     """What the tensor showed before an op (`t_`, `as_strided_`, ...) made it show this."""
     moved_by: OpOverload | None = None
+    reaches_out_of: Alias | None = None
+    """What this is a differentiable view of, though it shows more of the memory."""
     former: torch.Tensor | None = None
     """The tensor as it was while it showed this window, once it shows another."""
 
@@ -183,6 +189,13 @@ def read(emitter: Emitter, alias: Alias) -> fx.Node:
 def write(emitter: Emitter, alias: Alias, new: fx.Node, mode: Mode) -> None:
     """Make `new` the value of `alias`, computed under `mode`."""
     chain = list(alias.ancestors())
+    if any(each.reaches_out_of is not None for each in alias.storage.aliases):
+        raise CaptureError(
+            "a write",
+            "its memory is shown by an as_strided beyond the tensor that gradients flow to",
+            "write to a clone(), or pass the tensor that owns the memory",
+            emitter.source(),
+        )
     before = [read(emitter, each) for each in chain]
     recorded = mode.grad_enabled and not mode.inference
     quiet = Mode(grad_enabled=False, inference=mode.inference)

@@ -11,9 +11,11 @@ from torch import fx
 
 from adjoint.errors import CaptureError
 from adjoint.graph.metadata import Mode, mode_of
+from adjoint.graph.operations import with_data
 from adjoint.source import user_line
 from adjoint.torch_private import symbols
 from adjoint.torch_private.fake import storage_key
+from adjoint.trace import aliasing
 from adjoint.trace.aliasing import Alias, Link
 from adjoint.trace.emission import Emitter
 from adjoint.trace.views import Spread, ViewStep, shows_one_place_twice
@@ -71,6 +73,7 @@ def locate(aliases: Iterable[Alias], tensor: torch.Tensor) -> Alias | None:
         if each.tensor is not tensor and same_place(each.place, tensor):  # type: ignore[arg-type]
             step = ViewStep(aten.alias.default, (), {}, None, Mode())
             return Alias(each.storage, tensor, each, step)
+    near[0].storage.is_placed = True
     return strided(near[0] if tensor._is_view() else root_of(near[0]), tensor)
 
 
@@ -87,13 +90,41 @@ def strided(
         *first, last = _way_to(alias, tensor, mode or Mode())
     except CaptureError:
         around = family_root(near)
-        if around.parent is None or around.has_history:
+        if around.parent is None and around.storage.open is not None:
+            around.storage.open()
+        if around.parent is None:
+            raise
+        if around.has_history and link is not Link.FOREIGN:
             raise
         # The family does not show that part of its memory, but has no history to keep either.
         return strided(around.parent, tensor, Link.FOREIGN, mode)
     for step in first:
         alias = Alias(near.storage, None, alias, step, link=Link.FAMILY)
     return Alias(near.storage, tensor, alias, last, link=link)
+
+
+def reaching_out(emitter: Emitter, viewed: Alias, tensor: torch.Tensor, mode: Mode) -> Alias:
+    """`tensor` as a differentiable view of `viewed`, which shows a part of it only.
+
+    Gradients flow to the elements that are shown there; the others are data.
+    """
+    shown = viewed.place
+    if shown is None or not (is_static(shown) and is_static(tensor)):
+        raise outside()
+    if any(each.is_conj() or each.is_neg() for each in (shown, tensor)):
+        raise outside()
+    alias = strided(viewed, tensor, Link.FOREIGN, mode)
+    first = tensor.storage_offset() - shown.storage_offset()
+    before, after = max(0, -first), max(0, first + extent(tensor) - extent(shown))
+    history = aliasing.read(emitter, _flattened(viewed))
+    padding = (history, [before, after])
+    history = emitter.call(aten.constant_pad_nd.default, padding, {}, mode)
+    place = (list(tensor.shape), list(tensor.stride()), first + before)
+    history = emitter.call(aten.as_strided.default, (history, *place), {}, mode)
+    data = aliasing.read(emitter, alias)
+    alias.node = emitter.call(with_data, (history, data), mode=mode, value=data.meta["val"])
+    alias.reaches_out_of = viewed
+    return alias
 
 
 def _way_to(flat: Alias, tensor: torch.Tensor, mode: Mode) -> Iterator[ViewStep]:
@@ -146,6 +177,31 @@ def outside() -> CaptureError:
         "pass the tensor that owns the memory",
         user_line(),
     )
+
+
+class Displaced:
+    """Tensors that stand for others, which lie in their memory otherwise."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, tuple[torch.Tensor, bool]] = {}
+
+    def add(self, twin: torch.Tensor, other: torch.Tensor) -> None:
+        """What a program does with `twin` it does with `other`."""
+        offset, has_other_strides = other.storage_offset(), other.stride() != twin.stride()
+        if has_other_strides or not (isinstance(offset, int) and offset == 0):
+            self._by_id[id(twin)] = (twin, has_other_strides)
+
+    def refuse(self, alias: Alias, counts: bool) -> None:
+        """The program takes a strided window of `alias`; `counts`: from where memory begins."""
+        found = self._by_id.get(id(root_of(alias).tensor))
+        if found is not None and (counts or found[1]):
+            raise CaptureError(
+                "as_strided",
+                "the function that is differentiated has a tensor that begins elsewhere in its "
+                "memory, or has other strides, than the one that stands for it",
+                "differentiate with respect to a clone() of the tensor",
+                user_line(),
+            )
 
 
 def flat_base(alias: Alias) -> Alias:

@@ -61,6 +61,8 @@ def move(tracer: Tracer, op: OpOverload, args: Any, kwargs: Any) -> Any:
     elif name == "aten::resize_" and not _stays_in(tensor, memory):
         _resize(tracer, before, tracer.emitter.call(aten.resize.default, (old, *numbers), named))
     elif name in ("aten::as_strided_", "aten::resize_"):
+        tracer.displaced.refuse(before, counts=True)
+        tracer.mark_placed(before)
         _show(tracer, op, before, geometry.strided(before, tensor, Link.FAMILY, mode))
     else:
         pure = functional_variant(op)

@@ -164,6 +164,7 @@ class Tracer(TorchDispatchMode):
         """Called before an op, with its arguments."""
         self.moves: dict[int, list[Move]] = {}
         """By tensor: what changed its shape or place and not its data, in order."""
+        self.displaced = geometry.Displaced()
 
     @property
     def emitter(self) -> Emitter:
@@ -417,11 +418,15 @@ class Tracer(TorchDispatchMode):
             if result.untyped_storage().nbytes() > memory:
                 # Eager refuses it; fakes let their memory grow.
                 raise geometry.outside()
+            counts = bind(op, args, kwargs).get("storage_offset") is not None
+            self.displaced.refuse(parent, counts)
+            if counts:
+                self.mark_placed(parent)
             if parent.has_history and not geometry.covers(args[0], result):
-                raise self.unsupported(
-                    "as_strided", "it shows what its tensor does not, where no gradient would flow"
-                )
-            self.scope.add(result, geometry.strided(parent, result, mode=mode))
+                alias = geometry.reaching_out(self.emitter, parent, result, mode)
+            else:
+                alias = geometry.strided(parent, result, mode=mode)
+            self.scope.add(result, alias)
             return result
         if viewed is None:
             # Whether this is autograd's own `detach` shows only when it is read.
@@ -443,6 +448,15 @@ class Tracer(TorchDispatchMode):
             if value is not None:
                 self.emitter.bind_symbols(alias.node, output)
         return result
+
+    def mark_placed(self, alias: Alias) -> None:
+        """The program looked at where in its memory the tensor of `alias` is."""
+        tensor, scope = geometry.root_of(alias).tensor, self.scope.outer
+        alias.storage.is_placed = True
+        while scope is not None and tensor is not None:
+            if id(tensor) in scope.aliases:
+                scope.aliases[id(tensor)].storage.is_placed = True
+            scope = scope.outer
 
     def unsupported(self, construct: str, why: str) -> CaptureError:
         """The error for what eager can do and capture cannot."""

@@ -26,7 +26,7 @@ from adjoint.torch_private.modes import (
 )
 from adjoint.trace.tracer import Tracer, current_tracer
 from adjoint.transforms.fingerprint import Fingerprint, Transformed
-from adjoint.transforms.kinds import Call
+from adjoint.transforms.kinds import Call, Memory
 from adjoint.transforms.linear import Linearized
 from adjoint.transforms.table import Programs, TooManyPrograms, programs_of, tell
 
@@ -161,7 +161,11 @@ class Program:
         with torch.inference_mode(False), torch.set_grad_enabled(grad_enabled):
             captured = capture_call(function, args, kwargs, axes)
         self.graph = _BUILD.program(captured.graph_module)
-        self.writes = bool(captured.calling.writes)
+        self.memory = Memory.NOTHING
+        if captured.calling.writes:
+            self.memory |= Memory.SHARING
+        if captured.calling.places:
+            self.memory |= Memory.SHARING | Memory.PLACES
         places = {id(tensor): place for place, tensor in enumerate(call.held)}
         taken = [places.get(id(each), each) for each in (*captured.bound, *captured.closed_over)]
         self._bound, self._closed = taken[: len(captured.bound)], taken[len(captured.bound) :]
@@ -231,7 +235,7 @@ class PullBack:
             return point.value, point.saved(self.given)
 
         self.forward = Program(forward, call, axes)
-        self.writes = self.forward.writes
+        self.memory = self.forward.memory
         self.is_shared = self.forward.is_shared
         (point,) = points
         reverse = point.reverse_graph(self.given)
@@ -274,7 +278,7 @@ class PushForward:
             return point.value, point.saved(point.differentiable)
 
         self.forward = Program(forward, call, axes)
-        self.writes = self.forward.writes
+        self.memory = self.forward.memory
         self.is_shared = self.forward.is_shared
         (point,) = points
         self.given = point.differentiable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -13,6 +14,16 @@ from adjoint.runtime.program import sharing
 from adjoint.torch_private import trees
 from adjoint.torch_private.modes import default_devices
 from adjoint.transforms.fingerprint import Fingerprint
+
+
+class Memory(enum.Flag):
+    """What a program takes for granted about the memory of its tensors."""
+
+    NOTHING = 0
+    SHARING = enum.auto()
+    """Which of them share it: some are written to."""
+    PLACES = enum.auto()
+    """Where in it each of them is: `as_strided` counts from where it begins."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +50,12 @@ def look_at(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     held: Sequence[torch.Tensor],
-    writes: bool,
+    memory: Memory,
     function: Hashable,
 ) -> Call:
     """A call as its program sees it.
 
-    `writes`: the program may write to tensors; `function`: what it is for alone, if not None.
+    `memory`: what it takes for granted; `function`: what it is for alone, if not None.
     """
     leaves, form = trees.taken_apart((args, kwargs))
     given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -56,7 +67,7 @@ def look_at(
         held = [*held, *[each for look in looks for each in look.tensors]]
     tensors = [*given, *held]
     kinds = tuple(map(_LOOKS, tensors))
-    common = (function, form, others, _surroundings(), _sharing(tensors, writes))
+    common = (function, form, others, _surroundings(), _sharing(tensors, memory))
     exact = (*common, tuple(map(type, tensors)), kinds, _strides(tensors))
     return Call(args, kwargs, given, tuple(held), exact, common)
 
@@ -108,11 +119,14 @@ class _Other:
         self.tensors = look.tensors
 
 
-def _sharing(tensors: Sequence[torch.Tensor], writes: bool) -> Any:
-    """Which of the tensors are one; where they may be written to, also which share memory."""
+def _sharing(tensors: Sequence[torch.Tensor], memory: Memory) -> Any:
+    """Which of the tensors are one; where that matters, also which share memory, and its places."""
     ids = list(map(id, tensors))
     same = tuple(map(ids.index, ids)) if len(set(ids)) < len(ids) else None
-    return (same, sharing(tensors, range(len(tensors)))) if writes else same
+    if not memory:
+        return same
+    every = range(len(tensors))
+    return same, sharing(tensors, every, every if memory & Memory.PLACES else ())
 
 
 def _surroundings() -> Any:

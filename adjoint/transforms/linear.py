@@ -25,6 +25,7 @@ from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.runtime.recorded import Reversed
 from adjoint.torch_private import trees
+from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.modes import outside_functorch
 from adjoint.trace.subgraph import Body
 from adjoint.trace.tracer import Tracer
@@ -170,7 +171,11 @@ def _marked_as_transform(tracer: Tracer) -> Iterator[None]:
 def _twins(tracer: Tracer, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Tensors like `inputs`, which require grad but are no leaves: they may be written to."""
     with tracer.paused():
-        return [each.detach().clone().requires_grad_().clone() for each in inputs]
+        twins = [each.detach().clone().requires_grad_().clone() for each in inputs]
+    for each, twin in zip(inputs, twins, strict=True):
+        if each.layout is torch.strided and storage_key(each) is not None:
+            tracer.displaced.add(twin, each)
+    return twins
 
 
 def _described(module: fx.GraphModule) -> fx.GraphModule:

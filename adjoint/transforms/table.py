@@ -22,7 +22,7 @@ import torch
 from adjoint.errors import CaptureError, FallbackWarning, OutsideLevelError
 from adjoint.torch_private.dynamo import COMPILING
 from adjoint.transforms.fingerprint import Fingerprint, Same, owner_of
-from adjoint.transforms.kinds import Call, look_at, without_sizes
+from adjoint.transforms.kinds import Call, Memory, look_at, without_sizes
 
 # Meanings of functions with one code, for which programs are kept when nobody else keeps them.
 MEANINGS = 8
@@ -45,8 +45,8 @@ class TooManyPrograms(Exception):
 class Made(Protocol):
     """A program."""
 
-    writes: bool
-    """It writes to its arguments, or to tensors that the function holds."""
+    memory: Memory
+    """What it takes for granted of its arguments, and of tensors that the function holds."""
     is_shared: bool
     """It is for all functions of the meaning, not only for the one that it was captured from."""
 
@@ -66,8 +66,8 @@ class Programs:
         self._chosen: dict[Any, Any] = {}
         self._usual: tuple[Any, Any] = (None, None)
         """The last key and its program: to compare with one takes less than to look it up."""
-        self._writes = False
-        """Some of them write to tensors: what shares memory is part of the kind."""
+        self._memory = Memory.NOTHING
+        """What any of them takes for granted of memory is part of the kind."""
         self._are_shared = True
         """All of them are for all functions of the meaning; else the function is part of the kind.
         """
@@ -88,8 +88,8 @@ class Programs:
         if program is None:
             with COMPILING:
                 program = self._find(make, look, call, dynamic)
-                if program.writes > self._writes or program.is_shared < self._are_shared:
-                    self._writes |= program.writes
+                if program.memory & ~self._memory or program.is_shared < self._are_shared:
+                    self._memory |= program.memory
                     self._are_shared &= program.is_shared
                     self._chosen.clear()
                     self._kinds.clear()
@@ -103,7 +103,7 @@ class Programs:
 
     def _look_at(self, look: Fingerprint, args: Any, kwargs: Any) -> Call:
         function = None if self._are_shared else Same(look.function)
-        return look_at(args, kwargs, look.tensors, self._writes, function)
+        return look_at(args, kwargs, look.tensors, self._memory, function)
 
     def _find(self, make: Make, look: Fingerprint, call: Call, dynamic: bool | None) -> Any:
         kind = self._kind(call, dynamic)

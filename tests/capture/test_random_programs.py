@@ -122,7 +122,7 @@ def unrecorded(make: Callable[[], Tensor]) -> Tensor:
 WITHOUT_A_MEANING = (
     "lie in one place",
     "overlaps in part",
-    "no gradient would flow",
+    "beyond the tensor that gradients flow to",
     "outside of the tensor",
 )
 

@@ -36,7 +36,6 @@ READS_DATA = {
 # What is not as in eager, and why.
 EXCEPTIONS = {
     "as_strided_scatter": "eager's gradient fails gradcheck: x gets the cotangent of the window",
-    "as_strided.partial_views": "it shows memory outside of its argument, which a graph lacks",
 }
 
 # The same, of complex numbers alone.

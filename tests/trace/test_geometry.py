@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
+import adjoint
 from adjoint.trace.geometry import dense_order, extent, same_layout, same_place
 from tests.parity import ROUTES, Route, Row, Table, check, grown, leaf, plain, refused
 
@@ -132,29 +134,141 @@ def test_as_strided(row: Row, route: Route) -> None:
     row.check(route)
 
 
+# Windows on more of the memory than the tensor shows.
+
+
 def outside(x: Tensor) -> Any:
     return x.as_strided((2, 4), (4, 1), 0) * 2
+
+
+def after_it(x: Tensor) -> Any:
+    return x.view(-1).as_strided((6,), (1,)).sin() + x.sum()
 
 
 def in_the_gaps(x: Tensor) -> Any:
     return x.t().as_strided((2, 2), (4, 1)) * 2
 
 
-def without_a_gradient(x: Tensor) -> Any:
-    return (x * 2)[:, 0].as_strided((2, 2), (4, 1)) * 2
+def in_one_and_beyond(x: Tensor) -> Any:
+    window = (x * 2)[:, 0].as_strided((2, 2), (4, 1))
+    return window.sin() * x.sum()
+
+
+def returned(x: Tensor) -> Any:
+    window = x.as_strided((2, 4), (4, 1), 0)
+    return window, window * window
+
+
+def of_data_alone(x: Tensor) -> Any:
+    return x.detach().as_strided((2, 4), (4, 1), 0) * x.sum()
+
+
+def written_before(x: Tensor) -> Any:
+    y = x.detach()
+    y.mul_(3)
+    return x.detach().as_strided((2, 4), (4, 1), 0) * 2
+
+
+def written_through(x: Tensor) -> Any:
+    x.detach().as_strided((2, 4), (4, 1), 0).mul_(3)
+    return x * 2
+
+
+def written_around(x: Tensor) -> Any:
+    y = x.detach()
+    y.add_(1)
+    window = y.as_strided((3,), (4,), 0)
+    window.mul_(2)
+    y.mul_(5)
+    return window, y.as_strided((8,), (1,), 0) * 1, x
 
 
 @pytest.mark.parametrize(
-    ("function", "make"),
+    "route", [Route.DIRECT, pytest.param(Route.DYNAMO, marks=pytest.mark.slow)], ids=str
+)
+@pytest.mark.parametrize("make", [plain, leaf, grown])
+@pytest.mark.parametrize(
+    "window",
     [
-        (outside, lambda: plain(3, 4)[1]),
-        (in_the_gaps, lambda: plain(3, 4)[:, ::2]),
-        (without_a_gradient, lambda: leaf(3, 4)),
+        pytest.param(lambda x: x[1], id="row"),
+        pytest.param(lambda x: x[:2, ::2], id="gaps"),
+        pytest.param(lambda x: x[1].detach().requires_grad_(x.requires_grad), id="no view"),
+        pytest.param(lambda x: x[1:2, :3].t(), id="transposed"),
     ],
 )
-def test_what_is_refused(function: Any, make: Any) -> None:
-    error = refused(function, make)
-    assert error.construct in ("as_strided", "a strided view of memory")
+@pytest.mark.parametrize(
+    "function",
+    [
+        outside,
+        after_it,
+        in_the_gaps,
+        in_one_and_beyond,
+        returned,
+        of_data_alone,
+        written_before,
+        written_through,
+        written_around,
+    ],
+)
+def test_windows_beyond_the_tensor(
+    function: Any, window: Any, make: Callable[..., Tensor], route: Route
+) -> None:
+    try:
+        function(window(make(3, 4)))
+    except (RuntimeError, IndexError):
+        pytest.skip("no such views of this tensor")
+    check(function, lambda: window(make(3, 4)), route, order=2)
+
+
+@pytest.mark.parametrize("make", [plain, leaf])
+@pytest.mark.parametrize("function", [outside, returned, written_around], ids=lambda f: f.__name__)
+def test_windows_beyond_the_tensor_through_dynamo(
+    function: Any, make: Callable[..., Tensor]
+) -> None:
+    check(function, lambda: make(3, 4)[1], Route.DYNAMO, order=2)
+
+
+def test_a_program_is_for_one_place_of_what_it_counts_from() -> None:
+    torch._dynamo.reset()
+
+    def function(x: Tensor) -> Tensor:
+        return x.as_strided((3,), (1,), 4) * x.sum()
+
+    memory = torch.randn(20, dtype=torch.float64)
+    inputs = [memory[4:12], memory[2:10], memory[10:18], memory[:10].clone()[2:10]]
+    compiled = torch.compile(function, backend="adjoint", fullgraph=True)
+    for x in (*inputs, *inputs):
+        assert_close(compiled(x), function(x))
+    captured = adjoint.capture(function, inputs[0])
+    assert_close(adjoint.run(captured, inputs[0]), function(inputs[0]))
+    with pytest.raises(TypeError, match="begins at element 4 of a memory of 160 bytes"):
+        adjoint.run(captured, inputs[1])
+
+
+@pytest.mark.filterwarnings("ignore::adjoint.FallbackWarning")
+def test_windows_in_transforms() -> None:
+    def counts(x: Tensor) -> Tensor:
+        return (x.as_strided((3,), (1,), 4) * x.sum()).sum()
+
+    def steps(x: Tensor) -> Tensor:
+        return (x.as_strided((3,), (2,)) * x.sum()).sum()
+
+    memory = torch.randn(20, dtype=torch.float64)
+    for function in (counts, steps):
+        gradient = adjoint.grad(function)
+        for x in (memory[:8], memory[4:12], memory[2:10], memory[::2], memory[8:16].clone()):
+            assert_close(gradient(x), torch.func.grad(function)(x))
+
+
+def test_a_recorded_write_beyond_the_tensor_is_refused() -> None:
+    def program(x: Tensor) -> Tensor:
+        y = x * 1
+        window = y[1].as_strided((2, 4), (4, 1), 0)
+        y.mul_(2)
+        return window.sum()
+
+    error = refused(program, lambda: leaf(3, 4))
+    assert error.construct == "a write"
     assert error.remedy
 
 

@@ -5,11 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adjoint.transforms.kinds import Call, look_at, without_sizes
+from adjoint.transforms.kinds import Call, Memory, look_at, without_sizes
+
+SHARING, PLACES = Memory.SHARING, Memory.SHARING | Memory.PLACES
 
 
-def call(*args: Any, held: tuple[Tensor, ...] = (), writes: bool = False) -> Call:
-    return look_at(args, {}, held, writes, None)
+def call(*args: Any, held: tuple[Tensor, ...] = (), memory: Memory = Memory.NOTHING) -> Call:
+    return look_at(args, {}, held, memory, None)
 
 
 def test_sizes_make_another_call_but_not_another_kind() -> None:
@@ -37,7 +39,14 @@ def test_memory_that_is_shared_counts_where_it_is_written_to() -> None:
     whole, other = torch.ones(6), torch.ones(6)
     shared, separate = (whole[:3], whole[3:]), (whole[:3], other[3:])
     assert call(*shared).exact == call(*separate).exact
-    assert call(*shared, writes=True).exact != call(*separate, writes=True).exact
+    assert call(*shared, memory=SHARING).exact != call(*separate, memory=SHARING).exact
+
+
+def test_a_place_in_memory_counts_where_the_program_looks_at_it() -> None:
+    whole = torch.ones(6)
+    one, other, shorter = whole[:2], whole[2:4], torch.ones(2)
+    assert len({call(each, memory=SHARING).exact for each in (one, other, shorter)}) == 1
+    assert len({call(each, memory=PLACES).exact for each in (one, other, shorter)}) == 3
 
 
 def test_tensors_inside_of_arguments_are_held() -> None:
