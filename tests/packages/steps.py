@@ -93,7 +93,9 @@ def assert_trained_alike(
         for name, each in expected["predictions"].items():
             assert each.any(), f"{name} is zero, whatever the compiler does"
             assert each.isfinite().all(), name
-        assert any(each is not None and each.any() for each in expected["gradients"].values())
+        gradients = [each for each in expected["gradients"].values() if each is not None]
+        assert any(each.any() for each in gradients)
+        assert all(each.isfinite().all() for each in gradients)
         actual = step(model, lambda given=given: predict(program, given))  # type: ignore[misc]
         torch.testing.assert_close(actual, expected, rtol=TOLERANCE, atol=TOLERANCE)
     compiled.assert_differentiated()
