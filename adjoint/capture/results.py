@@ -75,6 +75,7 @@ class Results:
         writes = self._writes()
         results = tuple(self._result(i, path, leaf) for i, (path, leaf) in enumerate(leaves))
         moves = self._moves()
+        shown = () if writes or moves else self._shown(results, leaves)
         for index, of in self._bases_of.items():
             if self.descriptors[index] is None:
                 results_of = tuple(each for each in of if isinstance(each, Result))
@@ -93,7 +94,63 @@ class Results:
             made=tuple(self._made),
             results=results,
             places=self._places(),
+            shown=shown,
         )
+
+    def _shown(
+        self, results: Sequence[int], leaves: Sequence[tuple[str, Any]]
+    ) -> tuple[tuple[int, int], ...]:
+        """Views whose values other results are computed from: these have their history from them.
+
+        A view is made outside the graph, which has its value as one more output.
+        """
+        views = {
+            position: leaf
+            for position, (_, leaf) in zip(results, leaves, strict=True)
+            if self._is_plain_view(self._made[position]) and leaf.requires_grad
+        }
+        for position, leaf in views.items():
+            self._made[position] = self._of_another_view(self._made[position], leaf)
+        shown: dict[int, int] = {}
+        outputs = set(self.outputs)
+        for position, leaf in views.items():
+            node = self.tracer.node(leaf)
+            if node.op != "call_function" or node in outputs or not _leads_to(node, outputs):
+                continue
+            # What was written through a view is made of it, and not it of that.
+            base = self._base_node(self._made[position])
+            if base is None or not _leads_to(node, {base}):
+                shown[self._view_argument(node)] = position
+        return tuple(shown.items())
+
+    def _is_plain_view(self, made: Made) -> bool:
+        """It is made by view ops alone, of what it is a view of now."""
+        if not isinstance(made, View) or made.is_made_anew:
+            return False
+        return all(isinstance(step, Replay) for step in made.steps)
+
+    def _of_another_view(self, made: Made, leaf: torch.Tensor) -> Made:
+        """The view, made of the nearest one that is a result, too, if it is a view of one."""
+        chain = list(self.tracer.origin(self.tracer.alias(leaf)).origins())
+        for count, each in enumerate(chain, 1):
+            position = self._by_tensor.get(id(each.tensor)) if count > 1 else None
+            if position is not None and self._is_plain_view(self._made[position]):
+                return View(FromMade(position), tuple(self._steps(chain[:count])))
+            if each.starts_family:
+                break
+        return made
+
+    def _base_node(self, made: Made | FromMade) -> fx.Node | None:
+        """The output that `made` is a view of."""
+        match made:
+            case FromGraph(index):
+                return self.outputs[index]
+            case FromMade(index):
+                return self._base_node(self._made[index])
+            case View(of, _):
+                return self._base_node(of)
+            case _:
+                return None
 
     def _output(self, node: fx.Node, descriptor: Output | None) -> int:
         self.outputs.append(node)
@@ -440,6 +497,19 @@ class Results:
             kind = ViewValue if isinstance(node.meta["val"], torch.Tensor) else ViewArgument
             self._numbers[node] = self._output(node, kind(len(self._numbers)))
         return self._numbers[node]
+
+
+def _leads_to(node: fx.Node, outputs: set[fx.Node]) -> bool:
+    """One of `outputs` is computed from `node`."""
+    seen, waiting = {node}, [node]
+    while waiting:
+        for user in waiting.pop().users:
+            if user in outputs:
+                return True
+            if user not in seen:
+                seen.add(user)
+                waiting.append(user)
+    return False
 
 
 def _shows_all(now: Alias, root: Alias) -> bool:

@@ -220,6 +220,8 @@ class Calling:
     """For each leaf of what the caller receives, which of `made` it is."""
     places: tuple[Place, ...] = ()
     """Of inputs that the program shows other windows of: Dynamo has no guards about them."""
+    shown: tuple[tuple[int, int], ...] = ()
+    """(output, which of `made`): views that other results are computed from, and their values."""
 
     # What follows is asked for in every call.
 

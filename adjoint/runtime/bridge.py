@@ -27,6 +27,7 @@ from adjoint.graph.boundary import attempted, differentiating, place_of_graph, t
 from adjoint.graph.evaluation import Tracked, entry_mode, evaluate, forget_histories
 from adjoint.graph.purity import runs_once
 from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
+from adjoint.runtime.calling import Standing
 from adjoint.runtime.looking import Differs
 from adjoint.runtime.recorded import Builder, Executable, Recorded, Reversed, Stages
 from adjoint.torch_private.batches import is_batched, over_batch
@@ -65,15 +66,29 @@ class Compiled:
         self._sizings = [_Sized(graph_module, self._sizing)]
         self._remade = 0
 
-    def __call__(self, inputs: Sequence[Any], known: Sizes | None = None) -> Sequence[Any]:
-        """The outputs; `known` are sizes that the inputs may not show."""
+    def __call__(
+        self,
+        inputs: Sequence[Any],
+        known: Sizes | None = None,
+        standing: Standing | None = None,
+    ) -> Sequence[Any]:
+        """The outputs; `known` are sizes that the inputs may not show.
+
+        `standing`: what later stages take for outputs of earlier ones.
+        """
         try:
-            return self._called(inputs, known)
+            return self._called(inputs, known, standing)
         except Differs as error:
             self._remake(error, self._sizes(inputs, known))
-        return self(inputs, known)
+        return self(inputs, known, standing)
 
-    def _called(self, inputs: Sequence[Any], known: Sizes | None) -> Sequence[Any]:
+    def in_stages(self, inputs: Sequence[Any], standing: Standing) -> Sequence[Any]:
+        """The outputs, where the caller makes views of some that others are computed from."""
+        return self(inputs, standing=standing)
+
+    def _called(
+        self, inputs: Sequence[Any], known: Sizes | None, standing: Standing | None
+    ) -> Sequence[Any]:
         if functorch_is_active() or has_tangent(inputs):
             return self._by_ops(inputs)
         wrt = self._recorded_inputs(inputs)
@@ -89,7 +104,9 @@ class Compiled:
         if found is None:
             return evaluate(self.graph_module, inputs)  # type: ignore[no-any-return]
         recording, sizes = found
-        return self.run(list(inputs), known) if recording is None else recording(inputs, sizes)
+        if recording is None:
+            return self.run(list(inputs), known)
+        return recording(inputs, sizes, standing)
 
     def run(self, inputs: list[Any], known: Sizes | None = None) -> Sequence[Any]:
         """The outputs, without a history; `inputs` is empty then."""
@@ -297,19 +314,27 @@ class Recording:
             levels = range(len(recorded.stages.uses))
             self.stages = [Recording(*recorded.stage(level), builder) for level in levels]
 
-    def __call__(self, inputs: Sequence[Any], sizes: Sizes) -> Sequence[Any]:
+    def __call__(
+        self, inputs: Sequence[Any], sizes: Sizes, standing: Standing | None = None
+    ) -> Sequence[Any]:
         # First, so that a device is at work while autograd takes note.
         with torch.no_grad():
             outputs = self.forward(inputs)
         if self.recorded.stages is not None:
-            return self._in_stages(self.recorded.stages, list(inputs), list(outputs), sizes)
+            outputs = list(outputs) if standing is None else standing.separate(outputs)
+            return self._in_stages(self.recorded.stages, list(inputs), outputs, sizes, standing)
         with torch.enable_grad():
             traced = [inputs[index] for index in self.wrt]
             noted = _Node.apply(self, sizes, inputs, outputs, *traced)  # type: ignore[no-untyped-call]
         return noted[: self.recorded.results]  # type: ignore[no-any-return]
 
     def _in_stages(
-        self, stages: Stages, inputs: list[Any], outputs: list[Any], sizes: Sizes
+        self,
+        stages: Stages,
+        inputs: list[Any],
+        outputs: list[Any],
+        sizes: Sizes,
+        standing: Standing | None,
     ) -> Sequence[Any]:
         """The results, each with the history of its stage."""
         count = len(inputs)
@@ -327,7 +352,8 @@ class Recording:
                     outputs[place] = noted[place]
                 for place, cut in enumerate(stages.cuts):
                     if stages.levels[cut] == level:
-                        inputs[count + place] = outputs[cut]
+                        found = outputs[cut] if standing is None else standing.at(cut, outputs)
+                        inputs[count + place] = found
         return outputs[: self.recorded.results]
 
     def forward(self, inputs: Sequence[Any]) -> Sequence[Any]:

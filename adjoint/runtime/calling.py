@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
@@ -34,7 +34,21 @@ from adjoint.torch_private import trees
 from adjoint.torch_private.fake import storage_key, storage_keys
 from adjoint.torch_private.modes import is_autocast_enabled, set_version, without_autocast
 
-Graph = Callable[[Sequence[Any]], Sequence[Any]]
+
+@runtime_checkable
+class InStages(Protocol):
+    """A graph that can be run in stages."""
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """The outputs."""
+        ...
+
+    def in_stages(self, inputs: Sequence[Any], standing: Standing) -> Sequence[Any]:
+        """The outputs, where the caller makes views of some that others are computed from."""
+        ...
+
+
+Graph: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]] | InStages
 
 
 def _move_from_start(x: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
@@ -55,12 +69,22 @@ def call(graph: Graph, calling: Calling, inputs: Sequence[Any]) -> list[Any]:
     if is_autocast_enabled():
         with without_autocast():
             return call(graph, calling, inputs)
+    standing = Standing(calling, inputs) if calling.shown else None
     if calling.flags:
         with _leaves(calling, inputs):
-            outputs = graph(graph_inputs(calling, inputs))
+            outputs = _outputs(graph, calling, inputs, standing)
     else:
-        outputs = graph(graph_inputs(calling, inputs))
-    return finish(calling, inputs, outputs)
+        outputs = _outputs(graph, calling, inputs, standing)
+    return finish(calling, inputs, outputs, None if standing is None else standing.made)
+
+
+def _outputs(
+    graph: Graph, calling: Calling, inputs: Sequence[Any], standing: Standing | None
+) -> Sequence[Any]:
+    given = graph_inputs(calling, inputs)
+    if standing is not None and isinstance(graph, InStages):
+        return graph.in_stages(given, standing)
+    return graph(given)
 
 
 @contextlib.contextmanager
@@ -114,9 +138,38 @@ def _whole_memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return flat.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
 
 
-def finish(calling: Calling, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-    """Change the caller's inputs and make the results."""
-    results = _Results(calling, inputs, _in_own_memory(calling, inputs, outputs))
+class Standing:
+    """What later stages of a graph take for its outputs: views that the caller gets are made first.
+
+    So results that are computed from a view have their history by way of it.
+    """
+
+    def __init__(self, calling: Calling, inputs: Sequence[Any]) -> None:
+        self.calling = calling
+        self.inputs = inputs
+        self.made: dict[int, Any] = {}
+        self._shown = dict(calling.shown)
+
+    def separate(self, outputs: Sequence[Any]) -> list[Any]:
+        """The outputs, before they have a history."""
+        return list(_in_own_memory(self.calling, self.inputs, outputs))
+
+    def at(self, output: int, outputs: Sequence[Any]) -> Any:
+        """What stands for `output`, once all that it is made of has its history."""
+        position = self._shown.get(output)
+        if position is None:
+            return outputs[output]
+        return _Results(self.calling, self.inputs, outputs, self.made).at(position)
+
+
+def finish(
+    calling: Calling,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    made: dict[int, Any] | None = None,
+) -> list[Any]:
+    """Change the caller's inputs and make the results; some may be `made` already."""
+    results = _Results(calling, inputs, _in_own_memory(calling, inputs, outputs), made)
     if not calling.leaves_inputs:
         _change(calling, inputs, results)
     return [results.at(position) for position in calling.results]
@@ -204,11 +257,17 @@ def _copied(value: torch.Tensor) -> torch.Tensor:
 class _Results:
     """Makes the caller's results, each once."""
 
-    def __init__(self, calling: Calling, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        calling: Calling,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        made: dict[int, Any] | None = None,
+    ) -> None:
         self.calling = calling
         self.inputs = inputs
         self.outputs = outputs
-        self._made: dict[int, Any] = {}
+        self._made = {} if made is None else made
 
     def at(self, position: int) -> Any:
         """What stands at `position` of `calling.made`."""

@@ -64,7 +64,46 @@ def detached_between(x: Tensor, y: Tensor) -> Results:
     return h, (h.detach() * x).sum(), (h * x).sum()
 
 
+def a_view_of_an_input(x: Tensor, y: Tensor) -> Results:
+    v = x[1:]
+    return v, (v.exp() * y[1:]).sum()
+
+
+def a_view_of_what_is_not_returned(x: Tensor, y: Tensor) -> Results:
+    v = (x * y)[1:]
+    return v, v.exp().sum()
+
+
+def views_of_views(x: Tensor, y: Tensor) -> Results:
+    h = x * y
+    v = h.view(1, -1)
+    w = v.t()
+    return w, (w.exp() * w).sum(), v, h
+
+
+def several_views(x: Tensor, y: Tensor) -> Results:
+    a, b, c = (x * y).unbind(0)
+    return a, b, a * b * c
+
+
+def there_and_back(x: Tensor, y: Tensor) -> Results:
+    h = (x * y).unsqueeze(0)
+    return h.squeeze(0), h, h.sin().sum()
+
+
+def written_to_through_a_view(x: Tensor, y: Tensor) -> Results:
+    h = x * y
+    h[1:].mul_(2)
+    return h, h.sin().sum()
+
+
 PROGRAMS = [
+    a_view_of_an_input,
+    a_view_of_what_is_not_returned,
+    views_of_views,
+    several_views,
+    there_and_back,
+    written_to_through_a_view,
     one_after_another,
     strained,
     loss_and_logits,

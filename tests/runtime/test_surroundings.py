@@ -380,14 +380,15 @@ def test_what_is_detached_in_place_was_saved_all_the_same() -> None:
     torch.testing.assert_close(compiled(scenario), grad(chain(x * 2, y)[2], (x, y)))
 
 
-def test_views_and_written_inputs_among_results() -> None:
-    """What is computed from a view, or from an input after a write, has no history by way of them.
+def test_inputs_and_views_that_are_written_to_among_results() -> None:
+    """What is computed from them after the write has no history by way of them.
 
     To differentiate with respect to one is an error, as of anything that was not used.
     """
 
     def view(x: Tensor, y: Tensor) -> Any:
         h = (x * y)[1:]
+        h.mul_(2)
         return h, h.exp()
 
     def write(x: Tensor, y: Tensor) -> Any:
