@@ -200,8 +200,8 @@ def _group_norm(op: Any, x: Any, weight: Any, bias: Any, *numbers: Any) -> Any:
 
 
 def _group_norm_backward(op: Any, cotangent: Any, x: Any, *args: Any) -> Any:
-    """The gradient is like what it is of."""
-    of_x, *others = op(cotangent, x, *args)
+    """The gradient is like what it is of; the fake would take a view of it, however it lies."""
+    of_x, *others = op(cotangent.contiguous(), x.contiguous(), *args)
     return (None if of_x is None else of_x.to(x.dtype), *others)
 
 

@@ -18,6 +18,7 @@ from adjoint.graph.evaluation import evaluate
 from adjoint.options import Options
 from adjoint.runtime.calling import call as run_graph
 from adjoint.torch_private import trees
+from adjoint.torch_private.dynamo import DynamoError
 from adjoint.torch_private.modes import (
     calls_are_seen,
     functorch_is_active,
@@ -108,7 +109,7 @@ class Compiled(Transformed):
         self.transform = transform
         self.function = function
         self._traced = traced
-        self._in_torch = in_torch or traced
+        self._in_torch = traced if in_torch is None else in_torch
         self._transformed = transformed
         self._dynamic = dynamic
         self._latest: tuple[Fingerprint, Programs] | None = None
@@ -125,8 +126,9 @@ class Compiled(Transformed):
         if current_tracer() is not None:
             return self._transformed(*args, **kwargs)
         if is_left_to_torch():
-            # Torch lacks some derivatives, above all in forward mode, that are here.
-            with contextlib.suppress(NotImplementedError):
+            # Torch lacks some derivatives, above all in forward mode and of branches in a batch,
+            # that are here.
+            with contextlib.suppress(NotImplementedError, DynamoError, AssertionError):
                 return self._in_torch(*args, **kwargs)
         try:
             programs = self._programs()

@@ -31,10 +31,6 @@ def loops_on_a_value(x: Tensor) -> Any:
     return x
 
 
-def splits_at_values(x: Tensor) -> Any:
-    return torch.tensor_split(x, torch.tensor([1, 2]))
-
-
 def prints_a_value(x: Tensor) -> Any:
     return f"{x.sum().item():.2f}", x * 2
 
@@ -52,7 +48,6 @@ def uses_an_op_without_a_fake(x: Tensor) -> Any:
     [
         (branches_on_a_value, "a value that decides", "return x * 2 if x.sum() > 0", "torch.cond"),
         (loops_on_a_value, "a value that decides", "while x.abs().sum() > 0.1:", "torch.cond"),
-        (splits_at_values, "a value that decides", "return torch.tensor_split", "torch.cond"),
         (
             uses_an_op_without_a_fake,
             "op adjoint_test_program.shapeless",
