@@ -25,18 +25,26 @@ from adjoint.torch_private.operators import OpOverload
 aten = torch.ops.aten
 
 
-_pretended: ContextVar[Mode | None] = ContextVar("_pretended", default=None)
+# The mode, and whether forward mode is enabled, that a program is captured as if under.
+_pretended: ContextVar[tuple[Mode, bool] | None] = ContextVar("_pretended", default=None)
 
 
 def current_mode() -> Mode:
     """The autograd mode that the program runs under now."""
-    return _pretended.get() or Mode(torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+    if (pretended := _pretended.get()) is not None:
+        return pretended[0]
+    return Mode(torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+
+
+def _forward_mode_is_enabled() -> bool:
+    pretended = _pretended.get()
+    return forward_mode_is_enabled() if pretended is None else pretended[1]
 
 
 @contextlib.contextmanager
 def as_under(mode: Mode) -> Iterator[None]:
-    """Capture what runs now as if it ran under `mode`."""
-    token = _pretended.set(mode)
+    """Capture what runs now as if it ran under `mode`, and forward mode were as it is now."""
+    token = _pretended.set((mode, _forward_mode_is_enabled()))
     try:
         yield
     finally:
@@ -152,7 +160,7 @@ class Emitter:
         node = self.graph.call_function(target, args, kwargs)
         node.meta["val"] = self.snapshot(value)
         node.meta["mode"] = current_mode() if mode is None else mode
-        if not forward_mode_is_enabled():
+        if not _forward_mode_is_enabled():
             node.meta["forward"] = False
         node.meta["source"] = self.source()
         node.meta["region"] = self.region

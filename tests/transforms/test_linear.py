@@ -87,3 +87,53 @@ def test_a_write_to_a_buffer_outside_happens() -> None:
     for calls in (1, 2):
         torch.testing.assert_close(adjoint.grad(program)(x), torch.full_like(x, calls))
         assert counter == calls
+
+
+@torch.library.custom_op("adjoint_tests::cube", mutates_args=())
+def cube(x: Tensor) -> Tensor:
+    return x**3
+
+
+@cube.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+cube.register_autograd(
+    lambda ctx, g: 3 * g * ctx.saved_tensors[0] ** 2,
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+def test_custom_ops_in_forward_mode() -> None:
+    """Torch runs them with forward mode switched off, which is not the program's doing."""
+    x, tangent = plain(3).double(), plain(3).double()
+    _, found = adjoint.jvp(lambda x: cube(x), (x,), (tangent,))
+    torch.testing.assert_close(found, 3 * x**2 * tangent)
+    _, (found,) = adjoint.hvp(lambda x: cube(x).sum(), (x,), (tangent,))
+    torch.testing.assert_close(found, 6 * x * tangent)
+
+
+def test_custom_ops_where_forward_mode_is_off() -> None:
+    x = plain(3).double()
+
+    def program(x: Tensor) -> Any:
+        with torch.autograd.forward_ad._set_fwd_grad_enabled(False):
+            y = cube(x)
+        return x + y
+
+    torch.testing.assert_close(adjoint.jvp(program, (x,), (x,))[1], x)
+
+
+@pytest.mark.parametrize("name", ["logcumsumexp", "cosine_similarity"])
+def test_forward_mode_of_derivatives_by_ops_of_our_own(name: str) -> None:
+    x, y, tangent = (plain(2, 3).double() for _ in range(3))
+
+    def loss(x: Tensor) -> Tensor:
+        if name == "logcumsumexp":
+            return (x.logcumsumexp(-1) * y).sum()
+        return torch.nn.functional.cosine_similarity(x, y).sum()
+
+    expected = torch.func.jvp(torch.func.grad(loss), (x,), (tangent,))[1]
+    _, (found,) = adjoint.hvp(loss, (x,), (tangent,))
+    torch.testing.assert_close(found, expected)
