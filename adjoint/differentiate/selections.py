@@ -43,7 +43,6 @@ _LINEAR = {
     aten._conj.default,
     aten._to_copy.default,
     aten.clone.default,
-    aten.real.default,
 }
 # Products and quotients, and what their arguments may be where they do not count.
 _FACTORS = {aten.mul.Tensor: (0, 0), aten.div.Tensor: (0, 1)}

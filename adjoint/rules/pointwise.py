@@ -264,6 +264,19 @@ def atan2(cotangent: Any, out: Any, y: Any, x: Any) -> Any:
     return (lambda: scaled * x, lambda: scaled * -y)
 
 
+@vjp(aten.polar.default)
+def polar(cotangent: Any, out: Any, length: Any, angle: Any) -> Any:
+    """Of length exp(i angle), whose direction torch's formula takes from the result.
+
+    That has none where the length is zero, and the opposite one where it is negative.
+    """
+    real, imag = cotangent.real, cotangent.imag
+    return (
+        lambda: real * angle.cos() + imag * angle.sin(),
+        lambda: length * (imag * angle.cos() - real * angle.sin()),
+    )
+
+
 @vjp(aten.hypot.default)
 def hypot(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
     """g (x, y) / out"""

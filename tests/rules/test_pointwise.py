@@ -41,6 +41,7 @@ ROWS = [
     Row("pow-of-number", lambda x: 2.5**x, ONE, complex=True),
     Row("atan2", torch.atan2, TWO),
     Row("hypot", torch.hypot, TWO),
+    Row("polar", torch.polar, TWO, Domain.POSITIVE),
     Row("polygamma", lambda x: torch.polygamma(1, x), ONE, Domain.POSITIVE),
     Row("maximum", torch.maximum, TWO),
     Row("minimum", torch.minimum, TWO),
@@ -104,6 +105,14 @@ def at(*numbers: float) -> torch.Tensor:
 def test_ties_and_kinks_are_eagers(function: object, inputs: list[torch.Tensor]) -> None:
     assert callable(function)
     check(function, inputs, 1)
+
+
+def test_a_length_that_is_zero_or_negative_has_a_direction() -> None:
+    """In eager's derivative it has none, or the opposite one."""
+    inputs = [at(0.0, -2.0, 2.0), at(1.0, 2.0, 3.0)]
+    compiled = bridged(torch.polar, *inputs)
+    assert torch.autograd.gradcheck(compiled, inputs)
+    assert torch.autograd.gradgradcheck(compiled, inputs)
 
 
 def test_each_row_of_the_tables_is_sampled() -> None:
