@@ -239,10 +239,8 @@ def test_all_is_here() -> None:
 
 # Not yet as in eager, with all sizes dynamic.
 WRONG = {
-    "PirateNet": "a number that Dynamo made symbolic has no second derivative",
     "FNO": "a spectral layer's second derivative is left to eager autograd",
     "FourierIntegralKernel": "a spectral layer's second derivative is left to eager autograd",
-    "EquivariantGraphNeuralOperator": "an index that is computed where it is checked",
 }
 
 
