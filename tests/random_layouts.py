@@ -429,7 +429,7 @@ def _history_that_matters(gradient: Tensor | None, inputs: Sequence[Tensor]) -> 
     """
     if gradient is None or not gradient.requires_grad:
         return gradient
-    further = torch.autograd.grad(
+    further: Sequence[Tensor | None] = torch.autograd.grad(
         gradient, inputs, torch.ones_like(gradient), retain_graph=True, allow_unused=True
     )
     matters = any(g is not None and bool((g.abs() > 1e-6).any()) for g in further)
@@ -452,9 +452,8 @@ def differences(mine: Any, theirs: Any, truth: Any, rounded: float) -> Iterator[
                 continue
             exact = truth[order][place] if order < len(truth) else other
             # In double precision, as rounding may look like a dependence.
-            if one.requires_grad != other.requires_grad and one.requires_grad != (
-                exact is not None and exact.requires_grad
-            ):
+            depends = exact is not None and exact.requires_grad
+            if one.requires_grad != other.requires_grad and one.requires_grad != depends:
                 yield f"{where}: requires_grad is {one.requires_grad}"
             wide = torch.complex128 if other.is_complex() else torch.float64
             ours_, eagers_ = one.detach().to(wide), other.detach().to(wide)

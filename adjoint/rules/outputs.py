@@ -39,8 +39,11 @@ def differentiable_outputs(
         def leaf(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
-            # Some fakes fail for other layouts, which decide nothing here.
-            return value.detach().contiguous().requires_grad_(id(value) in wanted)
+            alike = value.detach()
+            if alike.layout is torch.strided:
+                # Some fakes fail for other strides, which decide nothing here.
+                alike = alike.contiguous()
+            return alike.requires_grad_(id(value) in wanted)
 
         with fake_mode, enable_python_dispatcher(), by_torch_formula(op), torch.enable_grad():
             args, kwargs = trees.map_leaves(leaf, (args, kwargs))

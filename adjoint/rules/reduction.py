@@ -54,6 +54,36 @@ def mean_dims(cotangent: Any, out: Any, x: Any, dim: Any, keepdim: bool = False,
     return ((restore_axes(cotangent, x, dim, keepdim) / count).expand(x.shape),)
 
 
+@vjp(aten.prod.default)
+def product_of_all(cotangent: Any, out: Any, x: Any, **_: Any) -> Any:
+    """The product of all the others."""
+    flat = x.to(out.dtype).reshape(-1)
+    return ((cotangent * _of_the_others(flat, 0).conj()).reshape(x.shape),)
+
+
+@vjp(aten.prod.dim_int)
+def product(cotangent: Any, out: Any, x: Any, dim: int, keepdim: bool = False, **_: Any) -> Any:
+    """The product of all the others."""
+    if x.dim() == 0:
+        return (cotangent,)
+    others = _of_the_others(x.to(out.dtype), dim % x.dim())
+    return (restore_axes(cotangent, x, dim, keepdim) * others.conj(),)
+
+
+def _of_the_others(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """For each element the product of those before it times that of those after it.
+
+    Without a division, so that zeros do not matter; without slices, so that there may be none.
+    """
+
+    def before(x: torch.Tensor) -> torch.Tensor:
+        is_first = torch.arange(x.shape[dim], device=x.device) == 0
+        is_first = is_first.reshape([-1] + [1] * (x.dim() - dim - 1))
+        return torch.where(is_first, 1, x.roll(1, dim)).cumprod(dim)
+
+    return before(x) * before(x.flip(dim)).flip(dim)
+
+
 @vjp(aten.amax.default, aten.amin.default)
 def extremum(cotangent: Any, out: Any, x: Any, dim: Any = (), keepdim: bool = False) -> Any:
     """All elements that attain it share equally."""

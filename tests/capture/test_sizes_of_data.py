@@ -40,9 +40,6 @@ EMPTY: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-# The derivative of a product slices off the last of n rows: for none, what ops return is not what
-# its graph says, which is seen, said, and run op by op.
-@pytest.mark.filterwarnings("ignore:.*aten.cumprod.default.*runs op by op")
 @pytest.mark.parametrize("sizes", [(0, 5, 0, 1), (4, 0, 1, 3)], ids=str)
 @pytest.mark.parametrize("name", EMPTY)
 def test_batches_of_none_and_one_among_others(name: str, sizes: tuple[int, ...]) -> None:
