@@ -131,9 +131,16 @@ class Results:
 
     def _of_another_view(self, made: Made, leaf: torch.Tensor) -> Made:
         """The view, made of the nearest one that is a result, too, if it is a view of one."""
+
+        def is_as_it_was(alias: Alias) -> bool:
+            """Its tensor was not moved since: what is made of that tensor is made of it."""
+            tensor = alias.tensor
+            return tensor is not None and self.tracer.origin(self.tracer.alias(tensor)) is alias
+
         chain = list(self.tracer.origin(self.tracer.alias(leaf)).origins())
         for count, each in enumerate(chain, 1):
-            position = self._by_tensor.get(id(each.tensor)) if count > 1 else None
+            is_result = count > 1 and id(each.tensor) in self._by_tensor and is_as_it_was(each)
+            position = self._by_tensor[id(each.tensor)] if is_result else None
             if position is not None and self._is_plain_view(self._made[position]):
                 return View(FromMade(position), tuple(self._steps(chain[:count])))
             if each.starts_family:
@@ -255,9 +262,9 @@ class Results:
         return tuple(advances.values())
 
     def _places(self) -> tuple[Place, ...]:
-        """Where the inputs lie for which that matters; symbols have guards."""
+        """Where the inputs lay for which that matters, at entry; symbols have guards."""
         tensors = (
-            (place, self.inputs.leaves[place].value)
+            (place, self.inputs.leaves[place].value if alias.place is None else alias.place)
             for place, alias in self.inputs.aliases.items()
             if alias.storage.is_placed
         )
