@@ -26,6 +26,9 @@ MARKS = [
     pytest.mark.filterwarnings("error::adjoint.errors.FallbackWarning"),
 ]
 
+# These pass with eager in place of the compiler.  Whoever sees a file pass takes the mark away.
+UNSEEN = pytest.mark.skip(reason="not yet seen through adjoint as a whole")
+
 # How far from eager: sums are taken in other orders, and each derivative adds to that.
 TOLERANCE = 1e-9
 
