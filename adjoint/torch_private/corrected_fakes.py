@@ -159,9 +159,8 @@ def _kind(leaf: Any) -> Any:
 
 
 def _rough_order(tensor: torch.Tensor) -> Any:
-    strides = tensor.stride()
-    if any(not isinstance(stride, int) for stride in strides):
-        # Of symbolic strides, only the usual order can be told.
+    if any(not isinstance(number, int) for number in (*tensor.shape, *tensor.stride())):
+        # Of symbolic sizes and strides, only the usual order can be told.
         return tuple(range(tensor.dim())) if _is_contiguous(tensor) else None
     return layout_of(tensor)
 
