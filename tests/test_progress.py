@@ -130,16 +130,19 @@ def test_a_terminal_that_goes_away() -> None:
 
 SLOWLY = """
 import sys, time, torch, adjoint
-from adjoint import native, progress
+from adjoint import backend, native, progress
 
 progress.SLOW, progress.REFRESH = 0.2, 0.01
-load = native.load
 
-def slow(*args):
-    time.sleep(0.5)
-    return load(*args)
+def slowly(module, name):
+    function = getattr(module, name)
+    def slow(*args):
+        time.sleep(0.5)
+        return function(*args)
+    setattr(module, name, slow)
 
-native.load = slow
+slowly(backend, "compile_graph")
+slowly(native, "load")
 
 def model(x):
     return x.sin() * 2
@@ -172,8 +175,8 @@ def test_on_a_terminal(setting: str, tmp_path: Path) -> None:
     if setting == "off":
         assert said == ""
         return
-    assert re.search(r"adjoint: compiling for \d s: model \(slow.py:14\), tracing", said)
-    assert re.search(r"for \d s: model \(slow.py:15\), compiling kernels, 0 of 1", said)
+    assert re.search(r"adjoint: compiling for \d s: model \(slow.py:17\), tracing", said)
+    assert re.search(r"for \d s: model \(slow.py:18\), compiling kernels, 0 of 1", said)
     assert said.endswith(WIPED)
     assert re.sub(r"\r\x1b\[Kadjoint: [^\r]*", "", said).replace(WIPED, "") == ""
 
