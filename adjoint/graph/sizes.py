@@ -150,7 +150,7 @@ def _copied(
                 # The sizes of what it gives are known; for them it need not run.
                 values[node] = tuple(_like(each, new, fake_mode) for each in node.meta["val"])
             else:
-                symbols.decide_squeezed(node.target, *fx.map_arg(node.args[:2], values.get))
+                symbols.decide(node.target, *fx.map_arg((node.args, node.kwargs), values.get))
                 values[node] = call_on_fakes(node, values)
                 _learn(node.meta.get("val"), values[node], new)
             if "val" in node.meta:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import sympy
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    free_unbacked_symbols,
+    statically_known_true,
+)
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -246,20 +251,46 @@ class Specialised(Exception):
     """
 
 
-def decide_squeezed(op: Any, x: Any, dims: Any = None, /, **_: Any) -> None:
-    """Guard whether the symbolic sizes that `op` drops if they are 1 are 1.
+def decide(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Guard what the result of `op` depends on and torch, in general shapes, leaves open."""
+    if op in _SQUEEZES:
+        _decide_squeezed(*args, **kwargs)
+    elif op is _aten.slice.Tensor:
+        _decide_slice(*args, **kwargs)
+    elif op is _aten.select.int:
+        _decide_place(*args, **kwargs)
 
-    In general shapes torch keeps them, whatever they are, and guards nothing.
-    """
-    if op not in _SQUEEZES or not isinstance(x, torch.Tensor):
-        return
-    axes = range(x.dim()) if dims is None else (dims,) if isinstance(dims, int) else dims
+
+def _decide_squeezed(x: torch.Tensor, dim: Any = None) -> None:
+    """Whether the symbolic sizes that are dropped if they are 1 are 1; torch would keep them."""
+    axes = range(x.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
     sizes: list[Any] = [x.shape[axis] for axis in axes if x.dim()]
     for size in sizes:
         if not isinstance(size, torch.SymInt) or free_unbacked_symbols(size):
             continue
         if bool(size == 1) and not expression(size).is_Integer:
             raise Specialised(f"the size {size} is 1, and is squeezed")
+
+
+def _decide_slice(
+    x: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> None:
+    """Where the slice starts and ends; torch would make its size one that depends on data."""
+    _decide_place(x, dim, start)
+    _decide_place(x, dim, end)
+
+
+def _decide_place(x: torch.Tensor, dim: int, index: Any) -> None:
+    """From which end of the axis the index counts, and whether it is on the axis."""
+    size = x.shape[dim]
+    if not isinstance(index, torch.SymInt) or free_unbacked_symbols((index, size)):
+        return
+    if statically_known_true(index >= 0) or statically_known_true(index < 0):
+        return
+    if index >= 0:
+        bool(index <= size)
+    else:
+        bool(index >= -size)
 
 
 def input_symbols(fakes: Sequence[Any]) -> Iterator[tuple[sympy.Symbol, int, int]]:

@@ -307,7 +307,7 @@ class Tracer(TorchDispatchMode):
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self._constant(op, args[0])
         args, kwargs = trees.map_leaves(self.known, (args, kwargs))
-        symbols.decide_squeezed(op, *args[:2], **kwargs)
+        symbols.decide(op, args, kwargs)
         self.emitter.region = self.regions.current()
         self.emitter.hooks = self.regions.hooks()
         if self.answer is not None and op is self.answer[0]:

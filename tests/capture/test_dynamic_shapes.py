@@ -109,6 +109,26 @@ def test_a_size_that_is_squeezed_is_guarded(sizes: list[int]) -> None:
     assert compiled.graphs == 3
 
 
+@pytest.mark.parametrize("order", [1, 2])
+def test_what_a_formula_slices_by_sizes_has_a_size(order: int) -> None:
+    """The derivative of `irfft` slices by a difference of sizes."""
+
+    def program(x: Tensor) -> Any:
+        return torch.fft.irfft(torch.fft.rfft(x) ** 2, n=x.shape[1])
+
+    compiled = Counting(program, dynamic=True)
+    for size in (6, 7, 10):
+        found = []
+        for function in (compiled, program):
+            torch.manual_seed(0)
+            x = torch.randn(3, size, dtype=torch.float64, requires_grad=True)
+            found.append(function(x))
+            for _ in range(order):
+                found[-1] = torch.autograd.grad(found[-1].pow(3).sum(), x, create_graph=True)[0]
+        torch.testing.assert_close(*found)
+    assert compiled.graphs == 1
+
+
 def test_sizes_that_are_not_to_be_symbols() -> None:
     compiled = Counting(lambda x: x * 2, dynamic=False)
     for size in (2, 3, 4):

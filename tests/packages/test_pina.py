@@ -237,20 +237,7 @@ def test_all_is_here() -> None:
     assert {*package("pina.solver").__all__} == {*SOLVERS, *SOLVERS_LEFT_OUT}
 
 
-# Not yet as in eager, with all sizes dynamic.
-WRONG = {
-    "FNO": "a spectral layer's second derivative is left to eager autograd",
-    "FourierIntegralKernel": "a spectral layer's second derivative is left to eager autograd",
-}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(reason=WRONG[name])) if name in WRONG else name
-        for name in MODELS
-    ],
-)
+@pytest.mark.parametrize("name", MODELS)
 def test_models(name: str, compiled: Compilations) -> None:
     torch.manual_seed(0)
     model = MODELS[name][0](package("pina.model")).double()

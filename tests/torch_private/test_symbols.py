@@ -9,6 +9,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from adjoint.torch_private import symbols
+from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import DATA_DEPENDENT, FakeTensorMode, make_fake, new_fake_mode
 
 
@@ -151,3 +152,21 @@ def test_which_expressions_are_solved() -> None:
     # A factor that may be zero, a part of it that is lost, and none of it.
     for expr in (a * b, a * a + a, b + 1):
         assert symbols.solved(expr, a, whole) is None
+
+
+@pytest.mark.parametrize("length", [9, 10])
+def test_where_a_slice_ends_is_decided(length: int) -> None:
+    aten = torch.ops.aten
+    fake_mode = new_fake_mode()
+    fake = make_fake(fake_mode, torch.randn(length), True, "x")
+    half: Any = fake.shape[0] // 2
+    places = [
+        (aten.slice.Tensor, (fake[:half], 0, 1, fake.shape[0] - half)),
+        (aten.slice.Tensor, (fake, 0, 3 - half)),
+        (aten.select.int, (fake, 0, half - 3)),
+    ]
+    for op, args in places:
+        with general_shapes(), fake_mode:
+            symbols.decide(op, args, {})
+            made = op(*args)
+        assert not any(map(symbols.is_unknown_number, (*made.shape, made.storage_offset())))
