@@ -17,6 +17,7 @@ from adjoint.differentiate.stages import cut_into_stages, joined, stages_of
 from adjoint.differentiate.sweep import Sweep, order_of_program
 from adjoint.errors import DifferentiationError
 from adjoint.graph.boundary import attempted, differentiating, place_of_graph
+from adjoint.graph.copying import copied
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import outputs_of
 from adjoint.graph.operations import apply_function, in_order, on_copies, tells_what_is_missing
@@ -37,7 +38,6 @@ from adjoint.runtime.recorded import Executable, Recorded, Reversed, Stages
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import DATA_DEPENDENT, FakeTensor, fake_mode_of
-from adjoint.torch_private.graph_modules import module_of
 from adjoint.torch_private.modes import as_if_alone, is_traceable_wrapper_subclass
 
 
@@ -264,17 +264,11 @@ class Build:
 
 
 def _composed(graph_module: fx.GraphModule) -> fx.GraphModule:
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in graph_module.graph.nodes:
-        copies[node] = copy = graph.node_copy(node, copies.__getitem__)
-        copy.meta = dict(node.meta)
-        copy.target = COMPOSITIONS.get(node.target, node.target)
-    made = module_of(graph_module, graph)
+    made = copied(graph_module)
+    for node in made.graph.nodes:
+        node.target = COMPOSITIONS.get(node.target, node.target)
     for name, body in subgraphs_of(graph_module).items():
         setattr(made, name, _composed(body))
-    if "entry_mode" in graph_module.meta:
-        made.meta["entry_mode"] = graph_module.meta["entry_mode"]
     return made
 
 

@@ -17,8 +17,7 @@ from torch import fx
 from adjoint.emit.llvm import emit_module
 from adjoint.emit.nvptx import emit_module as emit_grid
 from adjoint.graph.boundary import is_told, passes, said_by, warn
-from adjoint.graph.evaluation import entry_mode
-from adjoint.graph.metadata import mode_of
+from adjoint.graph.metadata import entry_mode, mode_of
 from adjoint.loops.plan import Launch, Plan, Tiles
 from adjoint.loops.show import identity
 from adjoint.loops.statements import Kernel

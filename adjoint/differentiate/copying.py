@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.graph.evaluation import entry_mode
-from adjoint.graph.metadata import output_node
+from adjoint.graph.copying import copy_node
+from adjoint.graph.metadata import entry_mode, output_node
 from adjoint.graph.purity import remove_dead_code
 from adjoint.torch_private.fake import fake_mode_of
 from adjoint.trace.subgraph import graph_module as finish
@@ -40,7 +40,7 @@ class Copying:
             stem = str(node.target).rstrip("_0123456789")
             copy = self.emitter.attribute(stem, getattr(owner, str(node.target)))
         else:
-            copy = self.emitter.graph.node_copy(node, copies.__getitem__)
+            copy = copy_node(self.emitter.graph, node, copies.__getitem__)
         copy.meta = dict(node.meta)
         self.emitter.bind_symbols(copy, node.meta.get("val"))
         return copy

@@ -26,10 +26,10 @@ import torch
 from torch import fx
 
 from adjoint.failing import works_on
+from adjoint.graph.copying import GraphCopy
 from adjoint.graph.metadata import GradOf
 from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.torch_private.fake import fake_call, fake_mode_of
-from adjoint.torch_private.graph_modules import module_of
 
 aten = torch.ops.aten
 
@@ -61,10 +61,9 @@ def with_finite_factors(
     copying = _Copying(graph_module, None if tangents is None else _depending_on(tangents))
     for node in graph_module.graph.nodes:
         copying.copy(node)
-    made = module_of(graph_module, copying.graph)
+    made = copying.finish()
     for name, body in subgraphs_of(graph_module).items():
         setattr(made, name, with_finite_factors(body))
-    made.meta = dict(graph_module.meta)
     return made
 
 
@@ -90,18 +89,15 @@ class _LeftOut:
     holds: bool
 
 
-class _Copying:
+class _Copying(GraphCopy):
     def __init__(self, graph_module: fx.GraphModule, linear: set[fx.Node] | None) -> None:
         """`linear`: the nodes that depend on tangents; None: nobody knows."""
+        super().__init__(graph_module)
         self.fake_mode = fake_mode_of(graph_module)
         self.linear = linear
-        self.graph = fx.Graph()
-        self.copies: dict[fx.Node, fx.Node] = {}
 
     def copy(self, node: fx.Node) -> None:
-        copy = self.graph.node_copy(node, self.copies.__getitem__)
-        copy.meta = dict(node.meta)
-        self.copies[node] = copy
+        copy = self.add(node)
         of = node.meta.get("grad_of")
         if of is None:
             return

@@ -18,6 +18,7 @@ from torch import fx
 
 from adjoint.differentiate.activity import active_nodes
 from adjoint.differentiate.copying import inputs_of
+from adjoint.graph.copying import GraphCopy
 from adjoint.graph.descriptors import EarlierResult, Saved
 from adjoint.graph.metadata import (
     Mode,
@@ -28,7 +29,6 @@ from adjoint.graph.metadata import (
 )
 from adjoint.graph.purity import remove_dead_code
 from adjoint.torch_private.fake import fake_mode_of
-from adjoint.torch_private.graph_modules import module_of
 
 
 def cut_into_stages(
@@ -60,15 +60,14 @@ def cut_into_stages(
     outputs = [*outputs_of(graph_module.graph), *crossing]
     described: list[Any] = [*output_descriptors(graph_module.graph)]
     described += [Saved(place, checked=True) for place in range(len(described), len(outputs))]
-    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    copy = GraphCopy(graph_module)
     for node in inputs:
-        copies[node] = graph.node_copy(node)
-        copies[node].meta = dict(node.meta)
+        copy.add_input(node)
     entering: dict[fx.Node, fx.Node] = {}
     cuts = tuple(outputs.index(node) for node in [*earlier, *crossing])
     for place in cuts:
         node = outputs[place]
-        entering[node] = graph.placeholder(f"result_{place}")
+        entering[node] = copy.graph.placeholder(f"result_{place}")
         # A value stands for one node.
         with fake_mode_of(graph_module), torch.no_grad():
             entering[node].meta = {"val": node.meta["val"].detach(), "mode": Mode()}
@@ -76,38 +75,27 @@ def cut_into_stages(
     for node in graph_module.graph.nodes:
         if node.op == "placeholder":
             continue
-        if node.op == "output":
-            graph.output(tuple(copies.get(each) for each in outputs)).meta = dict(node.meta)
-            continue
-        here = {
-            n: entering[n] for n in node.all_input_nodes if n in entering and stage[n] < stage[node]
-        }
-        copies[node] = graph.node_copy(node, {**copies, **here}.__getitem__)
-        copies[node].meta = dict(node.meta)
-    set_output_descriptors(graph, tuple(described))
-    cut = module_of(graph_module, graph)
-    if "entry_mode" in graph_module.meta:
-        cut.meta["entry_mode"] = graph_module.meta["entry_mode"]
-    return cut, cuts
+        if node.op != "output":
+            arguments = [each for each in node.all_input_nodes if each in entering]
+            copy.add(node, {n: entering[n] for n in arguments if stage[n] < stage[node]})
+    copy.returns(outputs)
+    set_output_descriptors(copy.graph, tuple(described))
+    return copy.finish(), cuts
 
 
 def joined(graph_module: fx.GraphModule, cuts: Sequence[int]) -> fx.GraphModule:
     """The graph in one piece again: without the inputs that stand for its results."""
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
+    copy = GraphCopy(graph_module)
     outputs = outputs_of(graph_module.graph)
     inputs = inputs_of(graph_module)
     count = len(inputs) - len(cuts)
     standing = {node: outputs[place] for node, place in zip(inputs[count:], cuts, strict=True)}
     for node in graph_module.graph.nodes:
         if node not in standing:
-            copy = graph.node_copy(node, lambda n: copies[standing.get(n, n)])
-            copy.meta = dict(node.meta)
-            copies[node] = copy
-    whole = module_of(graph_module, graph)
-    remove_dead_code(graph)
-    if "entry_mode" in graph_module.meta:
-        whole.meta["entry_mode"] = graph_module.meta["entry_mode"]
+            arguments = [each for each in node.all_input_nodes if each in standing]
+            copy.add(node, {each: copy.copies[standing[each]] for each in arguments})
+    whole = copy.finish()
+    remove_dead_code(whole.graph)
     return whole
 
 

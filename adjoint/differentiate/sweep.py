@@ -21,12 +21,13 @@ from adjoint.differentiate.copying import inline, inputs_of, refuse_outside
 from adjoint.differentiate.expansion import expanded
 from adjoint.errors import DifferentiationError
 from adjoint.failing import works_on
+from adjoint.graph.copying import copy_node
 from adjoint.graph.descriptors import Gradient, Tangent, order_of
-from adjoint.graph.evaluation import entry_mode
 from adjoint.graph.metadata import (
     GradOf,
     Mode,
     descriptor_of,
+    entry_mode,
     input_descriptors,
     output_descriptors,
     outputs_of,
@@ -181,9 +182,7 @@ class Sweep:
         for node in self.primal.graph.nodes:
             if node.op == "output":
                 continue
-            copy = emitter.graph.node_copy(node, lambda n: self.copies[n])
-            copy.meta = dict(node.meta)
-            self.copies[node] = copy
+            self.copies[node] = copy = copy_node(emitter.graph, node, self.copies.__getitem__)
             self._know(node, copy)
         emitter.recount_placeholders()
 
@@ -387,7 +386,7 @@ class Sweep:
         if node.op == "get_attr":
             copy = emitter.attribute(str(node.target), getattr(owner, str(node.target)))
         else:
-            copy = emitter.graph.node_copy(node, values.__getitem__)
+            copy = copy_node(emitter.graph, node, values.__getitem__)
         copy.meta = {**node.meta, "grad_of": emitter.grad_of, "order": self.order}
         if "val" in node.meta:
             # A value stands for one node, and a body may be copied to several places.

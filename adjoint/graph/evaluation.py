@@ -10,20 +10,13 @@ import torch
 from torch import fx
 
 from adjoint.graph.contiguity import LAID_OUT
-from adjoint.graph.metadata import Mode, mode_of, outputs_of, source_of
+from adjoint.graph.metadata import Mode, entry_mode, mode_of, outputs_of, source_of
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.batches import is_for_each
 from adjoint.torch_private.corrected_fakes import returns_argument
 from adjoint.torch_private.fake import fake_call, storage_key
 from adjoint.torch_private.modes import is_functorch_wrapper
 from adjoint.torch_private.operators import HigherOrderOperator, recorded_loop
-
-
-def entry_mode(graph_module: fx.GraphModule) -> Mode:
-    """The mode that the graph was captured under; its nodes differ from it in explicit regions."""
-    mode = graph_module.meta.get("entry_mode", Mode())
-    assert isinstance(mode, Mode)
-    return mode
 
 
 class Tracked(list[Any]):

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from adjoint.errors import SourceLine
 from adjoint.graph.descriptors import Input, Output
@@ -69,6 +69,14 @@ def value_of(node: Node) -> Any:
     return node.meta["val"]
 
 
+def tensor_of(node: Node) -> torch.Tensor:
+    """The fake tensor of a node that computes one."""
+    value = value_of(node)
+    if not isinstance(value, torch.Tensor):
+        raise LookupError(f"node {node.name} computes no tensor, but {describe_value(value)}")
+    return value
+
+
 def set_value(node: Node, value: Any) -> None:
     node.meta["val"] = value
 
@@ -93,6 +101,15 @@ def mode_of(node: Node) -> Mode:
 
 def set_mode(node: Node, mode: Mode) -> None:
     node.meta["mode"] = mode
+
+
+def entry_mode(graph_module: GraphModule) -> Mode:
+    """The mode a graph was captured under; nodes in explicit regions of the program differ."""
+    return cast("Mode", graph_module.meta.get("entry_mode", Mode()))
+
+
+def set_entry_mode(graph_module: GraphModule, mode: Mode) -> None:
+    graph_module.meta["entry_mode"] = mode
 
 
 def region_of(node: Node) -> CheckpointRegion | None:

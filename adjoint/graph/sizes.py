@@ -13,12 +13,12 @@ import sympy
 import torch
 from torch import fx
 
+from adjoint.graph.copying import GraphCopy
 from adjoint.graph.evaluation import call_on_fakes
 from adjoint.graph.operations import has_bodies
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import FakeTensorMode, fake_mode_of, new_fake_mode
-from adjoint.torch_private.graph_modules import module_of
 from adjoint.torch_private.modes import enable_python_dispatcher
 
 Sizes: TypeAlias = dict[sympy.Symbol, int]
@@ -130,14 +130,12 @@ def renamed(sizes: Sizes, names: Renaming | None) -> Sizes:
 def _copied(
     graph_module: fx.GraphModule, fake_mode: FakeTensorMode, new: dict[sympy.Symbol, Any]
 ) -> fx.GraphModule:
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
+    copying = GraphCopy(graph_module)
     values: dict[fx.Node, Any] = {}
     bodies: dict[str, fx.GraphModule] = {}
     with fake_mode, enable_python_dispatcher(), torch.no_grad():
         for node in graph_module.graph.nodes:
-            copies[node] = copy = graph.node_copy(node, lambda n: copies[n])
-            copy.meta = dict(node.meta)
+            copy = copying.add(node)
             if node.op == "output":
                 continue
             if node.op == "placeholder":
@@ -155,11 +153,9 @@ def _copied(
                 _learn(node.meta.get("val"), values[node], new)
             if "val" in node.meta:
                 copy.meta["val"] = values[node]
-    made = module_of(graph_module, graph)
+    made = copying.finish()
     for name, body in bodies.items():
         setattr(made, name, body)
-    if "entry_mode" in graph_module.meta:
-        made.meta["entry_mode"] = graph_module.meta["entry_mode"]
     return made
 
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from adjoint.failing import works_on
+from adjoint.graph.copying import GraphCopy
 from adjoint.lower.sizes import same, sizes
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import fake_call, fake_mode_of
-from adjoint.torch_private.graph_modules import module_of
 from adjoint.torch_private.modes import TorchDispatchMode
 
 aten = torch.ops.aten
@@ -56,44 +56,32 @@ def rewrite(
 
     `used`: nodes whose values programs use besides their arguments.
     """
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
+    copy = GraphCopy(graph_module)
     several: dict[fx.Node, list[fx.Node | None]] = {}
     fake_mode = fake_mode_of(graph_module)
     for node in graph_module.graph.nodes:
         if node.target is operator.getitem and node.args[0] in several:
             part = several[node.args[0]][node.args[1]]
             assert part is not None
-            copies[node] = part
+            copy.copies[node] = part
             continue
         program = program_of(node)
         if program is not None:
-            found = _expanded(graph, node, program, copies, fake_mode, used)
+            found = _expanded(copy, node, program, fake_mode, used)
             if isinstance(found, fx.Node):
-                copies[node] = found
+                copy.copies[node] = found
                 continue
             if found is not None:
                 several[node] = found
                 continue
-        copies[node] = _copied(graph, node, copies)
-    made = module_of(graph_module, graph)
-    made.meta = dict(graph_module.meta)
-    return made
-
-
-def _copied(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:
-    copy = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
-    # Symbolic sizes among the arguments stay where they are, as in what programs add.
-    copy.args, copy.kwargs = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
-    copy.meta = dict(node.meta)
-    return copy
+        copy.add(node)
+    return copy.finish()
 
 
 def _expanded(
-    graph: fx.Graph,
+    copy: GraphCopy,
     node: fx.Node,
     program: Program,
-    copies: dict[fx.Node, fx.Node],
     fake_mode: Any,
     used: Sequence[fx.Node],
 ) -> fx.Node | list[fx.Node | None] | None:
@@ -102,9 +90,10 @@ def _expanded(
     shapes: list[Any] = [value.shape for value in values if isinstance(value, torch.Tensor)]
     if any(isinstance(size, int) and size == 0 for shape in shapes for size in shape):
         return None
+    graph = copy.graph
     recorder = _Recorder(graph, {**node.meta, "part_of": node.target})
     for each in (*node.all_input_nodes, *used):
-        recorder.nodes[id(each.meta["val"])] = copies[each]
+        recorder.nodes[id(each.meta["val"])] = copy.copies[each]
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     start = len(graph.nodes)
     with fake_mode, recorder, torch.no_grad():

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from adjoint.graph.copying import GraphCopy
 from adjoint.graph.purity import remove_dead_code
 from adjoint.partition.split import is_cheap
-from adjoint.torch_private.graph_modules import module_of
 
 aten = torch.ops.aten
 
@@ -44,22 +44,19 @@ def close_softmax(
 
     A derivative of the graph is then that of the operator, and needs no more than it did before.
     """
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
+    copying = GraphCopy(graph_module)
     for node in graph_module.graph.nodes:
         if _AXIS in node.meta:
             x = node.args[0].args[0]
-            args = (copies[x], node.meta[_AXIS], False)
-            copy = graph.call_function(aten._log_softmax.default, args)
+            args = (copying.copies[x], node.meta[_AXIS], False)
+            copy = copying.graph.call_function(aten._log_softmax.default, args)
+            copying.copies[node] = copy
         else:
-            copy = graph.node_copy(node, copies.__getitem__)
+            copy = copying.add(node)
         copy.meta = {key: value for key, value in node.meta.items() if key != _AXIS}
-        copies[node] = copy
-    closed = module_of(graph_module, graph)
-    remove_dead_code(graph)
-    if "entry_mode" in graph_module.meta:
-        closed.meta["entry_mode"] = graph_module.meta["entry_mode"]
-    return closed, {copy: node for node, copy in copies.items()}
+    closed = copying.finish()
+    remove_dead_code(closed.graph)
+    return closed, {copy: node for node, copy in copying.copies.items()}
 
 
 def _parts_of(node: fx.Node, parts: set[fx.Node]) -> fx.Node:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from adjoint.graph.copying import GraphCopy
 from adjoint.graph.descriptors import EarlierResult, Gradient, Saved, SavedInput, Tangent
 from adjoint.graph.metadata import (
     descriptor_of,
@@ -28,7 +29,6 @@ from adjoint.graph.metadata import (
 from adjoint.graph.purity import must_run, remove_dead_code
 from adjoint.partition.flow import UNBOUNDED, Network
 from adjoint.partition.sizes import read_sizes_of, sizes_beside
-from adjoint.torch_private.graph_modules import module_of
 from adjoint.torch_private.operators import OpOverload
 from adjoint.torch_private.symbols import SYMBOLIC, hint
 
@@ -510,25 +510,18 @@ def _extract(
 
     With `late`: each of the other nodes right before the first of these that needs it.
     """
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
+    copy = GraphCopy(module)
     for node in inputs:
-        copy = graph.placeholder(node.name)
-        copy.meta = dict(node.meta)
-        copies[node] = copy
+        copy.add_input(node)
     needed = _needed(inputs, [*outputs, *kept])
     ordered = [n for n in module.graph.nodes if n in needed]
     for node in ordered if late is None else _put_off(ordered, late):
-        copy = graph.node_copy(node, lambda n: copies[n])
-        copy.meta = dict(node.meta)
-        copies[node] = copy
-    graph.output(tuple(copies[n] if isinstance(n, fx.Node) else n for n in outputs))
-    extracted = module_of(module, graph)
+        copy.add(node)
+    copy.returns(outputs)
+    extracted = copy.finish()
     # The module has the bodies of operators, which may draw random numbers.
-    remove_dead_code(graph)
-    if "entry_mode" in module.meta:
-        extracted.meta["entry_mode"] = module.meta["entry_mode"]
-    return extracted, copies
+    remove_dead_code(extracted.graph)
+    return extracted, copy.copies
 
 
 def _put_off(nodes: Sequence[fx.Node], late: Set[fx.Node]) -> Iterator[fx.Node]:

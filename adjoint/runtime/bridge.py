@@ -24,7 +24,8 @@ from torch import fx
 
 from adjoint.errors import DifferentiationError
 from adjoint.graph.boundary import attempted, differentiating, place_of_graph, tell, warn
-from adjoint.graph.evaluation import Tracked, entry_mode, evaluate, forget_histories
+from adjoint.graph.evaluation import Tracked, evaluate, forget_histories
+from adjoint.graph.metadata import entry_mode
 from adjoint.graph.purity import runs_once
 from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
 from adjoint.runtime.calling import Standing

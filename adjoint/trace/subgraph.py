@@ -10,7 +10,7 @@ from torch import fx
 
 from adjoint.errors import CaptureError
 from adjoint.failing import theirs
-from adjoint.graph.metadata import Mode
+from adjoint.graph.metadata import Mode, set_entry_mode
 from adjoint.graph.purity import remove_dead_code
 from adjoint.torch_private.graph_modules import module_of
 from adjoint.trace.emission import Emitter, current_mode
@@ -26,7 +26,7 @@ def graph_module(emitter: Emitter, entry: Mode) -> fx.GraphModule:
         else:
             setattr(root, name, value)
     module = module_of(root, emitter.graph)
-    module.meta["entry_mode"] = entry
+    set_entry_mode(module, entry)
     return module
 
 

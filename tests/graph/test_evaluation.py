@@ -11,11 +11,10 @@ from torch import Tensor
 import adjoint
 from adjoint.graph.evaluation import (
     Tracked,
-    entry_mode,
     evaluate,
     forget_histories,
 )
-from adjoint.graph.metadata import Mode
+from adjoint.graph.metadata import Mode, entry_mode
 from tests.control_flow import scan, while_loop
 
 aten = torch.ops.aten
