@@ -16,7 +16,7 @@ from adjoint.errors import CaptureError, SourceLine
 from adjoint.graph.boundary import capturing, place_of_graph, warn
 from adjoint.options import Options
 from adjoint.progress import PROGRESS
-from adjoint.torch_private.dynamo import DynamoError, adapt_frames, in_eager, will_be_tried_again
+from adjoint.torch_private.dynamo import DynamoError, adapt_frames, in_eager, is_general_attempt
 
 # The names that torch.compile gives its modes.  They ask for more or less effort in making code,
 # which the reference target has none of.
@@ -70,7 +70,7 @@ def _runs_in_eager(error: Exception) -> bool:
         return True
     if isinstance(error, DynamoError | MemoryError | torch.OutOfMemoryError | Warning):
         return False
-    return not will_be_tried_again()
+    return not is_general_attempt()
 
 
 def compile(

@@ -38,7 +38,7 @@ from adjoint.runtime.recorded import Executable, Recorded, Reversed, Stages
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import DATA_DEPENDENT, FakeTensor, fake_mode_of
-from adjoint.torch_private.modes import as_if_alone, is_traceable_wrapper_subclass
+from adjoint.torch_private.modes import is_traceable_wrapper_subclass, isolated
 
 
 class Build:
@@ -169,7 +169,7 @@ class Build:
             gradients = outputs_of(backward.graph)
             present = [i for i, node in enumerate(gradients) if isinstance(node, fx.Node)]
             inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
-            with as_if_alone(), _assuming(backward):
+            with isolated(), _assuming(backward):
                 linear = with_finite_factors(backward, inputs[saved:])
             sweep, joint = self._joint(linear, present, range(saved, len(inputs)))
             return Split(joint, sweep.order).transposed(), present
@@ -255,7 +255,7 @@ class Build:
         self, graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]
     ) -> tuple[Sweep, fx.GraphModule]:
         sweep = Sweep(graph_module, of, wrt)
-        with as_if_alone(), _assuming(graph_module):
+        with isolated(), _assuming(graph_module):
             joint = sweep.run()
         merged = merge_common_subexpressions(joint.graph)
         remove_dead_code(joint.graph)
@@ -276,7 +276,11 @@ def _composed(graph_module: fx.GraphModule) -> fx.GraphModule:
 def _assuming(graph_module: fx.GraphModule) -> Iterator[None]:
     """Sizes are told apart only where they must be, and what is then assumed is written down."""
     shape_env = fake_mode_of(graph_module).shape_env
-    with general_shapes(), symbols.known_in_the_run(shape_env), symbols.assumptions(shape_env):
+    with (
+        general_shapes(),
+        symbols.allow_data_dependent_sizes(shape_env),
+        symbols.assumptions(shape_env),
+    ):
         yield
 
 

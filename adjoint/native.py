@@ -227,7 +227,9 @@ def _device_of(graph_module: fx.GraphModule) -> torch.device | None:
 def _can_be_checked(graph_module: fx.GraphModule, assumed: Iterable[sympy.Basic]) -> bool:
     """Each of these sizes is that of an input."""
     inputs = graph_module.graph.find_nodes(op="placeholder")
-    known = {symbol for symbol, _, _ in symbols.shown(node.meta.get("val") for node in inputs)}
+    known = {
+        symbol for symbol, _, _ in symbols.symbol_positions(node.meta.get("val") for node in inputs)
+    }
     return all(expr.free_symbols <= known for expr in assumed)
 
 

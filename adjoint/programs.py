@@ -17,12 +17,12 @@ from adjoint.graph.evaluation import evaluate, forget_histories
 from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
 from adjoint.native import native_program
 from adjoint.observing import Observer, unobserved
-from adjoint.runtime.cpu.program import CpuProgram, NotBound
-from adjoint.runtime.looking import Differs
-from adjoint.runtime.seeds import is_written_down, new_seeds
+from adjoint.runtime.checking import UnexpectedResult
+from adjoint.runtime.cpu.program import BindingFailed, CpuProgram
+from adjoint.runtime.seeds import draws_are_captured, new_seeds
 from adjoint.torch_private import symbols
 from adjoint.torch_private.dynamo import compiling
-from adjoint.torch_private.modes import is_watched
+from adjoint.torch_private.modes import has_dispatch_mode
 
 # Programs of one graph for sizes of different kinds; after that, it runs op by op.
 KINDS = 8
@@ -74,14 +74,14 @@ class Programs:
         self.forgets_histories = self._general is not None and self._general.forgets_histories
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
-        if not is_watched():
+        if not has_dispatch_mode():
             program = self._general or self._program_for(inputs)
             if program is not None and _seeded(program, inputs):
                 try:
                     return program(inputs)  # type: ignore[no-any-return]
-                except NotBound as error:
+                except BindingFailed as error:
                     self._give_up(program, inputs, error)
-                except Differs:
+                except UnexpectedResult:
                     if program.plan.streams:
                         inputs.pop()
                     raise
@@ -89,7 +89,7 @@ class Programs:
             forget_histories(inputs)
         return evaluate_taking(self.graph_module, inputs)
 
-    def _give_up(self, program: CpuProgram, inputs: list[Any], error: NotBound) -> None:
+    def _give_up(self, program: CpuProgram, inputs: list[Any], error: BindingFailed) -> None:
         """It runs op by op from now on."""
         if program.plan.streams:
             inputs.pop()
@@ -113,7 +113,7 @@ class Programs:
 
     def _find(self, sizes: Sizes) -> CpuProgram | None:
         for program, names in self._kinds:
-            if symbols.violated(program.plan.assumed, renamed(sizes, names)) is None:
+            if symbols.first_violated(program.plan.assumed, renamed(sizes, names)) is None:
                 return program
         return None
 
@@ -136,7 +136,7 @@ class Programs:
                 graph_module, names = resized(self.graph_module, sizes)
             except NotResizable as error:
                 first, _ = self._kinds[0]
-                wrong = symbols.violated(first.plan.assumed, sizes)
+                wrong = symbols.first_violated(first.plan.assumed, sizes)
                 why = f"its native code assumes {wrong}, and {error}"
             else:
                 program = native_program(graph_module, *self._options)
@@ -159,7 +159,7 @@ def _seeded(program: CpuProgram, inputs: list[Any]) -> bool:
     """
     streams = program.plan.streams
     if streams:
-        if is_written_down(program.device):
+        if draws_are_captured(program.device):
             return False
         inputs.append(new_seeds(streams, program.device))
     return True

@@ -57,7 +57,7 @@ class StandIn:
         self.pools: dict[Any, Pool] = {}
         """Memory comes back at the same addresses."""
 
-    def is_recording(self) -> bool:
+    def is_capturing(self) -> bool:
         return self.somebody_records
 
     def settings(self) -> Hashable:

@@ -23,7 +23,7 @@ from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import LLVMError, load
 from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.runtime.gpu.graphs import SEEN
-from adjoint.runtime.gpu.program import GpuProgram, why_not_recorded
+from adjoint.runtime.gpu.program import GpuProgram, why_not_capturable
 from tests.recording import RecordedProgram
 from tests.test_programs import plans
 
@@ -93,7 +93,7 @@ def test_on_a_processor_numbers_are_eagers_unless_asked(made: list[CpuProgram]) 
         assert torch.equal(found, dropped(x))
     assert [program.plan.streams for program in made] == [0] * len(made)
     assert made
-    assert why_not_recorded(made[0].plan).startswith("aten.bernoulli.p draws random numbers")
+    assert why_not_capturable(made[0].plan).startswith("aten.bernoulli.p draws random numbers")
 
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -115,7 +115,7 @@ def test_layers_draw_as_eager_does(name: str, made: list[CpuProgram]) -> None:
     run = counted(layer)
     ours, eager = (torch.stack([call(x) for _ in range(20)]) for call in (run, layer))
     assert [program.plan.streams for program in made] == [1]
-    assert why_not_recorded(made[0].plan) == ""
+    assert why_not_capturable(made[0].plan) == ""
     assert abs(ours.mean() - eager.mean()) < 0.05
     assert abs(ours.std() - eager.std()) < 0.05
     if name != "RReLU":
@@ -263,13 +263,13 @@ def test_a_kernel_that_is_refused_is_taken_apart_and_draws_the_same() -> None:
         warnings.catch_warnings(record=True) as said,
     ):
         warnings.simplefilter("always")
-        taken_apart = Programs(graph, True, False)
+        leaves_and_structure = Programs(graph, True, False)
     assert any(each.category is FallbackWarning for each in said)
-    ((program, _),) = taken_apart._kinds
+    ((program, _),) = leaves_and_structure._kinds
     called = [getattr(step, "target", None) for step in program.plan.steps]
     assert called.count(random_bits) == 2
     torch.manual_seed(1)
-    torch.testing.assert_close(list(taken_apart([x])), list(expected))
+    torch.testing.assert_close(list(leaves_and_structure([x])), list(expected))
 
 
 class TestRecorded:

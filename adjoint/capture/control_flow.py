@@ -13,7 +13,7 @@ from adjoint.errors import CaptureError
 from adjoint.failing import theirs
 from adjoint.graph.metadata import describe_value
 from adjoint.torch_private import trees
-from adjoint.torch_private.batches import below_vmap, is_of_vmap
+from adjoint.torch_private.batches import is_at_vmap_level, run_below_vmap
 from adjoint.torch_private.checkpoint import forward_context, split_arguments
 from adjoint.torch_private.modes import is_functorch_wrapper
 from adjoint.torch_private.operators import HigherOrderOperator, dense_kernel, recorded_loop
@@ -47,7 +47,7 @@ def _cond(
     if not isinstance(pred, torch.Tensor):
         return _run(tracer, true if pred else false, operands)
     flat, spec = trees.flatten(tuple(operands))
-    if any(map(is_of_vmap, (pred, *flat))):
+    if any(map(is_at_vmap_level, (pred, *flat))):
         both = [_unflattened(tracer, branch, spec) for branch in (true, false)]
         return _cond_over_batch(tracer, pred, both, flat)
     _refuse_levels(tracer, "cond", [pred, *flat])
@@ -81,7 +81,7 @@ def _cond_over_batch(
     tracer: Tracer, pred: torch.Tensor, branches: Sequence[Callable[..., Any]], flat: list[Any]
 ) -> Any:
     """`vmap` of `cond`: a `cond` of batches, or both branches where it chooses for each element."""
-    if is_of_vmap(pred):
+    if is_at_vmap_level(pred):
         (on_true, tree), (on_false, other_tree) = (trees.flatten(each(*flat)) for each in branches)
         if tree != other_tree:
             raise CaptureError(
@@ -103,7 +103,7 @@ def _cond_over_batch(
         true, false = (torch.func.vmap(partial(flattened, each), axes) for each in branches)
         return operators.cond(pred, true, false, tuple(plain))
 
-    results = below_vmap(run, flat)
+    results = run_below_vmap(run, flat)
     return trees.unflatten(results, forms[0])
 
 
@@ -152,7 +152,7 @@ def _scan(
 ) -> Any:
     """Carry `init` through `combine` along the first axis of `xs`; stack what it gives beside."""
     init, xs, additional = list(init), list(xs), list(additional_inputs)
-    if any(map(is_of_vmap, [*init, *xs, *additional])):
+    if any(map(is_at_vmap_level, [*init, *xs, *additional])):
         return _scan_over_batch(_unflattened(tracer, combine), init, xs, additional)
     _refuse_levels(tracer, "scan", [*init, *xs, *additional])
     body = Body(tracer)
@@ -203,14 +203,14 @@ def _scan_over_batch(
         results = operators.scan(step, carried, sliced, tuple(plain[end:]))
         return [*results[:start], *(each.movedim(1, 0) for each in results[start:])]
 
-    results = below_vmap(run, [*init, *xs, *additional])
+    results = run_below_vmap(run, [*init, *xs, *additional])
     return trees.unflatten(results, forms[0])
 
 
 def _map(tracer: Tracer, function: Callable[..., Any], xs: Any, additional: Any = ()) -> Any:
     """Apply `function` to each slice along the first axis of `xs`."""
     xs, additional = list(xs), list(additional)
-    if any(map(is_of_vmap, [*xs, *additional])):
+    if any(map(is_at_vmap_level, [*xs, *additional])):
         return _scan_over_batch(_unflattened(tracer, function), [], xs, additional)
     _refuse_levels(tracer, "map", [*xs, *additional])
     body = Body(tracer)

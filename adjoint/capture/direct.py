@@ -19,7 +19,7 @@ from adjoint.graph.sizes import Guards
 from adjoint.torch_private import trees
 from adjoint.torch_private.dynamo import COMPILING, general_shapes
 from adjoint.torch_private.fake import make_fake, new_fake_mode
-from adjoint.torch_private.modes import outside_functorch, unwatched
+from adjoint.torch_private.modes import outside_functorch, without_observers
 
 # Which axes of a tensor have symbols for sizes; True: all those of arguments.
 Dynamic: TypeAlias = bool | Callable[[torch.Tensor], Sequence[bool]]
@@ -30,7 +30,7 @@ def capture_call(
 ) -> Captured:
     """The pure form of `function(*args, **kwargs)`, none of them of a level of `torch.func`."""
     what = functools.partial(place_of_function, function)
-    with capturing(what), COMPILING, unwatched(), outside_functorch() as levels:
+    with capturing(what), COMPILING, without_observers(), outside_functorch() as levels:
         return _capture_call(function, args, kwargs, dynamic, bool(levels))
 
 

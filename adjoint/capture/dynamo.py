@@ -15,7 +15,7 @@ from adjoint.graph.captured import Captured
 from adjoint.graph.descriptors import Argument, Buffer, Parameter, PlainInput, SymbolicSize
 from adjoint.torch_private import dynamo
 from adjoint.torch_private.fake import make_fake, new_fake_mode
-from adjoint.torch_private.modes import unwatched
+from adjoint.torch_private.modes import without_observers
 from adjoint.trace.interpretation import Interpreter
 
 
@@ -26,7 +26,7 @@ def capture_graph(
 
     `anew`: outside of Dynamo, for inputs that share memory in a way the first ones did not.
     """
-    with dynamo.COMPILING, unwatched():
+    with dynamo.COMPILING, without_observers():
         return _capture_graph(graph_module, examples, anew)
 
 

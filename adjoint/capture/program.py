@@ -22,7 +22,7 @@ from adjoint.graph.purity import remove_dead_code
 from adjoint.graph.verify import verify
 from adjoint.source import line_of_traceback
 from adjoint.torch_private import symbols, trees
-from adjoint.torch_private.checkpoint import selective_checkpoints_ask
+from adjoint.torch_private.checkpoint import selective_checkpoints_handled_by
 from adjoint.torch_private.composites import composites_as_in_eager
 from adjoint.torch_private.fake import (
     DATA_DEPENDENT,
@@ -120,7 +120,7 @@ class Capture:
             self.tracer,
             front,
             control_flow_calls_its_operator(mode),
-            selective_checkpoints_ask(partial(_under_policy, self.tracer), mode),
+            selective_checkpoints_handled_by(partial(_under_policy, self.tracer), mode),
             custom_functions_applied_by(front.apply_custom_function, mode),
             custom_ops_applied_by(apply_custom_op, mode),
         ):

@@ -45,7 +45,7 @@ from adjoint.graph.descriptors import (
 from adjoint.graph.metadata import Mode
 from adjoint.graph.operations import as_leaf
 from adjoint.torch_private import symbols, trees
-from adjoint.torch_private.modes import share_a_counter
+from adjoint.torch_private.modes import share_version_counter
 from adjoint.trace import aliasing, geometry
 from adjoint.trace.aliasing import Alias, Link, version
 from adjoint.trace.moves import Assigned, Moved
@@ -535,7 +535,7 @@ def _is_a_window(alias: Alias) -> bool:
     if alias.step is not None and alias.step.op is aten.detach.default:
         # `.data` is a `detach` with a version counter of its own.
         viewed = alias.parent.tensor
-        return viewed is not None and not share_a_counter(alias.tensor, viewed)
+        return viewed is not None and not share_version_counter(alias.tensor, viewed)
     return not alias.tensor._is_view()
 
 

@@ -248,7 +248,7 @@ class Sweep:
         with as_under(Mode()):
             if cotangent.is_complex() and not value.is_complex():
                 cotangent = torch.real(cotangent)
-            if axes := symbols.axes_of_unknown_size(cotangent.shape, value.shape):
+            if axes := symbols.axes_of_unbacked_size(cotangent.shape, value.shape):
                 cotangent = cotangent.sum(axes, keepdim=True)
             # Else the first sizes of tuples of different lengths are compared, and told apart.
             if cotangent.dim() != value.dim() or cotangent.shape != value.shape:

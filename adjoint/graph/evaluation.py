@@ -12,7 +12,7 @@ from torch import fx
 from adjoint.graph.contiguity import LAID_OUT
 from adjoint.graph.metadata import Mode, entry_mode, mode_of, outputs_of, source_of
 from adjoint.torch_private import symbols, trees
-from adjoint.torch_private.batches import is_for_each
+from adjoint.torch_private.batches import is_vmapped
 from adjoint.torch_private.corrected_fakes import returns_argument
 from adjoint.torch_private.fake import fake_call, storage_key
 from adjoint.torch_private.modes import is_functorch_wrapper
@@ -79,7 +79,7 @@ def _stacked_steps(
 
 
 def _cond(pred: Any, true: fx.GraphModule, false: fx.GraphModule, operands: Any) -> Any:
-    if is_for_each(pred):
+    if is_vmapped(pred):
         pairs = zip(evaluate(true, operands), evaluate(false, operands), strict=True)
         return tuple(torch.where(pred, *pair) for pair in pairs)
     return _new_results(evaluate(true if bool(pred) else false, operands), operands)
@@ -309,7 +309,7 @@ def _is_unrolled(node: fx.Node, args: Any) -> bool:
     """A loop of so many steps over a batch of `torch.func.vmap`, which knows ops and not bodies."""
     if node.target not in _OVER_SLICES or not any(map(is_functorch_wrapper, trees.leaves(args))):
         return False
-    return not symbols.is_unknown_number(args[_OVER_SLICES[node.target]][0].shape[0])
+    return not symbols.is_unbacked_int(args[_OVER_SLICES[node.target]][0].shape[0])
 
 
 def _last_uses(graph_module: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:

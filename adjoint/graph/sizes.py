@@ -30,7 +30,7 @@ class Sizing:
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
         inputs = graph_module.graph.find_nodes(op="placeholder")
-        self._shown = symbols.shown(node.meta.get("val") for node in inputs)
+        self._shown = symbols.symbol_positions(node.meta.get("val") for node in inputs)
         self._assumed = symbols.assumed(fake_mode_of(graph_module).shape_env)
         self._known: tuple[int, Sizes] | None = None
         """How much had been assumed, and sizes for which it holds: most calls are for those."""
@@ -47,7 +47,7 @@ class Sizing:
         asked = (len(self._assumed), sizes)
         if asked == self._known:
             return None
-        wrong = symbols.violated(self._assumed, sizes)
+        wrong = symbols.first_violated(self._assumed, sizes)
         if wrong is None:
             self._known = (len(self._assumed), dict(sizes))
         return wrong
@@ -61,8 +61,8 @@ class Guards:
 
     def __init__(self, values: Sequence[Any], shape_env: Any) -> None:
         """`values` are the fakes of the inputs."""
-        self._shown = symbols.shown(values)
-        self._strides = symbols.strides_shown(values)
+        self._shown = symbols.symbol_positions(values)
+        self._strides = symbols.stride_symbol_positions(values)
         self._values = [each if isinstance(each, torch.Tensor) else None for each in values]
         self._shape_env = shape_env
         self._assumed: list[sympy.Basic] = []
@@ -70,7 +70,7 @@ class Guards:
 
     def close(self) -> None:
         """What has been branched on so far counts, and nothing that comes later."""
-        self._assumed = [] if self._shape_env is None else symbols.guarded(self._shape_env)
+        self._assumed = [] if self._shape_env is None else symbols.guards_of(self._shape_env)
 
     def hold(self, inputs: Sequence[Any]) -> bool:
         """Whether the program is for `inputs`."""
@@ -81,7 +81,7 @@ class Guards:
             sizes.setdefault(symbol, inputs[place].stride(axis))
         pairs = zip(self._values, inputs, strict=True)
         are_like = all(_is_like(fake, real, sizes) for fake, real in pairs if fake is not None)
-        return are_like and symbols.violated(self._assumed, sizes) is None
+        return are_like and symbols.first_violated(self._assumed, sizes) is None
 
 
 def _is_like(fake: torch.Tensor, real: torch.Tensor, sizes: Sizes) -> bool:
@@ -93,7 +93,7 @@ def _is_like(fake: torch.Tensor, real: torch.Tensor, sizes: Sizes) -> bool:
 
 
 def _number(size: Any, sizes: Sizes) -> Any:
-    expr = symbols.written(size)
+    expr = symbols.unsimplified(size)
     if expr is None:
         return size
     return symbols.evaluate(expr, dict(sizes)) if expr.free_symbols <= sizes.keys() else None
@@ -107,10 +107,10 @@ def resized(graph_module: fx.GraphModule, sizes: Sizes) -> tuple[fx.GraphModule,
     """The same graph, of which nothing is assumed but what is true of `sizes`, and its symbols."""
     fake_mode = new_fake_mode()
     assert fake_mode.shape_env is not None
-    new = symbols.anew(fake_mode.shape_env, sizes)
+    new = symbols.fresh_symbols(fake_mode.shape_env, sizes)
     with general_shapes(), symbols.assumptions(fake_mode.shape_env):
         copy = _copied(graph_module, fake_mode, new)
-    written = {symbol: symbols.written(number) for symbol, number in new.items()}
+    written = {symbol: symbols.unsimplified(number) for symbol, number in new.items()}
     return copy, {s: sympy.Integer(sizes.get(s, 0)) if e is None else e for s, e in written.items()}
 
 
@@ -148,7 +148,9 @@ def _copied(
                 # The sizes of what it gives are known; for them it need not run.
                 values[node] = tuple(_like(each, new, fake_mode) for each in node.meta["val"])
             else:
-                symbols.decide(node.target, *fx.map_arg((node.args, node.kwargs), values.get))
+                symbols.guard_open_decisions(
+                    node.target, *fx.map_arg((node.args, node.kwargs), values.get)
+                )
                 values[node] = call_on_fakes(node, values)
                 _learn(node.meta.get("val"), values[node], new)
             if "val" in node.meta:
@@ -165,8 +167,8 @@ def _learn(before: Any, now: Any, new: dict[sympy.Symbol, Any]) -> None:
         is_tensor = isinstance(old, torch.Tensor)
         sizes = zip(old.shape, value.shape, strict=True) if is_tensor else [(old, value)]
         for size, fresh in sizes:
-            expr = symbols.written(size)
-            if isinstance(expr, sympy.Symbol) and symbols.is_unknown(expr):
+            expr = symbols.unsimplified(size)
+            if isinstance(expr, sympy.Symbol) and symbols.is_unbacked(expr):
                 new.setdefault(expr, fresh)
 
 
@@ -174,14 +176,14 @@ def _like(value: Any, new: dict[sympy.Symbol, Any], fake_mode: FakeTensorMode) -
     """A value like `value`, with the new sizes."""
 
     def number(size: Any) -> Any:
-        expr = symbols.written(size)
+        expr = symbols.unsimplified(size)
         if expr is None:
             return size
         for symbol in expr.free_symbols - new.keys():
-            if fake_mode.shape_env is None or not symbols.is_unknown(symbol):
+            if fake_mode.shape_env is None or not symbols.is_unbacked(symbol):
                 raise NotResizable(f"the size {expr} is that of no input")
             is_size = isinstance(value, torch.Tensor)
-            made = symbols.unknown_size if is_size else symbols.unknown_number
+            made = symbols.unbacked_size if is_size else symbols.unbacked_int
             new[symbol] = made(fake_mode.shape_env)
         return symbols.evaluate(expr, new)
 

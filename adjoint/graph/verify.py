@@ -38,8 +38,8 @@ from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.torch_private.operators import (
     HigherOrderOperator,
     OpOverload,
+    implicitly_written_arguments,
     written_arguments,
-    written_unsaid,
 )
 
 OWN_OPERATIONS = "adjoint.graph.operations"
@@ -105,7 +105,9 @@ def _verify_call(node: Node) -> None:
         named = {
             p.name: value for p, value in zip(target._schema.arguments, node.args, strict=False)
         }
-        if written := written_arguments(target) + written_unsaid(target, {**named, **node.kwargs}):
+        if written := written_arguments(target) + implicitly_written_arguments(
+            target, {**named, **node.kwargs}
+        ):
             raise _broken(node, f"mutates {', '.join(written)}; every operator must be functional")
     elif not isinstance(target, HigherOrderOperator) and _makes_tensors_in_python(node):
         raise _broken(node, f"calls {show_target(target)}, which is not an operator of torch.ops")

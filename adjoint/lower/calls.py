@@ -14,7 +14,7 @@ from adjoint.lower.sizes import sizes
 from adjoint.lower.views import PARTS, view_of
 from adjoint.torch_private import trees
 from adjoint.torch_private.operators import OpOverload
-from adjoint.torch_private.symbols import is_unknown_number
+from adjoint.torch_private.symbols import is_unbacked_int
 
 aten = torch.ops.aten
 
@@ -80,7 +80,7 @@ def promises_of(node: fx.Node) -> tuple[Promise | None, ...]:
 def _promise(value: Any) -> Promise | None:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
-    if any(map(is_unknown_number, (*value.shape, *value.stride()))):
+    if any(map(is_unbacked_int, (*value.shape, *value.stride()))):
         return None
     return Promise(sizes(value.shape), sizes(value.stride()), value.dtype, value.device)
 

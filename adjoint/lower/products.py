@@ -25,7 +25,7 @@ from adjoint.lower.nests import Builder, kept_index
 from adjoint.lower.operands import Checked, Nest
 from adjoint.lower.sizes import Size, estimate, product, quotient, simplified
 from adjoint.lower.views import Where, shape_of
-from adjoint.torch_private.cuda import products_are_exact
+from adjoint.torch_private.cuda import matmuls_avoid_tf32
 
 aten = torch.ops.aten
 
@@ -54,7 +54,7 @@ def product_of(node: fx.Node) -> Multiplied | None:
     if not (_is_narrow(inner) and _is_narrow(columns) and estimate(rows, TALL) >= LEAST_ROWS):
         return None
     along = _lies_along(y, 0)
-    if not _lies_along(x, 1) or not (along or _lies_along(y, 1)) or not products_are_exact():
+    if not _lies_along(x, 1) or not (along or _lies_along(y, 1)) or not matmuls_avoid_tf32():
         return None
     tile = tile_of(estimate(rows, TALL), estimate(columns), estimate(inner), along)
     if tile is None:

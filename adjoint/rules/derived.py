@@ -16,7 +16,7 @@ import torch
 from adjoint.rules.registry import VJPS
 from adjoint.torch_private import trees
 from adjoint.torch_private.composites import by_torch_formula
-from adjoint.torch_private.fake import has_no_memory
+from adjoint.torch_private.fake import is_zero_tensor
 from adjoint.torch_private.operators import OpOverload
 
 
@@ -65,7 +65,7 @@ def pull_back(
         )
     found: Sequence[torch.Tensor | None] = gradients
     return {
-        id(tensor): torch.zeros_like(tensor) if has_no_memory(gradient) else gradient
+        id(tensor): torch.zeros_like(tensor) if is_zero_tensor(gradient) else gradient
         for tensor, gradient in zip(active, found, strict=True)
         if gradient is not None
     }

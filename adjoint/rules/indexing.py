@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from adjoint.rules.registry import vjp
-from adjoint.torch_private.symbols import declare_equal
+from adjoint.torch_private.symbols import assert_equal_size
 
 aten = torch.ops.aten
 
@@ -43,7 +43,7 @@ def _as_large_as(read: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     if read.dim() > values.dim():
         read = read.sum(list(range(read.dim() - values.dim())))
     for have, want in zip(reversed(read.shape), reversed(values.shape), strict=False):
-        declare_equal(have, want)
+        assert_equal_size(have, want)
     return read
 
 

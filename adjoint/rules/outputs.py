@@ -29,10 +29,10 @@ def differentiable_outputs(
 
     The statistics of a normalization are numbers like its result, but eager gives them none.
     """
-    leaves, form = trees.taken_apart((args, kwargs))
+    leaves, form = trees.leaves_and_structure((args, kwargs))
     wanted = {id(each) for each in active}
     # How many tensors are in a list depends on sizes, which are not looked at.
-    _, returned = trees.taken_apart(out)
+    _, returned = trees.leaves_and_structure(out)
     key = (op, form, returned, tuple(_kind(leaf, wanted) for leaf in leaves))
     if key not in _KNOWN:
 

@@ -29,18 +29,18 @@ from adjoint.graph.metadata import entry_mode
 from adjoint.graph.purity import runs_once
 from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
 from adjoint.runtime.calling import Standing
-from adjoint.runtime.looking import Differs
+from adjoint.runtime.checking import UnexpectedResult
 from adjoint.runtime.recorded import Builder, Executable, Recorded, Reversed, Stages
-from adjoint.torch_private.batches import is_batched, over_batch
+from adjoint.torch_private.batches import is_batched, vmap_over_batch
 from adjoint.torch_private.dynamo import compiling
 from adjoint.torch_private.fake import DATA_DEPENDENT
 from adjoint.torch_private.modes import (
-    Following,
+    ReachedNodes,
     functorch_is_active,
     has_tangent,
     is_autocast_enabled,
     without_autocast,
-    zeros_for,
+    zero_cotangent,
 )
 
 # Backward graphs for this many patterns of missing cotangents; after that, zeros are made.
@@ -79,7 +79,7 @@ class Compiled:
         """
         try:
             return self._called(inputs, known, standing)
-        except Differs as error:
+        except UnexpectedResult as error:
             self._remake(error, self._sizes(inputs, known))
         return self(inputs, known, standing)
 
@@ -118,11 +118,11 @@ class Compiled:
         try:
             with torch.no_grad():
                 return loaded(inputs)
-        except Differs as error:
+        except UnexpectedResult as error:
             self._remake(error, self._sizes(inputs, known))
         return self.run(inputs, known)
 
-    def _remake(self, error: Differs, sizes: Sizes) -> None:
+    def _remake(self, error: UnexpectedResult, sizes: Sizes) -> None:
         """The graph once more, with what an op was seen to return; its derivatives come anew.
 
         If that cannot be known beforehand, it runs op by op from now on.
@@ -152,7 +152,7 @@ class Compiled:
         `batched`: for a batch of cotangents.
         """
         if batched:
-            return over_batch(self._by_ops, inputs)
+            return vmap_over_batch(self._by_ops, inputs)
         return self(inputs, known) if torch.is_grad_enabled() else self.run(inputs, known)
 
     def _by_ops(self, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -302,7 +302,7 @@ class Recording:
         self.wrt = wrt
         self.builder = builder
         self._sizing = Sizing(recorded.graph_module)
-        self.following = Following()
+        self.following = ReachedNodes()
         self._has_failed = False
         """A backward graph could not be built, and the user was told."""
         self._kinds: _Kinds | None = None
@@ -544,7 +544,7 @@ class _Node(torch.autograd.Function):
         saved = _saved(ctx)
         arguments = [saved[place] for place in ready.taken]
         arguments += [
-            zeros_for(ctx, index) if cotangents[index] is None else cotangents[index]
+            zero_cotangent(ctx, index) if cotangents[index] is None else cotangents[index]
             for index in ready.made.of
         ]
         batched = any(map(is_batched, [cotangents[index] for index in given]))
@@ -557,7 +557,7 @@ class _Node(torch.autograd.Function):
         if ready.made.zeros:
             gradients = list(gradients)
             for place in ready.made.zeros:
-                gradients[place] = zeros_for(*following[place])
+                gradients[place] = zero_cotangent(*following[place])
         return (*_NO_TENSORS, *gradients)
 
 

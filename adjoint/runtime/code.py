@@ -1,7 +1,7 @@
-"""Native functions, whose code lives as long as somebody holds one of them.
+"""Native functions, whose code is freed with the last reference to them.
 
-A program holds the functions that it calls.  Tables that let programs share functions hold them
-weakly, so that code goes with the last program that calls it.
+A program holds the functions that it calls.  Tables by which programs share functions refer to
+them weakly.
 """
 
 from __future__ import annotations
@@ -13,4 +13,4 @@ from dataclasses import dataclass
 class NativeFunction:
     address: int
     owner: object
-    """What frees the code when nobody holds it any more."""
+    """Frees the code when it is garbage-collected: an LLVM engine, or a loaded CUDA module."""

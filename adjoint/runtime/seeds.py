@@ -1,7 +1,7 @@
-"""Where the random numbers of a call begin: a key and a counter, from torch's default generator.
+"""The Philox key and first counter of a call's random numbers, from torch's default generator.
 
-So `torch.manual_seed`, `fork_rng` and the like do to programs what they do to eager: the generator
-says which numbers come, and is further on afterwards.
+Each call advances the generator, so `torch.manual_seed` and `torch.random.fork_rng` affect compiled
+programs as they affect eager torch.
 """
 
 from __future__ import annotations
@@ -10,38 +10,39 @@ import threading
 
 import torch
 
-from adjoint.torch_private.cuda import is_recording
+from adjoint.torch_private.cuda import is_capturing
 
-# Of what a GPU's generator counts, a counter of four numbers is four.
-STEP = 4
+# A CUDA generator's offset counts single numbers; one Philox counter yields four.
+OFFSETS_PER_COUNTER = 4
 
 _LOCK = threading.Lock()
 
 
 def new_seeds(streams: int, device: torch.device) -> torch.Tensor:
-    """For a call that draws so many streams: none of their numbers is drawn before or after."""
+    """The key and first counter for `streams` streams, of which no other call draws any number."""
     if device.type == "cpu":
         return torch.empty(2, dtype=torch.int64, device=device).random_()
-    key, start = taken(torch.cuda.default_generators[device.index], streams)
-    # Nothing here waits for the device: numbers are arguments of what is launched.
+    key, start = reserve_streams(torch.cuda.default_generators[device.index], streams)
+    # Passed as kernel arguments: a copy from the host would wait for the device.
     seeds = torch.full((2,), key, dtype=torch.int64, device=device)
     seeds[1:].fill_(start)
     return seeds
 
 
-def taken(generator: torch.Generator, streams: int) -> tuple[int, int]:
-    """The key of a generator that counts, and where streams begin that it will not come to again.
+def reserve_streams(generator: torch.Generator, streams: int) -> tuple[int, int]:
+    """Advance a CUDA generator past `streams` counters; its key, and the first of them.
 
-    Its own numbers have the same key, and the low part of their counters is the number of those
-    taken so far, whichever thread they are for; that is the part that tells streams apart.
+    Torch's own kernels draw with the same key.  The low word of their counters is the generator's
+    offset, in whatever thread they run; our streams are told apart by that word, so that they
+    never meet torch's.
     """
     with _LOCK:
         offset = generator.get_offset()
-        generator.set_offset(offset + streams * STEP)
+        generator.set_offset(offset + streams * OFFSETS_PER_COUNTER)
     seed = generator.initial_seed()
-    return seed - (1 << 64) if seed >> 63 else seed, offset // STEP
+    return seed - (1 << 64) if seed >> 63 else seed, offset // OFFSETS_PER_COUNTER
 
 
-def is_written_down(device: torch.device) -> bool:
-    """What is launched on `device` now is done later, perhaps often."""
-    return device.type == "cuda" and is_recording()
+def draws_are_captured(device: torch.device) -> bool:
+    """A CUDA graph is being captured: what is drawn now would be drawn again by each replay."""
+    return device.type == "cuda" and is_capturing()

@@ -14,7 +14,9 @@ def is_batched(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(value)
 
 
-def over_batch(function: Callable[[list[Any]], Sequence[Any]], inputs: Sequence[Any]) -> list[Any]:
+def vmap_over_batch(
+    function: Callable[[list[Any]], Sequence[Any]], inputs: Sequence[Any]
+) -> list[Any]:
     """`function(inputs)` for a batch, by `torch.func.vmap`, which knows all ops."""
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
@@ -41,7 +43,7 @@ def over_batch(function: Callable[[list[Any]], Sequence[Any]], inputs: Sequence[
     return results
 
 
-def is_of_vmap(value: Any) -> bool:
+def is_at_vmap_level(value: Any) -> bool:
     """A tensor of the level of `torch.func.vmap` under way, the innermost level there is."""
     level = torch._C._functorch.maybe_current_level()
     return (
@@ -52,7 +54,7 @@ def is_of_vmap(value: Any) -> bool:
     )
 
 
-def is_for_each(value: Any) -> bool:
+def is_vmapped(value: Any) -> bool:
     """A tensor of some level of `torch.func.vmap`: another one for each element of a batch."""
     inside = torch._C._functorch
     while isinstance(value, torch.Tensor) and inside.is_functorch_wrapped_tensor(value):
@@ -62,7 +64,7 @@ def is_for_each(value: Any) -> bool:
     return False
 
 
-def below_vmap(
+def run_below_vmap(
     run: Callable[[list[Any], tuple[int | None, ...]], Sequence[Any]], values: Sequence[Any]
 ) -> list[Any]:
     """The results of `run`, for tensors without the level of `vmap` under way and outside of it.
@@ -71,8 +73,8 @@ def below_vmap(
     """
     interpreter: Any = retrieve_current_functorch_interpreter()
     inside = torch._C._functorch
-    plain = [inside.get_unwrapped(each) if is_of_vmap(each) else each for each in values]
-    axes = tuple(inside.maybe_get_bdim(each) if is_of_vmap(each) else None for each in values)
+    plain = [inside.get_unwrapped(each) if is_at_vmap_level(each) else each for each in values]
+    axes = tuple(inside.maybe_get_bdim(each) if is_at_vmap_level(each) else None for each in values)
     with interpreter.lower():
         results = run(plain, axes)
     return [inside._add_batch_dim(each, 0, interpreter.level()) for each in results]

@@ -32,7 +32,7 @@ def forward_context(body: fx.GraphModule) -> contextlib.AbstractContextManager[A
 
 
 @contextlib.contextmanager
-def selective_checkpoints_ask(ask: AskPolicy, mode: TorchDispatchMode) -> Iterator[None]:
+def selective_checkpoints_handled_by(ask: AskPolicy, mode: TorchDispatchMode) -> Iterator[None]:
     """Under `mode`, selective checkpointing calls `ask` for each op, and keeps nothing itself."""
 
     def dispatch(

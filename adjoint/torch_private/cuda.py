@@ -25,7 +25,7 @@ empty_strided: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.T
 empty_strided = guards._empty_strided_cuda  # type: ignore[attr-defined]
 
 
-def is_recording() -> bool:
+def is_capturing() -> bool:
     """What is launched on the current stream is written down instead, for whoever began that."""
     return torch._C._cuda_isCurrentStreamCapturing()
 
@@ -46,24 +46,24 @@ def numeric_settings() -> Hashable:
     )
 
 
-def products_are_exact() -> bool:
+def matmuls_avoid_tf32() -> bool:
     """Products of floats are to be no less than that."""
     return torch._C._get_fp32_precision_getter("cuda", "matmul") != "tf32"
 
 
-def copy_together(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def foreach_copy(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copies the second of each pair to the first, by few launches."""
     to, taken = zip(*pairs, strict=True)
     torch._foreach_copy_(to, taken)
 
 
-def new_pool() -> Any:
+def new_graph_pool() -> Any:
     """Memory apart from all other; what is free in it, it keeps."""
     return torch.cuda.graph_pool_handle()
 
 
 @contextlib.contextmanager
-def memory_from(pool: Any, device: int) -> Iterator[None]:
+def allocate_from(pool: Any, device: int) -> Iterator[None]:
     """This thread takes memory from `pool`."""
     torch._C._cuda_beginAllocateCurrentThreadToPool(device, pool)
     try:

@@ -23,8 +23,8 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import _config as shape_config
 
-from adjoint.torch_private.fake import in_whole_memory, storage_key
-from adjoint.torch_private.modes import as_if_alone
+from adjoint.torch_private.fake import storage_key, with_full_storage
+from adjoint.torch_private.modes import isolated
 
 # Held by Dynamo while it compiles, and by us: what is traced, differentiated or lowered shares fake
 # modes and changes parts of torch for a while.  With a lock of our own, two threads that take both
@@ -38,7 +38,7 @@ dict_version: Callable[[dict[Any, Any]], int] = guards.dict_version
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
     """Differentiate and lower graphs: one thread at a time, whatever context asks for them."""
-    with COMPILING, as_if_alone():
+    with COMPILING, isolated():
         yield
 
 
@@ -66,7 +66,7 @@ def fresh_fakes(
     if context is None or context.fake_mode is None:
         return None, []
     shape_env = context.fake_mode.shape_env
-    if will_be_tried_again() and any(map(_has_size_nothing, examples)):
+    if is_general_attempt() and any(map(_has_size_nothing, examples)):
         raise SpecializationNeeded("an input is empty: its size is no ordinary one")
     mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=False)
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
@@ -90,7 +90,7 @@ def fresh_fakes(
             symbolic_context=symbolic,
             source=getattr(symbolic, "tensor_source", None),
         )
-        fakes[index] = in_whole_memory(fake, example)
+        fakes[index] = with_full_storage(fake, example)
     return mode, fakes
 
 
@@ -264,7 +264,7 @@ def _options_of(compiler: Any) -> Mapping[str, Any]:
     return (getattr(inner, "kwargs", None) or {}).get("options") or {}
 
 
-def will_be_tried_again() -> bool:
+def is_general_attempt() -> bool:
     """A frame of Dynamo's is being compiled for general shapes, as `adapt_frames` has it first."""
     config: Any = shape_config
     return TracingContext.try_get() is not None and bool(config.backed_size_oblivious)

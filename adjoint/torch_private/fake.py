@@ -84,7 +84,7 @@ def make_fake(
     """
     axes = [dynamic] * tensor.dim() if isinstance(dynamic, bool) else dynamic
     if not any(axes):
-        return in_whole_memory(mode.from_tensor(tensor, static_shapes=True), tensor)
+        return with_full_storage(mode.from_tensor(tensor, static_shapes=True), tensor)
     from torch._dynamo.source import ConstantSource
 
     sizes = [DimDynamic.DYNAMIC if each else DimDynamic.STATIC for each in axes]
@@ -95,11 +95,11 @@ def make_fake(
         fake = mode.from_tensor(
             tensor, static_shapes=False, symbolic_context=context, source=ConstantSource(name)
         )
-        return in_whole_memory(fake, tensor)
-    return in_whole_memory(mode.from_tensor(tensor, static_shapes=True), tensor)
+        return with_full_storage(fake, tensor)
+    return with_full_storage(mode.from_tensor(tensor, static_shapes=True), tensor)
 
 
-def in_whole_memory(fake: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+def with_full_storage(fake: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """`fake`, with as much memory as `tensor` has: torch gives it what its elements take."""
     if type(fake) is FakeTensor and storage_key(fake) is not None:
         memory, needed = fake.untyped_storage(), tensor.untyped_storage().nbytes()
@@ -131,6 +131,6 @@ def storage_keys(values: Iterable[Any]) -> set[Any]:
         return set(map(storage_key, tensors)) - {None}
 
 
-def has_no_memory(zeros: torch.Tensor) -> bool:
+def is_zero_tensor(zeros: torch.Tensor) -> bool:
     """Zeros that some formulas of autograd return; few ops know what to do with such a tensor."""
     return bool(zeros._is_zerotensor())

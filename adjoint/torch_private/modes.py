@@ -22,16 +22,13 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
-    "Following",
     "Hooks",
+    "ReachedNodes",
     "TorchDispatchMode",
     "TorchFunctionMode",
     "above_autograd",
-    "as_if_alone",
     "below_autograd",
-    "calls_are_seen",
     "control_flow_calls_its_operator",
-    "counted_already",
     "custom_functions_applied_by",
     "custom_ops_applied_by",
     "default_devices",
@@ -40,22 +37,25 @@ __all__ = [
     "forward_mode_is_enabled",
     "functorch_is_active",
     "has_tangent",
+    "has_torch_function_mode",
     "innermost",
     "is_autocast_enabled",
     "is_functorch_wrapper",
     "is_traceable_wrapper_subclass",
+    "isolated",
     "materializes_grads",
     "outside_functorch",
+    "preserving_versions",
     "replaced",
     "saved_tensor_hooks",
     "set_version",
-    "share_a_counter",
+    "share_version_counter",
     "transform_requires_grad",
-    "unwatched",
     "without_autocast",
     "without_dispatch_modes",
+    "without_observers",
     "without_torch_function",
-    "zeros_for",
+    "zero_cotangent",
 ]
 
 # Pack and unpack.
@@ -79,7 +79,7 @@ def is_traceable_wrapper_subclass(tensor: Any) -> bool:
 
 
 @contextlib.contextmanager
-def counted_already(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+def preserving_versions(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Run a mutating op whose writes to `tensors` are counted above, and must not be again."""
     versions = [(each, each._version) for each in tensors if not each.is_inference()]
     yield
@@ -168,7 +168,7 @@ def default_devices() -> tuple[torch.device, ...]:
     return tuple(each.device for each in _function_modes() if isinstance(each, DeviceContext))
 
 
-def calls_are_seen() -> bool:
+def has_torch_function_mode() -> bool:
     """A mode around sees calls into torch before anything else, and may answer as it likes."""
     return not all(isinstance(each, DeviceContext) for each in _function_modes())
 
@@ -187,7 +187,7 @@ def set_version(tensor: torch.Tensor, version: int) -> None:
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
-def share_a_counter(one: torch.Tensor, other: torch.Tensor) -> bool:
+def share_version_counter(one: torch.Tensor, other: torch.Tensor) -> bool:
     """A write to one of them counts for both.  Asked by trying."""
     if one.is_inference() or other.is_inference():
         return one.is_inference() == other.is_inference()
@@ -234,7 +234,7 @@ def control_flow_calls_its_operator(mode: TorchDispatchMode) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unwatched() -> Iterator[None]:
+def without_observers() -> Iterator[None]:
     """Run on fakes as if nobody around was told of ops and saved tensors, or had them checked."""
     hooks: list[Hooks] = []
     while (top := saved_tensor_hooks()) is not None:
@@ -249,9 +249,9 @@ def unwatched() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def as_if_alone() -> Iterator[None]:
+def isolated() -> Iterator[None]:
     """Run on fakes what is not the user's program: nothing around it watches or changes ops."""
-    with unwatched(), without_autocast(), _without_function_modes():
+    with without_observers(), without_autocast(), _without_function_modes():
         yield
 
 
@@ -362,7 +362,7 @@ def _is_under(mode: TorchDispatchMode) -> bool:
     return any(each is mode for each in dispatch_modes())
 
 
-def is_watched() -> bool:
+def has_dispatch_mode() -> bool:
     """A dispatch mode sees every op: what runs without torch's ops would escape it."""
     return torch._C._len_torch_dispatch_stack() > 0
 
@@ -371,7 +371,7 @@ def is_watched() -> bool:
 _FEW = 4
 
 
-class Following:
+class ReachedNodes:
     """Which of the nodes that follow one the run of autograd under way will come to.
 
     That of a leaf whose gradient autograd is to return is told by an error, which takes as long as
@@ -408,7 +408,7 @@ def _will_run(node: Any) -> bool | str:
         return _RETURNED
 
 
-def zeros_for(node: Any, place: int) -> torch.Tensor:
+def zero_cotangent(node: Any, place: int) -> torch.Tensor:
     """Zeros like the cotangent that `node` takes at `place`."""
     like = node._input_metadata[place]
     return torch.zeros(like.shape, dtype=like.dtype, device=like.device)

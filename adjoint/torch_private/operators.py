@@ -19,9 +19,9 @@ __all__ = [
     "OpOverloadPacket",
     "chunked_cross_entropy",
     "dense_kernel",
+    "implicitly_written_arguments",
     "recorded_loop",
     "written_arguments",
-    "written_unsaid",
 ]
 
 
@@ -59,7 +59,7 @@ _UPDATES_STATISTICS = frozenset(
 )
 
 
-def written_unsaid(operator: OpOverload, named: dict[str, Any]) -> tuple[str, ...]:
+def implicitly_written_arguments(operator: OpOverload, named: dict[str, Any]) -> tuple[str, ...]:
     """The names of those that a call with the arguments `named` mutates though no schema says so.
 
     Batch norm updates its running statistics where it is told that it is training, or is not asked.

@@ -96,7 +96,7 @@ def is_compound(size: Any) -> bool:
     )
 
 
-def solved(expr: sympy.Basic, symbol: sympy.Symbol, value: sympy.Symbol) -> sympy.Basic | None:
+def solve(expr: sympy.Basic, symbol: sympy.Symbol, value: sympy.Symbol) -> sympy.Basic | None:
     """What `symbol` is where `expr` is `value`; None unless it is a sum of it and of others."""
     expr = sympy.expand(expr)
     factor = expr.coeff(symbol)
@@ -131,7 +131,7 @@ def assumptions(shape_env: ShapeEnv | None) -> Iterator[list[sympy.Basic]]:
 
 
 @contextlib.contextmanager
-def known_in_the_run(shape_env: ShapeEnv | None) -> Iterator[None]:
+def allow_data_dependent_sizes(shape_env: ShapeEnv | None) -> Iterator[None]:
     """Sizes and numbers may depend on data while the context lasts.
 
     Dynamo lets none be, unless it is told to: it would rather not compile what has them.
@@ -154,40 +154,40 @@ def assumed(shape_env: ShapeEnv | None) -> list[sympy.Basic]:
     return [] if shape_env is None else _ASSUMED.setdefault(shape_env, [])
 
 
-def guarded(shape_env: ShapeEnv) -> list[sympy.Basic]:
+def guards_of(shape_env: ShapeEnv) -> list[sympy.Basic]:
     """What was decided about sizes, in any context."""
     return list(dict.fromkeys(guard.expr for guard in shape_env.guards))
 
 
-def shown(values: Iterable[Any]) -> list[tuple[sympy.Symbol, int, int | None]]:
+def symbol_positions(values: Iterable[Any]) -> list[tuple[sympy.Symbol, int, int | None]]:
     """Where the symbols in `values` are seen: which value, and which of its axes if a tensor."""
     found: list[tuple[sympy.Symbol, int, int | None]] = []
     for place, value in enumerate(values):
         axes = list(enumerate(value.shape)) if isinstance(value, torch.Tensor) else [(None, value)]
         for axis, size in axes:
-            expr = written(size)
+            expr = unsimplified(size)
             if isinstance(expr, sympy.Symbol):
                 found.append((expr, place, axis))
     return found
 
 
-def strides_shown(values: Iterable[Any]) -> list[tuple[sympy.Symbol, int, int]]:
+def stride_symbol_positions(values: Iterable[Any]) -> list[tuple[sympy.Symbol, int, int]]:
     """The same for strides: which value, and which of its axes."""
     return [
         (expr, place, axis)
         for place, value in enumerate(values)
         if isinstance(value, torch.Tensor) and value.layout is torch.strided
         for axis, stride in enumerate(value.stride())
-        if isinstance(expr := written(stride), sympy.Symbol)
+        if isinstance(expr := unsimplified(stride), sympy.Symbol)
     ]
 
 
-def written(size: Any) -> sympy.Basic | None:
+def unsimplified(size: Any) -> sympy.Basic | None:
     """A size as it was before anything was assumed: what is assumed to be 6 is a symbol here."""
     return size.node._expr if isinstance(size, torch.SymInt) else None
 
 
-def anew(shape_env: ShapeEnv, sizes: dict[sympy.Symbol, int]) -> dict[sympy.Symbol, Any]:
+def fresh_symbols(shape_env: ShapeEnv, sizes: dict[sympy.Symbol, int]) -> dict[sympy.Symbol, Any]:
     """For each symbol, one of `shape_env` that stands for the same size, of which nothing is known
     but that it is the one given here; 0 is itself.
 
@@ -208,7 +208,9 @@ def anew(shape_env: ShapeEnv, sizes: dict[sympy.Symbol, int]) -> dict[sympy.Symb
     return made
 
 
-def violated(expressions: Iterable[sympy.Basic], sizes: dict[sympy.Symbol, int]) -> str | None:
+def first_violated(
+    expressions: Iterable[sympy.Basic], sizes: dict[sympy.Symbol, int]
+) -> str | None:
     """The first of `expressions` that does not hold for `sizes`; others it says nothing of."""
     for symbol, size in sizes.items():
         if symbol.is_Integer and int(symbol) != size:
@@ -219,13 +221,13 @@ def violated(expressions: Iterable[sympy.Basic], sizes: dict[sympy.Symbol, int])
     return None
 
 
-def declare_equal(one: Any, other: Any) -> None:
+def assert_equal_size(one: Any, other: Any) -> None:
     """A size that is known only in the run is `other` there; other sizes are left alone."""
     if not (isinstance(other, int) and other == 1) and free_unbacked_symbols(one):
         torch._check(one == other)
 
 
-def axes_of_unknown_size(shape: Sequence[Any], where_one: Sequence[Any]) -> list[int]:
+def axes_of_unbacked_size(shape: Sequence[Any], where_one: Sequence[Any]) -> list[int]:
     """The axes whose size in `shape` is known only in the run, and 1 in `where_one`."""
     if len(shape) != len(where_one):
         return []
@@ -244,24 +246,24 @@ _SQUEEZES = frozenset(
 )
 
 
-class Specialised(Exception):
+class SizeSpecialized(Exception):
     """Dynamo has traced a program for a size in general that is for this size alone.
 
     It does so anew, with the size as a number.
     """
 
 
-def decide(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def guard_open_decisions(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Guard what the result of `op` depends on and torch, in general shapes, leaves open."""
     if op in _SQUEEZES:
-        _decide_squeezed(*args, **kwargs)
+        _guard_squeezed_sizes(*args, **kwargs)
     elif op is _aten.slice.Tensor:
-        _decide_slice(*args, **kwargs)
+        _guard_slice(*args, **kwargs)
     elif op is _aten.select.int:
-        _decide_place(*args, **kwargs)
+        _guard_index(*args, **kwargs)
 
 
-def _decide_squeezed(x: torch.Tensor, dim: Any = None) -> None:
+def _guard_squeezed_sizes(x: torch.Tensor, dim: Any = None) -> None:
     """Whether the symbolic sizes that are dropped if they are 1 are 1; torch would keep them."""
     axes = range(x.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
     sizes: list[Any] = [x.shape[axis] for axis in axes if x.dim()]
@@ -269,18 +271,18 @@ def _decide_squeezed(x: torch.Tensor, dim: Any = None) -> None:
         if not isinstance(size, torch.SymInt) or free_unbacked_symbols(size):
             continue
         if bool(size == 1) and not expression(size).is_Integer:
-            raise Specialised(f"the size {size} is 1, and is squeezed")
+            raise SizeSpecialized(f"the size {size} is 1, and is squeezed")
 
 
-def _decide_slice(
+def _guard_slice(
     x: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> None:
     """Where the slice starts and ends; torch would make its size one that depends on data."""
-    _decide_place(x, dim, start)
-    _decide_place(x, dim, end)
+    _guard_index(x, dim, start)
+    _guard_index(x, dim, end)
 
 
-def _decide_place(x: torch.Tensor, dim: int, index: Any) -> None:
+def _guard_index(x: torch.Tensor, dim: int, index: Any) -> None:
     """From which end of the axis the index counts, and whether it is on the axis."""
     size = x.shape[dim]
     if not isinstance(index, torch.SymInt) or free_unbacked_symbols((index, size)):
@@ -306,23 +308,23 @@ def input_symbols(fakes: Sequence[Any]) -> Iterator[tuple[sympy.Symbol, int, int
                     yield expr, place, dim if isinstance(fake, torch.Tensor) else -1
 
 
-def is_zero_here(size: Any) -> bool:
+def is_zero_in_capture(size: Any) -> bool:
     """The size is 0 in the call that is captured; the graph is for that size alone then."""
     if isinstance(size, torch.SymInt) and not free_unbacked_symbols(size) and size.node.hint == 0:
         return int(size) == 0
     return type(size) is int and size == 0
 
 
-def is_unknown(symbol: sympy.Symbol) -> bool:
+def is_unbacked(symbol: sympy.Symbol) -> bool:
     """The symbol stands for a number that is known only when the program runs."""
     return bool(symbol_is_type(symbol, SymT.UNBACKED_INT))
 
 
-def is_unknown_number(value: Any) -> bool:
+def is_unbacked_int(value: Any) -> bool:
     """`value` is an integer that depends on what the program computes."""
     if not isinstance(value, torch.SymInt):
         return False
-    return any(map(is_unknown, symbols_of(expression(value))))
+    return any(map(is_unbacked, symbols_of(expression(value))))
 
 
 def has_new_symbols(view: Any, viewed: torch.Tensor) -> bool:
@@ -330,14 +332,14 @@ def has_new_symbols(view: Any, viewed: torch.Tensor) -> bool:
     return bool(free_unbacked_symbols(view) - free_unbacked_symbols(viewed))
 
 
-def unknown_number(shape_env: ShapeEnv) -> torch.SymInt:
+def unbacked_int(shape_env: ShapeEnv) -> torch.SymInt:
     """An integer that is known only when the program runs."""
     return shape_env.create_unbacked_symint()
 
 
-def unknown_size(shape_env: ShapeEnv) -> torch.SymInt:
+def unbacked_size(shape_env: ShapeEnv) -> torch.SymInt:
     """The same, of a tensor's size."""
-    size = unknown_number(shape_env)
+    size = unbacked_int(shape_env)
     torch._check(size >= 0)
     return size
 

@@ -105,18 +105,18 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     )
 
 
-def taken_apart(tree: Any) -> tuple[list[Any], Any]:
+def leaves_and_structure(tree: Any) -> tuple[list[Any], Any]:
     """The leaves of `tree`, and what is equal for trees of the same form: sooner than `flatten`."""
     leaves: list[Any] = []
-    return leaves, _taken_apart(tree, leaves)
+    return leaves, _structure(tree, leaves)
 
 
-def _taken_apart(tree: Any, leaves: list[Any]) -> Any:
+def _structure(tree: Any, leaves: list[Any]) -> Any:
     kind = type(tree)
     if kind is tuple or kind is list:
-        return kind, tuple([_taken_apart(each, leaves) for each in tree])
+        return kind, tuple([_structure(each, leaves) for each in tree])
     if kind is dict:
-        return tuple(tree), tuple([_taken_apart(each, leaves) for each in tree.values()])
+        return tuple(tree), tuple([_structure(each, leaves) for each in tree.values()])
     if issubclass(kind, tuple) or kind in _pytree.SUPPORTED_NODES:
         found, spec = flatten(tree)
         leaves += found

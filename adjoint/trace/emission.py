@@ -313,7 +313,7 @@ class Emitter:
         """A symbol that is no size, but that the size of something follows from."""
         for size, make in self._compound:
             whole = sympy.Dummy(integer=True)
-            solution = symbols.solved(symbols.expression(size), symbol, whole)
+            solution = symbols.solve(symbols.expression(size), symbol, whole)
             if solution is not None:
                 others = [each for each in symbols.symbols_of(solution) if each != whole]
                 if all(each in self._symbol_makers for each in others):

@@ -221,7 +221,7 @@ def _flattened(root: Alias) -> Alias:
     if shown is None:
         return root
     order = dense_order(shown)
-    if order is None and any(map(symbols.is_zero_here, shown.shape)):
+    if order is None and any(map(symbols.is_zero_in_capture, shown.shape)):
         # Its strides are those of nothing, so that the graph is for nothing alone.
         order = list(range(shown.dim()))
     if order is None:

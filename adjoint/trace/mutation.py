@@ -12,8 +12,8 @@ from adjoint.errors import CaptureError
 from adjoint.torch_private.operators import (
     OpOverload,
     OpOverloadPacket,
+    implicitly_written_arguments,
     written_arguments,
-    written_unsaid,
 )
 
 
@@ -57,7 +57,7 @@ def leaves_history(op: OpOverload) -> bool:
 def written_by(op: OpOverload, named: dict[str, Any]) -> tuple[str, ...]:
     """The arguments that a call of `op` writes to, whether or not its schema says so."""
     said = tuple(name for name in written_arguments(op) if named.get(name) is not None)
-    return said + written_unsaid(op, named)
+    return said + implicitly_written_arguments(op, named)
 
 
 @functools.cache

@@ -28,9 +28,9 @@ from adjoint.torch_private.fake import FakeTensor, FakeTensorMode, fake_call, st
 from adjoint.torch_private.modes import (
     TorchDispatchMode,
     below_autograd,
-    counted_already,
     dispatch_modes,
     is_traceable_wrapper_subclass,
+    preserving_versions,
     set_version,
     without_torch_function,
 )
@@ -283,7 +283,7 @@ class Tracer(TorchDispatchMode):
     def unknown_number(self, of_tensor: bool = False) -> torch.SymInt:
         """An integer that is known only when the program runs; `of_tensor`: it is a size."""
         assert self.fake_mode.shape_env is not None
-        made = symbols.unknown_size if of_tensor else symbols.unknown_number
+        made = symbols.unbacked_size if of_tensor else symbols.unbacked_int
         return made(self.fake_mode.shape_env)
 
     # Ops --------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ class Tracer(TorchDispatchMode):
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self._constant(op, args[0])
         args, kwargs = trees.map_leaves(self.known, (args, kwargs))
-        symbols.decide(op, args, kwargs)
+        symbols.guard_open_decisions(op, args, kwargs)
         self.emitter.region = self.regions.current()
         self.emitter.hooks = self.regions.hooks()
         if self.answer is not None and op is self.answer[0]:
@@ -478,7 +478,7 @@ class Tracer(TorchDispatchMode):
         if leaves_history(op):
             mode = Mode(grad_enabled=False, inference=mode.inference)
         custom = [] if op.namespace == "aten" else [t for n in written for t in _tensors(named[n])]
-        with counted_already(custom):
+        with preserving_versions(custom):
             result = theirs(op, *args, **kwargs)
         pure = functional_variant(op)
         if pure is not None and returns_fit(op, pure.op, len(written)):

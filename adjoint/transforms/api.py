@@ -368,7 +368,7 @@ def vmap(
     batched = torch.func.vmap(
         function, in_dims, out_dims, randomness=randomness, chunk_size=chunk_size
     )
-    form, dims = trees.taken_apart((in_dims, out_dims))
+    form, dims = trees.leaves_and_structure((in_dims, out_dims))
     key = ("vmap", str(form), str(dims), randomness, chunk_size)
     return Compiled(key, batched, function, batched, dynamic=dynamic)
 

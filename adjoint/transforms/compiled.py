@@ -20,8 +20,8 @@ from adjoint.runtime.calling import call as run_graph
 from adjoint.torch_private import trees
 from adjoint.torch_private.dynamo import DynamoError
 from adjoint.torch_private.modes import (
-    calls_are_seen,
     functorch_is_active,
+    has_torch_function_mode,
     is_functorch_wrapper,
     outside_functorch,
 )
@@ -56,7 +56,7 @@ def is_traced() -> bool:
 
 def is_left_to_torch() -> bool:
     """The same, because a level of `torch.func` around it, or a mode, is to see every op."""
-    return functorch_is_active() or calls_are_seen()
+    return functorch_is_active() or has_torch_function_mode()
 
 
 # What may keep a program from being made, be it the function's own error or not.

@@ -57,7 +57,7 @@ def look_at(
 
     `memory`: what it takes for granted; `function`: what it is for alone, if not None.
     """
-    leaves, form = trees.taken_apart((args, kwargs))
+    leaves, form = trees.leaves_and_structure((args, kwargs))
     given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     others: tuple[Any, ...] = ()
     if len(given) < len(leaves):

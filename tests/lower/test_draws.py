@@ -16,7 +16,7 @@ from adjoint.lower.draws import DIGITS, DRAWS, draw_in_kernels
 from adjoint.lower.planning import lower
 from adjoint.native import native_program
 from adjoint.runtime.cpu.program import CpuProgram
-from adjoint.runtime.gpu.program import why_not_recorded
+from adjoint.runtime.gpu.program import why_not_capturable
 from adjoint.torch_private.fake import new_fake_mode
 from tests.lowering import calls, graph_of, grid_program, launches
 
@@ -299,7 +299,7 @@ def test_truth_with_a_probability_for_each(op: Any) -> None:
     inputs = [p] if op is aten.bernoulli.default else [torch.zeros(10000, 3), p]
     program = drawing(lambda *given: [op(*given)], inputs)
     assert [call.target for call in calls(program.plan)] == [aten._assert_async.msg]
-    assert why_not_recorded(program.plan) == ""
+    assert why_not_capturable(program.plan) == ""
     (found,) = program([*inputs, seeds()])
     often = found.double().mean(0)
     assert often[0] == 0
@@ -399,7 +399,7 @@ def test_kernels_for_a_gpu_draw_the_same(op: Any) -> None:
     x = torch.zeros(37, 19)
     plan = lower(graph_of(lambda x: [call(x)], [x]), grids=True, draws=True)
     assert calls(plan) == []
-    assert why_not_recorded(plan) == ""
+    assert why_not_capturable(plan) == ""
     (found,) = grid_program(plan)([x, seeds()])
     (expected,) = drawn(lambda x: [call(x)], x)
     # The same numbers; the functions made of them are rounded by other instructions there.
@@ -456,5 +456,5 @@ def test_on_a_gpu_dropout_is_part_of_the_kernel_around_it() -> None:
         assert plan.streams == draws
         assert len(launches(plan)) == (1 if draws else 2)
         why = "" if draws else "aten.native_dropout.default draws random numbers"
-        assert why_not_recorded(plan)[: len(why)] == why
+        assert why_not_capturable(plan)[: len(why)] == why
         assert bool(calls(plan)) != draws

@@ -5,7 +5,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from adjoint.runtime.seeds import STEP, is_written_down, new_seeds, taken
+from adjoint.runtime.seeds import (
+    OFFSETS_PER_COUNTER,
+    draws_are_captured,
+    new_seeds,
+    reserve_streams,
+)
 
 CPU = torch.device("cpu")
 
@@ -51,7 +56,7 @@ class Counting:
         return self.offset
 
     def set_offset(self, offset: int) -> None:
-        assert offset % STEP == 0
+        assert offset % OFFSETS_PER_COUNTER == 0
         self.offset = offset
 
 
@@ -59,13 +64,13 @@ class Counting:
 def test_streams_of_a_generator_that_counts(seed: int, key: int) -> None:
     generator = Counting(seed, 8)
     given = cast("Any", generator)
-    assert taken(given, 3) == (key, 2)
+    assert reserve_streams(given, 3) == (key, 2)
     assert generator.offset == 20
-    assert taken(given, 1) == (key, 5)
+    assert reserve_streams(given, 1) == (key, 5)
 
 
 def test_nobody_writes_down_what_a_processor_does() -> None:
-    assert not is_written_down(CPU)
+    assert not draws_are_captured(CPU)
 
 
 @pytest.mark.gpu
@@ -79,13 +84,13 @@ class TestOnAGpu:
         generator = torch.cuda.default_generators[0]
         offset = generator.get_offset()
         seeds = new_seeds(2, self.device)
-        assert seeds.tolist() == [7, offset // STEP]
-        assert generator.get_offset() == offset + 2 * STEP
+        assert seeds.tolist() == [7, offset // OFFSETS_PER_COUNTER]
+        assert generator.get_offset() == offset + 2 * OFFSETS_PER_COUNTER
 
     def test_somebody_writes_down(self) -> None:
         graph, x = torch.cuda.CUDAGraph(), torch.zeros(1, device=self.device)
         with torch.cuda.graph(graph):
-            written = is_written_down(self.device)
+            written = draws_are_captured(self.device)
             x.add_(1)
         assert written
-        assert not is_written_down(self.device)
+        assert not draws_are_captured(self.device)

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from adjoint.torch_private.batches import (
-    below_vmap,
+    is_at_vmap_level,
     is_batched,
-    is_for_each,
-    is_of_vmap,
-    over_batch,
+    is_vmapped,
+    run_below_vmap,
+    vmap_over_batch,
 )
 
 
@@ -29,7 +29,9 @@ def test_a_backward_for_a_batch() -> None:
             seen.append(is_batched(cotangent))
             if not is_batched(cotangent):
                 return cotangent * 3 * x**2
-            gradient, absent = over_batch(lambda v: (v[0] * 3 * v[1] ** 2, None), [cotangent, x])
+            gradient, absent = vmap_over_batch(
+                lambda v: (v[0] * 3 * v[1] ** 2, None), [cotangent, x]
+            )
             assert absent is None
             return gradient
 
@@ -49,12 +51,12 @@ def test_what_belongs_to_the_innermost_level_of_vmap() -> None:
     seen: list[Any] = []
 
     def look(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        seen.append([(is_of_vmap(each), is_for_each(each)) for each in (x, y, outer)])
+        seen.append([(is_at_vmap_level(each), is_vmapped(each)) for each in (x, y, outer)])
         return x + y
 
     torch.func.vmap(lambda x: torch.func.vmap(lambda y: look(x, y))(inner))(outer)
     assert seen == [[(False, True), (True, True), (False, False)]]
-    assert not is_of_vmap(outer)
+    assert not is_at_vmap_level(outer)
 
 
 def test_running_below_a_level_of_vmap() -> None:
@@ -66,7 +68,7 @@ def test_running_below_a_level_of_vmap() -> None:
             assert axes == (1, None)
             return [plain[0].mT + plain[1]]
 
-        return below_vmap(run, [x, fixed])[0] * 2  # type: ignore[no-any-return]
+        return run_below_vmap(run, [x, fixed])[0] * 2  # type: ignore[no-any-return]
 
     x = torch.randn(3, 2)
     found = torch.func.vmap(function, in_dims=1)(x)

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from adjoint.torch_private.checkpoint import (
     forward_context,
-    selective_checkpoints_ask,
+    selective_checkpoints_handled_by,
     split_arguments,
 )
 
@@ -39,7 +39,7 @@ def test_a_selective_checkpoint_asks() -> None:
         return result
 
     mode = BaseTorchDispatchMode()
-    with selective_checkpoints_ask(ask, mode):
+    with selective_checkpoints_handled_by(ask, mode):
         with forward_context(body):
             torch.ones(3).sin().cos()
         assert not said

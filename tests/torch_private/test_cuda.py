@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from adjoint.torch_private.cuda import (
-    copy_together,
+    allocate_from,
     current_device,
     empty_strided,
-    is_recording,
-    memory_from,
-    new_pool,
+    foreach_copy,
+    is_capturing,
+    new_graph_pool,
     numeric_settings,
     raw_stream,
 )
@@ -62,29 +62,29 @@ def test_the_stream_is_torchs_own() -> None:
 @GPU
 def test_a_recording_under_way_is_seen() -> None:
     x = torch.zeros(3, device="cuda")
-    assert not is_recording()
+    assert not is_capturing()
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        assert is_recording()
+        assert is_capturing()
         x.add_(1)
-    assert not is_recording()
+    assert not is_capturing()
 
 
 @pytest.mark.gpu
 @GPU
 def test_memory_of_a_pool_is_given_to_nobody_else() -> None:
-    pool = new_pool()
-    with memory_from(pool, current_device()):
+    pool = new_graph_pool()
+    with allocate_from(pool, current_device()):
         address = torch.empty(1 << 24, device="cuda").data_ptr()
     held = [torch.empty(1 << 24, device="cuda") for _ in range(3)]
     assert address not in [each.data_ptr() for each in held]
-    with memory_from(pool, current_device()):
+    with allocate_from(pool, current_device()):
         assert torch.empty(1 << 24, device="cuda").data_ptr() == address
 
 
 def test_copies_of_several_at_once() -> None:
     taken = [torch.rand(3), torch.arange(4), torch.rand(0)]
     to = [torch.empty_like(each) for each in taken]
-    copy_together(zip(to, taken, strict=True))
+    foreach_copy(zip(to, taken, strict=True))
     torch.testing.assert_close(to, taken)
 
 

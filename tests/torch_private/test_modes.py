@@ -62,7 +62,7 @@ def test_nobody_watches_inside() -> None:
     x = torch.ones(3, requires_grad=True)
     with saved_tensors_hooks(pack, pack), torch.autograd.set_detect_anomaly(True):
         with Refusing():  # type: ignore[no-untyped-call]
-            with modes.unwatched():
+            with modes.without_observers():
                 assert not torch.is_anomaly_enabled()
                 x.sin()
             with pytest.raises(AssertionError):
@@ -74,12 +74,12 @@ def test_nobody_watches_inside() -> None:
 
 def test_where_tensors_are_made_and_who_sees_calls() -> None:
     assert modes.default_devices() == ()
-    assert not modes.calls_are_seen()
+    assert not modes.has_torch_function_mode()
     with torch.device("meta"), torch.device("cpu"):
         assert [each.type for each in modes.default_devices()] == ["meta", "cpu"]
-        assert not modes.calls_are_seen()
+        assert not modes.has_torch_function_mode()
         with modes.TorchFunctionMode():
-            assert modes.calls_are_seen()
+            assert modes.has_torch_function_mode()
             assert len(modes.default_devices()) == 2
 
 
@@ -255,7 +255,7 @@ def test_levels_that_are_left_are_said() -> None:
 class Asking(torch.autograd.Function):
     """Asks, when autograd comes to it, where that goes on."""
 
-    following = modes.Following()
+    following = modes.ReachedNodes()
     found: list[tuple[int, ...]]
     zeros: list[Tensor]
 
@@ -267,7 +267,7 @@ class Asking(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
         nodes = [node for node, _ in ctx.next_functions]
         Asking.found.append(Asking.following.that_run(nodes))
-        Asking.zeros = [modes.zeros_for(ctx, 1), modes.zeros_for(*ctx.next_functions[0])]
+        Asking.zeros = [modes.zero_cotangent(ctx, 1), modes.zero_cotangent(*ctx.next_functions[0])]
         return cotangents
 
 
@@ -312,4 +312,4 @@ def test_of_many_leaves_one_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_only_the_error_about_leaves_is_an_answer() -> None:
     with pytest.raises(RuntimeError, match="backward pass"):
-        modes.Following().that_run([torch.ones(1, requires_grad=True).exp().grad_fn])
+        modes.ReachedNodes().that_run([torch.ones(1, requires_grad=True).exp().grad_fn])

@@ -8,8 +8,8 @@ from adjoint.torch_private.operators import (
     OpOverload,
     OpOverloadPacket,
     chunked_cross_entropy,
+    implicitly_written_arguments,
     written_arguments,
-    written_unsaid,
 )
 
 aten = torch.ops.aten
@@ -42,15 +42,15 @@ def test_running_statistics_are_written_in_training(training: bool) -> None:
         "training": training,
     }
     aten.native_batch_norm.default(*named.values(), 0.1, 1e-5)
-    written = written_unsaid(aten.native_batch_norm.default, named)
+    written = implicitly_written_arguments(aten.native_batch_norm.default, named)
     assert written == (("running_mean", "running_var") if training else ())
     assert bool(mean.any()) is training
 
 
 def test_nothing_is_written_unsaid_by_other_ops_or_where_there_are_no_statistics() -> None:
-    assert written_unsaid(aten.native_layer_norm.default, {"training": True}) == ()
+    assert implicitly_written_arguments(aten.native_layer_norm.default, {"training": True}) == ()
     none = {"training": True, "running_mean": None, "running_var": None}
-    assert written_unsaid(aten.native_batch_norm.default, none) == ()
+    assert implicitly_written_arguments(aten.native_batch_norm.default, none) == ()
 
 
 def test_kinds_of_operators() -> None:

@@ -61,22 +61,22 @@ def test_where_the_sizes_of_a_tensor_are_found() -> None:
 def test_symbols_are_seen_in_inputs_as_they_were_before_anything_was_assumed() -> None:
     mode = new_fake_mode()
     fake = make_fake(mode, torch.randn(4, 3), True, "x")
-    (first, second) = map(symbols.written, fake.shape)
+    (first, second) = map(symbols.unsimplified, fake.shape)
     size: Any = fake.shape[0]
     with symbols.assumptions(mode.shape_env):
         assert size == 4
     assert symbols.expression(size) == 4
-    assert symbols.shown([2, fake]) == [(first, 1, 0), (second, 1, 1)]
-    assert symbols.violated(symbols.assumed(mode.shape_env), {first: 4}) is None
-    assert symbols.violated(symbols.assumed(mode.shape_env), {first: 5}) is not None
+    assert symbols.symbol_positions([2, fake]) == [(first, 1, 0), (second, 1, 1)]
+    assert symbols.first_violated(symbols.assumed(mode.shape_env), {first: 4}) is None
+    assert symbols.first_violated(symbols.assumed(mode.shape_env), {first: 5}) is not None
 
 
 def test_symbols_anew_are_those_of_another_shape_env() -> None:
     mode, other = new_fake_mode(), new_fake_mode()
-    symbol = symbols.written(make_fake(mode, torch.randn(4), True, "x").shape[0])
+    symbol = symbols.unsimplified(make_fake(mode, torch.randn(4), True, "x").shape[0])
     assert isinstance(symbol, sympy.Symbol)
     assert other.shape_env is not None
-    made = symbols.anew(other.shape_env, {symbol: 7})[symbol]
+    made = symbols.fresh_symbols(other.shape_env, {symbol: 7})[symbol]
     assert made.node.hint == 7
     assert made.node.shape_env is other.shape_env
     assert symbols.assumed(None) == []
@@ -100,13 +100,13 @@ def test_what_is_taken_for_granted_is_written_down_once() -> None:
 def test_sizes_that_only_a_run_knows() -> None:
     mode = new_fake_mode()
     assert mode.shape_env is not None
-    size = symbols.unknown_size(mode.shape_env)
-    assert symbols.is_unknown(symbols.expression(size))
+    size = symbols.unbacked_size(mode.shape_env)
+    assert symbols.is_unbacked(symbols.expression(size))
     assert bool(size >= 0)
     known = make_fake(mode, torch.ones(3), True, "x").shape[0]
-    assert not symbols.is_unknown(symbols.expression(known))  # type: ignore[arg-type]
-    assert symbols.is_unknown_number(size * 2 + 1)
-    assert not any(map(symbols.is_unknown_number, (known, 3)))
+    assert not symbols.is_unbacked(symbols.expression(known))  # type: ignore[arg-type]
+    assert symbols.is_unbacked_int(size * 2 + 1)
+    assert not any(map(symbols.is_unbacked_int, (known, 3)))
     with mode:
         assert (torch.empty((size, 3)) * 2).shape[0] == size
 
@@ -118,40 +118,40 @@ def test_sizes_that_depend_on_data_are_let_be_for_a_while() -> None:
         x = torch.empty(3)
         with pytest.raises(DATA_DEPENDENT):
             x.nonzero()
-        with symbols.known_in_the_run(shape_env):
+        with symbols.allow_data_dependent_sizes(shape_env):
             assert isinstance(x.nonzero().shape[0], torch.SymInt)
         with pytest.raises(DATA_DEPENDENT):
             torch.empty(4).nonzero()
-    with symbols.known_in_the_run(None):
+    with symbols.allow_data_dependent_sizes(None):
         pass
 
 
 def test_axes_whose_size_only_the_run_knows() -> None:
     shape_env = ShapeEnv()
-    size = symbols.unknown_size(shape_env)
-    assert symbols.axes_of_unknown_size((size, 3, size), (1, 1, 4)) == [0]
-    assert symbols.axes_of_unknown_size((size,), (1, 1)) == []
+    size = symbols.unbacked_size(shape_env)
+    assert symbols.axes_of_unbacked_size((size, 3, size), (1, 1, 4)) == [0]
+    assert symbols.axes_of_unbacked_size((size,), (1, 1)) == []
 
 
 def test_a_size_that_is_zero_in_this_call() -> None:
     mode = new_fake_mode()
     empty, full = (make_fake(mode, torch.empty(n, 3), True, f"x{n}") for n in (0, 4))
-    assert symbols.is_zero_here(empty.shape[0])
+    assert symbols.is_zero_in_capture(empty.shape[0])
     assert int(empty.shape[0]) == 0
-    assert not symbols.is_zero_here(full.shape[0])
-    assert symbols.is_zero_here(0)
-    assert not symbols.is_zero_here(2)
+    assert not symbols.is_zero_in_capture(full.shape[0])
+    assert symbols.is_zero_in_capture(0)
+    assert not symbols.is_zero_in_capture(2)
 
 
 def test_which_expressions_are_solved() -> None:
     a, b, whole = sympy.symbols("a b whole", integer=True)
-    assert symbols.solved(a + b + 1, a, whole) == whole - b - 1
-    solution = symbols.solved(3 * a + b, a, whole)
+    assert symbols.solve(a + b + 1, a, whole) == whole - b - 1
+    solution = symbols.solve(3 * a + b, a, whole)
     assert solution is not None
     assert solution.subs({whole: 17, b: 2}) == 5
     # A factor that may be zero, a part of it that is lost, and none of it.
     for expr in (a * b, a * a + a, b + 1):
-        assert symbols.solved(expr, a, whole) is None
+        assert symbols.solve(expr, a, whole) is None
 
 
 @pytest.mark.parametrize("length", [9, 10])
@@ -167,6 +167,6 @@ def test_where_a_slice_ends_is_decided(length: int) -> None:
     ]
     for op, args in places:
         with general_shapes(), fake_mode:
-            symbols.decide(op, args, {})
+            symbols.guard_open_decisions(op, args, {})
             made = op(*args)
-        assert not any(map(symbols.is_unknown_number, (*made.shape, made.storage_offset())))
+        assert not any(map(symbols.is_unbacked_int, (*made.shape, made.storage_offset())))

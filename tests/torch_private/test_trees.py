@@ -84,9 +84,9 @@ TREES: list[Any] = [
 
 @pytest.mark.parametrize("tree", TREES)
 def test_taken_apart_as_flattened(tree: Any) -> None:
-    leaves, form = trees.taken_apart(tree)
+    leaves, form = trees.leaves_and_structure(tree)
     expected, spec = trees.flatten(tree)
     assert leaves == expected
     hash(form)
     for other in TREES:
-        assert (trees.taken_apart(other)[1] == form) == (trees.flatten(other)[1] == spec)
+        assert (trees.leaves_and_structure(other)[1] == form) == (trees.flatten(other)[1] == spec)

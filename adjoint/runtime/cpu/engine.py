@@ -64,7 +64,7 @@ def compile_object(text: str, machine: Machine) -> bytes:
     with _LOCK:
         _prepare()
     target = machine.target_machine()
-    with parsed(text) as module:
+    with parsed_module(text) as module:
         module.triple = target.triple
         module.data_layout = str(target.target_data)
         # Wide loops are fast enough without being unrolled as well, and compile in a third of the
@@ -81,7 +81,7 @@ def compile_object(text: str, machine: Machine) -> bytes:
 
 
 @contextlib.contextmanager
-def parsed(text: str) -> Iterator[llvm.ModuleRef]:
+def parsed_module(text: str) -> Iterator[llvm.ModuleRef]:
     """`text` in a context of its own, which keeps constants and types of all modules that it sees.
 
     Both are freed in their order, which the garbage collector would not keep to.
@@ -125,7 +125,7 @@ def load(text: str, names: Sequence[str]) -> list[NativeFunction]:
         return [NativeFunction(engine.get_function_address(name), engine) for name in names]
 
 
-def resident(text: str, name: str) -> int:
+def load_resident(text: str, name: str) -> int:
     """The address of a function that `text` defines, and that stays as long as the process."""
     (function,) = load(text, [name])
     _RESIDENT.append(function)
@@ -146,7 +146,7 @@ def _is_known(name: str) -> bool:
     if name not in _KNOWN:
         address = None
         if name in SUPPORT:
-            address = resident(SUPPORT[name], name)
+            address = load_resident(SUPPORT[name], name)
         elif name in C_FUNCTIONS:
             address = c_function(name)
         if address:
@@ -201,4 +201,4 @@ def runner() -> Callable[..., int]:
     """Puts addresses in their places, then calls kernels one after another."""
     word = ctypes.c_int64
     kind = ctypes.CFUNCTYPE(word, word, word, word, word, word, word)
-    return kind(resident(RUNNER, "adjoint.run"))
+    return kind(load_resident(RUNNER, "adjoint.run"))

@@ -31,6 +31,7 @@ from adjoint.loops.plan import (
     Tiles,
     operands_of,
 )
+from adjoint.runtime.checking import UnexpectedResult, checked_call, restoring_generators
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import runner
 from adjoint.runtime.cpu.memory import (
@@ -45,7 +46,6 @@ from adjoint.runtime.cpu.memory import (
     keep_freed_memory,
 )
 from adjoint.runtime.cpu.tiles import tile_region, tile_runner
-from adjoint.runtime.looking import Differs, drawing_again, looked
 from adjoint.torch_private import symbols, trees
 
 # A chunk of rows has at least so many elements, or starting a thread would take longer than it.
@@ -65,19 +65,19 @@ LEAST_BLOCK = 256
 KEPT_BINDINGS = 2
 
 
-class NotBound(Exception):
+class BindingFailed(Exception):
     """A program has no binding for some sizes, because of its cause.  Nothing has run."""
 
 
 @contextlib.contextmanager
 def binding_failures() -> Iterator[None]:
-    """What fails inside is `NotBound`."""
+    """What fails inside is `BindingFailed`."""
     try:
         yield
     except Exception as error:
         if passes(error):
             raise
-        raise NotBound from error
+        raise BindingFailed from error
 
 
 class CpuProgram:
@@ -114,10 +114,10 @@ class CpuProgram:
         if self._looking is None:
             self._looking = self._made(self._writer(looks=True))
         kept = list(inputs)
-        with drawing_again(self.device):
+        with restoring_generators(self.device):
             try:
                 results = self._looking(inputs, binding, *more)
-            except Differs:
+            except UnexpectedResult:
                 inputs[:] = kept
                 raise
         binding.looked = True
@@ -452,7 +452,7 @@ class Writer:
             "cpu": CPU,
             "empty_strided": torch.empty_strided,
             "fit": fit,
-            "looked": looked,
+            "checked_call": checked_call,
             "native": runner(),
         }
         self.fixed = {slot.number for slot in plan.slots if slot.kind is Kind.TEMPORARY}
@@ -566,7 +566,7 @@ class Writer:
         if self.looks and step.promises:
             named = f"dict({', '.join(args[len(step.args) :])})"
             given = f"({''.join(f'{arg}, ' for arg in args[: len(step.args)])}), {named}"
-            called = f"looked({self.constant(step, 'step')}, binding, {target}, {given})"
+            called = f"checked_call({self.constant(step, 'step')}, binding, {target}, {given})"
         self.line(f"s{step.result} = {called}")
         if step.result in read and self.plan.slots[step.result].shape is not None:
             self.fitted(step.result)

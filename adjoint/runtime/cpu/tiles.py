@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adjoint.loops.plan import Kind, Launch, Matrix, Product, Scratch, Tiles
-from adjoint.runtime.cpu.engine import add_symbol, resident
+from adjoint.runtime.cpu.engine import add_symbol, load_resident
 from adjoint.runtime.cpu.memory import At, Word, Words
 
 if TYPE_CHECKING:
@@ -225,14 +225,14 @@ def has_blas() -> bool:
 
 @functools.cache
 def tile_runner() -> int:
-    return resident(TEXT, "adjoint.tiles")
+    return load_resident(TEXT, "adjoint.tiles")
 
 
 @functools.cache
 def _gemm(dtype: torch.dtype) -> int:
     assert has_blas()
     name, kind, _ = _GEMM[dtype]
-    return resident(_gemm_text(name, kind), f"adjoint.{name}")
+    return load_resident(_gemm_text(name, kind), f"adjoint.{name}")
 
 
 def tile_region(

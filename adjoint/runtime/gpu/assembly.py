@@ -13,7 +13,7 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite.binding import ffi
 
-from adjoint.runtime.cpu.engine import LLVMError, parsed, pass_manager
+from adjoint.runtime.cpu.engine import LLVMError, parsed_module, pass_manager
 
 _LOCK = threading.Lock()
 
@@ -28,7 +28,7 @@ def assemble(text: str, capability: tuple[int, int]) -> bytes:
     """PTX for a device of that compute capability."""
     with _LOCK:
         _prepare()
-    with parsed(text) as module:
+    with parsed_module(text) as module:
         target = llvm.Target.from_triple(module.triple)
         machine = target.create_target_machine(
             cpu=f"sm_{capability[0]}{capability[1]}",

@@ -18,10 +18,10 @@ import torch
 
 from adjoint.runtime.gpu.driver import forget_graph, launch_graph, record
 from adjoint.torch_private.cuda import (
+    allocate_from,
     empty_strided,
-    is_recording,
-    memory_from,
-    new_pool,
+    is_capturing,
+    new_graph_pool,
     numeric_settings,
 )
 
@@ -36,7 +36,7 @@ def _beside(device: torch.device, stream: int) -> tuple[torch.cuda.Stream, Any]:
 
     The stream itself may be the one that nothing can be recorded on.
     """
-    return torch.cuda.Stream(device), new_pool()
+    return torch.cuda.Stream(device), new_graph_pool()
 
 
 class CudaGraph:
@@ -52,7 +52,7 @@ class CudaGraph:
         launch_graph(self._executable, stream, self._device)
 
 
-class CudaRecorder:
+class CudaCapture:
     """Records what is launched on a device."""
 
     def __init__(self, device: torch.device) -> None:
@@ -60,8 +60,8 @@ class CudaRecorder:
         # Programs are called with their device as the current one.
         self.new = empty_strided
 
-    def is_recording(self) -> bool:
-        return is_recording()
+    def is_capturing(self) -> bool:
+        return is_capturing()
 
     def settings(self) -> Hashable:
         return numeric_settings()
@@ -72,7 +72,7 @@ class CudaRecorder:
         with _LOCK, torch.cuda.device(self.device):
             side, pool = _beside(self.device, stream)
             try:
-                with torch.cuda.stream(side), memory_from(pool, index):
+                with torch.cuda.stream(side), allocate_from(pool, index):
                     on = side.cuda_stream
                     executable, result = record(lambda: work(on), on, index)
             except BaseException:

@@ -29,11 +29,11 @@ from adjoint.runtime.gpu.results import (
     Layout,
     Memory,
     New,
-    Unrecordable,
+    Uncapturable,
     laid_out,
     span,
 )
-from adjoint.torch_private.cuda import copy_together
+from adjoint.torch_private.cuda import foreach_copy
 from adjoint.torch_private.storages import Holders
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class Recorder(Protocol):
 
     device: torch.device
 
-    def is_recording(self) -> bool:
+    def is_capturing(self) -> bool:
         """Somebody else records what runs now."""
         ...
 
@@ -163,7 +163,7 @@ class Recording:
     ) -> dict[int, torch.Tensor]:
         """Does it again, for `inputs`; returns the small results, `copied` in new memory."""
         if self._landings:
-            copy_together(landing.pair(inputs[place]) for place, landing in self._landings.items())
+            foreach_copy(landing.pair(inputs[place]) for place, landing in self._landings.items())
         self._graph.launch(stream)
         # The same memory with a version count of its own.
         return {
@@ -235,7 +235,7 @@ class Recordings:
         if self.why or not self._busy.acquire(blocking=False):
             return self._plainly(inputs, place, stream)
         try:
-            sort = None if self._recorder.is_recording() else self._sort(inputs, place)
+            sort = None if self._recorder.is_capturing() else self._sort(inputs, place)
             if sort is None:
                 return self._plainly(inputs, place, stream)
             if self._usual is None or sort != self._usual[0]:
@@ -258,7 +258,7 @@ class Recordings:
         outputs = self._run(inputs, sort.place, stream, giver)
         try:
             layout, _ = laid_out(outputs, given, giver, self._recorder.device)
-        except Unrecordable as error:
+        except Uncapturable as error:
             self._give_up(f"it cannot be recorded: {error}")
             return outputs
         self._drop_stale()
@@ -288,7 +288,7 @@ class Recordings:
             work = _Work(self._run, inputs, made, layout, sort.place, self._recorder)
             try:
                 work(stream, checked=not layout.is_asked_for)
-            except Unrecordable as error:
+            except Uncapturable as error:
                 self._give_up(f"it cannot be recorded: {error}")
                 return self._plainly(inputs, sort.place, stream)
         results = layout.handed(inputs, made)
@@ -469,7 +469,7 @@ class _Work:
             return
         found, tensors = laid_out(outputs, self.inputs, giver, self.recorder.device)
         if found != self.layout:
-            raise Unrecordable("its results are not laid out as they were before")
+            raise Uncapturable("its results are not laid out as they were before")
         for n, (each, tensor) in enumerate(zip(found.made, tensors, strict=True)):
             if each.slot is None:
                 goals[n].copy_(tensor)

@@ -18,16 +18,16 @@ from adjoint.graph.evaluation import forget_histories
 from adjoint.loops.plan import BUSY, Argument, Invoke, Launch, Plan, Tiles, operands_of
 from adjoint.loops.teams import block_of
 from adjoint.runtime.code import NativeFunction
-from adjoint.runtime.cpu.engine import BINDING, add_symbol, resident
+from adjoint.runtime.cpu.engine import BINDING, add_symbol, load_resident
 from adjoint.runtime.cpu.memory import At, Pool, Word, Words
 from adjoint.runtime.cpu.program import Binding, CpuProgram, Writer, binding_failures
-from adjoint.runtime.gpu.capture import CudaRecorder
+from adjoint.runtime.gpu.capture import CudaCapture
 from adjoint.runtime.gpu.driver import check, launch_address, use_in_this_thread
 from adjoint.runtime.gpu.graphs import Recordings
 from adjoint.runtime.gpu.memory import Arena, arena_of
 from adjoint.runtime.gpu.results import Giver
 from adjoint.torch_private import trees
-from adjoint.torch_private.cuda import current_device, is_recording, raw_stream
+from adjoint.torch_private.cuda import current_device, is_capturing, raw_stream
 
 # Addresses that kernels load from are multiples of it.
 ALIGNMENT = 16
@@ -46,8 +46,8 @@ class GpuProgram(CpuProgram):
     ) -> None:
         self.device = device
         super().__init__(plan, functions)
-        why = why_not_recorded(plan) if recorded else "it is switched off"
-        self.recorder = CudaRecorder(device)
+        why = why_not_capturable(plan) if recorded else "it is switched off"
+        self.recorder = CudaCapture(device)
         self.recordings = Recordings(self._run, used_inputs(plan), self.recorder, why)
 
     def __call__(self, inputs: list[Any]) -> Any:
@@ -60,7 +60,7 @@ class GpuProgram(CpuProgram):
     def _on(self, stream: int, inputs: list[Any]) -> Any:
         use_in_this_thread(self.device.index)
         arena = arena_of(self.device, stream)
-        if is_recording() or not arena.busy.acquire(blocking=False):
+        if is_capturing() or not arena.busy.acquire(blocking=False):
             # A call inside a call, beside it, or written down by somebody: in memory of its own.
             forget_histories(inputs)
             own = self._bound_in(Arena(self.device), inputs)
@@ -113,7 +113,7 @@ def used_inputs(plan: Plan) -> list[int]:
     return [place for place, slot in enumerate(plan.inputs) if slot in used]
 
 
-def why_not_recorded(plan: Plan) -> str:
+def why_not_capturable(plan: Plan) -> str:
     """Why a device cannot do all of the plan again by itself; empty if it can."""
     for step in plan.steps:
         if isinstance(step, Invoke) and step.unrepeatable:
@@ -231,4 +231,4 @@ def launcher() -> Callable[..., int]:
     add_symbol("cuLaunchKernel", launch_address())
     word = ctypes.c_int64
     kind = ctypes.CFUNCTYPE(word, word, word, word, word, word, word)
-    return kind(resident(LAUNCHER, "adjoint.launch"))
+    return kind(load_resident(LAUNCHER, "adjoint.launch"))

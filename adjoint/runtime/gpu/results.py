@@ -21,7 +21,7 @@ from adjoint.torch_private.fake import storage_key
 SMALL = 1 << 20
 
 
-class Unrecordable(RuntimeError):
+class Uncapturable(RuntimeError):
     """A result that could not be handed out again."""
 
 
@@ -37,7 +37,7 @@ class Window:
     @staticmethod
     def between(view: torch.Tensor, tensor: torch.Tensor) -> Window:
         if view.dtype != tensor.dtype:
-            raise Unrecordable(f"a result is {view.dtype} over memory of {tensor.dtype}")
+            raise Uncapturable(f"a result is {view.dtype} over memory of {tensor.dtype}")
         offset = int(view.storage_offset()) - int(tensor.storage_offset())
         return Window(tuple(view.shape), view.stride(), offset)
 
@@ -228,7 +228,7 @@ def laid_out(
             results.append(Fixed(leaf))
             continue
         if leaf.device != device or leaf.layout is not torch.strided or _is_lazy(leaf):
-            raise Unrecordable(f"a result is {leaf.layout} on {leaf.device}, or not computed yet")
+            raise Uncapturable(f"a result is {leaf.layout} on {leaf.device}, or not computed yet")
         memory = storage_key(leaf)
         if memory in given:
             place = _source(leaf, given[memory], inputs)
@@ -239,7 +239,7 @@ def laid_out(
             memory, root, slot = (memory, len(tensors)), leaf, None
         if memory not in numbers:
             if not _is_inside(leaf, root) or _overlap(root.shape, root.stride()):
-                raise Unrecordable("a result lies in memory of which no other result is all")
+                raise Uncapturable("a result lies in memory of which no other result is all")
             numbers[memory] = len(tensors)
             tensors.append(root)
             made.append(Made(tuple(root.shape), root.stride(), root.dtype, slot))

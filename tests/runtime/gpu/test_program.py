@@ -9,9 +9,9 @@ import torch
 
 from adjoint.lower.planning import lower
 from adjoint.native import native_program
-from adjoint.runtime.cpu.engine import add_symbol, resident
+from adjoint.runtime.cpu.engine import add_symbol, load_resident
 from adjoint.runtime.cpu.memory import At, Entering, Words
-from adjoint.runtime.gpu.program import LAUNCHER, GpuProgram, used_inputs, why_not_recorded
+from adjoint.runtime.gpu.program import LAUNCHER, GpuProgram, used_inputs, why_not_capturable
 from tests.lowering import graph_of
 
 needs_gpu = [
@@ -36,7 +36,7 @@ def test_the_launcher_hands_each_kernel_its_arguments() -> None:
     address = ctypes.cast(callback, ctypes.c_void_p).value
     assert address is not None
     add_symbol("recorded", address)
-    code = resident(LAUNCHER.replace("cuLaunchKernel", "recorded"), "adjoint.launch")
+    code = load_resident(LAUNCHER.replace("cuLaunchKernel", "recorded"), "adjoint.launch")
     word = ctypes.c_int64
     launcher = ctypes.CFUNCTYPE(word, word, word, word, word, word, word)(code)
 
@@ -68,9 +68,9 @@ def test_inputs_that_nothing_needs_do_not_matter() -> None:
 def test_a_plan_says_what_cannot_be_recorded() -> None:
     x = torch.rand(4, 4)
     plan = lower(graph_of(lambda x: [x.sin() @ x], [x]), grids=True)
-    assert why_not_recorded(plan) == ""
+    assert why_not_capturable(plan) == ""
     plan = lower(graph_of(lambda x: [x.sin(), torch.ops.aten.nonzero(x)], [x]), grids=True)
-    assert why_not_recorded(plan) == "aten.nonzero.default waits for values"
+    assert why_not_capturable(plan) == "aten.nonzero.default waits for values"
 
 
 class TestOnAGpu:

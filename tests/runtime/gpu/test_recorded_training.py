@@ -9,7 +9,7 @@ from torch import nn
 
 from adjoint import native
 from adjoint.native import native_program
-from adjoint.runtime.gpu.capture import CudaRecorder
+from adjoint.runtime.gpu.capture import CudaCapture
 from adjoint.runtime.gpu.graphs import (
     SEEN,
     Recording,
@@ -166,7 +166,7 @@ class TestOnAGpu:
             given = inputs.pop()
             return [given * float(given.sum())]
 
-        recordings, place = Recordings(waits, [0], CudaRecorder(x.device)), Place()
+        recordings, place = Recordings(waits, [0], CudaCapture(x.device)), Place()
         for _ in range(SEEN + 2):
             torch.testing.assert_close(recordings([x], place, 0)[0], x * x.sum())
         assert "it cannot be recorded" in recordings.why

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from adjoint.runtime.gpu.results import Fixed, FromInput, FromMade, Giver, Unrecordable, laid_out
+from adjoint.runtime.gpu.results import Fixed, FromInput, FromMade, Giver, Uncapturable, laid_out
 
 CPU = torch.device("cpu")
 
@@ -14,13 +14,13 @@ def memory(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(shape, strides, dtype=dtype)
 
 
-def taken_apart(outputs: Any, inputs: list[Any], giver: Giver | None = None) -> Any:
+def leaves_and_structure(outputs: Any, inputs: list[Any], giver: Giver | None = None) -> Any:
     return laid_out(outputs, inputs, giver or Giver(memory), CPU)
 
 
 def test_what_each_result_is() -> None:
     x, made = torch.rand(3, 4), torch.rand(5)
-    layout, tensors = taken_apart([x, x.t(), made, made[2:], 7, None], [1, x])
+    layout, tensors = leaves_and_structure([x, x.t(), made, made[2:], 7, None], [1, x])
     kinds = [type(result) for result in layout.results]
     assert kinds == [FromInput, FromInput, FromMade, FromMade, Fixed, Fixed]
     assert len(tensors) == 1
@@ -37,13 +37,13 @@ def test_what_each_result_is() -> None:
 def test_memory_that_was_asked_for_is_known_by_its_slot_and_its_own_shape() -> None:
     giver = Giver(memory)
     given = giver(3, (4, 6), (6, 1), torch.float32)
-    layout, _ = taken_apart([torch.ops.aten._unsafe_view(given, [2, 12])], [], giver)
+    layout, _ = leaves_and_structure([torch.ops.aten._unsafe_view(given, [2, 12])], [], giver)
     (made,) = layout.made
     assert (made.slot, made.shape, made.strides) == (3, (4, 6), (6, 1))
 
 
 def test_what_has_one_view_that_is_all_of_it_is_laid_out_as_that() -> None:
-    layout, _ = taken_apart([torch.rand(4, 6).view(2, 12)], [])
+    layout, _ = leaves_and_structure([torch.rand(4, 6).view(2, 12)], [])
     (shown,) = layout.shown
     assert (shown.shape, shown.strides) == ((2, 12), (12, 1))
     other = memory(shown.shape, shown.strides, shown.dtype)
@@ -66,7 +66,7 @@ def test_what_has_one_view_that_is_all_of_it_is_laid_out_as_that() -> None:
 )
 def test_other_views_are_made_of_what_is_made(views: Any) -> None:
     made, other = torch.rand(4, 6), torch.rand(4, 6)
-    layout, _ = taken_apart(views(made), [])
+    layout, _ = leaves_and_structure(views(made), [])
     assert layout.shown == list(layout.made)
     assert layout.for_program(0, other) is other
     for one, expected in zip(layout.handed([], {0: other}), views(other), strict=True):
@@ -90,14 +90,14 @@ def test_what_is_ready_is_given_once() -> None:
     ],
 )
 def test_what_cannot_be_handed_out_again(result: torch.Tensor, why: str) -> None:
-    with pytest.raises(Unrecordable, match=why):
-        taken_apart([result], [])
+    with pytest.raises(Uncapturable, match=why):
+        leaves_and_structure([result], [])
 
 
 def test_results_that_share_memory_and_are_no_views_of_one_another_are_apart() -> None:
     storage = torch.rand(8).untyped_storage()
     left, right = (torch.empty(0).set_(storage, offset, (4,), (1,)) for offset in (0, 4))
-    layout, tensors = taken_apart([left, right], [])
+    layout, tensors = leaves_and_structure([left, right], [])
     assert len(tensors) == 2
     again = layout.handed([], {0: torch.zeros(4), 1: torch.ones(4)})
     assert [each.tolist() for each in again] == [[0] * 4, [1] * 4]

@@ -1,0 +1,111 @@
+"""Checks what library ops return, the first time that a binding runs.
+
+A plan is made for the dtypes, shapes, strides and aliasing that fake tensors predict.  Where an op
+returns something else, kernels would read the wrong memory: the run stops with `UnexpectedResult`
+before any kernel does, and the caller compiles the graph again with what was observed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from adjoint.loops.plan import Invoke, Promise, Size
+from adjoint.torch_private import trees
+from adjoint.torch_private.corrected_fakes import is_known, learn, learn_alias
+from adjoint.torch_private.fake import storage_key
+
+
+class UnexpectedResult(Exception):
+    """An op did not return what the plan was made for.  No effect is visible to the caller."""
+
+    def __init__(self, op: Any, what: str, line: str, is_learned: bool) -> None:
+        super().__init__(f"{op} returned {what}")
+        self.line = line
+        self.is_learned = is_learned
+        """The observation is kept, so that the graph compiled again will expect it."""
+
+
+@contextlib.contextmanager
+def restoring_generators(device: torch.device) -> Iterator[None]:
+    """On `UnexpectedResult`, reset the generators: the next run draws the same random numbers."""
+    generators = [torch.default_generator]
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        generators.append(torch.cuda.default_generators[device.index])
+    states = [generator.get_state() for generator in generators]
+    try:
+        yield
+    except UnexpectedResult:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+        raise
+
+
+class SizeValues(Protocol):
+    """The values of symbolic sizes."""
+
+    def ints(self, values: Sequence[Size]) -> tuple[int, ...]: ...
+
+
+def checked_call(
+    step: Invoke, sizes: SizeValues, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+) -> Any:
+    """`call(*args, **kwargs)`; raises `UnexpectedResult` unless it is what `step` promises."""
+    result = call(*args, **kwargs)
+    for position, leaf in enumerate(trees.leaves(result)):
+        promise = step.promises[position] if position < len(step.promises) else None
+        if promise is None or not isinstance(leaf, torch.Tensor):
+            continue
+        difference = _difference(leaf, promise, sizes)
+        if difference == "strides" and is_known(step.op, args, kwargs, result):
+            # The strides vary from call to call; what reads the result checks them itself.
+            continue
+        if difference is not None:
+            what = f"a tensor of {_actual(leaf)} where {_expected(promise, sizes)} was expected"
+            can_learn = difference in ("dtype", "strides")
+            raise UnexpectedResult(
+                step.op, what, step.line, can_learn and learn(step.op, args, kwargs, result)
+            )
+    if not step.aliases and _shares_memory(result, (args, kwargs)):
+        raise UnexpectedResult(step.op, "memory of an argument", step.line, learn_alias(step.op))
+    return result
+
+
+def _difference(tensor: torch.Tensor, promise: Promise, sizes: SizeValues) -> str | None:
+    """The first property of `tensor` that is not as promised."""
+    if tensor.layout is not torch.strided:
+        return None
+    if tensor.dtype is not promise.dtype:
+        return "dtype"
+    if tensor.device.type != promise.device.type:
+        return "device"
+    shape, strides = sizes.ints(promise.shape), sizes.ints(promise.strides)
+    if tuple(tensor.shape) != shape:
+        return "shape"
+    if tensor.numel() == 0:
+        return None
+    axes = zip(shape, tensor.stride(), strides, strict=True)
+    return "strides" if any(size > 1 and one != other for size, one, other in axes) else None
+
+
+def _shares_memory(result: Any, arguments: Any) -> bool:
+    storages = {_storage(leaf) for leaf in trees.leaves(arguments)} - {None}
+    return any(_storage(leaf) in storages for leaf in trees.leaves(result))
+
+
+def _storage(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor) or leaf.numel() == 0:
+        return None
+    return storage_key(leaf)
+
+
+def _actual(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype}, {tuple(tensor.shape)} by {tensor.stride()} on {tensor.device}"
+
+
+def _expected(promise: Promise, sizes: SizeValues) -> str:
+    shape, strides = sizes.ints(promise.shape), sizes.ints(promise.strides)
+    return f"{promise.dtype}, {shape} by {strides} on {promise.device}"
