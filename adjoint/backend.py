@@ -13,7 +13,7 @@ from torch import fx
 
 from adjoint.compiler import compile_graph
 from adjoint.errors import CaptureError, SourceLine
-from adjoint.graph.boundary import capturing, place_of_graph, warn
+from adjoint.graph.boundary import capturing, location_of_graph, warn_of_fallback
 from adjoint.options import Options
 from adjoint.progress import PROGRESS
 from adjoint.torch_private.dynamo import DynamoError, adapt_frames, in_eager, is_general_attempt
@@ -52,7 +52,7 @@ def adjoint(
     if mode is not None and mode not in MODES:
         raise ValueError(f"mode {mode!r} is none of {', '.join(MODES)}")
     parsed = Options.parse(options or {})
-    what = functools.partial(place_of_graph, graph_module)
+    what = functools.partial(location_of_graph, graph_module)
     try:
         with capturing(what, checked=True):
             return compile_graph(graph_module, examples, parsed)
@@ -60,7 +60,7 @@ def adjoint(
         if parsed.unsupported != "eager" or not _runs_in_eager(error):
             raise
         source = error.source if isinstance(error, CaptureError) else None
-        warn(f"runs in eager torch: {error}", source)
+        warn_of_fallback(f"runs in eager torch: {error}", source)
         return in_eager(graph_module)
 
 

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.differentiate.activity import active_nodes, is_unrecorded_view, requiring_nodes
+from adjoint.differentiate.activity import active_nodes, is_unrecorded_view, nodes_requiring_grad
 from adjoint.differentiate.selections import with_finite_factors
 from adjoint.differentiate.stages import cut_into_stages, joined, stages_of
 from adjoint.differentiate.sweep import Sweep, order_of_program
 from adjoint.errors import DifferentiationError
-from adjoint.graph.boundary import attempted, differentiating, place_of_graph
+from adjoint.graph.boundary import attempt, differentiating, location_of_graph
 from adjoint.graph.copying import copied
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import outputs_of
-from adjoint.graph.operations import apply_function, in_order, on_copies, tells_what_is_missing
+from adjoint.graph.operations import apply_function, has_backward_per_pattern, in_order, on_copies
 from adjoint.graph.purity import remove_dead_code
 from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.observing import Observer, unobserved
@@ -58,7 +58,7 @@ class Build:
         """A context in which this is done to a graph."""
         if not self.options.progress:
             return contextlib.nullcontext()
-        return PROGRESS.during(doing, lambda: place_of_graph(graph_module).source)
+        return PROGRESS.during(doing, lambda: location_of_graph(graph_module).source)
 
     def program(self, graph_module: fx.GraphModule) -> Graph:
         """The graph, ready to run inside an ordinary program."""
@@ -177,7 +177,7 @@ class Build:
     def load(self, graph_module: fx.GraphModule) -> Executable:
         """The graph, ready to run."""
         with self.during("lowering", graph_module):
-            made = attempted(lambda: self._load(graph_module), graph_module, told=self._told)
+            made = attempt(lambda: self._load(graph_module), graph_module, reported=self._told)
         return made or partial(evaluate_taking, graph_module)
 
     @contextlib.contextmanager
@@ -307,7 +307,7 @@ def _requiring_outputs(graph_module: fx.GraphModule, wrt: Sequence[int]) -> list
     if not any(is_unrecorded_view(node) for node in graph_module.graph.nodes):
         return []
     inputs = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
-    requiring = requiring_nodes(graph_module, [inputs[place] for place in wrt])
+    requiring = nodes_requiring_grad(graph_module, [inputs[place] for place in wrt])
     return [i for i, n in enumerate(outputs_of(graph_module.graph)) if n in requiring]
 
 
@@ -321,7 +321,9 @@ def _left_to_autograd(graph_module: fx.GraphModule) -> bool:
     """
     return any(
         node.target in (on_copies, in_order)
-        or (node.target is apply_function and (bool(node.args[3]) or tells_what_is_missing(node)))
+        or (
+            node.target is apply_function and (bool(node.args[3]) or has_backward_per_pattern(node))
+        )
         or "hooks" in node.meta
         or _has_sparse_gradient(node)
         or any(_is_subclass(leaf) for leaf in trees.leaves(node.meta.get("val")))

@@ -14,8 +14,8 @@ from torch import fx
 from adjoint.building import Build
 from adjoint.capture.direct import capture_call
 from adjoint.capture.dynamo import capture_graph
-from adjoint.graph.boundary import capturing, place_of_graph
-from adjoint.graph.captured import Captured
+from adjoint.graph.boundary import capturing, location_of_graph
+from adjoint.graph.captured import CapturedProgram
 from adjoint.observing import Observer
 from adjoint.options import Options
 from adjoint.runtime.program import Program
@@ -31,11 +31,11 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo's; `saw` observes it, or the progress on a terminal does."""
     build = Build(options, saw, told=set())
-    what = partial(place_of_graph, graph_module)
+    what = partial(location_of_graph, graph_module)
     with build.during("capturing", graph_module):
         primal = build.saw("capture", capture_graph(graph_module, examples))
 
-    def captured_anew(inputs: Sequence[Any]) -> Captured:
+    def captured_anew(inputs: Sequence[Any]) -> CapturedProgram:
         with capturing(what, checked=True), build.during("capturing", graph_module):
             return capture_graph(graph_module, inputs, anew=True)
 
@@ -49,11 +49,11 @@ def compile_graph(
 
 def capture(
     function: Callable[..., Any], *args: Any, dynamic: bool = False, **kwargs: Any
-) -> Captured:
+) -> CapturedProgram:
     """The pure graph of `function(*args, **kwargs)`, with what its inputs and outputs are."""
     return capture_call(function, args, kwargs, dynamic)
 
 
-def run(captured: Captured, *args: Any, **kwargs: Any) -> Any:
+def run(captured: CapturedProgram, *args: Any, **kwargs: Any) -> Any:
     """Call a captured function with the reference executor."""
     return run_call(captured, args, kwargs)

@@ -32,11 +32,11 @@ def variable_of(code: CodeType) -> str | None:
     return _VARIABLES.get(code)
 
 
-def theirs(function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
+def call_user_code(function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
     """Call what belongs to the user's program: what it raises is the program's own error."""
     return function(*args, **kwargs)
 
 
-def is_theirs(code: CodeType) -> bool:
+def is_user_call(code: CodeType) -> bool:
     """From here on, the program runs."""
-    return code is theirs.__code__
+    return code is call_user_code.__code__

@@ -16,7 +16,7 @@ from torch import fx
 
 from adjoint.emit.llvm import emit_module
 from adjoint.emit.nvptx import emit_module as emit_grid
-from adjoint.graph.boundary import is_told, passes, said_by, warn
+from adjoint.graph.boundary import failure_text, passes_through, warn_of_fallback, was_reported
 from adjoint.graph.metadata import entry_mode, mode_of
 from adjoint.loops.plan import Launch, Plan, Tiles
 from adjoint.loops.show import identity
@@ -75,7 +75,7 @@ def native_program(
                 return CpuProgram(plan, code)
             return GpuProgram(plan, code, device, recorded)
         for launch, error in refused.items():
-            if not is_told(error, told):
+            if not was_reported(error, told):
                 _warn(launch, error)
         # They are called as they are, and the rest is fused without them.
         nodes = {name for launch in refused for name in launch.nodes}
@@ -102,9 +102,11 @@ def _warn(launch: Launch, error: Exception) -> None:
     lines = launch.kernel.lines
     refused = isinstance(error, LLVMError | NotImplementedError)
     said = (
-        f"LLVM refused their kernel: {error}" if refused else f"of their kernel, {said_by(error)}"
+        f"LLVM refused their kernel: {error}"
+        if refused
+        else f"of their kernel, {failure_text(error)}"
     )
-    warn(
+    warn_of_fallback(
         f"{', '.join(launch.nodes) or launch.kernel.name} run op by op, because {said}"
         + "".join(f"\n  at {line}" for line in lines),
         lines[0] if lines else None,
@@ -172,7 +174,7 @@ def _load(kernels: Mapping[Key, Kernel]) -> Loaded:
         text = emit_module(list(kernels.values()), machines.host().attributes)
         found = load(text, [kernel.name for kernel in kernels.values()])
     except Exception as error:
-        if passes(error):
+        if passes_through(error):
             raise
         if len(kernels) == 1:
             return {}, dict.fromkeys(kernels, error)
@@ -196,7 +198,7 @@ def _load_on_gpu(kernels: Mapping[Key, Kernel], device: torch.device) -> Loaded:
             loading[key] = pool.submit(_loaded_on_gpu, kernel, device)
     for key, future in loading.items():
         error = future.exception()
-        if isinstance(error, Exception) and not passes(error):
+        if isinstance(error, Exception) and not passes_through(error):
             failed[key] = error
         else:
             made[key] = future.result()

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from torch import fx
 
-from adjoint.graph.boundary import attempted, place_of_graph, tell, warn
-from adjoint.graph.evaluation import evaluate, forget_histories
+from adjoint.graph.boundary import attempt, location_of_graph, warn_of_failure, warn_of_fallback
+from adjoint.graph.evaluation import detach_inputs, evaluate
 from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
 from adjoint.native import native_program
 from adjoint.observing import Observer, unobserved
@@ -60,8 +60,8 @@ class Programs:
         self._told = told
         self._during = during
         self._sizing = Sizing(graph_module)
-        first = attempted(
-            lambda: native_program(graph_module, *self._options), graph_module, told=told
+        first = attempt(
+            lambda: native_program(graph_module, *self._options), graph_module, reported=told
         )
         self._general = first if first is not None and not first.plan.assumed else None
         """The program, if it is for all sizes."""
@@ -86,7 +86,7 @@ class Programs:
                         inputs.pop()
                     raise
         if self.forgets_histories:
-            forget_histories(inputs)
+            detach_inputs(inputs)
         return evaluate_taking(self.graph_module, inputs)
 
     def _give_up(self, program: CpuProgram, inputs: list[Any], error: BindingFailed) -> None:
@@ -94,7 +94,7 @@ class Programs:
         if program.plan.streams:
             inputs.pop()
         assert isinstance(error.__cause__, Exception)
-        tell(error.__cause__, self.graph_module, told=self._told)
+        warn_of_failure(error.__cause__, self.graph_module, reported=self._told)
         self._general, self._kinds = None, []
         self._chosen.clear()
 
@@ -120,7 +120,7 @@ class Programs:
     def _attempted(self, sizes: Sizes) -> CpuProgram | None:
         if self._has_failed:
             return None
-        made = attempted(
+        made = attempt(
             lambda: [self._made_anew(sizes)],
             self.graph_module,
             f"runs op by op for sizes {_shown(sizes)}, and others that it has no native code for",
@@ -143,8 +143,8 @@ class Programs:
                 if program is not None:
                     self._kinds.append((program, names))
                 return program
-        place = place_of_graph(self.graph_module)
-        warn(f"{place.op} runs op by op for sizes {_shown(sizes)}: {why}", place.source)
+        place = location_of_graph(self.graph_module)
+        warn_of_fallback(f"{place.op} runs op by op for sizes {_shown(sizes)}: {why}", place.source)
         return None
 
 

@@ -41,7 +41,7 @@ def user_line() -> SourceLine | None:
     return None
 
 
-def line_of_trace(stack_trace: str | None) -> SourceLine | None:
+def line_of_stack_trace(stack_trace: str | None) -> SourceLine | None:
     """The innermost line of the user's in a stack trace as torch.fx keeps it."""
     if not stack_trace:
         return None

@@ -18,7 +18,7 @@ from torch.utils import _pytree
 
 import adjoint
 from adjoint.building import Build
-from adjoint.graph.captured import Captured
+from adjoint.graph.captured import CapturedProgram
 from adjoint.options import Options
 from adjoint.runtime.bridge import Compiled
 from adjoint.runtime.calling import call
@@ -58,7 +58,7 @@ class Through(enum.Enum):
 class Bridged:
     """A captured function behind the autograd bridge, called as the function it was made of."""
 
-    captured: Captured
+    captured: CapturedProgram
     graph: Compiled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -66,7 +66,7 @@ class Bridged:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         results = call(self.graph, self.captured.calling, self.captured.leaves(tensors))
         assert self.captured.signature is not None
-        return _pytree.tree_unflatten(results, self.captured.signature.returned)
+        return _pytree.tree_unflatten(results, self.captured.signature.out_spec)
 
 
 def bridged(

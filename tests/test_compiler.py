@@ -7,7 +7,7 @@ from torch import Tensor
 
 import adjoint
 from adjoint.compiler import compile_graph
-from adjoint.graph.captured import Captured
+from adjoint.graph.captured import CapturedProgram
 from adjoint.options import Options
 from tests.parity import leaf
 
@@ -35,7 +35,7 @@ def test_the_observer_is_shown_each_stage() -> None:
     (result,) = compile_graph(graph(), [x], Options(), saw)(x)
     torch.testing.assert_close(result, program(x))
     assert [stage for stage, _ in seen] == ["capture", "lower", "emit"]
-    assert isinstance(seen[0][1], Captured)
+    assert isinstance(seen[0][1], CapturedProgram)
 
 
 def test_capture_and_run() -> None:

@@ -1,7 +1,7 @@
 """Failures inside the compiler, at every stage and order: eager's answer, or one clear error.
 
-A failure is an exception that is raised on entering some function of the package.  `theirs` is the
-mark of what is no failure: what the user's own program raises.
+A failure is an exception that is raised on entering some function of the package.  What
+`call_user_code` raises is no failure: it is the user's own program's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from adjoint import building, failing, native
 from adjoint.capture import results
 from adjoint.differentiate import sweep
 from adjoint.errors import CaptureError, DifferentiationError, FallbackWarning
-from adjoint.failing import is_theirs, theirs, variable_of, works_on
+from adjoint.failing import call_user_code, is_user_call, variable_of, works_on
 from adjoint.graph import boundary
 from adjoint.partition import split
 from adjoint.runtime.cpu import program as cpu_program
@@ -77,16 +77,16 @@ Fault.watch.__code__ = Fault.watch.__code__.replace(co_filename=str(Path(PACKAGE
 
 @contextmanager
 def faulty(fault: Fault) -> Iterator[Fault]:
-    """Run with `fault`.  Python takes a watch away that has raised; `place_of` sets it again."""
-    place_of = boundary.place_of
+    """Run with `fault`.  Python takes a watch away that has raised; `location_of` sets it again."""
+    location_of = boundary.location_of
 
     def and_on(*args: Any) -> Any:
-        place = place_of(*args)
+        place = location_of(*args)
         if fault.stays:
             sys.setprofile(fault.watch)
         return place
 
-    with mock.patch.object(boundary, "place_of", and_on):
+    with mock.patch.object(boundary, "location_of", and_on):
         sys.setprofile(fault.watch)
         try:
             yield fault
@@ -419,6 +419,6 @@ def test_what_a_function_works_on_is_known_by_its_code() -> None:
 
 
 def test_what_is_theirs_is_called() -> None:
-    assert theirs(int, "11", base=2) == 3
-    assert is_theirs(theirs.__code__)
-    assert not is_theirs(fresh.__code__)
+    assert call_user_code(int, "11", base=2) == 3
+    assert is_user_call(call_user_code.__code__)
+    assert not is_user_call(fresh.__code__)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from adjoint.errors import SourceLine
-from adjoint.source import line_of_trace, line_of_traceback, user_line
+from adjoint.source import line_of_stack_trace, line_of_traceback, user_line
 
 HERE = __file__
 TORCH = str(Path(torch.__file__).parent / "functional.py")
@@ -44,18 +44,18 @@ TRACE = f"""  File "{HERE}", line 3, in outer
 
 
 def test_a_trace_as_fx_keeps_it() -> None:
-    assert line_of_trace(TRACE) == SourceLine("user.py", 7, "inner", "return torch.sin(x)")
+    assert line_of_stack_trace(TRACE) == SourceLine("user.py", 7, "inner", "return torch.sin(x)")
 
 
 @pytest.mark.parametrize(
     "trace", [None, "", "no frames here", f'File "{TORCH}", line 1, in f\n  x']
 )
 def test_a_trace_without_the_user(trace: str | None) -> None:
-    assert line_of_trace(trace) is None
+    assert line_of_stack_trace(trace) is None
 
 
 def test_a_trace_that_ends_with_its_place() -> None:
-    line = line_of_trace('File "user.py", line 7, in inner')
+    line = line_of_stack_trace('File "user.py", line 7, in inner')
     assert line == SourceLine("user.py", 7, "inner", "")
 
 

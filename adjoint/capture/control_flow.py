@@ -10,7 +10,7 @@ import torch
 
 from adjoint.capture.functions import apply_graphs
 from adjoint.errors import CaptureError
-from adjoint.failing import theirs
+from adjoint.failing import call_user_code
 from adjoint.graph.metadata import describe_value
 from adjoint.torch_private import trees
 from adjoint.torch_private.batches import is_at_vmap_level, run_below_vmap
@@ -277,7 +277,7 @@ def _run(tracer: Tracer, function: Any, args: Any, kwargs: dict[str, Any] | None
     """Call a body where it stands; a graph's nodes say which line they came from."""
     if isinstance(function, torch.fx.GraphModule) and not kwargs:
         return Interpreter(function, tracer).run(*args)
-    return theirs(function, *args, **(kwargs or {}))
+    return call_user_code(function, *args, **(kwargs or {}))
 
 
 def _unflattened(

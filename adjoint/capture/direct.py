@@ -12,8 +12,8 @@ import torch
 from adjoint.capture.inputs import Leaf
 from adjoint.capture.program import Capture
 from adjoint.errors import CaptureError
-from adjoint.graph.boundary import capturing, place_of_function
-from adjoint.graph.captured import Captured, Signature
+from adjoint.graph.boundary import capturing, location_of_function
+from adjoint.graph.captured import CapturedProgram, Signature
 from adjoint.graph.descriptors import Argument, Buffer, Parameter
 from adjoint.graph.sizes import Guards
 from adjoint.torch_private import trees
@@ -27,9 +27,9 @@ Dynamic: TypeAlias = bool | Callable[[torch.Tensor], Sequence[bool]]
 
 def capture_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic
-) -> Captured:
+) -> CapturedProgram:
     """The pure form of `function(*args, **kwargs)`, none of them of a level of `torch.func`."""
-    what = functools.partial(place_of_function, function)
+    what = functools.partial(location_of_function, function)
     with capturing(what), COMPILING, without_observers(), outside_functorch() as levels:
         return _capture_call(function, args, kwargs, dynamic, bool(levels))
 
@@ -40,7 +40,7 @@ def _capture_call(
     kwargs: dict[str, Any],
     dynamic: Dynamic,
     within_levels: bool,
-) -> Captured:
+) -> CapturedProgram:
     fake_mode = new_fake_mode()
     fakes: dict[int, Any] = {}
 

@@ -11,7 +11,7 @@ from torch import fx
 
 from adjoint.capture.inputs import Leaf
 from adjoint.capture.program import Capture
-from adjoint.graph.captured import Captured
+from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.descriptors import Argument, Buffer, Parameter, PlainInput, SymbolicSize
 from adjoint.torch_private import dynamo
 from adjoint.torch_private.fake import make_fake, new_fake_mode
@@ -21,7 +21,7 @@ from adjoint.trace.interpretation import Interpreter
 
 def capture_graph(
     graph_module: fx.GraphModule, examples: Sequence[Any], anew: bool = False
-) -> Captured:
+) -> CapturedProgram:
     """The pure form of Dynamo's graph, for inputs like `examples`.
 
     `anew`: outside of Dynamo, for inputs that share memory in a way the first ones did not.
@@ -30,7 +30,9 @@ def capture_graph(
         return _capture_graph(graph_module, examples, anew)
 
 
-def _capture_graph(graph_module: fx.GraphModule, examples: Sequence[Any], anew: bool) -> Captured:
+def _capture_graph(
+    graph_module: fx.GraphModule, examples: Sequence[Any], anew: bool
+) -> CapturedProgram:
     fake_mode, fakes = (None, []) if anew else dynamo.fresh_fakes(graph_module, examples)
     if fake_mode is None:
         fake_mode = new_fake_mode()

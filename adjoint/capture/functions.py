@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import CheckpointFunction
 
 from adjoint.errors import CaptureError
-from adjoint.failing import theirs
+from adjoint.failing import call_user_code
 from adjoint.graph.operations import apply_function
 from adjoint.source import user_line
 from adjoint.torch_private.dynamo import differentiable_backward
@@ -57,14 +57,14 @@ def apply(
     if function is CheckpointFunction:
         return _checkpointed(tracer, *args, **kwargs)
     if tracer.is_paused or function.__module__ == CheckpointFunction.__module__:
-        return theirs(
+        return call_user_code(
             original, *args, **kwargs
         )  # Checkpoint has functions of its own, without derivative.
     if is_of_custom_op(function):
         # The op itself is the node, and has the derivative.
-        return theirs(original, *args, **kwargs)
+        return call_user_code(original, *args, **kwargs)
     if not (torch.is_grad_enabled() and any(_needs_grad(arg) for arg in args)):
-        return theirs(original, *args, **kwargs)
+        return call_user_code(original, *args, **kwargs)
     if function.__name__ == _OF_MODULE_HOOKS:
         raise CaptureError(
             "a backward hook of a module",
@@ -94,7 +94,7 @@ def apply(
     def pull_back(given: tuple[int, ...], *cotangents: torch.Tensor) -> dict[int, torch.Tensor]:
         by_place = dict(zip((places[index] for index in given), cotangents, strict=True))
         each = [by_place.get(place) for place in range(len(results))]
-        gradients = theirs(function.backward, context, *each)  # type: ignore[attr-defined]
+        gradients = call_user_code(function.backward, context, *each)  # type: ignore[attr-defined]
         return _by_operand(args, gradients if isinstance(gradients, tuple) else (gradients,))
 
     is_nested = tracer.reversing.count(function) == _NESTED
@@ -226,7 +226,7 @@ def hook(tracer: Tracer, tensor: torch.Tensor, change: Callable[..., Any]) -> Pe
 
         @staticmethod
         def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
-            changed = theirs(change, cotangent)
+            changed = call_user_code(change, cotangent)
             if changed is None:
                 raise CaptureError(
                     "a hook that returns nothing",
@@ -277,7 +277,7 @@ def _checkpointed(tracer: Tracer, run_function: Any, preserve_rng_state: bool, *
     """The old form of checkpoint is a custom function; as a mark it needs no derivative."""
     tracer.regions.enter()
     try:
-        return theirs(run_function, *args)
+        return call_user_code(run_function, *args)
     finally:
         tracer.regions.leave()
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.graph.calling import BaseOf, FromCaller, MemoryOf, NewToken, Source
+from adjoint.graph.calling import BaseOf, FromCaller, InputSource, MemoryOf, NewToken
 from adjoint.graph.descriptors import (
     EffectToken,
     Input,
@@ -36,7 +36,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class State:
+class AutogradState:
     """What a tensor was before the program ran."""
 
     requires_grad: bool
@@ -46,7 +46,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Behind:
+class ImplicitInput:
     """What inputs are views of or lie in, which is itself no input of the caller's."""
 
     alias: Alias
@@ -66,13 +66,13 @@ class Inputs:
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
         self.leaves: list[Leaf] = []
-        self.sources: dict[fx.Node, Source] = {}
+        self.sources: dict[fx.Node, InputSource] = {}
         self.index: dict[int, int] = {}
         """By tensor: its place among the leaves."""
         self.aliases: dict[int, Alias] = {}
         """By place: the alias that the input was when the program began."""
-        self.states: dict[int, State] = {}
-        self.behind: list[Behind] = []
+        self.states: dict[int, AutogradState] = {}
+        self.behind: list[ImplicitInput] = []
         self.base_of: dict[int, int] = {}
         """By tensor: the place of an input that is a view of it."""
         self.joined: list[tuple[int, ...]] = []
@@ -104,7 +104,7 @@ class Inputs:
         self._describe(node, leaf.descriptor, FromCaller(place))
         return node
 
-    def _describe(self, node: fx.Node, descriptor: Input, source: Source) -> None:
+    def _describe(self, node: fx.Node, descriptor: Input, source: InputSource) -> None:
         set_descriptor(node, descriptor)
         self.sources[node] = source
 
@@ -155,7 +155,7 @@ class Inputs:
             of = self._plain(places)
             source = BaseOf(places[0])
             alias.make_node = lambda: self._implicit("base", base, ViewBase(of), source)
-            self.behind.append(Behind(alias, ViewBase(of), source, base.grad_fn))
+            self.behind.append(ImplicitInput(alias, ViewBase(of), source, base.grad_fn))
             self.tracer.scope.add(base, alias)
         for place in places:
             if place != at:
@@ -202,7 +202,7 @@ class Inputs:
             return self._implicit("memory", whole, SyntheticBase(of), source)
 
         alias.make_node = make_node
-        self.behind.append(Behind(alias, SyntheticBase(of), source))
+        self.behind.append(ImplicitInput(alias, SyntheticBase(of), source))
         alias.dtype = dtype
         return alias
 
@@ -235,7 +235,7 @@ class Inputs:
         assert not isinstance(descriptor, SymbolicSize)
         return descriptor
 
-    def _implicit(self, name: str, value: Any, descriptor: Input, source: Source) -> fx.Node:
+    def _implicit(self, name: str, value: Any, descriptor: Input, source: InputSource) -> fx.Node:
         node = self.tracer.root.emitter.placeholder(name, value)
         self._describe(node, descriptor, source)
         return node
@@ -245,8 +245,8 @@ class Inputs:
         self._describe(node, EffectToken(0, Phase.FORWARD), NewToken())
 
 
-def _state(tensor: torch.Tensor) -> State:
-    return State(tensor.requires_grad, tensor.is_leaf, version(tensor), history(tensor))
+def _state(tensor: torch.Tensor) -> AutogradState:
+    return AutogradState(tensor.requires_grad, tensor.is_leaf, version(tensor), history(tensor))
 
 
 def history(tensor: torch.Tensor) -> Any:

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from adjoint.capture.front import Front
+from adjoint.capture.function_mode import CaptureFunctionMode
 from adjoint.capture.functions import apply_custom_op
 from adjoint.capture.inputs import Inputs, Leaf
 from adjoint.capture.results import Results
 from adjoint.errors import CaptureError
-from adjoint.failing import theirs
-from adjoint.graph.captured import Captured
-from adjoint.graph.descriptors import Captured as CapturedInput
+from adjoint.failing import call_user_code
+from adjoint.graph.captured import CapturedProgram
+from adjoint.graph.descriptors import ClosedOver
 from adjoint.graph.metadata import set_output_descriptors
 from adjoint.graph.purity import remove_dead_code
 from adjoint.graph.verify import verify
@@ -37,10 +37,10 @@ from adjoint.torch_private.modes import (
     custom_ops_applied_by,
     outside_functorch,
 )
+from adjoint.trace.checkpoints import under_policy
 from adjoint.trace.emission import current_mode
 from adjoint.trace.generators import Generators
-from adjoint.trace.regions import under_policy
-from adjoint.trace.subgraph import graph_module
+from adjoint.trace.subgraph import finish_graph
 from adjoint.trace.tracer import Tracer
 
 _SYMBOLIC = tuple(kind.__name__ for kind in symbols.SYMBOLIC)
@@ -81,18 +81,20 @@ class Capture:
             fake = self._make_fake(real)
         self._fakes[id(real)] = fake
         self.closed_over.append(real)
-        descriptor = CapturedInput(len(self.closed_over) - 1, _closure_name(real))
+        descriptor = ClosedOver(len(self.closed_over) - 1, _closure_name(real))
         with self.tracer.inside(self.tracer.root):
             self.inputs.add([Leaf(fake, descriptor)])
 
-    def run(self, program: Callable[[], Any], leaves: Sequence[Leaf]) -> tuple[Captured, Any]:
+    def run(
+        self, program: Callable[[], Any], leaves: Sequence[Leaf]
+    ) -> tuple[CapturedProgram, Any]:
         """Capture `program`, which takes `leaves`; also what its results are put back into."""
         mode = current_mode()
         self.inputs.add(leaves)
         generators = Generators()
         self.tracer.about_to_run = generators.drawn_from
         with generators.unset(), self._watching() as front:
-            result = trees.map_leaves(front.ours, theirs(program))
+            result = trees.map_leaves(front.ours, call_user_code(program))
             self.inputs.refuse_writes_to_joined()
         with self.tracer.fake_mode, torch.no_grad():
             paths, spec = trees.flatten_with_paths(result)
@@ -101,15 +103,15 @@ class Capture:
             graph = self.tracer.emitter.graph
             graph.output(tuple(results.outputs))
         set_output_descriptors(graph, tuple(d for d in results.descriptors if d is not None))
-        module = graph_module(self.tracer.emitter, mode)
+        module = finish_graph(self.tracer.emitter, mode)
         remove_dead_code(module.graph)
         module.recompile()
         verify(module)
-        return Captured(module, calling), spec
+        return CapturedProgram(module, calling), spec
 
     @contextlib.contextmanager
-    def _watching(self) -> Iterator[Front]:
-        front = Front(self.tracer, self.adopt, self._within_levels)
+    def _watching(self) -> Iterator[CaptureFunctionMode]:
+        front = CaptureFunctionMode(self.tracer, self.adopt, self._within_levels)
         # It is below the tracer, and so in force also while the tracer itself runs an op.
         mode = self.tracer.fake_mode
         with (

@@ -12,21 +12,21 @@ from torch import fx
 from adjoint.capture.inputs import Inputs, history
 from adjoint.errors import CaptureError
 from adjoint.graph.calling import (
-    Assignment,
+    AssignData,
     BaseOf,
-    Calling,
+    CallingConvention,
     Constant,
-    Flag,
     FromCaller,
     FromGraph,
-    FromMade,
-    Made,
-    Move,
-    Place,
-    Refill,
+    FromRecipe,
+    Overwrite,
+    Recipe,
     Replay,
+    ReplayMetadataOp,
     RequireGrad,
+    SetRequiresGrad,
     Step,
+    StoragePlacement,
     View,
     Window,
     Write,
@@ -48,7 +48,7 @@ from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.modes import share_version_counter
 from adjoint.trace import aliasing, geometry
 from adjoint.trace.aliasing import Alias, Link, version
-from adjoint.trace.moves import Assigned, Moved
+from adjoint.trace.metadata_changes import DataAssigned, MetadataOp
 from adjoint.trace.tracer import Tracer
 from adjoint.trace.views import Spread
 
@@ -64,13 +64,13 @@ class Results:
         self.outputs: list[fx.Node] = []
         self.descriptors: list[Output | None] = []
         """None for a base until all results that are views of it are known."""
-        self._made: list[Made] = []
+        self._made: list[Recipe] = []
         self._by_tensor: dict[int, int] = {}
         self._bases: dict[Alias, int] = {}
         self._bases_of: dict[int, list[Result | MetadataMutation]] = {}
         self._numbers: dict[fx.Node, int] = {}
 
-    def calling(self, leaves: Sequence[tuple[str, Any]]) -> Calling:
+    def calling(self, leaves: Sequence[tuple[str, Any]]) -> CallingConvention:
         """The convention for a program that returned `leaves` (each with its path)."""
         writes = self._writes()
         results = tuple(self._result(i, path, leaf) for i, (path, leaf) in enumerate(leaves))
@@ -85,16 +85,16 @@ class Results:
             self.inputs.describe_token(self.tracer.scope.entry_token)
             self._output(self.tracer.scope.token, EffectTokenOut(0, Phase.FORWARD))
         placeholders = [n for n in self.tracer.emitter.graph.nodes if n.op == "placeholder"]
-        return Calling(
+        return CallingConvention(
             sources=tuple(self.inputs.sources[node] for node in placeholders),
-            moves=moves,
+            metadata_changes=moves,
             writes=writes,
-            flags=self._flags(),
+            requires_grad_changes=self._flags(),
             versions=self._versions(),
-            made=tuple(self._made),
+            recipes=tuple(self._made),
             results=results,
-            places=self._places(),
-            shown=shown,
+            placements=self._places(),
+            view_values=shown,
         )
 
     def _shown(
@@ -123,13 +123,13 @@ class Results:
                 shown[self._view_argument(node)] = position
         return tuple(shown.items())
 
-    def _is_plain_view(self, made: Made) -> bool:
+    def _is_plain_view(self, made: Recipe) -> bool:
         """It is made by view ops alone, of what it is a view of now."""
         if not isinstance(made, View) or made.is_made_anew:
             return False
         return all(isinstance(step, Replay) for step in made.steps)
 
-    def _of_another_view(self, made: Made, leaf: torch.Tensor) -> Made:
+    def _of_another_view(self, made: Recipe, leaf: torch.Tensor) -> Recipe:
         """The view, made of the nearest one that is a result, too, if it is a view of one."""
 
         def is_as_it_was(alias: Alias) -> bool:
@@ -142,17 +142,17 @@ class Results:
             is_result = count > 1 and id(each.tensor) in self._by_tensor and is_as_it_was(each)
             position = self._by_tensor[id(each.tensor)] if is_result else None
             if position is not None and self._is_plain_view(self._made[position]):
-                return View(FromMade(position), tuple(self._steps(chain[:count])))
+                return View(FromRecipe(position), tuple(self._steps(chain[:count])))
             if each.starts_family:
                 break
         return made
 
-    def _base_node(self, made: Made | FromMade) -> fx.Node | None:
+    def _base_node(self, made: Recipe | FromRecipe) -> fx.Node | None:
         """The output that `made` is a view of."""
         match made:
             case FromGraph(index):
                 return self.outputs[index]
-            case FromMade(index):
+            case FromRecipe(index):
                 return self._base_node(self._made[index])
             case View(of, _):
                 return self._base_node(of)
@@ -203,41 +203,41 @@ class Results:
             if each.starts_family:
                 return
 
-    def _moves(self) -> tuple[Move | Assignment, ...]:
-        moves: list[Move | Assignment] = []
+    def _moves(self) -> tuple[ReplayMetadataOp | AssignData, ...]:
+        moves: list[ReplayMetadataOp | AssignData] = []
         for place in self.inputs.states:
             self.tracer.alias(self.inputs.leaves[place].value)  # It may have been assigned to.
-        for tensor, made in self.tracer.moves.items():
+        for tensor, made in self.tracer.metadata_changes.items():
             if tensor in self.inputs.index:
                 moves += [self._move(self.inputs.index[tensor], each) for each in made]
         for place, state in self.inputs.states.items():
             if not state.is_leaf and self._came_to_be_leaf(place):
-                moves.append(Move(place, aten.detach_.default, (), (), Mode()))
+                moves.append(ReplayMetadataOp(place, aten.detach_.default, (), (), Mode()))
         return tuple(moves)
 
-    def _move(self, place: int, move: Moved | Assigned) -> Move | Assignment:
+    def _move(self, place: int, move: MetadataOp | DataAssigned) -> ReplayMetadataOp | AssignData:
         new = MetadataMutation(self.inputs.described(place))
         match move:
-            case Moved(op, args, kwargs, mode):
+            case MetadataOp(op, args, kwargs, mode):
                 args, named = trees.map_leaves(partial(self._argument, new), (args, dict(kwargs)))
-                return Move(place, op, tuple(args), tuple(named.items()), mode)
-            case Assigned(now):
+                return ReplayMetadataOp(place, op, tuple(args), tuple(named.items()), mode)
+            case DataAssigned(now):
                 assert now.parent is not None
                 assert now.step is not None
                 if now.step.op is not aten.alias.default:
                     raise self.tracer.unsupported(
                         "an assignment to .data", "the tensor that was assigned is gone"
                     )
-                return Assignment(place, self._made_as(now.parent, new))
+                return AssignData(place, self._made_as(now.parent, new))
 
     def _argument(self, descriptor: MetadataMutation, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return self._made_of(leaf, descriptor)
         return self._number(self.tracer.emitter.number_nodes(leaf))
 
-    def _flags(self) -> tuple[Flag, ...]:
+    def _flags(self) -> tuple[SetRequiresGrad, ...]:
         return tuple(
-            Flag(place, self.inputs.leaves[place].value.requires_grad)
+            SetRequiresGrad(place, self.inputs.leaves[place].value.requires_grad)
             for place, state in self.inputs.states.items()
             if state.is_leaf and self._came_to_be_leaf(place)
         )
@@ -261,7 +261,7 @@ class Results:
                 advances.setdefault(counter, (place, by))
         return tuple(advances.values())
 
-    def _places(self) -> tuple[Place, ...]:
+    def _places(self) -> tuple[StoragePlacement, ...]:
         """Where the inputs lay for which that matters, at entry; symbols have guards."""
         tensors = (
             (place, self.inputs.leaves[place].value if alias.place is None else alias.place)
@@ -270,7 +270,7 @@ class Results:
         )
         rows = ((place, t.storage_offset(), t.untyped_storage().nbytes()) for place, t in tensors)
         return tuple(
-            Place(place, offset, memory)
+            StoragePlacement(place, offset, memory)
             for place, offset, memory in rows
             if isinstance(offset, int) and isinstance(memory, int)
         )
@@ -295,7 +295,7 @@ class Results:
             )
         return self._make(Constant(leaf))
 
-    def _make(self, made: Made) -> int:
+    def _make(self, made: Recipe) -> int:
         self._made.append(made)
         return len(self._made) - 1
 
@@ -310,14 +310,14 @@ class Results:
             self._by_tensor[key] = self._make(self._made_as(alias, descriptor))
         return self._by_tensor[key]
 
-    def _made_of(self, tensor: torch.Tensor, descriptor: Result | MetadataMutation) -> Made:
+    def _made_of(self, tensor: torch.Tensor, descriptor: Result | MetadataMutation) -> Recipe:
         if id(tensor) in self.inputs.index:
             return FromCaller(self.inputs.index[id(tensor)])
         if id(tensor) in self.inputs.base_of:
             return BaseOf(self.inputs.base_of[id(tensor)])
         return self._made_as(self.tracer.origin(self.tracer.alias(tensor)), descriptor)
 
-    def _made_as(self, alias: Alias, descriptor: Result | MetadataMutation) -> Made:
+    def _made_as(self, alias: Alias, descriptor: Result | MetadataMutation) -> Recipe:
         if id(alias.tensor) in self.inputs.base_of:
             return BaseOf(self.inputs.base_of[id(alias.tensor)])
         chain = list(alias.origins())
@@ -358,15 +358,15 @@ class Results:
         self, base: Alias, chain: Sequence[Alias], descriptor: Result | MetadataMutation
     ) -> View:
         """The first of `chain`, as a view of another of what is made."""
-        of = FromMade(self._at(base, descriptor))
+        of = FromRecipe(self._at(base, descriptor))
         return View(of, tuple(self._steps_from(chain, base)))
 
-    def _made_in_memory(self, alias: Alias, descriptor: Result | MetadataMutation) -> Made:
+    def _made_in_memory(self, alias: Alias, descriptor: Result | MetadataMutation) -> Recipe:
         """A tensor that is no view of what its alias is derived from."""
         tensor = alias.tensor
         assert tensor is not None
         assert alias.step is not None
-        of: FromCaller | BaseOf | FromMade
+        of: FromCaller | BaseOf | FromRecipe
         viewed = alias.reaches_out_of
         if tensor._is_view():
             owner: torch.Tensor | None = tensor._base if viewed is None else viewed.tensor
@@ -383,7 +383,7 @@ class Results:
             assert owner is not None
             made = self._made_of(owner, descriptor)
             step = self._window(tensor, owner)
-        of = made if isinstance(made, FromCaller | BaseOf) else FromMade(self._make(made))
+        of = made if isinstance(made, FromCaller | BaseOf) else FromRecipe(self._make(made))
         return View(of, (step, *([] if viewed else self._own_history(alias))))
 
     def _now(self, root: Alias) -> Alias:
@@ -468,7 +468,7 @@ class Results:
             return []
         node = aliasing.read(self.tracer.emitter, alias)
         if not alias.tensor.is_leaf:
-            return [Refill(self._view_argument(node))]
+            return [Overwrite(self._view_argument(node))]
         if node.target is as_leaf and node.users:
             raise self.tracer.unsupported(
                 "requires_grad_",

@@ -30,7 +30,7 @@ _CUTS = {torch.ops.aten.detach.default, build_subclass, take_attribute}
 
 def active_nodes(graph_module: fx.GraphModule, inputs: Sequence[fx.Node]) -> set[fx.Node]:
     """The nodes that depend on `inputs` by differentiable steps."""
-    active = {node for node in inputs if differentiable(node.meta.get("val"))}
+    active = {node for node in inputs if is_differentiable(node.meta.get("val"))}
     fake_mode = fake_mode_of(graph_module)
     for node in graph_module.graph.nodes:
         if node.op == "call_function" and _passes(node, active, fake_mode):
@@ -38,33 +38,33 @@ def active_nodes(graph_module: fx.GraphModule, inputs: Sequence[fx.Node]) -> set
     return active
 
 
-def flowing_through(body: fx.GraphModule, places: Collection[int]) -> list[bool]:
+def active_results(body: fx.GraphModule, places: Collection[int]) -> list[bool]:
     """For each result of `body`, whether a derivative flows to it from the inputs `places`."""
     inputs = body.graph.find_nodes(op="placeholder")
     active = active_nodes(body, [inputs[place] for place in places])
     return [node in active for node in outputs_of(body.graph)]
 
 
-def flowing_through_loop(
+def active_loop_results(
     body: fx.GraphModule, carries: int, places: Collection[int]
 ) -> tuple[set[int], list[bool]]:
     """The same for a loop, whose first results are inputs of the next step; and its inputs."""
     reached = set(places)
     while True:
-        results = flowing_through(body, reached)
+        results = active_results(body, reached)
         more = {place for place in range(carries) if results[place]} - reached
         if not more:
             return reached, results
         reached |= more
 
 
-def requiring_nodes(graph_module: fx.GraphModule, inputs: Sequence[fx.Node]) -> set[fx.Node]:
+def nodes_requiring_grad(graph_module: fx.GraphModule, inputs: Sequence[fx.Node]) -> set[fx.Node]:
     """The nodes that require grad in eager torch if `inputs` do.
 
     A view that was made under `no_grad` does if its base does, and so does what is computed from
     it, though no derivative flows through the view.
     """
-    requiring = {node for node in inputs if differentiable(node.meta.get("val"))}
+    requiring = {node for node in inputs if is_differentiable(node.meta.get("val"))}
     fake_mode = fake_mode_of(graph_module)
     for node in graph_module.graph.nodes:
         if node.op == "call_function" and (
@@ -86,10 +86,10 @@ def _is_recorded(node: fx.Node) -> bool:
 
 
 def _passes(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -> bool:
-    if node.target in _CUTS or not differentiable(node.meta.get("val")):
+    if node.target in _CUTS or not is_differentiable(node.meta.get("val")):
         return False
     if node.target is operator.getitem:
-        several, path = selection(node)
+        several, path = getitem_path(node)
         if several.target is with_backward and path[0] in several.args[1]:  # type: ignore[operator]
             return False
         if several not in active:
@@ -114,7 +114,7 @@ def _passes(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -> b
     )
 
 
-def selection(node: fx.Node) -> tuple[fx.Node, tuple[int, ...]]:
+def getitem_path(node: fx.Node) -> tuple[fx.Node, tuple[int, ...]]:
     """The call whose results `node` is selected from, and by which indices, lists inside tuples."""
     path: tuple[Any, ...] = ()
     while node.target is operator.getitem:
@@ -141,15 +141,15 @@ def _given_by_bodies(node: fx.Node, active: set[fx.Node]) -> list[bool]:
     if node.target is torch.ops.higher_order.cond:
         _, *branches, operands = args
         places = [place for place, each in enumerate(operands) if each in active]
-        found = [flowing_through(body_of(module, each), places) for each in branches]
+        found = [active_results(body_of(module, each), places) for each in branches]
         return [any(each) for each in zip(*found, strict=True)]
     loop = LOOPS[node.target]
     places = [place for place, each in enumerate(loop.operands(args)) if each in active]
-    return flowing_through_loop(body_of(module, args[loop.body]), loop.carries(args), places)[1]
+    return active_loop_results(body_of(module, args[loop.body]), loop.carries(args), places)[1]
 
 
-def differentiable(value: Any) -> bool:
+def is_differentiable(value: Any) -> bool:
     """A tensor of real or complex numbers, or several values with one among them."""
     if isinstance(value, torch.Tensor):
         return value.is_floating_point() or value.is_complex()
-    return isinstance(value, (tuple, list)) and any(differentiable(each) for each in value)
+    return isinstance(value, (tuple, list)) and any(is_differentiable(each) for each in value)

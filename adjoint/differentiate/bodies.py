@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.differentiate.activity import flowing_through_loop
+from adjoint.differentiate.activity import active_loop_results
 from adjoint.differentiate.copying import Copying, inline, inputs_of
-from adjoint.differentiate.expansion import is_drawn, kept_carries
+from adjoint.differentiate.expansion import is_random, saved_carries
 from adjoint.graph.descriptors import Argument, Result
 from adjoint.graph.metadata import Mode, outputs_of, set_descriptor, set_output_descriptors
-from adjoint.graph.purity import must_run
+from adjoint.graph.purity import is_impure
 from adjoint.trace.tracer import Tracer
 
 # The joint graph of a body, and the sizes from outside that it takes after all its other inputs.
@@ -68,7 +68,7 @@ def _joint(
         dict(zip(of, entering[first:after], strict=True)),
         entering[after:],
         outside,
-        {place: node for place, node in enumerate(returned[:count]) if is_drawn(node)},
+        {place: node for place, node in enumerate(returned[:count]) if is_random(node)},
         {place: node for place, node in gradients if node is not None},
     )
 
@@ -117,7 +117,7 @@ class _Reverse:
     def finish(self, outputs: Sequence[Any]) -> fx.GraphModule:
         made = self.copying.finish(outputs)
         made.graph.find_nodes(op="output")[0].meta.pop("descriptors", None)
-        again = [n.name for n in made.graph.nodes if must_run(n) and "order" not in n.meta]
+        again = [n.name for n in made.graph.nodes if is_impure(n) and "order" not in n.meta]
         assert not again, f"the reverse of a body would run {again} once more"
         return made
 
@@ -215,7 +215,7 @@ class _Entering:
 
 
 @dataclass(frozen=True)
-class Loop:
+class LoopCall:
     """A loop as the sweep meets it: its body, and the fakes of all that enters and leaves it."""
 
     body: fx.GraphModule
@@ -233,7 +233,7 @@ class Loop:
 def reverse_loop(
     tracer: Tracer,
     differentiate: Differentiate,
-    loop: Loop,
+    loop: LoopCall,
     cotangents: Sequence[Any],
     wrt: Iterable[int],
 ) -> dict[int, torch.Tensor]:
@@ -282,11 +282,11 @@ def reverse_loop(
 
 
 def _joint_of_step(
-    differentiate: Differentiate, loop: Loop, cotangents: Sequence[Any], wrt: set[int]
+    differentiate: Differentiate, loop: LoopCall, cotangents: Sequence[Any], wrt: set[int]
 ) -> _Joint:
     """The joint graph of the body, for cotangents of all carried values that come to have one."""
     carries = len(loop.init)
-    active, results = flowing_through_loop(loop.body, carries, wrt)
+    active, results = active_loop_results(loop.body, carries, wrt)
     given = {i for i, each in enumerate(cotangents) if each is not None and results[i]}
     while True:
         joint = _joint(differentiate, loop.body, sorted(given), sorted(active))
@@ -296,11 +296,11 @@ def _joint_of_step(
         given |= more
 
 
-def _steps(reverse: _Reverse, loop: Loop, cotangents: Sequence[Any]) -> _Entering:
+def _steps(reverse: _Reverse, loop: LoopCall, cotangents: Sequence[Any]) -> _Entering:
     """The inputs that differ from step to step."""
     steps = _Entering()
     joint, carries = reverse.joint, len(loop.init)
-    kept = kept_carries(loop.body, carries)
+    kept = saved_carries(loop.body, carries)
     for place, node in enumerate(joint.operands[:carries]):
         steps.add(reverse.let_carried(node), loop.results[kept[place]])
     for node, value in zip(joint.operands[carries:], loop.xs, strict=False):

@@ -12,7 +12,7 @@ from adjoint.graph.copying import copy_node
 from adjoint.graph.metadata import entry_mode, output_node
 from adjoint.graph.purity import remove_dead_code
 from adjoint.torch_private.fake import fake_mode_of
-from adjoint.trace.subgraph import graph_module as finish
+from adjoint.trace.subgraph import finish_graph
 from adjoint.trace.tracer import Tracer
 
 Copy = Callable[[fx.GraphModule, fx.Node, dict[fx.Node, Any]], Any]
@@ -48,7 +48,7 @@ class Copying:
     def finish(self, outputs: Sequence[Any]) -> fx.GraphModule:
         """The graph that returns `outputs`, without what they do not need."""
         self.emitter.graph.output(tuple(outputs))
-        made = finish(self.emitter, entry_mode(self.like))
+        made = finish_graph(self.emitter, entry_mode(self.like))
         output_node(made.graph).meta.update(output_node(self.like.graph).meta)
         remove_dead_code(made.graph)
         return made

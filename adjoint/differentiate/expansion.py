@@ -26,10 +26,10 @@ from adjoint.graph.metadata import Mode, outputs_of, source_of
 from adjoint.graph.operations import (
     LOOPS,
     apply_function,
-    tells_what_is_missing,
+    has_backward_per_pattern,
     with_backward,
 )
-from adjoint.graph.purity import must_run
+from adjoint.graph.purity import is_impure
 from adjoint.graph.subgraphs import body_of
 from adjoint.torch_private.operators import recorded_loop
 
@@ -37,7 +37,7 @@ aten = torch.ops.aten
 cond = torch.ops.higher_order.cond
 
 
-def expanded(graph_module: fx.GraphModule, wrt: Sequence[int] | None = None) -> fx.GraphModule:
+def expand(graph_module: fx.GraphModule, wrt: Sequence[int] | None = None) -> fx.GraphModule:
     """The graph with the forward halves of custom functions in it, and with what bodies keep.
 
     Bodies keep it where a derivative with respect to the inputs `wrt` flows; None: everywhere.
@@ -52,7 +52,7 @@ def expanded(graph_module: fx.GraphModule, wrt: Sequence[int] | None = None) -> 
     return expansion.run() if expansion.plans else graph_module
 
 
-def kept_carries(body: fx.GraphModule, carries: int) -> dict[int, int]:
+def saved_carries(body: fx.GraphModule, carries: int) -> dict[int, int]:
     """Which results of a loop's body show the values that it was given: carry to place."""
     inputs = {node: place for place, node in enumerate(inputs_of(body)[:carries])}
     found: dict[int, int] = {}
@@ -65,15 +65,15 @@ def kept_carries(body: fx.GraphModule, carries: int) -> dict[int, int]:
     return found
 
 
-def is_drawn(node: Any) -> bool:
+def is_random(node: Any) -> bool:
     """The value is of a run that cannot be repeated."""
     if isinstance(node, fx.Node) and node.target is operator.getitem:
         (node, *_) = node.args
-    return isinstance(node, fx.Node) and must_run(node)
+    return isinstance(node, fx.Node) and is_impure(node)
 
 
 def _is_expanded(node: fx.Node) -> bool:
-    return node.target is apply_function and not tells_what_is_missing(node)
+    return node.target is apply_function and not has_backward_per_pattern(node)
 
 
 @dataclass
@@ -190,17 +190,17 @@ _BRANCHES = ("true", "false")
 
 def _copied(body: fx.GraphModule, carries: int, line: Any) -> _Body:
     """A copy of `body`, and those of its values that are to be kept and are not returned yet."""
-    if any(map(must_run, body.graph.nodes)):
-        body = expanded(body)
+    if any(map(is_impure, body.graph.nodes)):
+        body = expand(body)
     copying, copies = Copying(body), dict[fx.Node, Any]()
     copying.emitter.line = line
     returned = list(inline(body, copies, copying.copy))
     kept: list[fx.Node] = []
-    there = kept_carries(body, carries)
+    there = saved_carries(body, carries)
     for place, node in enumerate(inputs_of(body)[:carries]):
         if place not in there:
             kept.append(_as_tensor(copying, copies[node]))
-    for node in filter(must_run, body.graph.nodes):
+    for node in filter(is_impure, body.graph.nodes):
         results = _results(copying, node, copies)
         kept += [each for each in results if each not in returned[carries:]]
     return _Body(copying, returned, kept)

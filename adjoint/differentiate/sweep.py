@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.differentiate.activity import active_nodes, selection
-from adjoint.differentiate.bodies import Loop, reverse_cond, reverse_loop
+from adjoint.differentiate.activity import active_nodes, getitem_path
+from adjoint.differentiate.bodies import LoopCall, reverse_cond, reverse_loop
 from adjoint.differentiate.copying import inline, inputs_of, refuse_outside
-from adjoint.differentiate.expansion import expanded
+from adjoint.differentiate.expansion import expand
 from adjoint.errors import DifferentiationError
 from adjoint.failing import works_on
 from adjoint.graph.copying import copy_node
@@ -44,7 +44,7 @@ from adjoint.torch_private.fake import fake_mode_of
 from adjoint.torch_private.modes import enable_python_dispatcher
 from adjoint.torch_private.operators import OpOverload
 from adjoint.trace.emission import as_under
-from adjoint.trace.subgraph import graph_module as finish
+from adjoint.trace.subgraph import finish_graph
 from adjoint.trace.tracer import Tracer
 
 
@@ -73,7 +73,7 @@ class Sweep:
     """One reverse sweep."""
 
     def __init__(self, graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]) -> None:
-        graph_module = expanded(graph_module, wrt)
+        graph_module = expand(graph_module, wrt)
         self.primal = graph_module
         self.inputs = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
         self.of, self.wrt = list(of), list(wrt)
@@ -110,7 +110,7 @@ class Sweep:
         entering = [descriptor_of(self.inputs[place]) for place in self.wrt]
         new = [Gradient(each, order=self.order) for each in entering]  # type: ignore[arg-type]
         set_output_descriptors(emitter.graph, (*described, *new))
-        return finish(emitter, entry_mode(self.primal))
+        return finish_graph(emitter, entry_mode(self.primal))
 
     def several_results(self) -> list[fx.Node]:
         """Arguments and results of ops with several differentiable results.
@@ -222,7 +222,7 @@ class Sweep:
         self.reached.add(node)
         value = node.meta["val"]
         if node.target is operator.getitem:
-            several, path = selection(node)
+            several, path = getitem_path(node)
             slots = self.cotangents.setdefault(several, {})
             slots[path] = self._sum(slots.get(path), self._fitted(cotangent, value))
         else:
@@ -338,7 +338,7 @@ class Sweep:
             operands = form.operands(nodes)
             places = [place for place, each in enumerate(operands) if each in self.active]
             init, xs, others = (form.part(args, each) for each in (form.init, form.xs, form.others))
-            loop = Loop(args[form.body], init, xs, others, out)
+            loop = LoopCall(args[form.body], init, xs, others, out)
             gradients = reverse_loop(self.tracer, _body_differentiated, loop, cotangents, places)
         else:
             pred, true, false, values = args

@@ -11,7 +11,7 @@
 from adjoint.graph.descriptors import (
     Argument,
     Buffer,
-    Captured,
+    ClosedOver,
     DifferentiableInput,
     DifferentiableOutput,
     EarlierResult,
@@ -91,8 +91,8 @@ from adjoint.graph.verify import GraphError, verify
 __all__ = [
     "Argument",
     "Buffer",
-    "Captured",
     "CheckpointRegion",
+    "ClosedOver",
     "DifferentiableInput",
     "DifferentiableOutput",
     "EarlierResult",

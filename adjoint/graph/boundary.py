@@ -21,11 +21,11 @@ import torch
 from torch import fx
 
 from adjoint.errors import CaptureError, DifferentiationError, FallbackWarning, SourceLine
-from adjoint.failing import is_theirs, variable_of
+from adjoint.failing import is_user_call, variable_of
 from adjoint.graph.descriptors import order_of
 from adjoint.graph.metadata import source_of
 from adjoint.graph.show import show_target
-from adjoint.source import is_user_file, line_of_trace, user_line
+from adjoint.source import is_user_file, line_of_stack_trace, user_line
 from adjoint.torch_private.dynamo import DynamoError
 from adjoint.torch_private.operators import HigherOrderOperator, OpOverload
 
@@ -62,7 +62,7 @@ _REMEDY = (
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """What was being worked on: an op, or more than one, and a line of the user's."""
 
     op: str
@@ -73,7 +73,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def capturing(what: Callable[[], Place], checked: bool = False) -> Iterator[None]:
+def capturing(what: Callable[[], Location], checked: bool = False) -> Iterator[None]:
     """What fails inside is a `CaptureError`, unless the program itself raised it.
 
     `what` is captured.  `checked`: Dynamo has run the program's operators on fakes, so that what
@@ -82,11 +82,11 @@ def capturing(what: Callable[[], Place], checked: bool = False) -> Iterator[None
     try:
         yield
     except Exception as error:
-        if passes(error) or _is_the_programs(error, checked):
+        if passes_through(error) or _is_the_programs(error, checked):
             raise
-        place = place_of(error, what)
+        place = location_of(error, what)
         raise CaptureError(
-            place.op, said_by(error), _REMEDY, place.source, is_internal=True
+            place.op, failure_text(error), _REMEDY, place.source, is_internal=True
         ) from error
 
 
@@ -101,65 +101,65 @@ class differentiating:
     def __enter__(self) -> None: ...
 
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
-        if error is None or not isinstance(error, Exception) or passes(error):
+        if error is None or not isinstance(error, Exception) or passes_through(error):
             return
-        place = place_of(error, lambda: place_of_graph(self.graph_module))
+        place = location_of(error, lambda: location_of_graph(self.graph_module))
         order = 1 + _order(self.graph_module)
         raise DifferentiationError(
-            place.op, order, said_by(error), place.source, _REMEDY
+            place.op, order, failure_text(error), place.source, _REMEDY
         ) from error
 
 
-def attempted(
+def attempt(
     make: Callable[[], Made],
     graph_module: fx.GraphModule,
     otherwise: str = "runs op by op",
-    told: set[str] | None = None,
+    reported: set[str] | None = None,
 ) -> Made | None:
     """What `make` makes of a graph; None if it fails, which the user is told.
 
-    `told`: what the user has been told already, of all graphs of one program.
+    `reported`: what the user has been told already, of all graphs of one program.
     """
     try:
         return make()
     except Exception as error:
-        if passes(error):
+        if passes_through(error):
             raise
-        tell(error, graph_module, otherwise, told)
+        warn_of_failure(error, graph_module, otherwise, reported)
         return None
 
 
-def tell(
+def warn_of_failure(
     error: Exception,
     graph_module: fx.GraphModule,
     otherwise: str = "runs op by op",
-    told: set[str] | None = None,
+    reported: set[str] | None = None,
 ) -> None:
     """Warn that something failed that was made of a graph, and what becomes of it."""
-    if is_told(error, told):
+    if was_reported(error, reported):
         return
-    whole = place_of_graph(graph_module)
-    place = place_of(error, lambda: whole)
-    warn(f"{whole.op} {otherwise}: {said_by(error)}, in {place}", place.source)
+    whole = location_of_graph(graph_module)
+    place = location_of(error, lambda: whole)
+    warn_of_fallback(f"{whole.op} {otherwise}: {failure_text(error)}, in {place}", place.source)
 
 
-def is_told(error: Exception, told: set[str] | None) -> bool:
+def was_reported(error: Exception, reported: set[str] | None) -> bool:
     """The user knows of this failure; from now on, in any case."""
-    if told is None:
+    if reported is None:
         return False
-    known = said_by(error) in told
-    told.add(said_by(error))
+    known = failure_text(error) in reported
+    reported.add(failure_text(error))
     return known
 
 
-def passes(error: BaseException) -> bool:
+def passes_through(error: BaseException) -> bool:
     """It is the user's as it is."""
     if not isinstance(error, Exception) or isinstance(error, _PASSING):
         return True
     return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
 
 
-def warn(message: str, source: SourceLine | None) -> None:
+def warn_of_fallback(message: str, source: SourceLine | None) -> None:
     """Tell the user, as a warning of the user's line."""
     line = source or user_line()
     if line is None:
@@ -168,7 +168,7 @@ def warn(message: str, source: SourceLine | None) -> None:
         warnings.warn_explicit(message, FallbackWarning, line.file, line.line)
 
 
-def place_of(error: BaseException, otherwise: Callable[[], Place]) -> Place:
+def location_of(error: BaseException, otherwise: Callable[[], Location]) -> Location:
     """The innermost op that one of us was working on when `error` was raised, and its line.
 
     A node says both.  Without one the op is what was seen last, and the line the last of the
@@ -187,40 +187,40 @@ def place_of(error: BaseException, otherwise: Callable[[], Place]) -> Place:
         if node is not None:
             is_op = isinstance(node.target, OpOverload | HigherOrderOperator)
             name = op if op is not None and not is_op else show_target(node.target)
-            return Place(name, _line_of(node) or line or otherwise().source)
+            return Location(name, _line_of(node) or line or otherwise().source)
         if op is None and isinstance(worked_on, OpOverload | HigherOrderOperator):
             op = str(worked_on)
     known = otherwise() if op is None or line is None else None
-    return Place(op or (known.op if known else ""), line or (known.source if known else None))
+    return Location(op or (known.op if known else ""), line or (known.source if known else None))
 
 
-def place_of_graph(graph_module: fx.GraphModule) -> Place:
+def location_of_graph(graph_module: fx.GraphModule) -> Location:
     """All of a graph, at the line of its last op."""
     calls = [n for n in graph_module.graph.nodes if n.op not in ("placeholder", "output")]
     lines = [line for node in reversed(calls) if (line := _line_of(node)) is not None]
     names = list(dict.fromkeys(show_target(n.target) for n in calls if n.op != "get_attr"))
     shown = ", ".join([*names[:_NAMED], *(["..."] if len(names) > _NAMED else [])])
     count = f"a graph of {len(calls)} op{'' if len(calls) == 1 else 's'} ({shown})"
-    return Place(count, lines[0] if lines else None)
+    return Location(count, lines[0] if lines else None)
 
 
-def place_of_function(function: Callable[..., Any]) -> Place:
+def location_of_function(function: Callable[..., Any]) -> Location:
     """A function of the user's, at its first line; of any other, where it is called."""
     inner: Any = getattr(function, "forward", function)
     inner = getattr(inner, "__wrapped__", inner)
     code = getattr(inner, "__code__", None)
     name = getattr(function, "__name__", type(function).__name__)
     if code is None or not is_user_file(code.co_filename):
-        return Place(name, user_line())
+        return Location(name, user_line())
     text = linecache.getline(code.co_filename, code.co_firstlineno).strip()
-    return Place(name, SourceLine(code.co_filename, code.co_firstlineno, code.co_name, text))
+    return Location(name, SourceLine(code.co_filename, code.co_firstlineno, code.co_name, text))
 
 
 def _is_the_programs(error: Exception, checked: bool) -> bool:
     """Eager would raise it as well: the program ran, and nothing of ours inside of it."""
     frames = [frame for frame, _ in _frames(error.__traceback__)]
     ours = [place for place, frame in enumerate(frames) if _is_ours(frame)]
-    if not ours or not is_theirs(frames[ours[-1]].f_code):
+    if not ours or not is_user_call(frames[ours[-1]].f_code):
         return False
     if any(is_user_file(frame.f_code.co_filename) for frame in frames[ours[-1] :]):
         return True
@@ -260,10 +260,10 @@ _ENDS = ("placeholder", "output", "get_attr")
 
 
 def _line_of(node: fx.Node) -> SourceLine | None:
-    return source_of(node) or line_of_trace(node.stack_trace)
+    return source_of(node) or line_of_stack_trace(node.stack_trace)
 
 
-def said_by(error: Exception) -> str:
+def failure_text(error: Exception) -> str:
     """That the compiler failed, and with what."""
     text = str(error).strip().splitlines()
     said = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -3,10 +3,10 @@
 A graph is pure.  What its caller sees besides - inputs written to, results that are views of inputs
 or of each other - is data here, read by whatever runs the graph:
 
-1. each graph input is made from the caller's inputs (`Source`);
+1. each graph input is made from the caller's inputs (`InputSource`);
 2. the graph runs;
 3. `moves` and `writes` change the caller's inputs, which until then are as they were;
-4. each result is made (`Made`), views by replaying the program's own view ops in eager torch, so
+4. each result is made (`Recipe`), views by replaying the program's own view ops in eager torch, so
    that `_base`, `requires_grad` and the sharing of memory are eager's.
 
 **Invariant.** Indices into the caller's inputs count all leaves, in order; indices into the graph's
@@ -58,7 +58,7 @@ class NewToken:
     """A token for the first op with effects."""
 
 
-Source: TypeAlias = FromCaller | BaseOf | MemoryOf | NewToken
+InputSource: TypeAlias = FromCaller | BaseOf | MemoryOf | NewToken
 
 # What a result is made of ------------------------------------------------------------------------
 
@@ -78,7 +78,7 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class FromMade:
+class FromRecipe:
     """Another of what is made: `index` counts in `Calling.made`."""
 
     index: int
@@ -107,7 +107,7 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
-class Refill:
+class Overwrite:
     """Write a value of the graph, with its history, to a tensor that shares memory."""
 
     index: int
@@ -131,14 +131,14 @@ class RequireGrad:
     """Make a leaf that requires grad."""
 
 
-Step: TypeAlias = Replay | Refill | Window | RequireGrad
+Step: TypeAlias = Replay | Overwrite | Window | RequireGrad
 
 
 @dataclass(frozen=True)
 class View:
     """What `steps` make of the caller's input, of a value of the graph, or of another such."""
 
-    of: FromCaller | BaseOf | FromGraph | FromMade
+    of: FromCaller | BaseOf | FromGraph | FromRecipe
     steps: tuple[Step, ...]
 
     @functools.cached_property
@@ -153,13 +153,13 @@ class View:
         return self.steps[:first], self.steps[first:]
 
 
-Made: TypeAlias = FromCaller | BaseOf | FromGraph | Constant | View
+Recipe: TypeAlias = FromCaller | BaseOf | FromGraph | Constant | View
 
 # What becomes of the caller's inputs -------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class ReplayMetadataOp:
     """An op that changes what memory an input shows: `t_`, `resize_`, `set_`, ..."""
 
     index: int
@@ -170,11 +170,11 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class AssignData:
     """`input.data = value`: the input shows other memory, and autograd sees nothing of it."""
 
     index: int
-    value: Made
+    value: Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Flag:
+class SetRequiresGrad:
     """`requires_grad_` on an input."""
 
     index: int
@@ -195,7 +195,7 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoragePlacement:
     """Where an input lies, as the graph takes for granted: it counts from where memory begins."""
 
     index: int
@@ -205,43 +205,45 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Calling:
+class CallingConvention:
     """The calling convention of one graph."""
 
-    sources: tuple[Source, ...]
-    moves: tuple[Move | Assignment, ...]
+    sources: tuple[InputSource, ...]
+    metadata_changes: tuple[ReplayMetadataOp | AssignData, ...]
     writes: tuple[Write, ...]
-    flags: tuple[Flag, ...]
+    requires_grad_changes: tuple[SetRequiresGrad, ...]
     versions: tuple[tuple[int, int], ...]
     """(input, how often it was written to): what its version counter advances by."""
-    made: tuple[Made, ...]
+    recipes: tuple[Recipe, ...]
     """Distinct results, and what they are views of; a tensor returned twice is made once."""
     results: tuple[int, ...]
     """For each leaf of what the caller receives, which of `made` it is."""
-    places: tuple[Place, ...] = ()
+    placements: tuple[StoragePlacement, ...] = ()
     """Of inputs that the program shows other windows of: Dynamo has no guards about them."""
-    shown: tuple[tuple[int, int], ...] = ()
+    view_values: tuple[tuple[int, int], ...] = ()
     """(output, which of `made`): views that other results are computed from, and their values."""
 
     # What follows is asked for in every call.
 
     @functools.cached_property
-    def given(self) -> list[int] | None:
+    def plain_inputs(self) -> list[int] | None:
         """The caller's inputs that the graph takes, if it takes nothing else and all stay so."""
         given = [source.index for source in self.sources if isinstance(source, FromCaller)]
         return None if self.writes or len(given) < len(self.sources) else given
 
     @functools.cached_property
-    def leaves_inputs(self) -> bool:
+    def leaves_inputs_unchanged(self) -> bool:
         """Nothing becomes of the caller's inputs."""
-        return not (self.moves or self.writes or self.flags or self.versions)
+        return not (
+            self.metadata_changes or self.writes or self.requires_grad_changes or self.versions
+        )
 
     @functools.cached_property
-    def owned(self) -> list[int]:
+    def unaliased_outputs(self) -> list[int]:
         """Outputs that are written to inputs, or returned as no views of anything."""
         owned = {write.value for write in self.writes}
-        for made in self.made:
-            match made:
+        for recipe in self.recipes:
+            match recipe:
                 case FromGraph(index) | View(FromGraph(index), _):
                     owned.add(index)
         return sorted(owned)

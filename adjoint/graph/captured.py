@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.graph.calling import Calling
+from adjoint.graph.calling import CallingConvention
 from adjoint.graph.descriptors import Input, Output
 from adjoint.graph.metadata import input_descriptors, output_descriptors
 from adjoint.graph.show import show
@@ -22,18 +22,18 @@ from adjoint.torch_private import trees
 class Signature:
     """How the leaves that a program takes and gives are packed in Python containers."""
 
-    given: trees.TreeSpec
-    returned: trees.TreeSpec
+    in_spec: trees.TreeSpec
+    out_spec: trees.TreeSpec
     constants: tuple[tuple[str, Any], ...] = ()
     """Arguments that are no tensors, with their paths: the program holds for these alone."""
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedProgram:
     """What capture gives to the stages after it."""
 
     graph_module: fx.GraphModule
-    calling: Calling
+    calling: CallingConvention
     bound: tuple[torch.Tensor, ...] = ()
     """Tensors that come before the caller's: the parameters and buffers of a captured module."""
     closed_over: tuple[torch.Tensor, ...] = ()
@@ -56,13 +56,13 @@ class Captured:
         """The readable program."""
         return show(self.graph_module)
 
-    def closing_over(self, tensors: Sequence[torch.Tensor]) -> Captured:
+    def closing_over(self, tensors: Sequence[torch.Tensor]) -> CapturedProgram:
         """The same program, given these tensors at each call."""
         return dataclasses.replace(self, closed_over=tuple(tensors))
 
     def called_with(
         self, bound: Sequence[torch.Tensor], signature: Signature, guards: Guards | None = None
-    ) -> Captured:
+    ) -> CapturedProgram:
         """The same program, called as the Python function that it was captured from."""
         return dataclasses.replace(self, bound=tuple(bound), signature=signature, guards=guards)
 

@@ -52,7 +52,7 @@ def _embedding_bag(weight: torch.Tensor, *args: Any) -> Any:
     return aten._embedding_bag.default(weight, *map(_contiguous, args))
 
 
-LAID_OUT: dict[Any, Callable[..., Any]] = {
+WITH_REQUIRED_LAYOUT: dict[Any, Callable[..., Any]] = {
     aten._embedding_bag.default: _embedding_bag,
     aten.native_group_norm.default: _group_norm,
     aten.native_group_norm_backward.default: _group_norm_backward,

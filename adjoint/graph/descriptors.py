@@ -55,7 +55,7 @@ Legal nesting
 -------------
 The stages of the compiler add descriptors in one order, and each may speak of earlier ones only:
 
-1. what the user sees: `Argument`, `Parameter`, `Buffer`, `Captured`, `SymbolicSize`; `Result`;
+1. what the user sees: `Argument`, `Parameter`, `Buffer`, `ClosedOver`, `SymbolicSize`; `Result`;
 2. aliasing and mutation: `ViewBase`, `SyntheticBase`; `InputMutation`, `MetadataMutation`,
    `IntermediateBase`, `ViewArgument`, `ViewValue`;
 3. autograd: `Tangent`, `SavedInput`; `Gradient`, `Saved`. These nest in one another to any depth,
@@ -126,7 +126,7 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class ClosedOver:
     """A tensor that the function closes over. Two of them may have one name, hence the index."""
 
     index: int
@@ -473,7 +473,7 @@ class EffectTokenOut:
 
 # The unions stand below their members because `isinstance` needs them at run time.
 
-PlainInput: TypeAlias = Argument | Parameter | Buffer | Captured
+PlainInput: TypeAlias = Argument | Parameter | Buffer | ClosedOver
 PrimalInput: TypeAlias = PlainInput | ViewBase | SyntheticBase
 DifferentiableInput: TypeAlias = PrimalInput | Tangent | SavedInput | EarlierResult
 TensorInput: TypeAlias = DifferentiableInput | SubclassAttribute

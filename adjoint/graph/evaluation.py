@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.graph.contiguity import LAID_OUT
+from adjoint.graph.contiguity import WITH_REQUIRED_LAYOUT
 from adjoint.graph.metadata import Mode, entry_mode, mode_of, outputs_of, source_of
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.batches import is_vmapped
@@ -19,13 +19,13 @@ from adjoint.torch_private.modes import is_functorch_wrapper
 from adjoint.torch_private.operators import HigherOrderOperator, recorded_loop
 
 
-class Tracked(list[Any]):
+class InputsWithHistory(list[Any]):
     """Inputs with what autograd knows of them, of which results must know nothing."""
 
 
-def forget_histories(inputs: list[Any]) -> None:
+def detach_inputs(inputs: list[Any]) -> None:
     """Let inputs that are tracked be tensors of their own over the same memory."""
-    if isinstance(inputs, Tracked):
+    if isinstance(inputs, InputsWithHistory):
         inputs[:] = [each.detach() if isinstance(each, torch.Tensor) else each for each in inputs]
 
 
@@ -219,7 +219,7 @@ _FLASH_BACK = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backwar
 # derivative; the pure counterparts of `copy_` and random ops have no derivative at all, those of
 # writing through a view none for complex numbers, or (`as_strided_scatter`) a wrong one.
 _MEANINGS: dict[Any, Callable[..., Any]] = {
-    **LAID_OUT,
+    **WITH_REQUIRED_LAYOUT,
     # A kernel may lay its result out otherwise than its fake does (batch_norm of a transposed
     # input), and then what was a view of the fake needs a copy.
     torch.ops.aten.view.default: torch.reshape,
@@ -254,7 +254,7 @@ _MEANINGS: dict[Any, Callable[..., Any]] = {
 _OVER_SLICES = {torch.ops.higher_order.scan: 2, torch.ops.higher_order.map_impl: 1}
 
 
-def callable_of(target: Any) -> Any:
+def eager_callable(target: Any) -> Any:
     """What to call where an operator stands in a graph."""
     meaning = _MEANINGS.get(target, target)
     return _in_new_memory(meaning) if returns_argument(target) else meaning
@@ -276,13 +276,13 @@ def _in_new_memory(function: Callable[..., Any]) -> Callable[..., Any]:
 def call_on_fakes(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     """What a call gives for fake values of its arguments, under the mode there is."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
-    return fake_call(node.target, args, kwargs, callable_of(node.target))
+    return fake_call(node.target, args, kwargs, eager_callable(node.target))
 
 
 def _call(node: fx.Node, values: dict[fx.Node, Any], entry: Mode, captured: bool) -> Any:
     args = fx.map_arg(node.args, lambda n: values[n])
     kwargs = fx.map_arg(node.kwargs, lambda n: values[n])
-    target: Any = callable_of(node.target)
+    target: Any = eager_callable(node.target)
     if captured and isinstance(node.target, HigherOrderOperator) and not _is_unrolled(node, args):
         target = node.target
     mode = mode_of(node)

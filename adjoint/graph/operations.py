@@ -145,7 +145,7 @@ random_bits: OpOverload = torch.ops.adjoint.random_bits.default
 
 
 @dataclass(frozen=True)
-class LoopForm:
+class LoopArguments:
     """Which arguments of an operator that is a loop are what."""
 
     body: int
@@ -168,11 +168,11 @@ class LoopForm:
         return () if place is None else args[place]
 
 
-LOOPS: dict[Any, LoopForm] = {
-    torch.ops.higher_order.scan: LoopForm(body=0, init=1, xs=2, others=3),
-    torch.ops.higher_order.map_impl: LoopForm(body=0, init=None, xs=1, others=2),
-    torch.ops.higher_order.while_loop: LoopForm(body=1, init=2, xs=None, others=3),
-    recorded_loop: LoopForm(body=1, init=2, xs=None, others=3),
+LOOPS: dict[Any, LoopArguments] = {
+    torch.ops.higher_order.scan: LoopArguments(body=0, init=1, xs=2, others=3),
+    torch.ops.higher_order.map_impl: LoopArguments(body=0, init=None, xs=1, others=2),
+    torch.ops.higher_order.while_loop: LoopArguments(body=1, init=2, xs=None, others=3),
+    recorded_loop: LoopArguments(body=1, init=2, xs=None, others=3),
 }
 
 
@@ -270,7 +270,7 @@ def apply_function(
     return _applied(run, backwards, non_differentiable, once, operands)
 
 
-def tells_what_is_missing(node: fx.Node) -> bool:
+def has_backward_per_pattern(node: fx.Node) -> bool:
     """The `apply_function` has a backward for each choice of cotangents."""
     return all(given is not None for given, _ in node.args[1])  # type: ignore[union-attr, misc]
 

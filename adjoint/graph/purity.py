@@ -14,33 +14,33 @@ from adjoint.torch_private.operators import OpOverload
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
 
 
-def goes_on(node: fx.Node) -> bool:
+def is_collective(node: fx.Node) -> bool:
     """Others read its arguments after it has returned: it talks to other processes."""
     return isinstance(node.target, OpOverload) and node.target.namespace in _COLLECTIVES
 
 
-def must_stay(node: fx.Node) -> bool:
+def is_never_dead(node: fx.Node) -> bool:
     """The node may not go, whether or not something uses its result."""
-    return node.op in ("placeholder", "output") or must_run(node)
+    return node.op in ("placeholder", "output") or is_impure(node)
 
 
-def must_run(node: fx.Node) -> bool:
+def is_impure(node: fx.Node) -> bool:
     """Running the node does more than make its result, so it runs once and never again.
 
     An op that draws random numbers advances the generator, and what follows depends on that.
     """
     if node.op != "call_function":
         return False
-    if node.target is in_order or any(map(must_run, _in_bodies(node))):
+    if node.target is in_order or any(map(is_impure, _in_bodies(node))):
         return True
     if not isinstance(node.target, OpOverload):
         return False
     return not node.target._schema.returns or _draws(node.target)
 
 
-def runs_once(graph: fx.Graph) -> bool:
+def is_impure_graph(graph: fx.Graph) -> bool:
     """To run the graph again would do more than to compute the same values."""
-    return any(must_run(node) or goes_on(node) for node in graph.nodes)
+    return any(is_impure(node) or is_collective(node) for node in graph.nodes)
 
 
 def _draws(op: OpOverload) -> bool:
@@ -61,5 +61,5 @@ def _in_bodies(node: fx.Node) -> Iterator[fx.Node]:
 def remove_dead_code(graph: fx.Graph) -> None:
     """Remove nodes that nothing needs."""
     for node in reversed(graph.nodes):
-        if not node.users and not must_stay(node):
+        if not node.users and not is_never_dead(node):
             graph.erase_node(node)

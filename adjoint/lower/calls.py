@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.graph.purity import goes_on
+from adjoint.graph.purity import is_collective
 from adjoint.loops.plan import Promise
 from adjoint.lower.sizes import sizes
 from adjoint.lower.views import PARTS, view_of
@@ -41,7 +41,7 @@ def may_alias(node: fx.Node) -> bool:
     """Its result may be memory of an argument."""
     if node.target in WRITERS or not isinstance(node.target, OpOverload):
         return node.target not in WRITERS
-    if node.target in _COPIES or goes_on(node):
+    if node.target in _COPIES or is_collective(node):
         return True
     return _is_alias(node.target)
 

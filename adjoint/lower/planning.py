@@ -11,10 +11,10 @@ import torch
 from torch import fx
 
 from adjoint.failing import works_on
-from adjoint.graph.evaluation import callable_of
+from adjoint.graph.capturable import why_not_capturable
+from adjoint.graph.evaluation import eager_callable
 from adjoint.graph.metadata import source_of
-from adjoint.graph.purity import must_run
-from adjoint.graph.repeats import why_unrepeatable
+from adjoint.graph.purity import is_impure
 from adjoint.loops.plan import (
     Argument,
     Invoke,
@@ -199,7 +199,7 @@ class _Planning:
     def _live(self) -> list[fx.Node]:
         """The nodes to run, in order: those the outputs need, and those with effects."""
         found: set[fx.Node] = set()
-        work = [node for node in self.graph.nodes if node.op == "output" or must_run(node)]
+        work = [node for node in self.graph.nodes if node.op == "output" or is_impure(node)]
         while work:
             node = work.pop()
             if node not in found:
@@ -233,7 +233,7 @@ class _Planning:
                 item.checked = needs_of_tensors(bound.node for bound in item.bounds)
                 self.needs[node] |= item.checked
         # Effects happen in the order of the program, whatever is fused around them.
-        effects = [node for node in self.needs if must_run(node)]
+        effects = [node for node in self.needs if is_impure(node)]
         for earlier, later in itertools.pairwise(effects):
             self.needs[later].add(earlier)
 
@@ -522,14 +522,14 @@ class _Planning:
         if node.op == "get_attr":
             value = getattr(self.module, str(node.target))
             self._slot(node, Kind.RESULT)
-            why = why_unrepeatable(node, self.device)
+            why = why_not_capturable(node, self.device)
             number = self.slots[node].number
             self.steps.append(Invoke(lambda: value, (), {}, number, unrepeatable=why))
             return
         for source in node.all_input_nodes:
             self._ensure(source)
         args, kwargs = trees.map_leaves(self._argument, (node.args, node.kwargs))
-        target: Any = callable_of(node.target)
+        target: Any = eager_callable(node.target)
         writer = WRITERS.get(node.target)
         writes = writer is not None and is_plain(node.meta["val"], self.device)
         kind = Kind.RESULT
@@ -549,7 +549,7 @@ class _Planning:
                 is_view(node),
                 writes,
                 str(line) if line else "",
-                why_unrepeatable(node, self.device),
+                why_not_capturable(node, self.device),
                 node.target,
                 () if writes else promises_of(node),
                 node.target in READS_LAYOUT,

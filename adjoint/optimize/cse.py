@@ -8,7 +8,7 @@ from torch import fx
 
 from adjoint.failing import works_on
 from adjoint.graph.metadata import mode_of
-from adjoint.graph.purity import must_stay
+from adjoint.graph.purity import is_never_dead
 
 
 @works_on("node")
@@ -22,7 +22,7 @@ def merge_common_subexpressions(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     for node in list(graph.nodes):
         if node.op == "get_attr":
             key: Any = ("get_attr", node.target)
-        elif node.op == "call_function" and not must_stay(node):
+        elif node.op == "call_function" and not is_never_dead(node):
             key = (node.target, mode_of(node), _frozen(node.args), _frozen(node.kwargs))
         else:
             continue

@@ -26,7 +26,7 @@ from adjoint.graph.metadata import (
     set_descriptor,
     set_output_descriptors,
 )
-from adjoint.graph.purity import must_run, remove_dead_code
+from adjoint.graph.purity import is_impure, remove_dead_code
 from adjoint.partition.flow import UNBOUNDED, Network
 from adjoint.partition.sizes import read_sizes_of, sizes_beside
 from adjoint.torch_private.operators import OpOverload
@@ -215,7 +215,7 @@ class Split:
                 outputs.append(node)
                 descriptors.append(Saved(len(outputs) - 1, checked=True, order=self.order))
             saved_outputs.append(places[node])
-        kept = [n for n in self.joint.graph.nodes if must_run(n) and n not in self.reverse]
+        kept = [n for n in self.joint.graph.nodes if is_impure(n) and n not in self.reverse]
         graph_module, copies = _extract(self.joint, self.primals, outputs, kept)
         set_output_descriptors(graph_module.graph, tuple(descriptors))
         return Forward(
@@ -241,7 +241,7 @@ class Split:
         read_sizes_of([*available, *self.tangents], self.joint.graph, available)
         gradients = [node for node, _ in self.gradients]
         # What a backward formula draws is drawn when it runs.
-        drawn = [n for n in self.joint.graph.nodes if n in self.reverse and must_run(n)]
+        drawn = [n for n in self.joint.graph.nodes if n in self.reverse and is_impure(n)]
         used = _used(self.joint, available, self.tangents, [*gradients, *drawn], set(drawn))
         inputs = [n for n in used if available[n][0] == "input"]
         outputs = [n for n in used if available[n][0] == "output"]
@@ -300,7 +300,7 @@ def is_cheap(node: fx.Node) -> bool:
     """
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
-    if not isinstance(node.meta.get("val"), torch.Tensor) or must_run(node):
+    if not isinstance(node.meta.get("val"), torch.Tensor) or is_impure(node):
         return False
     if node.target in _BY_INDEX or _is_cast(node) or _is_short_product(node):
         return True
@@ -491,7 +491,7 @@ def _used(
         visited.add(node)
         if node in available:
             used[node] = None
-        elif node.op == "placeholder" or (must_run(node) and node not in drawn):
+        elif node.op == "placeholder" or (is_impure(node) and node not in drawn):
             raise NotSaved(f"{node.name} is needed by a backward graph, but not saved")
         else:
             work += node.all_input_nodes
@@ -527,7 +527,7 @@ def _extract(
 def _put_off(nodes: Sequence[fx.Node], late: Set[fx.Node]) -> Iterator[fx.Node]:
     """`nodes` in another order: those in `late`, each after what it alone still needs."""
     waiting = set(nodes)
-    anchors = [n for n in nodes if n in late or must_run(n)]
+    anchors = [n for n in nodes if n in late or is_impure(n)]
     for anchor in [*anchors, *nodes]:
         stack = [anchor]
         while stack:

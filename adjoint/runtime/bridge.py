@@ -23,10 +23,16 @@ import torch
 from torch import fx
 
 from adjoint.errors import DifferentiationError
-from adjoint.graph.boundary import attempted, differentiating, place_of_graph, tell, warn
-from adjoint.graph.evaluation import Tracked, evaluate, forget_histories
+from adjoint.graph.boundary import (
+    attempt,
+    differentiating,
+    location_of_graph,
+    warn_of_failure,
+    warn_of_fallback,
+)
+from adjoint.graph.evaluation import InputsWithHistory, detach_inputs, evaluate
 from adjoint.graph.metadata import entry_mode
-from adjoint.graph.purity import runs_once
+from adjoint.graph.purity import is_impure_graph
 from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
 from adjoint.runtime.calling import Standing
 from adjoint.runtime.checking import UnexpectedResult
@@ -136,7 +142,7 @@ class Compiled:
                     self._sizings = [_Sized(self.graph_module, sizing, names)]
                     self._plain = self._ops = None
                     return
-            tell(error, self.graph_module)
+            warn_of_failure(error, self.graph_module)
             self._eager = True
             self._plain = functools.partial(evaluate, self.graph_module)
 
@@ -196,8 +202,10 @@ class Compiled:
                 self._sizings.append(_Sized(graph_module, Sizing(graph_module), names))
                 return self._sizings[-1]
         shown = ", ".join(f"{symbol}={size}" for symbol, size in sizes.items())
-        place = place_of_graph(self.graph_module)
-        warn(f"eager autograd takes over {place.op} for sizes {shown}: {why}", place.source)
+        place = location_of_graph(self.graph_module)
+        warn_of_fallback(
+            f"eager autograd takes over {place.op} for sizes {shown}: {why}", place.source
+        )
         return None
 
     def _recorded(self, sized: _Sized, wrt: tuple[int, ...]) -> Recording | None:
@@ -213,7 +221,7 @@ class Compiled:
         """What depends on data no graph can say; for the rest, the user has to ask for it."""
         if not (self.builder.falls_back or isinstance(error.__cause__, DATA_DEPENDENT)):
             raise error from error.__cause__
-        warn(f"eager autograd takes over: {error}", error.source)
+        warn_of_fallback(f"eager autograd takes over: {error}", error.source)
         self._eager = True
 
     def _recorded_inputs(self, inputs: Sequence[Any]) -> tuple[int, ...]:
@@ -361,9 +369,9 @@ class Recording:
         """All outputs, saved values included."""
         loaded = self._forward or self._load()
         # Regions that enable grad inside the graph have nothing to record: this node is the record.
-        given = Tracked(inputs)
+        given = InputsWithHistory(inputs)
         if not getattr(loaded, "forgets_histories", False):
-            forget_histories(given)
+            detach_inputs(given)
         return loaded(given)
 
     def _load(self) -> Executable:
@@ -406,7 +414,7 @@ class Recording:
                 if len(found.narrowed) == PATTERNS:
                     return found.whole
                 whole = found.whole.made
-                narrowed = attempted(
+                narrowed = attempt(
                     lambda: self._ready(self.builder.narrow(whole, frozenset(wanted))),
                     whole.graph_module,
                     "computes gradients that nobody waits for",
@@ -463,10 +471,10 @@ class Recording:
         `cotangents` have the places of the outputs that they are of.
         """
         graph_module = self.recorded.graph_module
-        if kept is None or kept.have_changed or runs_once(graph_module.graph):
+        if kept is None or kept.have_changed or is_impure_graph(graph_module.graph):
             raise error from error.__cause__
         if not self._has_failed:
-            warn(f"eager autograd takes over: {error}", error.source)
+            warn_of_fallback(f"eager autograd takes over: {error}", error.source)
             self._has_failed = True
         with torch.enable_grad():
             # Autograd stops at these, and not where one input was computed from another.

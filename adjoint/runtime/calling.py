@@ -9,21 +9,21 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import torch
 
 from adjoint.graph.calling import (
-    Assignment,
+    AssignData,
     BaseOf,
-    Calling,
+    CallingConvention,
     Constant,
     FromCaller,
     FromGraph,
-    FromMade,
-    Made,
+    FromRecipe,
+    InputSource,
     MemoryOf,
-    Move,
     NewToken,
-    Refill,
+    Overwrite,
+    Recipe,
     Replay,
+    ReplayMetadataOp,
     RequireGrad,
-    Source,
     Step,
     View,
     Window,
@@ -61,7 +61,7 @@ _FROM_START: dict[Any, Callable[..., torch.Tensor]] = {
 }
 
 
-def call(graph: Graph, calling: Calling, inputs: Sequence[Any]) -> list[Any]:
+def call(graph: Graph, calling: CallingConvention, inputs: Sequence[Any]) -> list[Any]:
     """Run `graph` for `inputs`, change those that the program changes, and return its results.
 
     Until the graph has run, nothing the caller can see has changed.
@@ -69,8 +69,8 @@ def call(graph: Graph, calling: Calling, inputs: Sequence[Any]) -> list[Any]:
     if is_autocast_enabled():
         with without_autocast():
             return call(graph, calling, inputs)
-    standing = Standing(calling, inputs) if calling.shown else None
-    if calling.flags:
+    standing = Standing(calling, inputs) if calling.view_values else None
+    if calling.requires_grad_changes:
         with _leaves(calling, inputs):
             outputs = _outputs(graph, calling, inputs, standing)
     else:
@@ -79,7 +79,7 @@ def call(graph: Graph, calling: Calling, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _outputs(
-    graph: Graph, calling: Calling, inputs: Sequence[Any], standing: Standing | None
+    graph: Graph, calling: CallingConvention, inputs: Sequence[Any], standing: Standing | None
 ) -> Sequence[Any]:
     given = graph_inputs(calling, inputs)
     if standing is not None and isinstance(graph, InStages):
@@ -88,9 +88,9 @@ def _outputs(
 
 
 @contextlib.contextmanager
-def _leaves(calling: Calling, inputs: Sequence[Any]) -> Iterator[None]:
+def _leaves(calling: CallingConvention, inputs: Sequence[Any]) -> Iterator[None]:
     """Inputs that the program makes leaves are so when the graph runs; not if it fails."""
-    new = [inputs[flag.index] for flag in calling.flags if flag.requires_grad]
+    new = [inputs[flag.index] for flag in calling.requires_grad_changes if flag.requires_grad]
     for tensor in new:
         tensor.requires_grad_()
     try:
@@ -101,10 +101,10 @@ def _leaves(calling: Calling, inputs: Sequence[Any]) -> Iterator[None]:
         raise
 
 
-def graph_inputs(calling: Calling, inputs: Sequence[Any]) -> list[Any]:
+def graph_inputs(calling: CallingConvention, inputs: Sequence[Any]) -> list[Any]:
     """What the graph is called with."""
-    if calling.given is not None:
-        return [inputs[index] for index in calling.given]
+    if calling.plain_inputs is not None:
+        return [inputs[index] for index in calling.plain_inputs]
     # The graph's ops may save an input that is about to be written to.
     saves = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     written = {_memory(write.to, inputs) for write in calling.writes} - {None} if saves else set()
@@ -115,7 +115,7 @@ def _memory(source: FromCaller | BaseOf | MemoryOf, inputs: Sequence[Any]) -> An
     return storage_key(inputs[source.index])
 
 
-def _source(source: Source, inputs: Sequence[Any], written: set[Any]) -> Any:
+def _source(source: InputSource, inputs: Sequence[Any], written: set[Any]) -> Any:
     match source:
         case FromCaller() | BaseOf():
             value = inputs[source.index]
@@ -144,11 +144,11 @@ class Standing:
     So results that are computed from a view have their history by way of it.
     """
 
-    def __init__(self, calling: Calling, inputs: Sequence[Any]) -> None:
+    def __init__(self, calling: CallingConvention, inputs: Sequence[Any]) -> None:
         self.calling = calling
         self.inputs = inputs
         self.made: dict[int, Any] = {}
-        self._shown = dict(calling.shown)
+        self._shown = dict(calling.view_values)
 
     def separate(self, outputs: Sequence[Any]) -> list[Any]:
         """The outputs, before they have a history."""
@@ -163,26 +163,26 @@ class Standing:
 
 
 def finish(
-    calling: Calling,
+    calling: CallingConvention,
     inputs: Sequence[Any],
     outputs: Sequence[Any],
     made: dict[int, Any] | None = None,
 ) -> list[Any]:
     """Change the caller's inputs and make the results; some may be `made` already."""
     results = _Results(calling, inputs, _in_own_memory(calling, inputs, outputs), made)
-    if not calling.leaves_inputs:
+    if not calling.leaves_inputs_unchanged:
         _change(calling, inputs, results)
     return [results.at(position) for position in calling.results]
 
 
-def _change(calling: Calling, inputs: Sequence[Any], results: _Results) -> None:
+def _change(calling: CallingConvention, inputs: Sequence[Any], results: _Results) -> None:
     """Let become of the caller's inputs what becomes of them."""
     counted = [(inputs[i], by) for i, by in calling.versions if not inputs[i].is_inference()]
     versions = [(tensor, tensor._version) for tensor, _ in counted]
     # Views of an input that is about to be moved are made while it still shows what it showed.
-    results.make_views_of({move.index for move in calling.moves})
-    for move in calling.moves:
-        if isinstance(move, Assignment):
+    results.make_views_of({move.index for move in calling.metadata_changes})
+    for move in calling.metadata_changes:
+        if isinstance(move, AssignData):
             inputs[move.index].data = results.make(move.value)
         else:
             _move(move, inputs, results)
@@ -191,7 +191,7 @@ def _change(calling: Calling, inputs: Sequence[Any], results: _Results) -> None:
             target = _target(write.to, inputs)
             _derive_anew(target)
             target.copy_(results.outputs[write.value])
-    for flag in calling.flags:
+    for flag in calling.requires_grad_changes:
         inputs[flag.index].requires_grad_(flag.requires_grad)
     # Two of the caller's tensors may have one counter though neither is a view of the other.
     for tensor, version in versions:
@@ -219,7 +219,7 @@ def _target(to: FromCaller | BaseOf | MemoryOf, inputs: Sequence[Any]) -> torch.
 
 
 def _in_own_memory(
-    calling: Calling, inputs: Sequence[Any], outputs: Sequence[Any]
+    calling: CallingConvention, inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> Sequence[Any]:
     """`outputs`, those that are written to inputs or returned as no views of anything.
 
@@ -228,7 +228,7 @@ def _in_own_memory(
     """
     taken = storage_keys(inputs)
     separate = list(outputs)
-    for index in calling.owned:
+    for index in calling.unaliased_outputs:
         value = outputs[index]
         if isinstance(value, torch.Tensor):
             memory = storage_key(value)
@@ -259,7 +259,7 @@ class _Results:
 
     def __init__(
         self,
-        calling: Calling,
+        calling: CallingConvention,
         inputs: Sequence[Any],
         outputs: Sequence[Any],
         made: dict[int, Any] | None = None,
@@ -270,31 +270,31 @@ class _Results:
         self._made = {} if made is None else made
 
     def at(self, position: int) -> Any:
-        """What stands at `position` of `calling.made`."""
+        """What stands at `position` of `calling.recipes`."""
         if position not in self._made:
-            self._made[position] = self.make(self.calling.made[position])
+            self._made[position] = self.make(self.calling.recipes[position])
         return self._made[position]
 
     def make_views_of(self, indices: set[int]) -> None:
         """Make the views of these inputs now."""
-        for position, made in enumerate(self.calling.made):
+        for position, made in enumerate(self.calling.recipes):
             if isinstance(made, View) and self._input_of(made) in indices:
                 self.at(position)
 
-    def _input_of(self, made: Made | FromMade) -> int | None:
+    def _input_of(self, made: Recipe | FromRecipe) -> int | None:
         match made:
             case FromCaller(index, moved):
                 return None if moved else index
             case BaseOf(index):
                 return index
-            case FromMade(index):
-                return self._input_of(self.calling.made[index])
+            case FromRecipe(index):
+                return self._input_of(self.calling.recipes[index])
             case View(of, _):
                 return self._input_of(of)
             case _:
                 return None
 
-    def make(self, made: Made | FromMade) -> Any:
+    def make(self, made: Recipe | FromRecipe) -> Any:
         """A result as `made` says."""
         match made:
             case FromCaller(index):
@@ -303,7 +303,7 @@ class _Results:
                 return self.inputs[index]._base
             case FromGraph(index):
                 return self.outputs[index]
-            case FromMade(index):
+            case FromRecipe(index):
                 return self.at(index)
             case Constant(value):
                 return value
@@ -332,7 +332,7 @@ def _take(step: Step, value: torch.Tensor, outputs: Sequence[Any]) -> torch.Tens
         case Replay():
             with _mode(step.mode):
                 return _replayed(step, value, outputs)
-        case Refill(index):
+        case Overwrite(index):
             with _unnoticed(value), torch.enable_grad():
                 value.copy_(outputs[index])
             return value
@@ -381,9 +381,9 @@ def _earlier(tensor: torch.Tensor) -> Iterator[None]:
     set_version(tensor, now)
 
 
-def _move(move: Move, inputs: Sequence[Any], results: _Results) -> None:
+def _move(move: ReplayMetadataOp, inputs: Sequence[Any], results: _Results) -> None:
     def filled(leaf: Any) -> Any:
-        made = isinstance(leaf, (FromCaller, FromGraph, FromMade, View))
+        made = isinstance(leaf, (FromCaller, FromGraph, FromRecipe, View))
         return results.make(leaf) if made else leaf
 
     args, kwargs = trees.map_leaves(filled, (move.args, dict(move.kwargs)))

@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from adjoint.errors import CaptureError, DifferentiationError
-from adjoint.graph.boundary import warn
-from adjoint.graph.captured import Captured
+from adjoint.graph.boundary import warn_of_fallback
+from adjoint.graph.captured import CapturedProgram
 from adjoint.runtime.calling import Graph, call
 from adjoint.torch_private.dynamo import COMPILING
 from adjoint.torch_private.fake import storage_key
@@ -28,8 +28,8 @@ class Program:
 
     def __init__(
         self,
-        first: Captured,
-        recapture: Callable[[Sequence[Any]], Captured],
+        first: CapturedProgram,
+        recapture: Callable[[Sequence[Any]], CapturedProgram],
         load: Callable[[fx.GraphModule], Graph],
         eager: Callable[..., Any] | None = None,
     ) -> None:
@@ -41,9 +41,9 @@ class Program:
         self._load = load
         self._loaded: dict[fx.GraphModule, Graph] = {}
         self._written = tuple(write.to.index for write in first.calling.writes)
-        self._placed = tuple(place.index for place in first.calling.places)
+        self._placed = tuple(place.index for place in first.calling.placements)
         self._recapture = recapture
-        self._by_sharing: dict[Sharing, Captured] = {}
+        self._by_sharing: dict[Sharing, CapturedProgram] = {}
         self._pattern: Sharing | None = None
         self._eager = eager
         self._said: set[str] = set()
@@ -59,7 +59,7 @@ class Program:
             return self._in_eager(error, inputs)
         return call(graph, captured.calling, captured.leaves(inputs))
 
-    def _loaded_now(self, captured: Captured) -> Graph:
+    def _loaded_now(self, captured: CapturedProgram) -> Graph:
         with COMPILING:
             graph = self._loaded.get(captured.graph_module) or self._load(captured.graph_module)
             self._loaded[captured.graph_module] = graph
@@ -69,10 +69,10 @@ class Program:
         assert self._eager is not None
         if str(error) not in self._said:
             self._said.add(str(error))
-            warn(f"runs in eager torch: {error}", error.source)
+            warn_of_fallback(f"runs in eager torch: {error}", error.source)
         return self._eager(*inputs)
 
-    def _for(self, inputs: Sequence[Any]) -> Captured:
+    def _for(self, inputs: Sequence[Any]) -> CapturedProgram:
         if not (self._written or self._placed):
             return self.first
         pattern = sharing(self.first.leaves(inputs), self._written, self._placed)

@@ -7,31 +7,31 @@ from typing import Any
 
 import torch
 
-from adjoint.graph.captured import Captured
+from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.evaluation import evaluate
 from adjoint.runtime.calling import call
 from adjoint.torch_private import trees
 
 
-def run(captured: Captured, given: Sequence[Any]) -> list[Any]:
+def run(captured: CapturedProgram, given: Sequence[Any]) -> list[Any]:
     """The results of the program for the flat inputs `given`."""
     leaves = captured.leaves(given)
     return call(lambda inputs: evaluate(captured.graph_module, inputs), captured.calling, leaves)
 
 
-def run_call(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_call(captured: CapturedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call the program as the Python function that it was captured from."""
     assert captured.signature is not None
     given, spec = trees.flatten((args, kwargs))
-    if spec != captured.signature.given:
-        raise TypeError(f"captured for arguments {captured.signature.given}, called with {spec}")
+    if spec != captured.signature.in_spec:
+        raise TypeError(f"captured for arguments {captured.signature.in_spec}, called with {spec}")
     tensors = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
     others = [leaf for leaf in given if not isinstance(leaf, torch.Tensor)]
     for (path, before), now in zip(captured.signature.constants, others, strict=True):
         if before is not now and (type(before) is not type(now) or before != now):
             raise TypeError(f"captured for {path} = {before!r}, called with {now!r}")
     leaves = captured.leaves(tensors)
-    for place in captured.calling.places:
+    for place in captured.calling.placements:
         now = (leaves[place.index].storage_offset(), leaves[place.index].untyped_storage().nbytes())
         if now != (place.offset, place.memory):
             raise TypeError(
@@ -39,4 +39,4 @@ def run_call(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) 
                 f"{place.memory} bytes, called with one at {now[0]} of {now[1]}: as_strided or a "
                 "write to shared memory looked at that"
             )
-    return trees.unflatten(run(captured, tensors), captured.signature.returned)
+    return trees.unflatten(run(captured, tensors), captured.signature.out_spec)

@@ -32,7 +32,7 @@ from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.modes import above_autograd
 from adjoint.torch_private.operators import OpOverload
 from adjoint.trace.emission import Emitter
-from adjoint.trace.views import ViewStep, shows_one_place_twice, undo
+from adjoint.trace.views import ViewStep, has_internal_overlap, undo
 
 RECORDED = Mode(grad_enabled=True)
 UNRECORDED = Mode(grad_enabled=False)
@@ -226,7 +226,7 @@ def write(emitter: Emitter, alias: Alias, new: fx.Node, mode: Mode) -> None:
 
 def _first_that_repeats_nothing(emitter: Emitter, chain: Sequence[Alias], recorded: bool) -> int:
     """The place in `chain` above all views that show an element more than once."""
-    repeat = [a.place is not None and shows_one_place_twice(a.place) for a in chain]
+    repeat = [a.place is not None and has_internal_overlap(a.place) for a in chain]
     if not any(repeat):
         return 0
     lowest = len(chain) - repeat[::-1].index(True)

@@ -18,7 +18,7 @@ from adjoint.torch_private.fake import storage_key
 from adjoint.trace import aliasing
 from adjoint.trace.aliasing import Alias, Link
 from adjoint.trace.emission import Emitter
-from adjoint.trace.views import Spread, ViewStep, shows_one_place_twice
+from adjoint.trace.views import Spread, ViewStep, has_internal_overlap
 
 aten = torch.ops.aten
 
@@ -227,7 +227,7 @@ def _flattened(root: Alias) -> Alias:
     if order is None:
         place = (extent(shown), list(shown.shape), list(shown.stride()))
         spread = Spread(
-            aten.as_strided.default, (*place, shows_one_place_twice(shown)), {}, None, Mode()
+            aten.as_strided.default, (*place, has_internal_overlap(shown)), {}, None, Mode()
         )
         return Alias(root.storage, None, root, spread, link=Link.FAMILY)
     alias = root

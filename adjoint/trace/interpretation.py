@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import fx
 
-from adjoint.failing import theirs, works_on
-from adjoint.source import line_of_trace
+from adjoint.failing import call_user_code, works_on
+from adjoint.source import line_of_stack_trace
 from adjoint.trace.tracer import Tracer
 
 
@@ -20,7 +20,7 @@ class Interpreter(fx.Interpreter):
 
     @works_on("node")
     def run_node(self, node: fx.Node) -> Any:
-        line = line_of_trace(node.stack_trace)
+        line = line_of_stack_trace(node.stack_trace)
         if line is not None:
             self.tracer.emitter.line = line
-        return theirs(super().run_node, node)
+        return call_user_code(super().run_node, node)

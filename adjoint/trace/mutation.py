@@ -49,7 +49,7 @@ def changes_metadata_only(op: OpOverload) -> bool:
 _LEAVE_HISTORY = frozenset(f"aten::logical_{name}_" for name in ("and", "or", "xor", "not"))
 
 
-def leaves_history(op: OpOverload) -> bool:
+def keeps_history(op: OpOverload) -> bool:
     """Autograd has the result for not differentiable, and lets the tensor keep its history."""
     return op._schema.name in _LEAVE_HISTORY
 

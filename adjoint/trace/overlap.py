@@ -16,7 +16,7 @@ import torch
 from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.operators import OpOverload
 from adjoint.trace.geometry import dense_order, is_static, place_in, range_of, same_place
-from adjoint.trace.views import shows_one_place_twice
+from adjoint.trace.views import has_internal_overlap
 
 # These write one value to all places, or each place from itself, so that eager lets them be.
 _HARMLESS = frozenset(
@@ -41,12 +41,12 @@ def conflict(op: OpOverload, named: dict[str, Any], written: Sequence[str]) -> s
         return None
     for argument in written:
         for index, tensor in enumerate(_tensors(named[argument])):
-            if shows_one_place_twice(tensor) and name != "aten::index_put_":
+            if has_internal_overlap(tensor) and name != "aten::index_put_":
                 return "several elements of the tensor that it writes to lie in one place"
             for other in _read(named, argument, index):
                 if name == "aten::copy_" and other.numel() == 1 and dense_order(tensor) is None:
                     continue  # What is read is written back as it was; eager does not look.
-                if overlap_in_part(tensor, other):
+                if partially_overlap(tensor, other):
                     return "a tensor that it reads overlaps in part with the one it writes to"
     return None
 
@@ -93,7 +93,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [value] if isinstance(value, torch.Tensor) else []
 
 
-def overlap_in_part(one: torch.Tensor, other: torch.Tensor) -> bool:
+def partially_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Two tensors have elements in common, but are not the same elements in one order."""
     if one is other or storage_key(one) is None or storage_key(one) != storage_key(other):
         return False

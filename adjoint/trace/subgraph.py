@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from adjoint.errors import CaptureError
-from adjoint.failing import theirs
+from adjoint.failing import call_user_code
 from adjoint.graph.metadata import Mode, set_entry_mode
 from adjoint.graph.purity import remove_dead_code
 from adjoint.torch_private.graph_modules import module_of
@@ -17,7 +17,7 @@ from adjoint.trace.emission import Emitter, current_mode
 from adjoint.trace.tracer import Scope, Tracer
 
 
-def graph_module(emitter: Emitter, entry: Mode) -> fx.GraphModule:
+def finish_graph(emitter: Emitter, entry: Mode) -> fx.GraphModule:
     """The finished graph of `emitter` as a module."""
     root = torch.nn.Module()
     for name, value in emitter.attributes.items():
@@ -48,7 +48,7 @@ class Body:
                     self.scope.input(argument, "operand")
                 else:
                     self.scope.emitter.placeholder("operand", argument)
-            return theirs(function, *arguments)
+            return call_user_code(function, *arguments)
 
     def written(self) -> list[Any]:
         """The tensors from outside that the body wrote to."""
@@ -68,7 +68,7 @@ class Body:
         """The body as a graph that returns `outputs`."""
         nodes = self.read(outputs)
         self.scope.emitter.graph.output(nodes)
-        module = graph_module(self.scope.emitter, self.entry)
+        module = finish_graph(self.scope.emitter, self.entry)
         remove_dead_code(module.graph)
         module.recompile()
         return module

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from adjoint.errors import CaptureError
-from adjoint.failing import theirs, works_on
+from adjoint.failing import call_user_code, works_on
 from adjoint.graph.metadata import Mode
 from adjoint.graph.operations import in_order, on_copies, take_attribute
 from adjoint.torch_private import symbols, trees
@@ -35,20 +35,20 @@ from adjoint.torch_private.modes import (
     without_torch_function,
 )
 from adjoint.torch_private.operators import HigherOrderOperator, OpOverload
-from adjoint.trace import aliasing, geometry, moves, overlap, subclasses
+from adjoint.trace import aliasing, geometry, metadata_changes, overlap, subclasses
 from adjoint.trace.aliasing import Alias, Link, Storage
+from adjoint.trace.checkpoints import CheckpointRegions
 from adjoint.trace.emission import Emitter, Quietly, current_mode
-from adjoint.trace.moves import Assigned, Move, Moved
+from adjoint.trace.metadata_changes import DataAssigned, MetadataChange, MetadataOp
 from adjoint.trace.mutation import (
     bind,
     changes_metadata_only,
     functional_variant,
-    leaves_history,
+    keeps_history,
     returns_fit,
     unbind,
     written_by,
 )
-from adjoint.trace.regions import Regions
 from adjoint.trace.views import ViewStep
 
 aten = torch.ops.aten
@@ -155,14 +155,14 @@ class Tracer(TorchDispatchMode):
         self.is_in_transform = False
         """What runs is differentiated by a transform inside the program."""
         self.root = self.scope = Scope(self.quietly)
-        self.regions = Regions()
+        self.regions = CheckpointRegions()
         self.answer: tuple[OpOverload, Any] | None = None
         """A call about to be made whose value the graph already has."""
         self.reversing: list[type] = []
         """The custom functions whose backward is being captured, one inside the other."""
         self.about_to_run: Callable[[OpOverload, Any], None] = _nothing
         """Called before an op, with its arguments."""
-        self.moves: dict[int, list[Move]] = {}
+        self.metadata_changes: dict[int, list[MetadataChange]] = {}
         """By tensor: what changed its shape or place and not its data, in order."""
         self.displaced = geometry.Displaced()
 
@@ -217,7 +217,7 @@ class Tracer(TorchDispatchMode):
         if found is not None:
             # An assignment to `.data` leaves the tensor its history.
             near.link, near.node, near.stamp = Link.FOREIGN, aliasing.read(self.emitter, found), -1
-            self.moves.setdefault(id(tensor), []).append(Assigned(near))
+            self.metadata_changes.setdefault(id(tensor), []).append(DataAssigned(near))
         return self.scope.add(tensor, near)
 
     def _inner(self, tensor: torch.Tensor) -> Alias | None:
@@ -303,7 +303,7 @@ class Tracer(TorchDispatchMode):
                 self.emitter.source(),
             )
         if op.namespace == "prim" or op in _QUERIES:
-            return theirs(op, *args, **kwargs)
+            return call_user_code(op, *args, **kwargs)
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self._constant(op, args[0])
         args, kwargs = trees.map_leaves(self.known, (args, kwargs))
@@ -314,7 +314,7 @@ class Tracer(TorchDispatchMode):
             return self._recognise(op, args, kwargs)
         self.about_to_run(op, (args, kwargs))
         if changes_metadata_only(op):
-            return moves.move(self, op, args, kwargs)
+            return metadata_changes.move(self, op, args, kwargs)
         if op._schema.is_mutable or written_by(op, bind(op, args, kwargs)):
             return self._mutate(op, args, kwargs)
         if op.is_view:
@@ -331,7 +331,7 @@ class Tracer(TorchDispatchMode):
         """The op runs for what autograd makes of it; its results have nodes already."""
         assert self.answer is not None
         known, self.answer = trees.leaves(self.answer[1]), None
-        result = theirs(fake_call, op, args, kwargs)
+        result = call_user_code(fake_call, op, args, kwargs)
         for output, value in zip(trees.leaves(result), known, strict=True):
             if isinstance(output, torch.Tensor):
                 self.scope.new(output, self.node(value))
@@ -348,7 +348,7 @@ class Tracer(TorchDispatchMode):
     def _compute(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
         """A pure op."""
         node_args, node_kwargs = self._arguments(op, args), self._arguments(op, kwargs)
-        result = theirs(fake_call, op, args, kwargs)
+        result = call_user_code(fake_call, op, args, kwargs)
         if is_effectful(op):
             self._in_order(op, node_args, node_kwargs, result)
         elif result is None or _has_value(result):
@@ -406,14 +406,14 @@ class Tracer(TorchDispatchMode):
         """An op whose results share memory with its first argument."""
         parent, mode = self.alias(args[0]), current_mode()
         if parent.is_hidden:
-            result = theirs(op, *args, **kwargs)
+            result = call_user_code(op, *args, **kwargs)
             for output in trees.leaves(result):
                 self.scope.add(output, Alias(parent.storage, output, is_hidden=True))
             return result
         numbers, named = self.emitter.number_nodes((tuple(args[1:]), kwargs))
         viewed = None if op is aten.detach.default else self.node(args[0])
         memory = args[0].untyped_storage().nbytes() if op is aten.as_strided.default else 0
-        result = theirs(op, *args, **kwargs)
+        result = call_user_code(op, *args, **kwargs)
         if op is aten.as_strided.default:
             if result.untyped_storage().nbytes() > memory:
                 # Eager refuses it; fakes let their memory grow.
@@ -475,11 +475,11 @@ class Tracer(TorchDispatchMode):
         shapes = {id(t): t.shape for name in written for t in _tensors(named[name])}
         nodes = {name: self._arguments(op, value) for name, value in named.items()}
         mode = current_mode()
-        if leaves_history(op):
+        if keeps_history(op):
             mode = Mode(grad_enabled=False, inference=mode.inference)
         custom = [] if op.namespace == "aten" else [t for n in written for t in _tensors(named[n])]
         with preserving_versions(custom):
-            result = theirs(op, *args, **kwargs)
+            result = call_user_code(op, *args, **kwargs)
         pure = functional_variant(op)
         if pure is not None and returns_fit(op, pure.op, len(written)):
             arguments = pure.arguments(op, nodes)
@@ -554,8 +554,8 @@ class Tracer(TorchDispatchMode):
     def _write(self, tensor: torch.Tensor, new: fx.Node, shape: torch.Size, mode: Mode) -> None:
         if tensor.shape != shape:
             # An `out=` tensor of another size is resized first.
-            resize = Moved(aten.resize_.default, (list(tensor.shape),), {}, mode)
-            self.moves.setdefault(id(tensor), []).append(resize)
+            resize = MetadataOp(aten.resize_.default, (list(tensor.shape),), {}, mode)
+            self.metadata_changes.setdefault(id(tensor), []).append(resize)
             self.scope.new(tensor, new).written = True
             return
         aliasing.write(self.emitter, self.alias(tensor), new, mode)

@@ -90,7 +90,7 @@ def undo(
     return inverse(emitter, steps[0], viewed, new, mode)
 
 
-def shows_one_place_twice(tensor: torch.Tensor) -> bool:
+def has_internal_overlap(tensor: torch.Tensor) -> bool:
     """Not all of its elements are in places of their own (an expanded tensor, sliding windows)."""
     if tensor.layout is not torch.strided:
         return False

@@ -166,7 +166,7 @@ class Program:
         self.memory = Memory.NOTHING
         if captured.calling.writes:
             self.memory |= Memory.SHARING
-        if captured.calling.places:
+        if captured.calling.placements:
             self.memory |= Memory.SHARING | Memory.PLACES
         places = {id(tensor): place for place, tensor in enumerate(call.held)}
         taken = [places.get(id(each), each) for each in (*captured.bound, *captured.closed_over)]
@@ -196,7 +196,7 @@ class Program:
         """The results for a call of the kind."""
         results = run_graph(self.graph, self.captured.calling, self._leaves(call))
         assert self.captured.signature is not None
-        return trees.unflatten(results, self.captured.signature.returned)
+        return trees.unflatten(results, self.captured.signature.out_spec)
 
 
 class _Linear:

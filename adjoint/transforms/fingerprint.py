@@ -37,7 +37,7 @@ import numpy as np
 import torch
 
 from adjoint.errors import CaptureError
-from adjoint.graph.boundary import place_of_function
+from adjoint.graph.boundary import location_of_function
 from adjoint.torch_private.dynamo import dict_version
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
@@ -136,7 +136,7 @@ class Fingerprint:
                 what,
                 "a graph has no such effect",
                 "use torch's numbers" if drew else "return the new value instead",
-                place_of_function(self.function).source,
+                location_of_function(self.function).source,
             )
             error.depends_on_data = True
             raise error

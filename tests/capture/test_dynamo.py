@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 import adjoint
 from adjoint.capture.dynamo import capture_graph
-from adjoint.graph.captured import Captured
+from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.descriptors import Argument, Buffer, Parameter, SymbolicSize
 from adjoint.graph.metadata import source_of
 from tests.parity import leaf, plain
 
 
-def captures(function: Any, *calls: tuple[Any, ...], **settings: Any) -> list[Captured]:
+def captures(function: Any, *calls: tuple[Any, ...], **settings: Any) -> list[CapturedProgram]:
     """What is captured when `function` is compiled and called."""
-    found: list[Captured] = []
+    found: list[CapturedProgram] = []
 
     def backend(graph_module: torch.fx.GraphModule, examples: Any) -> Any:
         found.append(capture_graph(graph_module, examples))

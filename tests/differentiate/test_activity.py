@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import adjoint
-from adjoint.differentiate.activity import active_nodes, differentiable, requiring_nodes
+from adjoint.differentiate.activity import active_nodes, is_differentiable, nodes_requiring_grad
 from adjoint.graph.metadata import outputs_of
 from tests.control_flow import cond, scan
 from tests.parity import leaf, plain
@@ -95,7 +95,7 @@ def test_statistics_of_a_normalization_have_no_derivative() -> None:
     ],
 )
 def test_differentiable(value: Any, expected: bool) -> None:
-    assert differentiable(value) is expected
+    assert is_differentiable(value) is expected
 
 
 def test_what_requires_grad_without_a_derivative() -> None:
@@ -108,7 +108,7 @@ def test_what_requires_grad_without_a_derivative() -> None:
     module = adjoint.capture(function, leaf(3)).graph_module
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
     outputs = outputs_of(module.graph)
-    requiring, active = requiring_nodes(module, inputs), active_nodes(module, inputs)
+    requiring, active = nodes_requiring_grad(module, inputs), active_nodes(module, inputs)
     assert [node in requiring for node in outputs] == [True, False, False, False, True]
     assert [node in active for node in outputs] == [False, False, False, False, True]
     assert [each.requires_grad for each in function(leaf(3))] == [

@@ -12,7 +12,7 @@ from torch.autograd import Function
 
 import adjoint
 from adjoint.building import Build
-from adjoint.differentiate.expansion import expanded
+from adjoint.differentiate.expansion import expand
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.operations import apply_function, has_bodies, with_backward
 from adjoint.graph.subgraphs import subgraphs_of
@@ -175,7 +175,7 @@ def _of_what_is_given(ctx: Any, first: Tensor | None, second: Tensor | None) -> 
 def test_a_function_that_is_told_what_is_missing_is_not() -> None:
     function, x = Made(_unmaterialized, _of_what_is_given), leaf(3)
     module = adjoint.capture(lambda x: function(x)[1] * x, x).graph_module
-    assert expanded(module) is module
+    assert expand(module) is module
     assert not isinstance(Build(Options()).program(module), Compiled)
     found = adjoint.grad(lambda x: (function(x)[1] * x).sum())(x.detach())
     (expected,) = torch.autograd.grad((function(x)[1] * x).sum(), x)
@@ -185,7 +185,7 @@ def test_a_function_that_is_told_what_is_missing_is_not() -> None:
 def test_the_forward_half_is_part_of_the_expanded_graph() -> None:
     x = leaf(3)
     module = adjoint.capture(lambda x: INTERMEDIATE(x) * 2, x).graph_module
-    made = expanded(module)
+    made = expand(module)
     targets = [node.target for node in made.graph.nodes]
     assert apply_function not in targets
     assert {aten.sin.default, aten.cos.default, with_backward} <= set(targets)
@@ -197,7 +197,7 @@ def test_the_forward_half_is_part_of_the_expanded_graph() -> None:
 
 def test_a_graph_without_custom_functions_is_itself() -> None:
     module = adjoint.capture(torch.sin, leaf(3)).graph_module
-    assert expanded(module) is module
+    assert expand(module) is module
 
 
 def test_transforms_use_the_derivative_of_the_function() -> None:
@@ -213,11 +213,11 @@ def test_a_loop_keeps_what_it_carries_where_a_derivative_flows() -> None:
         return scan(lambda c, a: (c * a, a), x[0] * 1, x)
 
     module = adjoint.capture(function, leaf(4, 3)).graph_module
-    assert expanded(module, ()) is module
-    made = expanded(module, (0,))
+    assert expand(module, ()) is module
+    made = expand(module, (0,))
     (loop,) = filter(has_bodies, made.graph.nodes)
     assert [tuple(each.shape) for each in loop.meta["val"]] == [(3,), (4, 3), (4, 3)]
-    assert expanded(made, (0,)) is made, "once is enough"
+    assert expand(made, (0,)) is made, "once is enough"
     x = leaf(4, 3)
     torch.testing.assert_close(evaluate(made, [x]), evaluate(module, [x]))
 
@@ -230,7 +230,7 @@ def test_a_branch_keeps_what_it_draws() -> None:
         return cond(x.sum() > 0, draw, torch.sin, (x,))
 
     module = adjoint.capture(function, leaf(3)).graph_module
-    made = expanded(module, (0,))
+    made = expand(module, (0,))
     (branch,) = filter(has_bodies, made.graph.nodes)
     assert [tuple(each.shape) for each in branch.meta["val"]] == [(3,), (5,)]
     true, false = subgraphs_of(made).values()

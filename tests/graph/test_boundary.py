@@ -12,13 +12,13 @@ from torch import Tensor, fx
 
 import adjoint
 from adjoint.errors import CaptureError, DifferentiationError, FallbackWarning, SourceLine
-from adjoint.failing import theirs, works_on
+from adjoint.failing import call_user_code, works_on
 from adjoint.graph import boundary
-from adjoint.graph.boundary import Place, attempted, capturing, differentiating, place_of
+from adjoint.graph.boundary import Location, attempt, capturing, differentiating, location_of
 from adjoint.torch_private.dynamo import DynamoError
 
 LINE = SourceLine("model.py", 12, "forward", "y = x.sin()")
-WHOLE = Place("a graph", SourceLine("model.py", 1, "forward", ""))
+WHOLE = Location("a graph", SourceLine("model.py", 1, "forward", ""))
 
 
 def sines(x: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def test_a_node_that_is_worked_on_says_op_and_line() -> None:
         run()
 
     error = raised(KeyError("x"), lambda run: work(run, sine))
-    place = place_of(error, lambda: WHOLE)
+    place = location_of(error, lambda: WHOLE)
     assert place.op == "aten.sin.default"
     assert place.source is not None
     assert (place.source.file, place.source.text) == (__file__, "return x.sin().cos()")
@@ -73,7 +73,7 @@ def test_of_a_node_that_is_no_op_nothing_is_said() -> None:
     def work(run: Callable[[], None], node: fx.Node) -> None:
         run()
 
-    place = place_of(raised(KeyError("x"), lambda run: work(run, x)), lambda: WHOLE)
+    place = location_of(raised(KeyError("x"), lambda run: work(run, x)), lambda: WHOLE)
     assert place.op == WHOLE.op
 
 
@@ -83,22 +83,22 @@ def test_an_op_alone_says_no_line() -> None:
         run()
 
     error = raised(KeyError("x"), lambda run: work(run, torch.ops.aten.sin.default))
-    assert place_of(error, lambda: WHOLE).op == "aten.sin.default"
+    assert location_of(error, lambda: WHOLE).op == "aten.sin.default"
 
 
 def test_a_graph_is_told_by_its_size_and_its_last_line() -> None:
-    place = boundary.place_of_graph(graph())
+    place = boundary.location_of_graph(graph())
     assert place.op == "a graph of 2 ops (aten.sin.default, aten.cos.default)"
     assert place.source is not None
     assert place.source.text == "return x.sin().cos()"
 
 
 def test_a_function_is_told_by_its_first_line() -> None:
-    place = boundary.place_of_function(sines)
+    place = boundary.location_of_function(sines)
     assert place.op == "sines"
     assert place.source is not None
     assert place.source.text == "def sines(x: Tensor) -> Tensor:"
-    called = boundary.place_of_function(torch.sin).source
+    called = boundary.location_of_function(torch.sin).source
     assert called is not None
     assert called.function == "test_a_function_is_told_by_its_first_line"
 
@@ -128,7 +128,7 @@ def test_a_failure_is_an_error_of_its_kind(error: Exception) -> None:
     assert differentiated.value.source is not None
     assert differentiated.value.__cause__ is error
     with pytest.warns(FallbackWarning, match="a graph of 2 ops .* runs op by op: .*x"):
-        assert attempted(run, graph()) is None
+        assert attempt(run, graph()) is None
 
 
 def raise_(error: BaseException) -> None:
@@ -157,14 +157,14 @@ def test_what_passes(error: BaseException) -> None:
             run()
         assert caught.value is error
     with pytest.raises(type(error)):
-        attempted(run, module)
+        attempt(run, module)
 
 
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize("error", [AssertionError("x"), KeyError("x"), RuntimeError("x")])
 def test_what_the_program_raises_is_the_programs(error: Exception, checked: bool) -> None:
     with pytest.raises(type(error)) as caught, capturing(lambda: WHOLE, checked):
-        theirs(raise_, error)
+        call_user_code(raise_, error)
     assert caught.value is error
 
 
@@ -172,9 +172,9 @@ def test_what_ops_refuse_is_the_programs() -> None:
     x = torch.ones(3)
     for index, error in ((5, IndexError), (torch.ones(3, 3, 3) > 0, IndexError)):
         with pytest.raises(error), capturing(lambda: WHOLE):
-            theirs(x.__getitem__, index)
+            call_user_code(x.__getitem__, index)
     with pytest.raises(RuntimeError, match="size of tensor"), capturing(lambda: WHOLE):
-        theirs(torch.add, x, torch.ones(4))
+        call_user_code(torch.add, x, torch.ones(4))
 
 
 @pytest.mark.parametrize("wrong", [lambda: 1 // 0, lambda: [][0]])
@@ -183,15 +183,15 @@ def test_what_dynamo_has_checked_is_not_refused_by_ops(wrong: Callable[[], Any])
     nothing: list[int] = []
     lookup = nothing.__getitem__
     with pytest.raises(CaptureError, match="IndexError"), capturing(lambda: WHOLE, checked=True):
-        theirs(lookup, 0)
+        call_user_code(lookup, 0)
     with pytest.raises((IndexError, ZeroDivisionError)), capturing(lambda: WHOLE, checked=True):
-        theirs(wrong)
+        call_user_code(wrong)
 
 
 def test_a_failure_below_the_program_is_ours() -> None:
     run = _of_ours(lambda: raise_(RuntimeError("x")))
     with pytest.raises(CaptureError), capturing(lambda: WHOLE):
-        theirs(lambda: run())
+        call_user_code(lambda: run())
 
 
 def test_a_failure_that_the_user_knows_of_is_not_told_again() -> None:
@@ -200,15 +200,15 @@ def test_a_failure_that_the_user_knows_of_is_not_told_again() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for error in (KeyError("x"), KeyError("x"), KeyError("y")):
-            assert attempted(lambda error=error: raise_(error), module, told=told) is None  # type: ignore[misc]
+            assert attempt(lambda error=error: raise_(error), module, reported=told) is None  # type: ignore[misc]
     assert [str(each.message).count("KeyError") for each in caught] == [1, 1]
 
 
 def test_warnings_are_at_the_users_line() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        boundary.warn("first", LINE)
-        boundary.warn("second", None)
+        boundary.warn_of_fallback("first", LINE)
+        boundary.warn_of_fallback("second", None)
     first, second = caught
     assert (first.filename, first.lineno) == ("model.py", 12)
     assert second.filename == __file__

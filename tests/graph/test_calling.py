@@ -20,8 +20,8 @@ def test_a_program_with_effects_is_described_by_its_convention() -> None:
     calling = adjoint.capture(program, torch.zeros(3)).calling
     assert calling.writes == (Write(FromCaller(0), 0, recorded=False),)
     assert calling.versions == ((0, 1),)
-    assert calling.moves == ()
-    view, whole, given = (calling.made[position] for position in calling.results)
+    assert calling.metadata_changes == ()
+    view, whole, given = (calling.recipes[position] for position in calling.results)
     assert isinstance(view, View)
     assert isinstance(view.steps[0], Replay)
     assert view.steps[0].op is torch.ops.aten.select.int

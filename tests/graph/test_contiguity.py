@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from adjoint.graph.contiguity import LAID_OUT
-from adjoint.graph.evaluation import callable_of
+from adjoint.graph.contiguity import WITH_REQUIRED_LAYOUT
+from adjoint.graph.evaluation import eager_callable
 
 aten = torch.ops.aten
 Call = tuple[list[Tensor], tuple[Any, ...]]
@@ -143,14 +143,14 @@ def test_results_do_not_depend_on_layouts(op: Any) -> None:
     expected = op(*args)
     for given in relaid(args):
         # An embedding bag says what else it returns by the algorithm that it takes.
-        actual, wanted = callable_of(op)(*given), expected
+        actual, wanted = eager_callable(op)(*given), expected
         if op is aten._embedding_bag.default:
             actual, wanted = actual[0], wanted[0]
         torch.testing.assert_close(actual, wanted)
 
 
 def test_each_is_tested() -> None:
-    assert CALLS.keys() == LAID_OUT.keys()
+    assert CALLS.keys() == WITH_REQUIRED_LAYOUT.keys()
 
 
 @pytest.mark.parametrize("op", CALLS, ids=str)

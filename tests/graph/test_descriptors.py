@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from adjoint.graph.descriptors import (
     Argument,
     Buffer,
-    Captured,
+    ClosedOver,
     DifferentiableInput,
     DifferentiableOutput,
     EarlierResult,
@@ -60,7 +60,7 @@ VOCABULARY: list[tuple[Input | Output, str]] = [
     (X, "args[0]"),
     (W, "parameter 'layer.weight'"),
     (Buffer("running_mean"), "buffer 'running_mean'"),
-    (Captured(0, "scale"), "captured 'scale'"),
+    (ClosedOver(0, "scale"), "captured 'scale'"),
     (SymbolicSize("s0"), "size s0"),
     (ViewBase((X, Y)), "view base of args[0] and args[1]['y']"),
     (

@@ -10,9 +10,9 @@ from torch import Tensor
 
 import adjoint
 from adjoint.graph.evaluation import (
-    Tracked,
+    InputsWithHistory,
+    detach_inputs,
     evaluate,
-    forget_histories,
 )
 from adjoint.graph.metadata import Mode, entry_mode
 from tests.control_flow import scan, while_loop
@@ -171,9 +171,9 @@ def test_a_loop_of_no_steps_knows_what_it_would_have_given() -> None:
 
 def test_only_tracked_inputs_are_forgotten() -> None:
     x = torch.ones(3, requires_grad=True)
-    tracked, plain = Tracked([x, 3, x.detach()]), [x, 3]
-    forget_histories(tracked)
-    forget_histories(plain)
+    tracked, plain = InputsWithHistory([x, 3, x.detach()]), [x, 3]
+    detach_inputs(tracked)
+    detach_inputs(plain)
     assert plain[0] is x
     assert tracked[1] == 3
     for each in (tracked[0], tracked[2]):

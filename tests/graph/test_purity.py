@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from adjoint.graph.operations import in_order
-from adjoint.graph.purity import must_stay, remove_dead_code
+from adjoint.graph.purity import is_never_dead, remove_dead_code
 
 aten = torch.ops.aten
 
@@ -33,7 +33,7 @@ def graph_with(target: Any, *args: Any) -> torch.fx.Graph:
 def test_what_goes_when_nothing_uses_it(target: Any, args: tuple[Any, ...], stays: bool) -> None:
     graph = graph_with(target, *args)
     (call,) = graph.find_nodes(op="call_function", target=target)
-    assert must_stay(call) is stays
+    assert is_never_dead(call) is stays
     remove_dead_code(graph)
     assert len(graph.find_nodes(op="call_function", target=target)) == stays
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from adjoint.graph.captured import Captured
+from adjoint.graph.captured import CapturedProgram
 from adjoint.rules.registry import COMPOSITIONS, VJPS
 from tests.differentiation import bridged, check
 
@@ -89,7 +89,7 @@ def real(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=generator).requires_grad_()
 
 
-def targets(captured: Captured) -> set[Any]:
+def targets(captured: CapturedProgram) -> set[Any]:
     """The ops of a captured graph."""
     nodes = captured.graph_module.graph.nodes
     return {node.target for node in nodes if node.op == "call_function"}

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import adjoint
-from adjoint.graph.calling import Calling
+from adjoint.graph.calling import CallingConvention
 from adjoint.runtime.calling import call
 
 
-def convention(function: Any, *inputs: torch.Tensor) -> Calling:
+def convention(function: Any, *inputs: torch.Tensor) -> CallingConvention:
     return adjoint.capture(function, *inputs).calling
 
 

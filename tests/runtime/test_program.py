@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 
 import adjoint
-from adjoint.graph.captured import Captured
+from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.evaluation import evaluate
 from adjoint.runtime.program import Program, sharing
 
@@ -29,7 +29,7 @@ class Counting:
         self.function = function
         self.count = 0
 
-    def __call__(self, inputs: Sequence[Any]) -> Captured:
+    def __call__(self, inputs: Sequence[Any]) -> CapturedProgram:
         self.count += 1
         return adjoint.capture(self.function, *inputs)
 

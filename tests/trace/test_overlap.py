@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from adjoint.trace.geometry import covers
-from adjoint.trace.overlap import overlap_in_part
-from adjoint.trace.views import shows_one_place_twice
+from adjoint.trace.overlap import partially_overlap
+from adjoint.trace.views import has_internal_overlap
 from tests.parity import ROUTES, Route, Row, Table, check, grown, plain, refused
 
 REPEATED: list[tuple[str, Callable[[Tensor], Tensor], bool]] = [
@@ -30,7 +30,7 @@ REPEATED: list[tuple[str, Callable[[Tensor], Tensor], bool]] = [
     ("view", "repeats"), [pytest.param(view, does, id=name) for name, view, does in REPEATED]
 )
 def test_elements_in_one_place(view: Callable[[Tensor], Tensor], repeats: bool) -> None:
-    assert shows_one_place_twice(view(torch.zeros(4, 4))) is repeats
+    assert has_internal_overlap(view(torch.zeros(4, 4))) is repeats
 
 
 PAIRS: list[tuple[str, Callable[[Tensor], tuple[Tensor, Tensor]], bool]] = [
@@ -54,8 +54,8 @@ def test_tensors_that_overlap(
     pair: Callable[[Tensor], tuple[Tensor, Tensor]], overlaps: bool
 ) -> None:
     one, other = pair(torch.zeros(4, 4, dtype=torch.float64))
-    assert overlap_in_part(one, other) is overlaps
-    assert overlap_in_part(other, one) is overlaps
+    assert partially_overlap(one, other) is overlaps
+    assert partially_overlap(other, one) is overlaps
 
 
 def test_covers() -> None:

@@ -10,7 +10,7 @@ from adjoint.errors import CaptureError
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import Mode
 from adjoint.torch_private.fake import make_fake, new_fake_mode
-from adjoint.trace.subgraph import Body, graph_module, match_lifted, opaque
+from adjoint.trace.subgraph import Body, finish_graph, match_lifted, opaque
 from adjoint.trace.tracer import Tracer
 
 
@@ -81,6 +81,6 @@ def test_a_finished_graph_has_its_attributes(tracer: Tracer) -> None:
     constant = torch.arange(3.0)
     node = tracer.emitter.attribute("constant", constant)
     tracer.emitter.graph.output((node,))
-    module = graph_module(tracer.emitter, Mode(grad_enabled=False))
+    module = finish_graph(tracer.emitter, Mode(grad_enabled=False))
     assert evaluate(module, [])[0] is constant
     assert module.meta["entry_mode"] == Mode(grad_enabled=False)

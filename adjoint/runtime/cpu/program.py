@@ -17,7 +17,7 @@ import numpy as np
 import sympy
 import torch
 
-from adjoint.graph.boundary import passes
+from adjoint.graph.boundary import passes_through
 from adjoint.loops.plan import (
     Argument,
     Invoke,
@@ -75,7 +75,7 @@ def binding_failures() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if passes(error):
+        if passes_through(error):
             raise
         raise BindingFailed from error
 

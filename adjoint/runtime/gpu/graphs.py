@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from adjoint.graph.evaluation import forget_histories
+from adjoint.graph.evaluation import detach_inputs
 from adjoint.runtime.gpu.results import (
     SMALL,
     Giver,
@@ -248,12 +248,12 @@ class Recordings:
             self._busy.release()
 
     def _plainly(self, inputs: list[Any], place: Any, stream: int) -> Any:
-        forget_histories(inputs)
+        detach_inputs(inputs)
         return self._run(inputs, place, stream, Giver(self._recorder.new))
 
     def _looked_at(self, sort: Sort, inputs: list[Any], stream: int) -> Any:
         """The call, with a look at what it returns."""
-        forget_histories(inputs)
+        detach_inputs(inputs)
         giver, given = Giver(self._recorder.new), list(inputs)
         outputs = self._run(inputs, sort.place, stream, giver)
         try:
@@ -273,7 +273,7 @@ class Recordings:
         key = self._key(sort, inputs, large)
         recording = self._free(key)
         if recording is None:
-            forget_histories(inputs)
+            detach_inputs(inputs)
             if self._have_moved(inputs):
                 self._kept.clear()
                 key = self._key(sort, inputs, large)

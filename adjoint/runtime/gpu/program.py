@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from adjoint.graph.evaluation import forget_histories
+from adjoint.graph.evaluation import detach_inputs
 from adjoint.loops.plan import BUSY, Argument, Invoke, Launch, Plan, Tiles, operands_of
 from adjoint.loops.teams import block_of
 from adjoint.runtime.code import NativeFunction
@@ -62,14 +62,14 @@ class GpuProgram(CpuProgram):
         arena = arena_of(self.device, stream)
         if is_capturing() or not arena.busy.acquire(blocking=False):
             # A call inside a call, beside it, or written down by somebody: in memory of its own.
-            forget_histories(inputs)
+            detach_inputs(inputs)
             own = self._bound_in(Arena(self.device), inputs)
             run = self._run if own.looked else self._look
             return run(inputs, own, stream, Giver(self.recorder.new))
         try:
             binding = self._kept(arena, stream, inputs)
             if not binding.looked:
-                forget_histories(inputs)
+                detach_inputs(inputs)
                 return self._look(inputs, binding, stream, Giver(self.recorder.new))
             return self.recordings(inputs, binding, stream)
         finally:

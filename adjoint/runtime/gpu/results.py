@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from adjoint.graph.evaluation import Tracked
+from adjoint.graph.evaluation import InputsWithHistory
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import storage_key
 
@@ -195,7 +195,7 @@ class Layout:
 
 def _input(inputs: Sequence[Any], place: int) -> torch.Tensor:
     given: torch.Tensor = inputs[place]
-    return given.detach() if isinstance(inputs, Tracked) else given
+    return given.detach() if isinstance(inputs, InputsWithHistory) else given
 
 
 def _as_seen(made: Made, views: Sequence[Window | None]) -> Made:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from adjoint.graph.evaluation import Tracked
+from adjoint.graph.evaluation import InputsWithHistory
 from adjoint.runtime.gpu.graphs import FEW, MOST, PATIENCE, SEEN, TRIES, TURNS, Recordings
 from adjoint.runtime.gpu.results import SMALL, New
 from tests.recording import SIDE, STREAM, Place, Program, StandIn
@@ -303,7 +303,9 @@ class TestResults:
         program = Program(lambda x: [2 * x, x, x.t()])
         for _ in range(SEEN + 3):
             with torch.no_grad():
-                new, same, turned = program.recordings(Tracked([x]), program.place, STREAM)
+                new, same, turned = program.recordings(
+                    InputsWithHistory([x]), program.place, STREAM
+                )
             torch.testing.assert_close(new, 2 * x.detach())
             assert not same.requires_grad
             for each in (same, turned):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import adjoint
 from adjoint.errors import OutsideLevelError
-from adjoint.graph.descriptors import Captured as CapturedInput
+from adjoint.graph.descriptors import ClosedOver as CapturedInput
 from tests.parity import leaf, plain
 
 Program = Callable[[Tensor], Any]

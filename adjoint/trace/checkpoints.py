@@ -7,13 +7,13 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import Any
 
-from adjoint.failing import theirs
+from adjoint.failing import call_user_code
 from adjoint.graph.metadata import CheckpointRegion, region_of, set_region
 from adjoint.torch_private.modes import Hooks, saved_tensor_hooks
 from adjoint.trace.emission import Emitter
 
 
-class Regions:
+class CheckpointRegions:
     """Tells, while a program runs, which region it is in.
 
     `torch.utils.checkpoint` works by hooks on saved tensors, so the hooks in force say which
@@ -59,8 +59,8 @@ class Regions:
 def under_policy(emitter: Emitter, run: Callable[[], Any], policy: Callable[[Any], str]) -> Any:
     """The result of `run`; what it appends is marked with what selective checkpointing says."""
     last = next(iter(reversed(emitter.graph.nodes)), None)
-    result = theirs(run)
-    said = theirs(policy, result)
+    result = call_user_code(run)
+    said = call_user_code(policy, result)
     for node in takewhile(lambda node: node is not last, reversed(emitter.graph.nodes)):
         region = region_of(node)
         if region is not None:

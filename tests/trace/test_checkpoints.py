@@ -15,9 +15,9 @@ from torch.utils.checkpoint import (
 
 import adjoint
 from adjoint.capture.dynamo import capture_graph
-from adjoint.graph.captured import Captured
+from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.metadata import CheckpointRegion, region_of
-from adjoint.trace.regions import Regions
+from adjoint.trace.checkpoints import CheckpointRegions
 from tests.parity import ROUTES, Route, Row, Table, leaf
 
 Pair: TypeAlias = tuple[Tensor, Tensor]
@@ -105,10 +105,10 @@ def test_the_old_form_is_eagers(route: Route) -> None:
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
-def captured_by(route: Route, function: Any) -> Captured:
+def captured_by(route: Route, function: Any) -> CapturedProgram:
     if route is Route.DIRECT:
         return adjoint.capture(function, *leaves())
-    found: list[Captured] = []
+    found: list[CapturedProgram] = []
 
     def backend(graph_module: torch.fx.GraphModule, examples: Any) -> Any:
         found.append(capture_graph(graph_module, examples))
@@ -120,7 +120,7 @@ def captured_by(route: Route, function: Any) -> Captured:
     return found[0]
 
 
-def marks(captured: Captured) -> dict[str, CheckpointRegion | None]:
+def marks(captured: CapturedProgram) -> dict[str, CheckpointRegion | None]:
     nodes = captured.graph_module.graph.find_nodes
     calls = (aten.mm, aten.tanh, aten.sin, aten.mul, aten.cos, aten.exp, aten.add)
     return {
@@ -171,7 +171,7 @@ def test_the_inner_of_two_checkpoints_marks(route: Route) -> None:
 
 
 def test_a_checkpoint_around_the_capture_is_not_the_programs() -> None:
-    found: list[Captured] = []
+    found: list[CapturedProgram] = []
 
     def run(x: Tensor, y: Tensor) -> Tensor:
         found.append(adjoint.capture(block, x, y))
@@ -235,7 +235,7 @@ def test_hooks_of_the_caller_see_what_is_saved(route: Route) -> None:
 
 
 def test_regions_begun_by_hand() -> None:
-    regions = Regions()
+    regions = CheckpointRegions()
     assert regions.current() is None
     regions.enter()
     assert regions.current() == CheckpointRegion(0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import fx
 
-from adjoint.failing import theirs
+from adjoint.failing import call_user_code
 from adjoint.graph.metadata import Mode
 from adjoint.graph.operations import as_leaf
 from adjoint.torch_private.operators import OpOverload
@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True, eq=False)
-class Moved:
+class MetadataOp:
     """`t_`, `set_`, `resize_`, ... of a tensor."""
 
     op: OpOverload
@@ -36,13 +36,13 @@ class Moved:
 
 
 @dataclass(frozen=True, eq=False)
-class Assigned:
+class DataAssigned:
     """An assignment to `.data`, for which torch has no op: what the tensor shows since."""
 
     now: Alias
 
 
-Move: TypeAlias = Moved | Assigned
+MetadataChange: TypeAlias = MetadataOp | DataAssigned
 
 
 def move(tracer: Tracer, op: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -53,8 +53,10 @@ def move(tracer: Tracer, op: OpOverload, args: Any, kwargs: Any) -> Any:
     old = aliasing.read(tracer.emitter, before)
     before.former = tracer.emitter.snapshot(tensor)
     memory = tensor.untyped_storage().nbytes()
-    result = theirs(op, *args, **kwargs)
-    tracer.moves.setdefault(id(tensor), []).append(Moved(op, tuple(args[1:]), kwargs, mode))
+    result = call_user_code(op, *args, **kwargs)
+    tracer.metadata_changes.setdefault(id(tensor), []).append(
+        MetadataOp(op, tuple(args[1:]), kwargs, mode)
+    )
     name = op._schema.name
     if name == "aten::set_":
         _relocate(tracer, tensor)

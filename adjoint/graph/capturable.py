@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from adjoint.graph.operations import exponential_scan, random_bits, with_data
-from adjoint.graph.purity import must_run
+from adjoint.graph.purity import is_impure
 from adjoint.torch_private import trees
 from adjoint.torch_private.operators import OpOverload
 
@@ -36,7 +36,7 @@ _INDEXING = frozenset(
 _OURS = frozenset({with_data, exponential_scan, random_bits})
 
 
-def why_unrepeatable(node: fx.Node, device: torch.device) -> str:
+def why_not_capturable(node: fx.Node, device: torch.device) -> str:
     """Why `device` cannot repeat a call without the processor; empty if it can."""
     target: Any = node.target
     nodes = (node, *node.all_input_nodes)
@@ -54,7 +54,7 @@ def why_unrepeatable(node: fx.Node, device: torch.device) -> str:
         return f"{target} runs Python"
     if target.namespace not in ("aten", "prims") and target not in _OURS:
         return f"{target} may do anything"
-    if must_run(node) and target not in _ASSERTIONS and not _is_told_to_drop_nothing(node):
+    if is_impure(node) and target not in _ASSERTIONS and not _is_told_to_drop_nothing(node):
         return f"{target} draws random numbers, or has effects"
     if target in _INDEXING:
         masks = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in _indices(node))

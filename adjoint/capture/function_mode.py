@@ -10,7 +10,7 @@ import torch
 
 from adjoint.capture import control_flow, functions
 from adjoint.errors import CaptureError, OutsideLevelError
-from adjoint.failing import theirs
+from adjoint.failing import call_user_code
 from adjoint.torch_private import trees
 from adjoint.torch_private.modes import (
     TorchFunctionMode,
@@ -19,7 +19,7 @@ from adjoint.torch_private.modes import (
     transform_requires_grad,
 )
 from adjoint.torch_private.operators import HigherOrderOperator
-from adjoint.trace.moves import change_history
+from adjoint.trace.metadata_changes import change_history
 from adjoint.trace.subclasses import is_made_of_fakes
 from adjoint.trace.tracer import Tracer
 
@@ -51,7 +51,7 @@ _LEAVE_TORCH = frozenset(
 )
 
 
-class Front(TorchFunctionMode):
+class CaptureFunctionMode(TorchFunctionMode):
     """Sees each call into torch before anything has happened to its arguments.
 
     A real tensor that the program closes over is replaced here: were it to reach autograd, an
@@ -90,10 +90,12 @@ class Front(TorchFunctionMode):
                 self.tracer.emitter.source(),
             )
         if function in _CHANGE_HISTORY:
-            return change_history(self.tracer, args[0], partial(theirs, function, *args, **kwargs))
+            return change_history(
+                self.tracer, args[0], partial(call_user_code, function, *args, **kwargs)
+            )
         if function is torch.Tensor.register_hook:
             # For derivatives that the program itself takes.
-            theirs(torch.Tensor.register_hook, *args, **kwargs)
+            call_user_code(torch.Tensor.register_hook, *args, **kwargs)
             with self:
                 return functions.hook(self.tracer, *args, **kwargs)
         if function is torch.Tensor.register_post_accumulate_grad_hook:
@@ -106,7 +108,7 @@ class Front(TorchFunctionMode):
         if isinstance(function, HigherOrderOperator):
             with self:
                 return control_flow.call(self.tracer, function, args, kwargs)
-        return theirs(function, *args, **kwargs)
+        return call_user_code(function, *args, **kwargs)
 
     def _is_transformed(self) -> bool:
         """What runs is differentiated by a transform, which is not at work itself."""

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import fx
 
+from adjoint.graph.capturable import why_not_capturable
 from adjoint.graph.operations import provided
-from adjoint.graph.repeats import why_unrepeatable
 from tests.lowering import graph_of
 
 CPU = torch.device("cpu")
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 def reasons(function: Callable[..., Any], *inputs: Any, device: torch.device = CPU) -> list[str]:
     graph: fx.Graph = graph_of(function, inputs).graph
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    return [why for why in (why_unrepeatable(node, device) for node in calls) if why]
+    return [why for why in (why_not_capturable(node, device) for node in calls) if why]
 
 
 x = torch.rand(4, 4)
@@ -50,7 +50,7 @@ def test_a_device_can_repeat_an_assertion() -> None:
     given = graph.placeholder("x")
     given.meta["val"] = mask.all()
     call = graph.call_function(aten._assert_async.msg, (given, "large"))
-    assert why_unrepeatable(call, CPU) == ""
+    assert why_not_capturable(call, CPU) == ""
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_attention_that_drops_draws_numbers() -> None:
     query.meta["val"] = heads
     attention = aten._scaled_dot_product_flash_attention.default
     dropping = graph.call_function(attention, (query, query, query, 0.5))
-    assert "draws random numbers" in why_unrepeatable(dropping, CPU)
+    assert "draws random numbers" in why_not_capturable(dropping, CPU)
     plain = graph.call_function(attention, (query, query, query, 0.0))
-    assert why_unrepeatable(plain, CPU) == ""
-    assert why_unrepeatable(graph.call_function(attention, (query, query, query)), CPU) == ""
+    assert why_not_capturable(plain, CPU) == ""
+    assert why_not_capturable(graph.call_function(attention, (query, query, query)), CPU) == ""
 
 
 def test_a_function_in_python_is_not_looked_into() -> None:
     graph = fx.Graph()
     call = graph.call_function(graph_of, ())
-    assert "runs Python" in why_unrepeatable(call, CPU)
+    assert "runs Python" in why_not_capturable(call, CPU)
