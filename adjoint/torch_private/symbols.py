@@ -28,7 +28,34 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 def expression(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Basic:
     """The expression over input sizes that `value` stands for."""
     expr: sympy.Basic = value.node.expr
-    return value.node.shape_env.simplify(expr) if value.node.shape_env is not None else expr
+    shape_env = value.node.shape_env
+    if shape_env is None:
+        return expr
+    expr = shape_env.simplify(expr)
+    return expr.xreplace(_numbers(shape_env)) if expr.free_symbols else expr
+
+
+# How many guards were read, and what they say.
+_NUMBERS: WeakKeyDictionary[ShapeEnv, tuple[int, dict[sympy.Basic, sympy.Basic]]]
+_NUMBERS = WeakKeyDictionary()
+
+
+def _numbers(shape_env: ShapeEnv) -> dict[sympy.Basic, sympy.Basic]:
+    """The symbols that a guard says are a number, and that number.
+
+    In general shapes torch keeps symbols that are 0 or 1, though it has guarded that they are: a
+    reader of such a size would not know that it broadcasts.
+    """
+    read, known = _NUMBERS.get(shape_env, (0, {}))
+    if read != len(shape_env.guards):
+        found = [guard.expr for guard in shape_env.guards]
+        known = {
+            expr.lhs: expr.rhs
+            for expr in found
+            if isinstance(expr, sympy.Eq) and expr.lhs.is_Symbol and expr.rhs.is_Integer
+        }
+        _NUMBERS[shape_env] = len(found), known
+    return known
 
 
 def symbols_of(expr: sympy.Basic) -> list[sympy.Symbol]:
@@ -270,7 +297,7 @@ def _guard_squeezed_sizes(x: torch.Tensor, dim: Any = None) -> None:
     for size in sizes:
         if not isinstance(size, torch.SymInt) or free_unbacked_symbols(size):
             continue
-        if bool(size == 1) and not expression(size).is_Integer:
+        if bool(size == 1) and not size.node.expr.is_Integer:
             raise SizeSpecialized(f"the size {size} is 1, and is squeezed")
 
 

@@ -129,6 +129,24 @@ def test_what_a_formula_slices_by_sizes_has_a_size(order: int) -> None:
     assert compiled.graphs == 1
 
 
+@pytest.mark.parametrize("sizes", [[1, 2, 1], [2, 1, 2]])
+@pytest.mark.parametrize("write", ["add_", "copy_", "mul_", "div_", "clamp_min_", "pow_"])
+def test_a_size_that_broadcasts_in_a_write_is_guarded(write: str, sizes: list[int]) -> None:
+    def program(x: Tensor) -> Tensor:
+        made = torch.ones(2, 3)
+        getattr(made, write)(x)
+        return made * 2
+
+    compiled = Counting(program, dynamic=True)
+    for size in sizes:
+        x = row(size).abs().requires_grad_()
+        ours, eager = compiled(x), program(x)
+        torch.testing.assert_close(ours, eager)
+        weights = torch.randn(2, 3)
+        torch.testing.assert_close(*(torch.autograd.grad(y, x, weights) for y in (ours, eager)))
+    assert compiled.graphs
+
+
 def test_sizes_that_are_not_to_be_symbols() -> None:
     compiled = Counting(lambda x: x * 2, dynamic=False)
     for size in (2, 3, 4):
