@@ -207,7 +207,7 @@ def _load_on_gpu(kernels: Mapping[Key, Kernel], device: torch.device) -> Loaded:
 
 def _loaded_on_gpu(kernel: Kernel, device: torch.device) -> NativeFunction:
     capability = torch.cuda.get_device_capability(device)
-    code = assemble(emit_grid([kernel], wide=capability >= (9, 0)), capability)
+    code = assemble(emit_grid([kernel], vector_atomics=capability >= (9, 0)), capability)
     return load_on_gpu(code, [kernel.name], device.index)[0]
 
 

@@ -180,7 +180,7 @@ def test_scatters_are_what_eager_computes(place: int, reduced: Machine) -> None:
 
 def assembled(cases: Sequence[Call], capability: tuple[int, int], folder: Path) -> None:
     kernels = kernels_of(cases, grids=True)
-    code = assemble(emit_grid(kernels, wide=capability >= (9, 0)), capability)
+    code = assemble(emit_grid(kernels, vector_atomics=capability >= (9, 0)), capability)
     if ASSEMBLER is not None:
         said_of(code, f"sm_{capability[0]}{capability[1]}", folder)
 

@@ -1,1 +1,1 @@
-"""Emit: loop nests become LLVM IR text, for CPU and GPU alike. So far: the math library."""
+"""Emit: kernels, which are loop nests, become LLVM IR text for the CPU and for NVIDIA GPUs."""

@@ -1,20 +1,21 @@
-"""Elements of memory that several threads come to.
+"""Atomic updates: elements of memory that several threads update at the same time.
 
-The machine adds a number to an element by one instruction, newer ones to several neighbours at a
-time.  What there is no instruction for is tried until nobody came between.
+Additions that the GPU has an instruction for use it, four adjacent floats at a time where it can.
+Everything else is a compare-and-swap loop.
 """
 
 from __future__ import annotations
 
 import torch
 
-from adjoint.emit.body import Body, Wanted
+from adjoint.emit.arithmetic import Callees
+from adjoint.emit.body import Body
 from adjoint.emit.spelling import MEMORY, SIZES
 from adjoint.loops.expressions import Apply, Constant, Counter, Expression
 from adjoint.loops.expressions import walk as walk_expression
 from adjoint.loops.statements import Loop, Merge
 
-# Atomic instructions that the machine has.
+# Operators that an atomic instruction computes, by type in memory.
 _ATOMIC = {
     ("add", "float"): "fadd",
     ("add", "double"): "fadd",
@@ -25,72 +26,72 @@ _ATOMIC = {
 _ORDER = 'syncscope("device") monotonic'
 
 
-# Neighbours that the machine adds to memory by one instruction.
-_WIDE = 4
-_ADD = '"red.relaxed.gpu.global.add.v4.f32 [$0], {$1, $2, $3, $4};", "l,f,f,f,f"'
+# Adjacent floats that one vector instruction adds to memory.
+_VECTOR_WIDTH = 4
+_VECTOR_ADD = '"red.relaxed.gpu.global.add.v4.f32 [$0], {$1, $2, $3, $4};", "l,f,f,f,f"'
 
 
 class AtomicBody(Body):
-    def __init__(self, wanted: Wanted, wide: bool) -> None:
-        """`wide`: the machine adds several neighbours to memory at a time."""
-        super().__init__(wanted)
-        self.wide = wide
-        self.turns: dict[str, str] = {}
-        """Loops that are written out around this place, and which turn of each it is."""
-        self.written_out: Loop | None = None
-        """The innermost loop around this place whose turns stand one after another."""
-        self.waiting: dict[int, list[tuple[str, str]]] = {}
-        """What will be added to elements side by side, and where these are."""
+    def __init__(self, callees: Callees, vector_atomics: bool) -> None:
+        """`vector_atomics`: the GPU adds four adjacent floats to memory by one instruction."""
+        super().__init__(callees)
+        self.vector_atomics = vector_atomics
+        self.iterations: dict[str, str] = {}
+        """The counters of the unrolled loops around this place, and the current iteration."""
+        self.unrolled: Loop | None = None
+        """The innermost unrolled loop around this place."""
+        self.pending: dict[int, list[tuple[str, str]]] = {}
+        """For each merge: addresses and values that the next vector instruction adds."""
 
-    def atomic(self, merge: Merge, alone: bool = False) -> None:
+    def atomic(self, merge: Merge, vectorize: bool = True) -> None:
         dtype = merge.value.dtype
         kind = MEMORY[dtype]
-        place = self.element(merge.buffer, merge.offset, dtype)
+        address = self.element(merge.buffer, merge.offset, dtype)
         value = self.value(merge.value)
-        how = _ATOMIC.get((merge.operator, kind))
-        if not alone and self.is_one_of_neighbours(merge):
-            self.together(merge, place, value)
-            return
-        if how is None:
-            self.compare_and_swap(merge, place, value)
+        instruction = _ATOMIC.get((merge.operator, kind))
+        if vectorize and self.is_vectorizable(merge):
+            self.vector_add(merge, address, value)
+        elif instruction is None:
+            self.compare_and_swap(merge, address, value)
         else:
-            self.line(f"atomicrmw {how} ptr {place}, {kind} {value} {_ORDER}")
+            self.line(f"atomicrmw {instruction} ptr {address}, {kind} {value} {_ORDER}")
 
-    def is_one_of_neighbours(self, merge: Merge) -> bool:
-        """Whether turns of the loop around it, which is written out, add to a run of elements."""
-        loop = self.written_out
-        if not self.wide or (merge.operator, merge.value.dtype) != ("add", torch.float32):
+    def is_vectorizable(self, merge: Merge) -> bool:
+        """Whether iterations of the unrolled loop add to adjacent, aligned elements."""
+        loop = self.unrolled
+        if not self.vector_atomics or (merge.operator, merge.value.dtype) != ("add", torch.float32):
             return False
-        if loop is None or not any(merge is each for each in loop.body):
+        if loop is None or not any(merge is statement for statement in loop.body):
             return False
-        rest, number = self.apart_from_turns(merge.offset)
-        begin = number - int(self.turns[loop.counter])
-        turns = int(loop.stop.value) if isinstance(loop.stop, Constant) else 1
+        rest, number = self.without_known_part(merge.offset)
+        begin = number - int(self.iterations[loop.counter])
+        trips = int(loop.stop.value) if isinstance(loop.stop, Constant) else 1
         return (
             loop.counter not in counters_of(rest)
-            and turns % _WIDE == 0 == begin % _WIDE
-            and is_multiple(rest, _WIDE)
+            and trips % _VECTOR_WIDTH == 0 == begin % _VECTOR_WIDTH
+            and is_multiple(rest, _VECTOR_WIDTH)
         )
 
-    def together(self, merge: Merge, place: str, value: str) -> None:
-        """Once there are enough, one instruction adds them all."""
-        waiting = self.waiting.setdefault(id(merge), [])
-        waiting.append((place, value))
-        if len(waiting) < _WIDE:
+    def vector_add(self, merge: Merge, address: str, value: str) -> None:
+        """Collect an addition; as soon as a vector is complete, one instruction adds it."""
+        pending = self.pending.setdefault(id(merge), [])
+        pending.append((address, value))
+        if len(pending) < _VECTOR_WIDTH:
             return
-        first = self.line(f"addrspacecast ptr {waiting[0][0]} to ptr addrspace(1)")
-        values = ", ".join(f"float {each}" for _, each in waiting)
-        self.lines.append(f"  call void asm sideeffect {_ADD}(ptr addrspace(1) {first}, {values})")
-        waiting.clear()
+        first = self.line(f"addrspacecast ptr {pending[0][0]} to ptr addrspace(1)")
+        values = ", ".join(f"float {value}" for _, value in pending)
+        self.lines.append(
+            f"  call void asm sideeffect {_VECTOR_ADD}(ptr addrspace(1) {first}, {values})"
+        )
+        pending.clear()
 
-    def compare_and_swap(self, merge: Merge, place: str, value: str) -> None:
-        """Again and again, until nobody came between."""
+    def compare_and_swap(self, merge: Merge, address: str, value: str) -> None:
+        """Retry until no other thread has changed the element between load and store."""
         dtype = merge.value.dtype
         kind = MEMORY[dtype]
         bits = f"i{8 * SIZES[kind]}"
-        self.count += 1
-        label = f"swap{self.count}"
-        first = self.line(f"load {bits}, ptr {place}")
+        label = self.label("swap")
+        first = self.line(f"load {bits}, ptr {address}")
         self.lines += [
             f"  br label %{label}.from",
             f"{label}.from:",
@@ -104,7 +105,7 @@ class AtomicBody(Body):
         old = self.from_memory(raw, dtype)
         new = self.to_memory(self.combined(merge.operator, old, value, dtype), dtype)
         new = new if bits == kind else self.line(f"bitcast {kind} {new} to {bits}")
-        swap = f"cmpxchg ptr {place}, {bits} %{label}.old, {bits} {new} {_ORDER} monotonic"
+        swap = f"cmpxchg ptr {address}, {bits} %{label}.old, {bits} {new} {_ORDER} monotonic"
         self.lines += [
             f"  %{label}.pair = {swap}",
             f"  %{label}.seen = extractvalue {{ {bits}, i1 }} %{label}.pair, 0",
@@ -113,25 +114,26 @@ class AtomicBody(Body):
             f"{label}.end:",
         ]
 
-    def apart_from_turns(self, offset: Expression) -> tuple[Expression, int]:
-        """An offset without what is known of it where loops are written out, and that."""
+    def without_known_part(self, offset: Expression) -> tuple[Expression, int]:
+        """An offset as a sum: an expression, and what constants and unrolled counters add."""
         match offset:
             case Apply("add", (rest, Counter(name))) if self.named(name).isdigit():
-                rest, number = self.apart_from_turns(rest)
+                rest, number = self.without_known_part(rest)
                 return rest, number + int(self.named(name))
             case Apply("add", (rest, Constant(value))):
-                rest, number = self.apart_from_turns(rest)
+                rest, number = self.without_known_part(rest)
                 return rest, number + int(value)
-        return offset, 0
+            case _:
+                return offset, 0
 
 
 def counters_of(expression: Expression) -> set[str]:
-    """The loops that a value depends on."""
-    return {each.name for each in walk_expression(expression) if isinstance(each, Counter)}
+    """The counters of the loops that a value varies with."""
+    return {part.name for part in walk_expression(expression) if isinstance(part, Counter)}
 
 
 def is_multiple(offset: Expression, of: int) -> bool:
-    """Whether it is one, as far as can be seen."""
+    """Whether the offset is certainly a multiple."""
     match offset:
         case Constant(value):
             return int(value) % of == 0
@@ -139,4 +141,5 @@ def is_multiple(offset: Expression, of: int) -> bool:
             return is_multiple(left, of) or is_multiple(right, of)
         case Apply("add" | "sub", (left, right)):
             return is_multiple(left, of) and is_multiple(right, of)
-    return False
+        case _:
+            return False

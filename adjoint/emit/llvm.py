@@ -1,16 +1,16 @@
-"""Kernels for the processor, as LLVM IR text.
+"""Kernels for the CPU, as a module of LLVM IR text.
 
 A kernel is `void @name(ptr %args, i64 %threads)`: `args` holds the address of each buffer, then
-each extent.  What it does between two parallel loops, and each parallel loop, is a function of its
-own with buffers as `noalias` arguments, so that LLVM knows what it may keep in registers and
-vectorise.
+each extent.  Each parallel loop, and each run of statements between two of them, is a function of
+its own with `noalias` buffers: LLVM may keep their elements in registers, and vectorize.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from adjoint.emit.body import METADATA, Body, Wanted, defined
+from adjoint.emit.arithmetic import Callees
+from adjoint.emit.body import METADATA, Body
 from adjoint.loops.statements import Kernel, Loop, Mapping, Statement
 
 HEADER = """\
@@ -21,13 +21,13 @@ declare i32 @omp_get_num_threads()
 
 
 def emit_module(kernels: Sequence[Kernel], attributes: str = "") -> str:
-    """LLVM text that defines every kernel; `attributes` are those of its functions."""
-    wanted = Wanted()
-    functions = ["\n".join(_KernelText(kernel, wanted).text()) for kernel in kernels]
+    """A module that defines every kernel; `attributes` are those of its functions."""
+    callees = Callees()
+    functions = ["\n".join(_KernelText(kernel, callees).text()) for kernel in kernels]
     return "\n".join(
         [
             HEADER,
-            *defined(wanted),
+            *callees.defined(),
             *functions,
             f"attributes #0 = {{ nounwind {attributes} }}",
             METADATA,
@@ -38,9 +38,9 @@ def emit_module(kernels: Sequence[Kernel], attributes: str = "") -> str:
 class _KernelText:
     """The text of one kernel: a dispatching function, and one function for each part."""
 
-    def __init__(self, kernel: Kernel, wanted: Wanted) -> None:
+    def __init__(self, kernel: Kernel, callees: Callees) -> None:
         self.kernel = kernel
-        self.wanted = wanted
+        self.callees = callees
         self.parameters = [f"ptr noalias %b.{b.name}" for b in kernel.buffers]
         self.parameters += [f"i64 %e.{name}" for name in kernel.extents]
 
@@ -55,7 +55,7 @@ class _KernelText:
                     f"  call void @GOMP_parallel(ptr @{name}.share, ptr %args, i32 %n, i32 0)"
                 )
             else:
-                body = Body(self.wanted)
+                body = Body(self.callees)
                 body.block(part)
                 yield from self.function(name, [], body)
                 calls.append(f"  call void @{name}({', '.join(self.arguments())})")
@@ -67,23 +67,16 @@ class _KernelText:
         yield "}"
 
     def function(self, name: str, extra: list[str], body: Body) -> Iterator[str]:
-        # A part is no longer than its loops; inlined, it would lose what `noalias` says.
+        # Inlined, it would lose its `noalias` arguments.
         parameters = ", ".join([*self.parameters, *extra])
-        yield f"define internal void @{name}({parameters}) #0 noinline {{"
-        yield "entry:"
-        yield from body.allocas
-        yield "  br label %start"
-        yield "start:"
-        yield from body.lines
-        yield "  ret void"
-        yield "}"
+        return body.function(f"internal void @{name}({parameters}) #0 noinline")
 
     def parallel(self, name: str, loop: Loop) -> Iterator[str]:
-        """The loop over a range of its counter, and the share of it that one thread takes."""
-        body = Body(self.wanted)
+        """The loop over a range of iterations, and a function that calls it for one thread."""
+        body = Body(self.callees)
         body.loop_over(loop, "%from", "%to")
         yield from self.function(name, ["i64 %from", "i64 %to"], body)
-        bounds = Body(self.wanted)
+        bounds = Body(self.callees)
         stop = bounds.value(loop.stop)
         yield f"define internal void @{name}.share(ptr %args) #0 {{"
         yield from self.unpacked()
@@ -105,14 +98,15 @@ class _KernelText:
         return [parameter.replace("noalias ", "") for parameter in self.parameters]
 
     def unpacked(self) -> Iterator[str]:
-        for place, parameter in enumerate(self.arguments()):
+        """The parameters, loaded from `args`."""
+        for number, parameter in enumerate(self.arguments()):
             kind, name = parameter.split()
-            yield f"  %at.{place} = getelementptr i64, ptr %args, i64 {place}"
-            yield f"  {name} = load {kind}, ptr %at.{place}"
+            yield f"  %at.{number} = getelementptr i64, ptr %args, i64 {number}"
+            yield f"  {name} = load {kind}, ptr %at.{number}"
 
 
 def _parts(body: tuple[Statement, ...]) -> Iterator[Loop | tuple[Statement, ...]]:
-    """Parallel loops, and what stands between them."""
+    """Parallel loops, and the runs of statements between them."""
     between: list[Statement] = []
     for statement in body:
         if isinstance(statement, Loop) and statement.mapping is Mapping.PARALLEL:

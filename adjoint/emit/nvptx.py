@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from adjoint.emit.body import METADATA, Wanted, defined
+from adjoint.emit.arithmetic import Callees
+from adjoint.emit.body import METADATA
 from adjoint.emit.products import ProductBody
-from adjoint.emit.random import PHILOX_OF_GPU
+from adjoint.emit.random import PHILOX_ON_GPU
 from adjoint.emit.shortcuts import shortcuts
 from adjoint.emit.teams import TeamBody
-from adjoint.loops.statements import (
-    Kernel,
-    Loop,
-    Mapping,
-)
-from adjoint.loops.teams import block_of
+from adjoint.loops.statements import Kernel, Loop, Mapping
+from adjoint.loops.teams import threads_per_block
 
 TRIPLE = "nvptx64-nvidia-cuda"
+
+# Threads of matrix products that are to be resident on a multiprocessor: limits their registers.
+MIN_RESIDENT_THREADS = 512
 
 _HEADER = f"""\
 target triple = "{TRIPLE}"
@@ -32,39 +32,34 @@ declare void @__assertfail(ptr, ptr, i32, ptr, i64) #1
 """
 
 
-def emit_module(kernels: Sequence[Kernel], wide: bool = False) -> str:
-    """LLVM text that defines every kernel.
+def emit_module(kernels: Sequence[Kernel], vector_atomics: bool = False) -> str:
+    """A module that defines every kernel.
 
-    `wide`: the machine adds several neighbours to memory at a time.
+    `vector_atomics`: the GPU adds four adjacent floats to memory by one instruction.
     """
-    wanted = Wanted()
-    functions = ["\n".join(_kernel(kernel, wanted, wide)) for kernel in kernels]
+    callees = Callees()
+    functions = ["\n".join(_kernel(kernel, callees, vector_atomics)) for kernel in kernels]
     attributes = "attributes #0 = { nounwind }\nattributes #1 = { noreturn nounwind }"
-    made = shortcuts(wanted.shortcuts)
-    known = [line for line in defined(wanted, PHILOX_OF_GPU) if line not in made]
-    return "\n".join([_HEADER, made, *known, *functions, attributes, METADATA, "!2 = !{}"])
+    short = shortcuts(callees.shortcuts)
+    others = [line for line in callees.defined(PHILOX_ON_GPU) if line not in short]
+    return "\n".join([_HEADER, short, *others, *functions, attributes, METADATA, "!2 = !{}"])
 
 
-def _kernel(kernel: Kernel, wanted: Wanted, wide: bool) -> Iterator[str]:
+def _kernel(kernel: Kernel, callees: Callees, vector_atomics: bool) -> Iterator[str]:
     (loop,) = kernel.body
     assert isinstance(loop, Loop)
     assert loop.mapping is Mapping.PARALLEL
-    body = (TeamBody if kernel.tile is None else ProductBody)(kernel, wanted, wide)
+    body = (TeamBody if kernel.tile is None else ProductBody)(kernel, callees, vector_atomics)
     body.parallel(loop)
     parameters = [
         f"ptr noalias align 16 {'' if b.written else 'readonly '}%b.{b.name}"
         for b in kernel.buffers
     ]
     parameters += [f"i64 %e.{name}" for name in kernel.extents]
-    limit = f'"nvvm.maxntid"="{block_of(kernel.team)}"'
+    limit = f'"nvvm.maxntid"="{threads_per_block(kernel.team)}"'
     if kernel.tile is not None:
-        limit += f' "nvvm.minctasm"="{max(1, 512 // kernel.team)}"'
+        blocks = max(1, MIN_RESIDENT_THREADS // kernel.team)
+        limit += f' "nvvm.minctasm"="{blocks}"'
     yield from body.globals
-    yield f"define ptx_kernel void @{kernel.name}({', '.join(parameters)}) #0 {limit} {{"
-    yield "entry:"
-    yield from body.allocas
-    yield "  br label %start"
-    yield "start:"
-    yield from body.lines
-    yield "  ret void"
-    yield "}"
+    signature = f"ptx_kernel void @{kernel.name}({', '.join(parameters)}) #0 {limit}"
+    yield from body.function(signature)

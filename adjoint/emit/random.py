@@ -1,4 +1,4 @@
-"""Random numbers of a key and a counter, as LLVM text: `philox` of `loops/operators.py`."""
+"""The counter-based generator Philox as LLVM IR: `philox` of `loops/operators.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from adjoint.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
 
 
 def _product(n: int, word: int, multiplier: int) -> Iterator[str]:
-    """Of the product of a word the high one, and the low one: which is word 3 or 1 of the next."""
+    """The 64-bit product of a word: its high half, and its low half as a word of round n + 1."""
     yield f"%w{word}.{n} = zext i32 %c{word}.{n} to i64"
     yield f"%p{word}.{n} = mul i64 %w{word}.{n}, {multiplier}"
     yield f"%s{word}.{n} = lshr i64 %p{word}.{n}, 32"
@@ -16,15 +16,15 @@ def _product(n: int, word: int, multiplier: int) -> Iterator[str]:
     yield f"%c{3 - word}.{n + 1} = trunc i64 %p{word}.{n} to i32"
 
 
-def _product_of_gpu(n: int, word: int, multiplier: int) -> Iterator[str]:
-    """The same: a wide product would make LLVM compute all the rest in wide numbers, too."""
-    given = f"i32 %c{word}.{n}, i32 {multiplier}"
-    yield f"%high{word}.{n} = call i32 @llvm.nvvm.mulhi.ui({given})"
+def _product_on_gpu(n: int, word: int, multiplier: int) -> Iterator[str]:
+    """The same in 32 bits: after a 64-bit product LLVM would compute the whole round in 64 bits."""
+    factors = f"i32 %c{word}.{n}, i32 {multiplier}"
+    yield f"%high{word}.{n} = call i32 @llvm.nvvm.mulhi.ui({factors})"
     yield f"%c{3 - word}.{n + 1} = mul i32 %c{word}.{n}, {multiplier}"
 
 
 def _rounds(product: Callable[[int, int, int], Iterator[str]]) -> Iterator[str]:
-    """From words %c0.0 to %c3.0 of the counter to those with the number of the last round."""
+    """All rounds: the counter is in %c0.0 to %c3.0, the result in %c0.ROUNDS to %c3.ROUNDS."""
     for n in range(ROUNDS):
         for word, multiplier in zip((0, 2), MULTIPLIERS, strict=True):
             yield from product(n, word, multiplier)
@@ -65,4 +65,4 @@ def _philox(product: Callable[[int, int, int], Iterator[str]]) -> Iterator[str]:
 
 PHILOX = "\n".join(_philox(_product))
 
-PHILOX_OF_GPU = "\n".join(["declare i32 @llvm.nvvm.mulhi.ui(i32, i32)", *_philox(_product_of_gpu)])
+PHILOX_ON_GPU = "\n".join(["declare i32 @llvm.nvvm.mulhi.ui(i32, i32)", *_philox(_product_on_gpu)])

@@ -1,8 +1,8 @@
-"""Math functions by instructions of the GPU, in single precision.
+"""Math functions in single precision by the GPU's approximate instructions.
 
-The machine has 2**x and 1 / x to about a unit in the last place.  With what their arguments lose to
-rounding put back, functions made of them are within two units or so, as those of NVIDIA's own
-library are, for a third of the instructions of functions that any machine could run.
+The GPU computes 2**x and 1 / x to about one ulp.  Functions built on them, with a correction for
+the rounding of their arguments, are within about two ulps, as those of NVIDIA's library are.  They
+take a third of the instructions of the portable functions in `emit/math/`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def _number(value: float) -> str:
 LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453
 
-_HIGH = 1.44269502162933349609375  # LOG2_E as a float
-_LOW = LOG2_E - _HIGH
+_LOG2_E_HIGH = 1.44269502162933349609375  # LOG2_E rounded to a float
+_LOG2_E_LOW = LOG2_E - _LOG2_E_HIGH
 
 # (tanh(x) / x - 1) / x**2 as a polynomial of x**2, for |x| < 0.56: relative error below 2**-29.
 _TANH = (
@@ -42,13 +42,13 @@ declare float @llvm.fabs.f32(float)
 declare float @llvm.copysign.f32(float, float)
 """
 
-# exp(x) is 2**t (1 + e ln 2), where t is x log2(e) rounded and e what the rounding took away.
+# exp(x) = 2**t (1 + e ln 2), where t is x log2(e) rounded and e the rounding error.
 EXP = f"""\
 define internal float @short.exp(float %x) alwaysinline {{
-  %t = fmul float %x, {_number(_HIGH)}
+  %t = fmul float %x, {_number(_LOG2_E_HIGH)}
   %minus = fneg float %t
-  %e0 = call float @llvm.fma.f32(float %x, float {_number(_HIGH)}, float %minus)
-  %e1 = call float @llvm.fma.f32(float %x, float {_number(_LOW)}, float %e0)
+  %e0 = call float @llvm.fma.f32(float %x, float {_number(_LOG2_E_HIGH)}, float %minus)
+  %e1 = call float @llvm.fma.f32(float %x, float {_number(_LOG2_E_LOW)}, float %e0)
   %y = call float @llvm.nvvm.ex2.approx.f(float %t)
   %e = fmul float %e1, {_number(LN_2)}
   %better = call float @llvm.fma.f32(float %y, float %e, float %y)
@@ -71,7 +71,7 @@ define internal float @short.sigmoid(float %x) alwaysinline {
 
 
 def _polynomial(name: str, x: str, numbers: Sequence[float]) -> str:
-    """Lines that end with `name`0."""
+    """Lines that leave the polynomial's value in `name`0, by Horner's scheme."""
     *rest, last = map(_number, numbers)
     lines = [f"  %{name}{len(rest)} = fadd float {last}, 0.0"]
     for n, c in reversed(list(enumerate(rest))):
@@ -118,12 +118,11 @@ define internal float @short.erf(float %x) alwaysinline {{
 }}
 """
 
-# What there is, and what it calls.
 SHORTCUTS = {"erf": ERF, "exp": EXP, "sigmoid": SIGMOID, "tanh": TANH}
 
 
-def shortcuts(wanted: set[str]) -> str:
-    """Definitions of the functions `wanted`."""
-    if not wanted:
+def shortcuts(names: set[str]) -> str:
+    """Definitions of the functions `names`, and of `exp`, which the others call."""
+    if not names:
         return ""
-    return DECLARED + EXP + "".join(SHORTCUTS[name] for name in sorted(wanted - {"exp"}))
+    return DECLARED + EXP + "".join(SHORTCUTS[name] for name in sorted(names - {"exp"}))

@@ -14,7 +14,7 @@ REGISTERS: dict[torch.dtype, str] = {
     torch.int32: "i32",
     torch.int64: "i64",
     torch.float16: "half",
-    # Held as float and rounded where it is stored or cast: few machines compute in it.
+    # Computed in float, and rounded where it is stored or cast.
     torch.bfloat16: "float",
     torch.float32: "float",
     torch.float64: "double",
@@ -22,6 +22,7 @@ REGISTERS: dict[torch.dtype, str] = {
 
 MEMORY = {**REGISTERS, torch.bool: "i8", torch.bfloat16: "i16"}
 
+# Bytes.
 SIZES = {"i8": 1, "i16": 2, "half": 2, "i32": 4, "float": 4, "i64": 8, "double": 8}
 
 UNSIGNED = frozenset({torch.uint8, torch.bool})
@@ -53,6 +54,7 @@ SUFFIX = {"half": "f16", "float": "f32", "double": "f64"}
 
 
 def width(kind: str) -> int:
+    """The bits of an integer type."""
     return int(kind[1:])
 
 

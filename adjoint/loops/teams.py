@@ -1,4 +1,4 @@
-"""How teams of threads lie in the blocks of a GPU."""
+"""Teams of threads on a GPU, and the tiles of matrix products that they compute."""
 
 from __future__ import annotations
 
@@ -6,66 +6,66 @@ from dataclasses import dataclass
 
 WARP = 32
 
-# Threads of a block, where teams are smaller.
-BLOCK = 256
+# Threads of a block that holds several teams.
+BLOCK_THREADS = 256
+
+# Above this many threads a team has fewer registers for each.
+LARGE_TEAM_THREADS = 256
 
 
-# Threads of larger teams have fewer registers.
-LARGE_TEAM = 256
+def max_unrolled_copies(team: int) -> int:
+    """How many copies of a loop's body one thread may have.
 
-
-def most_copies(team: int) -> int:
-    """How often the body of a loop is written out for one thread: what it reads in one phase of a
-    row stays in its registers for the next.
+    What they load stays in registers between the loops over a row.
     """
-    return 32 if team > LARGE_TEAM else 64
+    return 32 if team > LARGE_TEAM_THREADS else 64
 
 
-def turns_of(count: int, team: int) -> int:
-    """How often a thread goes through a loop that its team shares out."""
-    return _whole(count, team)
+def trips_per_thread(count: int, team: int) -> int:
+    """The trip count of one thread, in a loop of `count` iterations that its team divides."""
+    return _ceiling(count, team)
 
 
-def block_of(team: int) -> int:
-    """How many threads a block has: teams of more than a warp meet in its memory, one a block."""
-    return team if team > WARP else BLOCK
+def threads_per_block(team: int) -> int:
+    """A team of more than a warp has a block, and its shared memory, to itself."""
+    return team if team > WARP else BLOCK_THREADS
 
 
-# Neighbours that lie in memory side by side, and are read and written at a time.
+# Adjacent elements that one vector instruction loads or stores: four floats.
 QUAD = 4
 
-# A warp of a product is so many threads high and wide.
-HEIGHT = 4
-WIDTH = 8
+# The arrangement of a warp's threads over a tile of a product.
+WARP_ROWS = 4
+WARP_COLUMNS = 8
 
 
-# With so many tiles, a machine of very many threads is busy.
-MANY_TILES = 128
+# Large tiles that are enough for full occupancy.
+MIN_LARGE_TILES = 128
 
-# Small tiles read the same again and again: they are good for no more multiplications.
-MOST_IN_SMALL_TILES = 1 << 27
+# Small tiles load each element more often: beyond this many multiplications a library is faster.
+MAX_SMALL_TILE_PRODUCTS = 1 << 27
 
 
 @dataclass(frozen=True)
 class Tile:
     """The part of a matrix product that a team computes.
 
-    Each thread has some quads of rows times some quads of columns in its registers.
+    Register tiling: each thread accumulates some quads of rows times some quads of columns.
     """
 
     rows: int
     columns: int
-    own: tuple[int, int]
-    """The rows and columns of a thread."""
+    per_thread: tuple[int, int]
+    """The rows and columns that one thread accumulates."""
     depth: int
-    """How much of what is summed over a team has at hand at a time."""
-    along: bool
-    """Neighbours of the right matrix lie along what is summed over, not along its columns."""
+    """How much of the inner dimension, k, is in shared memory at a time."""
+    k_contiguous: bool
+    """Whether the right matrix is contiguous along k, rather than along its columns."""
 
     @property
     def warps(self) -> tuple[int, int]:
-        rows, columns = self.own
-        return self.rows // (HEIGHT * rows), self.columns // (WIDTH * columns)
+        rows, columns = self.per_thread
+        return self.rows // (WARP_ROWS * rows), self.columns // (WARP_COLUMNS * columns)
 
     @property
     def team(self) -> int:
@@ -73,20 +73,19 @@ class Tile:
         return WARP * high * wide
 
 
-def tile_of(rows: int, columns: int, inner: int, along: bool = False) -> Tile | None:
-    """For a product of that size; None: it has none that is good.
+def tile_of(rows: int, columns: int, inner: int, k_contiguous: bool = False) -> Tile | None:
+    """The tile for a product of these sizes; None if a library is faster.
 
-    Threads that have much in registers wait less for shared memory.  With few tiles they would wait
-    for the rest of memory instead: then tiles are small and many, and ask for much at a time.
+    Large tiles, with many accumulators in registers, load each element least often.  Where there
+    would be too few of them to occupy the GPU, tiles are small, and deep to keep loads in flight.
     """
     width = 128 if columns > 64 else 64 if columns > 32 else 32
     height = 128 if width == 128 else 256
-    if _whole(rows, height) * _whole(columns, width) >= MANY_TILES:
-        return Tile(height, width, (8, 8 if width > 32 else 4), 8, along)
-    small = Tile(32, min(width, 64), (4, 4), min(32, _whole(inner, 8) * 8), along)
-    return small if rows * columns * inner <= MOST_IN_SMALL_TILES else None
+    if _ceiling(rows, height) * _ceiling(columns, width) >= MIN_LARGE_TILES:
+        return Tile(height, width, (8, 8 if width > 32 else 4), 8, k_contiguous)
+    small = Tile(32, min(width, 64), (4, 4), min(32, _ceiling(inner, 8) * 8), k_contiguous)
+    return small if rows * columns * inner <= MAX_SMALL_TILE_PRODUCTS else None
 
 
-def _whole(count: int, by: int) -> int:
-    """How many of that size hold all."""
+def _ceiling(count: int, by: int) -> int:
     return -(-count // by)

@@ -28,7 +28,7 @@ from adjoint.loops.statements import (
     Store,
     Update,
 )
-from adjoint.loops.teams import WARP, most_copies, turns_of
+from adjoint.loops.teams import WARP, max_unrolled_copies, trips_per_thread
 from adjoint.lower.definitions import Mapped, Reduced, Scattered
 from adjoint.lower.fusion import Group, Level
 from adjoint.lower.index import Axis, linear, of_axis, row_major, unravelled
@@ -284,8 +284,8 @@ class _Grid(Checked, Builder):
             product(shape_of(item.node)), self.group.columns
         ):
             return False
-        copies = turns_of(self.columns, self.team) * self.width
-        return copies <= most_copies(self.team)
+        copies = trips_per_thread(self.columns, self.team) * self.width
+        return copies <= max_unrolled_copies(self.team)
 
     def _place(self, item: Item) -> Expression:
         """Where the thread adds to a sum over rows."""

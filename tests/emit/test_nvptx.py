@@ -66,7 +66,7 @@ def kernels(name: str) -> list[str]:
     """LLVM text of each kernel."""
     function, inputs = CASES[name]
     plan = lower(graph_of(function, inputs), grids=True)
-    return [emit_module([launch.kernel], wide=True) for launch in launches(plan)]
+    return [emit_module([launch.kernel], vector_atomics=True) for launch in launches(plan)]
 
 
 def code(name: str) -> str:

@@ -48,20 +48,19 @@ def kernel(name: str) -> Kernel:
 
 
 def code(name: str) -> str:
-    return assemble(emit_module([kernel(name)], wide=True), HOPPER).decode()
+    return assemble(emit_module([kernel(name)], vector_atomics=True), HOPPER).decode()
 
 
 def test_one_row_of_the_tile_at_a_time_is_multiplied() -> None:
     text = code("plain")
-    # A thread has eight rows and eight columns; two turns are written out, once in the loop over
-    # what is summed, and once for the last of it.
+    # A thread has eight rows and eight columns; two iterations are unrolled, once in the loop over
+    # k, and once for the last k-step.
     assert text.count("fma.rn.f32") == 2 * 2 * 8 * 8
     assert text.count("ld.shared.v4") == 2 * 2 * 4
 
 
-def test_quads_are_one_access() -> None:
+def test_quads_are_stored_as_vectors() -> None:
     text = code("computed after")
-    assert "ld.global.nc.f32" not in text
     assert text.count("st.global.v4") == 16
     assert "st.global.f32" not in text
 
@@ -91,7 +90,9 @@ def test_kernels_become_assembly(name: str) -> None:
 @pytest.mark.skipif(ASSEMBLER is None, reason="there is no ptxas on this machine")
 @pytest.mark.parametrize("name", CASES)
 def test_the_assembler_finds_registers_for_all(name: str, tmp_path: Path) -> None:
-    said = said_of(assemble(emit_module([kernel(name)], wide=True), HOPPER), "sm_90", tmp_path)
+    said = said_of(
+        assemble(emit_module([kernel(name)], vector_atomics=True), HOPPER), "sm_90", tmp_path
+    )
     assert "0 bytes spill stores" in said
-    # Two teams at a time.
+    # Two teams fit on a multiprocessor.
     assert int(re.findall(r"Used (\d+) registers", said)[0]) <= 128

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from adjoint.emit.body import Body, Wanted, defined
+from adjoint.emit.arithmetic import Callees
+from adjoint.emit.body import Body
 from adjoint.emit.random import PHILOX
 from adjoint.loops.expressions import Load, apply, integer
 from adjoint.philox import halves
@@ -35,10 +36,10 @@ def test_code_gives_what_is_meant_bit_for_bit() -> None:
 
 
 def test_it_is_defined_once_where_it_is_called() -> None:
-    wanted = Wanted()
-    body = Body(wanted)
-    assert PHILOX not in defined(wanted)
+    callees = Callees()
+    body = Body(callees)
+    assert PHILOX not in callees.defined()
     x = Load("x", integer(0), torch.int64)
     body.value(apply("philox", x, x, x, integer(0)) + apply("philox", x, x, x, integer(1)))
-    assert defined(wanted).count(PHILOX) == 1
+    assert callees.defined().count(PHILOX) == 1
     assert sum("call i64 @philox" in line for line in body.lines) == 2

@@ -28,11 +28,6 @@ def test_a_row_is_read_once() -> None:
     assert "shfl.sync" in text
 
 
-def test_lanes_of_several_warps_meet_in_shared_memory() -> None:
-    assert "bar.sync" in code("long rows") or "barrier.sync" in code("long rows")
-    assert "bar" not in code("few columns")
-
-
 def test_a_transpose_reads_and_stores_neighbours_together() -> None:
     text = code("transpose")
     # Four elements a thread, in the direction of threads both times.

@@ -1,10 +1,19 @@
 from __future__ import annotations
 
-from adjoint.loops.teams import BLOCK, HEIGHT, WIDTH, Tile, block_of, tile_of
+from adjoint.loops.teams import (
+    BLOCK_THREADS,
+    WARP_COLUMNS,
+    WARP_ROWS,
+    Tile,
+    threads_per_block,
+    tile_of,
+)
 
 
 def test_teams_larger_than_a_warp_have_a_block_each() -> None:
-    assert [block_of(team) for team in (1, 8, 32, 64, 1024)] == [BLOCK, BLOCK, BLOCK, 64, 1024]
+    small = [threads_per_block(team) for team in (1, 8, 32)]
+    assert small == [BLOCK_THREADS] * 3
+    assert [threads_per_block(team) for team in (64, 1024)] == [64, 1024]
 
 
 def test_a_tile_is_as_wide_as_the_columns_about_and_threads_share_it_out() -> None:
@@ -13,8 +22,9 @@ def test_a_tile_is_as_wide_as_the_columns_about_and_threads_share_it_out() -> No
         assert tile is not None
         assert tile.columns == width
         assert tile.team == 256
-        (rows, own), (high, wide) = tile.own, tile.warps
-        assert (rows * HEIGHT * high, own * WIDTH * wide) == (tile.rows, tile.columns)
+        (rows, columns), (high, wide) = tile.per_thread, tile.warps
+        whole = (rows * WARP_ROWS * high, columns * WARP_COLUMNS * wide)
+        assert whole == (tile.rows, tile.columns)
 
 
 def test_where_tiles_would_be_few_they_are_small_and_deep() -> None:

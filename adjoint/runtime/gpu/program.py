@@ -16,7 +16,7 @@ import torch
 
 from adjoint.graph.evaluation import detach_inputs
 from adjoint.loops.plan import BUSY, Argument, Invoke, Launch, Plan, Tiles, operands_of
-from adjoint.loops.teams import block_of
+from adjoint.loops.teams import threads_per_block
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import BINDING, add_symbol, load_resident
 from adjoint.runtime.cpu.memory import At, Pool, Word, Words
@@ -156,7 +156,7 @@ class GpuBinding(Binding):
         assert grid is not None
         team = step.kernel.team
         teams = self._int(grid.count) * (self.chunks(step) if grid.chunked else 1)
-        block = block_of(team)
+        block = threads_per_block(team)
         first = words.put(values)
         pointers = words.put([At(first.word + place) for place in range(len(values))])
         return [words.put([code, -(-teams * team // block), block, pointers])]
