@@ -1,8 +1,8 @@
-"""What a user is told: one error for each kind of failure, with the place in the user's code.
+"""The errors and warnings that users meet, each with the line of the user's program.
 
-A failure inside the compiler - an assertion, a lookup, an exception of a library - is told as the
-kind of failure that it is to the user: of capture, or of differentiation.  The exception itself is
-its `__cause__`.
+A failure inside the compiler - an assertion, a lookup, an exception of a library - reaches the user
+as the error of the stage that failed: `CaptureError` or `DifferentiationError`.  The original
+exception is its `__cause__`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CaptureError(RuntimeError):
           at model.py:12 in forward: index = mask.nonzero()
           way out: use torch.where(mask, x, 0), whose size is known
 
-    It is raised before anything has run: inputs and buffers are as they were.
+    It is raised before anything has run: inputs and buffers are unchanged.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class CaptureError(RuntimeError):
         source: SourceLine | None = None,
         is_internal: bool = False,
     ) -> None:
-        """`is_internal`: it is a failure of the compiler's, and no construct that it refuses."""
+        """`is_internal`: the compiler failed, rather than refused a construct."""
         # The arguments are the exception's args, so that it can be copied between processes.
         super().__init__(construct, why, remedy, source, is_internal)
         self.construct = construct
@@ -52,7 +52,7 @@ class CaptureError(RuntimeError):
         self.source = source
         self.is_internal = is_internal
         self.depends_on_data = False
-        """What the program does next, or a size, depends on values."""
+        """Whether control flow or a size depends on the values of tensors."""
 
     def __str__(self) -> str:
         lines = [f"cannot capture {self.construct}: {self.why}"]
@@ -63,14 +63,14 @@ class CaptureError(RuntimeError):
 
 
 class OutsideLevelError(CaptureError):
-    """A function under a level of `torch.func` closes over a tensor of that level.
+    """A function inside a `torch.func` transform closes over a tensor of that transform's level.
 
-    A graph cannot hold it: what it means to batch or differentiate it is the level's business.
+    A graph cannot hold such a tensor: only the level knows how to batch or differentiate it.
     """
 
 
 class FallbackWarning(UserWarning):
-    """Something runs in eager torch, because adjoint cannot do it and says so once."""
+    """Part of a program runs in eager torch, because adjoint cannot compile it."""
 
 
 class DifferentiationError(RuntimeError):
@@ -80,7 +80,7 @@ class DifferentiationError(RuntimeError):
           at model.py:12 in forward: y = torch.igamma(a, x)
           way out: detach its argument, or give the op a rule with adjoint.vjp_rule
 
-    It is raised when the derivative is built: nothing has run.
+    It is raised when the derivative is built, before it runs.
     """
 
     def __init__(

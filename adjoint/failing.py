@@ -1,7 +1,7 @@
-"""What a failure is read by: whose code it came from, and which op was being worked on.
+"""Marks on functions by which `graph/boundary.py` reads the traceback of a failure.
 
-Nothing is kept while nothing fails.  Functions are marked once, when they are defined, and the
-traceback of a failure says which of them were running (`graph/boundary.py`).
+A mark says which op a function works on, or that it calls user code.  Functions are marked once,
+when they are defined, so that marks cost nothing while nothing fails.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any, TypeVar
 
-Work = TypeVar("Work", bound=Callable[..., Any])
-Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
+T = TypeVar("T")
 
-# By code: the variable that holds the node, the op, or what has one, that the function works on.
+# By code object: the variable of the function that holds the op it works on, or a node of it.
 _VARIABLES: dict[CodeType, str] = {}
 
 
-def works_on(variable: str) -> Callable[[Work], Work]:
-    """The decorated function works on the op in `variable`, an argument or a local."""
+def works_on(variable: str) -> Callable[[Function], Function]:
+    """Mark the decorated function as working on the op in `variable`, an argument or a local."""
 
-    def marked(function: Work) -> Work:
+    def marked(function: Function) -> Function:
         _VARIABLES[function.__code__] = variable
         return function
 
@@ -28,15 +28,15 @@ def works_on(variable: str) -> Callable[[Work], Work]:
 
 
 def variable_of(code: CodeType) -> str | None:
-    """The variable of a function that says what it works on."""
+    """The variable that a marked function keeps its op in."""
     return _VARIABLES.get(code)
 
 
-def call_user_code(function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
-    """Call what belongs to the user's program: what it raises is the program's own error."""
+def call_user_code(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    """Call a function of the user's program: what it raises is the program's own error."""
     return function(*args, **kwargs)
 
 
 def is_user_call(code: CodeType) -> bool:
-    """From here on, the program runs."""
+    """Whether a frame with this code object calls into the user's program."""
     return code is call_user_code.__code__

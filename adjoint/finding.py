@@ -1,4 +1,4 @@
-"""The functions and arguments that a user names on the command line."""
+"""Loading the functions, and their arguments, that are named on the command line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ EXAMPLES = "example_inputs"
 
 
 class UsageError(Exception):
-    """What was asked for cannot be found or called."""
+    """The command line names something that cannot be found or called."""
 
 
 def find(target: str) -> tuple[ModuleType, Any]:
-    """The module and the object that `module:name` or `file.py:name` means."""
+    """The module and the object that `module:name` or `file.py:name` names."""
     place, separator, name = target.rpartition(":")
     if not separator:
         raise UsageError(f"{target!r} names no function; write module:function")
@@ -57,7 +57,7 @@ def _load_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and not name.startswith(error.name):
-            raise  # The module is there; something that it imports is not.
+            raise  # The module exists; one that it imports does not.
         raise UsageError(f"there is no module {name!r}") from None
 
 

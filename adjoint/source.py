@@ -1,4 +1,4 @@
-"""Where in the user's program the running code is."""
+"""Finding the line of the user's program: on the stack, in a traceback, in torch.fx metadata."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import linecache
 import os
 import sys
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 
 import torch
 
@@ -22,6 +22,7 @@ _GENERATED = ("<eval_with_key>", "<frozen", "<string>", "<generated")
 
 @functools.lru_cache(maxsize=4096)
 def is_user_file(file: str) -> bool:
+    """Whether a file is neither torch's, nor ours, nor generated code."""
     if file.startswith(_GENERATED):
         return False
     if file.startswith(_LIBRARIES):
@@ -29,20 +30,24 @@ def is_user_file(file: str) -> bool:
     return os.sep + "contextlib.py" not in file and os.sep + "functools.py" not in file
 
 
+def line_of_code(code: CodeType, number: int) -> SourceLine:
+    """Line `number` of the file that `code` was compiled from."""
+    text = linecache.getline(code.co_filename, number).strip()
+    return SourceLine(code.co_filename, number, code.co_name, text)
+
+
 def user_line() -> SourceLine | None:
-    """The innermost line on the stack that is neither torch's nor ours."""
+    """The innermost user line on the stack."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        if is_user_file(file):
-            text = linecache.getline(file, frame.f_lineno).strip()
-            return SourceLine(file, frame.f_lineno, frame.f_code.co_name, text)
+        if is_user_file(frame.f_code.co_filename):
+            return line_of_code(frame.f_code, frame.f_lineno)
         frame = frame.f_back
     return None
 
 
 def line_of_stack_trace(stack_trace: str | None) -> SourceLine | None:
-    """The innermost line of the user's in a stack trace as torch.fx keeps it."""
+    """The innermost user line in a stack trace as torch.fx keeps it."""
     if not stack_trace:
         return None
     found: SourceLine | None = None
@@ -60,12 +65,11 @@ def line_of_stack_trace(stack_trace: str | None) -> SourceLine | None:
 
 
 def line_of_traceback(traceback: TracebackType | None) -> SourceLine | None:
-    """The innermost line of the user's that an error passed through."""
+    """The innermost user line that an exception passed through."""
     found: SourceLine | None = None
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if is_user_file(code.co_filename):
-            text = linecache.getline(code.co_filename, traceback.tb_lineno).strip()
-            found = SourceLine(code.co_filename, traceback.tb_lineno, code.co_name, text)
+            found = line_of_code(code, traceback.tb_lineno)
         traceback = traceback.tb_next
     return found

@@ -14,7 +14,6 @@ from adjoint.graph.calling import BaseOf, FromCaller, InputSource, MemoryOf, New
 from adjoint.graph.descriptors import (
     EffectToken,
     Input,
-    Phase,
     PlainInput,
     SymbolicSize,
     SyntheticBase,
@@ -242,7 +241,7 @@ class Inputs:
 
     def describe_token(self, node: fx.Node) -> None:
         """`node` is the token of the first op with effects."""
-        self._describe(node, EffectToken(0, Phase.FORWARD), NewToken())
+        self._describe(node, EffectToken(0), NewToken())
 
 
 def _state(tensor: torch.Tensor) -> AutogradState:

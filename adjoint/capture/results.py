@@ -37,7 +37,6 @@ from adjoint.graph.descriptors import (
     IntermediateBase,
     MetadataMutation,
     Output,
-    Phase,
     Result,
     ViewArgument,
     ViewValue,
@@ -83,7 +82,7 @@ class Results:
         if self.tracer.scope.token is not None:
             assert self.tracer.scope.entry_token is not None
             self.inputs.describe_token(self.tracer.scope.entry_token)
-            self._output(self.tracer.scope.token, EffectTokenOut(0, Phase.FORWARD))
+            self._output(self.tracer.scope.token, EffectTokenOut(0))
         placeholders = [n for n in self.tracer.emitter.graph.nodes if n.op == "placeholder"]
         return CallingConvention(
             sources=tuple(self.inputs.sources[node] for node in placeholders),
@@ -125,7 +124,7 @@ class Results:
 
     def _is_plain_view(self, made: Recipe) -> bool:
         """It is made by view ops alone, of what it is a view of now."""
-        if not isinstance(made, View) or made.is_made_anew:
+        if not isinstance(made, View) or made.is_regenerated:
             return False
         return all(isinstance(step, Replay) for step in made.steps)
 

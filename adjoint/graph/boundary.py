@@ -1,15 +1,14 @@
-"""Where failures of the compiler become errors of the user's.
+"""Error boundaries: an exception inside the compiler becomes one of `adjoint.errors`.
 
-Between the user and the stages are a few doors: a capture, a derivative, native code.  What fails
-behind one comes out as one error of its kind, with the op that was being worked on and the user's
-line, read off the traceback.  Some exceptions pass as they are: those of the user's own program,
-which eager would raise as well; those that ask for something, as an interrupt does; Dynamo's.
+The user meets the compiler at a few boundaries: a capture, a derivative, native code.  An exception
+that reaches one becomes the error of that kind, naming the op that was being compiled and the
+user's line; both are read off the traceback.  Some exceptions pass through unchanged: those of the
+user's own program, which eager would raise too; interrupts and exhausted memory; Dynamo's own.
 """
 
 from __future__ import annotations
 
 import contextlib
-import linecache
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,35 +24,35 @@ from adjoint.failing import is_user_call, variable_of
 from adjoint.graph.descriptors import order_of
 from adjoint.graph.metadata import source_of
 from adjoint.graph.show import show_target
-from adjoint.source import is_user_file, line_of_stack_trace, user_line
+from adjoint.source import is_user_file, line_of_code, line_of_stack_trace, user_line
 from adjoint.torch_private.dynamo import DynamoError
 from adjoint.torch_private.operators import HigherOrderOperator, OpOverload
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
 _PACKAGE = Path(__file__).parent.parent
 
-# Between the program and torch, or on the program's side of a capture: what comes through here is
-# as much the program's as it was before.
-_SEEN_THROUGH = tuple(str(_PACKAGE / name) for name in ("torch_private", "transforms"))
+# Packages whose frames do not count as ours: they run user code, or torch on its behalf, so an
+# error that passes through them still belongs to whoever is below.
+_TRANSPARENT = tuple(str(_PACKAGE / name) for name in ("torch_private", "transforms"))
 
-# What eager's operators raise.
-_OF_OPERATORS = (RuntimeError, ValueError, TypeError, IndexError)
+# The exceptions that eager operators raise for illegal arguments.
+_OPERATOR_ERRORS = (RuntimeError, ValueError, TypeError, IndexError)
 
-_PASSING = (
+_PASSED_THROUGH = (
     CaptureError,
     DifferentiationError,
     DynamoError,
     MemoryError,
     torch.OutOfMemoryError,
-    Warning,  # The user has made errors of warnings.
+    Warning,  # Raised where the user turned warnings into errors.
 )
 
-# What torch says where the memory of a processor, or a driver's, is exhausted.
-_NO_MEMORY = ("allocate memory", "out of memory")
+# Parts of the messages of RuntimeErrors that mean exhausted memory, on the host or in the driver.
+_OUT_OF_MEMORY = ("allocate memory", "out of memory")
 
-# Of so many ops a message gives the names.
-_NAMED = 6
+# How many ops of a graph a message names.
+_MAX_NAMED_OPS = 6
 
 _REMEDY = (
     'options={"unsupported": "eager"} of torch.compile, or torch.func in place of the transforms, '
@@ -63,7 +62,7 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class Location:
-    """What was being worked on: an op, or more than one, and a line of the user's."""
+    """What was being compiled: an op or a whole graph, and the user's line."""
 
     op: str
     source: SourceLine | None
@@ -74,24 +73,28 @@ class Location:
 
 @contextlib.contextmanager
 def capturing(what: Callable[[], Location], checked: bool = False) -> Iterator[None]:
-    """What fails inside is a `CaptureError`, unless the program itself raised it.
+    """An exception inside becomes a `CaptureError`, unless the user's program itself raised it.
 
-    `what` is captured.  `checked`: Dynamo has run the program's operators on fakes, so that what
-    they refuse is no mistake of the user's, but for what autograd refuses.
+    `what` locates the program as a whole.  `checked`: Dynamo has already run the program's
+    operators on fakes, so an operator error is ours; only a RuntimeError, as autograd raises, is
+    the user's.
     """
     try:
         yield
     except Exception as error:
-        if passes_through(error) or _is_the_programs(error, checked):
+        if passes_through(error) or _is_from_user_code(error, checked):
             raise
-        place = location_of(error, what)
+        location = location_of(error, what)
         raise CaptureError(
-            place.op, failure_text(error), _REMEDY, place.source, is_internal=True
+            location.op, failure_text(error), _REMEDY, location.source, is_internal=True
         ) from error
 
 
 class differentiating:
-    """A context: what fails inside is a `DifferentiationError`.  It is entered in every call."""
+    """A context in which an exception becomes a `DifferentiationError`.
+
+    A class and no generator, because it is entered in every call.
+    """
 
     __slots__ = ("graph_module",)
 
@@ -103,22 +106,22 @@ class differentiating:
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
         if error is None or not isinstance(error, Exception) or passes_through(error):
             return
-        place = location_of(error, lambda: location_of_graph(self.graph_module))
+        location = location_of(error, lambda: location_of_graph(self.graph_module))
         order = 1 + _order(self.graph_module)
         raise DifferentiationError(
-            place.op, order, failure_text(error), place.source, _REMEDY
+            location.op, order, failure_text(error), location.source, _REMEDY
         ) from error
 
 
 def attempt(
-    make: Callable[[], Made],
+    make: Callable[[], T],
     graph_module: fx.GraphModule,
     otherwise: str = "runs op by op",
     reported: set[str] | None = None,
-) -> Made | None:
-    """What `make` makes of a graph; None if it fails, which the user is told.
+) -> T | None:
+    """The result of `make()`, or None, after a warning, if it fails for `graph_module`.
 
-    `reported`: what the user has been told already, of all graphs of one program.
+    `reported`: the failures of this program that the user has been warned of.
     """
     try:
         return make()
@@ -135,16 +138,18 @@ def warn_of_failure(
     otherwise: str = "runs op by op",
     reported: set[str] | None = None,
 ) -> None:
-    """Warn that something failed that was made of a graph, and what becomes of it."""
+    """Warn that compiling a graph failed, and what happens to the graph `otherwise`."""
     if was_reported(error, reported):
         return
     whole = location_of_graph(graph_module)
-    place = location_of(error, lambda: whole)
-    warn_of_fallback(f"{whole.op} {otherwise}: {failure_text(error)}, in {place}", place.source)
+    location = location_of(error, lambda: whole)
+    warn_of_fallback(
+        f"{whole.op} {otherwise}: {failure_text(error)}, in {location}", location.source
+    )
 
 
 def was_reported(error: Exception, reported: set[str] | None) -> bool:
-    """The user knows of this failure; from now on, in any case."""
+    """Whether the user has been warned of this failure; it counts as reported from now on."""
     if reported is None:
         return False
     known = failure_text(error) in reported
@@ -153,14 +158,14 @@ def was_reported(error: Exception, reported: set[str] | None) -> bool:
 
 
 def passes_through(error: BaseException) -> bool:
-    """It is the user's as it is."""
-    if not isinstance(error, Exception) or isinstance(error, _PASSING):
+    """Whether the user gets this exception unchanged."""
+    if not isinstance(error, Exception) or isinstance(error, _PASSED_THROUGH):
         return True
-    return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
 def warn_of_fallback(message: str, source: SourceLine | None) -> None:
-    """Tell the user, as a warning of the user's line."""
+    """Issue a `FallbackWarning` at the user's line."""
     line = source or user_line()
     if line is None:
         warnings.warn(message, FallbackWarning, stacklevel=3)
@@ -169,18 +174,19 @@ def warn_of_fallback(message: str, source: SourceLine | None) -> None:
 
 
 def location_of(error: BaseException, otherwise: Callable[[], Location]) -> Location:
-    """The innermost op that one of us was working on when `error` was raised, and its line.
+    """The innermost op that was being compiled when `error` was raised, and its line.
 
-    A node says both.  Without one the op is what was seen last, and the line the last of the
-    user's that led there.
+    Both come from the innermost marked frame (`failing.works_on`) that holds a node.  Without a
+    node, the op is that of the innermost marked frame and the line that of the innermost user
+    frame.
     """
     frames = list(_frames(error.__traceback__))
-    ours = [place for place, (frame, _) in enumerate(frames) if _is_ours(frame)]
+    ours = [index for index, (frame, _) in enumerate(frames) if _is_ours(frame)]
     op: str | None = None
     line: SourceLine | None = None
     for frame, number in reversed(frames[: ours[-1] + 1] if ours else frames):
         if line is None and is_user_file(frame.f_code.co_filename):
-            line = _line(frame, number)
+            line = line_of_code(frame.f_code, number)
         variable = variable_of(frame.f_code)
         worked_on = None if variable is None else frame.f_locals.get(variable)
         node = _node_of(worked_on)
@@ -195,68 +201,62 @@ def location_of(error: BaseException, otherwise: Callable[[], Location]) -> Loca
 
 
 def location_of_graph(graph_module: fx.GraphModule) -> Location:
-    """All of a graph, at the line of its last op."""
+    """A whole graph, at the line of its last op."""
     calls = [n for n in graph_module.graph.nodes if n.op not in ("placeholder", "output")]
     lines = [line for node in reversed(calls) if (line := _line_of(node)) is not None]
     names = list(dict.fromkeys(show_target(n.target) for n in calls if n.op != "get_attr"))
-    shown = ", ".join([*names[:_NAMED], *(["..."] if len(names) > _NAMED else [])])
+    shown = ", ".join([*names[:_MAX_NAMED_OPS], *(["..."] if len(names) > _MAX_NAMED_OPS else [])])
     count = f"a graph of {len(calls)} op{'' if len(calls) == 1 else 's'} ({shown})"
     return Location(count, lines[0] if lines else None)
 
 
 def location_of_function(function: Callable[..., Any]) -> Location:
-    """A function of the user's, at its first line; of any other, where it is called."""
+    """A function: at its first line if the user wrote it, else at the line that calls it."""
     inner: Any = getattr(function, "forward", function)
     inner = getattr(inner, "__wrapped__", inner)
     code = getattr(inner, "__code__", None)
     name = getattr(function, "__name__", type(function).__name__)
     if code is None or not is_user_file(code.co_filename):
         return Location(name, user_line())
-    text = linecache.getline(code.co_filename, code.co_firstlineno).strip()
-    return Location(name, SourceLine(code.co_filename, code.co_firstlineno, code.co_name, text))
+    return Location(name, line_of_code(code, code.co_firstlineno))
 
 
-def _is_the_programs(error: Exception, checked: bool) -> bool:
-    """Eager would raise it as well: the program ran, and nothing of ours inside of it."""
+def _is_from_user_code(error: Exception, checked: bool) -> bool:
+    """Eager would raise it too: the innermost frame of ours is a call into the user's program."""
     frames = [frame for frame, _ in _frames(error.__traceback__)]
-    ours = [place for place, frame in enumerate(frames) if _is_ours(frame)]
+    ours = [index for index, frame in enumerate(frames) if _is_ours(frame)]
     if not ours or not is_user_call(frames[ours[-1]].f_code):
         return False
     if any(is_user_file(frame.f_code.co_filename) for frame in frames[ours[-1] :]):
         return True
     if checked:
         return isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError)
-    return isinstance(error, _OF_OPERATORS) and not isinstance(error, RecursionError)
+    return isinstance(error, _OPERATOR_ERRORS) and not isinstance(error, RecursionError)
 
 
 def _is_ours(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    return file.startswith(str(_PACKAGE)) and not file.startswith(_SEEN_THROUGH)
+    return file.startswith(str(_PACKAGE)) and not file.startswith(_TRANSPARENT)
 
 
 def _frames(traceback: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
-    """The outermost first, each with the number of its line."""
+    """The frames of a traceback, outermost first, with their line numbers."""
     while traceback is not None:
         yield traceback.tb_frame, traceback.tb_lineno
         traceback = traceback.tb_next
 
 
-def _line(frame: FrameType, number: int) -> SourceLine:
-    code = frame.f_code
-    text = linecache.getline(code.co_filename, number).strip()
-    return SourceLine(code.co_filename, number, code.co_name, text)
-
-
 def _node_of(worked_on: Any) -> fx.Node | None:
-    """The node that is worked on; of several, the first."""
+    """The node in the marked variable: a node, what has one as `.node`, or the first of
+    `.members`."""
     members: Sequence[Any] = list(getattr(worked_on, "members", ()))
     found = getattr(members[0] if members else worked_on, "node", worked_on)
     found = members[0] if members and isinstance(members[0], fx.Node) else found
-    return found if isinstance(found, fx.Node) and found.op not in _ENDS else None
+    return found if isinstance(found, fx.Node) and found.op not in _NOT_OPERATORS else None
 
 
-# Nodes that are no op.
-_ENDS = ("placeholder", "output", "get_attr")
+# Opcodes of nodes that are not operators.
+_NOT_OPERATORS = ("placeholder", "output", "get_attr")
 
 
 def _line_of(node: fx.Node) -> SourceLine | None:
@@ -264,14 +264,14 @@ def _line_of(node: fx.Node) -> SourceLine | None:
 
 
 def failure_text(error: Exception) -> str:
-    """That the compiler failed, and with what."""
+    """A message for the user: the compiler failed, and with which exception."""
     text = str(error).strip().splitlines()
-    said = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-    return f"the compiler failed with {said}"
+    summary = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    return f"the compiler failed with {summary}"
 
 
 def _order(graph_module: fx.GraphModule) -> int:
-    """How often the program has been differentiated, as far as the graph says."""
+    """How often the program has been differentiated, read off the graph's metadata."""
     nodes = graph_module.graph.nodes
     described = [node.meta.get("descriptor") for node in nodes]
     orders: list[int] = [node.meta.get("order", 0) for node in nodes]

@@ -1,13 +1,13 @@
-"""How a graph is called: what its inputs are made of, and what becomes of its outputs.
+"""The calling convention of a graph: where its inputs come from, and what its outputs are used for.
 
-A graph is pure.  What its caller sees besides - inputs written to, results that are views of inputs
-or of each other - is data here, read by whatever runs the graph:
+A graph is pure.  The effects that its caller sees - inputs written in place, results that are views
+of inputs or of each other - are data here, which whatever runs the graph carries out:
 
-1. each graph input is made from the caller's inputs (`InputSource`);
+1. each graph input is taken from the caller's inputs (`InputSource`);
 2. the graph runs;
-3. `moves` and `writes` change the caller's inputs, which until then are as they were;
-4. each result is made (`Recipe`), views by replaying the program's own view ops in eager torch, so
-   that `_base`, `requires_grad` and the sharing of memory are eager's.
+3. `metadata_changes` and `writes` mutate the caller's inputs, which were untouched until then;
+4. each result is made by its `Recipe`: views by replaying the program's own view ops in eager
+   torch, so that `_base`, `requires_grad` and aliasing are eager's.
 
 **Invariant.** Indices into the caller's inputs count all leaves, in order; indices into the graph's
 outputs count the values that the graph returns.
@@ -21,33 +21,34 @@ from itertools import takewhile
 from typing import Any, TypeAlias
 
 import torch
+from typing_extensions import assert_never
 
 from adjoint.graph.metadata import Mode
 from adjoint.torch_private import trees
 from adjoint.torch_private.operators import OpOverload
 
-# What a graph input is made of -------------------------------------------------------------------
+# Where a graph input comes from -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class FromCaller:
-    """The caller's input, as it is."""
+    """The caller's input itself."""
 
     index: int
     moved: bool = False
-    """As it is once `moves` have let it show other memory."""
+    """Taken after `metadata_changes`, which let the input show other memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaseOf:
-    """What the caller's input is a view of."""
+    """The `_base` of the caller's input, which is a view."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryOf:
-    """All memory that the caller's input is a window on, as one axis of `dtype`."""
+    """The whole storage of the caller's input, as a flat tensor of `dtype`."""
 
     index: int
     dtype: torch.dtype
@@ -55,40 +56,40 @@ class MemoryOf:
 
 @dataclass(frozen=True, slots=True)
 class NewToken:
-    """A token for the first op with effects."""
+    """A token for the first op with side effects."""
 
 
 InputSource: TypeAlias = FromCaller | BaseOf | MemoryOf | NewToken
 
-# What a result is made of ------------------------------------------------------------------------
+# How a result is made -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class FromGraph:
-    """A value that the graph returned."""
+    """An output of the graph."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """The same at each call."""
+    """A value that is the same in every call."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class FromRecipe:
-    """Another of what is made: `index` counts in `Calling.made`."""
+    """The value of another recipe: `index` counts in `CallingConvention.recipes`."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Replay:
-    """One view op, run again outside the graph; numbers that the graph computed are `FromGraph`.
+    """Replay one view op outside the graph; arguments that the graph computes are `FromGraph`.
 
-    As in graphs, `as_strided` counts from where the tensor begins.
+    As in graphs, the storage offset of `as_strided` counts from the first element of its argument.
     """
 
     op: OpOverload
@@ -96,28 +97,29 @@ class Replay:
     kwargs: tuple[tuple[str, Any], ...]
     output: int | None
     mode: Mode
-    anew: bool = False
-    """Its base was written to after it was made, so that autograd looks at the base again."""
+    regenerated: bool = False
+    """The base was written to after the view was made, so autograd regenerates the view."""
 
     @functools.cached_property
     def is_fixed(self) -> bool:
-        """No argument is a number that the graph computes."""
+        """No argument is computed by the graph."""
         leaves = trees.leaves((self.args, dict(self.kwargs)))
         return not any(isinstance(leaf, FromGraph) for leaf in leaves)
 
 
 @dataclass(frozen=True, slots=True)
 class Overwrite:
-    """Write a value of the graph, with its history, to a tensor that shares memory."""
+    """Copy an output of the graph, with its autograd history, into the aliasing tensor made so
+    far."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A tensor of its own over the same memory, which is no view: what `set_` makes.
+    """A tensor over the same storage that is not a view for autograd, as `set_` makes one.
 
-    `offset` counts elements from where the tensor that it is made of begins.
+    `offset` counts elements from the first element of the tensor that it is made of.
     """
 
     dtype: torch.dtype
@@ -128,7 +130,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class RequireGrad:
-    """Make a leaf that requires grad."""
+    """`requires_grad_()`: the tensor becomes a leaf."""
 
 
 Step: TypeAlias = Replay | Overwrite | Window | RequireGrad
@@ -136,18 +138,19 @@ Step: TypeAlias = Replay | Overwrite | Window | RequireGrad
 
 @dataclass(frozen=True)
 class View:
-    """What `steps` make of the caller's input, of a value of the graph, or of another such."""
+    """The result of `steps`, applied in order to a caller's input, a graph output or a recipe."""
 
     of: FromCaller | BaseOf | FromGraph | FromRecipe
     steps: tuple[Step, ...]
 
     @functools.cached_property
-    def is_made_anew(self) -> bool:
-        return any(isinstance(step, Replay) and step.anew for step in self.steps)
+    def is_regenerated(self) -> bool:
+        """Autograd regenerates one of the views among the steps."""
+        return any(isinstance(step, Replay) and step.regenerated for step in self.steps)
 
     @functools.cached_property
     def parts(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-        """The steps, and those at the end that are view ops."""
+        """The steps in two parts, of which the second is the longest suffix of view ops."""
         views = len(list(takewhile(lambda step: isinstance(step, Replay), reversed(self.steps))))
         first = len(self.steps) - views
         return self.steps[:first], self.steps[first:]
@@ -155,12 +158,12 @@ class View:
 
 Recipe: TypeAlias = FromCaller | BaseOf | FromGraph | Constant | View
 
-# What becomes of the caller's inputs -------------------------------------------------------------
+# How the caller's inputs change -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayMetadataOp:
-    """An op that changes what memory an input shows: `t_`, `resize_`, `set_`, ..."""
+    """Replay an in-place op that changes the metadata of an input: `t_`, `resize_`, `set_`, ..."""
 
     index: int
     op: OpOverload
@@ -171,7 +174,7 @@ class ReplayMetadataOp:
 
 @dataclass(frozen=True, slots=True)
 class AssignData:
-    """`input.data = value`: the input shows other memory, and autograd sees nothing of it."""
+    """`input.data = value`: the input shows other memory, which autograd does not notice."""
 
     index: int
     value: Recipe
@@ -179,7 +182,7 @@ class AssignData:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A value of the graph is written to an input, with its history if `recorded`."""
+    """Copy an output of the graph into an input; autograd records the copy if `recorded`."""
 
     to: FromCaller | BaseOf | MemoryOf
     value: int
@@ -188,7 +191,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class SetRequiresGrad:
-    """`requires_grad_` on an input."""
+    """`requires_grad_(...)` on an input."""
 
     index: int
     requires_grad: bool
@@ -196,54 +199,62 @@ class SetRequiresGrad:
 
 @dataclass(frozen=True, slots=True)
 class StoragePlacement:
-    """Where an input lies, as the graph takes for granted: it counts from where memory begins."""
+    """An assumption: the storage offset and the storage size of an input.
+
+    The graph makes it where the program used an absolute storage offset.
+    """
 
     index: int
     offset: int
-    memory: int
-    """In bytes."""
+    """In elements."""
+    nbytes: int
+    """The size of the storage."""
 
 
 @dataclass(frozen=True)
 class CallingConvention:
-    """The calling convention of one graph."""
+    """How one graph is called."""
 
     sources: tuple[InputSource, ...]
     metadata_changes: tuple[ReplayMetadataOp | AssignData, ...]
     writes: tuple[Write, ...]
     requires_grad_changes: tuple[SetRequiresGrad, ...]
     versions: tuple[tuple[int, int], ...]
-    """(input, how often it was written to): what its version counter advances by."""
+    """(input, by how much its version counter advances)."""
     recipes: tuple[Recipe, ...]
-    """Distinct results, and what they are views of; a tensor returned twice is made once."""
+    """Of distinct results, and of the bases of views; a tensor returned twice is made once."""
     results: tuple[int, ...]
-    """For each leaf of what the caller receives, which of `made` it is."""
+    """For each leaf that the caller receives, its position in `recipes`."""
     placements: tuple[StoragePlacement, ...] = ()
-    """Of inputs that the program shows other windows of: Dynamo has no guards about them."""
+    """Checked in each call, because Dynamo has no guards on storage offsets."""
     view_values: tuple[tuple[int, int], ...] = ()
-    """(output, which of `made`): views that other results are computed from, and their values."""
+    """(output, recipe): the values of returned views that other results are computed from."""
 
-    # What follows is asked for in every call.
+    # The properties below are read in every call.
 
     @functools.cached_property
     def plain_inputs(self) -> list[int] | None:
-        """The caller's inputs that the graph takes, if it takes nothing else and all stay so."""
+        """The caller's inputs that the graph takes, if it takes nothing else and writes to none."""
         given = [source.index for source in self.sources if isinstance(source, FromCaller)]
         return None if self.writes or len(given) < len(self.sources) else given
 
     @functools.cached_property
     def leaves_inputs_unchanged(self) -> bool:
-        """Nothing becomes of the caller's inputs."""
-        return not (
-            self.metadata_changes or self.writes or self.requires_grad_changes or self.versions
-        )
+        """Neither data nor metadata of the caller's inputs change."""
+        changes = (self.metadata_changes, self.writes, self.requires_grad_changes, self.versions)
+        return not any(changes)
 
     @functools.cached_property
     def unaliased_outputs(self) -> list[int]:
-        """Outputs that are written to inputs, or returned as no views of anything."""
-        owned = {write.value for write in self.writes}
+        """Graph outputs that need their own storage: those copied into inputs, returned, or
+        viewed."""
+        outputs = {write.value for write in self.writes}
         for recipe in self.recipes:
             match recipe:
                 case FromGraph(index) | View(FromGraph(index), _):
-                    owned.add(index)
-        return sorted(owned)
+                    outputs.add(index)
+                case FromCaller() | BaseOf() | Constant() | View():
+                    pass
+                case _:
+                    assert_never(recipe)
+        return sorted(outputs)

@@ -1,8 +1,8 @@
-"""Which calls a device can do again by itself, from a recording of what it was told to do.
+"""Which calls can be captured in a CUDA graph.
 
-A recording has what was launched and nothing of what the processor did beside it: values that it
-waited for, numbers that it drew, memory of its own.  A call of which that is known is never
-recorded; one that turns out to wait is refused by the driver.
+A CUDA graph holds launches and nothing that the host did between them: synchronization, random
+numbers drawn on the host, host memory.  Calls known to need the host are never captured; one that
+turns out to synchronize makes the driver reject the capture.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from adjoint.graph.metadata import has_value, tensor_of, value_of
 from adjoint.graph.operations import exponential_scan, random_bits, with_data
 from adjoint.graph.purity import is_impure
 from adjoint.torch_private import trees
@@ -20,10 +21,10 @@ from adjoint.torch_private.operators import OpOverload
 
 aten = torch.ops.aten
 
-# The device stops by itself.
+# Checked by the device, without the host.
 _ASSERTIONS = frozenset({aten._assert_async.default, aten._assert_async.msg})
 
-# Their indices may be masks, whose elements have to be counted.
+# Their indices may be masks, and counting the elements of a mask synchronizes.
 _INDEXING = frozenset(
     {
         aten.index.Tensor,
@@ -33,16 +34,15 @@ _INDEXING = frozenset(
     }
 )
 
-_OURS = frozenset({with_data, exponential_scan, random_bits})
+_OWN_OPERATORS = frozenset({with_data, exponential_scan, random_bits})
 
 
 def why_not_capturable(node: fx.Node, device: torch.device) -> str:
-    """Why `device` cannot repeat a call without the processor; empty if it can."""
+    """Why a call cannot be captured in a CUDA graph on `device`; empty if it can."""
     target: Any = node.target
     nodes = (node, *node.all_input_nodes)
-    leaves = [leaf for each in nodes for leaf in trees.leaves(each.meta.get("val"))]
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    for tensor in tensors:
+    values = [value_of(each) for each in nodes if has_value(each)]
+    for tensor in (leaf for leaf in trees.leaves(values) if isinstance(leaf, torch.Tensor)):
         if tensor.device != device:
             return f"{target} has a tensor on {tensor.device}"
         if tensor.layout is not torch.strided:
@@ -52,9 +52,9 @@ def why_not_capturable(node: fx.Node, device: torch.device) -> str:
         return ""
     if not isinstance(target, OpOverload):
         return f"{target} runs Python"
-    if target.namespace not in ("aten", "prims") and target not in _OURS:
+    if target.namespace not in ("aten", "prims") and target not in _OWN_OPERATORS:
         return f"{target} may do anything"
-    if is_impure(node) and target not in _ASSERTIONS and not _is_told_to_drop_nothing(node):
+    if is_impure(node) and target not in _ASSERTIONS and not _has_no_dropout(node):
         return f"{target} draws random numbers, or has effects"
     if target in _INDEXING:
         masks = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in _indices(node))
@@ -65,15 +65,15 @@ def why_not_capturable(node: fx.Node, device: torch.device) -> str:
 
 
 def _indices(node: fx.Node) -> list[torch.Tensor]:
-    given = [n for n in trees.leaves(node.args[1]) if isinstance(n, fx.Node)]
-    return [n.meta["val"] for n in given]
+    return [tensor_of(leaf) for leaf in trees.leaves(node.args[1]) if isinstance(leaf, fx.Node)]
 
 
-def _is_told_to_drop_nothing(node: fx.Node) -> bool:
-    """Attention draws numbers only for dropout."""
+def _has_no_dropout(node: fx.Node) -> bool:
+    """Whether the node is attention with dropout 0, which draws no random numbers."""
     assert isinstance(node.target, OpOverload)
     for place, argument in enumerate(node.target._schema.arguments):
         if argument.name == "dropout_p":
-            told = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-            return bool(told == 0.0)
+            given = place < len(node.args)
+            dropout = node.args[place] if given else node.kwargs.get("dropout_p", 0.0)
+            return bool(dropout == 0.0)
     return False

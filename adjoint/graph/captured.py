@@ -1,4 +1,4 @@
-"""A captured program: a pure graph, what its inputs and outputs are, and how it is called."""
+"""A captured program: a pure graph and its calling convention."""
 
 from __future__ import annotations
 
@@ -20,52 +20,52 @@ from adjoint.torch_private import trees
 
 @dataclass(frozen=True)
 class Signature:
-    """How the leaves that a program takes and gives are packed in Python containers."""
+    """The pytrees that a program takes and returns."""
 
     in_spec: trees.TreeSpec
     out_spec: trees.TreeSpec
     constants: tuple[tuple[str, Any], ...] = ()
-    """Arguments that are no tensors, with their paths: the program holds for these alone."""
+    """Arguments that are not tensors, with their paths: the program is specialized to them."""
 
 
 @dataclass(frozen=True)
 class CapturedProgram:
-    """What capture gives to the stages after it."""
+    """The result of capture."""
 
     graph_module: fx.GraphModule
     calling: CallingConvention
     bound: tuple[torch.Tensor, ...] = ()
-    """Tensors that come before the caller's: the parameters and buffers of a captured module."""
+    """The parameters and buffers of a captured module: inputs before the caller's."""
     closed_over: tuple[torch.Tensor, ...] = ()
-    """Tensors that come after them: those that the program found outside itself."""
+    """Tensors that the program closes over: inputs after the caller's."""
     signature: Signature | None = None
     guards: Guards | None = None
-    """Which sizes of `leaves(given)` the program is for."""
+    """The sizes of `leaves(given)` that the program is specialized to."""
 
     @property
     def inputs(self) -> tuple[Input, ...]:
-        """What each input of the graph is."""
+        """The descriptors of the graph's inputs."""
         return tuple(input_descriptors(self.graph_module.graph))
 
     @property
     def outputs(self) -> tuple[Output, ...]:
-        """What each output of the graph is."""
+        """The descriptors of the graph's outputs."""
         return tuple(output_descriptors(self.graph_module.graph))
 
     def show(self) -> str:
-        """The readable program."""
+        """The graph as a readable program."""
         return show(self.graph_module)
 
     def closing_over(self, tensors: Sequence[torch.Tensor]) -> CapturedProgram:
-        """The same program, given these tensors at each call."""
+        """The same program, closing over these tensors."""
         return dataclasses.replace(self, closed_over=tuple(tensors))
 
     def called_with(
         self, bound: Sequence[torch.Tensor], signature: Signature, guards: Guards | None = None
     ) -> CapturedProgram:
-        """The same program, called as the Python function that it was captured from."""
+        """The same program, with the signature of the Python function it was captured from."""
         return dataclasses.replace(self, bound=tuple(bound), signature=signature, guards=guards)
 
     def leaves(self, given: Sequence[Any]) -> list[Any]:
-        """All inputs in the order that the calling convention counts them in."""
+        """All inputs, in the order in which the calling convention counts them."""
         return [*self.bound, *given, *self.closed_over]

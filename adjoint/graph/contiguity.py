@@ -1,7 +1,7 @@
-"""Kernels that read memory as if arguments lay there in one way, and do not look whether they do.
+"""Kernels that assume a memory layout of their arguments without checking it.
 
-Eager never shows them anything else, because what calls them copies first.  In a graph the values
-that reach them may lie otherwise, and how is known only in the run.
+In eager torch their callers make arguments contiguous first.  In a graph such a kernel is called
+directly, and the strides of what reaches it may be known only at run time.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 
+from adjoint.torch_private.operators import OpOverload
+
 aten = torch.ops.aten
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def _layout_for(x: torch.Tensor) -> torch.memory_format:
-    """The layout in which kernels of group norm take `x`, and whatever is like it."""
+    """The memory format in which group norm kernels expect `x` and tensors of its shape."""
     last = _CHANNELS_LAST.get(x.dim())
     if last is None or x.device.type != "cpu" or x.is_contiguous():
         return torch.contiguous_format
@@ -28,7 +30,7 @@ def _contiguous(value: Any) -> Any:
     return value.contiguous() if isinstance(value, torch.Tensor) else value
 
 
-def _all_contiguous(op: Any) -> Callable[..., Any]:
+def _all_contiguous(op: OpOverload) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         named = {name: _contiguous(value) for name, value in kwargs.items()}
         return op(*map(_contiguous, args), **named)
@@ -43,16 +45,17 @@ def _group_norm(x: torch.Tensor, *args: Any) -> Any:
 
 def _group_norm_backward(cotangent: torch.Tensor, x: torch.Tensor, *args: Any) -> Any:
     layout = _layout_for(x)
-    given = (each.contiguous(memory_format=layout) for each in (cotangent, x))
-    return aten.native_group_norm_backward.default(*given, *map(_contiguous, args))
+    cotangent, x = (t.contiguous(memory_format=layout) for t in (cotangent, x))
+    return aten.native_group_norm_backward.default(cotangent, x, *map(_contiguous, args))
 
 
 def _embedding_bag(weight: torch.Tensor, *args: Any) -> Any:
-    """How the table lies decides by which algorithm, and so what is returned besides sums."""
+    """The weight stays as it is: its strides select the algorithm, which decides what is returned
+    besides the sums."""
     return aten._embedding_bag.default(weight, *map(_contiguous, args))
 
 
-WITH_REQUIRED_LAYOUT: dict[Any, Callable[..., Any]] = {
+WITH_REQUIRED_LAYOUT: dict[OpOverload, Callable[..., Any]] = {
     aten._embedding_bag.default: _embedding_bag,
     aten.native_group_norm.default: _group_norm,
     aten.native_group_norm_backward.default: _group_norm_backward,
@@ -72,4 +75,4 @@ WITH_REQUIRED_LAYOUT: dict[Any, Callable[..., Any]] = {
         )
     },
 }
-"""What to call where such an operator stands in a graph."""
+"""By operator: the function to call in its place, which gives the kernel the layout it assumes."""

@@ -1,9 +1,9 @@
 """Descriptors say what each input and each output of a graph means.
 
-A graph is flat: tensors in, tensors out. Capture moves parameters into the inputs, returns the new
-values of mutated tensors, replaces aliases by their base; differentiation adds tangents, gradients
-and saved values. After all that a position means nothing and a name means little. A descriptor is
-attached to every input and output instead, and no stage asks anything else.
+A graph is flat: tensors in, tensors out. Capture lifts parameters to inputs, returns the new values
+of mutated tensors and replaces aliases by their base; differentiation adds tangents, gradients and
+saved values. After that, neither a position nor a name says what a value is. Every input and output
+therefore carries a descriptor.
 
 Examples
 --------
@@ -60,36 +60,20 @@ The stages of the compiler add descriptors in one order, and each may speak of e
    `IntermediateBase`, `ViewArgument`, `ViewValue`;
 3. autograd: `Tangent`, `SavedInput`; `Gradient`, `Saved`. These nest in one another to any depth,
    because the result of differentiating can be differentiated;
-4. tensor subclasses: `SubclassAttribute`, `SubclassSize`, `SubclassStride` and the same with `Out`.
-   They nest in one another, because subclasses do;
-5. machinery: `RandomSeed`, `RandomOffset`, `UpdatedRandomOffset`, `EffectToken`, `EffectTokenOut`.
-   They speak of nothing.
+4. side effects: `EffectToken`, `EffectTokenOut`, which speak of nothing.
 
-Autograd works on the subclass, not on its pieces. So the gradient of a piece is a piece of the
-gradient: `SubclassAttributeOut(Gradient(x), "inner")` is legal, `Gradient(SubclassAttribute(x,
-"inner"))` is not.
-
-Mechanics
----------
-Descriptors are frozen, compare by content, and can be keys of a dict; `adjoint.graph.pairing` works
-that way. `Input`, `Output`, `DifferentiableInput`, ... are closed unions: `isinstance` understands
-them, and mypy checks that a `match` over one is exhaustive. An illegal nesting is an error of mypy,
-and a `TypeError` at run time.
+Mechanics --------- Descriptors are frozen, compare by content, and can be keys of a dict. `Input`,
+`Output`, `DifferentiableInput`, ... are closed unions: `isinstance` understands them, and mypy
+checks that a `match` over one is exhaustive. An illegal nesting is an error in mypy, and a
+`TypeError` at run time.
 """
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, get_args
 
-
-class Phase(enum.Enum):
-    """Which of the two programs an input or output of the machinery serves."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-
+from typing_extensions import assert_never
 
 # 1. What the user sees.
 
@@ -175,7 +159,7 @@ class ViewBase:
 
 @dataclass(frozen=True, slots=True)
 class SyntheticBase:
-    """The storage that inputs share which autograd does not relate, as one flat tensor."""
+    """The storage shared by inputs that are not views of one base, as one flat tensor."""
 
     of: tuple[PlainInput, ...]
 
@@ -214,7 +198,7 @@ class MetadataMutation:
 
 @dataclass(frozen=True, slots=True)
 class IntermediateBase:
-    """A value made in the graph of which results are views. They are made anew outside."""
+    """A value computed in the graph of which results are views. The views are replayed outside."""
 
     of: tuple[Result, ...]
 
@@ -227,7 +211,7 @@ class IntermediateBase:
 
 @dataclass(frozen=True, slots=True)
 class ViewArgument:
-    """An integer that a view needs when it is made anew outside the graph."""
+    """An integer argument of a view op that is replayed outside the graph."""
 
     index: int
 
@@ -237,7 +221,8 @@ class ViewArgument:
 
 @dataclass(frozen=True, slots=True)
 class ViewValue:
-    """What a view made anew outside the graph holds, where it has a history of its own."""
+    """The value of a view that is replayed outside the graph but has an autograd history of its
+    own."""
 
     index: int
 
@@ -286,7 +271,8 @@ class SavedInput:
 
 @dataclass(frozen=True, slots=True)
 class EarlierResult:
-    """An output, where others are computed from it: the program is differentiated in stages."""
+    """A result that other results are computed from, as an input of the segment that computes
+    them."""
 
     of: DifferentiableOutput
 
@@ -303,7 +289,7 @@ class Tangent:
 
     of: DifferentiableOutput
     order: int = 0
-    """Which differentiation brought it in; 0 stands for the first possible one."""
+    """Which differentiation introduced it; 0 stands for the first possible one."""
 
     def __post_init__(self) -> None:
         _require(self, self.of, DifferentiableOutput, "a differentiable output")
@@ -319,7 +305,7 @@ class Gradient:
 
     of: DifferentiableInput
     order: int = 0
-    """Which differentiation brought it in; 0 stands for the first possible one."""
+    """Which differentiation introduced it; 0 stands for the first possible one."""
 
     def __post_init__(self) -> None:
         _require(self, self.of, DifferentiableInput, "a differentiable input")
@@ -329,146 +315,27 @@ class Gradient:
         return f"gradient of {self.of.describe()}{_order_if_unusual(self)}"
 
 
-# 4. Tensor subclasses.
-
-
-@dataclass(frozen=True, slots=True)
-class SubclassAttribute:
-    """The tensor inside a tensor subclass that `__tensor_flatten__` calls `name`."""
-
-    of: TensorInput
-    name: str
-
-    def __post_init__(self) -> None:
-        _require(self, self.of, TensorInput, "a tensor input")
-
-    def describe(self) -> str:
-        return f"attribute {self.name!r} of {self.of.describe()}"
-
-
-@dataclass(frozen=True, slots=True)
-class SubclassSize:
-    """The symbolic size of a tensor subclass along one axis."""
-
-    of: TensorInput
-    axis: int
-
-    def __post_init__(self) -> None:
-        _require(self, self.of, TensorInput, "a tensor input")
-
-    def describe(self) -> str:
-        return f"size along axis {self.axis} of {self.of.describe()}"
-
-
-@dataclass(frozen=True, slots=True)
-class SubclassStride:
-    """The symbolic stride of a tensor subclass along one axis."""
-
-    of: TensorInput
-    axis: int
-
-    def __post_init__(self) -> None:
-        _require(self, self.of, TensorInput, "a tensor input")
-
-    def describe(self) -> str:
-        return f"stride along axis {self.axis} of {self.of.describe()}"
-
-
-@dataclass(frozen=True, slots=True)
-class SubclassAttributeOut:
-    """The tensor `name` from which an output that is a tensor subclass is put together."""
-
-    of: TensorOutput
-    name: str
-
-    def __post_init__(self) -> None:
-        _require(self, self.of, TensorOutput, "a tensor output")
-
-    def describe(self) -> str:
-        return f"attribute {self.name!r} of {self.of.describe()}"
-
-
-@dataclass(frozen=True, slots=True)
-class SubclassSizeOut:
-    """The symbolic size, along one axis, of an output that is a tensor subclass."""
-
-    of: TensorOutput
-    axis: int
-
-    def __post_init__(self) -> None:
-        _require(self, self.of, TensorOutput, "a tensor output")
-
-    def describe(self) -> str:
-        return f"size along axis {self.axis} of {self.of.describe()}"
-
-
-@dataclass(frozen=True, slots=True)
-class SubclassStrideOut:
-    """The symbolic stride, along one axis, of an output that is a tensor subclass."""
-
-    of: TensorOutput
-    axis: int
-
-    def __post_init__(self) -> None:
-        _require(self, self.of, TensorOutput, "a tensor output")
-
-    def describe(self) -> str:
-        return f"stride along axis {self.axis} of {self.of.describe()}"
-
-
-# 5. Machinery.
-
-
-@dataclass(frozen=True, slots=True)
-class RandomSeed:
-    """The seed of the counter-based random generator."""
-
-    phase: Phase
-
-    def describe(self) -> str:
-        return f"{self.phase.value} random seed"
-
-
-@dataclass(frozen=True, slots=True)
-class RandomOffset:
-    """Where the counter of the random generator stands when the program starts."""
-
-    phase: Phase
-
-    def describe(self) -> str:
-        return f"{self.phase.value} random offset"
-
-
-@dataclass(frozen=True, slots=True)
-class UpdatedRandomOffset:
-    """Where the counter of the random generator stands when the program ends."""
-
-    phase: Phase
-
-    def describe(self) -> str:
-        return f"updated {self.phase.value} random offset"
+# 4. Side effects.
 
 
 @dataclass(frozen=True, slots=True)
 class EffectToken:
-    """Keeps operators with one kind of side effect in order: what the first of them waits for."""
+    """Orders operators with side effects: the token that the first of them takes."""
 
     index: int
-    phase: Phase
 
     def describe(self) -> str:
-        return f"{self.phase.value} effect token #{self.index}"
+        return f"effect token #{self.index}"
 
 
 @dataclass(frozen=True, slots=True)
 class EffectTokenOut:
-    """Keeps operators with one kind of side effect in order: what the last of them leaves."""
+    """Orders operators with side effects: the token that the last of them returns."""
 
     index: int
-    phase: Phase
 
     def describe(self) -> str:
-        return f"updated {self.phase.value} effect token #{self.index}"
+        return f"updated effect token #{self.index}"
 
 
 # The unions stand below their members because `isinstance` needs them at run time.
@@ -476,29 +343,12 @@ class EffectTokenOut:
 PlainInput: TypeAlias = Argument | Parameter | Buffer | ClosedOver
 PrimalInput: TypeAlias = PlainInput | ViewBase | SyntheticBase
 DifferentiableInput: TypeAlias = PrimalInput | Tangent | SavedInput | EarlierResult
-TensorInput: TypeAlias = DifferentiableInput | SubclassAttribute
-Input: TypeAlias = (
-    TensorInput
-    | SymbolicSize
-    | SubclassSize
-    | SubclassStride
-    | RandomSeed
-    | RandomOffset
-    | EffectToken
-)
+Input: TypeAlias = DifferentiableInput | SymbolicSize | EffectToken
 
 DifferentiableOutput: TypeAlias = (
     Result | InputMutation | MetadataMutation | IntermediateBase | ViewValue | Gradient | Saved
 )
-TensorOutput: TypeAlias = DifferentiableOutput | SubclassAttributeOut
-Output: TypeAlias = (
-    TensorOutput
-    | ViewArgument
-    | SubclassSizeOut
-    | SubclassStrideOut
-    | UpdatedRandomOffset
-    | EffectTokenOut
-)
+Output: TypeAlias = DifferentiableOutput | ViewArgument | EffectTokenOut
 
 if TYPE_CHECKING:
     from types import UnionType
@@ -516,17 +366,28 @@ def order_of(descriptor: Input | Output) -> int:
         case Saved():
             # It enters the program of its order, and is returned by the one before.
             return descriptor.order - 1
+        case EarlierResult(of=output):
+            return order_of(output)
         case (
-            SubclassAttribute()
-            | SubclassSize()
-            | SubclassStride()
-            | SubclassAttributeOut()
-            | SubclassSizeOut()
-            | SubclassStrideOut()
+            Argument()
+            | Parameter()
+            | Buffer()
+            | ClosedOver()
+            | SymbolicSize()
+            | ViewBase()
+            | SyntheticBase()
+            | EffectToken()
+            | Result()
+            | InputMutation()
+            | MetadataMutation()
+            | IntermediateBase()
+            | ViewArgument()
+            | ViewValue()
+            | EffectTokenOut()
         ):
-            return order_of(descriptor.of)
-        case _:
             return 0
+        case _:
+            assert_never(descriptor)
 
 
 def _legal_order(derivative: Nesting) -> int:

@@ -1,4 +1,7 @@
-"""Running a graph op by op, in eager torch: the meaning that all other ways to run it must keep."""
+"""The interpreter: runs a graph op by op in eager torch.
+
+It defines what a graph means; native programs must agree with it.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ from adjoint.torch_private.operators import HigherOrderOperator, recorded_loop
 
 
 class InputsWithHistory(list[Any]):
-    """Inputs with what autograd knows of them, of which results must know nothing."""
+    """Inputs that autograd may have histories for, which the results must not inherit."""
 
 
 def detach_inputs(inputs: list[Any]) -> None:
-    """Let inputs that are tracked be tensors of their own over the same memory."""
+    """Replace inputs that have histories by detached tensors over the same storage."""
     if isinstance(inputs, InputsWithHistory):
         inputs[:] = [each.detach() if isinstance(each, torch.Tensor) else each for each in inputs]
 
@@ -33,8 +36,8 @@ def evaluate(graph_module: fx.GraphModule, inputs: Sequence[Any], captured: bool
     """The outputs of the graph.
 
     Ops outside any `no_grad`, `enable_grad` or `inference_mode` region run under the caller's mode.
-    Values are released after their last use.  Under a capture (`captured`) operators with bodies
-    are called as such, so that they are captured as such.
+    Values are released after their last use.  `captured`: a capture is under way, so higher-order
+    operators are called as they are, for the capture to see, rather than interpreted.
     """
     values: dict[fx.Node, Any] = {}
     remaining = iter(inputs)
@@ -55,7 +58,7 @@ def evaluate(graph_module: fx.GraphModule, inputs: Sequence[Any], captured: bool
 
 
 def _new_results(results: Sequence[Any], operands: Sequence[Any]) -> tuple[Any, ...]:
-    """`results`, each in memory of its own: what an operator returns is new."""
+    """`results`, cloned where they alias an operand: an operator returns new tensors."""
     given = {_memory(each) for each in operands} - {None}
     return tuple(each.clone() if _memory(each) in given else each for each in results)
 
@@ -67,15 +70,15 @@ def _memory(value: Any) -> Any:
 def _stacked_steps(
     body: fx.GraphModule, steps: Sequence[Sequence[Any]], operands: Sequence[Any], carries: int
 ) -> list[torch.Tensor]:
-    """What the steps of a loop give besides what they carry, along a new first axis.
+    """What the steps of a loop return besides the carried values, stacked along a new first axis.
 
-    Where there was no step, one is tried for the shapes.
+    After a loop without steps, the shapes come from a trial run of one step.
     """
     if steps:
         return [torch.stack(each) for each in zip(*steps, strict=True)]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        tried = evaluate(body, operands)[carries:]
-    return [each.new_empty((0, *each.shape)) for each in tried]
+        trial = evaluate(body, operands)[carries:]
+    return [each.new_empty((0, *each.shape)) for each in trial]
 
 
 def _cond(pred: Any, true: fx.GraphModule, false: fx.GraphModule, operands: Any) -> Any:
@@ -115,11 +118,12 @@ def _map(function: fx.GraphModule, xs: Any, others: Any) -> Any:
 def _copy(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     if into.layout is not torch.strided:
         return into.clone().copy_(source, non_blocking)
-    return _room(into, source, into).copy_(into).copy_(source, non_blocking)
+    return _empty_like(into, source, into).copy_(into).copy_(source, non_blocking)
 
 
 def strided_from_start(x: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
-    """`as_strided` of a value: a value has no memory around it, so offsets count from its start."""
+    """`as_strided` with the offset counted from the first element of `x`, as in graphs: a value has
+    no storage around it."""
     return x.as_strided(size, stride, x.storage_offset() + offset)
 
 
@@ -127,8 +131,9 @@ def _copied_from_start(x: torch.Tensor, *place: Any) -> torch.Tensor:
     return strided_from_start(x, *place).clone(memory_format=torch.contiguous_format)
 
 
-def _room(like: torch.Tensor, *written: torch.Tensor) -> torch.Tensor:
-    """Memory for one like `like`; under vmap, for all of the batch that is `written` to it."""
+def _empty_like(like: torch.Tensor, *written: torch.Tensor) -> torch.Tensor:
+    """An uninitialized tensor like `like`; under vmap, with the batch of the tensors `written` to
+    it."""
     batched = next((each for each in written if is_functorch_wrapper(each)), None)
     if batched is not None:
         return batched.new_empty_strided(like.shape, like.stride(), dtype=like.dtype)
@@ -138,7 +143,7 @@ def _room(like: torch.Tensor, *written: torch.Tensor) -> torch.Tensor:
 def _scattered(view: Callable[..., Any]) -> Callable[..., Any]:
     def scatter(x: torch.Tensor, new: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         copy = x.clone()
-        written = _room(copy, new).copy_(copy) if is_functorch_wrapper(new) else copy
+        written = _empty_like(copy, new).copy_(copy) if is_functorch_wrapper(new) else copy
         view(written, *args, **kwargs).copy_(new)
         return written
 
@@ -168,36 +173,37 @@ def _randint(like: torch.Tensor, low: int, high: int, **options: Any) -> torch.T
     return like.clone().random_(low, high)
 
 
-def _attend(
+def _flash_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kw: Any
 ) -> Any:
-    """The kernel divides by sizes, and reads along rows.
+    """The flash kernel divides by sizes and assumes contiguous rows.
 
-    Eager chooses another one for empty inputs, and for rows that are not contiguous.
+    Eager selects another kernel for empty inputs and for rows that are not contiguous.
     """
-    query, key, value = map(_by_rows, (query, key, value))
+    query, key, value = map(_with_contiguous_rows, (query, key, value))
     if query.numel() and key.numel() and value.numel():
         return _FLASH(query, key, value, *args, **kw)
-    nothing = 0 * (query.sum() + key.sum() + value.sum())
-    result = query.new_zeros((*query.shape[:-1], value.shape[-1])) + nothing
+    # The sum gives the result an autograd history.
+    zero = 0 * (query.sum() + key.sum() + value.sum())
+    result = query.new_zeros((*query.shape[:-1], value.shape[-1])) + zero
     return result, query.new_zeros(query.shape[:-1])
 
 
-def _by_rows(x: torch.Tensor) -> torch.Tensor:
+def _with_contiguous_rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _attend_back(
+def _flash_attention_backward(
     cotangent: Any, query: Any, key: Any, value: Any, out: Any, *args: Any, **kw: Any
 ) -> Any:
     if query.numel() and key.numel() and value.numel():
-        query, key, value, out = map(_by_rows, (query, key, value, out))
-        return _FLASH_BACK(cotangent, query, key, value, out, *args, **kw)
+        query, key, value, out = map(_with_contiguous_rows, (query, key, value, out))
+        return _FLASH_BACKWARD(cotangent, query, key, value, out, *args, **kw)
     return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
 
 
 def _reduced_product(sparse: torch.Tensor, dense: torch.Tensor, reduce: str) -> Any:
-    """The kernel says where an extreme element was only if autograd looks; a backward needs it."""
+    """The kernel returns the indices that a backward needs only if an argument requires grad."""
     if torch.is_grad_enabled() and (sparse.requires_grad or dense.requires_grad):
         return _SPARSE_REDUCE(sparse, dense, reduce)
     with torch.enable_grad():
@@ -206,25 +212,26 @@ def _reduced_product(sparse: torch.Tensor, dense: torch.Tensor, reduce: str) -> 
 
 
 def _dense(x: torch.Tensor, dtype: Any = None, masked_grad: bool | None = None) -> torch.Tensor:
-    """The cotangent of a sparse value may be dense already, for which the op has no kernel."""
+    """The cotangent of a sparse tensor may already be dense, for which the op has no kernel."""
     return x.to_dense(dtype, masked_grad=masked_grad)
 
 
 _SPARSE_REDUCE = torch.ops.aten._sparse_mm_reduce_impl.default
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_FLASH_BACK = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
-# What some operators mean, in Python.  The kernels of those with bodies know no modes and no second
-# derivative; the pure counterparts of `copy_` and random ops have no derivative at all, those of
-# writing through a view none for complex numbers, or (`as_strided_scatter`) a wrong one.
-_MEANINGS: dict[Any, Callable[..., Any]] = {
+# Operators that the interpreter does not call directly, because their own kernels do not do what a
+# graph means: those of higher-order operators ignore autograd modes and have no second derivative;
+# `copy` and functional random ops have no derivative; `*_scatter` has none for complex numbers, and
+# that of `as_strided_scatter` is wrong.
+_IMPLEMENTATIONS: dict[Any, Callable[..., Any]] = {
     **WITH_REQUIRED_LAYOUT,
-    # A kernel may lay its result out otherwise than its fake does (batch_norm of a transposed
-    # input), and then what was a view of the fake needs a copy.
+    # A kernel may return other strides than its fake (batch_norm of a transposed input), so that
+    # what was a view of the fake needs a copy.
     torch.ops.aten.view.default: torch.reshape,
     torch.ops.aten._unsafe_view.default: torch.reshape,
-    # A cotangent may come with its conjugation or its sign still to be applied.
+    # A cotangent may carry a lazy conjugation or negation.
     torch.ops.aten.view_as_real.default: lambda x: torch.view_as_real(x.resolve_conj()),
     torch.ops.aten.view.dtype: lambda x, dtype: x.resolve_conj().resolve_neg().view(dtype),
     torch.ops.aten.copy.default: _copy,
@@ -232,8 +239,8 @@ _MEANINGS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.normal_functional.default: _normal,
     torch.ops.aten._to_dense.default: _dense,
     _SPARSE_REDUCE: _reduced_product,
-    _FLASH: _attend,
-    _FLASH_BACK: _attend_back,
+    _FLASH: _flash_attention,
+    _FLASH_BACKWARD: _flash_attention_backward,
     torch.ops.aten.randint_like.low_dtype: _randint,
     torch.ops.aten._foreach_zero.default: lambda xs: [torch.zeros_like(x) for x in xs],
     torch.ops.aten.select_scatter.default: _scattered(torch.ops.aten.select.int),
@@ -250,18 +257,18 @@ _MEANINGS: dict[Any, Callable[..., Any]] = {
 }
 
 
-# The operators that go along the first axis of tensors: which of their arguments these are.
-_OVER_SLICES = {torch.ops.higher_order.scan: 2, torch.ops.higher_order.map_impl: 1}
+# For loops over slices of tensors: which argument holds the tensors.
+_SLICED_ARGUMENT = {torch.ops.higher_order.scan: 2, torch.ops.higher_order.map_impl: 1}
 
 
 def eager_callable(target: Any) -> Any:
-    """What to call where an operator stands in a graph."""
-    meaning = _MEANINGS.get(target, target)
-    return _in_new_memory(meaning) if returns_argument(target) else meaning
+    """The function that the interpreter calls for an operator."""
+    function = _IMPLEMENTATIONS.get(target, target)
+    return _unaliased(function) if returns_argument(target) else function
 
 
-def _in_new_memory(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, of which a graph takes for granted that what it returns is new."""
+def _unaliased(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, with results cloned that alias an argument."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
@@ -274,7 +281,7 @@ def _in_new_memory(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def call_on_fakes(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    """What a call gives for fake values of its arguments, under the mode there is."""
+    """The fake result of a call on fake arguments, under the current mode."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
     return fake_call(node.target, args, kwargs, eager_callable(node.target))
 
@@ -306,14 +313,17 @@ def _call(node: fx.Node, values: dict[fx.Node, Any], entry: Mode, captured: bool
 
 
 def _is_unrolled(node: fx.Node, args: Any) -> bool:
-    """A loop of so many steps over a batch of `torch.func.vmap`, which knows ops and not bodies."""
-    if node.target not in _OVER_SLICES or not any(map(is_functorch_wrapper, trees.leaves(args))):
+    """Whether a loop is interpreted even under a capture: one with a known trip count over a batch
+    of `torch.func.vmap`, which can batch ops but not bodies."""
+    if node.target not in _SLICED_ARGUMENT or not any(
+        map(is_functorch_wrapper, trees.leaves(args))
+    ):
         return False
-    return not symbols.is_unbacked_int(args[_OVER_SLICES[node.target]][0].shape[0])
+    return not symbols.is_unbacked_int(args[_SLICED_ARGUMENT[node.target]][0].shape[0])
 
 
 def _last_uses(graph_module: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:
-    """For each node, the nodes whose values nothing after it needs.  Computed once a module."""
+    """For each node, the nodes whose values are dead after it.  Computed once per module."""
     key = "last_uses"
     if key not in graph_module.meta:
         seen: set[fx.Node] = set()

@@ -1,6 +1,6 @@
 """The few operations that functional graphs need and ATen lacks.
 
-Each runs in eager torch, under autograd, so that any graph can be run op by op.
+Each runs in eager torch under autograd, so that the interpreter can run any graph.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from adjoint.torch_private.operators import OpOverload, recorded_loop
 
 @torch.library.custom_op("adjoint::with_data", mutates_args=())
 def _with_data(history: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-    """The value of `data`, with the derivative of `history`.
+    """The value of `data` with the derivative of `history`.
 
-    It is what a tensor becomes when it is written to where autograd does not look: under
-    `no_grad`, through `.data`, or through a detached alias.
+    A tensor becomes that when it is written to without autograd noticing: under `no_grad`, through
+    `.data`, or through a detached alias.
     """
     return data.clone()
 
@@ -40,7 +40,7 @@ with_data: OpOverload = torch.ops.adjoint.with_data.default
 
 @torch.library.custom_op("adjoint::provided", mutates_args=())
 def _provided(value: torch.Tensor, condition: torch.Tensor, message: str) -> torch.Tensor:
-    """`value`, which has a meaning only under a condition on data: otherwise this raises."""
+    """`value`, after a runtime check: raises with `message` unless `condition` holds."""
     if not condition:
         raise RuntimeError(message)
     return value.clone()
@@ -69,8 +69,8 @@ def _exponential_scan(
 ) -> torch.Tensor:
     """sum_j v_j exp(a_j + b_i) over j <= i along `dim`; with `reverse`, over j >= i.
 
-    The exponentials may be too large or too small for numbers where their sums are not, so that
-    sums are of logarithms.
+    Computed with logarithms, because the exponentials may overflow or underflow where the sums do
+    not.
     """
     if reverse:
         v, a, b = v.flip(dim), a.flip(dim), b.flip(dim)
@@ -78,8 +78,8 @@ def _exponential_scan(
     def summed(v: torch.Tensor) -> torch.Tensor:
         return ((v.log() + a).logcumsumexp(dim) + b).exp()
 
-    found = summed(v) if v.is_complex() else summed(v.clamp(min=0)) - summed((-v).clamp(min=0))
-    return found.flip(dim) if reverse else found
+    total = summed(v) if v.is_complex() else summed(v.clamp(min=0)) - summed((-v).clamp(min=0))
+    return total.flip(dim) if reverse else total
 
 
 @_exponential_scan.register_fake
@@ -111,12 +111,13 @@ exponential_scan: OpOverload = torch.ops.adjoint.exponential_scan.default
 def _random_bits(
     seeds: torch.Tensor, stream: int, size: Sequence[int], stride: Sequence[int], bits: int
 ) -> torch.Tensor:
-    """Random integers below 2**bits; each is a function of seeds, stream and its place alone.
+    """Random integers below 2**bits; each is a function of seeds, stream and its linear index
+    alone.
 
-    `seeds` are a key and where streams begin.  An element that needs no more than 32 bits is one of
-    four that come of one counter; of those that need more there are two.
+    `seeds` holds the Philox key and the counter at which streams start.  One Philox block of 128
+    bits yields four elements of up to 32 bits, or two of more.
     """
-    made = torch.empty_strided(size, stride, dtype=_kept_in(bits), device=seeds.device)
+    made = torch.empty_strided(size, stride, dtype=_integer_dtype(bits), device=seeds.device)
     place = torch.arange(made.numel(), device=seeds.device)
     key, low = seeds[0], seeds[1] + stream
     width = 32 if bits <= 32 else 64
@@ -129,8 +130,8 @@ def _random_bits(
     return made.copy_(kept.view(made.shape))
 
 
-def _kept_in(bits: int) -> torch.dtype:
-    """The type of integers below 2**bits."""
+def _integer_dtype(bits: int) -> torch.dtype:
+    """The dtype of integers below 2**bits."""
     return torch.int32 if bits <= 31 else torch.int64
 
 
@@ -138,7 +139,7 @@ def _kept_in(bits: int) -> torch.dtype:
 def _(
     seeds: torch.Tensor, stream: int, size: Sequence[int], stride: Sequence[int], bits: int
 ) -> torch.Tensor:
-    return torch.empty_strided(size, stride, dtype=_kept_in(bits), device=seeds.device)
+    return torch.empty_strided(size, stride, dtype=_integer_dtype(bits), device=seeds.device)
 
 
 random_bits: OpOverload = torch.ops.adjoint.random_bits.default
@@ -146,19 +147,23 @@ random_bits: OpOverload = torch.ops.adjoint.random_bits.default
 
 @dataclass(frozen=True)
 class LoopArguments:
-    """Which arguments of an operator that is a loop are what."""
+    """The positions of the arguments of a loop operator."""
 
     body: int
     init: int | None
+    """The first carried values."""
     xs: int | None
+    """The tensors whose slices the steps take."""
     others: int
+    """What every step takes unchanged."""
 
     def carries(self, args: Sequence[Any]) -> int:
-        """How many values the loop carries."""
+        """The number of carried values."""
         return len(self.part(args, self.init))
 
     def operands(self, args: Sequence[Any]) -> list[Any]:
-        """The first of what the loop carries, what it goes along, and what each step uses."""
+        """The first carried values, the sliced tensors, and what every step takes, in this
+        order."""
         return [
             each for place in (self.init, self.xs, self.others) for each in self.part(args, place)
         ]
@@ -177,12 +182,12 @@ LOOPS: dict[Any, LoopArguments] = {
 
 
 def has_bodies(node: fx.Node) -> bool:
-    """The node is a branch or a loop."""
+    """Whether the node is a branch or a loop."""
     return node.target is torch.ops.higher_order.cond or node.target in LOOPS
 
 
 def as_leaf(value: torch.Tensor) -> torch.Tensor:
-    """A leaf of autograd's with this value: what `requires_grad_` makes of a new tensor."""
+    """A new leaf with this value, as `requires_grad_` makes one of a tensor without history."""
     return value.detach().clone().requires_grad_()
 
 
@@ -191,8 +196,8 @@ def on_copies(
 ) -> tuple[Any, ...]:
     """Run the mutating `op` on copies of the arguments it would change.
 
-    Returns what the op returns (nothing for those of its results that are the changed arguments),
-    then the changed arguments in the order of `mutated`.
+    Returns the op's own results, except those that alias a mutated argument, and then the mutated
+    copies in the order of `mutated`.
     """
     named = dict(kwargs)
     for parameter, value in zip(op._schema.arguments, args, strict=False):
@@ -220,9 +225,10 @@ def _copy(value: Any) -> Any:
 
 
 def in_order(token: torch.Tensor, op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """Run an op with effects after all those whose token it is given; returns the next token first.
+    """Run an op with side effects; returns a new token, then the results of the op.
 
-    The token is what says the order: a pass that moves nodes cannot break it.
+    Each such op takes the token of the one before it, so that passes which reorder nodes keep their
+    order.
     """
     result = op(*args, **kwargs)
     return (token, *(result if isinstance(result, tuple) else (result,)))
@@ -248,7 +254,8 @@ def take_attribute(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 Backwards: TypeAlias = tuple[tuple[tuple[int, ...] | None, fx.GraphModule], ...]
-"""Each with the results whose cotangents it takes; None for all, with zeros for those missing."""
+"""Backward graphs of a custom function, each with the positions of the results that have a
+cotangent; None: all of them, with missing cotangents materialized as zeros."""
 
 
 def apply_function(
@@ -271,7 +278,7 @@ def apply_function(
 
 
 def has_backward_per_pattern(node: fx.Node) -> bool:
-    """The `apply_function` has a backward for each choice of cotangents."""
+    """Whether an `apply_function` has a backward for each pattern of missing cotangents."""
     return all(given is not None for given, _ in node.args[1])  # type: ignore[union-attr, misc]
 
 
@@ -282,9 +289,9 @@ def with_backward(
     saved: tuple[Any, ...],
     *operands: Any,
 ) -> tuple[Any, ...]:
-    """`results`, as those of a custom `autograd.Function` of `operands` that has saved `saved`.
+    """`results`, as if returned by a custom `autograd.Function` of `operands` that saved `saved`.
 
-    It is what is left of `apply_function` when the forward half is part of the graph.
+    What remains of `apply_function` once its forward half is inlined into the graph.
     """
     backwards = ((None, backward),)
     return _applied(lambda *_: (results, saved), backwards, non_differentiable, False, operands)

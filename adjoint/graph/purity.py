@@ -1,4 +1,4 @@
-"""Which nodes of a graph may go when nothing uses their result."""
+"""Which nodes are impure, and so neither dead code, nor recomputed, nor shared by CSE."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functiona
 
 
 def is_collective(node: fx.Node) -> bool:
-    """Others read its arguments after it has returned: it talks to other processes."""
+    """Whether other processes take part: its arguments may be read after it has returned."""
     return isinstance(node.target, OpOverload) and node.target.namespace in _COLLECTIVES
 
 
 def is_never_dead(node: fx.Node) -> bool:
-    """The node may not go, whether or not something uses its result."""
+    """Whether the node stays even if nothing uses its result."""
     return node.op in ("placeholder", "output") or is_impure(node)
 
 
 def is_impure(node: fx.Node) -> bool:
-    """Running the node does more than make its result, so it runs once and never again.
+    """Whether the node has effects besides its result, so that it must run exactly once.
 
-    An op that draws random numbers advances the generator, and what follows depends on that.
+    Drawing random numbers is an effect: it advances the generator.
     """
     if node.op != "call_function":
         return False
@@ -35,22 +35,23 @@ def is_impure(node: fx.Node) -> bool:
         return True
     if not isinstance(node.target, OpOverload):
         return False
-    return not node.target._schema.returns or _draws(node.target)
+    return not node.target._schema.returns or _draws_random_numbers(node.target)
 
 
 def is_impure_graph(graph: fx.Graph) -> bool:
-    """To run the graph again would do more than to compute the same values."""
+    """Whether running the graph again would do more than compute the same values."""
     return any(is_impure(node) or is_collective(node) for node in graph.nodes)
 
 
-def _draws(op: OpOverload) -> bool:
-    """It takes numbers from a generator, and is not told which the forward op took."""
-    told = any(argument.name == "philox_seed" for argument in op._schema.arguments)
-    return torch.Tag.nondeterministic_seeded in op.tags and not told
+def _draws_random_numbers(op: OpOverload) -> bool:
+    """Whether the op draws from a generator.  A backward op that is given `philox_seed` repeats the
+    draws of the forward op instead."""
+    is_seeded = any(argument.name == "philox_seed" for argument in op._schema.arguments)
+    return torch.Tag.nondeterministic_seeded in op.tags and not is_seeded
 
 
 def _in_bodies(node: fx.Node) -> Iterator[fx.Node]:
-    """The nodes of the graphs that `node` has as operands."""
+    """The nodes of the bodies of a higher-order operator."""
     owner = node.graph.owning_module
     for operand in node.all_input_nodes:
         body = None if owner is None else subgraph_of(owner, operand)
@@ -59,7 +60,7 @@ def _in_bodies(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def remove_dead_code(graph: fx.Graph) -> None:
-    """Remove nodes that nothing needs."""
+    """Remove pure nodes that nothing uses."""
     for node in reversed(graph.nodes):
         if not node.users and not is_never_dead(node):
             graph.erase_node(node)

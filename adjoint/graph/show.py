@@ -1,4 +1,4 @@
-"""A graph as a program to read, under the lines of the user's own.
+"""Printing a graph as a Python program, each part under the user line that it came from.
 
     def forward(
         weight: f32[4, 3],  # parameter 'lin.weight'
@@ -16,7 +16,7 @@
             max_1,  # result[1]
         )
 
-The text depends on the graph alone: not on addresses, folders or hash seeds.
+The text depends only on the graph: not on addresses, folders or hash seeds.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ PREFIX: dict[Callable[..., Any], str] = {
 
 
 def show(graph_module: GraphModule, name: str = "forward") -> str:
-    """The readable program of a graph, and after it those of its subgraphs, nested."""
+    """The program of a graph, followed by those of its subgraphs, indented."""
     inputs = [
         (_with_type(node), descriptor_of(node).describe() if has_descriptor(node) else "")
         for node in graph_module.graph.find_nodes(op="placeholder")
@@ -147,14 +147,14 @@ def _body(graph_module: GraphModule) -> Iterator[str]:
 
 
 def _step(position: _Position, node: Node) -> Iterator[str]:
-    """The headers and the comment that stand between the node before and this one."""
+    """The block headers and the source comment between the previous node and this one."""
     blocks, source = _blocks(node), source_of(node)
     same = takewhile(lambda pair: pair[0] == pair[1], zip(blocks, position.blocks, strict=False))
     shared = len(list(same))
     for depth in range(shared, len(blocks)):
         yield f"{INDENT * (depth + 1)}{blocks[depth]}"
     if source != position.source:
-        # Silence would count the node to the line above it.
+        # Without a comment the node would seem to belong to the line above it.
         text = "no line of the user's" if source is None else show_source(source)
         yield f"{INDENT * (len(blocks) + 1)}# {text}"
     position.blocks, position.source = blocks, source
@@ -178,7 +178,7 @@ def _return(graph_module: GraphModule) -> list[str]:
     outputs = [_argument(output) for output in outputs_of(graph_module.graph)]
     meanings = [""] * len(outputs)
     if has_output_descriptors(graph_module.graph):
-        # A graph that fails verification is printed too; what lacks a descriptor has an empty one.
+        # Also for a graph that fails verification: outputs without a descriptor get no comment.
         described = [d.describe() for d in output_descriptors(graph_module.graph)]
         meanings = (described + meanings)[: len(outputs)]
     lines = _columns("return (", list(zip(outputs, meanings, strict=True)), ")")
@@ -186,7 +186,7 @@ def _return(graph_module: GraphModule) -> list[str]:
 
 
 def _columns(opening: str, rows: list[tuple[str, str]], closing: str) -> list[str]:
-    """One row a line, each with its comment, the comments below one another."""
+    """One row a line, with the comments aligned."""
     if not rows:
         return [opening + closing]
     width = max(len(text) for text, _ in rows) + 1

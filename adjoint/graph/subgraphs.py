@@ -6,7 +6,7 @@ from torch.fx import GraphModule, Node
 
 
 def subgraph_of(graph_module: GraphModule, node: Node) -> GraphModule | None:
-    """The graph that a node stands for, if it is the name of one and not a value."""
+    """The graph that a `get_attr` node refers to, if it refers to one."""
     if node.op != "get_attr":
         return None
     found: object = graph_module
@@ -16,9 +16,9 @@ def subgraph_of(graph_module: GraphModule, node: Node) -> GraphModule | None:
 
 
 def body_of(graph_module: GraphModule, node: Node) -> GraphModule:
-    """The graph that a node, which is the name of one, stands for."""
+    """The graph that a `get_attr` node refers to."""
     found = subgraph_of(graph_module, node)
-    assert found is not None, f"{node.name} is no graph"
+    assert found is not None, f"{node.name} does not refer to a graph"
     return found
 
 

@@ -1,4 +1,4 @@
-"""The invariants of a graph. `verify` follows every pass: a mistake is found where it is made.
+"""The invariants of a graph.
 
 * Nodes are in topological order and well formed, as torch.fx understands it.
 * Nodes are operators: functional ATen or custom ones, higher-order ones, those of
@@ -13,8 +13,6 @@ around them and have no descriptors.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -35,6 +33,7 @@ from adjoint.graph.metadata import (
 )
 from adjoint.graph.show import show_call, show_target
 from adjoint.graph.subgraphs import subgraphs_of
+from adjoint.torch_private import trees
 from adjoint.torch_private.operators import (
     HigherOrderOperator,
     OpOverload,
@@ -46,7 +45,7 @@ OWN_OPERATIONS = "adjoint.graph.operations"
 
 
 class GraphError(Exception):
-    """A graph breaks an invariant: a mistake of the stage that made it, not of the user's."""
+    """A graph breaks an invariant: a bug in the stage or pass that made it, not in user code."""
 
 
 def verify(graph_module: GraphModule) -> None:
@@ -118,20 +117,12 @@ def _verify_call(node: Node) -> None:
 
 
 def _makes_tensors_in_python(node: Node) -> bool:
-    """Whether an unknown function computes tensors. Numbers may be computed by any function."""
+    """Whether the node calls a Python function that computes tensors; any may compute numbers."""
     if node.target is operator.getitem or not has_value(node):
         return False
     if getattr(node.target, "__module__", None) == OWN_OPERATIONS:
         return False
-    return any(isinstance(leaf, torch.Tensor) for leaf in _leaves(value_of(node)))
-
-
-def _leaves(value: Any) -> Iterable[Any]:
-    if isinstance(value, tuple | list):
-        for part in value:
-            yield from _leaves(part)
-    else:
-        yield value
+    return any(isinstance(leaf, torch.Tensor) for leaf in trees.leaves(value_of(node)))
 
 
 def _verify_inputs(graph: Graph) -> None:

@@ -311,7 +311,7 @@ class _Results:
                 return self._view(made, self.make(of))
 
     def _view(self, view: View, value: torch.Tensor) -> torch.Tensor:
-        if not view.is_made_anew:
+        if not view.is_regenerated:
             return self._taken(view.steps, value)
         first, views = view.parts
         value = self._taken(first, value)

@@ -33,10 +33,10 @@ def run_call(captured: CapturedProgram, args: tuple[Any, ...], kwargs: dict[str,
     leaves = captured.leaves(tensors)
     for place in captured.calling.placements:
         now = (leaves[place.index].storage_offset(), leaves[place.index].untyped_storage().nbytes())
-        if now != (place.offset, place.memory):
+        if now != (place.offset, place.nbytes):
             raise TypeError(
                 f"captured for an input that begins at element {place.offset} of a memory of "
-                f"{place.memory} bytes, called with one at {now[0]} of {now[1]}: as_strided or a "
+                f"{place.nbytes} bytes, called with one at {now[0]} of {now[1]}: as_strided or a "
                 "write to shared memory looked at that"
             )
     return trees.unflatten(run(captured, tensors), captured.signature.out_spec)

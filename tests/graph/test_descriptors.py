@@ -27,22 +27,12 @@ from adjoint.graph.descriptors import (
     MetadataMutation,
     Output,
     Parameter,
-    Phase,
-    RandomOffset,
-    RandomSeed,
     Result,
     Saved,
     SavedInput,
-    SubclassAttribute,
-    SubclassAttributeOut,
-    SubclassSize,
-    SubclassSizeOut,
-    SubclassStride,
-    SubclassStrideOut,
     SymbolicSize,
     SyntheticBase,
     Tangent,
-    UpdatedRandomOffset,
     ViewArgument,
     ViewBase,
     ViewValue,
@@ -70,12 +60,7 @@ VOCABULARY: list[tuple[Input | Output, str]] = [
     (Tangent(R), "tangent of result"),
     (SavedInput(S), "saved value #3"),
     (EarlierResult(R), f"{R.describe()}, used further on"),
-    (SubclassAttribute(X, "inner"), "attribute 'inner' of args[0]"),
-    (SubclassSize(X, 1), "size along axis 1 of args[0]"),
-    (SubclassStride(Tangent(R), 0), "stride along axis 0 of tangent of result"),
-    (RandomSeed(Phase.FORWARD), "forward random seed"),
-    (RandomOffset(Phase.BACKWARD), "backward random offset"),
-    (EffectToken(2, Phase.FORWARD), "forward effect token #2"),
+    (EffectToken(2), "effect token #2"),
     (Result(1, "result['loss']"), "result['loss']"),
     (InputMutation(ViewBase((X,))), "new value of view base of args[0]"),
     (MetadataMutation(X), "new metadata of args[0]"),
@@ -84,11 +69,7 @@ VOCABULARY: list[tuple[Input | Output, str]] = [
     (ViewValue(2), "view value #2"),
     (Gradient(W), "gradient of parameter 'layer.weight'"),
     (Saved(1, checked=False, order=2), "saved value #1 (unchecked, order 2)"),
-    (SubclassAttributeOut(Gradient(X), "inner"), "attribute 'inner' of gradient of args[0]"),
-    (SubclassSizeOut(R, 0), "size along axis 0 of result"),
-    (SubclassStrideOut(R, 1), "stride along axis 1 of result"),
-    (UpdatedRandomOffset(Phase.FORWARD), "updated forward random offset"),
-    (EffectTokenOut(2, Phase.BACKWARD), "updated backward effect token #2"),
+    (EffectTokenOut(2), "updated effect token #2"),
 ]
 
 
@@ -130,22 +111,11 @@ def test_inputs_and_outputs_are_disjoint() -> None:
 ILLEGAL: list[tuple[Callable[[], Any], str]] = [
     (lambda: Tangent(X), "Tangent.of must be a differentiable output"),  # type: ignore[arg-type]
     (lambda: Tangent(ViewArgument(0)), "a differentiable output"),  # type: ignore[arg-type]
-    (
-        lambda: Tangent(SubclassAttributeOut(R, "inner")),  # type: ignore[arg-type]
-        "a differentiable output",
-    ),
-    (
-        lambda: Tangent(EffectTokenOut(0, Phase.FORWARD)),  # type: ignore[arg-type]
-        "a differentiable output",
-    ),
+    (lambda: Tangent(EffectTokenOut(0)), "a differentiable output"),  # type: ignore[arg-type]
     (lambda: Tangent("result"), "got 'result'"),  # type: ignore[arg-type]
     (lambda: Gradient(R), "Gradient.of must be a differentiable input"),  # type: ignore[arg-type]
     (lambda: Gradient(SymbolicSize("s0")), "a differentiable input"),  # type: ignore[arg-type]
-    (
-        lambda: Gradient(SubclassAttribute(X, "inner")),  # type: ignore[arg-type]
-        "a differentiable input",
-    ),
-    (lambda: Gradient(RandomSeed(Phase.FORWARD)), "RandomSeed"),  # type: ignore[arg-type]
+    (lambda: Gradient(EffectToken(0)), "EffectToken"),  # type: ignore[arg-type]
     (lambda: Gradient(S), "a differentiable input"),  # type: ignore[arg-type]
     (lambda: SavedInput(R), "SavedInput.of must be a saved value"),  # type: ignore[arg-type]
     (lambda: ViewBase((Tangent(R),)), "inputs that the user sees"),  # type: ignore[arg-type]
@@ -156,13 +126,6 @@ ILLEGAL: list[tuple[Callable[[], Any], str]] = [
     (lambda: InputMutation(SymbolicSize("s0")), "before diff"),  # type: ignore[arg-type]
     (lambda: MetadataMutation(SavedInput(S)), "before differentiation"),  # type: ignore[arg-type]
     (lambda: IntermediateBase((Gradient(X),)), "must be results"),  # type: ignore[arg-type]
-    (lambda: SubclassAttribute(R, "a"), "must be a tensor input"),  # type: ignore[arg-type]
-    (lambda: SubclassAttribute(SubclassSize(X, 0), "a"), "a tensor input"),  # type: ignore[arg-type]
-    (lambda: SubclassSize(SymbolicSize("s0"), 0), "a tensor input"),  # type: ignore[arg-type]
-    (lambda: SubclassStride(RandomSeed(Phase.FORWARD), 0), "a tensor"),  # type: ignore[arg-type]
-    (lambda: SubclassAttributeOut(X, "a"), "must be a tensor output"),  # type: ignore[arg-type]
-    (lambda: SubclassSizeOut(ViewArgument(0), 0), "a tensor output"),  # type: ignore[arg-type]
-    (lambda: SubclassStrideOut(SubclassSizeOut(R, 0), 0), "a tensor"),  # type: ignore[arg-type]
 ]
 
 
@@ -202,10 +165,10 @@ def test_a_saved_value_leaves_one_program_and_enters_the_next() -> None:
     assert Gradient(SavedInput(S)).order == 2
 
 
-def test_a_piece_has_the_order_of_the_whole() -> None:
-    assert order_of(SubclassAttribute(SubclassAttribute(Tangent(R), "a"), "b")) == 1
-    assert order_of(SubclassSizeOut(Gradient(Tangent(R)), 0)) == 2
-    assert order_of(SubclassAttribute(X, "a")) == 0
+def test_an_earlier_result_has_the_order_of_the_program_that_returns_it() -> None:
+    assert order_of(EarlierResult(R)) == 0
+    assert order_of(EarlierResult(Gradient(X))) == 1
+    assert Gradient(EarlierResult(Gradient(X))).order == 2
 
 
 def chain(depth: int, inward: bool) -> DifferentiableInput | DifferentiableOutput:

@@ -43,5 +43,5 @@ def test_the_body_that_a_node_names() -> None:
     graph.output(tuple(nodes))
     module = GraphModule(root, graph)
     assert body_of(module, nodes[0]) is body
-    with pytest.raises(AssertionError, match="constant is no graph"):
+    with pytest.raises(AssertionError, match="constant does not refer to a graph"):
         body_of(module, nodes[1])
