@@ -18,7 +18,7 @@ from adjoint.emit.llvm import emit_module
 from adjoint.emit.nvptx import emit_module as emit_grid
 from adjoint.graph.boundary import failure_text, passes_through, warn_of_fallback, was_reported
 from adjoint.graph.metadata import entry_mode, mode_of
-from adjoint.loops.plan import Launch, Plan, Tiles
+from adjoint.loops.plan import Launch, Plan, RowTiles
 from adjoint.loops.show import identity
 from adjoint.loops.statements import Kernel
 from adjoint.lower.planning import CPU, is_plain, lower
@@ -133,7 +133,7 @@ def _launches(plan: Plan) -> Iterator[Launch]:
     for step in plan.steps:
         if isinstance(step, Launch):
             yield step
-        elif isinstance(step, Tiles):
+        elif isinstance(step, RowTiles):
             yield from step.begin
             yield from (each for each in step.body if isinstance(each, Launch))
 

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from adjoint.emit.llvm import emit_module
-from adjoint.loops.plan import Invoke, Launch, Plan, Tiles
+from adjoint.loops.plan import Launch, LibraryCall, Plan, RowTiles
 from adjoint.lower.planning import lower
 from adjoint.native import native_program
 from adjoint.runtime.cpu.engine import load
@@ -49,7 +49,7 @@ class _ManyThreads(CpuProgram):
 
 
 class _ManyChunks(Binding):
-    def chunks(self, step: Launch | Tiles) -> int:
+    def chunks(self, step: Launch | RowTiles) -> int:
         assert isinstance(step, Launch)
         assert step.grid is not None
         return min(3, self._int(step.grid.rows)) or 1
@@ -72,8 +72,8 @@ def launches(plan: Plan) -> list[Launch]:
     return [step for step in plan.steps if isinstance(step, Launch)]
 
 
-def calls(plan: Plan) -> list[Invoke]:
-    return [step for step in plan.steps if isinstance(step, Invoke)]
+def calls(plan: Plan) -> list[LibraryCall]:
+    return [step for step in plan.steps if isinstance(step, LibraryCall)]
 
 
 def assert_alike(

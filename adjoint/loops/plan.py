@@ -20,7 +20,7 @@ from adjoint.loops.statements import Kernel
 Size: TypeAlias = "int | sympy.Expr"
 
 
-class Kind(Enum):
+class SlotKind(Enum):
     INPUT = "input"
     RESULT = "result"
     """Of a call."""
@@ -35,7 +35,7 @@ class Kind(Enum):
 @dataclass(frozen=True)
 class Slot:
     number: int
-    kind: Kind
+    kind: SlotKind
     shape: tuple[Size, ...] | None = None
     """None: no tensor that kernels could read."""
     strides: tuple[Size, ...] = ()
@@ -52,7 +52,7 @@ class Scratch:
 
 
 # So many threads keep a machine of very many busy where each has a few rows to add up.
-BUSY = 1 << 17
+FULL_OCCUPANCY_THREADS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Grid:
     """How many rows are shared out in chunks; 0: none are."""
     threads: Size = 1
     """How many threads work on a chunk."""
-    least: int = 1
+    min_rows: int = 1
     """Rows that a chunk has at least."""
 
 
@@ -99,7 +99,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Promise:
+class ExpectedTensor:
     """What a call is expected to return: one tensor of it."""
 
     shape: tuple[Size, ...]
@@ -109,7 +109,7 @@ class Promise:
 
 
 @dataclass(frozen=True, eq=False)
-class Invoke:
+class LibraryCall:
     """A call of an operator."""
 
     target: Callable[..., Any]
@@ -123,11 +123,11 @@ class Invoke:
     writes: bool = False
     """Into the tensor of its slot, given as `out`."""
     line: str = ""
-    unrepeatable: str = ""
+    uncapturable: str = ""
     """Why a device cannot do it again by itself; empty: it can."""
     op: Any = None
     """The operator of the graph."""
-    promises: tuple[Promise | None, ...] = ()
+    expected: tuple[ExpectedTensor | None, ...] = ()
     """What the plan was made for, for each tensor that it returns; empty: it is not looked at."""
     reads_layout: bool = False
     """What it makes of a tensor depends on how that lies in memory."""
@@ -156,7 +156,7 @@ class Product:
 
 
 @dataclass(frozen=True, eq=False)
-class Tiles:
+class RowTiles:
     """Kernels and products that a thread runs one after another for some rows at a time.
 
     The kernels of `begin` run once for each thread.  All take, after the number of chunks, the
@@ -172,17 +172,17 @@ class Tiles:
     """For each slot that lies by rows: how many elements from one row to the next."""
 
 
-Step: TypeAlias = Launch | Invoke | Tiles
+Step: TypeAlias = Launch | LibraryCall | RowTiles
 
 
-def operands_of(step: Launch | Product | Tiles) -> list[int | Scratch]:
+def operands_of(step: Launch | Product | RowTiles) -> list[int | Scratch]:
     """The memory that a step reads or writes."""
     match step:
         case Launch(_, operands):
             return list(operands)
         case Product(left, right, result):
             return [left.slot, right.slot, result]
-        case Tiles(_, _, begin, body):
+        case RowTiles(_, _, begin, body):
             return [operand for each in (*begin, *body) for operand in operands_of(each)]
 
 

@@ -28,7 +28,7 @@ from adjoint.loops.expressions import (
     Name,
     children,
 )
-from adjoint.loops.plan import Invoke, Launch, Plan, Product, Tiles
+from adjoint.loops.plan import Launch, LibraryCall, Plan, Product, RowTiles
 from adjoint.loops.statements import (
     Accumulator,
     Assign,
@@ -224,9 +224,9 @@ def show_plan(plan: Plan) -> str:
         match step:
             case Launch(kernel):
                 lines.append(show(kernel))
-            case Invoke(target):
+            case LibraryCall(target):
                 lines.append(f"call {getattr(target, '__name__', target)}\n")
-            case Tiles(rows, _, begin, body):
+            case RowTiles(rows, _, begin, body):
                 lines.append(f"for some of {rows} rows at a time:\n")
                 parts = [show(each.kernel) for each in begin]
                 parts += [_part(each) for each in body]

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from adjoint.graph.purity import is_collective
-from adjoint.loops.plan import Promise
+from adjoint.loops.plan import ExpectedTensor
 from adjoint.lower.sizes import sizes
 from adjoint.lower.views import PARTS, view_of
 from adjoint.torch_private import trees
@@ -67,7 +67,7 @@ def is_view(node: fx.Node) -> bool:
     return isinstance(target, OpOverload) and bool(target.is_view) and target not in _COPIES
 
 
-def promises_of(node: fx.Node) -> tuple[Promise | None, ...]:
+def expected_of(node: fx.Node) -> tuple[ExpectedTensor | None, ...]:
     """What the call of an operator is expected to return.
 
     What views return follows from what they are of.
@@ -77,12 +77,12 @@ def promises_of(node: fx.Node) -> tuple[Promise | None, ...]:
     return tuple(map(_promise, trees.leaves(node.meta.get("val"))))
 
 
-def _promise(value: Any) -> Promise | None:
+def _promise(value: Any) -> ExpectedTensor | None:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     if any(map(is_unbacked_int, (*value.shape, *value.stride()))):
         return None
-    return Promise(sizes(value.shape), sizes(value.stride()), value.dtype, value.device)
+    return ExpectedTensor(sizes(value.shape), sizes(value.stride()), value.dtype, value.device)
 
 
 # Operators of which the result depends on how arguments lie in memory.

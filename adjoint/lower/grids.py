@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from adjoint.loops.expressions import Counter, Expression, Extent, Load, Name, apply, integer
-from adjoint.loops.plan import BUSY, Grid, Scratch
+from adjoint.loops.plan import FULL_OCCUPANCY_THREADS, Grid, Scratch
 from adjoint.loops.statements import (
     Accumulator,
     Assign,
@@ -335,9 +335,9 @@ class _Grid(Checked, Builder):
             last.append(self._finished(item, self._element_of(item, k), whole))
         sums = Loop("c", integer(0), Extent(CHUNKS), tuple(adding), Mapping.VECTOR)
         # There are no more chunks than keep the machine busy.
-        most = BUSY // max(1, estimate(chunks.threads))
+        most = FULL_OCCUPANCY_THREADS // max(1, estimate(chunks.threads))
         self.team = min(TOTAL_TEAM, 1 << max(0, most.bit_length() - 1))
-        grid = Grid(groups, False, chunks.rows, chunks.threads, chunks.least)
+        grid = Grid(groups, False, chunks.rows, chunks.threads, chunks.min_rows)
         return self._parallel("k", self.size(groups), (*first, sums, *last), grid)
 
     def _element_of(self, item: Item, number: Expression) -> Where:

@@ -17,29 +17,29 @@ from adjoint.graph.metadata import source_of
 from adjoint.graph.purity import is_impure
 from adjoint.loops.plan import (
     Argument,
-    Invoke,
-    Kind,
     Launch,
+    LibraryCall,
     Matrix,
     Number,
     Plan,
     Product,
+    RowTiles,
     Scratch,
     Slot,
+    SlotKind,
     Step,
-    Tiles,
     operands_of,
 )
 from adjoint.loops.verify import verify
 from adjoint.lower.calls import (
     READS_LAYOUT,
     WRITERS,
+    expected_of,
     is_returned,
     is_view,
     may_alias,
     needs_of_call,
     needs_of_tensors,
-    promises_of,
 )
 from adjoint.lower.decompositions import decompose
 from adjoint.lower.definitions import (
@@ -167,7 +167,7 @@ class _Planning:
         self.escaping = self._escaping()
         inputs = [n for n in self.graph.nodes if n.op == "placeholder"]
         for node in inputs:
-            self._slot(node, Kind.INPUT)
+            self._slot(node, SlotKind.INPUT)
         ordered = self._sorted(live)
         if self.has_grids:
             ordered, self.twins = Recomputation(
@@ -362,7 +362,7 @@ class _Planning:
 
     # Steps
 
-    def _slot(self, node: fx.Node, kind: Kind) -> Slot:
+    def _slot(self, node: fx.Node, kind: SlotKind) -> Slot:
         value: Any = node.meta.get("val")
         number = len(self.slots) + len(self.extra)
         if is_plain(value, self.device):
@@ -431,12 +431,12 @@ class _Planning:
                 self._slot(node, self._kind(node, region))
         return {node for node in group.members if node in self.stored}
 
-    def _kind(self, node: fx.Node, region: Region | None = None) -> Kind:
+    def _kind(self, node: fx.Node, region: Region | None = None) -> SlotKind:
         if node in self.escaping:
-            return Kind.OUTPUT
+            return SlotKind.OUTPUT
         if region is not None and node in region.made and self.users[node] == {id(region)}:
-            return Kind.LOCAL
-        return Kind.TEMPORARY
+            return SlotKind.LOCAL
+        return SlotKind.TEMPORARY
 
     def _launched(self, nest: Nest, work: Size | None = None) -> Launch:
         operands = tuple(
@@ -467,12 +467,12 @@ class _Planning:
             else:
                 self._slot(unit, self._kind(unit, region))
                 body.append(self._product(unit, self.slots[unit].number, False))
-        tiles = Tiles(region.rows, work, tuple(begin), tuple(body), {})
+        tiles = RowTiles(region.rows, work, tuple(begin), tuple(body), {})
         strides = self._row_strides(tiles)
         self.steps.append(replace(tiles, strides=strides))
         self.steps += finale
 
-    def _row_strides(self, tiles: Tiles) -> dict[int, Size]:
+    def _row_strides(self, tiles: RowTiles) -> dict[int, Size]:
         used = {operand for operand in operands_of(tiles) if isinstance(operand, int)}
         nodes = {slot.number: node for node, slot in self.slots.items()}
         found = {number: row_stride(nodes[number], tiles.rows) for number in used}
@@ -507,10 +507,10 @@ class _Planning:
         index = Argument(self.slots[bound.node].number)
         limits = (Number(bound.low), Number(bound.high))
         args = (index, *limits, bound.dim, bound.op, bound.error)
-        slot = Slot(len(self.slots) + len(self.extra), Kind.RESULT)
+        slot = Slot(len(self.slots) + len(self.extra), SlotKind.RESULT)
         self.extra.append(slot)
         line = str(source_of(item.node) or "")
-        self.steps.append(Invoke(require_within, args, {}, slot.number, line=line))
+        self.steps.append(LibraryCall(require_within, args, {}, slot.number, line=line))
 
     def _argument(self, leaf: Any) -> Any:
         if isinstance(leaf, fx.Node):
@@ -521,10 +521,10 @@ class _Planning:
         line = source_of(node)
         if node.op == "get_attr":
             value = getattr(self.module, str(node.target))
-            self._slot(node, Kind.RESULT)
+            self._slot(node, SlotKind.RESULT)
             why = why_not_capturable(node, self.device)
             number = self.slots[node].number
-            self.steps.append(Invoke(lambda: value, (), {}, number, unrepeatable=why))
+            self.steps.append(LibraryCall(lambda: value, (), {}, number, uncapturable=why))
             return
         for source in node.all_input_nodes:
             self._ensure(source)
@@ -532,14 +532,14 @@ class _Planning:
         target: Any = eager_callable(node.target)
         writer = WRITERS.get(node.target)
         writes = writer is not None and is_plain(node.meta["val"], self.device)
-        kind = Kind.RESULT
+        kind = SlotKind.RESULT
         if writes:
             assert writer is not None
             target = writer
             kind = self._kind(node)
         slot = self._slot(node, kind)
         self.steps.append(
-            Invoke(
+            LibraryCall(
                 target,
                 args,
                 dict(kwargs),
@@ -551,7 +551,7 @@ class _Planning:
                 str(line) if line else "",
                 why_not_capturable(node, self.device),
                 node.target,
-                () if writes else promises_of(node),
+                () if writes else expected_of(node),
                 node.target in READS_LAYOUT,
             )
         )

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from adjoint.loops.plan import Invoke, Promise, Size
+from adjoint.loops.plan import ExpectedTensor, LibraryCall, Size
 from adjoint.torch_private import trees
 from adjoint.torch_private.corrected_fakes import is_known, learn, learn_alias
 from adjoint.torch_private.fake import storage_key
@@ -51,20 +51,24 @@ class SizeValues(Protocol):
 
 
 def checked_call(
-    step: Invoke, sizes: SizeValues, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+    step: LibraryCall,
+    sizes: SizeValues,
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Any,
 ) -> Any:
-    """`call(*args, **kwargs)`; raises `UnexpectedResult` unless it is what `step` promises."""
+    """`call(*args, **kwargs)`; raises `UnexpectedResult` unless it is what `step` expects."""
     result = call(*args, **kwargs)
     for position, leaf in enumerate(trees.leaves(result)):
-        promise = step.promises[position] if position < len(step.promises) else None
-        if promise is None or not isinstance(leaf, torch.Tensor):
+        expected = step.expected[position] if position < len(step.expected) else None
+        if expected is None or not isinstance(leaf, torch.Tensor):
             continue
-        difference = _difference(leaf, promise, sizes)
+        difference = _difference(leaf, expected, sizes)
         if difference == "strides" and is_known(step.op, args, kwargs, result):
             # The strides vary from call to call; what reads the result checks them itself.
             continue
         if difference is not None:
-            what = f"a tensor of {_actual(leaf)} where {_expected(promise, sizes)} was expected"
+            what = f"a tensor of {_actual(leaf)} where {_expected(expected, sizes)} was expected"
             can_learn = difference in ("dtype", "strides")
             raise UnexpectedResult(
                 step.op, what, step.line, can_learn and learn(step.op, args, kwargs, result)
@@ -74,15 +78,15 @@ def checked_call(
     return result
 
 
-def _difference(tensor: torch.Tensor, promise: Promise, sizes: SizeValues) -> str | None:
-    """The first property of `tensor` that is not as promised."""
+def _difference(tensor: torch.Tensor, expected: ExpectedTensor, sizes: SizeValues) -> str | None:
+    """The first property of `tensor` that is not as expected."""
     if tensor.layout is not torch.strided:
         return None
-    if tensor.dtype is not promise.dtype:
+    if tensor.dtype is not expected.dtype:
         return "dtype"
-    if tensor.device.type != promise.device.type:
+    if tensor.device.type != expected.device.type:
         return "device"
-    shape, strides = sizes.ints(promise.shape), sizes.ints(promise.strides)
+    shape, strides = sizes.ints(expected.shape), sizes.ints(expected.strides)
     if tuple(tensor.shape) != shape:
         return "shape"
     if tensor.numel() == 0:
@@ -106,6 +110,6 @@ def _actual(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype}, {tuple(tensor.shape)} by {tensor.stride()} on {tensor.device}"
 
 
-def _expected(promise: Promise, sizes: SizeValues) -> str:
-    shape, strides = sizes.ints(promise.shape), sizes.ints(promise.strides)
-    return f"{promise.dtype}, {shape} by {strides} on {promise.device}"
+def _expected(expected: ExpectedTensor, sizes: SizeValues) -> str:
+    shape, strides = sizes.ints(expected.shape), sizes.ints(expected.strides)
+    return f"{expected.dtype}, {shape} by {strides} on {expected.device}"

@@ -6,16 +6,16 @@ import pytest
 import sympy
 import torch
 
-from adjoint.loops.plan import Argument, Invoke, Kind, Plan, Slot
+from adjoint.loops.plan import Argument, LibraryCall, Plan, Slot, SlotKind
 
 
 def test_a_plan_is_data() -> None:
     size = sympy.Symbol("s0")
     slots = (
-        Slot(0, Kind.INPUT, (size,), (1,), torch.float32),
-        Slot(1, Kind.RESULT, (size,), (1,), torch.float32),
+        Slot(0, SlotKind.INPUT, (size,), (1,), torch.float32),
+        Slot(1, SlotKind.RESULT, (size,), (1,), torch.float32),
     )
-    call = Invoke(torch.sin, (Argument(0),), {}, 1)
+    call = LibraryCall(torch.sin, (Argument(0),), {}, 1)
     plan = Plan(slots, (0,), ((size, 0, 0),), (call,), (Argument(1),))
     assert [call.aliases, call.is_view, call.writes] == [False] * 3
     with pytest.raises(FrozenInstanceError):

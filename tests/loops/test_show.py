@@ -10,7 +10,7 @@ from adjoint.errors import SourceLine
 from adjoint.loops.expressions import Cast, Counter, Extent, Guarded, Load, Name, apply, constant
 from adjoint.loops.expressions import integer as number
 from adjoint.loops.operators import OPERATORS
-from adjoint.loops.plan import Argument, Invoke, Launch, Matrix, Plan, Product, Tiles
+from adjoint.loops.plan import Argument, Launch, LibraryCall, Matrix, Plan, Product, RowTiles
 from adjoint.loops.show import INFIX, identity, short, show, show_expression, show_plan
 from adjoint.loops.statements import (
     Accumulator,
@@ -140,8 +140,8 @@ def test_a_plan_shows_what_runs_row_by_row_under_its_region() -> None:
     rows, part = Matrix(0, 0, (8, 1)), Matrix(1, 0, (1, 5))
     of_rows = Product(rows, part, 2, (100, 5, 8), False, F32)
     over_rows = Product(part, rows, 3, (5, 8, 100), True, F32)
-    tiles = Tiles(100, 800, (launch,), (of_rows, launch, over_rows), {0: 8})
-    call = Invoke(torch.sort, (Argument(0),), {}, 1)
+    tiles = RowTiles(100, 800, (launch,), (of_rows, launch, over_rows), {0: 8})
+    call = LibraryCall(torch.sort, (Argument(0),), {}, 1)
     plan = Plan((), (), (), (launch, call, tiles), ())
     shown = "kernel k(out: f32 written)\n    out[s0] = 1.0\n"
     under = "    kernel k(out: f32 written)\n        out[s0] = 1.0\n"

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import adjoint
 from adjoint.graph.operations import random_bits
 from adjoint.loops.evaluate import evaluate
-from adjoint.loops.plan import Tiles
+from adjoint.loops.plan import RowTiles
 from adjoint.lower.draws import DIGITS, DRAWS, draw_in_kernels
 from adjoint.lower.planning import lower
 from adjoint.native import native_program
@@ -420,7 +420,7 @@ def test_rows_worked_on_some_at_a_time_draw_the_same() -> None:
         return [aten.native_dropout.default((x @ w).sin(), 0.3, True)[0] @ w]
 
     program = drawing(function, [x, w])
-    assert any(isinstance(step, Tiles) for step in program.plan.steps)
+    assert any(isinstance(step, RowTiles) for step in program.plan.steps)
     (found,) = program([x, w, seeds()])
     expected = (x @ w).sin() * masked(x) * (1 / 0.7) @ w
     # Products add up in another order.

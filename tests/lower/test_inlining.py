@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from adjoint.loops.plan import Kind
+from adjoint.loops.plan import SlotKind
 from adjoint.loops.show import show_plan
 from adjoint.lower.definitions import definition_of
 from adjoint.lower.inlining import inlined
@@ -88,7 +88,7 @@ def test_what_was_merged_reads_nothing_any_more() -> None:
         return [(y * a + y * z).exp().sum(0)]
 
     plan = lower(graph_of(function, [table, places, z, w]), grids=True)
-    large = [s for s in plan.slots if s.shape == (64, 32) and s.kind is Kind.TEMPORARY]
+    large = [s for s in plan.slots if s.shape == (64, 32) and s.kind is SlotKind.TEMPORARY]
     # What the product of matrices takes and gives.
     assert len(large) == 2
     check(function, table, places, z, w)

@@ -9,7 +9,7 @@ from torch.nn.functional import silu
 
 from adjoint import native
 from adjoint.errors import FallbackWarning
-from adjoint.loops.plan import Kind, Launch, Plan
+from adjoint.loops.plan import Launch, Plan, SlotKind
 from adjoint.loops.show import show_plan as shown
 from adjoint.lower.planning import is_plain, lower, require_within
 from adjoint.runtime.cpu.program import CpuProgram
@@ -26,15 +26,15 @@ def test_what_no_one_needs_is_not_computed() -> None:
 
 def test_values_inside_a_kernel_are_not_stored() -> None:
     plan = lower(graph_of(lambda x: ((x + 1) * 2).exp(), [X]))
-    assert [slot.kind for slot in plan.slots] == [Kind.INPUT, Kind.OUTPUT]
+    assert [slot.kind for slot in plan.slots] == [SlotKind.INPUT, SlotKind.OUTPUT]
 
 
 def test_values_between_kernels_and_calls_are_temporary() -> None:
     x = torch.arange(30.0, dtype=torch.float64).reshape(5, 6) / 30
     plan = check(lambda x: ((x + 1) @ (x * 2).t()).exp(), x).plan
     kinds = [slot.kind for slot in plan.slots]
-    assert kinds.count(Kind.OUTPUT) == 1
-    assert kinds.count(Kind.INPUT) == 1
+    assert kinds.count(SlotKind.OUTPUT) == 1
+    assert kinds.count(SlotKind.INPUT) == 1
     assert [call.writes for call in calls(plan) if not call.is_view] == [True]
 
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from adjoint.loops.plan import Argument, Invoke, Kind, Plan, operands_of
+from adjoint.loops.plan import Argument, LibraryCall, Plan, SlotKind, operands_of
 from adjoint.loops.show import show_plan
 from adjoint.lower import planning, recomputation
 from adjoint.lower.planning import lower
@@ -52,12 +52,12 @@ def peak_of(plan: Plan) -> int:
     sizes = {
         slot.number: slot.dtype.itemsize * torch.Size(map(int, slot.shape)).numel()
         for slot in plan.slots
-        if slot.kind is Kind.TEMPORARY and slot.dtype is not None and slot.shape is not None
+        if slot.kind is SlotKind.TEMPORARY and slot.dtype is not None and slot.shape is not None
     }
     views: dict[int, int] = {}
     places: dict[int, list[int]] = {}
     for place, step in enumerate(plan.steps):
-        if isinstance(step, Invoke):
+        if isinstance(step, LibraryCall):
             leaves = trees.leaves((step.args, step.kwargs))
             slots = [leaf.slot for leaf in leaves if isinstance(leaf, Argument)]
             if step.is_view:

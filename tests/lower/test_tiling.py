@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 
-from adjoint.loops.plan import Kind, Plan, Product, Tiles
+from adjoint.loops.plan import Plan, Product, RowTiles, SlotKind
 from adjoint.lower.planning import lower
 from adjoint.lower.tiling import LEAST_ROWS, Side, row_stride, side_of, sums_over_rows
 from adjoint.native import native_program
@@ -43,8 +43,8 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def regions(plan: Plan) -> list[Tiles]:
-    return [step for step in plan.steps if isinstance(step, Tiles)]
+def regions(plan: Plan) -> list[RowTiles]:
+    return [step for step in plan.steps if isinstance(step, RowTiles)]
 
 
 def products(plan: Plan) -> list[Product]:
@@ -290,8 +290,8 @@ def test_values_that_only_the_rows_at_hand_need_are_local() -> None:
     (tiles,) = regions(plan)
     assert len(tiles.body) == 6
     kinds = [slot.kind for slot in plan.slots]
-    assert kinds.count(Kind.LOCAL) == 5
-    assert kinds.count(Kind.TEMPORARY) == 0
+    assert kinds.count(SlotKind.LOCAL) == 5
+    assert kinds.count(SlotKind.TEMPORARY) == 0
 
 
 def test_a_sum_over_rows_is_known_after_the_region() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import adjoint
 from adjoint.loops.evaluate import evaluate
-from adjoint.loops.plan import Argument, Kind, Launch, Plan
+from adjoint.loops.plan import Argument, Launch, Plan, SlotKind
 from adjoint.loops.show import show
 from adjoint.loops.statements import TeamMemory, walk
 from adjoint.lower import transposes
@@ -184,7 +184,7 @@ def evaluated(plan: Plan, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The results of a plan that has nothing but kernels, and no sizes to be passed."""
     values = dict(zip(plan.inputs, inputs, strict=True))
     for slot in plan.slots:
-        if slot.kind is not Kind.INPUT:
+        if slot.kind is not SlotKind.INPUT:
             assert slot.shape is not None
             values[slot.number] = torch.empty_strided(slot.shape, slot.strides, dtype=slot.dtype)
     for step in plan.steps:

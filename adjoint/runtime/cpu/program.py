@@ -20,15 +20,15 @@ import torch
 from adjoint.graph.boundary import passes_through
 from adjoint.loops.plan import (
     Argument,
-    Invoke,
-    Kind,
     Launch,
+    LibraryCall,
     Number,
     Plan,
+    RowTiles,
     Scratch,
     Size,
     Slot,
-    Tiles,
+    SlotKind,
     operands_of,
 )
 from adjoint.runtime.checking import UnexpectedResult, checked_call, restoring_generators
@@ -160,8 +160,10 @@ class Binding:
 
     def __init__(self, program: CpuProgram, sizes: Sequence[int], threads: int) -> None:
         plan = self.plan = program.plan
-        self.looked = not any(isinstance(step, Invoke) and step.promises for step in plan.steps)
-        self._local: dict[Tiles, tuple[dict[Any, int], int]] = {}
+        self.looked = not any(
+            isinstance(step, LibraryCall) and step.expected for step in plan.steps
+        )
+        self._local: dict[RowTiles, tuple[dict[Any, int], int]] = {}
         self.threads = threads
         self.known = {symbol: n for (symbol, _, _), n in zip(plan.symbols, sizes, strict=True)}
         self._sizes: dict[Size, int] = {}
@@ -173,7 +175,7 @@ class Binding:
         start = -self.arena.data_ptr() % 64
         self.tensors: dict[int, Any] = {}
         for slot in plan.slots:
-            if slot.kind is Kind.TEMPORARY:
+            if slot.kind is SlotKind.TEMPORARY:
                 self.tensors[slot.number] = self._tensor(slot, start + places[slot.number])
         self._views(plan)
         self.pools = self._pools()
@@ -192,7 +194,7 @@ class Binding:
         return {
             slot.number: Pool(self.shapes[slot.number], self.strides[slot.number], slot.dtype)
             for slot in self.plan.slots
-            if slot.kind is Kind.OUTPUT and slot.dtype is not None and _may_be_large(slot)
+            if slot.kind is SlotKind.OUTPUT and slot.dtype is not None and _may_be_large(slot)
         }
 
     def _int(self, size: Size) -> int:
@@ -205,7 +207,7 @@ class Binding:
     def ints(self, values: Sequence[Size]) -> tuple[int, ...]:
         return tuple(map(self._int, values))
 
-    def chunks(self, step: Launch | Tiles) -> int:
+    def chunks(self, step: Launch | RowTiles) -> int:
         return max(1, min(self.threads, self._int(step.work) // GRAIN))
 
     def _arrange(self, plan: Plan) -> tuple[dict[Any, int], int]:
@@ -213,42 +215,42 @@ class Binding:
         last = _last_uses(plan)
         intervals: dict[Any, Interval] = {}
         for step, each in enumerate(plan.steps):
-            written = [each.result] if isinstance(each, Invoke) else operands_of(each)
+            written = [each.result] if isinstance(each, LibraryCall) else operands_of(each)
             for operand in written:
                 if isinstance(operand, Scratch):
-                    assert not isinstance(each, Invoke)
+                    assert not isinstance(each, LibraryCall)
                     size = self._int(operand.count) * self.chunks(each) * operand.dtype.itemsize
                     since = intervals[operand].first if operand in intervals else step
                     intervals[operand] = Interval(since, step, size)
                     continue
                 slot = plan.slots[operand]
-                if slot.kind is Kind.TEMPORARY and operand not in intervals:
+                if slot.kind is SlotKind.TEMPORARY and operand not in intervals:
                     intervals[operand] = Interval(
                         step, last.get(operand, step), self.bytes_of(slot)
                     )
-            if isinstance(each, Tiles):
+            if isinstance(each, RowTiles):
                 intervals[each] = Interval(step, step, self.local_stride(each) * self.chunks(each))
         places, total = arrange(intervals)
         for each in plan.steps:
-            if isinstance(each, Tiles):
+            if isinstance(each, RowTiles):
                 for slot_number, offset in self.local_places(each)[0].items():
                     places[slot_number] = places[each] + offset
         return places, total
 
-    def local_places(self, tiles: Tiles) -> tuple[dict[Any, int], int]:
+    def local_places(self, tiles: RowTiles) -> tuple[dict[Any, int], int]:
         """Where a thread keeps the values that only the rows at hand need, and their bytes."""
         if tiles not in self._local:
             self._local[tiles] = arrange(self._local_intervals(tiles, self.block(tiles)))
         return self._local[tiles]
 
-    def local_stride(self, tiles: Tiles) -> int:
+    def local_stride(self, tiles: RowTiles) -> int:
         return self.local_places(tiles)[1]
 
-    def _local_intervals(self, tiles: Tiles, block: int) -> dict[int, Interval]:
+    def _local_intervals(self, tiles: RowTiles, block: int) -> dict[int, Interval]:
         intervals: dict[int, Interval] = {}
         for place, each in enumerate(tiles.body):
             for operand in operands_of(each):
-                if isinstance(operand, int) and self.plan.slots[operand].kind is Kind.LOCAL:
+                if isinstance(operand, int) and self.plan.slots[operand].kind is SlotKind.LOCAL:
                     first = intervals[operand].first if operand in intervals else place
                     size = block * self.row_bytes(tiles, operand)
                     intervals[operand] = Interval(first, place, size)
@@ -259,17 +261,17 @@ class Binding:
         shape, strides = self.shapes[slot.number], self.strides[slot.number]
         return _extent(shape, strides) * slot.dtype.itemsize
 
-    def row_bytes(self, tiles: Tiles, number: int) -> int:
+    def row_bytes(self, tiles: RowTiles, number: int) -> int:
         dtype = self.plan.slots[number].dtype
         assert dtype is not None
         return self._int(tiles.strides[number]) * dtype.itemsize
 
-    def block(self, tiles: Tiles) -> int:
+    def block(self, tiles: RowTiles) -> int:
         """How many rows to take at a time: what they touch should stay in the cache."""
         rows = self._int(tiles.rows)
         _, held = arrange(self._local_intervals(tiles, 1))
         for number in tiles.strides:
-            if self.plan.slots[number].kind is not Kind.LOCAL:
+            if self.plan.slots[number].kind is not SlotKind.LOCAL:
                 # It comes and goes once.
                 held += self.row_bytes(tiles, number) // 2
         fitting = cache_bytes() * 3 // 4 // max(1, held) // ROW_STEP * ROW_STEP
@@ -285,7 +287,7 @@ class Binding:
     def _views(self, plan: Plan) -> None:
         """Views of tensors that stay where they are, made once."""
         for step in plan.steps:
-            if isinstance(step, Invoke) and _is_fixed_view(step, self.tensors):
+            if isinstance(step, LibraryCall) and _is_fixed_view(step, self.tensors):
                 args, kwargs = trees.map_leaves(self._value, (step.args, step.kwargs))
                 self.tensors[step.result] = step.target(*args, **kwargs)
 
@@ -309,7 +311,7 @@ class Binding:
 
         steps: list[Any] = []
         for _, step in run.steps:
-            if isinstance(step, Tiles):
+            if isinstance(step, RowTiles):
                 region = tile_region(self, program, step, address, words)
                 steps += [tile_runner(), region]
             else:
@@ -337,14 +339,14 @@ class Binding:
 
 
 # What stays where the binding has put it.
-INNER = (Kind.TEMPORARY, Kind.LOCAL)
+INNER = (SlotKind.TEMPORARY, SlotKind.LOCAL)
 
 
 class Run:
     """Kernels that follow one another without a call between."""
 
     def __init__(self) -> None:
-        self.steps: list[tuple[int, Launch | Tiles]] = []
+        self.steps: list[tuple[int, Launch | RowTiles]] = []
         self.entering: list[int] = []
         """Slots whose addresses differ from call to call."""
 
@@ -352,9 +354,9 @@ class Run:
 def _runs(plan: Plan) -> list[Run]:
     runs: list[Run] = []
     open_run: Run | None = None
-    fixed = {slot.number for slot in plan.slots if slot.kind is Kind.TEMPORARY}
+    fixed = {slot.number for slot in plan.slots if slot.kind is SlotKind.TEMPORARY}
     for place, step in enumerate(plan.steps):
-        if isinstance(step, Invoke):
+        if isinstance(step, LibraryCall):
             if not _is_fixed_view(step, fixed):
                 open_run = None
             else:
@@ -372,7 +374,7 @@ def _runs(plan: Plan) -> list[Run]:
     return runs
 
 
-def _is_fixed_view(step: Invoke, fixed: Any) -> bool:
+def _is_fixed_view(step: LibraryCall, fixed: Any) -> bool:
     slots = [leaf.slot for leaf in trees.leaves((step.args, step.kwargs)) if _is_slot(leaf)]
     return step.is_view and all(slot in fixed for slot in slots)
 
@@ -383,11 +385,11 @@ def _is_slot(leaf: Any) -> bool:
 
 def _numbers(plan: Plan) -> Iterator[Number]:
     for step in plan.steps:
-        if isinstance(step, Invoke):
+        if isinstance(step, LibraryCall):
             yield from _numbers_in(step)
 
 
-def _numbers_in(step: Invoke) -> Iterator[Number]:
+def _numbers_in(step: LibraryCall) -> Iterator[Number]:
     for leaf in trees.leaves((step.args, step.kwargs)):
         if isinstance(leaf, Number):
             yield leaf
@@ -414,7 +416,7 @@ def _last_uses(plan: Plan) -> dict[int, int]:
     last: dict[int, int] = {}
     sources: dict[int, list[int]] = {}
     for place, step in enumerate(plan.steps):
-        if isinstance(step, Invoke):
+        if isinstance(step, LibraryCall):
             used = [leaf.slot for leaf in trees.leaves((step.args, step.kwargs)) if _is_slot(leaf)]
             if step.aliases:
                 sources[step.result] = used
@@ -455,7 +457,7 @@ class Writer:
             "checked_call": checked_call,
             "native": runner(),
         }
-        self.fixed = {slot.number for slot in plan.slots if slot.kind is Kind.TEMPORARY}
+        self.fixed = {slot.number for slot in plan.slots if slot.kind is SlotKind.TEMPORARY}
         self.made: set[int] = set()
         self.count = 0
 
@@ -475,7 +477,7 @@ class Writer:
         read |= {
             leaf.slot
             for step in plan.steps
-            if isinstance(step, Invoke) and step.reads_layout
+            if isinstance(step, LibraryCall) and step.reads_layout
             for leaf in trees.leaves((step.args, step.kwargs))
             if _is_slot(leaf) and plan.slots[leaf.slot].shape is not None
         }
@@ -485,7 +487,7 @@ class Writer:
         number = 0
         first_of = {run.steps[0][0]: place for place, run in enumerate(self.runs)}
         for place, step in enumerate(plan.steps):
-            if isinstance(step, Invoke):
+            if isinstance(step, LibraryCall):
                 self.invoke(step, number, read)
                 number += len(list(_numbers_in(step)))
             elif place in first_of:
@@ -523,7 +525,7 @@ class Writer:
         return f"binding.{what}[{slot}]"
 
     def allocated(self, slot: int) -> None:
-        if self.plan.slots[slot].kind is Kind.OUTPUT and slot not in self.made:
+        if self.plan.slots[slot].kind is SlotKind.OUTPUT and slot not in self.made:
             self.made.add(slot)
             dtype = self.constant(self.plan.slots[slot].dtype, "dtype")
             shape, strides = self.sizes("shapes", slot), self.sizes("strides", slot)
@@ -549,7 +551,7 @@ class Writer:
     def enter(self) -> None:
         self.line("native(*call, threads)")
 
-    def invoke(self, step: Invoke, number: int, read: set[int]) -> None:
+    def invoke(self, step: LibraryCall, number: int, read: set[int]) -> None:
         if _is_fixed_view(step, self.fixed):
             self.fixed.add(step.result)
             return
@@ -563,7 +565,7 @@ class Writer:
             self.line(f"{target}({', '.join([*args, f'out={self.value(step.result)}'])})")
             return
         called = f"{target}({', '.join(args)})"
-        if self.looks and step.promises:
+        if self.looks and step.expected:
             named = f"dict({', '.join(args[len(step.args) :])})"
             given = f"({''.join(f'{arg}, ' for arg in args[: len(step.args)])}), {named}"
             called = f"checked_call({self.constant(step, 'step')}, binding, {target}, {given})"

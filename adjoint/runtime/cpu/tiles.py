@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from adjoint.loops.plan import Kind, Launch, Matrix, Product, Scratch, Tiles
+from adjoint.loops.plan import Launch, Matrix, Product, RowTiles, Scratch, SlotKind
 from adjoint.runtime.cpu.engine import add_symbol, load_resident
 from adjoint.runtime.cpu.memory import At, Word, Words
 
@@ -238,7 +238,7 @@ def _gemm(dtype: torch.dtype) -> int:
 def tile_region(
     binding: Binding,
     program: CpuProgram,
-    tiles: Tiles,
+    tiles: RowTiles,
     address: Callable[[int | Scratch], Any],
     words: Words,
 ) -> At:
@@ -274,7 +274,7 @@ class _Thread:
         address: Callable[[int | Scratch], Any],
         words: Words,
         thread: int,
-        tiles: Tiles,
+        tiles: RowTiles,
     ) -> None:
         self.binding = binding
         self.program = program
@@ -302,7 +302,7 @@ class _Thread:
         return [self.program.functions[launch].address, at]
 
     def is_local(self, operand: int | Scratch) -> bool:
-        return isinstance(operand, int) and self.program.plan.slots[operand].kind is Kind.LOCAL
+        return isinstance(operand, int) and self.program.plan.slots[operand].kind is SlotKind.LOCAL
 
     def base(self, operand: int | Scratch) -> Word:
         found: Word = self.address(operand)

@@ -15,7 +15,15 @@ from typing import Any
 import torch
 
 from adjoint.graph.evaluation import detach_inputs
-from adjoint.loops.plan import BUSY, Argument, Invoke, Launch, Plan, Tiles, operands_of
+from adjoint.loops.plan import (
+    FULL_OCCUPANCY_THREADS,
+    Argument,
+    Launch,
+    LibraryCall,
+    Plan,
+    RowTiles,
+    operands_of,
+)
 from adjoint.loops.teams import threads_per_block
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import BINDING, add_symbol, load_resident
@@ -104,7 +112,7 @@ def used_inputs(plan: Plan) -> list[int]:
     used: set[int] = set()
     trees_of_arguments = [plan.outputs]
     for step in plan.steps:
-        if isinstance(step, Invoke):
+        if isinstance(step, LibraryCall):
             trees_of_arguments.append((step.args, step.kwargs))
         else:
             used |= {operand for operand in operands_of(step) if isinstance(operand, int)}
@@ -116,8 +124,8 @@ def used_inputs(plan: Plan) -> list[int]:
 def why_not_capturable(plan: Plan) -> str:
     """Why a device cannot do all of the plan again by itself; empty if it can."""
     for step in plan.steps:
-        if isinstance(step, Invoke) and step.unrepeatable:
-            return f"{step.unrepeatable}, from {step.line}" if step.line else step.unrepeatable
+        if isinstance(step, LibraryCall) and step.uncapturable:
+            return f"{step.uncapturable}, from {step.line}" if step.line else step.uncapturable
     return ""
 
 
@@ -142,13 +150,13 @@ class GpuBinding(Binding):
     def _pools(self) -> dict[int, Pool]:
         return {}
 
-    def chunks(self, step: Launch | Tiles) -> int:
+    def chunks(self, step: Launch | RowTiles) -> int:
         assert isinstance(step, Launch)
         grid = step.grid
         assert grid is not None
         rows = self._int(grid.rows)
-        most = max(1, BUSY // max(1, self._int(grid.threads)))
-        return max(1, min(-(-rows // grid.least), most))
+        most = max(1, FULL_OCCUPANCY_THREADS // max(1, self._int(grid.threads)))
+        return max(1, min(-(-rows // grid.min_rows), most))
 
     def _entry(self, step: Launch, code: int, values: Sequence[Word], words: Words) -> list[Word]:
         """Where to find: the function, how many blocks of how many threads, and the arguments."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adjoint.loops.plan import Tiles
+from adjoint.loops.plan import RowTiles
 from adjoint.runtime.cpu import tiles
 from adjoint.runtime.cpu.program import Binding
 from adjoint.runtime.cpu.tiles import has_blas, tile_runner
@@ -40,7 +40,7 @@ def test_torch_brings_a_blas() -> None:
 def test_blocks_of_any_size(block: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Binding, "block", lambda binding, region: block)
     program = program_of(step, INPUTS)
-    assert any(isinstance(each, Tiles) for each in program.plan.steps)
+    assert any(isinstance(each, RowTiles) for each in program.plan.steps)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -76,7 +76,7 @@ def test_tiny_numbers_count_as_zero_in_products_only(dtype: torch.dtype) -> None
         return [(x @ w) * 2, (x * 0.5)]
 
     program = program_of(function, [x, w])
-    assert any(isinstance(each, Tiles) for each in program.plan.steps)
+    assert any(isinstance(each, RowTiles) for each in program.plan.steps)
     product, half = program([x, w])
     if platform.machine() in ("x86_64", "AMD64"):
         assert not product.any()
