@@ -191,8 +191,7 @@ class Build:
             return None
         return Programs(
             graph_module,
-            self.options.cuda_graphs,
-            self.options.eager_rng,
+            self.options,
             self.saw,
             self.during,
             self._told,

@@ -13,30 +13,30 @@ from typing import TypeAlias
 import sympy
 import torch
 from torch import fx
+from typing_extensions import assert_never
 
 from adjoint.emit.llvm import emit_module
 from adjoint.emit.nvptx import emit_module as emit_grid
 from adjoint.graph.boundary import failure_text, passes_through, warn_of_fallback, was_reported
-from adjoint.graph.metadata import entry_mode, mode_of
 from adjoint.loops.plan import Launch, Plan, RowTiles
 from adjoint.loops.show import identity
 from adjoint.loops.statements import Kernel
-from adjoint.lower.planning import CPU, is_plain, lower
+from adjoint.lower.planning import lower
 from adjoint.observing import Observer, unobserved
+from adjoint.options import Options
 from adjoint.runtime.code import NativeFunction
-from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.engine import LLVMError, load
-from adjoint.runtime.cpu.machines import Machine
 from adjoint.runtime.cpu.program import CpuProgram
-from adjoint.runtime.cpu.tiles import has_blas
 from adjoint.runtime.gpu.assembly import assemble
 from adjoint.runtime.gpu.driver import load as load_on_gpu
 from adjoint.runtime.gpu.program import GpuProgram
-from adjoint.torch_private import symbols, trees
+from adjoint.target import Loader, Machine, Target
+from adjoint.targets import target_of
+from adjoint.torch_private import symbols
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import fake_mode_of
 
-Key: TypeAlias = "tuple[torch.device | Machine, str]"
+Key: TypeAlias = "tuple[torch.device, Machine | None, str]"
 
 # Kernels of this process by where they run and what they do: programs share those that are the
 # same, and each lives as long as a program that calls it.
@@ -48,32 +48,28 @@ ASSEMBLERS = 16
 _LOCK = threading.Lock()
 
 
+DEFAULTS = Options(target="cpu")
+
+
 def native_program(
     graph_module: fx.GraphModule,
-    recorded: bool = True,
-    eager_rng: bool | None = None,
+    options: Options = DEFAULTS,
     saw: Observer = unobserved,
     told: set[str] | None = None,
 ) -> CpuProgram | None:
     """The graph as native code; None if it is to be run op by op.
 
-    `recorded`: a GPU may be told to do again what it did.  `eager_rng`: random numbers are eager's;
-    if they are not, the program takes one more input (`Plan.streams`).  `told`: failures that the
-    user knows of.
+    If kernels draw random numbers, the program takes one more input (`Plan.streams`).  `told`:
+    failures that the user knows of.
     """
-    device = _device_of(graph_module)
-    if device is None:
-        return None
+    target = target_of(graph_module, options)
     called: frozenset[str] = frozenset()
-    draws = _draws(eager_rng, device)
-    while (plan := _planned(graph_module, device, called, draws)) is not None:
+    while (plan := _planned(graph_module, target, called)) is not None:
         launches = saw("lower", list(_launches(plan)))
-        code, refused = _compiled(launches, device)
+        code, refused = _compiled(launches, target)
         saw("emit", launches)
         if not refused:
-            if device == CPU:
-                return CpuProgram(plan, code)
-            return GpuProgram(plan, code, device, recorded)
+            return _program(plan, code, target)
         for launch, error in refused.items():
             if not was_reported(error, told):
                 _warn(launch, error)
@@ -85,17 +81,21 @@ def native_program(
     return None
 
 
-def plan_of(graph_module: fx.GraphModule, eager_rng: bool | None = None) -> Plan | None:
+def plan_of(graph_module: fx.GraphModule, options: Options = DEFAULTS) -> Plan | None:
     """What the graph becomes where its tensors are; None if it is to be run op by op."""
-    device = _device_of(graph_module)
-    if device is None:
-        return None
-    return _planned(graph_module, device, frozenset(), _draws(eager_rng, device))
+    return _planned(graph_module, target_of(graph_module, options), frozenset())
 
 
-def _draws(eager_rng: bool | None, device: torch.device) -> bool:
-    """Kernels draw random numbers: unless told otherwise, on a GPU."""
-    return device != CPU if eager_rng is None else not eager_rng
+def _program(plan: Plan, code: Mapping[Launch, NativeFunction], target: Target) -> CpuProgram:
+    match target.loader:
+        case Loader.LLVM:
+            return CpuProgram(plan, code)
+        case Loader.CUDA:
+            return GpuProgram(plan, code, target)
+        case Loader.EAGER:
+            raise AssertionError("what runs op by op has no plan")
+        case _:
+            assert_never(target.loader)
 
 
 def _warn(launch: Launch, error: Exception) -> None:
@@ -113,14 +113,14 @@ def _warn(launch: Launch, error: Exception) -> None:
     )
 
 
-def _planned(
-    graph_module: fx.GraphModule, device: torch.device, called: frozenset[str], draws: bool
-) -> Plan | None:
+def _planned(graph_module: fx.GraphModule, target: Target, called: frozenset[str]) -> Plan | None:
     """The plan, if there is anything native in it."""
+    if not target.has_kernels:
+        return None
     shape_env = fake_mode_of(graph_module).shape_env
     before = len(symbols.assumed(shape_env))
     with general_shapes(), symbols.assumptions(shape_env) as assumed:
-        plan = lower(graph_module, device, has_blas(), device != CPU, called, draws)
+        plan = lower(graph_module, target, called)
     # What was assumed for another graph of these symbols, torch takes for granted here as well.
     plan = dataclasses.replace(plan, assumed=tuple(assumed))
     launches = list(_launches(plan))
@@ -139,11 +139,10 @@ def _launches(plan: Plan) -> Iterator[Launch]:
 
 
 def _compiled(
-    launches: Sequence[Launch], device: torch.device
+    launches: Sequence[Launch], target: Target
 ) -> tuple[dict[Launch, NativeFunction], dict[Launch, Exception]]:
     """The code of each, and which were refused."""
-    where = machines.host() if device == CPU else device
-    keys = {launch: (where, identity(launch.kernel)) for launch in launches}
+    keys = {launch: (target.device, target.machine, identity(launch.kernel)) for launch in launches}
     with _LOCK:
         found: dict[Key, NativeFunction] = {}
         new: dict[Key, Kernel] = {}
@@ -154,7 +153,8 @@ def _compiled(
             elif key not in new:
                 name = f"kernel{next(_NUMBERS)}"
                 new[key] = dataclasses.replace(launch.kernel, name=name)
-        made, refused = _load(new) if device == CPU else _load_on_gpu(new, device)
+        load_all = _load if target.loader is Loader.LLVM else _load_on_gpu
+        made, refused = load_all(new, target)
         _KERNELS.update(made)
     found.update(made)
     return (
@@ -166,12 +166,13 @@ def _compiled(
 Loaded: TypeAlias = tuple[dict[Key, NativeFunction], dict[Key, Exception]]
 
 
-def _load(kernels: Mapping[Key, Kernel]) -> Loaded:
+def _load(kernels: Mapping[Key, Kernel], target: Target) -> Loaded:
     """Compile all as one module; if that fails, each by itself.  Also returns those that fail."""
     if not kernels:
         return {}, {}
+    assert target.machine is not None
     try:
-        text = emit_module(list(kernels.values()), machines.host().attributes)
+        text = emit_module(list(kernels.values()), target.machine.attributes)
         found = load(text, [kernel.name for kernel in kernels.values()])
     except Exception as error:
         if passes_through(error):
@@ -181,21 +182,21 @@ def _load(kernels: Mapping[Key, Kernel]) -> Loaded:
         made: dict[Key, NativeFunction] = {}
         failed: dict[Key, Exception] = {}
         for key, kernel in kernels.items():
-            alone, failures = _load({key: kernel})
+            alone, failures = _load({key: kernel}, target)
             made.update(alone)
             failed.update(failures)
         return made, failed
     return dict(zip(kernels, found, strict=True)), {}
 
 
-def _load_on_gpu(kernels: Mapping[Key, Kernel], device: torch.device) -> Loaded:
+def _load_on_gpu(kernels: Mapping[Key, Kernel], target: Target) -> Loaded:
     """Each by itself: the driver assembles several at a time.  Also returns those that fail."""
     made: dict[Key, NativeFunction] = {}
     failed: dict[Key, Exception] = {}
     loading: dict[Key, Future[NativeFunction]] = {}
     with ThreadPoolExecutor(max_workers=ASSEMBLERS) as pool:
         for key, kernel in kernels.items():
-            loading[key] = pool.submit(_loaded_on_gpu, kernel, device)
+            loading[key] = pool.submit(_loaded_on_gpu, kernel, target)
     for key, future in loading.items():
         error = future.exception()
         if isinstance(error, Exception) and not passes_through(error):
@@ -205,25 +206,10 @@ def _load_on_gpu(kernels: Mapping[Key, Kernel], device: torch.device) -> Loaded:
     return made, failed
 
 
-def _loaded_on_gpu(kernel: Kernel, device: torch.device) -> NativeFunction:
-    capability = torch.cuda.get_device_capability(device)
-    code = assemble(emit_grid([kernel], vector_atomics=capability >= (9, 0)), capability)
-    return load_on_gpu(code, [kernel.name], device.index)[0]
-
-
-def _device_of(graph_module: fx.GraphModule) -> torch.device | None:
-    """Where there is something to fuse, unless only torch itself can run some of the graph."""
-    entry = entry_mode(graph_module)
-    calls = [node for node in graph_module.graph.nodes if node.op == "call_function"]
-    if any("hooks" in n.meta or mode_of(n).inference != entry.inference for n in calls):
-        return None
-    leaves = [leaf for n in graph_module.graph.nodes for leaf in trees.leaves(n.meta.get("val"))]
-    devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
-    # Numbers may lie on the processor beside tensors on another device.
-    device = next(iter(devices - {CPU} or devices), None)
-    if len(devices - {CPU}) > 1 or device is None or device.type not in ("cpu", "cuda"):
-        return None
-    return device if any(is_plain(leaf, device) for leaf in leaves) else None
+def _loaded_on_gpu(kernel: Kernel, target: Target) -> NativeFunction:
+    assert target.machine is not None
+    code = assemble(emit_grid([kernel], target), target.machine)
+    return load_on_gpu(code, [kernel.name], target.device.index)[0]
 
 
 def _can_be_checked(graph_module: fx.GraphModule, assumed: Iterable[sympy.Basic]) -> bool:

@@ -15,8 +15,9 @@ from torch import fx
 from adjoint.graph.boundary import attempt, location_of_graph, warn_of_failure, warn_of_fallback
 from adjoint.graph.evaluation import detach_inputs, evaluate
 from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
-from adjoint.native import native_program
+from adjoint.native import DEFAULTS, native_program
 from adjoint.observing import Observer, unobserved
+from adjoint.options import Options
 from adjoint.runtime.checking import UnexpectedResult
 from adjoint.runtime.cpu.program import BindingFailed, CpuProgram
 from adjoint.runtime.seeds import draws_are_captured, new_seeds
@@ -45,18 +46,14 @@ class Programs:
     def __init__(
         self,
         graph_module: fx.GraphModule,
-        recorded: bool = True,
-        eager_rng: bool | None = None,
+        options: Options = DEFAULTS,
         saw: Observer = unobserved,
         during: During = _unseen,
         told: set[str] | None = None,
     ) -> None:
-        """`recorded`: a GPU may be told to do again what it did; `eager_rng`: as the option.
-
-        `saw` observes what is made, and `during` when; `told` are the failures that the user knows.
-        """
+        """`saw` observes what is made, and `during` when; `told`: failures the user knows of."""
         self.graph_module = graph_module
-        self._options = (recorded, eager_rng, saw, told)
+        self._options = (options, saw, told)
         self._told = told
         self._during = during
         self._sizing = Sizing(graph_module)

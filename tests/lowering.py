@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -13,11 +13,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from adjoint.emit.llvm import emit_module
 from adjoint.loops.plan import Launch, LibraryCall, Plan, RowTiles
-from adjoint.lower.planning import lower
+from adjoint.lower import planning
 from adjoint.native import native_program
 from adjoint.runtime.cpu.engine import load
 from adjoint.runtime.cpu.program import Binding, CpuProgram
 from adjoint.runtime.gpu.program import GpuProgram
+from adjoint.target import CPU, NVPTX, Machine, Target, cpu_target, cuda_target
 
 # How far a result may be from eager's: relative to it, and to 1.
 CLOSE = {
@@ -26,6 +27,20 @@ CLOSE = {
     torch.float32: (1e-6, 1e-7),
     torch.float64: (1e-13, 1e-15),
 }
+
+THREADS = cpu_target(has_blas=True)
+
+# Kernels for a GPU, of tensors that lie on the processor.
+GRID = cuda_target(CPU, (9, 0), draws_in_kernels=False)
+DRAWING_GRID = cuda_target(CPU, (9, 0), draws_in_kernels=True)
+
+HOPPER = Machine(NVPTX, "sm_90", "+ptx81")
+
+
+def lower(
+    graph_module: GraphModule, target: Target = THREADS, called: Collection[str] = frozenset()
+) -> Plan:
+    return planning.lower(graph_module, target, called)
 
 
 def graph_of(function: Callable[..., Any], inputs: Sequence[Any]) -> GraphModule:
@@ -57,7 +72,7 @@ class _ManyChunks(Binding):
 
 def grid_program_of(function: Callable[..., Any], inputs: Sequence[Any]) -> CpuProgram:
     """The kernels that a GPU would run."""
-    return grid_program(lower(graph_of(function, inputs), grids=True))
+    return grid_program(lower(graph_of(function, inputs), GRID))
 
 
 def grid_program(plan: Plan) -> CpuProgram:
@@ -119,7 +134,7 @@ def _check_on_gpu(function: Callable[..., Any], inputs: Sequence[Any], **options
         return
     graph_module = graph_of(function, there)
     on_gpu = native_program(graph_module)
-    if launches(lower(graph_module, torch.device("cuda", 0), grids=True)):
+    if launches(lower(graph_module, dataclasses.replace(GRID, device=torch.device("cuda", 0)))):
         assert isinstance(on_gpu, GpuProgram)
         _compare(on_gpu(there), eager, **options)
 

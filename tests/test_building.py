@@ -12,12 +12,12 @@ from adjoint.building import Build
 from adjoint.errors import DifferentiationError
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.subgraphs import subgraphs_of
-from adjoint.lower.planning import lower
 from adjoint.options import Options
 from adjoint.programs import Programs
 from adjoint.runtime.bridge import Compiled
+from adjoint.target import Target, cpu_target
 from tests.differentiation import check
-from tests.lowering import launches
+from tests.lowering import GRID, launches, lower
 from tests.parity import leaf, plain
 
 aten = torch.ops.aten
@@ -133,8 +133,8 @@ def normalized_stack(x: Tensor, *weights: Tensor) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize(("grids", "each"), [(False, 1), (True, 3)])
-def test_the_backward_of_a_normalization_is_one_pass(grids: bool, each: int) -> None:
+@pytest.mark.parametrize(("target", "each"), [(cpu_target(), 1), (GRID, 3)])
+def test_the_backward_of_a_normalization_is_one_pass(target: Target, each: int) -> None:
     """With what is around it; many threads put two sums over rows together in kernels of their own.
 
     Nothing of a block is computed before the cotangent has come to it.
@@ -143,7 +143,7 @@ def test_the_backward_of_a_normalization_is_one_pass(grids: bool, each: int) -> 
     wrt = range(1 + len(weights))
     made = Build(Options()).record(captured(normalized_stack, leaf(64, 32), *weights), wrt)
     assert made is not None
-    plan = lower(made.first.graph_module, tiles=False, grids=grids)
+    plan = lower(made.first.graph_module, target)
     assert len(launches(plan)) == 4 * each
 
 

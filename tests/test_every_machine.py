@@ -19,20 +19,20 @@ import torch
 from adjoint.emit.llvm import emit_module
 from adjoint.emit.nvptx import emit_module as emit_grid
 from adjoint.loops.statements import Kernel
-from adjoint.lower.planning import lower
 from adjoint.lower.pointwise import TABLE
 from adjoint.native import _launches
 from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.engine import compile_object
-from adjoint.runtime.cpu.machines import LEVELS, Machine
+from adjoint.runtime.cpu.machines import LEVELS
 from adjoint.runtime.cpu.objects import symbols_of
 from adjoint.runtime.cpu.support import C_FUNCTIONS, SUPPORT
 from adjoint.runtime.gpu.assembly import assemble
+from adjoint.target import CPU, Machine, Target, cpu_target, cuda_target
 from tests.assembler import ASSEMBLER, said_of
 from tests.lower.definitions import test_indexing, test_reductions
 from tests.lower.definitions.samples import check_rows, check_samples, numbers, takes
 from tests.lower.test_pointwise import DTYPES, SAMPLES, compared, eager_takes, sample
-from tests.lowering import graph_of
+from tests.lowering import graph_of, lower
 
 INTEL, ARM, APPLE = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "arm64-apple-macosx"
 
@@ -75,14 +75,17 @@ def scatters(dtype: torch.dtype) -> list[Call]:
     return [(call, inputs) for call, inputs in made if takes(call, *inputs)]
 
 
-def kernels_of(cases: Sequence[Call], grids: bool = False) -> list[Kernel]:
+def kernels_of(cases: Sequence[Call], target: Target | None = None) -> list[Kernel]:
     """Those of one graph that has all calls, each once."""
 
     def every(*tensors: torch.Tensor) -> list[torch.Tensor]:
         rest = iter(tensors)
         return [call(*(next(rest) for _ in inputs)) for call, inputs in cases]
 
-    plan = lower(graph_of(every, [t for _, inputs in cases for t in inputs]), grids=grids)
+    plan = lower(
+        graph_of(every, [t for _, inputs in cases for t in inputs]),
+        target or cpu_target(has_blas=True),
+    )
     return [
         dataclasses.replace(launch.kernel, name=f"k{n}") for n, launch in enumerate(_launches(plan))
     ]
@@ -179,8 +182,9 @@ def test_scatters_are_what_eager_computes(place: int, reduced: Machine) -> None:
 
 
 def assembled(cases: Sequence[Call], capability: tuple[int, int], folder: Path) -> None:
-    kernels = kernels_of(cases, grids=True)
-    code = assemble(emit_grid(kernels, vector_atomics=capability >= (9, 0)), capability)
+    target = cuda_target(CPU, capability, draws_in_kernels=False)
+    assert target.machine is not None
+    code = assemble(emit_grid(kernels_of(cases, target), target), target.machine)
     if ASSEMBLER is not None:
         said_of(code, f"sm_{capability[0]}{capability[1]}", folder)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import adjoint
-from adjoint import native
+from adjoint import native, targets
 from adjoint.errors import FallbackWarning
 from adjoint.loops.plan import Launch, Plan
 from adjoint.lower.planning import lower
@@ -110,7 +110,7 @@ def test_only_the_kernel_that_llvm_refuses_is_run_op_by_op(tiles: bool) -> None:
     x, w = torch.rand(50, 40), torch.rand(40, 40)
     with (
         mock.patch.object(native, "load", picky),
-        mock.patch.object(native, "has_blas", return_value=tiles),
+        mock.patch.object(targets, "has_blas", return_value=tiles),
         pytest.warns(FallbackWarning) as caught,
     ):
         program = native_program(adjoint.capture(function, x, w).graph_module)
@@ -214,6 +214,6 @@ def test_a_plan_assumes_what_was_assumed_for_another_of_the_same_symbols() -> No
 
 def test_a_plan_that_assumes_what_no_input_shows_is_not_made() -> None:
     captured = adjoint.capture(lambda x: x.sin() * 2, torch.rand(6), dynamic=True).graph_module
-    unseen = mock.patch.object(symbols, "shown", return_value=[])
+    unseen = mock.patch.object(symbols, "symbol_positions", return_value=[])
     with mock.patch.object(native, "lower", curious), unseen:
         assert native_program(captured) is None

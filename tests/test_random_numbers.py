@@ -18,6 +18,7 @@ import adjoint
 from adjoint import native, programs
 from adjoint.errors import FallbackWarning
 from adjoint.graph.operations import random_bits
+from adjoint.options import Options
 from adjoint.programs import Programs
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import LLVMError, load
@@ -182,7 +183,7 @@ def test_what_is_computed_again_draws_the_same() -> None:
 def test_any_size_has_the_same_numbers(made: list[CpuProgram]) -> None:
     """Which number an element gets depends on its place, and not on how many there are."""
     graph = adjoint.capture(lambda x: x + torch.rand_like(x), torch.rand(6), dynamic=True)
-    run = Programs(graph.graph_module, True, False)
+    run = Programs(graph.graph_module, Options(eager_rng=False))
     found = []
     for size in (300, 6, 1, 2, 0, 4999):
         torch.manual_seed(1)
@@ -199,7 +200,7 @@ def test_a_program_made_anew_for_other_sizes_has_the_same_numbers() -> None:
     )
     found = []
     with plans() as sizes:
-        run = Programs(graph.graph_module, True, False)
+        run = Programs(graph.graph_module, Options(eager_rng=False))
         for size in (6, 9, 300):
             torch.manual_seed(1)
             found.append(run([torch.ones(size)])[0])
@@ -215,7 +216,7 @@ def test_numbers_of_kernels_and_of_torch_in_one_program(made: list[CpuProgram]) 
         return x + torch.rand_like(x), torch.rand(5, generator=generator) + torch.poisson(x[:5])
 
     x, found = torch.ones(50), []
-    run = Programs(adjoint.capture(mixed, x).graph_module, True, False)
+    run = Programs(adjoint.capture(mixed, x).graph_module, Options(eager_rng=False))
     for _ in range(2):
         torch.manual_seed(1)
         generator.manual_seed(2)
@@ -235,7 +236,7 @@ class Watching(TorchDispatchMode):
 
 def test_a_mode_that_watches_sees_eagers_draws() -> None:
     graph = adjoint.capture(lambda x: x + torch.rand_like(x), torch.rand(6))
-    run, x = Programs(graph.graph_module, True, False), torch.zeros(6)
+    run, x = Programs(graph.graph_module, Options(eager_rng=False)), torch.zeros(6)
     torch.manual_seed(1)
     expected = torch.rand_like(x)
     torch.manual_seed(1)
@@ -250,7 +251,7 @@ def test_a_kernel_that_is_refused_is_taken_apart_and_draws_the_same() -> None:
     graph = adjoint.capture(function, torch.rand(6), dynamic=True).graph_module
     x = torch.ones(6)
     torch.manual_seed(1)
-    expected = Programs(graph, True, False)([x])
+    expected = Programs(graph, Options(eager_rng=False))([x])
 
     def refuse_draws(text: str, names: list[str]) -> list[NativeFunction]:
         if "@philox" in text:
@@ -263,13 +264,13 @@ def test_a_kernel_that_is_refused_is_taken_apart_and_draws_the_same() -> None:
         warnings.catch_warnings(record=True) as said,
     ):
         warnings.simplefilter("always")
-        leaves_and_structure = Programs(graph, True, False)
+        in_pieces = Programs(graph, Options(eager_rng=False))
     assert any(each.category is FallbackWarning for each in said)
-    ((program, _),) = leaves_and_structure._kinds
+    ((program, _),) = in_pieces._kinds
     called = [getattr(step, "target", None) for step in program.plan.steps]
     assert called.count(random_bits) == 2
     torch.manual_seed(1)
-    torch.testing.assert_close(list(leaves_and_structure([x])), list(expected))
+    torch.testing.assert_close(list(in_pieces([x])), list(expected))
 
 
 class TestRecorded:

@@ -14,6 +14,7 @@ from adjoint.emit.spelling import MEMORY, SIZES
 from adjoint.loops.expressions import Apply, Constant, Counter, Expression
 from adjoint.loops.expressions import walk as walk_expression
 from adjoint.loops.statements import Loop, Merge
+from adjoint.target import Target
 
 # Operators that an atomic instruction computes, by type in memory.
 _ATOMIC = {
@@ -32,10 +33,9 @@ _VECTOR_ADD = '"red.relaxed.gpu.global.add.v4.f32 [$0], {$1, $2, $3, $4};", "l,f
 
 
 class AtomicBody(Body):
-    def __init__(self, callees: Callees, vector_atomics: bool) -> None:
-        """`vector_atomics`: the GPU adds four adjacent floats to memory by one instruction."""
+    def __init__(self, callees: Callees, target: Target) -> None:
         super().__init__(callees)
-        self.vector_atomics = vector_atomics
+        self.target = target
         self.iterations: dict[str, str] = {}
         """The counters of the unrolled loops around this place, and the current iteration."""
         self.unrolled: Loop | None = None
@@ -59,7 +59,9 @@ class AtomicBody(Body):
     def is_vectorizable(self, merge: Merge) -> bool:
         """Whether iterations of the unrolled loop add to adjacent, aligned elements."""
         loop = self.unrolled
-        if not self.vector_atomics or (merge.operator, merge.value.dtype) != ("add", torch.float32):
+        if not self.target.has_vector_atomics:
+            return False
+        if (merge.operator, merge.value.dtype) != ("add", torch.float32):
             return False
         if loop is None or not any(merge is statement for statement in loop.body):
             return False

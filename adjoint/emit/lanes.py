@@ -13,11 +13,12 @@ from adjoint.emit.atomics import AtomicBody
 from adjoint.emit.spelling import REGISTERS, SIZES
 from adjoint.loops.statements import Update
 from adjoint.loops.teams import WARP
+from adjoint.target import Target
 
 
 class LaneBody(AtomicBody):
-    def __init__(self, callees: Callees, team: int, vector_atomics: bool) -> None:
-        super().__init__(callees, vector_atomics)
+    def __init__(self, callees: Callees, team: int, target: Target) -> None:
+        super().__init__(callees, target)
         self.team = team
 
     def reduce_lanes(self, name: str, partial: str, update: Update) -> None:

@@ -12,14 +12,13 @@ from adjoint.emit.shortcuts import shortcuts
 from adjoint.emit.teams import TeamBody
 from adjoint.loops.statements import Kernel, Loop, Mapping
 from adjoint.loops.teams import threads_per_block
-
-TRIPLE = "nvptx64-nvidia-cuda"
+from adjoint.target import NVPTX, Target
 
 # Threads of matrix products that are to be resident on a multiprocessor: limits their registers.
 MIN_RESIDENT_THREADS = 512
 
 _HEADER = f"""\
-target triple = "{TRIPLE}"
+target triple = "{NVPTX}"
 @meeting = internal addrspace(3) global [32 x i64] undef, align 8
 declare i32 @llvm.nvvm.read.ptx.sreg.tid.x()
 declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
@@ -32,24 +31,21 @@ declare void @__assertfail(ptr, ptr, i32, ptr, i64) #1
 """
 
 
-def emit_module(kernels: Sequence[Kernel], vector_atomics: bool = False) -> str:
-    """A module that defines every kernel.
-
-    `vector_atomics`: the GPU adds four adjacent floats to memory by one instruction.
-    """
+def emit_module(kernels: Sequence[Kernel], target: Target) -> str:
+    """A module that defines every kernel."""
     callees = Callees()
-    functions = ["\n".join(_kernel(kernel, callees, vector_atomics)) for kernel in kernels]
+    functions = ["\n".join(_kernel(kernel, callees, target)) for kernel in kernels]
     attributes = "attributes #0 = { nounwind }\nattributes #1 = { noreturn nounwind }"
     short = shortcuts(callees.shortcuts)
     others = [line for line in callees.defined(PHILOX_ON_GPU) if line not in short]
     return "\n".join([_HEADER, short, *others, *functions, attributes, METADATA, "!2 = !{}"])
 
 
-def _kernel(kernel: Kernel, callees: Callees, vector_atomics: bool) -> Iterator[str]:
+def _kernel(kernel: Kernel, callees: Callees, target: Target) -> Iterator[str]:
     (loop,) = kernel.body
     assert isinstance(loop, Loop)
     assert loop.mapping is Mapping.PARALLEL
-    body = (TeamBody if kernel.tile is None else ProductBody)(kernel, callees, vector_atomics)
+    body = (TeamBody if kernel.tile is None else ProductBody)(kernel, callees, target)
     body.parallel(loop)
     parameters = [
         f"ptr noalias align 16 {'' if b.written else 'readonly '}%b.{b.name}"

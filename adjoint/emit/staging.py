@@ -17,6 +17,7 @@ from adjoint.emit.teams import TeamBody
 from adjoint.loops.expressions import Apply, Expression, Guarded, Load, children
 from adjoint.loops.statements import Accumulator, Assign, Kernel, Loop, Statement, Update
 from adjoint.loops.teams import QUAD, Tile
+from adjoint.target import Target
 
 # Elements between two rows of a tile in shared memory, to avoid bank conflicts.
 PADDING = 4
@@ -122,8 +123,8 @@ class Matrix:
 
 
 class StagingBody(TeamBody):
-    def __init__(self, kernel: Kernel, callees: Callees, vector_atomics: bool) -> None:
-        super().__init__(kernel, callees, vector_atomics)
+    def __init__(self, kernel: Kernel, callees: Callees, target: Target) -> None:
+        super().__init__(kernel, callees, target)
         assert kernel.tile is not None
         self.tile: Tile = kernel.tile
         (rows,) = kernel.body

@@ -51,6 +51,7 @@ from adjoint.loops.statements import (
     walk,
 )
 from adjoint.loops.teams import WARP, max_unrolled_copies, threads_per_block, trips_per_thread
+from adjoint.target import Target
 
 # Conditions that one unrolled loop is unswitched on: each doubles its code.
 MAX_UNSWITCHED = 4
@@ -62,8 +63,8 @@ _FAIL = """\
 
 
 class TeamBody(LaneBody):
-    def __init__(self, kernel: Kernel, callees: Callees, vector_atomics: bool) -> None:
-        super().__init__(callees, kernel.team, vector_atomics)
+    def __init__(self, kernel: Kernel, callees: Callees, target: Target) -> None:
+        super().__init__(callees, kernel.team, target)
         self.kernel = kernel
         self.is_divided = False
         """Whether this place is inside a loop whose iterations the team divides."""

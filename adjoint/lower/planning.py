@@ -62,6 +62,7 @@ from adjoint.lower.rereading import read_less
 from adjoint.lower.sizes import Size, simplified, size_of
 from adjoint.lower.tiling import Region, Unit, is_product, row_stride, side_of, tiled
 from adjoint.lower.views import PARTS, shape_of, view_of
+from adjoint.target import CPU, Target
 from adjoint.torch_private import trees
 from adjoint.torch_private.symbols import input_symbols
 
@@ -69,8 +70,6 @@ aten = torch.ops.aten
 
 # A row of a region counts as so many elements when threads are shared out.
 WORK_IN_A_ROW = 256
-
-CPU = torch.device("cpu")
 
 DTYPES = frozenset(
     {
@@ -89,23 +88,16 @@ DTYPES = frozenset(
 
 
 def lower(
-    graph_module: fx.GraphModule,
-    device: torch.device = CPU,
-    tiles: bool = True,
-    grids: bool = False,
-    called: Collection[str] = frozenset(),
-    draws: bool = False,
+    graph_module: fx.GraphModule, target: Target, called: Collection[str] = frozenset()
 ) -> Plan:
-    """The plan that computes the outputs of a graph on `device`.
+    """The plan that computes the outputs of a graph on a target.
 
-    `tiles`: kernels and matrix products may be run together, some rows at a time.  `grids`: there
-    are very many threads.  `called`: names of nodes that are to be called as they are.  `draws`:
-    random numbers are those of kernels, and not torch's.
+    `called`: names of nodes that are to be called as they are.
     """
     streams = 0
-    if draws:
-        graph_module, streams = draw_in_kernels(graph_module, device)
-    plan = _Planning(decompose(graph_module), device, tiles and not grids, grids, called).run()
+    if target.draws_in_kernels:
+        graph_module, streams = draw_in_kernels(graph_module, target.device)
+    plan = _Planning(decompose(graph_module), target, called).run()
     return replace(plan, streams=streams)
 
 
@@ -135,14 +127,11 @@ class _Planning:
     def __init__(
         self,
         graph_module: fx.GraphModule,
-        device: torch.device,
-        tiles: bool,
-        grids: bool,
+        target: Target,
         called: Collection[str],
     ) -> None:
-        self.device = device
-        self.tiles = tiles
-        self.has_grids = grids
+        self.target = target
+        self.device = target.device
         self.called = called
         self.module = graph_module
         self.graph = graph_module.graph
@@ -169,12 +158,18 @@ class _Planning:
         for node in inputs:
             self._slot(node, SlotKind.INPUT)
         ordered = self._sorted(live)
-        if self.has_grids:
+        if self.target.waits_for_memory:
             ordered, self.twins = Recomputation(
-                ordered, self.graph, self.needs, self.stored, self.escaping, may_alias
+                ordered,
+                self.graph,
+                self.needs,
+                self.stored,
+                self.escaping,
+                may_alias,
+                self.target.rates.operators_per_byte,
             ).run()
         units: Sequence[Unit | Region] = ordered
-        if self.tiles:
+        if self.target.tiles_rows:
             units = tiled(ordered, self._needed, self._may_be_tiled)
         self.users = self._users(units)
         for unit in units:
@@ -222,7 +217,7 @@ class _Planning:
                 # Or it would be taken for a reader of what it was made of.
                 self.graph.erase_node(node)
         items = {node: item for node, item in found.items() if item is not None}
-        if self.has_grids:
+        if self.target.waits_for_memory:
             items = inlined(items)
         for node in found:
             if found[node] is None:
@@ -246,12 +241,11 @@ class _Planning:
         ):
             return None
         definition = None if node.name in self.called else definition_of(node)
-        if self.has_grids and node.name not in self.called:
+        if self.target.has_product_kernels and node.name not in self.called:
             definition = definition or product_of(node)
-        if definition is None or (self.has_grids and _is_torchs_own(node, definition)):
+        if definition is None or _differs_from_eager(node, definition, self.target):
             return None
-        if self.has_grids:
-            # Threads check the indices that they read.
+        if self.target.checks_indices_in_kernels:
             definition = replace(definition, bounds=())
         try:
             item = item_of(node, definition)
@@ -269,8 +263,8 @@ class _Planning:
 
     def _fuse(self, live: Iterable[fx.Node]) -> None:
         outside = {base_of(node) for node in self._needed_outside(live)}
-        groups = fuse(self.items.values(), self.needs, outside, alike=self.has_grids)
-        if self.has_grids:
+        groups = fuse(self.items.values(), self.needs, outside, alike=self.target.waits_for_memory)
+        if self.target.waits_for_memory:
             groups = read_less(groups, self.items, outside)
         for group in groups:
             if is_plain_product(group):
@@ -419,7 +413,7 @@ class _Planning:
     def _nests(self, group: Group, stored: set[fx.Node]) -> list[Nest]:
         if group.product is not None:
             return product_nests(group, stored)
-        return grids_of(group, stored) if self.has_grids else [nest_of(group, stored)]
+        return grids_of(group, stored) if self.target.has_grid else [nest_of(group, stored)]
 
     def _prepare(self, group: Group, region: Region | None = None) -> set[fx.Node]:
         """Check indices, and give slots to what is stored, which is returned."""
@@ -557,13 +551,13 @@ class _Planning:
         )
 
 
-def _is_torchs_own(node: fx.Node, definition: Definition) -> bool:
-    """Where there are very many threads, only torch does it as torch does."""
+def _differs_from_eager(node: fx.Node, definition: Definition, target: Target) -> bool:
+    """A kernel would give other numbers than eager does, or than the same kernel in another run."""
     if node.target in _WHOLE_QUOTIENTS and node.meta["val"].dtype.itemsize == 2:
-        # It rounds halves elsewhere than on the processor.
-        return True
-    # Threads come to an element in any order, which torch may have been told not to allow.
-    return isinstance(definition, Scattered) and torch.are_deterministic_algorithms_enabled()
+        return not target.divides_halves_as_eager
+    if not isinstance(definition, Scattered) or target.scatters_in_order:
+        return False
+    return torch.are_deterministic_algorithms_enabled()
 
 
 _WHOLE_QUOTIENTS = frozenset(

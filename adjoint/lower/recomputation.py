@@ -41,9 +41,6 @@ MOST_TRAFFIC = 0.03
 # A hundredth more of traffic is worth so many hundredths less of memory.
 WORTH = 4
 
-# A machine applies so many operators to numbers while it fetches a byte.
-OPERATORS_OF_A_BYTE = 10
-
 
 @dataclass(frozen=True)
 class Recipe:
@@ -91,6 +88,7 @@ class Recomputation:
         stored: set[fx.Node],
         kept: Set[fx.Node],
         shares: Callable[[fx.Node], bool],
+        operators_per_byte: int,
     ) -> None:
         """`needs`: what each node reads, and `stored`: which members of groups are in memory; both
         are brought up to date.  `kept` and `shares` are as for lifetimes.
@@ -101,6 +99,7 @@ class Recomputation:
         self.stored = stored
         self.kept = kept
         self.shares = shares
+        self.operators_per_byte = operators_per_byte
         self.instead: dict[fx.Node, dict[fx.Node, fx.Node]] = {}
         """For calls: the twins that they take."""
         self.twins: dict[fx.Node, fx.Node] = {}
@@ -327,7 +326,7 @@ class Recomputation:
             size = self.size(move.node)
             total -= size * (move.early < 0)
             again = len(move.inside) + bool(move.before)
-            total += again * move.recipe.effort * self.count(move.node) // OPERATORS_OF_A_BYTE
+            total += again * move.recipe.effort * self.count(move.node) // self.operators_per_byte
             for place in move.inside:
                 read.setdefault(("inside", place), set()).update(move.recipe.sources)
                 total -= size

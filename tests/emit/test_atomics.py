@@ -6,20 +6,18 @@ import torch
 from adjoint.emit.nvptx import emit_module
 from adjoint.loops.expressions import Counter, Extent, Load, integer
 from adjoint.loops.statements import Buffer, Kernel, Loop, Mapping, Merge
-from adjoint.lower.planning import lower
 from adjoint.runtime.gpu.assembly import assemble
-from tests.lowering import graph_of, launches
-
-HOPPER = (9, 0)
+from adjoint.target import CPU, Target, cuda_target
+from tests.lowering import GRID, HOPPER, graph_of, launches, lower
 
 ROWS = torch.empty(4096, 1024)
 
 
-def scattering(rows: torch.Tensor, wide: bool = True) -> list[str]:
+def scattering(rows: torch.Tensor, target: Target = GRID) -> list[str]:
     """The kernels that add rows to rows."""
     places = torch.zeros(len(rows), dtype=torch.int64)
     graph = graph_of(lambda h, i, m: [h.index_add(0, i, m)], [rows, places, rows])
-    return [emit_module([each.kernel], wide) for each in launches(lower(graph, grids=True))]
+    return [emit_module([each.kernel], target) for each in launches(lower(graph, GRID))]
 
 
 def assembled(rows: torch.Tensor) -> str:
@@ -33,13 +31,16 @@ def meeting(dtype: torch.dtype, operator: str) -> str:
     loop = Loop("i", integer(0), Extent("n"), (merge,), Mapping.PARALLEL)
     buffers = (Buffer("x", dtype), Buffer("out", dtype, written=True))
     kernel = Kernel("kernel", buffers, ("n",), (loop,))
-    return assemble(emit_module([kernel]), HOPPER).decode()
+    return assemble(emit_module([kernel], GRID), HOPPER).decode()
 
 
 def test_elements_that_several_threads_come_to_are_changed_atomically() -> None:
     """Four neighbours at a time, where the machine can do that."""
     assert assembled(ROWS).count("red.relaxed.gpu.global.add.v4.f32") == 1
-    older = "".join(assemble(text, (8, 0)).decode() for text in scattering(ROWS, wide=False))
+    ampere = cuda_target(CPU, (8, 0))
+    assert ampere.machine is not None
+    texts = scattering(ROWS, ampere)
+    older = "".join(assemble(text, ampere.machine).decode() for text in texts)
     assert older.count("atom.global.add.f32") == 4
 
 

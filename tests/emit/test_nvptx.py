@@ -9,13 +9,10 @@ import torch
 
 from adjoint.emit.nvptx import emit_module
 from adjoint.graph.operations import random_bits
-from adjoint.lower.planning import lower
 from adjoint.philox import ROUNDS
 from adjoint.runtime.gpu.assembly import assemble
 from tests.assembler import ASSEMBLER, said_of
-from tests.lowering import graph_of, launches
-
-HOPPER = (9, 0)
+from tests.lowering import GRID, HOPPER, graph_of, launches, lower
 
 ROWS, HALF = torch.empty(4096, 1024), torch.empty(4096, 1024, dtype=torch.bfloat16)
 WIDE = torch.empty(1024, 4096)
@@ -65,8 +62,8 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
 def kernels(name: str) -> list[str]:
     """LLVM text of each kernel."""
     function, inputs = CASES[name]
-    plan = lower(graph_of(function, inputs), grids=True)
-    return [emit_module([launch.kernel], vector_atomics=True) for launch in launches(plan)]
+    plan = lower(graph_of(function, inputs), GRID)
+    return [emit_module([launch.kernel], GRID) for launch in launches(plan)]
 
 
 def code(name: str) -> str:

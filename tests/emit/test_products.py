@@ -11,11 +11,9 @@ from torch.nn.functional import silu
 
 from adjoint.emit.nvptx import emit_module
 from adjoint.loops.statements import Kernel
-from adjoint.lower.planning import lower
 from adjoint.runtime.gpu.assembly import assemble
 from tests.assembler import ASSEMBLER, said_of
-from tests.emit.test_nvptx import HOPPER
-from tests.lowering import graph_of, launches
+from tests.lowering import GRID, HOPPER, graph_of, launches, lower
 
 X, W, B = torch.empty(131072, 128), torch.empty(128, 128), torch.empty(128)
 NARROW, PLACES = torch.empty(131072, 20), torch.zeros(131072, dtype=torch.int64)
@@ -42,13 +40,13 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
 
 def kernel(name: str) -> Kernel:
     function, inputs = CASES[name]
-    launch = launches(lower(graph_of(function, inputs), grids=True))[-1]
+    launch = launches(lower(graph_of(function, inputs), GRID))[-1]
     assert launch.kernel.tile is not None
     return launch.kernel
 
 
 def code(name: str) -> str:
-    return assemble(emit_module([kernel(name)], vector_atomics=True), HOPPER).decode()
+    return assemble(emit_module([kernel(name)], GRID), HOPPER).decode()
 
 
 def test_one_row_of_the_tile_at_a_time_is_multiplied() -> None:
@@ -90,9 +88,7 @@ def test_kernels_become_assembly(name: str) -> None:
 @pytest.mark.skipif(ASSEMBLER is None, reason="there is no ptxas on this machine")
 @pytest.mark.parametrize("name", CASES)
 def test_the_assembler_finds_registers_for_all(name: str, tmp_path: Path) -> None:
-    said = said_of(
-        assemble(emit_module([kernel(name)], vector_atomics=True), HOPPER), "sm_90", tmp_path
-    )
+    said = said_of(assemble(emit_module([kernel(name)], GRID), HOPPER), "sm_90", tmp_path)
     assert "0 bytes spill stores" in said
     # Two teams fit on a multiprocessor.
     assert int(re.findall(r"Used (\d+) registers", said)[0]) <= 128

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from adjoint.emit.nvptx import emit_module
-from adjoint.lower.planning import lower
 from adjoint.runtime.gpu.assembly import assemble
-from tests.emit.test_nvptx import CASES, HOPPER, PLACES, ROWS, code
+from tests.emit.test_nvptx import CASES, PLACES, ROWS, code
 from tests.kernels import reversing
-from tests.lowering import graph_of, launches
+from tests.lowering import GRID, HOPPER, graph_of, launches, lower
 
 
 def test_neighbours_are_one_access() -> None:
@@ -22,8 +21,8 @@ def test_neighbours_are_one_access() -> None:
 def test_a_row_is_read_once() -> None:
     """What the maximum was taken of is still in registers for the sum and the quotient."""
     function, inputs = CASES["softmax"]
-    (launch,) = launches(lower(graph_of(function, inputs), grids=True))
-    text = assemble(emit_module([launch.kernel]), HOPPER).decode()
+    (launch,) = launches(lower(graph_of(function, inputs), GRID))
+    text = assemble(emit_module([launch.kernel], GRID), HOPPER).decode()
     assert text.count("ld.global.nc.v4") == 1024 // 4 // launch.kernel.team
     assert "shfl.sync" in text
 
@@ -54,7 +53,7 @@ def test_halves_are_read_and_stored_by_pairs() -> None:
 @pytest.mark.parametrize(("team", "teams"), [(256, 1), (16, 16), (1, 256)])
 def test_each_team_of_a_block_has_memory_of_its_own(team: int, teams: int) -> None:
     made = replace(reversing(24), team=team)
-    text = assemble(emit_module([made]), HOPPER).decode()
+    text = assemble(emit_module([made], GRID), HOPPER).decode()
     assert f".b8 kernel_$_tile[{teams * 24 * 4}]" in text
     assert text.rindex("st.shared") < text.index("ld.shared")
 
@@ -62,7 +61,7 @@ def test_each_team_of_a_block_has_memory_of_its_own(team: int, teams: int) -> No
 @pytest.mark.parametrize(("team", "barrier"), [(256, "bar.sync"), (16, "bar.warp.sync")])
 def test_nobody_reads_before_all_have_stored(team: int, barrier: str) -> None:
     made = replace(reversing(24), team=team)
-    text = assemble(emit_module([made]), HOPPER).decode()
+    text = assemble(emit_module([made], GRID), HOPPER).decode()
     assert text.rindex("st.shared") < text.index(barrier) < text.index("ld.shared")
 
 
@@ -74,8 +73,8 @@ def test_nobody_reads_before_all_have_stored(team: int, barrier: str) -> None:
 def test_an_index_is_checked_once_and_neighbours_are_read_together(
     function: Callable[..., Any],
 ) -> None:
-    plan = lower(graph_of(function, [ROWS, PLACES, ROWS]), grids=True)
+    plan = lower(graph_of(function, [ROWS, PLACES, ROWS]), GRID)
     (launch,) = launches(plan)
-    text = assemble(emit_module([launch.kernel]), HOPPER).decode()
+    text = assemble(emit_module([launch.kernel], GRID), HOPPER).decode()
     assert text.count("call.uni") == text.count("__assertfail,") == 1
     assert text.count("ld.global.nc.v4") == 2

@@ -8,9 +8,8 @@ from adjoint.emit.unswitching import hoisted, uniform_guard
 from adjoint.loops.expressions import Counter, Expression, Guarded, Load, constant, integer
 from adjoint.loops.show import show_expression
 from adjoint.loops.statements import Loop, Store
-from adjoint.lower.planning import lower
 from adjoint.runtime.gpu.assembly import assemble
-from tests.lowering import graph_of, launches
+from tests.lowering import GRID, HOPPER, graph_of, launches, lower
 
 COLUMN, TRIP = Counter("column"), Counter("i")
 
@@ -75,8 +74,8 @@ def read(parts: list[int]) -> str:
         whole = torch.cat(tensors, 1)
         return [whole, whole.float().sum(0)]
 
-    first, *_ = launches(lower(graph_of(function, given), grids=True))
-    return assemble(emit_module([first.kernel]), (9, 0)).decode()
+    first, *_ = launches(lower(graph_of(function, given), GRID))
+    return assemble(emit_module([first.kernel], GRID), HOPPER).decode()
 
 
 def test_adjacent_elements_of_one_part_are_loaded_as_a_vector() -> None:

@@ -13,19 +13,20 @@ from adjoint.graph.operations import random_bits
 from adjoint.loops.evaluate import evaluate
 from adjoint.loops.plan import RowTiles
 from adjoint.lower.draws import DIGITS, DRAWS, draw_in_kernels
-from adjoint.lower.planning import lower
 from adjoint.native import native_program
+from adjoint.options import Options
 from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.runtime.gpu.program import why_not_capturable
+from adjoint.target import cuda_target
 from adjoint.torch_private.fake import new_fake_mode
-from tests.lowering import calls, graph_of, grid_program, launches
+from tests.lowering import DRAWING_GRID, calls, graph_of, grid_program, launches, lower
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
 
 
 def drawing(function: Callable[..., Any], inputs: Sequence[Any]) -> CpuProgram:
-    program = native_program(graph_of(function, inputs), True, False)
+    program = native_program(graph_of(function, inputs), Options(eager_rng=False))
     assert program is not None
     return program
 
@@ -95,7 +96,8 @@ LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
 def test_dropout_is_what_eager_makes_of_its_mask(layout: str, p: float, train: Any) -> None:
     x = LAYOUTS[layout]() + 1
     program = native_program(
-        graph_of(lambda x: [*aten.native_dropout.default(x, p, train), x + 1], [x]), True, False
+        graph_of(lambda x: [*aten.native_dropout.default(x, p, train), x + 1], [x]),
+        Options(eager_rng=False),
     )
     if program is None:
         assert layout == "nothing"
@@ -397,7 +399,7 @@ def test_the_evaluator_draws_what_code_draws() -> None:
 def test_kernels_for_a_gpu_draw_the_same(op: Any) -> None:
     call, _ = CONTINUOUS[op]
     x = torch.zeros(37, 19)
-    plan = lower(graph_of(lambda x: [call(x)], [x]), grids=True, draws=True)
+    plan = lower(graph_of(lambda x: [call(x)], [x]), DRAWING_GRID)
     assert calls(plan) == []
     assert why_not_capturable(plan) == ""
     (found,) = grid_program(plan)([x, seeds()])
@@ -435,7 +437,7 @@ def test_rows_that_teams_share_draw_the_same(columns: int) -> None:
         kept, _ = aten.native_dropout.default(torch.softmax(x, -1), 0.3, True)
         return [kept, kept.sum(-1), kept.sum(0)]
 
-    plan = lower(graph_of(function, [x]), grids=True, draws=True)
+    plan = lower(graph_of(function, [x]), DRAWING_GRID)
     assert calls(plan) == []
     expected = torch.softmax(x, -1) * masked(x) * (1 / 0.7)
     for program in (grid_program(plan), drawing(function, [x])):
@@ -452,7 +454,7 @@ def test_on_a_gpu_dropout_is_part_of_the_kernel_around_it() -> None:
     traced = make_fx(lambda x: [torch.nn.functional.dropout(x.exp(), 0.3) * 2])(x)
     assert aten.native_dropout.default in targets(traced)
     for draws in (False, True):
-        plan = lower(traced, device, False, True, frozenset(), draws)
+        plan = lower(traced, cuda_target(device, (9, 0), draws_in_kernels=draws))
         assert plan.streams == draws
         assert len(launches(plan)) == (1 if draws else 2)
         why = "" if draws else "aten.native_dropout.default draws random numbers"

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from adjoint.lower.fusion import MUCH
-from adjoint.lower.planning import lower
-from tests.lowering import check, graph_of, launches
+from tests.lowering import GRID, check, graph_of, launches, lower
 
 aten = torch.ops.aten
 
@@ -97,7 +96,7 @@ def test_an_element_of_the_row_is_computed_where_it_is_read() -> None:
     """Only the losses are stored, and not what they are picked from."""
     target = torch.arange(6)
     assert kernels(by_class, X, target) == 1
-    (launch,) = launches(lower(graph_of(by_class, (X, target)), grids=True))
+    (launch,) = launches(lower(graph_of(by_class, (X, target)), GRID))
     written = [b for b in launch.kernel.buffers if b.written]
     assert len(written) == 1
     assert kernels(lambda x, i: x.softmax(1).gather(1, i[:, None]).log() + 1, X, target) == 1
@@ -151,7 +150,7 @@ def test_cross_entropy_reads_logits_and_writes_their_gradient() -> None:
 
     def large(function: Callable[..., Any], *inputs: torch.Tensor) -> list[str]:
         check(function, *inputs, signed_zeros=False)
-        plan = lower(graph_of(function, inputs), grids=True)
+        plan = lower(graph_of(function, inputs), GRID)
         sizes = {slot.number: slot.shape for slot in plan.slots}
         return [
             f"{buffer.dtype} {'written' if buffer.written else 'read'}"
@@ -188,8 +187,8 @@ def test_groups_that_share_a_trifle_stay_apart_where_memory_is_what_counts() -> 
         a, b = x[i] * x, y[i] * y
         return [a, b, a.sum(1) + b.sum(1)]
 
-    plan = lower(graph_of(function, (x, y, i)), grids=True)
+    plan = lower(graph_of(function, (x, y, i)), GRID)
     assert len(launches(plan)) == 2
     few = x[:64], y[:64], i[:64]
-    assert len(launches(lower(graph_of(function, few), grids=True))) == 1
+    assert len(launches(lower(graph_of(function, few), GRID))) == 1
     check(function, *few)

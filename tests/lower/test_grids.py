@@ -9,14 +9,13 @@ import torch
 from adjoint.loops.evaluate import evaluate
 from adjoint.loops.plan import Launch, Scratch
 from adjoint.loops.show import show
-from adjoint.lower.planning import lower
-from tests.lowering import check, graph_of, launches
+from tests.lowering import GRID, check, graph_of, launches, lower
 
 F64 = torch.float64
 
 
 def grids(function: Callable[..., Any], *inputs: torch.Tensor) -> list[Launch]:
-    return launches(lower(graph_of(function, inputs), grids=True))
+    return launches(lower(graph_of(function, inputs), GRID))
 
 
 def test_a_thread_takes_neighbours_where_there_are_many() -> None:

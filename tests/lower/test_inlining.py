@@ -11,8 +11,7 @@ from adjoint.loops.show import show_plan
 from adjoint.lower.definitions import definition_of
 from adjoint.lower.inlining import inlined
 from adjoint.lower.items import item_of
-from adjoint.lower.planning import lower
-from tests.lowering import check, graph_of, launches
+from tests.lowering import GRID, check, graph_of, launches, lower
 
 X, W = torch.rand(64, 32, dtype=torch.float64), torch.rand(32, 32, dtype=torch.float64)
 
@@ -63,9 +62,9 @@ def test_between_kernels_only_what_is_needed_is_stored(order: int) -> None:
         return [(z * gate * (1 - gate)).sum(order)]
 
     check(function, X, W)
-    first = launches(lower(graph_of(function, [X, W]), grids=True))[0]
+    first = launches(lower(graph_of(function, [X, W]), GRID))[0]
     assert sum(buffer.written for buffer in first.kernel.buffers) == 1
-    assert "sigmoid" in show_plan(lower(graph_of(function, [X, W]), grids=True))
+    assert "sigmoid" in show_plan(lower(graph_of(function, [X, W]), GRID))
 
 
 def test_an_index_that_is_checked_is_there() -> None:
@@ -87,7 +86,7 @@ def test_what_was_merged_reads_nothing_any_more() -> None:
         a = (y * z) @ w
         return [(y * a + y * z).exp().sum(0)]
 
-    plan = lower(graph_of(function, [table, places, z, w]), grids=True)
+    plan = lower(graph_of(function, [table, places, z, w]), GRID)
     large = [s for s in plan.slots if s.shape == (64, 32) and s.kind is SlotKind.TEMPORARY]
     # What the product of matrices takes and gives.
     assert len(large) == 2

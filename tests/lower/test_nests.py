@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from adjoint.loops.show import show_plan as shown
-from adjoint.lower.planning import lower
-from tests.lowering import check, graph_of
+from tests.lowering import check, graph_of, lower
 
 
 def text(function: object, *inputs: torch.Tensor) -> str:

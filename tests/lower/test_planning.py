@@ -11,9 +11,11 @@ from adjoint import native
 from adjoint.errors import FallbackWarning
 from adjoint.loops.plan import Launch, Plan, SlotKind
 from adjoint.loops.show import show_plan as shown
-from adjoint.lower.planning import is_plain, lower, require_within
+from adjoint.lower.planning import is_plain, require_within
+from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.program import CpuProgram
-from tests.lowering import calls, check, graph_of, launches
+from adjoint.target import cpu_target
+from tests.lowering import calls, check, graph_of, launches, lower
 
 X = torch.arange(12.0).reshape(3, 4)
 
@@ -152,7 +154,7 @@ def test_any_node_may_be_called_as_it_is() -> None:
     for name in sorted(names):
         plan = lower(graph_module, called={name})
         assert name not in {other for step in launched(plan) for other in step.nodes}
-        addresses, refused = native._compiled(launched(plan), torch.device("cpu"))
+        addresses, refused = native._compiled(launched(plan), cpu_target(machines.host()))
         assert not refused
         for ours, eager in zip(
             CpuProgram(plan, addresses)(list(inputs)), function(*inputs), strict=True

@@ -9,17 +9,16 @@ from torch.nn.functional import silu
 
 from adjoint.loops.plan import Launch
 from adjoint.lower.fusion import MOST_BESIDE
-from adjoint.lower.planning import lower
 from adjoint.lower.products import TALL
 from tests.lower.test_tiling import with_any_rows
-from tests.lowering import CLOSE, calls, check, graph_of, grid_program, launches
+from tests.lowering import CLOSE, GRID, calls, check, graph_of, grid_program, launches, lower
 
 ROWS = TALL + 37
 
 
 def products(function: Callable[..., Any], *inputs: torch.Tensor) -> tuple[list[Launch], int]:
     """Kernels that are products, and how many are left to the library."""
-    plan = lower(graph_of(function, inputs), grids=True)
+    plan = lower(graph_of(function, inputs), GRID)
     found = [each for each in launches(plan) if each.kernel.tile is not None]
     return found, sum(each.writes for each in calls(plan))
 
@@ -53,7 +52,7 @@ def test_one_of_which_nothing_is_made_is_the_librarys_but_for_short_sums() -> No
 
 def test_what_is_multiplied_is_computed_as_it_is_read() -> None:
     x, w = torch.randn(ROWS, 32), torch.randn(32, 64)
-    plan = lower(graph_of(lambda x, w: [silu(x * 2) @ w], (x, w)), grids=True)
+    plan = lower(graph_of(lambda x, w: [silu(x * 2) @ w], (x, w)), GRID)
     assert len(plan.steps) == 1
     check(lambda x, w: [silu(x * 2) @ w], x, w)
 
@@ -64,9 +63,9 @@ def test_what_takes_long_is_not_computed_for_each_tile() -> None:
     def two(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
         return [(x.sin() * x.cos()) @ w]
 
-    assert len(lower(graph_of(two, (x, w)), grids=True).steps) == 2
-    assert len(lower(graph_of(lambda x, w: [silu(x) @ w], (x, wide)), grids=True).steps) == 2
-    assert len(lower(graph_of(lambda x, w: [(x * x) @ w], (x, wide)), grids=True).steps) == 1
+    assert len(lower(graph_of(two, (x, w)), GRID).steps) == 2
+    assert len(lower(graph_of(lambda x, w: [silu(x) @ w], (x, wide)), GRID).steps) == 2
+    assert len(lower(graph_of(lambda x, w: [(x * x) @ w], (x, wide)), GRID).steps) == 1
     check(two, x, w)
 
 
@@ -79,7 +78,7 @@ def test_what_it_makes_is_not_read_beside_it() -> None:
         made = [product * each for each in beside]
         return [*made, made[0] + made[1]]
 
-    assert len(lower(graph_of(function, (x, w, *beside)), grids=True).steps) == 1
+    assert len(lower(graph_of(function, (x, w, *beside)), GRID).steps) == 1
     check(function, x, w, *beside)
 
 
@@ -90,7 +89,7 @@ def test_what_is_made_of_it_is_stored_at_once() -> None:
         a = torch.addmm(b, x, w)
         return [a, silu(a) * 2]
 
-    assert len(lower(graph_of(function, (x, w, b)), grids=True).steps) == 1
+    assert len(lower(graph_of(function, (x, w, b)), GRID).steps) == 1
     check(function, x, w, b)
 
 
@@ -129,7 +128,7 @@ def test_what_is_made_of_it_is_scattered_at_once(rows: int, columns: int) -> Non
         y = torch.addmm(b, x, w.t())
         return [y, h.index_add(0, i, h[j] * y * c[:, None])]
 
-    first, second = launches(lower(graph_of(function, (h, x, c, w, b, i, j)), grids=True))
+    first, second = launches(lower(graph_of(function, (h, x, c, w, b, i, j)), GRID))
     assert first.kernel.tile is None
     assert second.kernel.tile is not None
     check(function, h, x, c, w, b, i, j)
@@ -185,7 +184,7 @@ def test_any_number_of_rows() -> None:
         shapes = ((rows, 32), (64, 32), (64,), (rows, 64))
         return [torch.randn(shape) / 4 for shape in shapes]
 
-    plan = lower(with_any_rows(function, inputs(4999), 4999), grids=True)
+    plan = lower(with_any_rows(function, inputs(4999), 4999), GRID)
     assert any(each.kernel.tile is not None for each in launches(plan))
     program = grid_program(plan)
     for rows in (4999, 1, 3, 128, 300):

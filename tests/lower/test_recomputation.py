@@ -12,10 +12,9 @@ from torch import Tensor
 from adjoint.loops.plan import Argument, LibraryCall, Plan, SlotKind, operands_of
 from adjoint.loops.show import show_plan
 from adjoint.lower import planning, recomputation
-from adjoint.lower.planning import lower
 from adjoint.lower.products import TALL
 from adjoint.torch_private import trees
-from tests.lowering import calls, graph_of, grid_program, launches
+from tests.lowering import DRAWING_GRID, GRID, calls, graph_of, grid_program, launches, lower
 
 X = torch.randn(24, 32, dtype=torch.float64) / 4
 W = torch.randn(32, 32, dtype=torch.float64) / 4
@@ -29,7 +28,7 @@ def planned(function: Callable[..., Any], *inputs: Tensor, traffic: float = 10.0
         patch.setattr(recomputation, "LEAST_PEAK", 1)
         patch.setattr(recomputation, "MOST_TRAFFIC", traffic)
         patch.setattr(recomputation, "WORTH", 0)
-        return lower(graph_of(function, inputs), grids=True)
+        return lower(graph_of(function, inputs), GRID)
 
 
 def both(
@@ -37,7 +36,7 @@ def both(
 ) -> tuple[Plan, Plan, int]:
     """The plan in which nothing is computed again and the one in which something is, which agree
     with eager; and how many bytes of memory that saves."""
-    plain = lower(graph_of(function, inputs), grids=True)
+    plain = lower(graph_of(function, inputs), GRID)
     plan = planned(function, *inputs, traffic=traffic)
     eager = function(*inputs)
     for each in (plain, plan):
@@ -148,7 +147,7 @@ def test_what_is_gained_must_be_worth_the_traffic(monkeypatch: pytest.MonkeyPatc
 
     def peak(worth: float) -> int:
         monkeypatch.setattr(recomputation, "WORTH", worth)
-        return peak_of(lower(graph_of(with_late_call, (X, W, WIDE)), grids=True))
+        return peak_of(lower(graph_of(with_late_call, (X, W, WIDE)), GRID))
 
     assert peak(0) == peak(1e9) - BYTES
 
@@ -228,7 +227,7 @@ def test_a_long_chain() -> None:
             x = (x + x @ w) / 2
         return [x.t() @ middle(x, w, wide)]
 
-    plain = lower(graph_of(function, (X, W, WIDE)), grids=True)
+    plain = lower(graph_of(function, (X, W, WIDE)), GRID)
     assert peak_of(planned(function, X, W, WIDE)) == peak_of(plain)
 
 
@@ -242,13 +241,13 @@ def test_nothing_is_drawn_again() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recomputation, "LEAST_PEAK", 1)
         patch.setattr(recomputation, "MOST_TRAFFIC", 10.0)
-        plan = lower(graph_module, grids=True, draws=True)
+        plan = lower(graph_module, DRAWING_GRID)
     assert "philox" in show_plan(plan)
-    assert show_plan(plan) == show_plan(lower(graph_module, grids=True, draws=True))
+    assert show_plan(plan) == show_plan(lower(graph_module, DRAWING_GRID))
 
 
 def test_little_memory_is_left_as_it_is() -> None:
-    plain = lower(graph_of(with_late_call, (X, W, WIDE)), grids=True)
+    plain = lower(graph_of(with_late_call, (X, W, WIDE)), GRID)
     assert peak_of(plain) < recomputation.LEAST_PEAK
     assert show_plan(plain) != show_plan(planned(with_late_call, X, W, WIDE))
 

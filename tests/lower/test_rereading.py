@@ -7,8 +7,7 @@ import torch
 from torch.nn.functional import silu
 
 from adjoint.loops.plan import Plan
-from adjoint.lower.planning import lower
-from tests.lowering import check, graph_of, launches
+from tests.lowering import GRID, check, graph_of, launches, lower
 
 # Positive, so that rounding is not all that is left of a sum.
 X, Y = (torch.rand(300, 64, dtype=torch.float64) for _ in range(2))
@@ -16,7 +15,7 @@ W = torch.rand(64, 64, dtype=torch.float64)
 
 
 def plan_of(function: Callable[..., Any], *inputs: torch.Tensor) -> Plan:
-    return lower(graph_of(function, inputs), grids=True)
+    return lower(graph_of(function, inputs), GRID)
 
 
 def tensors_read_and_written(plan: Plan) -> list[tuple[int, int]]:

@@ -17,10 +17,10 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from adjoint.loops.plan import Plan, Product, RowTiles, SlotKind
-from adjoint.lower.planning import lower
 from adjoint.lower.tiling import LEAST_ROWS, Side, row_stride, side_of, sums_over_rows
 from adjoint.native import native_program
-from tests.lowering import graph_of, program_of
+from adjoint.target import cpu_target
+from tests.lowering import graph_of, lower, program_of
 
 Function = Callable[..., Any]
 
@@ -338,7 +338,7 @@ def test_few_rows_and_few_bytes_are_not_tiled() -> None:
 def test_tiling_can_be_left_out() -> None:
     graph_module = graph_of(layers, [random(4999, 24), W, V, U])
     assert regions(lower(graph_module))
-    assert not regions(lower(graph_module, tiles=False))
+    assert not regions(lower(graph_module, cpu_target()))
 
 
 # Sides --------------------------------------------------------------------------------------------

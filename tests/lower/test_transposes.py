@@ -15,15 +15,14 @@ from adjoint.loops.plan import Argument, Launch, Plan, SlotKind
 from adjoint.loops.show import show
 from adjoint.loops.statements import TeamMemory, walk
 from adjoint.lower import transposes
-from adjoint.lower.planning import lower
 from adjoint.torch_private import trees
-from tests.lowering import check, graph_of, grid_program, launches
+from tests.lowering import GRID, check, graph_of, grid_program, launches, lower
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
 def grids(function: Callable[..., Any], *inputs: torch.Tensor) -> list[Launch]:
-    return launches(lower(graph_of(function, inputs), grids=True))
+    return launches(lower(graph_of(function, inputs), GRID))
 
 
 def is_by_tiles(launch: Launch) -> bool:
@@ -169,7 +168,7 @@ def test_sizes_that_are_not_known(shape: tuple[int, ...]) -> None:
 
     traced = torch.rand([size + 17 for size in range(len(shape))])
     captured = adjoint.capture(function, traced, traced.transpose(0, -1).contiguous(), dynamic=True)
-    plan = lower(captured.graph_module, grids=True)
+    plan = lower(captured.graph_module, GRID)
     assert any(is_by_tiles(launch) for launch in launches(plan))
     program = grid_program(plan)
     x, y = torch.rand(shape), torch.rand(*shape).transpose(0, -1).contiguous()
@@ -240,7 +239,7 @@ def test_random_transposes(
 ) -> None:
     inputs = [laid_out(shape, operand, number) for number, operand in enumerate(operands)]
     with wherever_it_can_be(SIDE=4, LONG_SIDE=8):
-        plan = lower(graph_of(lambda *given: combined(results, *given), inputs), grids=True)
+        plan = lower(graph_of(lambda *given: combined(results, *given), inputs), GRID)
     for ours, eager in zip(evaluated(plan, inputs), combined(results, *inputs), strict=True):
         assert torch.equal(ours, eager)
 

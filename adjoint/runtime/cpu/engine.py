@@ -22,10 +22,11 @@ from llvmlite.binding import newpassmanagers
 
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu import machines
-from adjoint.runtime.cpu.machines import Machine
+from adjoint.runtime.cpu.machines import target_machine
 from adjoint.runtime.cpu.objects import symbols_of
 from adjoint.runtime.cpu.support import C_FUNCTIONS, SUPPORT, c_function
 from adjoint.runtime.cpu.threads import openmp
+from adjoint.target import Machine
 
 # What stays as long as the process.
 _RESIDENT: list[NativeFunction] = []
@@ -63,7 +64,7 @@ def compile_object(text: str, machine: Machine) -> bytes:
     """The object file that `text` becomes on a machine."""
     with _LOCK:
         _prepare()
-    target = machine.target_machine()
+    target = target_machine(machine)
     with parsed_module(text) as module:
         module.triple = target.triple
         module.data_layout = str(target.target_data)
@@ -119,7 +120,7 @@ def load(text: str, names: Sequence[str]) -> list[NativeFunction]:
         _require(image, names)
         # In a context that stays: engines are freed by the garbage collector, in any order.
         empty = llvm.parse_assembly("")
-        engine = llvm.create_mcjit_compiler(empty, machine.target_machine())
+        engine = llvm.create_mcjit_compiler(empty, target_machine(machine))
         engine.add_object_file(llvm.object_file.ObjectFileRef.from_data(image))
         engine.finalize_object()
         return [NativeFunction(engine.get_function_address(name), engine) for name in names]

@@ -1,4 +1,4 @@
-"""The processor that code is generated for, as data: the one at hand, or another by its name.
+"""The processor that code is generated for: the one at hand, or another by its name.
 
 Code for another is only compiled and looked at, unless it is a level of x86-64 that the processor
 at hand has, too.
@@ -7,30 +7,16 @@ at hand has, too.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 import llvmlite.binding as llvm
 
+from adjoint.target import Machine
 
-@dataclass(frozen=True)
-class Machine:
-    """What LLVM is told about a processor."""
 
-    triple: str
-    cpu: str
-    features: str = ""
-
-    @property
-    def attributes(self) -> str:
-        """What LLVM must be told function by function."""
-        # LLVM keeps to 256 bits on machines that once ran slower with more; loops here are long.
-        # Where registers are narrower, this says nothing.
-        return '"prefer-vector-width"="512"' if self.triple.startswith("x86_64") else ""
-
-    def target_machine(self) -> llvm.TargetMachine:
-        return llvm.Target.from_triple(self.triple).create_target_machine(
-            cpu=self.cpu, features=self.features, opt=3, codemodel="jitdefault", jit=True
-        )
+def target_machine(machine: Machine) -> llvm.TargetMachine:
+    return llvm.Target.from_triple(machine.triple).create_target_machine(
+        cpu=machine.cpu, features=machine.features, opt=3, codemodel="jitdefault", jit=True
+    )
 
 
 @functools.cache

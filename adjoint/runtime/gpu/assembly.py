@@ -14,6 +14,7 @@ import llvmlite.binding as llvm
 from llvmlite.binding import ffi
 
 from adjoint.runtime.cpu.engine import LLVMError, parsed_module, pass_manager
+from adjoint.target import Machine
 
 _LOCK = threading.Lock()
 
@@ -24,32 +25,28 @@ def _prepare() -> None:
     llvm.initialize_all_asmprinters()
 
 
-def assemble(text: str, capability: tuple[int, int]) -> bytes:
-    """PTX for a device of that compute capability."""
+def assemble(text: str, machine: Machine) -> bytes:
+    """PTX for a GPU."""
     with _LOCK:
         _prepare()
     with parsed_module(text) as module:
-        target = llvm.Target.from_triple(module.triple)
-        machine = target.create_target_machine(
-            cpu=f"sm_{capability[0]}{capability[1]}",
-            # The first version in which several neighbours are added to memory at a time.
-            features="+ptx81" if capability == (9, 0) else "",
-            opt=3,
+        target = llvm.Target.from_triple(machine.triple).create_target_machine(
+            cpu=machine.cpu, features=machine.features, opt=3
         )
-        module.data_layout = str(machine.target_data)
+        module.data_layout = str(target.target_data)
         tuning = llvm.create_pipeline_tuning_options(speed_level=2)
         tuning.loop_vectorization = False
         tuning.slp_vectorization = False
         tuning.loop_unrolling = False
-        builder = llvm.create_pass_builder(machine, tuning)
+        builder = llvm.create_pass_builder(target, tuning)
         with pass_manager(builder) as passes:
             _side_by_side("LLVMPY_RunNewModulePassManager")(passes, module, builder)
-        return _emitted(machine, module)
+        return _emitted(target, module)
 
 
-def _emitted(machine: Any, module: Any) -> bytes:
+def _emitted(target: Any, module: Any) -> bytes:
     with ffi.OutputString() as error:
-        buffer = _side_by_side("LLVMPY_TargetMachineEmitToMemory")(machine, module, 0, error)
+        buffer = _side_by_side("LLVMPY_TargetMachineEmitToMemory")(target, module, 0, error)
         if not buffer:
             raise LLVMError(str(error))
     try:

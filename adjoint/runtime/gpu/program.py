@@ -34,6 +34,7 @@ from adjoint.runtime.gpu.driver import check, launch_address, use_in_this_thread
 from adjoint.runtime.gpu.graphs import Recordings
 from adjoint.runtime.gpu.memory import Arena, arena_of
 from adjoint.runtime.gpu.results import Giver
+from adjoint.target import Target
 from adjoint.torch_private import trees
 from adjoint.torch_private.cuda import current_device, is_capturing, raw_stream
 
@@ -49,12 +50,11 @@ class GpuProgram(CpuProgram):
         self,
         plan: Plan,
         functions: Mapping[Launch, NativeFunction],
-        device: torch.device,
-        recorded: bool = True,
+        target: Target,
     ) -> None:
-        self.device = device
+        self.device = device = target.device
         super().__init__(plan, functions)
-        why = why_not_capturable(plan) if recorded else "it is switched off"
+        why = why_not_capturable(plan) if target.captures_cuda_graphs else "it is switched off"
         self.recorder = CudaCapture(device)
         self.recordings = Recordings(self._run, used_inputs(plan), self.recorder, why)
 

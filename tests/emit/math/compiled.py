@@ -71,7 +71,7 @@ class Loop:
 def host_machine() -> llvm.TargetMachine:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    return machines.host().target_machine()
+    return machines.target_machine(machines.host())
 
 
 def optimise(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from adjoint.lower.definitions.table import CONSTANTS, FAMILIES, RULES, definition_of
-from adjoint.lower.planning import lower
 from adjoint.lower.pointwise import TABLE
-from tests.lowering import calls, graph_of
+from tests.lowering import calls, graph_of, lower
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import pytest
 
 from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.engine import compile_object
-from adjoint.runtime.cpu.machines import LEVELS, Machine, host, missing, reduced
+from adjoint.runtime.cpu.machines import LEVELS, host, missing, reduced
+from adjoint.target import Machine
 from tests.conftest import pytest_configure
 
 EMPTY = "define void @none() #0 {{\n  ret void\n}}\nattributes #0 = {{ {} }}\n"
@@ -15,11 +16,6 @@ EMPTY = "define void @none() #0 {{\n  ret void\n}}\nattributes #0 = {{ {} }}\n"
 
 def test_the_machine_at_hand_can_be_compiled_for() -> None:
     assert compile_object(EMPTY.format(host().attributes), host())
-
-
-def test_attributes_are_those_of_the_family() -> None:
-    assert "512" in Machine("x86_64-unknown-linux-gnu", "x86-64").attributes
-    assert Machine("aarch64-unknown-linux-gnu", "generic").attributes == ""
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -4,8 +4,9 @@ import llvmlite.binding as llvm
 import pytest
 
 from adjoint.runtime.cpu.engine import compile_object
-from adjoint.runtime.cpu.machines import Machine, host
+from adjoint.runtime.cpu.machines import host
 from adjoint.runtime.cpu.objects import Symbols, UnknownFormat, symbols_of
+from adjoint.target import Machine
 
 TEXT = """\
 @shown = global i64 7

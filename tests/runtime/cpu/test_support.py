@@ -13,10 +13,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.engine import compile_object, load
 from adjoint.runtime.cpu.objects import symbols_of
 from adjoint.runtime.cpu.support import C_FUNCTIONS, SUPPORT, c_function
+from adjoint.target import Machine
 
 BITS = {"half": "i16", "bfloat": "i16", "float": "i32", "double": "i64"}
 MODES = {"hf": "half", "bf": "bfloat", "sf": "float", "df": "double"}
@@ -227,7 +227,7 @@ def test_what_is_called_calls_nothing_itself(triple: str, cpu: str) -> None:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     for name, text in SUPPORT.items():
-        symbols = symbols_of(compile_object(text, machines.Machine(triple, cpu)))
+        symbols = symbols_of(compile_object(text, Machine(triple, cpu)))
         assert symbols.defined == {name}
         assert not symbols.undefined, name
 

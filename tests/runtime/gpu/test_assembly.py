@@ -7,20 +7,24 @@ from llvmlite.binding import ffi
 
 from adjoint.runtime.cpu.engine import LLVMError
 from adjoint.runtime.gpu.assembly import assemble
+from adjoint.target import CPU, cuda_target
+from tests.lowering import HOPPER
 
 EMPTY = 'target triple = "nvptx64-nvidia-cuda"\ndefine ptx_kernel void @k() { ret void }'
 
 
 @pytest.mark.parametrize("capability", [(7, 0), (8, 0), (9, 0)])
 def test_code_is_for_the_device_at_hand(capability: tuple[int, int]) -> None:
-    code = assemble(EMPTY, capability).decode()
+    machine = cuda_target(CPU, capability).machine
+    assert machine is not None
+    code = assemble(EMPTY, machine).decode()
     assert f".target sm_{capability[0]}{capability[1]}" in code
     assert ".entry k" in code
 
 
 def test_text_that_is_none_is_refused() -> None:
     with pytest.raises(LLVMError):
-        assemble("define", (9, 0))
+        assemble("define", HOPPER)
 
 
 def test_threads_assemble_side_by_side() -> None:
@@ -32,8 +36,8 @@ def test_threads_assemble_side_by_side() -> None:
         for n in range(16)
     ]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda text: assemble(text, (9, 0)), texts))
-    assert found == [assemble(text, (9, 0)) for text in texts]
+        found = list(pool.map(lambda text: assemble(text, HOPPER), texts))
+    assert found == [assemble(text, HOPPER) for text in texts]
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from adjoint.lower.planning import lower
 from adjoint.native import native_program
 from adjoint.runtime.cpu.engine import add_symbol, load_resident
 from adjoint.runtime.cpu.memory import At, Entering, Words
 from adjoint.runtime.gpu.program import LAUNCHER, GpuProgram, used_inputs, why_not_capturable
-from tests.lowering import graph_of
+from tests.lowering import GRID, graph_of, lower
 
 needs_gpu = [
     pytest.mark.gpu,
@@ -62,14 +61,14 @@ def test_inputs_that_nothing_needs_do_not_matter() -> None:
         (lambda x, y, z: [x.sin() @ z], [0, 2]),
         (lambda x, y, z: [x + torch.zeros_like(z), y], [0, 1]),
     ):
-        assert used_inputs(lower(graph_of(function, inputs), grids=True)) == used
+        assert used_inputs(lower(graph_of(function, inputs), GRID)) == used
 
 
 def test_a_plan_says_what_cannot_be_recorded() -> None:
     x = torch.rand(4, 4)
-    plan = lower(graph_of(lambda x: [x.sin() @ x], [x]), grids=True)
+    plan = lower(graph_of(lambda x: [x.sin() @ x], [x]), GRID)
     assert why_not_capturable(plan) == ""
-    plan = lower(graph_of(lambda x: [x.sin(), torch.ops.aten.nonzero(x)], [x]), grids=True)
+    plan = lower(graph_of(lambda x: [x.sin(), torch.ops.aten.nonzero(x)], [x]), GRID)
     assert why_not_capturable(plan) == "aten.nonzero.default waits for values"
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from adjoint import native
 from adjoint.native import native_program
+from adjoint.options import Options
 from adjoint.runtime.gpu.capture import CudaCapture
 from adjoint.runtime.gpu.graphs import (
     SEEN,
@@ -202,7 +203,7 @@ class TestOnAGpu:
     def test_it_can_be_switched_off(self) -> None:
         x = torch.rand(self.SHAPE, device="cuda")
         graph = graph_of(lambda x: [(x * 2).softmax(-1)], [x])
-        program = native_program(graph, recorded=False)
+        program = native_program(graph, Options(cuda_graphs=False))
         assert isinstance(program, GpuProgram)
         for _ in range(SEEN + 2):
             program([x])

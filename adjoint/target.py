@@ -1,0 +1,176 @@
+"""What code is made for, as frozen data that every stage may ask.
+
+A target says where tensors lie, how loops are mapped onto the machine, which instructions and
+libraries it has, how fast it is, and how code is loaded.  It is chosen once for a graph
+(`targets.py`) and passed down; stages ask it questions in words, and none asks which device it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+CPU = torch.device("cpu")
+NVPTX = "nvptx64-nvidia-cuda"
+
+
+class LoopMapping(Enum):
+    """What the `parallel` and `vector` loops of a kernel become."""
+
+    THREADS = "threads"
+    """Parallel loops are shared out among a few threads, vector loops become SIMD lanes."""
+    GRID = "grid"
+    """Each iteration of the parallel loop is for a team of threads, from one to a block; vector
+    loops are shared out among the team."""
+
+
+class Loader(Enum):
+    """What makes a program of a plan."""
+
+    LLVM = "llvm"
+    """Machine code for this process."""
+    CUDA = "cuda"
+    """PTX that the driver assembles and launches."""
+    EAGER = "eager"
+    """There are no plans: graphs run op by op in eager torch."""
+
+
+class Feature(Enum):
+    BLAS = "blas"
+    """A library multiplies matrices inside of kernels, some rows at a time."""
+    VECTOR_ATOMICS = "vector atomics"
+    """One instruction adds four neighbouring float32 numbers to memory."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The instruction set that LLVM generates code for, in LLVM's names."""
+
+    triple: str
+    cpu: str
+    features: str = ""
+
+    @property
+    def attributes(self) -> str:
+        """What LLVM must be told function by function."""
+        # LLVM keeps to 256 bits on machines that once ran slower with more; loops here are long.
+        # Where registers are narrower, this says nothing.
+        return '"prefer-vector-width"="512"' if self.triple.startswith("x86_64") else ""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Nominal peak rates: what decisions compare, not what a particular machine reaches."""
+
+    bytes_per_second: float
+    operators_per_second: float
+
+    @property
+    def operators_per_byte(self) -> int:
+        """Operators that can be applied in the time in which memory delivers a byte."""
+        return max(1, round(self.operators_per_second / self.bytes_per_second))
+
+
+PROCESSOR_RATES = Rates(2e10, 2e11)
+GPU_RATES = Rates(2e12, 2e13)
+
+
+@dataclass(frozen=True)
+class Target:
+    name: str
+    device: torch.device
+    """Where the tensors lie that kernels read and write."""
+    loader: Loader
+    mapping: LoopMapping = LoopMapping.THREADS
+    machine: Machine | None = None
+    """None: no machine code is generated."""
+    features: frozenset[Feature] = frozenset()
+    rates: Rates = PROCESSOR_RATES
+    draws_in_kernels: bool = False
+    """Random numbers come from a counter-based generator inside kernels, not from torch's."""
+    captures_cuda_graphs: bool = False
+    """Launches that repeat are captured once and replayed as a CUDA graph."""
+
+    @property
+    def has_kernels(self) -> bool:
+        return self.loader is not Loader.EAGER
+
+    @property
+    def has_grid(self) -> bool:
+        return self.mapping is LoopMapping.GRID
+
+    @property
+    def tiles_rows(self) -> bool:
+        """Kernels and matrix products that go through the same rows run together, tile by tile."""
+        return Feature.BLAS in self.features and not self.has_grid
+
+    @property
+    def has_product_kernels(self) -> bool:
+        """Products with narrow matrices are kernels, so that what is around them is fused."""
+        return self.has_grid
+
+    @property
+    def waits_for_memory(self) -> bool:
+        """Kernels are bound by memory traffic: recomputing a value is cheaper than loading it."""
+        return self.has_grid
+
+    @property
+    def checks_indices_in_kernels(self) -> bool:
+        """The thread that reads an index checks it; otherwise all are checked before the kernel."""
+        return self.has_grid
+
+    @property
+    def scatters_in_order(self) -> bool:
+        """What is added to one element is added in the same order in every run."""
+        return not self.has_grid
+
+    @property
+    def divides_halves_as_eager(self) -> bool:
+        """Rounded quotients of half-precision numbers are eager's.  Eager on a GPU rounds them
+        where our kernels do not."""
+        return not self.has_grid
+
+    @property
+    def has_vector_atomics(self) -> bool:
+        return Feature.VECTOR_ATOMICS in self.features
+
+
+def cpu_target(
+    machine: Machine | None = None, has_blas: bool = False, draws_in_kernels: bool = False
+) -> Target:
+    """Native code for a processor."""
+    return Target(
+        "cpu",
+        CPU,
+        Loader.LLVM,
+        machine=machine,
+        features=frozenset({Feature.BLAS} if has_blas else ()),
+        draws_in_kernels=draws_in_kernels,
+    )
+
+
+def cuda_target(
+    device: torch.device,
+    capability: tuple[int, int],
+    draws_in_kernels: bool = True,
+    captures_cuda_graphs: bool = True,
+) -> Target:
+    """Native code for an NVIDIA GPU of a compute capability."""
+    major, minor = capability
+    return Target(
+        "cuda",
+        device,
+        Loader.CUDA,
+        LoopMapping.GRID,
+        # The first version of PTX that has vector atomics.
+        Machine(NVPTX, f"sm_{major}{minor}", "+ptx81" if capability == (9, 0) else ""),
+        frozenset({Feature.VECTOR_ATOMICS} if capability >= (9, 0) else ()),
+        GPU_RATES,
+        draws_in_kernels,
+        captures_cuda_graphs,
+    )
+
+
+REFERENCE = Target("reference", CPU, Loader.EAGER)

@@ -1,0 +1,44 @@
+"""The target of a graph: the user's choice, and where the graph's tensors lie."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from adjoint.graph.metadata import entry_mode, mode_of
+from adjoint.lower.planning import is_plain
+from adjoint.options import Options
+from adjoint.runtime.cpu import machines
+from adjoint.runtime.cpu.tiles import has_blas
+from adjoint.target import CPU, REFERENCE, Target, cpu_target, cuda_target
+from adjoint.torch_private import trees
+
+
+def target_of(graph_module: fx.GraphModule, options: Options) -> Target:
+    """What the graph is compiled for: `REFERENCE` if only torch itself can run it."""
+    device = None if options.target == "reference" else _device_of(graph_module)
+    return REFERENCE if device is None else target_on(device, options)
+
+
+def target_on(device: torch.device, options: Options) -> Target:
+    """Native code for a device that is there."""
+    draws = device != CPU if options.eager_rng is None else not options.eager_rng
+    if device == CPU:
+        return cpu_target(machines.host(), has_blas(), draws)
+    capability = torch.cuda.get_device_capability(device)
+    return cuda_target(device, capability, draws, options.cuda_graphs)
+
+
+def _device_of(graph_module: fx.GraphModule) -> torch.device | None:
+    """Where there is something to fuse, unless only torch itself can run some of the graph."""
+    entry = entry_mode(graph_module)
+    calls = [node for node in graph_module.graph.nodes if node.op == "call_function"]
+    if any("hooks" in n.meta or mode_of(n).inference != entry.inference for n in calls):
+        return None
+    leaves = [leaf for n in graph_module.graph.nodes for leaf in trees.leaves(n.meta.get("val"))]
+    devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    # Numbers may lie on the processor beside tensors on another device.
+    device = next(iter(devices - {CPU} or devices), None)
+    if len(devices - {CPU}) > 1 or device is None or device.type not in ("cpu", "cuda"):
+        return None
+    return device if any(is_plain(leaf, device) for leaf in leaves) else None
