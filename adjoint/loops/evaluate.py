@@ -1,4 +1,4 @@
-"""What a loop nest means, in plain Python: the oracle of every code generator."""
+"""A reference evaluator of loop nests in plain Python: the oracle of every code generator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from adjoint.loops.expressions import (
     Load,
     Name,
 )
-from adjoint.loops.operators import OPERATORS
+from adjoint.loops.operators import OPERATORS, Scalar
 from adjoint.loops.statements import (
     Accumulator,
     Assign,
@@ -33,8 +33,8 @@ from adjoint.loops.statements import (
     Update,
 )
 
-# Half types are computed in float32 and rounded, as torch does.
-_NUMBERS: dict[torch.dtype, Any] = {
+# The type that values of a dtype have here.  Half types are computed in float32 and rounded.
+_SCALARS: dict[torch.dtype, type[Any]] = {
     torch.bool: bool,
     torch.uint8: np.uint8,
     torch.int8: np.int8,
@@ -61,20 +61,20 @@ class _Evaluation:
         self.buffers = buffers
         self.extents = extents
         self.arrays: dict[str, tuple[str, ...]] = {}
-        """Accumulators of which there are several, and by which counters."""
-        self.elements: dict[tuple[Any, ...], Any] = {}
-        self.team: dict[str, list[Any]] = {}
-        """Memory of the team; None: nothing has been stored there."""
+        """Accumulators with several elements, and the counters that number them."""
+        self.elements: dict[tuple[str, tuple[int, ...]], Scalar] = {}
+        self.team: dict[str, list[Scalar]] = {}
+        """Memory of the team; None: uninitialized."""
 
-    def block(self, body: tuple[Statement, ...], names: dict[str, Any]) -> None:
+    def block(self, body: tuple[Statement, ...], names: dict[str, Scalar]) -> None:
         for statement in body:
             self.statement(statement, names)
 
-    def statement(self, statement: Statement, names: dict[str, Any]) -> None:
+    def statement(self, statement: Statement, names: dict[str, Scalar]) -> None:
         match statement:
             case Loop(counter, start, stop, body):
                 for count in range(int(self.value(start, names)), int(self.value(stop, names))):
-                    # A block has names of its own; accumulators are those of the block above.
+                    # A block has its own names; updates reach the accumulators of outer blocks.
                     inner = _Scope(names)
                     inner[counter] = np.int64(count)
                     self.block(body, inner)
@@ -93,36 +93,35 @@ class _Evaluation:
             case TeamMemory(name, _, count):
                 self.team[name] = [None] * count
             case Store(buffer, offset, value) if buffer in self.team:
-                place = self.place(buffer, offset, names)
-                self.team[buffer][place] = self.value(value, names)
+                element = self.team_element(buffer, offset, names)
+                self.team[buffer][element] = self.value(value, names)
             case Store(buffer, offset, value):
-                self.buffers[buffer][int(self.value(offset, names))] = _item(
-                    self.value(value, names)
-                )
+                element = int(self.value(offset, names))
+                self.buffers[buffer][element] = _item(self.value(value, names))
             case Merge(buffer, offset, operator, value):
-                place = int(self.value(offset, names))
-                old = _number(self.buffers[buffer][place].item(), value.dtype)
+                element = int(self.value(offset, names))
+                old = _scalar(self.buffers[buffer][element].item(), value.dtype)
                 new = self.combined(operator, old, self.value(value, names), value.dtype)
-                self.buffers[buffer][place] = _item(new)
+                self.buffers[buffer][element] = _item(new)
             case _:
                 assert_never(statement)
 
-    def place(self, memory: str, offset: Expression, names: dict[str, Any]) -> int:
-        """Of an element in memory of the team."""
-        place, count = int(self.value(offset, names)), len(self.team[memory])
-        assert 0 <= place < count, f"{memory} has {count} elements, not one at {place}"
-        return place
+    def team_element(self, memory: str, offset: Expression, names: dict[str, Scalar]) -> int:
+        """The offset of an element of team memory, checked."""
+        element, count = int(self.value(offset, names)), len(self.team[memory])
+        assert 0 <= element < count, f"{memory} has {count} elements, not one at {element}"
+        return element
 
-    def key(self, name: str, names: dict[str, Any]) -> tuple[Any, ...]:
-        return (name, *(int(names[counter]) for counter in self.arrays[name]))
+    def key(self, name: str, names: dict[str, Scalar]) -> tuple[str, tuple[int, ...]]:
+        return name, tuple(int(names[counter]) for counter in self.arrays[name])
 
-    def combined(self, operator: str, old: Any, new: Any, dtype: torch.dtype) -> Any:
+    def combined(self, operator: str, old: Scalar, new: Scalar, dtype: torch.dtype) -> Scalar:
         return _rounded(OPERATORS[operator].meaning(old, new), dtype)
 
-    def value(self, expression: Expression, names: dict[str, Any]) -> Any:
+    def value(self, expression: Expression, names: dict[str, Scalar]) -> Scalar:
         match expression:
             case Constant(value, dtype):
-                return _number(value, dtype)
+                return _scalar(value, dtype)
             case Extent(name):
                 return np.int64(self.extents[name])
             case Name(name) if name in self.arrays:
@@ -130,12 +129,12 @@ class _Evaluation:
             case Counter(name) | Name(name):
                 return names[name]
             case Load(buffer, offset) if buffer in self.team:
-                stored = self.team[buffer][self.place(buffer, offset, names)]
+                stored = self.team[buffer][self.team_element(buffer, offset, names)]
                 assert stored is not None, f"nothing was stored in {buffer}"
                 return stored
             case Load(buffer, offset, dtype):
                 element = self.buffers[buffer][int(self.value(offset, names))]
-                return _number(element.item(), dtype)
+                return _scalar(element.item(), dtype)
             case Cast(arg, dtype):
                 return _converted(self.value(arg, names), arg.dtype, dtype)
             case Guarded(condition, value, otherwise):
@@ -147,17 +146,17 @@ class _Evaluation:
                 assert_never(expression)
 
 
-class _Scope(dict[str, Any]):
-    """Names of a block, over those of the block around it."""
+class _Scope(dict[str, Scalar]):
+    """The names of a block; others are looked up, and updated, in the enclosing block."""
 
-    def __init__(self, outer: dict[str, Any]) -> None:
+    def __init__(self, outer: dict[str, Scalar]) -> None:
         super().__init__()
         self.outer = outer
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name: str) -> Scalar:
         return self.outer[name]
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: Scalar) -> None:
         if name not in self and (name in self.outer or isinstance(self.outer, _Scope)):
             try:
                 self.outer[name]
@@ -169,20 +168,20 @@ class _Scope(dict[str, Any]):
             super().__setitem__(name, value)
 
 
-def _item(value: Any) -> Any:
+def _item(value: Scalar) -> Scalar:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _number(value: Any, dtype: torch.dtype) -> Any:
-    return _rounded(_NUMBERS[dtype](value), dtype)
+def _scalar(value: Scalar, dtype: torch.dtype) -> Scalar:
+    return _rounded(_SCALARS[dtype](value), dtype)
 
 
-def _rounded(value: Any, dtype: torch.dtype) -> Any:
+def _rounded(value: Scalar, dtype: torch.dtype) -> Scalar:
     if dtype in (torch.float16, torch.bfloat16):
         return np.float32(torch.tensor(float(value)).to(dtype).item())
-    return value if isinstance(value, _NUMBERS[dtype]) else _NUMBERS[dtype](value)
+    return value if isinstance(value, _SCALARS[dtype]) else _SCALARS[dtype](value)
 
 
-def _converted(value: Any, before: torch.dtype, after: torch.dtype) -> Any:
-    held = torch.tensor(_item(value), dtype=before)
-    return _number(held.to(after).item(), after)
+def _converted(value: Scalar, before: torch.dtype, after: torch.dtype) -> Scalar:
+    tensor = torch.tensor(_item(value), dtype=before)
+    return _scalar(tensor.to(after).item(), after)

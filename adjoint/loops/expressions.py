@@ -2,15 +2,15 @@
 
     Constant(2.0, float32)      a number
     Extent("s0")                a size or stride that the caller passes: int64
-    Counter("i")                the variable of a loop: int64
-    Name("sum", float32)        what a statement before it assigned
+    Counter("i")                the counter of an enclosing loop: int64
+    Name("sum", float32)        a name that an earlier statement assigned
     Load("x", offset, float32)  an element of a buffer; offsets count elements
     Apply("add", (a, b), dtype) an operator of `loops/operators.py`
     Cast(a, float16)            a conversion, as torch converts
-    Guarded(c, a, b)            a where c holds, else b; a is not computed where it does not
+    Guarded(c, a, b)            a if c else b, where a is computed only if c holds
 
-Expressions are compared by identity: a value used twice is computed once.  Arithmetic between
-them, and with Python numbers, makes new ones.
+Expressions are compared by identity: a value used twice is computed once.  Python's operators
+build new expressions, of other expressions or of Python numbers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+from typing_extensions import assert_never
 
 from adjoint.loops.operators import OPERATORS
 
 
 class _Arithmetic:
-    """Python's operators; a number takes the dtype of what it meets."""
+    """Python's operators; a Python number takes the dtype of the other operand."""
 
     __slots__ = ()
 
@@ -86,9 +87,8 @@ class Constant(_Arithmetic):
     dtype: torch.dtype
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Extent(_Arithmetic):
-    name: str
+class _Integer(_Arithmetic):
+    __slots__ = ()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -96,12 +96,13 @@ class Extent(_Arithmetic):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Counter(_Arithmetic):
+class Extent(_Integer):
     name: str
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.int64
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Counter(_Integer):
+    name: str
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -148,7 +149,7 @@ Operand: TypeAlias = Expression | float | int | bool
 
 
 def apply(operator: str, *args: Expression) -> Expression:
-    """An operator of arguments that have one dtype (but for a condition)."""
+    """An operator applied to arguments of one dtype; only a condition may have another."""
     return Apply(operator, args, OPERATORS[operator].result(tuple(a.dtype for a in args)))
 
 
@@ -161,15 +162,15 @@ def cast(arg: Expression, dtype: torch.dtype) -> Expression:
 
 
 def constant(value: float | int | bool, dtype: torch.dtype) -> Constant:
-    """The nearest number that the type has; of an integer, the last bits."""
+    """A number converted to `dtype`: floats are rounded to nearest, integers wrap."""
     if dtype == torch.bool:
         return Constant(bool(value), dtype)
     if dtype.is_floating_point:
         return Constant(torch.tensor(float(value), dtype=dtype).item(), dtype)
-    return Constant(_last_bits(int(value), dtype), dtype)
+    return Constant(_wrapped(int(value), dtype), dtype)
 
 
-def _last_bits(value: int, dtype: torch.dtype) -> int:
+def _wrapped(value: int, dtype: torch.dtype) -> int:
     limits = torch.iinfo(dtype)
     return (value - limits.min) % (limits.max - limits.min + 1) + limits.min
 
@@ -179,7 +180,10 @@ def integer(value: int) -> Constant:
 
 
 def children(expression: Expression) -> tuple[Expression, ...]:
+    """The expressions that an expression is computed from."""
     match expression:
+        case Constant() | Extent() | Counter() | Name():
+            return ()
         case Load(_, offset, _):
             return (offset,)
         case Apply(_, args, _):
@@ -189,11 +193,11 @@ def children(expression: Expression) -> tuple[Expression, ...]:
         case Guarded(condition, value, otherwise):
             return (condition, value, otherwise)
         case _:
-            return ()
+            assert_never(expression)
 
 
 def walk(expression: Expression, seen: set[int] | None = None) -> Iterator[Expression]:
-    """Every expression in `expression`, arguments first, each once."""
+    """`expression` and everything it is computed from: children first, each once."""
     seen = set() if seen is None else seen
     if id(expression) in seen:
         return

@@ -1,33 +1,39 @@
-"""The operators of loop expressions: their arity, their result type, and what they mean.
+"""The operators of loop expressions: their arity, their result type, and what they compute.
 
-Meanings are over numbers that have the dtype already (`numpy` scalars in the evaluator).  Integer
-arithmetic wraps; `div` is exact division of floating-point numbers, `floordiv` and `mod` round as
-Python's do.  An integer divided by zero is itself: whoever divides sees to it that there is none.
-`within(index, size)` is the index, if it is one of a dimension of that size; it fails if not.
-`philox(key, high, low, half)` is one half of the 128 bits that are drawn for a key and a counter:
-the first, or if `half` is not 0 the second.
+Integer arithmetic wraps.  `div` is floating-point division; `floordiv` and `mod` round as Python's
+do, `quotient` and `fmod` as C's.  Integer division by zero does not fail, and its result is
+arbitrary: kernels that divide exclude it.  `within(index, size)` is the index, and fails if it is
+not in range(size).  `philox(key, high, low, half)` is one half of the 128 random bits of a key and
+a counter: the first if `half` is 0, else the second.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from adjoint.philox import halves
 
+# A numpy scalar or a bool.  Numpy's stubs have no type for arithmetic on two scalars of one type.
+Scalar: TypeAlias = Any
+
 
 @dataclass(frozen=True)
 class Operator:
     arity: int
-    meaning: Callable[..., Any]
+    meaning: Callable[..., Scalar]
+    """What it computes of scalars that have the dtype already."""
     is_predicate: bool = False
 
     def result(self, dtypes: tuple[torch.dtype, ...]) -> torch.dtype:
-        """Arguments have one dtype, which is the result's, but for predicates and conditions."""
+        """The dtype of the result: that of the arguments, or bool for predicates.
+
+        All arguments have one dtype, except the condition of `select`.
+        """
         if len(dtypes) != self.arity:
             raise TypeError(f"{self.arity} arguments expected, {len(dtypes)} given")
         same = dtypes[1:] if self.arity == 3 else dtypes
@@ -36,10 +42,10 @@ class Operator:
         return torch.bool if self.is_predicate else same[0]
 
 
-def _library(name: str) -> Callable[..., Any]:
-    """What the math library of the machine gives, rounded to the argument's own type."""
+def _in_double(name: str) -> Callable[..., Scalar]:
+    """A function of torch, computed in double precision and rounded to the argument's type."""
 
-    def meaning(*args: Any) -> Any:
+    def meaning(*args: Scalar) -> Scalar:
         kind = type(args[0])
         exact = [torch.tensor(float(a), dtype=torch.float64) for a in args]
         function = getattr(torch, name, None) or getattr(torch.special, name)
@@ -48,57 +54,57 @@ def _library(name: str) -> Callable[..., Any]:
     return meaning
 
 
-def _rounding(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """An integer is itself, however large."""
+def _rounding(function: Callable[[Scalar], Scalar]) -> Callable[[Scalar], Scalar]:
+    """A rounding function; integers are unchanged, however large."""
     return lambda a: function(a) if isinstance(a, np.floating) else a
 
 
-def _minimum(a: Any, b: Any) -> Any:
+def _minimum(a: Scalar, b: Scalar) -> Scalar:
     return a if a != a or a < b else b
 
 
-def _maximum(a: Any, b: Any) -> Any:
+def _maximum(a: Scalar, b: Scalar) -> Scalar:
     return a if a != a or a > b else b
 
 
-def _wrapped(value: int, like: Any) -> Any:
-    """The integer of the same type as `like` that has the last bits of `value`."""
+def _wrapped(value: int, like: Scalar) -> Scalar:
+    """`value` wrapped to the integer type of `like`."""
     kind = np.dtype(type(like))
     bits = 8 * kind.itemsize
     value &= (1 << bits) - 1
     return kind.type(value - (1 << bits) if kind.kind == "i" and value >> (bits - 1) else value)
 
 
-def _floordiv(a: Any, b: Any) -> Any:
+def _floordiv(a: Scalar, b: Scalar) -> Scalar:
     return _wrapped(int(a) // int(b or 1), a)
 
 
-def _mod(a: Any, b: Any) -> Any:
+def _mod(a: Scalar, b: Scalar) -> Scalar:
     return _wrapped(int(a) % int(b or 1), a)
 
 
-def _quotient(a: Any, b: Any) -> Any:
-    """Rounded to zero, as C's."""
+def _quotient(a: Scalar, b: Scalar) -> Scalar:
+    """Rounded towards zero, as in C."""
     whole = abs(int(a)) // abs(int(b or 1))
     return _wrapped(whole if (a < 0) == (b < 0) else -whole, a)
 
 
-def _fmod(a: Any, b: Any) -> Any:
-    """What `quotient` leaves."""
+def _fmod(a: Scalar, b: Scalar) -> Scalar:
+    """The remainder of `quotient`."""
     if isinstance(a, np.floating):
         return np.fmod(a, b)
     rest = abs(int(a)) % abs(int(b or 1))
     return _wrapped(-rest if a < 0 else rest, a)
 
 
-def _shift_left(a: Any, b: Any) -> Any:
-    """Nothing is left of a number shifted by more bits than it has."""
+def _shift_left(a: Scalar, b: Scalar) -> Scalar:
+    """A shift by the width of the type or more gives zero."""
     bits = 8 * np.dtype(type(a)).itemsize
     return _wrapped(int(a) << int(b) if 0 <= b < bits else 0, a)
 
 
-def _shift_right(a: Any, b: Any) -> Any:
-    """But for its sign, if it has one."""
+def _shift_right(a: Scalar, b: Scalar) -> Scalar:
+    """A shift by the width of the type or more leaves only the sign."""
     kind = np.dtype(type(a))
     most = 8 * kind.itemsize - (kind.kind == "i")
     return _wrapped(int(a) >> (int(b) if 0 <= b < most else most), a)
@@ -111,13 +117,13 @@ _MATH = (
 )
 
 
-def _within(index: Any, size: Any) -> Any:
+def _within(index: Scalar, size: Scalar) -> Scalar:
     if not 0 <= index < size:
         raise IndexError(f"index {index} is out of bounds for dimension with size {size}")
     return index
 
 
-def _philox(key: Any, high: Any, low: Any, half: Any) -> Any:
+def _philox(key: Scalar, high: Scalar, low: Scalar, half: Scalar) -> Scalar:
     drawn = halves(int(key), int(high), int(low))
     return _wrapped(drawn[1 if half else 0], key)
 
@@ -156,23 +162,23 @@ OPERATORS: dict[str, Operator] = {
     "round": Operator(1, _rounding(np.rint)),
     "copysign": Operator(2, np.copysign),
     "philox": Operator(4, _philox),
-    "pow": Operator(2, _library("pow")),
-    "atan2": Operator(2, _library("atan2")),
-    **{name: Operator(1, _library(name)) for name in _MATH},
+    "pow": Operator(2, _in_double("pow")),
+    "atan2": Operator(2, _in_double("atan2")),
+    **{name: Operator(1, _in_double(name)) for name in _MATH},
 }
 
-# The functions that are no instruction of any machine.
+# Functions of the math library: calls, not instructions.
 MATH = frozenset({*_MATH, "pow", "atan2", "fmod"})
 
-# Those that take many instructions: what they give is better kept than computed again.
+# Operators of many instructions: their results are kept rather than recomputed.
 COSTLY = MATH | {"philox"}
 
 
 def identity(operator: str, dtype: torch.dtype) -> float | int | bool:
-    """What leaves any value as it is, combined with it."""
+    """The value e with operator(e, x) = x for every x."""
     match operator:
         case "add" | "or" | "xor":
-            # Minus zero: plus zero would not leave it alone.
+            # Negative zero, since 0.0 + -0.0 is 0.0.
             return -0.0 if dtype.is_floating_point else 0
         case "mul":
             return 1

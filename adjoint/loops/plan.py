@@ -1,8 +1,7 @@
-"""A plan: kernels and calls of other operators, in order, over numbered slots.
+"""A plan: kernel launches and library calls, in order, over numbered slots.
 
-A slot is a value of the program: an input, the result of a call, a tensor that the program returns,
-or one that lives only inside it.  Sizes are expressions over the sizes of inputs; whoever runs the
-plan knows them.
+A slot is a value of the program: an input, the result of a library call, an output, or a temporary.
+Sizes are expressions over the sizes of inputs, which are known when the plan runs.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any, TypeAlias
 
 import sympy
 import torch
+from typing_extensions import assert_never
 
 from adjoint.loops.statements import Kernel
 
@@ -23,13 +23,13 @@ Size: TypeAlias = "int | sympy.Expr"
 class SlotKind(Enum):
     INPUT = "input"
     RESULT = "result"
-    """Of a call."""
+    """Allocated and returned by a library call."""
     OUTPUT = "output"
-    """Made by kernels, and returned."""
+    """Written by kernels, and returned by the program."""
     TEMPORARY = "temporary"
-    """Made by kernels or by a call that writes where it is told, and gone with the program."""
+    """Written by kernels, or by a library call given `out`, and freed when the program ends."""
     LOCAL = "local"
-    """Made and used while some rows are worked on: there is never more of it than those."""
+    """A temporary of row tiles: memory holds only the rows of one tile."""
 
 
 @dataclass(frozen=True)
@@ -37,70 +37,71 @@ class Slot:
     number: int
     kind: SlotKind
     shape: tuple[Size, ...] | None = None
-    """None: no tensor that kernels could read."""
+    """None: not a tensor that kernels can read."""
     strides: tuple[Size, ...] = ()
     dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """Memory that a kernel needs while it runs: `count` elements for each chunk of rows."""
+    """Workspace of a kernel: `count` elements for each chunk of rows."""
 
     name: str
     dtype: torch.dtype
     count: Size
 
 
-# So many threads keep a machine of very many busy where each has a few rows to add up.
+# Threads that fully occupy a GPU when each reduces a few rows.
 FULL_OCCUPANCY_THREADS = 1 << 17
 
 
 @dataclass(frozen=True)
 class Grid:
-    """How many teams of threads a kernel is for."""
+    """The launch grid of a GPU kernel, in teams of threads."""
 
     count: Size
-    """Teams; or, if it is `chunked`, teams for each chunk of rows."""
+    """Teams; if `chunked`, teams for each chunk of rows."""
     chunked: bool = False
     rows: Size = 0
-    """How many rows are shared out in chunks; 0: none are."""
+    """How many rows are divided into chunks; 0: none are."""
     threads: Size = 1
-    """How many threads work on a chunk."""
+    """How many threads reduce one chunk."""
     min_rows: int = 1
-    """Rows that a chunk has at least."""
+    """The fewest rows of a chunk."""
 
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """A kernel, with its buffers; it takes the number of chunks, then `extents`."""
+    """The launch of a kernel on slots; its extents are the number of chunks, then `extents`."""
 
     kernel: Kernel
     operands: tuple[int | Scratch, ...]
     extents: tuple[Size, ...]
     work: Size
+    """How many elements it iterates over, roughly: decides the number of threads."""
     grid: Grid | None = None
-    """Where there are very many threads."""
+    """None: the kernel is for the CPU."""
     nodes: tuple[str, ...] = ()
     """The nodes of the graph that it computes."""
 
 
 @dataclass(frozen=True)
 class Argument:
-    """Stands for the value of a slot among the arguments of a call."""
+    """Stands for the value of a slot among the arguments of a library call."""
 
     slot: int
 
 
 @dataclass(frozen=True)
 class Number:
-    """Stands for a size among the arguments of a call."""
+    """Stands for a size among the arguments of a library call."""
 
     size: Size
 
 
 @dataclass(frozen=True)
 class ExpectedTensor:
-    """What a call is expected to return: one tensor of it."""
+    """A tensor that a library call is expected to return."""
 
     shape: tuple[Size, ...]
     strides: tuple[Size, ...]
@@ -110,7 +111,7 @@ class ExpectedTensor:
 
 @dataclass(frozen=True, eq=False)
 class LibraryCall:
-    """A call of an operator."""
+    """The call of an operator that is not lowered to a kernel."""
 
     target: Callable[..., Any]
     args: Any
@@ -119,23 +120,24 @@ class LibraryCall:
     aliases: bool = False
     """The result may share memory with an argument."""
     is_view: bool = False
-    """It does nothing else: made once, if the tensor stays where it is."""
+    """The result is a view: it is made once for an argument at a fixed address."""
     writes: bool = False
-    """Into the tensor of its slot, given as `out`."""
+    """It writes to the tensor of its slot, passed as `out`."""
     line: str = ""
+    """The user's line."""
     uncapturable: str = ""
-    """Why a device cannot do it again by itself; empty: it can."""
+    """Why a CUDA graph cannot capture it; empty: it can."""
     op: Any = None
-    """The operator of the graph."""
+    """The target of the graph's node."""
     expected: tuple[ExpectedTensor | None, ...] = ()
-    """What the plan was made for, for each tensor that it returns; empty: it is not looked at."""
+    """What the plan assumes of each tensor that it returns; empty: nothing is checked."""
     reads_layout: bool = False
-    """What it makes of a tensor depends on how that lies in memory."""
+    """The result depends on the strides of the arguments."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A view of a slot with two dimensions."""
+    """A two-dimensional view of a slot."""
 
     slot: int
     offset: Size
@@ -144,39 +146,41 @@ class Matrix:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """Rows of `left @ right`; or, where the rows are what is summed over, their part of it."""
+    """A matrix product inside of row tiles: some rows of `left @ right`, or a sum over them."""
 
     left: Matrix
     right: Matrix
     result: int | Scratch
     shape: tuple[Size, Size, Size]
-    """Rows, columns, and how many are summed over; what is tiled counts in full."""
+    """The rows, columns and inner dimension of the whole product."""
     sums: bool
+    """The rows of a tile are summed over: each thread has a partial result."""
     dtype: torch.dtype
 
 
 @dataclass(frozen=True, eq=False)
 class RowTiles:
-    """Kernels and products that a thread runs one after another for some rows at a time.
+    """Kernels and products that a thread runs one after another for each tile of rows.
 
-    The kernels of `begin` run once for each thread.  All take, after the number of chunks, the
-    thread, the first row and the last.
+    What one writes for a tile is in the cache when the next reads it.  All kernels take the number
+    of chunks, the thread, the first row and the last row, before their other extents.
     """
 
     rows: Size
     work: Size
-    """How many elements it goes through, about; its kernels say the same, for as many chunks."""
+    """As of `Launch`; its kernels have the same, so that they have as many chunks."""
     begin: tuple[Launch, ...]
+    """Run once for each thread, before its rows."""
     body: tuple[Launch | Product, ...]
     strides: Mapping[int, Size]
-    """For each slot that lies by rows: how many elements from one row to the next."""
+    """For each slot that is tiled: the stride from one row to the next."""
 
 
 Step: TypeAlias = Launch | LibraryCall | RowTiles
 
 
 def operands_of(step: Launch | Product | RowTiles) -> list[int | Scratch]:
-    """The memory that a step reads or writes."""
+    """The slots and workspaces that a step reads or writes."""
     match step:
         case Launch(_, operands):
             return list(operands)
@@ -184,6 +188,8 @@ def operands_of(step: Launch | Product | RowTiles) -> list[int | Scratch]:
             return [left.slot, right.slot, result]
         case RowTiles(_, _, begin, body):
             return [operand for each in (*begin, *body) for operand in operands_of(each)]
+        case _:
+            assert_never(step)
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,11 +197,11 @@ class Plan:
     slots: tuple[Slot, ...]
     inputs: tuple[int, ...]
     symbols: tuple[tuple[sympy.Symbol, int, int], ...]
-    """For each symbol: the input and the dimension whose size it is; -1: the input itself."""
+    """Each symbol of sizes, with the input and dimension it is read from; -1: the input itself."""
     steps: tuple[Step, ...]
     outputs: Any
     """As the graph returns them, with `Argument` for values."""
     assumed: tuple[sympy.Basic, ...] = field(default=())
-    """What it takes for granted about sizes."""
+    """Assumptions about sizes."""
     streams: int = 0
-    """Streams of random numbers that it draws; if there are any, its last input says which."""
+    """Random streams that kernels draw from; if there are any, the last input is their seeds."""

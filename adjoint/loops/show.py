@@ -1,4 +1,4 @@
-"""Loop nests as a program to read.
+"""Loop nests and plans as text.
 
 kernel tanh_sum(x: f32, out: f32 written; s0, s1)
     parallel for i in range(s0):
@@ -40,7 +40,7 @@ from adjoint.loops.statements import (
     Store,
     TeamMemory,
     Update,
-    blocks,
+    body_of,
     expressions,
 )
 
@@ -108,34 +108,34 @@ def show(kernel: Kernel) -> str:
 
 
 def identity(kernel: Kernel) -> str:
-    """A text that two kernels share only if they compute the same; where from does not matter.
+    """A key that two kernels share only if they compute the same; names and user lines aside.
 
-    Each value stands in it once, however often it is used: written out, a kernel may be far longer
-    than it is.
+    Each expression occurs in it once, however often it is used: as a tree of text a kernel may be
+    exponentially larger.
     """
-    numbers = _Numbers()
+    numbers = _Numbering()
 
     def lines(body: tuple[Statement, ...], depth: int) -> Iterator[str]:
         for statement in body:
-            held = [numbers.of(expression) for expression in expressions(statement)]
-            yield f"{depth} {type(statement).__name__} {_fields(statement)} {held}"
-            yield from lines(blocks(statement), depth + 1)
+            operands = [numbers.of(expression) for expression in expressions(statement)]
+            yield f"{depth} {type(statement).__name__} {_fields(statement)} {operands}"
+            yield from lines(body_of(statement), depth + 1)
 
-    made = list(lines(kernel.body, 0))
+    body = list(lines(kernel.body, 0))
     return "\n".join(
-        map(str, [kernel.buffers, kernel.extents, kernel.team, kernel.tile, *numbers.known, *made])
+        map(str, [kernel.buffers, kernel.extents, kernel.team, kernel.tile, *numbers.known, *body])
     )
 
 
 def identity_of(expression: Expression) -> str:
-    """The same for a single value."""
-    numbers = _Numbers()
+    """A key that two expressions share only if they compute the same."""
+    numbers = _Numbering()
     numbers.of(expression)
     return "\n".join(numbers.known)
 
 
-class _Numbers:
-    """Numbers for expressions, the same for the same."""
+class _Numbering:
+    """Value numbering: equal expressions have one number."""
 
     def __init__(self) -> None:
         self.known: dict[str, int] = {}
@@ -150,7 +150,7 @@ class _Numbers:
 
 
 def _own(expression: Expression) -> str:
-    """What an expression is, but for those that it is made of."""
+    """An expression without its children."""
     match expression:
         case Constant(value, dtype):
             return f"{value!r} {dtype}"
@@ -169,7 +169,7 @@ def _own(expression: Expression) -> str:
 
 
 def _fields(statement: Statement) -> str:
-    """What a statement says besides its expressions and its body."""
+    """The fields of a statement, without its expressions and its body."""
     return " ".join(
         f"{name}={value}"
         for name in statement.__slots__
@@ -218,7 +218,7 @@ def _merged(target: str, operator: str, value: Expression) -> str:
 
 
 def show_plan(plan: Plan) -> str:
-    """The kernels and calls of a plan; what runs row by row stands under its region."""
+    """The kernels and library calls of a plan; those of row tiles are indented."""
     lines: list[str] = []
     for step in plan.steps:
         match step:

@@ -1,20 +1,20 @@
 """Statements of loop nests: a closed union.
 
-    Loop("i", stop, body)             for i in range(stop)
+    Loop("i", start, stop, body)      for i in range(start, stop)
     Assign("a", value)                a name for a value, in the rest of its block
-    Accumulator("m", value)           a variable that `Update`s in loops below change
-    Accumulator("m", value, per)      one for each turn of the loops `per`, which stand around it;
-                                      it is there in later loops with the same counters
-    Update("m", "add", value)         m = m + value; a reduction, in any order
+    Accumulator("m", value)           a variable that `Update`s in later loops change
+    Accumulator("m", value, per)      one variable for each iteration of the enclosing loops `per`;
+                                      later loops with the same counters see it
+    Update("m", "add", value)         m = m + value: a reduction, which may be reassociated
     Store("out", offset, value)       out[offset] = value
     Merge("out", offset, "add", value)
-                                      out[offset] = out[offset] + value; in any order, one at a time
-    TeamMemory("tile", float32, 1024) a buffer of the team's own, for one turn of the parallel loop
+                                      out[offset] = out[offset] + value, in any order
+    TeamMemory("tile", float32, 1024) shared memory of a team, for one iteration of the parallel
+                                      loop
 
-A kernel is a list of statements over buffers.  A loop that is `parallel` stands at the top: its
-iterations may run at the same time, and it ends when all have.  Where many threads are at hand a
-team of them takes each iteration: they share out the `vector` loops in it, each of which ends when
-all of the team have come to its end.
+A kernel is a list of statements over buffers.  `parallel` loops are outermost: their iterations may
+run at the same time.  On a GPU a team of threads runs each iteration, and divides the iterations of
+the `vector` loops in it; the team synchronizes at the end of each of these.
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ from enum import Enum
 from typing import TypeAlias
 
 import torch
+from typing_extensions import assert_never
 
 from adjoint.errors import SourceLine
-from adjoint.loops.expressions import Expression, Name
+from adjoint.loops.expressions import Expression
 from adjoint.loops.teams import Tile
 
 
 class Mapping(Enum):
+    """How the iterations of a loop map to threads and vector lanes."""
+
     SERIAL = "serial"
     PARALLEL = "parallel"
     VECTOR = "vector"
-    """Iterations are independent, but for accumulators: several may run as one instruction."""
+    """Iterations depend on each other through accumulators at most: the loop may be vectorized."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -58,7 +61,7 @@ class Accumulator:
     name: str
     value: Expression
     per: tuple[tuple[str, int], ...] = ()
-    """Counters of loops, and how many turns each has."""
+    """Counters of loops, and the trip count of each."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -82,7 +85,7 @@ class Merge:
     operator: str
     value: Expression
     shared: bool = False
-    """Other iterations of the parallel loop may come to the same element."""
+    """Other iterations of the parallel loop may update the same element: the update is atomic."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -113,25 +116,27 @@ class Kernel:
     lines: tuple[SourceLine, ...] = field(default=())
     """The user's lines that it computes."""
     team: int = 1
-    """How many threads take an iteration of the parallel loop together."""
+    """How many threads run one iteration of the parallel loop."""
     tile: Tile | None = None
-    """Of a matrix product: the part of it that a team computes; its loops say what it is."""
+    """How a team computes a matrix product; the loops say what is computed."""
     remarks: tuple[str, ...] = ()
-    """What was decided about it, and why, for those who read it."""
+    """Decisions of lowering and their reasons, for readers."""
 
 
-def blocks(statement: Statement) -> tuple[Statement, ...]:
+def body_of(statement: Statement) -> tuple[Statement, ...]:
+    """The statements inside of a loop."""
     return statement.body if isinstance(statement, Loop) else ()
 
 
 def walk(body: tuple[Statement, ...]) -> Iterator[Statement]:
+    """All statements, those inside of loops included."""
     for statement in body:
         yield statement
-        yield from walk(blocks(statement))
+        yield from walk(body_of(statement))
 
 
 def expressions(statement: Statement) -> tuple[Expression, ...]:
-    """The expressions that a statement itself holds."""
+    """The expressions of a statement itself, not of the statements inside of it."""
     match statement:
         case Loop(_, start, stop):
             return (start, stop)
@@ -141,7 +146,5 @@ def expressions(statement: Statement) -> tuple[Expression, ...]:
             return (offset, value)
         case TeamMemory():
             return ()
-
-
-def named(statement: Assign | Accumulator) -> Name:
-    return Name(statement.name, statement.value.dtype)
+        case _:
+            assert_never(statement)

@@ -1,12 +1,24 @@
-"""Whether a loop nest is well formed: names defined before use, types that agree."""
+"""Verifies loop nests: names are defined before use, and types agree."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping as Names
 
 import torch
+from typing_extensions import assert_never
 
-from adjoint.loops.expressions import Apply, Counter, Expression, Extent, Guarded, Load, Name, walk
+from adjoint.loops.expressions import (
+    Apply,
+    Cast,
+    Constant,
+    Counter,
+    Expression,
+    Extent,
+    Guarded,
+    Load,
+    Name,
+    walk,
+)
 from adjoint.loops.operators import OPERATORS
 from adjoint.loops.show import show
 from adjoint.loops.statements import (
@@ -25,6 +37,7 @@ from adjoint.loops.statements import (
 )
 from adjoint.loops.statements import walk as walk_statements
 
+# The dtypes that kernels compute with.
 DTYPES = frozenset(
     {
         torch.bool,
@@ -42,11 +55,11 @@ DTYPES = frozenset(
 
 
 class KernelError(Exception):
-    """A kernel that is not well formed: a defect of the stage that made it."""
+    """A kernel is malformed: a bug of the stage that built it."""
 
 
 def verify(kernel: Kernel) -> Kernel:
-    """The kernel, or an error that says what is wrong with it."""
+    """The kernel; raises `KernelError` if it is malformed."""
     _Check(kernel).block(kernel.body, {}, {}, top=True)
     return kernel
 
@@ -70,7 +83,7 @@ class _Check:
     ) -> None:
         names, variables = dict(names), dict(variables)
         for statement in body:
-            # Of which there are several: those that the counters around this place tell apart.
+            # An accumulator with several elements is visible where its counters are.
             for name, (dtype, counters) in self.arrays.items():
                 if all(counter in names for counter in counters):
                     variables[name] = dtype
@@ -88,7 +101,7 @@ class _Check:
                     if mapping is Mapping.PARALLEL:
                         if not top:
                             raise self.refuse(f"the parallel loop over {counter} is not at the top")
-                        # It is a function of its own, and so is what stands before and after it.
+                        # It is emitted as a function of its own: no name from outside is visible.
                         names, variables = {}, {}
                         self.team_memory(inner)
                     self.block(inner, {**names, counter: torch.int64}, variables)
@@ -117,17 +130,19 @@ class _Check:
                     if isinstance(statement, Merge):
                         self.operator(statement.operator)
                     self.offset(offset)
-                    held = self.buffers.get(buffer)
-                    if held is None or not held.written or held.dtype != value.dtype:
+                    target = self.buffers.get(buffer)
+                    if target is None or not target.written or target.dtype != value.dtype:
                         raise self.refuse(f"a value of type {value.dtype} is stored in {buffer}")
                 case TeamMemory(name):
                     if name not in self.memory:
                         raise self.refuse(f"{name} does not stand in the parallel loop itself")
+                case _:
+                    assert_never(statement)
 
     def team_memory(self, body: tuple[Statement, ...]) -> None:
-        """One loop that the team shares out stores in it; then it is read, and no more stored in.
+        """One loop that the team divides writes it, and later loops only read it.
 
-        So it is enough that nobody leaves a loop before all have stored.
+        Then the synchronization at the end of each such loop is enough.
         """
         for each in body:
             if isinstance(each, TeamMemory):
@@ -139,12 +154,12 @@ class _Check:
         for statement in body if self.memory else ():
             inside = list(walk_statements((statement,)))
             changed = {s.buffer for s in inside if isinstance(s, Store | Merge)} & self.memory
-            held = [leaf for s in inside for e in expressions(s) for leaf in walk(e)]
-            read = {leaf.buffer for leaf in held if isinstance(leaf, Load)} & self.memory
+            parts = [part for s in inside for e in expressions(s) for part in walk(e)]
+            read = {part.buffer for part in parts if isinstance(part, Load)} & self.memory
             read |= {s.buffer for s in inside if isinstance(s, Merge)} & self.memory
-            is_shared_out = isinstance(statement, Loop) and statement.mapping is Mapping.VECTOR
+            is_divided = isinstance(statement, Loop) and statement.mapping is Mapping.VECTOR
             for name in sorted(changed):
-                if not is_shared_out:
+                if not is_divided:
                     raise self.refuse(f"{name} is stored in by no loop that the team shares out")
                 if name in read | ready:
                     raise self.refuse(f"{name} is stored in when it may be read")
@@ -163,22 +178,24 @@ class _Check:
             raise self.refuse(f"an offset of type {offset.dtype}")
 
     def expression(self, expression: Expression, names: Names[str, torch.dtype]) -> None:
-        for each in walk(expression):
-            if each.dtype not in DTYPES:
-                raise self.refuse(f"{each.dtype} is no type of kernels")
-            match each:
+        for part in walk(expression):
+            if part.dtype not in DTYPES:
+                raise self.refuse(f"{part.dtype} is no type of kernels")
+            match part:
+                case Constant() | Cast():
+                    pass
                 case Counter(name) | Name(name):
                     if name not in names:
                         raise self.refuse(f"{name} is used before it is defined")
-                    if names[name] != each.dtype:
-                        raise self.refuse(f"{name} of type {names[name]} is used as {each.dtype}")
+                    if names[name] != part.dtype:
+                        raise self.refuse(f"{name} of type {names[name]} is used as {part.dtype}")
                 case Extent(name):
                     if name not in self.kernel.extents:
                         raise self.refuse(f"{name} is no extent of the kernel")
                 case Load(buffer, offset, dtype):
                     self.offset(offset)
-                    held = self.buffers.get(buffer)
-                    if held is None or held.dtype != dtype:
+                    source = self.buffers.get(buffer)
+                    if source is None or source.dtype != dtype:
                         raise self.refuse(f"a value of type {dtype} is read from {buffer}")
                 case Guarded(condition, value, otherwise):
                     if condition.dtype != torch.bool:
@@ -186,14 +203,16 @@ class _Check:
                     if value.dtype != otherwise.dtype:
                         raise self.refuse(f"{value.dtype} or {otherwise.dtype}")
                 case Apply():
-                    self.apply(each)
+                    self.apply(part)
+                case _:
+                    assert_never(part)
 
-    def apply(self, each: Apply) -> None:
-        if each.operator not in OPERATORS:
-            raise self.refuse(f"there is no operator {each.operator}")
+    def apply(self, call: Apply) -> None:
+        if call.operator not in OPERATORS:
+            raise self.refuse(f"there is no operator {call.operator}")
         try:
-            result = OPERATORS[each.operator].result(tuple(arg.dtype for arg in each.args))
+            result = OPERATORS[call.operator].result(tuple(arg.dtype for arg in call.args))
         except TypeError as error:
-            raise self.refuse(f"{each.operator} of {error}") from error
-        if result != each.dtype:
-            raise self.refuse(f"{each.operator} gives {result}, not {each.dtype}")
+            raise self.refuse(f"{call.operator} of {error}") from error
+        if result != call.dtype:
+            raise self.refuse(f"{call.operator} gives {result}, not {call.dtype}")

@@ -3,7 +3,7 @@
 `Value` overloads the operators: `x * y + 1.0` appends two instructions. A Python number stands for
 the constant of the other operand's type. Nothing here is target specific: plain instructions and
 the intrinsics every LLVM target lowers. There are no branches, so that a loop around an inlined
-function is vectorised.
+function is vectorized.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class Real:
-    """A floating type to calculate in, and the accuracy its polynomials are made for."""
+    """A floating type to compute in, with polynomials of the accuracy that it needs."""
 
     name: str
     type: str
@@ -31,7 +31,7 @@ class Real:
 
     @property
     def magic(self) -> float:
-        """Adding it rounds to an integer, which then is the low bits of the sum."""
+        """Adding it rounds a number to an integer, which is then the low bits of the sum."""
         return 1.5 * 2.0**self.mantissa_bits
 
     @property
@@ -45,7 +45,7 @@ class Real:
 
 F32 = Real("f32", "float", "i32", "f32", 23, 127)
 F64 = Real("f64", "double", "i64", "f64", 52, 1023)
-# Calculates in double a result that is rounded to float at the end: short polynomials, no care.
+# Computes in double a result that is rounded to float: short polynomials, no error compensation.
 WIDE = Real("wide", "double", "i64", "f64", 52, 1023)
 
 INFINITY = float("inf")
@@ -159,7 +159,7 @@ Operand: TypeAlias = Value | float | int
 
 @dataclass
 class Builder:
-    """One function under construction."""
+    """The lines of one function."""
 
     real: Real
     lines: list[str] = field(default_factory=list)
@@ -249,7 +249,7 @@ class Builder:
         )
         return self.emit(f"load double, ptr {address.text}, align 8", "double")
 
-    # Shapes that every function is made of.
+    # Building blocks of the functions.
 
     def polynomial(self, x: Value, coefficients: Sequence[float]) -> Value:
         """c[0] + c[1] x + ...: Horner's scheme, a long one in two chains of even and odd powers."""
@@ -269,8 +269,8 @@ class Builder:
     def nearest(self, x: Value, factor: float = 1.0, plus: int = 0) -> tuple[Value, Value]:
         """n, the integer nearest to factor * x, as a real, and an integer that ends in n + plus.
 
-        A number so large that its last bit is 1 is added and taken away: no conversion, and no
-        poison for NaN. What is above the low bits of the second goes away in a shift or a mask.
+        A number so large that its last bit is 1 is added and subtracted: no conversion, and no
+        poison for NaN. A shift or a mask removes what is above the low bits of the second.
         """
         magic = self.real.magic + plus
         shifted = x + magic if factor == 1.0 else self.fma(x, factor, magic)
@@ -290,7 +290,7 @@ class Builder:
         return x * self.power_of_field(half) * self.power_of_field(n - half)
 
     def ratio_to_sum(self, x: Value, y: Value, z: float) -> Value:
-        """x / (y + z). In float, where ulps are dear, one residual mends sum and quotient."""
+        """x / (y + z). In float one residual corrects the rounding of both sum and quotient."""
         total = y + z
         if self.real is not F32:
             return x / total

@@ -12,11 +12,11 @@ from adjoint.emit.math.coefficients import (
 
 _TAIL = {**ERF_TAIL_F32, **ERF_TAIL_F64}
 _SCALED = {**ERFC_WIDE, **ERFC_F64}
-# From here on erf is 1, and erfc nothing.
+# Beyond these erf is 1, and erfc is 0.
 _ERF_LIMIT = {"f32": 4.0, "f64": 6.0}
 _ERFC_LIMIT = {"wide": 10.2, "f64": 27.4}
 _CENTRE, _MIDDLE = 2.0, 0.25
-# Of exp(x**2) erfc(x) by 1 / (x + 2), to a sixth.
+# The derivative of exp(x**2) erfc(x) with respect to 1 / (x + 2): a line, accurate to a sixth.
 _SLOPE = (0.4, 6.0)
 
 
@@ -45,7 +45,7 @@ def _scaled_erfc(b: Builder, a: Value) -> Value:
     smooth = b.fma(offset, rest, first)
     if b.real is not F64:
         return inverse * smooth
-    # What the inverse lost, times the slope, which may be rough; and what the last sum lost.
+    # The rounding errors of the inverse, times the slope, which may be rough, and of the last sum.
     by_inverse = b.fma(inverse, -(a - (below - _CENTRE)), b.fma(inverse, -below, 1.0)) * inverse
     by_sum = b.fma(offset, rest, first - smooth)
     lost = b.fma(inverse, by_sum, by_inverse * b.fma(inverse, _SLOPE[1], _SLOPE[0]))
@@ -55,7 +55,7 @@ def _scaled_erfc(b: Builder, a: Value) -> Value:
 def erfc(b: Builder, x: Value) -> Value:
     a = b.at_most(b.abs(x), _ERFC_LIMIT[b.real.name])
     square = a * a
-    # What rounding the square lost would be a large relative error of the exponential.
+    # The rounding error of the square would be a large relative error of the exponential.
     lost = -b.fma(a, a, -square)
     r, n = exponential.reduced(b, -square, 2 * b.real.bias, lost)
     result = b.scale(exponential.exp_times(b, r, _scaled_erfc(b, a)), n)

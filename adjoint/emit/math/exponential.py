@@ -3,7 +3,7 @@
 from adjoint.emit.math.builder import F32, F64, WIDE, Builder, Value
 from adjoint.emit.math.coefficients import EXP, EXPM1, LN2, LOG2_E
 
-# Beyond these exp is infinite, or nothing, in the type itself and not only after rounding.
+# Beyond these exp is infinite or zero in the type itself, not only after rounding to float.
 EXP_RANGE = {F32.name: (-105.0, 89.5), F64.name: (-746.0, 710.5), WIDE.name: (-746.0, 710.5)}
 SIGMOID_RANGE = {F32.name: (-104.5, 50.0), F64.name: (-746.0, 50.0)}
 EXPM1_RANGE = {F32.name: (-50.0, 88.8), F64.name: (-50.0, 709.9)}
@@ -68,6 +68,6 @@ def sigmoid(b: Builder, x: Value) -> Value:
     ones = power + unit
     if b.real is F64:
         return power / b.fma(slope, r, ones)
-    # What that sum lost; in float it would show where the power is the unit's last bit.
+    # The rounding error of that sum, which matters in float where the power is the unit's last bit.
     lost = power - (ones - unit)
     return power / (b.fma(slope, r, lost) + ones)

@@ -1,14 +1,14 @@
-"""tanh and its kin."""
+"""tanh, sinh, cosh and their inverses."""
 
 from adjoint.emit.math import exponential, logarithm
 from adjoint.emit.math.builder import NAN, Builder, Value
 from adjoint.emit.math.coefficients import SINH
 
 LN2 = 0.6931471805599453
-# From here on log(2x) and log(1 + x) + log(2) are one number.
+# Beyond it log(2x) and log(1 + x) + log(2) round to one number.
 FAR = 2.0**60
 
-# From here on tanh is 1.
+# Beyond these tanh is 1.
 TANH_LIMIT = {"f32": 9.5, "f64": 20.0}
 
 

@@ -19,5 +19,5 @@ def erfinv(b: Builder, x: Value) -> Value:
     result = b.fma(x, b.select(is_centre, centre, tail), b.select(is_centre, x, x * 2.0))
     a = b.abs(x)
     beyond = b.select(a.equals(1.0), b.constant(INFINITY), b.constant(NAN))
-    # Of zero the sum has lost the sign.
+    # The sum has lost the sign of zero.
     return b.copysign(b.select(a < 1.0, result, beyond), x)

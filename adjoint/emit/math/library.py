@@ -1,4 +1,4 @@
-"""The table of functions, and their text."""
+"""The table of math functions, and their definitions as LLVM IR."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from adjoint.emit.math.builder import F32, F64, WIDE, Builder, Real, Value
 
 @dataclass(frozen=True)
 class Function:
-    """A body, and whether its float form calculates in double."""
+    """A body, and the type in which its float form computes."""
 
     body: Callable[..., Value]
     arguments: int = 1
@@ -73,7 +73,7 @@ def symbol(name: str, dtype: str) -> str:
 
 
 def definitions(wanted: Iterable[tuple[str, str]]) -> str:
-    """LLVM text with each wanted function once, and the tables they read, in a stable order."""
+    """Definitions of the wanted functions, and of the tables they read, in a stable order."""
     tables: dict[str, str] = {}
     functions: list[str] = []
     for name, dtype in sorted(set(wanted)):

@@ -39,7 +39,7 @@ def scaled_log(
 
 
 def with_special_values(b: Builder, x: Value, result: Value) -> Value:
-    """What log does at zero, below it, at infinity and NaN."""
+    """The result, or the logarithm of zero, of negative numbers, of infinity and of NaN."""
     at_most_zero = b.select(x.equals(0.0), b.constant(-INFINITY), b.constant(NAN))
     return b.select(x > 0.0, b.select(x < INFINITY, result, x), at_most_zero)
 

@@ -1,4 +1,4 @@
-"""Numbers as unevaluated sums of two, for the few places where one is not enough."""
+"""Double-double arithmetic: numbers as unevaluated sums of two, where one is not accurate enough."""
 
 from adjoint.emit.math.builder import Builder, Operand, Value
 
@@ -6,7 +6,7 @@ Pair = tuple[Value, Value]
 
 
 def two_sum(b: Builder, x: Value, y: Value) -> Pair:
-    """x + y and what its rounding lost."""
+    """x + y and its rounding error."""
     total = x + y
     part = total - x
     return total, (x - (total - part)) + (y - part)
@@ -19,7 +19,7 @@ def ordered_sum(b: Builder, x: Value, y: Value) -> Pair:
 
 
 def two_product(b: Builder, x: Value, y: Operand) -> Pair:
-    """x * y and what its rounding lost."""
+    """x * y and its rounding error."""
     product = x * y
     return product, b.fma(x, y, -product)
 

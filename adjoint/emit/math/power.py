@@ -5,7 +5,7 @@ from adjoint.emit.math.builder import F64, INFINITY, NAN, Builder, Value
 from adjoint.emit.math.coefficients import ATANH_TAIL, LN2, LOG2_E, THIRD
 from adjoint.emit.math.pairs import Pair, ordered_sum, times, two_product, two_sum
 
-# Beyond it every power is infinite, or nothing.
+# Beyond it every power is infinite or zero.
 _LIMIT = 1100.0
 
 
@@ -61,6 +61,6 @@ def pow(b: Builder, x: Value, y: Value) -> Value:
     result = b.select(is_odd, b.copysign(result, x), result)
     result = b.select((x < 0.0) & (x > -INFINITY) & ~is_integer, NAN, result)
     total = x + y
-    # inf - inf is no argument that is NaN.
+    # The sum is also NaN for inf - inf, where no argument is.
     result = b.select(x.is_nan() | y.is_nan(), total, result)
     return b.select(y.equals(0.0) | x.equals(1.0), 1.0, result)

@@ -12,11 +12,11 @@ from adjoint.emit.math.builder import F64, Builder, Value
 from adjoint.emit.math.coefficients import COS, PI_2, PI_2_PARTS, SIN, TWO_OVER_PI
 from adjoint.emit.math.pairs import ordered_sum, two_product, two_sum
 
-# near_sin and near_cos are right up to here: the fast way, for who knows or checks that.
+# near_sin and near_cos are accurate up to here: for callers that check the argument.
 NEAR = {"f32": 2.0**20, "f64": 2.0**26}
 
 _DIGITS = 1280
-# Of a float's table: its parts are so short that a float times the first is exact in double.
+# Bits of the first part in a float's table: few enough that a float times it is exact in double.
 _WIDE_BITS = 29
 _F64_STEP, _F64_PARTS = 32, 4
 
@@ -48,7 +48,7 @@ def f64_table() -> tuple[float, ...]:
 
 
 def reduced_wide(b: Builder, a: Value) -> tuple[Value, None, Value]:
-    """The angle and the quadrant of a float a >= 0 held in a double; no rounding matters."""
+    """The angle and the quadrant of a float a >= 0 in double, whose rounding does not matter."""
     k = (b.bits(a) >> b.real.mantissa_bits) - (b.real.bias + 23)
     k = b.select(k < 0, 0, k)
     k = b.select(k > 104, 104, k)
@@ -61,7 +61,7 @@ def reduced_wide(b: Builder, a: Value) -> tuple[Value, None, Value]:
 
 
 def distilled(b: Builder, terms: list[Value]) -> list[Value]:
-    """The same sum with its bulk in the first term and each other one below its rounding."""
+    """Terms of the same sum, each less than the rounding error of the one before."""
     total = terms[-1]
     lost: list[Value] = []
     for term in reversed(terms[:-1]):
@@ -76,7 +76,7 @@ def folded(b: Builder, x: Value) -> Value:
 
 
 def reduced_f64(b: Builder, a: Value) -> tuple[Value, Value, Value]:
-    """The angle, what its rounding lost, and the quadrant of a >= 0."""
+    """The angle, its rounding error, and the quadrant of a >= 0."""
     k = (b.bits(a) >> b.real.mantissa_bits) - (b.real.bias + 52)
     k = b.select(k < 0, 0, k)
     k = b.select(k > 971, 971, k)
@@ -100,7 +100,7 @@ def reduced_f64(b: Builder, a: Value) -> tuple[Value, Value, Value]:
 
 
 def reduced_near(b: Builder, a: Value) -> tuple[Value, Value | None, Value]:
-    """The same for 0 <= a <= NEAR, in the type itself: a - n pi / 2, the first product exact."""
+    """For 0 <= a <= NEAR, in the type itself: a - n pi / 2, where the first product is exact."""
     turns, quadrant = b.nearest(a, 2.0 / math.pi)
     first, second, third = PI_2_PARTS[b.real.name]
     exact = b.fma(turns, -first, a)
@@ -129,7 +129,7 @@ def _sine_and_cosine(b: Builder, x: Value, reduced: Reduction) -> tuple[Value, V
         return b.fma(r * z, sine_slope, r), b.fma(z * z, cosine_tail, half), quadrant
     # sin(r + rest) = sin(r) + rest cos(r), cos(r + rest) = cos(r) - rest sin(r)
     sine = r + b.fma(rest, half, (r * z) * sine_slope)
-    # 1 - z / 2 lost this much; with |z| < 0.62 the difference from 1 is exact.
+    # The rounding error of 1 - z / 2; with |z| < 0.62 the difference from 1 is exact.
     lost = b.fma(z, -0.5, 1.0 - half)
     return sine, half + b.fma(z * z, cosine_tail, b.fma(rest, -r, lost)), quadrant
 
