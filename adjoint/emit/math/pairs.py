@@ -1,4 +1,4 @@
-"""Double-double arithmetic: numbers as unevaluated sums of two, where one is not accurate enough."""
+"""Double-double arithmetic: numbers as unevaluated sums of two, for more than double precision."""
 
 from adjoint.emit.math.builder import Builder, Operand, Value
 
