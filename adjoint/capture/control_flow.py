@@ -327,7 +327,7 @@ def _first_slices(tracer: Tracer, xs: Sequence[torch.Tensor]) -> list[torch.Tens
 
 
 def _stacked(tracer: Tracer, slices: Sequence[Any], count: Any) -> list[Any]:
-    with tracer.quietly():
+    with tracer.untraced():
         return [each.new_empty((count, *each.shape)) for each in slices]
 
 

@@ -192,7 +192,7 @@ class Inputs:
         dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8
         source = MemoryOf(places[0], dtype)
         size = tensors[0].untyped_storage().nbytes() // dtype.itemsize
-        with self.tracer.quietly():
+        with self.tracer.untraced():
             whole = torch.empty(size, dtype=dtype, device=tensors[0].device)
         alias = Alias(storage, None)
 

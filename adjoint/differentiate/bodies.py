@@ -94,7 +94,7 @@ class _Reverse:
         value, emitter = node.meta["val"], self.copying.emitter
         if isinstance(value, torch.Tensor):
             return self.let(node, "carried")
-        with self.copying.tracer.quietly():
+        with self.copying.tracer.untraced():
             made = self.input("carried", torch.empty((), dtype=torch.int64))
         read = emitter.call(aten._local_scalar_dense.default, (made,), mode=Mode(), value=value)
         emitter.bind_symbols(read, value)
@@ -147,7 +147,7 @@ def reverse_cond(
         inputs = _used_by_any(graphs, inputs)
     if not given:
         return {}
-    with tracer.quietly():
+    with tracer.untraced():
         gradients = [torch.empty_like(operands[place]) for place in given]
     emitter = tracer.emitter
     names = ("reverse_true", "reverse_false")
@@ -272,7 +272,7 @@ def reverse_loop(
     init = [given[place] if place in given else _zeros(loop.init[place]) for place in before]
     init += [_zeros(loop.operands[place]) for place in summed]
     places = [*before, *summed, *each_step]
-    with tracer.quietly():
+    with tracer.untraced():
         found = [torch.empty_like(loop.operands[place]) for place in places]
     entering = [init, [each.flip(0) for each in steps.values], tuple(others.values)]
     args = (tracer.emitter.attribute("reverse", graph), *tracer.nodes(entering))

@@ -169,7 +169,7 @@ class _Expansion:
             args[loop.body] = self.copying.emitter.attribute("step", graph)
             tracer = self.copying.tracer
             xs = loop.part(arguments, loop.xs)
-            with tracer.quietly():
+            with tracer.untraced():
                 count = xs[0].meta["val"].shape[0] if xs else tracer.unknown_number(of_tensor=True)
                 kept = [each.meta["val"] for each in body.kept]
                 stacked = [each.new_empty((count, *each.shape)) for each in kept]

@@ -65,7 +65,7 @@ def _body_differentiated(
     """The joint graph of a body, and the sizes that it takes from around, after all else."""
     sweep = Sweep(body, of, wrt)
     scope = sweep.tracer.scope
-    scope.emitter.unbound = scope.lift_number
+    scope.emitter.lift_number = scope.lift_number
     return sweep.run(), scope.lifted
 
 

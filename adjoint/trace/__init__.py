@@ -1,4 +1,5 @@
-"""Writing down what torch ops compute, while they run on fake tensors, as pure nodes of a graph.
+"""Tracing: torch ops run on fake tensors and are recorded as pure nodes of a graph.
 
-Capture traces the user's program; differentiation traces rules, which are ordinary torch as well.
+Capture traces the user's program; differentiation traces derivative rules, which are torch programs
+too.
 """

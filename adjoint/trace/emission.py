@@ -1,4 +1,4 @@
-"""Appending nodes to a graph, each with its fake value, the user's line, its mode and region."""
+"""Appending nodes to a graph, each with its metadata: fake value, source line, mode, region."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ import torch
 from torch import fx
 
 from adjoint.errors import CaptureError, SourceLine
-from adjoint.graph.metadata import CheckpointRegion, GradOf, Mode
+from adjoint.graph.metadata import (
+    CheckpointRegion,
+    GradOf,
+    Mode,
+    mode_of,
+    set_mode,
+    set_region,
+    set_source,
+    set_value,
+    value_of,
+)
 from adjoint.source import user_line
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.fake import fake_call
@@ -25,34 +35,34 @@ from adjoint.torch_private.operators import OpOverload
 aten = torch.ops.aten
 
 
-# The mode, and whether forward mode is enabled, that a program is captured as if under.
-_pretended: ContextVar[tuple[Mode, bool] | None] = ContextVar("_pretended", default=None)
+# Overrides the autograd mode, and whether forward mode is enabled, that nodes are marked with.
+_override: ContextVar[tuple[Mode, bool] | None] = ContextVar("_override", default=None)
 
 
 def current_mode() -> Mode:
-    """The autograd mode that the program runs under now."""
-    if (pretended := _pretended.get()) is not None:
-        return pretended[0]
+    """The autograd mode that nodes are marked with now."""
+    if (override := _override.get()) is not None:
+        return override[0]
     return Mode(torch.is_grad_enabled(), torch.is_inference_mode_enabled())
 
 
 def _forward_mode_is_enabled() -> bool:
-    pretended = _pretended.get()
-    return forward_mode_is_enabled() if pretended is None else pretended[1]
+    override = _override.get()
+    return forward_mode_is_enabled() if override is None else override[1]
 
 
 @contextlib.contextmanager
 def as_under(mode: Mode) -> Iterator[None]:
-    """Capture what runs now as if it ran under `mode`, and forward mode were as it is now."""
-    token = _pretended.set((mode, _forward_mode_is_enabled()))
+    """Mark nodes as if they ran under `mode`, with forward mode as it is on entry."""
+    token = _override.set((mode, _forward_mode_is_enabled()))
     try:
         yield
     finally:
-        _pretended.reset(token)
+        _override.reset(token)
 
 
-# What torch.fx can write down as an argument in the code of a graph.
-_WRITABLE = (
+# What torch.fx can print as an argument in the code of a graph.
+_PRINTABLE = (
     fx.Node,
     bool,
     int,
@@ -68,8 +78,8 @@ _WRITABLE = (
     OpOverload,
 )
 
-# Enters a context in which ops on fakes are neither captured nor recorded by autograd.
-Quietly: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]
+# Enters a context in which ops on fakes are neither traced nor recorded by autograd.
+Untraced: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class _Unbound(LookupError):
@@ -79,36 +89,36 @@ class _Unbound(LookupError):
 class Emitter:
     """A graph under construction.
 
-    Values are fakes without history: facts about autograd belong to the tensors of the traced
-    program, which the graph only describes.
+    Values of nodes are fakes without autograd history: `requires_grad` and `_base` are properties
+    of the traced tensors alone.
     """
 
-    def __init__(self, quietly: Quietly) -> None:
+    def __init__(self, untraced: Untraced) -> None:
         self.graph = fx.Graph()
-        self.quietly = quietly
+        self.untraced = untraced
         self.attributes: dict[str, Any] = {}
         self.region: CheckpointRegion | None = None
         self.hooks: Any = None
-        # What the nodes made now are a derivative of, when they are part of one.
+        # The forward node whose derivative is being traced.
         self.grad_of: GradOf | None = None
-        # The line of the node being interpreted, when what is captured is itself a graph.
+        # The source line of the node being interpreted, when the traced program is itself a graph.
         self.line: SourceLine | None = None
-        # Makes a symbol that nothing here defines an input, in graphs that have one around them.
-        self.unbound: Callable[[Any], fx.Node] | None = None
+        # In a graph inside another: makes a symbol that nothing here defines an input.
+        self.lift_number: Callable[[Any], fx.Node] | None = None
         self._last_placeholder: fx.Node | None = None
         self._symbol_makers: dict[sympy.Symbol, Callable[[], fx.Node]] = {}
         self._symbol_nodes: dict[sympy.Basic, fx.Node] = {}
-        # Sizes that are expressions, and how to read each of them.
+        # Sizes that are compound expressions, each with a function that makes a node for it.
         self._compound: list[tuple[Any, Callable[[], fx.Node]]] = []
 
     def source(self) -> SourceLine | None:
-        """The user's line that is running now."""
+        """The user's line that runs now."""
         return self.line if self.line is not None else user_line()
 
     # Nodes ------------------------------------------------------------------------------------
 
     def placeholder(self, name: str, value: Any) -> fx.Node:
-        """A new input, after those there are."""
+        """A new input, after the existing ones."""
         point: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         first = next(iter(self.graph.nodes), None)
         if self._last_placeholder is not None:
@@ -119,18 +129,18 @@ class Emitter:
             node = self.graph.placeholder(name)
         node.target = node.name  # unique, as an argument's name must be
         self._last_placeholder = node
-        node.meta["val"] = self.snapshot(value)
-        node.meta["mode"] = Mode()
+        set_value(node, self.snapshot(value))
+        set_mode(node, Mode())
         self.bind_symbols(node, value)
         return node
 
     def recount_placeholders(self) -> None:
-        """Say again which input is the last, after they were put in another order."""
+        """Find the last input again, after inputs were reordered."""
         inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
         self._last_placeholder = inputs[-1] if inputs else None
 
     def attribute(self, stem: str, value: Any) -> fx.Node:
-        """A node for `value`, kept as an attribute of the graph's module."""
+        """A `get_attr` node for `value`, which becomes an attribute of the graph's module."""
         name = next((name for name, known in self.attributes.items() if known is value), None)
         if name is None:
             name = next(
@@ -139,7 +149,8 @@ class Emitter:
                 if name not in self.attributes
             )
             self.attributes[name] = value
-        # The attribute belongs to a module made at the end, which torch.fx cannot see yet.
+        # Not `graph.get_attr`, which checks the module: that is created only when the graph is
+        # done.
         node = self.graph.create_node("get_attr", name)
         node.meta.update(mode=current_mode(), source=self.source(), region=self.region)
         return node
@@ -152,18 +163,18 @@ class Emitter:
         mode: Mode | None = None,
         value: Any = None,
     ) -> fx.Node:
-        """A call of `target`; its value is computed with fakes unless `value` says it."""
+        """A call of `target`; its value is computed on fakes unless `value` is given."""
         kwargs = kwargs or {}
         args, kwargs = trees.map_leaves(self._argument, (args, kwargs))
         if value is None:
             value = self.evaluate(target, args, kwargs)
         node = self.graph.call_function(target, args, kwargs)
-        node.meta["val"] = self.snapshot(value)
-        node.meta["mode"] = current_mode() if mode is None else mode
+        set_value(node, self.snapshot(value))
+        set_mode(node, current_mode() if mode is None else mode)
         if not _forward_mode_is_enabled():
             node.meta["forward"] = False
-        node.meta["source"] = self.source()
-        node.meta["region"] = self.region
+        set_source(node, self.source())
+        set_region(node, self.region)
         if self.hooks is not None:
             node.meta["hooks"] = self.hooks
         if self.grad_of is not None:
@@ -171,17 +182,17 @@ class Emitter:
         return node
 
     def _argument(self, leaf: Any) -> Any:
-        """`leaf` as an argument of a node: what cannot be written down is kept as an attribute."""
+        """`leaf` as an argument of a node; what torch.fx cannot print becomes an attribute."""
         if isinstance(leaf, symbols.SYMBOLIC):
             return self.number(leaf)
-        if leaf is None or isinstance(leaf, _WRITABLE):
+        if leaf is None or isinstance(leaf, _PRINTABLE):
             return leaf
         node = self.attribute("object", leaf)
-        node.meta["val"] = leaf
+        set_value(node, leaf)
         return node
 
     def detach_for_users(self, node: fx.Node) -> None:
-        """Let those that use `node` already use its value without its history."""
+        """Make the present users of `node` use a detached value of it."""
         users = list(node.users)
         if not users:
             return
@@ -193,19 +204,18 @@ class Emitter:
 
     def item(self, node: fx.Node, index: int) -> fx.Node:
         """The `index`-th of the values that `node` returns."""
-        value = node.meta["val"][index]
-        return self.call(operator.getitem, (node, index), mode=node.meta["mode"], value=value)
+        value = value_of(node)[index]
+        return self.call(operator.getitem, (node, index), mode=mode_of(node), value=value)
 
     def evaluate(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The fake result of calling `target` on the values of nodes."""
         args, kwargs = trees.map_leaves(value_at, args), trees.map_leaves(value_at, kwargs)
-        with self.quietly(), enable_python_dispatcher():
+        with self.untraced(), enable_python_dispatcher():
             return fake_call(target, args, kwargs)
 
     def snapshot(self, value: Any) -> Any:
-        """`value` with each tensor as it is now: later changes of its shape do not show."""
-
-        with self.quietly():
+        """`value` with tensors detached, so that later changes of their metadata do not show."""
+        with self.untraced():
             return trees.map_leaves(
                 lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, value
             )
@@ -213,7 +223,7 @@ class Emitter:
     # Shapes -----------------------------------------------------------------------------------
 
     def reshape(self, node: fx.Node, shape: Any, mode: Mode | None = None) -> fx.Node:
-        """`node` in another shape, as a view where its strides allow one."""
+        """`node` in another shape, as a view where its strides allow that."""
         return self.view(aten.view.default, node, (list(shape),), {}, mode)
 
     def view(
@@ -225,9 +235,9 @@ class Emitter:
         mode: Mode | None = None,
         value: Any = None,
     ) -> fx.Node:
-        """A view of `node`; of a contiguous copy of it if its strides do not allow the view.
+        """A view of `node`, or of a contiguous copy if its strides do not allow the view.
 
-        A functional value may lie in memory otherwise than the tensor it stands for.
+        The value of a node may have other strides than the traced tensor.
         """
         numbers, named = self.number_nodes(args), self.number_nodes(kwargs)
         if value is not None:
@@ -243,11 +253,11 @@ class Emitter:
     # Symbols ----------------------------------------------------------------------------------
 
     def bind(self, symbol: sympy.Symbol, make: Callable[[], fx.Node]) -> None:
-        """Say how to compute `symbol`, unless that is known already."""
+        """Define how to compute `symbol`, unless it is defined already."""
         self._symbol_makers.setdefault(symbol, make)
 
     def bind_symbols(self, node: fx.Node, value: Any) -> None:
-        """Symbols that first appear in `value` are computed from `node` from now on."""
+        """Define symbols that first appear in `value` as sizes, strides or the value of `node`."""
         if isinstance(value, torch.Tensor):
             for symbol, query, axis in symbols.size_symbols(value):
                 if symbol not in self._symbol_makers:
@@ -262,7 +272,7 @@ class Emitter:
                 self.bind(expr, lambda: node)
 
     def number(self, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
-        """A node, or a plain number, for a symbolic one."""
+        """A node for a symbolic number; the number itself if it is constant."""
         expr = symbols.expression(value)
         known = self._symbol_nodes.get(expr)
         if known is not None:
@@ -273,28 +283,28 @@ class Emitter:
         try:
             bindings = {symbol: self._symbol_node(symbol) for symbol in free}
         except _Unbound as missing:
-            if self.unbound is None:
+            if self.lift_number is None:
                 raise CaptureError(
                     f"size {missing.args[0]}",
                     "it is not the size of any input",
                     "pass the number, or a tensor of that size, as an argument",
                     self.source(),
                 ) from None
-            self._symbol_nodes[expr] = self.unbound(value)
+            self._symbol_nodes[expr] = self.lift_number(value)
             return self._symbol_nodes[expr]
         self._symbol_nodes[expr] = self._evaluated(expr, bindings)
         return self._symbol_nodes[expr]
 
     def _evaluated(self, expr: sympy.Basic, bindings: dict[sympy.Symbol, fx.Node]) -> fx.Node:
-        """`expr` computed in the graph."""
+        """Nodes that compute `expr`; returns the last."""
         tracer = fx.proxy.GraphAppendingTracer(self.graph)
         proxies = {symbol: fx.Proxy(node, tracer) for symbol, node in bindings.items()}
         before = len(self.graph.nodes)
         node: fx.Node = symbols.evaluate(expr, proxies).node
         fresh = len(self.graph.nodes) - before
-        for made in list(self.graph.nodes)[-fresh:] if fresh else []:
-            arguments = trees.map_leaves(value_at, made.args)
-            made.meta.update(val=made.target(*arguments), mode=Mode(), source=self.source())
+        for new in list(self.graph.nodes)[-fresh:] if fresh else []:
+            arguments = trees.map_leaves(value_at, new.args)
+            new.meta.update(val=new.target(*arguments), mode=Mode(), source=self.source())
         return node
 
     def number_nodes(self, tree: Any) -> Any:
@@ -310,7 +320,8 @@ class Emitter:
         return self._symbol_nodes[symbol]
 
     def _solved(self, symbol: sympy.Symbol) -> fx.Node:
-        """A symbol that is no size, but that the size of something follows from."""
+        """A symbol that is not a size itself, solved for from a size that is an expression of
+        it."""
         for size, make in self._compound:
             whole = sympy.Dummy(integer=True)
             solution = symbols.solve(symbols.expression(size), symbol, whole)
@@ -329,3 +340,8 @@ class Emitter:
 def value_at(leaf: Any) -> Any:
     """The fake value of a node; anything else is itself."""
     return leaf.meta.get("val") if isinstance(leaf, fx.Node) else leaf
+
+
+def needs_node(result: Any) -> bool:
+    """Whether a result holds a tensor or a symbolic number, which only a node can represent."""
+    return any(isinstance(leaf, (torch.Tensor, *symbols.SYMBOLIC)) for leaf in trees.leaves(result))

@@ -14,7 +14,8 @@ from adjoint.graph.metadata import Mode, set_entry_mode
 from adjoint.graph.purity import remove_dead_code
 from adjoint.torch_private.graph_modules import module_of
 from adjoint.trace.emission import Emitter, current_mode
-from adjoint.trace.tracer import Scope, Tracer
+from adjoint.trace.scope import Scope
+from adjoint.trace.tracer import Tracer
 
 
 def finish_graph(emitter: Emitter, entry: Mode) -> fx.GraphModule:
@@ -35,7 +36,7 @@ class Body:
 
     def __init__(self, tracer: Tracer, outer: Scope | None = None) -> None:
         self.tracer = tracer
-        self.scope = Scope(tracer.quietly, outer or tracer.scope)
+        self.scope = Scope(tracer.untraced, outer or tracer.scope)
         self.entry = current_mode()
         self._operands: list[Any] = []
 
@@ -82,7 +83,7 @@ def match_lifted(bodies: Sequence[Body], outputs: Sequence[Any]) -> list[Any]:
         lifted += [each for each in body.scope.lifted if not _among(each, lifted)]
     for body in bodies:
         with body.tracer.inside(body.scope):
-            places = [body.scope.place(each) for each in lifted]
+            places = [body.scope.lifted_node(each) for each in lifted]
         for place in places:
             # Moved behind all other inputs, one after the other: the order is that of `lifted`.
             last = [n for n in body.scope.emitter.graph.nodes if n.op == "placeholder"][-1]

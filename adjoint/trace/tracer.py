@@ -1,18 +1,15 @@
-"""Watching a program run on fake tensors, and writing down what it computes as a functional graph.
+"""The tracer: runs a program on fake tensors and records what it computes as a functional graph.
 
-The program runs as eager would run it: on fake tensors that alias, are views, require grad and
-count versions as the real ones, with torch's autograd above.  The tracer sees each ATen op below
-autograd and appends its pure counterpart to the graph of the current *scope*.
-
-A scope is one graph under construction.  The program itself has one; so has each body that stays a
-subgraph (a branch of `cond`, the two halves of a custom `autograd.Function`).  A tensor of an outer
-scope that an inner one uses is *lifted*: it becomes an input of the inner graph.
+The program runs as in eager: on fake tensors that alias, are views, require grad and count versions
+as the real ones would, with torch's autograd above them.  The tracer is a dispatch mode that sees
+each ATen op below autograd and appends its functional counterpart to the graph of the current
+scope.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,8 +17,8 @@ from torch import fx
 
 from adjoint.errors import CaptureError
 from adjoint.failing import call_user_code, works_on
-from adjoint.graph.metadata import Mode
-from adjoint.graph.operations import in_order, on_copies, take_attribute
+from adjoint.graph.metadata import set_value, tensor_of, value_of
+from adjoint.graph.operations import in_order, take_attribute
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.effects import is_effectful
 from adjoint.torch_private.fake import FakeTensor, FakeTensorMode, fake_call, storage_key
@@ -30,30 +27,21 @@ from adjoint.torch_private.modes import (
     below_autograd,
     dispatch_modes,
     is_traceable_wrapper_subclass,
-    preserving_versions,
-    set_version,
     without_torch_function,
 )
 from adjoint.torch_private.operators import HigherOrderOperator, OpOverload
-from adjoint.trace import aliasing, geometry, metadata_changes, overlap, subclasses
-from adjoint.trace.aliasing import Alias, Link, Storage
+from adjoint.trace import aliasing, geometry, metadata_changes, subclasses, writes
+from adjoint.trace.aliasing import Alias, Link
 from adjoint.trace.checkpoints import CheckpointRegions
-from adjoint.trace.emission import Emitter, Quietly, current_mode
-from adjoint.trace.metadata_changes import DataAssigned, MetadataChange, MetadataOp
-from adjoint.trace.mutation import (
-    bind,
-    changes_metadata_only,
-    functional_variant,
-    keeps_history,
-    returns_fit,
-    unbind,
-    written_by,
-)
+from adjoint.trace.emission import Emitter, current_mode, needs_node
+from adjoint.trace.metadata_changes import DataAssigned, MetadataChange
+from adjoint.trace.mutation import bind, changes_metadata_only, written_by
+from adjoint.trace.scope import Scope
 from adjoint.trace.views import ViewStep
 
 aten = torch.ops.aten
 
-# What these answer is a fact of the tensor, not a value of the program.
+# Queries of metadata.  Their answers are known while tracing and need no node.
 _QUERIES = frozenset(
     {
         aten.sym_size.int,
@@ -75,105 +63,41 @@ _QUERIES = frozenset(
 )
 
 
-class Scope:
-    """A graph under construction, the tensors it has values for, and what it takes from outside."""
-
-    def __init__(self, quietly: Quietly, outer: Scope | None = None) -> None:
-        self.emitter = Emitter(quietly)
-        self.outer = outer
-        self.aliases: dict[int, Alias] = {}
-        self.lifted: list[Any] = []
-        """Tensors and symbolic numbers of outer scopes, in the order of this graph's inputs."""
-        self._lifted_nodes: list[fx.Node] = []
-        self.entry_token: fx.Node | None = None
-        self.token: fx.Node | None = None
-        """Given to the next op with effects; absent while there was none."""
-        if outer is not None:
-            self.emitter.unbound = self.lift_number
-
-    def add(self, tensor: torch.Tensor, alias: Alias) -> Alias:
-        """Remember `alias` as the one for `tensor`."""
-        self.aliases[id(tensor)] = alias
-        return alias
-
-    def new(self, tensor: torch.Tensor, node: fx.Node | None) -> Alias:
-        """`tensor` has memory of its own and the value of `node`."""
-        return self.add(tensor, Alias(Storage(), tensor, node=node))
-
-    def input(self, tensor: torch.Tensor, name: str) -> Alias:
-        """`tensor` is the next input of this graph."""
-        return self.new(tensor, self.emitter.placeholder(name, tensor))
-
-    def lift(self, tensor: torch.Tensor) -> Alias:
-        """`tensor`, which belongs to an outer scope, is an input of this graph once it is read."""
-        alias = self.new(tensor, None)
-        alias.make_node = lambda: self._lift("lifted", tensor)
-        return alias
-
-    def lift_number(self, value: Any) -> fx.Node:
-        """The same for a symbolic number."""
-        return self._lift("size", value)
-
-    def _lift(self, name: str, value: Any) -> fx.Node:
-        node = self.emitter.placeholder(name, value)
-        self.lifted.append(value)
-        self._lifted_nodes.append(node)
-        return node
-
-    def place(self, value: Any) -> fx.Node:
-        """The input that stands for `value`, a tensor or number from outside."""
-        for known, node in zip(self.lifted, self._lifted_nodes, strict=True):
-            if known is value:
-                return node
-        if isinstance(value, torch.Tensor):
-            return aliasing.read(self.emitter, self.lift(value))
-        return self.lift_number(value)
-
-    def all_aliases(self) -> list[Alias]:
-        """The aliases of this scope and of those around it."""
-        around = [] if self.outer is None else self.outer.all_aliases()
-        return [*self.aliases.values(), *around]
-
-    def knows(self, tensor: torch.Tensor) -> bool:
-        """This scope or one around it has a value for `tensor`."""
-        return id(tensor) in self.aliases or (self.outer is not None and self.outer.knows(tensor))
-
-
 class Tracer(TorchDispatchMode):
-    """The mode under which a program is captured."""
+    """The dispatch mode under which a program is traced."""
 
     supports_higher_order_operators = True
 
     def __init__(
         self, fake_mode: FakeTensorMode, adopt: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
-        """`adopt` makes an input of a real tensor that the program closes over."""
+        """`adopt` turns a real tensor that the program closes over into an input."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.fake_mode = fake_mode
         self.adopt = adopt
         self.is_paused = False
         self.is_in_transform = False
-        """What runs is differentiated by a transform inside the program."""
-        self.root = self.scope = Scope(self.quietly)
+        """A transform inside the program is differentiating what runs now."""
+        self.root = self.scope = Scope(self.untraced)
         self.regions = CheckpointRegions()
         self.answer: tuple[OpOverload, Any] | None = None
-        """A call about to be made whose value the graph already has."""
+        """The next call of this op has these results, for which the graph already has nodes."""
         self.reversing: list[type] = []
-        """The custom functions whose backward is being captured, one inside the other."""
+        """The custom functions whose backward is being traced, outermost first."""
         self.about_to_run: Callable[[OpOverload, Any], None] = _nothing
         """Called before an op, with its arguments."""
         self.metadata_changes: dict[int, list[MetadataChange]] = {}
-        """By tensor: what changed its shape or place and not its data, in order."""
+        """By the id of the tensor: the changes of its metadata, in order."""
         self.displaced = geometry.Displaced()
 
     @property
     def emitter(self) -> Emitter:
-        """Where nodes go now."""
+        """The emitter of the current scope."""
         return self.scope.emitter
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Run ops that are no part of the program."""
+        """Run ops that are not part of the program."""
         before, self.is_paused = self.is_paused, True
         try:
             with without_torch_function():
@@ -182,14 +106,14 @@ class Tracer(TorchDispatchMode):
             self.is_paused = before
 
     @contextlib.contextmanager
-    def quietly(self) -> Iterator[None]:
-        """Run ops on fakes that are no part of the program, without history."""
+    def untraced(self) -> Iterator[None]:
+        """Run ops on fakes that are not part of the program and that autograd does not record."""
         with self.paused(), self.fake_mode, below_autograd(), torch.no_grad():
             yield
 
     @contextlib.contextmanager
     def inside(self, scope: Scope) -> Iterator[Scope]:
-        """Write into the graph of `scope`."""
+        """Trace into the graph of `scope`."""
         around, self.scope = self.scope, scope
         scope.emitter.line = around.emitter.line
         try:
@@ -200,7 +124,7 @@ class Tracer(TorchDispatchMode):
     # Values -----------------------------------------------------------------------------------
 
     def alias(self, tensor: torch.Tensor) -> Alias:
-        """The alias that stands for `tensor` in the current scope."""
+        """The alias of `tensor` in the current scope."""
         found = self.scope.aliases.get(id(tensor))
         if found is not None and geometry.shows(found, tensor):
             return found
@@ -215,13 +139,13 @@ class Tracer(TorchDispatchMode):
                 self.emitter.source(),
             )
         if found is not None:
-            # An assignment to `.data` leaves the tensor its history.
+            # An assignment to `.data` moved the tensor to other memory; its history stays.
             near.link, near.node, near.stamp = Link.FOREIGN, aliasing.read(self.emitter, found), -1
             self.metadata_changes.setdefault(id(tensor), []).append(DataAssigned(near))
         return self.scope.add(tensor, near)
 
     def _inner(self, tensor: torch.Tensor) -> Alias | None:
-        """`tensor`, if it is a subclass the program made, or was taken out of one."""
+        """The alias of a tensor subclass that the program made, or of a tensor inside one."""
         if is_traceable_wrapper_subclass(tensor):
             node = subclasses.construction(self.emitter, self.node, tensor)
             return self.scope.new(tensor, node)
@@ -238,8 +162,12 @@ class Tracer(TorchDispatchMode):
         return aliasing.read(self.emitter, self.origin(self.alias(tensor)))
 
     def origin(self, alias: Alias) -> Alias:
-        """Autograd detaches the outputs it saves, and gives them their history back when it unpacks
-        them: a detached tensor with the gradient edge of what it was detached from *is* that."""
+        """The alias that a saved output was detached from, else `alias` itself.
+
+        Autograd detaches the outputs that it saves and restores their history when it unpacks them.
+        So a detached tensor with the gradient edge of what it was detached from has the same value
+        and the same history.
+        """
         edge = alias.gradient_edge
         for origin in self._detached_from(alias) if edge else ():
             if origin.gradient_edge == edge:
@@ -248,7 +176,7 @@ class Tracer(TorchDispatchMode):
         return alias
 
     def _detached_from(self, alias: Alias) -> Iterator[Alias]:
-        """What `alias` was detached from, and what that was; a scope may have it from outside."""
+        """What `alias` was detached from, what that was detached from, and so on, across scopes."""
         scope: Scope | None = self.scope
         while scope is not None:
             while alias.step is not None and alias.step.op is aten.detach.default:
@@ -271,20 +199,20 @@ class Tracer(TorchDispatchMode):
         return self.emitter.number(leaf) if isinstance(leaf, symbols.SYMBOLIC) else leaf
 
     def register(self, output: Any, node: fx.Node) -> None:
-        """`output` of an op, which is new, has the value of `node`."""
+        """Register `output`, a new result of an op, as the value of `node`."""
         if isinstance(output, torch.Tensor):
             self.scope.new(output, node)
         elif isinstance(output, (tuple, list)):
             for index, each in enumerate(output):
-                if _has_value(each):
+                if needs_node(each):
                     self.register(each, self.emitter.item(node, index))
         self.emitter.bind_symbols(node, output)
 
     def unknown_number(self, of_tensor: bool = False) -> torch.SymInt:
-        """An integer that is known only when the program runs; `of_tensor`: it is a size."""
+        """An unbacked symbolic integer; `of_tensor`: one that is a size."""
         assert self.fake_mode.shape_env is not None
-        made = symbols.unbacked_size if of_tensor else symbols.unbacked_int
-        return made(self.fake_mode.shape_env)
+        make = symbols.unbacked_size if of_tensor else symbols.unbacked_int
+        return make(self.fake_mode.shape_env)
 
     # Ops --------------------------------------------------------------------------------------
 
@@ -316,19 +244,19 @@ class Tracer(TorchDispatchMode):
         if changes_metadata_only(op):
             return metadata_changes.move(self, op, args, kwargs)
         if op._schema.is_mutable or written_by(op, bind(op, args, kwargs)):
-            return self._mutate(op, args, kwargs)
+            return writes.mutate(self, op, args, kwargs)
         if op.is_view:
             return self._view(op, args, kwargs)
         return self._compute(op, args, kwargs)
 
     def known(self, leaf: Any) -> Any:
-        """`leaf`, or what stands for it if it is a tensor from outside."""
+        """`leaf`, or the traced tensor that replaces it if it is a real tensor."""
         if not isinstance(leaf, torch.Tensor) or self.scope.knows(leaf):
             return leaf
         return leaf if subclasses.is_made_of_fakes(leaf) else self.adopt(leaf)
 
     def _recognise(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
-        """The op runs for what autograd makes of it; its results have nodes already."""
+        """Run `op` for the autograd history of its results, which already have nodes."""
         assert self.answer is not None
         known, self.answer = trees.leaves(self.answer[1]), None
         result = call_user_code(fake_call, op, args, kwargs)
@@ -340,30 +268,32 @@ class Tracer(TorchDispatchMode):
     def _constant(self, op: OpOverload, value: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = op(value)
         attribute = self.emitter.attribute("constant", value)
-        attribute.meta["val"] = self.emitter.snapshot(result)
-        # A copy: the program may write to what it made, the graph must not.
+        set_value(attribute, self.emitter.snapshot(result))
+        # A copy, because the program may write to its constant but the graph must not.
         self.scope.new(result, self.emitter.call(aten.lift_fresh_copy.default, (attribute,)))
         return result
 
     def _compute(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
-        """A pure op."""
-        node_args, node_kwargs = self._arguments(op, args), self._arguments(op, kwargs)
+        """Trace a pure op."""
+        node_args, node_kwargs = self.arguments(op, args), self.arguments(op, kwargs)
         result = call_user_code(fake_call, op, args, kwargs)
         if is_effectful(op):
             self._in_order(op, node_args, node_kwargs, result)
-        elif result is None or _has_value(result):
-            exact = _lie_alike(trees.leaves((node_args, node_kwargs)), trees.leaves((args, kwargs)))
+        elif result is None or needs_node(result):
+            exact = _have_traced_strides(
+                trees.leaves((node_args, node_kwargs)), trees.leaves((args, kwargs))
+            )
             value = result if exact else None
             node = self.emitter.call(op, node_args, node_kwargs, value=value)
             self.register(result, node)
-            self._unsaid_views(result, args)
+            self._undeclared_views(result, args)
         return result
 
-    def _arguments(self, op: OpOverload, tree: Any) -> Any:
-        """`tree` with nodes, as arguments of `op`."""
+    def arguments(self, op: OpOverload, tree: Any) -> Any:
+        """`tree` with nodes in place of tensors, as arguments of `op`."""
         if torch.Tag.nondeterministic_seeded not in op.tags:
             return self.nodes(tree)
-        # In which order random numbers are drawn depends on how a tensor lies in memory.
+        # The order in which random numbers are drawn depends on the strides.
         return trees.map_leaves(
             lambda leaf: (
                 geometry.laid_out(self.emitter, self.node(leaf), leaf)
@@ -373,8 +303,8 @@ class Tracer(TorchDispatchMode):
             tree,
         )
 
-    def _unsaid_views(self, result: Any, args: Any) -> None:
-        """Results that share memory with an argument though the op's schema does not say so."""
+    def _undeclared_views(self, result: Any, args: Any) -> None:
+        """Register results that alias an argument though the op's schema does not say so."""
         memories = {
             storage_key(each): each for each in trees.leaves(args) if isinstance(each, torch.Tensor)
         }
@@ -390,20 +320,20 @@ class Tracer(TorchDispatchMode):
 
     def _in_order(self, op: OpOverload, args: Any, kwargs: Any, result: Any) -> None:
         if self.scope.token is None:
-            with self.quietly():
+            with self.untraced():
                 self.scope.token = self.emitter.placeholder("token", torch.empty(0))
             self.scope.entry_token = self.scope.token
         token = self.scope.token
         outputs = result if isinstance(result, tuple) else (result,)
-        value = (token.meta["val"], *outputs)
+        value = (value_of(token), *outputs)
         node = self.emitter.call(in_order, (token, op, *args), kwargs, value=value)
         self.scope.token = self.emitter.item(node, 0)
         for index, output in enumerate(outputs):
-            if _has_value(output):
+            if needs_node(output):
                 self.register(output, self.emitter.item(node, index + 1))
 
     def _view(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
-        """An op whose results share memory with its first argument."""
+        """Trace an op whose results are views of its first argument."""
         parent, mode = self.alias(args[0]), current_mode()
         if parent.is_hidden:
             result = call_user_code(op, *args, **kwargs)
@@ -416,7 +346,7 @@ class Tracer(TorchDispatchMode):
         result = call_user_code(op, *args, **kwargs)
         if op is aten.as_strided.default:
             if result.untyped_storage().nbytes() > memory:
-                # Eager refuses it; fakes let their memory grow.
+                # An error in eager; a fake storage grows instead.
                 raise geometry.outside()
             counts = bind(op, args, kwargs).get("storage_offset") is not None
             self.displaced.refuse(parent, counts)
@@ -429,7 +359,8 @@ class Tracer(TorchDispatchMode):
             self.scope.add(result, alias)
             return result
         if viewed is None:
-            # Whether this is autograd's own `detach` shows only when it is read.
+            # It may be autograd's own `detach` of a saved output (`origin`), so no node is made
+            # yet.
             step = ViewStep(op, (), {}, None, mode)
             alias = Alias(parent.storage, result, parent, step)
             alias.make_node = lambda: step.emit(
@@ -437,7 +368,7 @@ class Tracer(TorchDispatchMode):
             )
             self.scope.add(result, alias)
             return result
-        # Run once more, the op would make other symbols for sizes that it does not know.
+        # To evaluate the op again would create new unbacked symbols.
         value = result if symbols.has_new_symbols(result, args[0]) else None
         node = self.emitter.view(op, viewed, numbers, named, mode, value)
         several = isinstance(result, (tuple, list))
@@ -450,7 +381,7 @@ class Tracer(TorchDispatchMode):
         return result
 
     def mark_placed(self, alias: Alias) -> None:
-        """The program looked at where in its memory the tensor of `alias` is."""
+        """Note that the program used the storage offset of the tensor of `alias`."""
         tensor, scope = geometry.root_of(alias).tensor, self.scope.outer
         alias.storage.is_placed = True
         while scope is not None and tensor is not None:
@@ -459,130 +390,26 @@ class Tracer(TorchDispatchMode):
             scope = scope.outer
 
     def unsupported(self, construct: str, why: str) -> CaptureError:
-        """The error for what eager can do and capture cannot."""
+        """The error for what eager supports and capture does not."""
         return CaptureError(
             construct, why, "use the out-of-place form of the op", self.emitter.source()
         )
-
-    def _mutate(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
-        """An op that writes to some of its arguments."""
-        named = bind(op, args, kwargs)
-        written = written_by(op, named)
-        if why := overlap.conflict(op, named, written):
-            raise CaptureError(f"op {op}", why, "write to a clone() of it", self.emitter.source())
-        if overlap.is_in_sequence(named, written):
-            return self._one_by_one(op, named, written)
-        shapes = {id(t): t.shape for name in written for t in _tensors(named[name])}
-        nodes = {name: self._arguments(op, value) for name, value in named.items()}
-        mode = current_mode()
-        if keeps_history(op):
-            mode = Mode(grad_enabled=False, inference=mode.inference)
-        custom = [] if op.namespace == "aten" else [t for n in written for t in _tensors(named[n])]
-        with preserving_versions(custom):
-            result = call_user_code(op, *args, **kwargs)
-        pure = functional_variant(op)
-        if pure is not None and returns_fit(op, pure.op, len(written)):
-            arguments = pure.arguments(op, nodes)
-            node = self.emitter.call(pure.op, *unbind(pure.op, arguments), mode=mode)
-        else:
-            node_args, node_kwargs = unbind(op, nodes)
-            node = self.emitter.call(on_copies, (op, written, node_args, node_kwargs), mode=mode)
-        returned = result if isinstance(result, tuple) else (result,)
-        fresh = [
-            value
-            for spec, value in zip(op._schema.returns, returned, strict=False)
-            if spec.alias_info is None
-        ]
-        single = not isinstance(node.meta["val"], (tuple, list))
-        for index, value in enumerate(fresh):
-            if _has_value(value):
-                self.register(value, self.emitter.item(node, index))
-        for index, name in enumerate(written):
-            many = not isinstance(named[name], torch.Tensor)
-            place = node if single or (many and len(written) == 1 and not fresh and pure) else None
-            new = place if place is not None else self.emitter.item(node, len(fresh) + index)
-            for position, tensor in enumerate(_tensors(named[name])):
-                each = self.emitter.item(new, position) if many else new
-                if each.meta["val"].dtype != tensor.dtype:
-                    dropped = () if pure is None else pure.dropped
-                    read = [nodes[name] for name in nodes if name not in dropped]
-                    each = self._cast(tensor, each, mode, read)
-                self._write(tensor, each, shapes[id(tensor)], mode)
-                if many and not custom:
-                    # Torch's own kernel writes to each in turn, and each write is counted.
-                    set_version(tensor, tensor._version + 1)
-        return result
-
-    def _one_by_one(self, op: OpOverload, named: dict[str, Any], written: tuple[str, ...]) -> Any:
-        """An op on lists of tensors, some of which share memory: eager goes from left to right."""
-        lists = {name: value for name, value in named.items() if isinstance(value, (list, tuple))}
-        lengths = {len(value) for value in lists.values()}
-        if not op._schema.name.startswith("aten::_foreach_") or len(lengths) != 1:
-            raise self.unsupported(f"op {op}", "two of the tensors it writes to share memory")
-        for position in range(lengths.pop()):
-            one = {name: [value[position]] for name, value in lists.items()}
-            self._mutate(op, *unbind(op, {**named, **one}))
-        return None
-
-    def _cast(
-        self, tensor: torch.Tensor, new: fx.Node, mode: Mode, arguments: Iterable[Any]
-    ) -> fx.Node:
-        """`new` in the dtype of `tensor`, which an op on `arguments` writes to.
-
-        To autograd a comparison in place is a function of its arguments, whose derivative is zero.
-        """
-        kind = tensor.dtype
-        if not mode.grad_enabled or new.meta["val"].dtype != torch.bool:
-            return self.emitter.call(aten._to_copy.default, (new,), {"dtype": kind}, mode)
-        for argument in arguments:
-            value = argument.meta["val"] if isinstance(argument, fx.Node) else None
-            if (
-                isinstance(value, torch.Tensor)
-                and value.dtype.is_floating_point | value.is_complex()
-            ):
-                if value.shape != tensor.shape:
-                    sizes = (self.emitter.number_nodes(list(tensor.shape)),)
-                    argument = self.emitter.call(aten.expand.default, (argument, *sizes), {}, mode)
-                if value.dtype != kind:
-                    dtype = {"dtype": kind}
-                    argument = self.emitter.call(aten._to_copy.default, (argument,), dtype, mode)
-                new = self.emitter.call(aten.copy.default, (argument, new), {}, mode)
-        if new.meta["val"].dtype != kind:
-            return self.emitter.call(aten._to_copy.default, (new,), {"dtype": kind}, mode)
-        return new
-
-    def _write(self, tensor: torch.Tensor, new: fx.Node, shape: torch.Size, mode: Mode) -> None:
-        if tensor.shape != shape:
-            # An `out=` tensor of another size is resized first.
-            resize = MetadataOp(aten.resize_.default, (list(tensor.shape),), {}, mode)
-            self.metadata_changes.setdefault(id(tensor), []).append(resize)
-            self.scope.new(tensor, new).written = True
-            return
-        aliasing.write(self.emitter, self.alias(tensor), new, mode)
 
 
 def _nothing(op: OpOverload, arguments: Any) -> None: ...
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [value] if isinstance(value, torch.Tensor) else list(value)
-
-
-def _has_value(output: Any) -> bool:
-    return any(isinstance(leaf, (torch.Tensor, *symbols.SYMBOLIC)) for leaf in trees.leaves(output))
-
-
-def _lie_alike(nodes: list[Any], tensors: list[Any]) -> bool:
-    """The graph's values lie in memory as the program's tensors do, so that results do as well."""
+def _have_traced_strides(nodes: list[Any], tensors: list[Any]) -> bool:
+    """Whether the nodes have the strides of the traced tensors, so that results have them too."""
     return all(
-        geometry.same_layout(node.meta["val"], tensor)
+        geometry.same_layout(tensor_of(node), tensor)
         for node, tensor in zip(nodes, tensors, strict=True)
         if isinstance(tensor, torch.Tensor)
     )
 
 
 def current_tracer() -> Tracer | None:
-    """The tracer of the capture under way, if there is one."""
+    """The tracer of the current capture, if any."""
     for mode in reversed(dispatch_modes()):
         if isinstance(mode, Tracer):
             return None if mode.is_paused else mode

@@ -24,11 +24,11 @@ def fake_mode() -> FakeTensorMode:
 @pytest.fixture
 def emitter(fake_mode: FakeTensorMode) -> Emitter:
     @contextlib.contextmanager
-    def quietly() -> Any:
+    def untraced() -> Any:
         with fake_mode, below_autograd(), torch.no_grad():
             yield
 
-    return Emitter(quietly)
+    return Emitter(untraced)
 
 
 def fake(mode: FakeTensorMode, *shape: int, dynamic: bool = False) -> torch.Tensor:

@@ -1,14 +1,15 @@
-"""Metadata mutation of views, of detached tensors and of views as another dtype, beside aliases."""
+"""Metadata mutation: inputs, intermediates, views, detached tensors, views as another dtype."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.parity import ROUTES, Route, Row, Table, leaf, plain
+from tests.parity import ROUTES, Route, Row, Table, grown, leaf, plain, refused
 
 table = Table()
 
@@ -199,7 +200,316 @@ def an_input_assigned_to(x: Tensor) -> Any:
     return x[0], y
 
 
+@table(lambda: grown(3, 4), dynamo=False)
+def t_(x: Tensor) -> Tensor:
+    return x.t_() * 2
+
+
+@table(lambda: plain(3, 4), dynamo=False)
+def t_then_write(x: Tensor) -> Tensor:
+    x.t_()
+    x[0].add_(1)
+    return x.sum(0)
+
+
+@table(lambda: plain(3, 4), dynamo=False)
+def write_then_t(x: Tensor) -> Tensor:
+    x[0].add_(1)
+    x.t_().mul_(2)
+    return x.sum(0)
+
+
+@table(lambda: grown(2, 3, 4), dynamo=False)
+def transpose_(x: Tensor) -> Tensor:
+    x.transpose_(0, 2)
+    return x * 2
+
+
+@table(lambda: grown(2, 3, 4), dynamo=False)
+def swapaxes_(x: Tensor) -> Tensor:
+    x.swapaxes_(0, 1)
+    return x * 2
+
+
+@table(lambda: grown(1, 3, 1), dynamo=False)
+def squeeze_(x: Tensor) -> Tensor:
+    x.squeeze_()
+    return x * 2
+
+
+@table(lambda: grown(1, 3, 1), dynamo=False)
+def squeeze_dim_(x: Tensor) -> Tensor:
+    x.squeeze_(-1)
+    return x * 2
+
+
+@table(lambda: grown(3, 4), dynamo=False)
+def unsqueeze_(x: Tensor) -> Tensor:
+    x.unsqueeze_(1)
+    return x * 2
+
+
+@table(lambda: plain(3, 4), dynamo=False)
+def as_strided_(x: Tensor) -> Tensor:
+    x.as_strided_((2, 3), (4, 1), 1)
+    x.mul_(2)
+    return x + 1
+
+
+@table(lambda: plain(3, 4), dynamo=False)
+def several_moves(x: Tensor) -> Tensor:
+    x.t_().unsqueeze_(0).transpose_(1, 2)
+    x.squeeze_(0).t_()
+    return x @ x.T
+
+
+@table(lambda: grown(3, 4), dynamo=False)
+def an_intermediate_is_moved(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    row = y[1]
+    y.t_()
+    y[0].mul_(3)
+    return y, row
+
+
+@table(lambda: grown(3, 4), dynamo=False)
+def an_intermediate_is_moved_and_its_view_returned(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    y.unsqueeze_(0)
+    return y[0, 1], y
+
+
+@table(lambda: grown(3, 4))
+def a_view_is_moved(x: Tensor) -> Tensor:
+    y = x[1:]
+    y.t_()
+    return y
+
+
+@table(lambda: grown(3, 4), dynamo=False)
+def a_view_of_an_input_outlives_its_move(x: Tensor) -> tuple[Tensor, Tensor]:
+    before = x[1]
+    x.t_()
+    after = x[1]
+    return before, after
+
+
+@table(lambda: grown(3, 4), dynamo=False)
+def a_moved_input_is_returned(x: Tensor) -> tuple[Tensor, Tensor]:
+    x.t_()
+    return x, x.view_as(x)
+
+
+@table(lambda: plain(3), dynamo=False)
+def moved_and_moved_back(x: Tensor) -> Tensor:
+    x.unsqueeze_(0)
+    x.add_(1)
+    x.squeeze_(0)
+    return x
+
+
+@table(lambda: plain(6), dynamo=False)
+def resize_smaller(x: Tensor) -> Tensor:
+    x.resize_(2, 2)
+    return x + 1
+
+
+@table(lambda: plain(6), dynamo=False)
+def resize_and_fill(x: Tensor) -> Tensor:
+    x.resize_(3, 4).fill_(2)
+    return x + 1
+
+
+@table(lambda: plain(6), dynamo=False)
+def an_intermediate_is_resized(x: Tensor) -> Tensor:
+    y = x * 2
+    y.resize_(2, 2)
+    return y
+
+
+@table(lambda: plain(6), dynamo=False)
+def an_intermediate_is_resized_larger(x: Tensor) -> Tensor:
+    y = x * 2
+    y.resize_(3, 4).zero_()
+    return y
+
+
+@table(lambda: (plain(3), plain(4)), dynamo=False)
+def set_to_an_input(x: Tensor, y: Tensor) -> Tensor:
+    x.set_(y)  # type: ignore[call-overload]
+    return x + 1
+
+
+@table(lambda: (plain(3), plain(4)), dynamo=False)
+def set_to_an_input_and_written(x: Tensor, y: Tensor) -> Tensor:
+    x.set_(y)  # type: ignore[call-overload]
+    x.mul_(2)
+    return x + y
+
+
+@table(lambda: (plain(3), plain(4)), dynamo=False)
+def set_to_a_new_tensor(x: Tensor, y: Tensor) -> Tensor:
+    x.set_(y * 2)  # type: ignore[call-overload]
+    return x + 1
+
+
+@table(lambda: (plain(3), plain(4)), dynamo=False)
+def set_to_a_new_tensor_and_written(x: Tensor, y: Tensor) -> Tensor:
+    z = y * 2
+    x.set_(z)  # type: ignore[call-overload]
+    x.add_(1)
+    return z + x
+
+
+@table(lambda: (plain(3), plain(4)), dynamo=False)
+def set_to_a_new_tensor_that_is_returned(x: Tensor, y: Tensor) -> Tensor:
+    z = y * 2
+    x.set_(z)  # type: ignore[call-overload]
+    return z
+
+
+@table(lambda: (plain(3), plain(4)), dynamo=False)
+def an_intermediate_is_set(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    z = x * 2
+    z.set_(y)  # type: ignore[call-overload]
+    return z + 1, z
+
+
+@table(lambda: leaf(3), dynamo=False)
+def data_of_an_input_is_assigned(x: Tensor) -> Tensor:
+    x.data = x.data * 2
+    return x * x
+
+
+@table(lambda: (leaf(3), plain(3)), dynamo=False)
+def data_of_an_input_becomes_that_of_another(x: Tensor, y: Tensor) -> Tensor:
+    x.data = y
+    return x * x
+
+
+@table(lambda: plain(3), dynamo=False)
+def requires_grad_at_once(x: Tensor) -> Tensor:
+    x.requires_grad_()
+    return x * 2
+
+
+@table(lambda: plain(3), dynamo=False)
+def requires_grad_at_the_end(x: Tensor) -> Tensor:
+    y = x * 2
+    x.requires_grad_()
+    return y
+
+
+@table(lambda: plain(3), dynamo=False)
+def requires_grad_in_between(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    x.requires_grad_()
+    return y, x * 3
+
+
+@table(lambda: leaf(3), dynamo=False)
+def requires_grad_no_more(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    x.requires_grad_(False)
+    return y, x * 3
+
+
+@table(lambda: leaf(3), dynamo=False)
+def an_intermediate_comes_to_require_grad(x: Tensor) -> Tensor:
+    return (x * 2).detach().requires_grad_()
+
+
+@table(lambda: plain(3), dynamo=False)
+def a_new_leaf_is_used(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = (x * 2).requires_grad_()
+    return y, y * 3
+
+
+@table(lambda: leaf(3), dynamo=False)
+def a_new_leaf_is_used_but_not_returned(x: Tensor) -> Tensor:
+    y = (x * 2).detach().requires_grad_()
+    return y * 3
+
+
+@table(lambda: grown(3), dynamo=False)
+def detach_(x: Tensor) -> Tensor:
+    x.detach_()
+    return x * 2
+
+
+@table(lambda: grown(3), dynamo=False)
+def detach_after_use(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    x.detach_()
+    return y, x * 2
+
+
+@table(lambda: grown(3), dynamo=False)
+def an_intermediate_is_detached(x: Tensor) -> Tensor:
+    y = x * 2
+    y.detach_()
+    return y * x
+
+
+@table(lambda: grown(3), dynamo=False)
+def an_intermediate_is_detached_and_returned(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    z = y * 3
+    y.detach_()
+    return y, z
+
+
+@table(lambda: grown(3), dynamo=False)
+def detached_and_written(x: Tensor) -> Tensor:
+    x.detach_()
+    x.mul_(2)
+    return x * 2
+
+
+@table(lambda: grown(3, 3), raises=RuntimeError)
+def a_view_is_detached(x: Tensor) -> Tensor:
+    return x[0].detach_()
+
+
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.value)
 @pytest.mark.parametrize("row", table, ids=str)
 def test_what_a_moved_tensor_shows(row: Row, route: Route) -> None:
     row.check(route)
+
+
+def leaf_that_shares_memory(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.detach().requires_grad_()
+    return y, y * 3
+
+
+def resized_under_a_view(x: Tensor) -> Tensor:
+    row = x[:2]
+    x.resize_(3, 4).fill_(1)
+    return row + 1
+
+
+def written_then_set(x: Tensor) -> Tensor:
+    x.add_(1)
+    x.set_(x * 2)  # type: ignore[call-overload]
+    return x
+
+
+def written_then_a_leaf(x: Tensor) -> Tensor:
+    x.add_(1)
+    x.requires_grad_()
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "construct"),
+    [
+        (leaf_that_shares_memory, "requires_grad_"),
+        (resized_under_a_view, "resize_"),
+        (written_then_set, "set_"),
+        (written_then_a_leaf, "requires_grad_"),
+    ],
+)
+def test_what_is_refused(function: Callable[..., Any], construct: str) -> None:
+    error = refused(function, lambda: plain(6))
+    assert error.construct == construct
+    assert error.remedy
