@@ -412,7 +412,7 @@ class Results:
         if root not in self._bases:
             node = aliasing.read(self.tracer.emitter, root)
             if root.place is not None and geometry.shows(root, root.place):
-                node = geometry.laid_out(self.tracer.emitter, node, root.place)
+                node = geometry.with_strides_of(self.tracer.emitter, node, root.place)
             self._bases[root] = self._output(node, None)
         index = self._bases[root]
         if whole and self.descriptors[index] is None:
@@ -492,7 +492,7 @@ class Results:
         if in_place and alias.moved_by is not None:
             op = alias.moved_by if before is alias.parent else aten.as_strided_.default
         # Autograd refuses to derive anew what was made without grad, or as one of several views.
-        anew = alias.is_derived_anew and not (step.mode.grad_enabled and step.output is None)
+        anew = alias.is_regenerated and not (step.mode.grad_enabled and step.output is None)
         return Replay(op, tuple(args), tuple(named.items()), step.output, step.mode, anew)
 
     def _number(self, leaf: Any) -> Any:

@@ -1,17 +1,18 @@
-"""Storages, the tensors that show them, and what a write through one means for the others.
+"""The alias model: storages, the tensors that alias them, and the effect of a write on each.
 
-A traced tensor is a window on a *storage*.  A storage has a tree of *aliases*: each is a view of
-its parent, and the root's value is always current.  A write through an alias is carried up to the
-root as a new value of each base (`select` becomes `select_scatter`, and so on); every other alias
-is stale from then on, and is derived from its parent again when it is next read.
+Each *storage* has a tree of *aliases*.  An alias is a view of its parent, and the value of the root
+is always current.  A write through an alias becomes a new value of each of its ancestors (`select`
+becomes `select_scatter`, and so on).  All other aliases are then stale, and are regenerated from
+their parent when they are next read.
 
-Autograd adds one thing.  The aliases that are differentiable views of one another form a *family*
-and share a history; `detach` and `.data` start a family of their own.  Data flows between families
-of a storage, history does not: what a family receives from another one, or from a write under
-`no_grad`, is new data under its old history, which the graph says as `with_data(history, data)`.
+Autograd adds one thing.  Aliases that are differentiable views of one another form a *family* and
+share an autograd history; `detach` and `.data` start a new family.  Between families of a storage
+data flows but history does not: what a family receives from another family, or from a write under
+`no_grad`, is new data with the family's old history, which a graph expresses as
+`with_data(history, data)`.
 
-**Invariant.** Facts about autograd (is it a view, does it require grad) are read off the traced
-tensors, on which torch's own autograd ran; nothing here predicts them.
+**Invariant.** Whether a tensor is a view or requires grad is read off the traced tensor, on which
+torch's own autograd ran; nothing here predicts it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch
 from torch import fx
 
 from adjoint.errors import CaptureError
-from adjoint.graph.metadata import Mode
+from adjoint.graph.metadata import Mode, value_of
 from adjoint.graph.operations import with_data
 from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.modes import above_autograd
@@ -39,64 +40,65 @@ UNRECORDED = Mode(grad_enabled=False)
 
 
 class Link(Enum):
-    """Whether an alias has its parent's history."""
+    """Whether an alias shares its parent's autograd history."""
 
     AUTOGRAD = auto()
-    """As autograd says of its tensor: a differentiable view has."""
+    """Yes if its tensor is a differentiable view."""
     FAMILY = auto()
-    """It has: a tensor that `t_` made a view of what it was, a base without a tensor."""
+    """Yes: a tensor after `t_`, or a base that no tensor of the program shows."""
     FOREIGN = auto()
-    """It has its own: an input that shares memory with others, but is no view of theirs."""
+    """No: for instance an input that shares a storage with others but is not a view of them."""
 
 
 @dataclass(eq=False)
 class Storage:
-    """Memory that tensors of the traced program share."""
+    """A storage of the traced program."""
 
     writes: int = 0
     aliases: list[Alias] = field(default_factory=list)
     is_placed: bool = False
-    """The program counted from where the memory begins, not from where a tensor does."""
+    """Whether the program depends on storage offsets of its tensors."""
     open: Callable[[], None] | None = None
-    """Lets all memory that an input lies in be the root, which the caller has not passed."""
+    """Makes the whole storage of an input the root, of which the caller passed only a part."""
 
 
 @dataclass(eq=False)
 class Alias:
-    """One window on a storage, and the node that has its value as of write number `stamp`."""
+    """One tensor over a storage, and the node with its value as of write number `stamp`."""
 
     storage: Storage
     tensor: torch.Tensor | None
-    """The traced tensor; None for bases that the program has no tensor for."""
+    """The traced tensor; None for bases that no tensor of the program shows."""
     parent: Alias | None = None
     step: ViewStep | None = None
     node: fx.Node | None = None
     make_node: Callable[[], fx.Node] | None = None
-    """Makes the node when it is first wanted."""
+    """Makes the node when it is first read."""
     stamp: int = 0
     link: Link = Link.AUTOGRAD
     dtype: torch.dtype | None = None
-    """Of memory that has no tensor of the program."""
+    """The dtype of a storage that no tensor of the program shows as a whole."""
     flat: Alias | None = None
-    """The memory of this family in its own order, once something needed it so."""
+    """The memory of this family as one flat alias, once it was needed."""
     is_hidden: bool = False
-    """The base of an input that the caller did not pass; the graph has no value for it."""
+    """Whether this is the base of an input that the caller did not pass, so that it has no
+    value."""
     is_input: bool = False
-    """The caller has this tensor."""
+    """Whether the caller holds this tensor."""
     written: bool = False
-    """Changed through this alias or one derived from it, but not through a derived input."""
+    """Whether it was written to, through this alias or a view of it that is not itself an input."""
     moved_from: Alias | None = None
-    """What the tensor showed before an op (`t_`, `as_strided_`, ...) made it show this."""
+    """The alias of the tensor before a metadata op (`t_`, `as_strided_`, ...) made this one."""
     moved_by: OpOverload | None = None
     reaches_out_of: Alias | None = None
-    """What this is a differentiable view of, though it shows more of the memory."""
+    """What this is a differentiable view of, though it shows memory outside of that."""
     former: torch.Tensor | None = None
-    """The tensor as it was while it showed this window, once it shows another."""
+    """A snapshot of the tensor while it had this alias, once it has another."""
 
     def __post_init__(self) -> None:
         self.stamp = self.storage.writes
         self.memory = None if self.tensor is None else storage_key(self.tensor)
-        # Autograd gives a new view the counter of its base only after this.
+        # A new view gets the version counter of its base only later, so the base is asked.
         counters = (each.tensor for each in self.ancestors() if each is not self)
         counter = next((each for each in counters if each is not None), self.tensor)
         self.version = 0 if counter is None else version(counter)
@@ -104,12 +106,13 @@ class Alias:
 
     @property
     def place(self) -> torch.Tensor | None:
-        """A tensor that shows this window; facts about autograd are those of `tensor`."""
+        """A tensor with the sizes, strides and offset of this alias; its autograd state is that of
+        `tensor`."""
         return self.tensor if self.former is None else self.former
 
     @property
     def starts_family(self) -> bool:
-        """No history comes from the parent."""
+        """Whether the history does not come from the parent."""
         if self.parent is None or self.link is Link.FOREIGN:
             return True
         if self.link is Link.FAMILY:
@@ -117,24 +120,24 @@ class Alias:
         return self.tensor is not None and not self.tensor._is_view()
 
     @property
-    def is_derived_anew(self) -> bool:
-        """Autograd looks at this view's base again: it was written to since the view was made."""
+    def is_regenerated(self) -> bool:
+        """Whether autograd regenerates this view: its base was written to after it was made."""
         return self.tensor is not None and version(self.tensor) != self.version
 
     @property
     def has_history(self) -> bool:
-        """Autograd would record what happens to this tensor."""
+        """Whether the tensor requires grad."""
         if self.tensor is None:
             return False
         try:
             with above_autograd():
                 return self.tensor.requires_grad
         except RuntimeError:
-            return True  # A view that autograd refuses to derive anew: an error if it is used.
+            return True  # Autograd refuses to regenerate the view, which is an error if it is used.
 
     @property
     def gradient_edge(self) -> tuple[Any, int] | None:
-        """Where autograd sends the gradient of this tensor, if it was computed from others."""
+        """The autograd node and output index that compute this tensor; None for a leaf."""
         if self.tensor is None:
             return None
         with above_autograd(), contextlib.suppress(RuntimeError):
@@ -143,14 +146,15 @@ class Alias:
         return None
 
     def ancestors(self) -> Iterator[Alias]:
-        """This alias, what it is a view of, and so on to the root."""
+        """This alias, its parent, and so on to the root."""
         alias: Alias | None = self
         while alias is not None:
             yield alias
             alias = alias.parent
 
     def origins(self) -> Iterator[Alias]:
-        """This alias, what it was made of (its tensor's former window, if it moved), and so on."""
+        """This alias, what it was made from (its tensor's former alias after a metadata op), and so
+        on."""
         alias: Alias | None = self
         while alias is not None:
             yield alias
@@ -158,7 +162,7 @@ class Alias:
 
 
 def version(tensor: torch.Tensor) -> int:
-    """How often the memory of `tensor` was written to, as far as torch counts."""
+    """The version counter of `tensor`; inference tensors have none."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -176,7 +180,7 @@ def read(emitter: Emitter, alias: Alias) -> fx.Node:
     assert alias.step is not None
     viewed = read(emitter, alias.parent)
     if not alias.starts_family:
-        # Autograd derives a view anew once its base has changed, whatever mode it was made in.
+        # Autograd regenerates a view once its base has changed, whatever mode it was made in.
         recorded = alias.tensor is None or alias.gradient_edge is not None
         alias.node = alias.step.emit(emitter, viewed, RECORDED if recorded else UNRECORDED)
     else:
@@ -199,14 +203,14 @@ def write(emitter: Emitter, alias: Alias, new: fx.Node, mode: Mode) -> None:
     before = [read(emitter, each) for each in chain]
     recorded = mode.grad_enabled and not mode.inference
     quiet = Mode(grad_enabled=False, inference=mode.inference)
-    lowest = _first_that_repeats_nothing(emitter, chain, recorded)
+    lowest = _lowest_without_overlap(emitter, chain, recorded)
     alias.storage.writes += 1
     through_input = False
     for position, each in enumerate(chain):
         each.written |= not through_input
         through_input |= each.is_input
         if position < lowest:
-            continue  # It is derived anew when it is read.
+            continue  # It is regenerated when it is read.
         if position > 0:
             if recorded and chain[position - 1].starts_family:
                 new = emitter.call(torch.ops.aten.detach.default, (new,), mode=quiet)
@@ -217,23 +221,23 @@ def write(emitter: Emitter, alias: Alias, new: fx.Node, mode: Mode) -> None:
         if recorded:
             each.node, each.stamp = new, each.storage.writes
         elif each.starts_family:
-            # What goes on upwards is the data alone: a history stays with its family.
+            # Only the data goes on to the ancestors: a history stays with its family.
             each.node = _under_history(emitter, each, before[position], new)
             each.stamp = each.storage.writes
         elif not _family_has_history(each):
             each.node, each.stamp = new, each.storage.writes
 
 
-def _first_that_repeats_nothing(emitter: Emitter, chain: Sequence[Alias], recorded: bool) -> int:
-    """The place in `chain` above all views that show an element more than once."""
-    repeat = [a.place is not None and has_internal_overlap(a.place) for a in chain]
-    if not any(repeat):
+def _lowest_without_overlap(emitter: Emitter, chain: Sequence[Alias], recorded: bool) -> int:
+    """The index in `chain` above all views that have internal overlap."""
+    overlaps = [a.place is not None and has_internal_overlap(a.place) for a in chain]
+    if not any(overlaps):
         return 0
-    lowest = len(chain) - repeat[::-1].index(True)
+    lowest = len(chain) - overlaps[::-1].index(True)
     if lowest == len(chain) or (recorded and any(a.starts_family for a in chain[:lowest])):
         raise CaptureError(
             "a write",
-            "the tensor is a part of one in which several elements lie in one place",
+            "it is a view of a tensor with internal overlap, in which elements share memory",
             "write to the tensor that was expanded, or to a clone()",
             emitter.source(),
         )
@@ -244,7 +248,7 @@ def _data_of(emitter: Emitter, alias: Alias, viewed: fx.Node) -> fx.Node:
     assert alias.step is not None
     assert alias.parent is not None
     if _family_has_history(alias.parent):
-        # A view that is made without grad still is a view of what requires grad.
+        # A view made under no_grad would still require grad if its base does.
         viewed = emitter.call(torch.ops.aten.detach.default, (viewed,), mode=UNRECORDED)
     return alias.step.emit(emitter, viewed, UNRECORDED)
 
@@ -254,7 +258,7 @@ def _under_history(
 ) -> fx.Node:
     if history is None or not alias.has_history:
         return data
-    return emitter.call(with_data, (history, data), mode=RECORDED, value=data.meta["val"])
+    return emitter.call(with_data, (history, data), mode=RECORDED, value=value_of(data))
 
 
 def _family_has_history(alias: Alias) -> bool:

@@ -1,4 +1,8 @@
-"""Regions of the program that later stages must know of: checkpoints and saved-tensor hooks."""
+"""Checkpoint regions and saved-tensor hooks, as marks on nodes.
+
+Regions of `torch.utils.checkpoint` are recorded in metadata and printed.  No later stage reads them
+yet: the partitioner decides by itself what is recomputed.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,10 @@ from adjoint.trace.emission import Emitter
 
 
 class CheckpointRegions:
-    """Tells, while a program runs, which region it is in.
+    """Knows, while a program runs, which checkpoint region it is in.
 
-    `torch.utils.checkpoint` works by hooks on saved tensors, so the hooks in force say which
-    checkpoint the program is inside of; other hooks are the user's own.
+    `torch.utils.checkpoint` works by saved-tensor hooks, so the current hooks identify the region;
+    other hooks are the user's own.
     """
 
     def __init__(self) -> None:
@@ -26,21 +30,21 @@ class CheckpointRegions:
         self._count = 0
 
     def enter(self) -> None:
-        """Begin a checkpoint that shows itself otherwise than by hooks."""
+        """Enter a checkpoint region that is not identified by hooks."""
         self._entered.append(self._count)
         self._count += 1
 
     def leave(self) -> None:
-        """End the innermost one begun by `enter`."""
+        """Leave the innermost region entered by `enter`."""
         self._entered.pop()
 
     def current(self) -> CheckpointRegion | None:
-        """The innermost checkpoint the program is in."""
+        """The innermost region that the program is in."""
         index = self._index()
         return None if index is None else CheckpointRegion(index)
 
     def hooks(self) -> Hooks | None:
-        """The hooks on saved tensors that the program itself has set."""
+        """The saved-tensor hooks that the program itself has set."""
         hooks = saved_tensor_hooks()
         return None if hooks is None or _is_checkpoint(hooks) else hooks
 
@@ -50,21 +54,21 @@ class CheckpointRegions:
             return self._entered[-1] if self._entered else None
         pack = hooks[0]
         if id(pack) not in self._seen:
-            # The hook is kept so that its identity is not given to another one.
+            # The hook is kept alive so that its id stays unique.
             self._seen[id(pack)] = (pack, self._count)
             self._count += 1
         return self._seen[id(pack)][1]
 
 
 def under_policy(emitter: Emitter, run: Callable[[], Any], policy: Callable[[Any], str]) -> Any:
-    """The result of `run`; what it appends is marked with what selective checkpointing says."""
+    """The result of `run`, whose nodes are marked with the policy of selective checkpointing."""
     last = next(iter(reversed(emitter.graph.nodes)), None)
     result = call_user_code(run)
-    said = call_user_code(policy, result)
+    policy_name = call_user_code(policy, result)
     for node in takewhile(lambda node: node is not last, reversed(emitter.graph.nodes)):
         region = region_of(node)
         if region is not None:
-            set_region(node, dataclasses.replace(region, policy=said))
+            set_region(node, dataclasses.replace(region, policy=policy_name))
     return result
 
 

@@ -1,4 +1,4 @@
-"""Random generators: a graph draws from them, and cannot set them."""
+"""Random generators: a graph draws from them but cannot seed them."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from adjoint.torch_private.operators import OpOverload
 
 
 class Generators:
-    """Where in its sequence of numbers a program has brought each generator that it uses.
+    """Tracks the state of each generator that a program uses while it is captured.
 
-    Capturing draws nothing and sets nothing, so that generators are as they were, whatever other
-    threads do.  A program may go back to a state that it has read before (`fork_rng` does), if it
-    has drawn nothing since, or draws nothing before it returns to where it was.
+    Capture neither draws from a generator nor sets it.  A program may restore a state that it has
+    read before (as `fork_rng` does) if it has drawn nothing since, or if it draws nothing before it
+    restores the later state.
     """
 
     def __init__(self) -> None:
         self._drawn: dict[int, int] = {}
-        """By identity: how often the program drew from a generator."""
+        """By generator: how often the program drew from it."""
         self._place: dict[int, int] = {}
-        """How many of these draws the state is past."""
+        """By generator: after how many of these draws its state is."""
         self._read: dict[int, tuple[torch.Tensor, int]] = {}
-        """By `id`: a state, and how many draws it is past."""
-        self._went_at: SourceLine | None = None
-        """Where the program last set a state."""
+        """By the id of a state that the program read: the state, and after how many draws it is."""
+        self._restored_at: SourceLine | None = None
+        """The line that last set a state."""
         self._made: dict[int, torch.Generator] = {}
         self._refused: CaptureError | None = None
 
     @contextlib.contextmanager
     def unset(self) -> Iterator[None]:
-        """Refuse a program that sets a generator."""
+        """Refuse a program that leaves a generator in a state other than the last."""
         with generators_watched(self):
             yield
             for generator in self._drawn:
-                self._require_the_end(generator)
+                self._require_last_state(generator)
         if self._refused is not None:
-            # The program has caught it.
+            # The program caught the exception.
             raise self._refused
 
     def drawn_from(self, op: OpOverload, arguments: Any) -> None:
-        """`op` is about to run, which may draw numbers."""
+        """Note that `op` is about to run; it may draw."""
         if torch.Tag.nondeterministic_seeded not in op.tags:
             return
         leaves = trees.leaves(arguments)
@@ -56,41 +56,41 @@ class Generators:
         if generator in self._made:
             self._refuse(
                 "a random generator that is made in the program",
-                "eager makes it anew in each call, and a graph draws from the one it has",
+                "eager creates a new one in each call, but a graph draws from the captured one",
                 "make it outside the compiled function",
                 user_line(),
             )
-        self._require_the_end(generator)
+        self._require_last_state(generator)
         self._drawn[generator] = self._place[generator] = self._drawn.get(generator, 0) + 1
 
     def read(self, generator: torch.Generator, state: torch.Tensor) -> None:
-        """The program was given the state of `generator`."""
+        """Note that the program read the state of `generator`."""
         self._read[id(state)] = (state, self._place.get(identity(generator), 0))
 
     def restore(self, generator: torch.Generator, state: torch.Tensor) -> None:
-        """The program sets the state of `generator`."""
+        """Note that the program sets the state of `generator`."""
         if id(state) not in self._read:
             self.seed()
         self._place[identity(generator)] = self._read[id(state)][1]
-        self._went_at = user_line()
+        self._restored_at = user_line()
 
     def seed(self) -> None:
-        """The program sets a generator."""
+        """Refuse a program that seeds a generator."""
         self._refuse_setting(user_line())
 
     def make(self, generator: torch.Generator) -> None:
-        """The program has made `generator`."""
+        """Note that the program created `generator`."""
         self._made[identity(generator)] = generator
 
-    def _require_the_end(self, generator: int) -> None:
-        """What is drawn next are numbers that have not been drawn before."""
+    def _require_last_state(self, generator: int) -> None:
+        """Refuse to draw from a generator whose state is not the last one."""
         if self._place.get(generator, 0) != self._drawn.get(generator, 0):
-            self._refuse_setting(self._went_at)
+            self._refuse_setting(self._restored_at)
 
     def _refuse_setting(self, source: SourceLine | None) -> None:
         self._refuse(
             "the seeding of a random generator",
-            "a graph draws random numbers, and has no op that sets where they come from",
+            "a graph draws random numbers, and has no op that seeds a generator",
             "seed outside the compiled function",
             source,
         )

@@ -1,4 +1,4 @@
-"""Finding a tensor by the memory it shows: views that only sizes, strides and offset describe."""
+"""Aliases found by sizes, strides and storage offset, where no view op relates two tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from adjoint.errors import CaptureError
-from adjoint.graph.metadata import Mode, mode_of
+from adjoint.graph.metadata import Mode, mode_of, tensor_of
 from adjoint.graph.operations import with_data
 from adjoint.source import user_line
 from adjoint.torch_private import symbols
@@ -24,12 +24,13 @@ aten = torch.ops.aten
 
 
 def shows(alias: Alias, tensor: torch.Tensor) -> bool:
-    """`tensor` still is where `alias` says (assigning to `.data` moves it unseen)."""
+    """Whether `tensor` is still in the storage of `alias`; assigning to `.data` dispatches no
+    op."""
     return bool(alias.memory == storage_key(tensor))
 
 
 def same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Both lie in their memory in the same way."""
+    """Whether both tensors have the same strides."""
     if one is other:
         return True
     if one.layout is not torch.strided or other.layout is not torch.strided:
@@ -37,9 +38,9 @@ def same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.stride() == other.stride()
 
 
-def laid_out(emitter: Emitter, node: fx.Node, tensor: torch.Tensor) -> fx.Node:
-    """`node`, lying in memory as the program's tensor does."""
-    if same_layout(node.meta["val"], tensor):
+def with_strides_of(emitter: Emitter, node: fx.Node, tensor: torch.Tensor) -> fx.Node:
+    """`node` with the strides of the traced tensor."""
+    if same_layout(tensor_of(node), tensor):
         return node
     options = {"dtype": tensor.dtype, "device": tensor.device}
     place = (list(tensor.shape), list(tensor.stride()))
@@ -48,8 +49,8 @@ def laid_out(emitter: Emitter, node: fx.Node, tensor: torch.Tensor) -> fx.Node:
     return emitter.call(aten.copy.default, (empty, node), mode=mode)
 
 
-def same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Both show the same elements of one memory in the same order."""
+def same_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both show the same elements of one storage in the same order."""
     return (
         one.dtype == other.dtype
         and one.shape == other.shape
@@ -59,7 +60,7 @@ def same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def locate(aliases: Iterable[Alias], tensor: torch.Tensor) -> Alias | None:
-    """An alias for `tensor` among those that share its memory."""
+    """A new alias for `tensor`, made from one of `aliases` in its storage."""
     memory = storage_key(tensor)
     if memory is None:
         return None
@@ -70,7 +71,7 @@ def locate(aliases: Iterable[Alias], tensor: torch.Tensor) -> Alias | None:
     if not near:
         return None
     for each in near:
-        if each.tensor is not tensor and same_place(each.place, tensor):  # type: ignore[arg-type]
+        if each.tensor is not tensor and same_elements(each.place, tensor):  # type: ignore[arg-type]
             step = ViewStep(aten.alias.default, (), {}, None, Mode())
             return Alias(each.storage, tensor, each, step)
     near[0].storage.is_placed = True
@@ -84,10 +85,10 @@ def _same_family(one: torch.Tensor | None, other: torch.Tensor) -> bool:
 def strided(
     near: Alias, tensor: torch.Tensor, link: Link = Link.AUTOGRAD, mode: Mode | None = None
 ) -> Alias:
-    """`tensor` as a strided window on the memory of the family of `near`, made under `mode`."""
+    """`tensor` as an `as_strided` of the flat memory of the family of `near`, made under `mode`."""
     try:
         alias = flat_base(near)
-        *first, last = _way_to(alias, tensor, mode or Mode())
+        *first, last = _steps_to(alias, tensor, mode or Mode())
     except CaptureError:
         around = family_root(near)
         if around.parent is None and around.storage.open is not None:
@@ -96,7 +97,7 @@ def strided(
             raise
         if around.has_history and link is not Link.FOREIGN:
             raise
-        # The family does not show that part of its memory, but has no history to keep either.
+        # The family does not cover that memory, but has no history to keep either.
         return strided(around.parent, tensor, Link.FOREIGN, mode)
     for step in first:
         alias = Alias(near.storage, None, alias, step, link=Link.FAMILY)
@@ -104,9 +105,9 @@ def strided(
 
 
 def reaching_out(emitter: Emitter, viewed: Alias, tensor: torch.Tensor, mode: Mode) -> Alias:
-    """`tensor` as a differentiable view of `viewed`, which shows a part of it only.
+    """`tensor` as a differentiable view of `viewed`, of which it shows more than `viewed` covers.
 
-    Gradients flow to the elements that are shown there; the others are data.
+    Gradients flow to the elements that `viewed` covers; the others are data without a derivative.
     """
     shown = viewed.place
     if shown is None or not (is_static(shown) and is_static(tensor)):
@@ -122,13 +123,13 @@ def reaching_out(emitter: Emitter, viewed: Alias, tensor: torch.Tensor, mode: Mo
     place = (list(tensor.shape), list(tensor.stride()), first + before)
     history = emitter.call(aten.as_strided.default, (history, *place), {}, mode)
     data = aliasing.read(emitter, alias)
-    alias.node = emitter.call(with_data, (history, data), mode=mode, value=data.meta["val"])
+    alias.node = emitter.call(with_data, (history, data), mode=mode, value=tensor_of(data))
     alias.reaches_out_of = viewed
     return alias
 
 
-def _way_to(flat: Alias, tensor: torch.Tensor, mode: Mode) -> Iterator[ViewStep]:
-    """The view ops that lead from a flat memory to `tensor`."""
+def _steps_to(flat: Alias, tensor: torch.Tensor, mode: Mode) -> Iterator[ViewStep]:
+    """The view ops that make `tensor` of a flat memory."""
     have = dtype_of(flat)
     if have != tensor.dtype:
         yield from _reinterpreted(have, tensor.dtype, mode)
@@ -140,7 +141,7 @@ def _way_to(flat: Alias, tensor: torch.Tensor, mode: Mode) -> Iterator[ViewStep]
 
 
 def _reinterpreted(have: torch.dtype, want: torch.dtype, mode: Mode) -> Iterator[ViewStep]:
-    """One axis of `have` as one axis of `want`, by differentiable views where there are any."""
+    """View a flat tensor of dtype `have` as one of dtype `want`, differentiably if possible."""
     if have.is_complex and want == have.to_real():
         yield ViewStep(aten.view_as_real.default, (), {}, None, mode)
         yield ViewStep(aten.view.default, ([-1],), {}, None, mode)
@@ -152,7 +153,7 @@ def _reinterpreted(have: torch.dtype, want: torch.dtype, mode: Mode) -> Iterator
 
 
 def _window(flat: Alias, tensor: torch.Tensor, mode: Mode) -> ViewStep:
-    """The `as_strided` that shows `tensor` on the flat memory `flat`, seen in its dtype."""
+    """The `as_strided` that makes `tensor` of the flat memory `flat`, viewed in its dtype."""
     root = family_root(flat)
     start, count = 0, tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
     if root.place is not None:
@@ -171,6 +172,7 @@ def _window(flat: Alias, tensor: torch.Tensor, mode: Mode) -> ViewStep:
 
 
 def outside() -> CaptureError:
+    """The error for an `as_strided` that leaves the memory of its tensor."""
     return CaptureError(
         "as_strided",
         "it shows memory outside of the tensor that it is a view of",
@@ -180,19 +182,20 @@ def outside() -> CaptureError:
 
 
 class Displaced:
-    """Tensors that stand for others, which lie in their memory otherwise."""
+    """Traced tensors that replace others with other strides or storage offsets."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, tuple[torch.Tensor, bool]] = {}
 
     def add(self, twin: torch.Tensor, other: torch.Tensor) -> None:
-        """What a program does with `twin` it does with `other`."""
+        """Note that the program runs on `twin` in place of `other`."""
         offset, has_other_strides = other.storage_offset(), other.stride() != twin.stride()
         if has_other_strides or not (isinstance(offset, int) and offset == 0):
             self._by_id[id(twin)] = (twin, has_other_strides)
 
     def refuse(self, alias: Alias, counts: bool) -> None:
-        """The program takes a strided window of `alias`; `counts`: from where memory begins."""
+        """Refuse an `as_strided` of a replaced tensor; `counts`: with an absolute storage
+        offset."""
         found = self._by_id.get(id(root_of(alias).tensor))
         if found is not None and (counts or found[1]):
             raise CaptureError(
@@ -205,10 +208,10 @@ class Displaced:
 
 
 def flat_base(alias: Alias) -> Alias:
-    """The memory of the family of `alias` as one axis, in its own order.
+    """The memory of the family of `alias` as a flat alias, in memory order.
 
-    A functional value need not lie in memory as the tensor it stands for, so strides may only be
-    applied to a value whose layout is known: a flat one.
+    The value of a node may have other strides than the traced tensor, so `as_strided` is applied
+    only to values of known layout: flat ones.
     """
     root = family_root(alias)
     if root.flat is None:
@@ -222,7 +225,7 @@ def _flattened(root: Alias) -> Alias:
         return root
     order = dense_order(shown)
     if order is None and any(map(symbols.is_zero_in_capture, shown.shape)):
-        # Its strides are those of nothing, so that the graph is for nothing alone.
+        # Strides of an empty tensor mean nothing; the graph is specialized to its being empty.
         order = list(range(shown.dim()))
     if order is None:
         place = (extent(shown), list(shown.shape), list(shown.stride()))
@@ -239,7 +242,7 @@ def _flattened(root: Alias) -> Alias:
 
 
 def extent(tensor: torch.Tensor) -> int:
-    """How many elements of memory lie from the first that `tensor` shows to its last."""
+    """The number of elements of memory from the first to the last that `tensor` shows."""
     steps = (
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
@@ -247,7 +250,7 @@ def extent(tensor: torch.Tensor) -> int:
 
 
 def dense_order(tensor: torch.Tensor) -> list[int] | None:
-    """The axes from outermost to innermost in memory; None if there are gaps or overlaps."""
+    """The axes from outermost to innermost in memory; None unless the tensor is dense."""
     if tensor.layout is not torch.strided:
         return None
     sizes: list[object] = list(tensor.shape)
@@ -264,17 +267,17 @@ def dense_order(tensor: torch.Tensor) -> list[int] | None:
 
 
 def root_of(alias: Alias) -> Alias:
-    """The alias that all of its storage are views of."""
+    """The root of the storage of `alias`."""
     return list(alias.ancestors())[-1]
 
 
 def family_root(alias: Alias) -> Alias:
-    """The alias whose history `alias` shares."""
+    """The alias that starts the family of `alias`, whose history it shares."""
     return next(each for each in alias.ancestors() if each.starts_family)
 
 
 def dtype_of(flat: Alias) -> torch.dtype:
-    """The dtype of a flat memory."""
+    """The dtype of a flat alias."""
     root = family_root(flat)
     dtype = root.dtype if root.place is None else root.place.dtype
     assert dtype is not None
@@ -282,7 +285,7 @@ def dtype_of(flat: Alias) -> torch.dtype:
 
 
 def covers(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """All that `other` shows of their memory `one` shows as well; true where sizes are symbols."""
+    """Whether `one` shows all memory that `other` shows; assumed so for symbolic sizes."""
     if not (is_static(one) and is_static(other)) or other.numel() == 0:
         return True
     (start, stop), (begin, end) = range_of(one), range_of(other)
@@ -294,7 +297,8 @@ def covers(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def place_in(memory: Any, tensor: torch.Tensor, first: int) -> Any:
-    """What `tensor` shows of `memory`, a byte for each byte from the `first` on."""
+    """A view of `memory`, an array with an entry for each byte from `first` on, as `tensor` shows
+    it."""
     size = tensor.dtype.itemsize
     start = tensor.storage_offset() * size - first
     steps = (*(step * size for step in tensor.stride()), 1)
@@ -302,11 +306,13 @@ def place_in(memory: Any, tensor: torch.Tensor, first: int) -> Any:
 
 
 def is_static(tensor: torch.Tensor) -> bool:
+    """Whether sizes, strides and offset are plain integers."""
     place = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
     return all(isinstance(each, int) for each in place)
 
 
 def range_of(tensor: torch.Tensor) -> tuple[Any, Any]:
+    """The bytes of its storage, from and to, that `tensor` spans."""
     first = tensor.storage_offset()
     size = tensor.dtype.itemsize
     return first * size, (first + extent(tensor)) * size

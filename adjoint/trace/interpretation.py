@@ -1,4 +1,4 @@
-"""Running a graph that torch made under the tracer, node by node."""
+"""Tracing a graph of torch.fx, such as Dynamo makes, node by node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from adjoint.trace.tracer import Tracer
 
 
 class Interpreter(fx.Interpreter):
-    """Runs a graph, telling the tracer which line of the user's each node came from."""
+    """Runs a graph under the tracer, which it gives the source line of each node."""
 
     def __init__(self, graph_module: fx.GraphModule, tracer: Tracer) -> None:
         super().__init__(graph_module)

@@ -1,4 +1,5 @@
-"""Ops that change what memory a tensor shows, how, or what autograd knows of it; but no data."""
+"""In-place ops that change the metadata of a tensor (`t_`, `resize_`, `set_`, `.data =`,
+`requires_grad_`), but no data."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, eq=False)
 class MetadataOp:
-    """`t_`, `set_`, `resize_`, ... of a tensor."""
+    """A call of `t_`, `set_`, `resize_`, ..."""
 
     op: OpOverload
     args: tuple[Any, ...]
@@ -37,7 +38,7 @@ class MetadataOp:
 
 @dataclass(frozen=True, eq=False)
 class DataAssigned:
-    """An assignment to `.data`, for which torch has no op: what the tensor shows since."""
+    """An assignment to `.data`, for which torch dispatches no op; `now` is the new alias."""
 
     now: Alias
 
@@ -46,7 +47,7 @@ MetadataChange: TypeAlias = MetadataOp | DataAssigned
 
 
 def move(tracer: Tracer, op: OpOverload, args: Any, kwargs: Any) -> Any:
-    """Run `op`, after which its tensor shows another window on memory."""
+    """Run `op`, which changes the sizes, strides, offset or storage of its tensor."""
     tensor: torch.Tensor = args[0]
     before, mode = tracer.alias(tensor), current_mode()
     numbers, named = tracer.emitter.number_nodes((tuple(args[1:]), kwargs))
@@ -91,13 +92,13 @@ def _relocate(tracer: Tracer, tensor: torch.Tensor) -> None:
 
 
 def _stays_in(tensor: torch.Tensor, memory: int) -> bool:
-    """`tensor` shows no more than the first `memory` bytes."""
+    """Whether `tensor` lies within the first `memory` bytes of its storage."""
     last = (tensor.storage_offset() + geometry.extent(tensor)) * tensor.dtype.itemsize
     return bool(last <= memory)
 
 
 def _resize(tracer: Tracer, before: Alias, new: fx.Node) -> None:
-    """The memory grew."""
+    """The storage grew: the tensor has a new one, with the value of `new`."""
     tensor = before.tensor
     assert tensor is not None
     others = {id(a.tensor) for a in before.storage.aliases if a.tensor is not None}
@@ -107,7 +108,7 @@ def _resize(tracer: Tracer, before: Alias, new: fx.Node) -> None:
 
 
 def change_history(tracer: Tracer, tensor: torch.Tensor, change: Callable[[], Any]) -> Any:
-    """Run `change`, which makes a leaf of `tensor` or takes its history away, but no op."""
+    """Run `change`, which makes `tensor` a leaf or detaches it; torch dispatches no op for that."""
     if not tracer.scope.knows(tensor):
         return change()
     alias = tracer.alias(tensor)
@@ -122,7 +123,8 @@ def change_history(tracer: Tracer, tensor: torch.Tensor, change: Callable[[], An
     elif not _is_input(alias):
         node = emitter.call(as_leaf, (node,), mode=aliasing.RECORDED)
     elif node.op == "placeholder":
-        # The graph is given a leaf.  What was computed before did not know of that.
+        # The input is a leaf for the whole graph, but what was computed before must not depend on
+        # it.
         emitter.detach_for_users(node)
     else:
         raise tracer.unsupported("requires_grad_", "the input was written to or moved before")
@@ -133,5 +135,5 @@ def change_history(tracer: Tracer, tensor: torch.Tensor, change: Callable[[], An
 
 
 def _is_input(alias: Alias) -> bool:
-    """The caller has the tensor of `alias`."""
+    """Whether the caller holds the tensor of `alias`."""
     return any(each.is_input and each.tensor is alias.tensor for each in alias.origins())

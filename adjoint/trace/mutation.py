@@ -1,4 +1,4 @@
-"""Mutating ops: what each writes to, and the op that computes the same without writing."""
+"""Mutating ops: which arguments each writes to, and its functional counterpart."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from adjoint.torch_private.operators import (
 
 @dataclass(frozen=True)
 class Functional:
-    """A pure op in place of a mutating one; it takes the same arguments but those in `dropped`."""
+    """The pure counterpart of a mutating op; it takes the same arguments except `dropped`."""
 
     op: OpOverload
     dropped: frozenset[str]
     renamed: tuple[tuple[str, str], ...] = ()
 
     def arguments(self, of: OpOverload, named: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of this op, for those of a call of the mutating op `of`."""
+        """The arguments of this op, given those of a call of the mutating op `of`."""
         defaults = {p.name: p.default_value for p in of._schema.arguments if p.has_default_value()}
         required = {p.name for p in self.op._schema.arguments if not p.has_default_value()}
         filled = {name: value for name, value in defaults.items() if name in required}
@@ -42,27 +42,27 @@ class Functional:
 
 
 def changes_metadata_only(op: OpOverload) -> bool:
-    """`t_`, `squeeze_` and their like: the tensor becomes a view of what it was."""
+    """Whether the op is like `t_` or `squeeze_`: the tensor becomes a view of what it was."""
     return torch.Tag.inplace_view in op.tags
 
 
-_LEAVE_HISTORY = frozenset(f"aten::logical_{name}_" for name in ("and", "or", "xor", "not"))
+_KEEP_HISTORY = frozenset(f"aten::logical_{name}_" for name in ("and", "or", "xor", "not"))
 
 
 def keeps_history(op: OpOverload) -> bool:
-    """Autograd has the result for not differentiable, and lets the tensor keep its history."""
-    return op._schema.name in _LEAVE_HISTORY
+    """Whether autograd takes the result for not differentiable but keeps the tensor's history."""
+    return op._schema.name in _KEEP_HISTORY
 
 
 def written_by(op: OpOverload, named: dict[str, Any]) -> tuple[str, ...]:
-    """The arguments that a call of `op` writes to, whether or not its schema says so."""
-    said = tuple(name for name in written_arguments(op) if named.get(name) is not None)
-    return said + implicitly_written_arguments(op, named)
+    """The arguments that a call of `op` writes to, declared in its schema or not."""
+    declared = tuple(name for name in written_arguments(op) if named.get(name) is not None)
+    return declared + implicitly_written_arguments(op, named)
 
 
 @functools.cache
 def functional_variant(op: OpOverload) -> Functional | None:
-    """The pure op that returns `op`'s own results, then the new value of each written argument."""
+    """The pure op that returns the results of `op`, then the new value of each written argument."""
     if op in _BY_HAND:
         return _BY_HAND[op]
     written = written_arguments(op)
@@ -78,17 +78,17 @@ def functional_variant(op: OpOverload) -> Functional | None:
 
 
 _BY_HAND = {
-    # The name of the overload is a Python keyword, so that it cannot stand in the code of a graph.
+    # The overload's name `from` is a Python keyword, which the code of a graph cannot contain.
     getattr(torch.ops.aten.random_, "from"): Functional(
         torch.ops.aten.randint_like.low_dtype,
         frozenset({"generator"}),
         (("from", "low"), ("to", "high")),
     ),
-    # Of real numbers, `conj_physical` returns its argument.
+    # For real tensors, `conj_physical` returns its argument itself.
     torch.ops.aten.conj_physical_.default: Functional(
         torch.ops.aten._conj_physical.default, frozenset()
     ),
-    # They write to running statistics, and their schemas do not say so.
+    # Their schemas do not declare that they write to running statistics.
     torch.ops.aten.native_batch_norm.default: Functional(
         torch.ops.aten._native_batch_norm_legit_functional.default, frozenset()
     ),
@@ -120,7 +120,7 @@ def _same_arguments(op: OpOverload, candidate: OpOverload, outs: frozenset[str])
 
 
 def returns_fit(op: OpOverload, candidate: OpOverload, written: int) -> bool:
-    """`candidate` returns what `op` does, and a new value for each argument written to."""
+    """Whether `candidate` returns the results of `op` and a new value per written argument."""
     own = sum(1 for each in op._schema.returns if each.alias_info is None)
     return len(candidate._schema.returns) == own + written
 

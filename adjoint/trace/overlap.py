@@ -1,7 +1,7 @@
-"""Writes without a meaning, because elements that they touch lie in one place of memory.
+"""Writes that are undefined because tensors overlap: internally, or partially with one another.
 
-Eager refuses those that it recognises and computes something for the others.  Fake tensors have no
-memory, so that torch's own check does not see them.
+Eager refuses the writes that it recognizes as such.  Fake tensors have no memory, so torch's own
+check does not see them; it is repeated here.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 
 from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.operators import OpOverload
-from adjoint.trace.geometry import dense_order, is_static, place_in, range_of, same_place
+from adjoint.trace.geometry import dense_order, is_static, place_in, range_of, same_elements
 from adjoint.trace.views import has_internal_overlap
 
-# These write one value to all places, or each place from itself, so that eager lets them be.
-_HARMLESS = frozenset(
+# Allowed by eager: they write the same value everywhere, or each element from itself.
+_ALLOWED = frozenset(
     f"aten::{name}"
     for name in (
         "fill_",
@@ -34,10 +34,10 @@ _HARMLESS = frozenset(
 
 
 def conflict(op: OpOverload, named: dict[str, Any], written: Sequence[str]) -> str | None:
-    """Why eager refuses this call for where its arguments lie; None if it does not."""
+    """Why eager refuses this call for an overlap of its arguments; None if it does not."""
     name = op._schema.name
     tensors = [each for value in named.values() for each in _tensors(value)]
-    if op.namespace != "aten" or (name in _HARMLESS and not _recorded(tensors)):
+    if op.namespace != "aten" or (name in _ALLOWED and not _recorded(tensors)):
         return None
     for argument in written:
         for index, tensor in enumerate(_tensors(named[argument])):
@@ -45,14 +45,14 @@ def conflict(op: OpOverload, named: dict[str, Any], written: Sequence[str]) -> s
                 return "several elements of the tensor that it writes to lie in one place"
             for other in _read(named, argument, index):
                 if name == "aten::copy_" and other.numel() == 1 and dense_order(tensor) is None:
-                    continue  # What is read is written back as it was; eager does not look.
+                    continue  # The element read is rewritten unchanged; eager does not check.
                 if partially_overlap(tensor, other):
                     return "a tensor that it reads overlaps in part with the one it writes to"
     return None
 
 
 def is_in_sequence(named: dict[str, Any], written: Sequence[str]) -> bool:
-    """One of several tensors that are written shares memory with another that the op has."""
+    """Whether one of several tensors written to overlaps another argument of the op."""
     several = [t for name in written for t in _tensors(named[name])]
     if len(several) < 2:
         return False
@@ -65,7 +65,7 @@ def is_in_sequence(named: dict[str, Any], written: Sequence[str]) -> bool:
 
 
 def _touch(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """They may have elements in common."""
+    """Whether the ranges of memory of two tensors intersect."""
     if storage_key(one) != storage_key(other):
         return False
     (start, stop), (begin, end) = range_of(one), range_of(other)
@@ -73,7 +73,7 @@ def _touch(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _read(named: dict[str, Any], written: str, index: int) -> Iterator[torch.Tensor]:
-    """What is read when the `index`-th tensor of an argument is written."""
+    """The tensors that are read when the `index`-th tensor of the argument `written` is written."""
     several = not isinstance(named[written], torch.Tensor)
     for name, value in named.items():
         tensors = _tensors(value) if name != written else []
@@ -81,7 +81,7 @@ def _read(named: dict[str, Any], written: str, index: int) -> Iterator[torch.Ten
 
 
 def _recorded(tensors: Sequence[torch.Tensor]) -> bool:
-    """Autograd would record a write, of which only the data is harmless."""
+    """Whether autograd records the write; then even a repeated write of one value matters."""
     with contextlib.suppress(RuntimeError):
         return torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
     return True
@@ -94,10 +94,10 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def partially_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Two tensors have elements in common, but are not the same elements in one order."""
+    """Whether two tensors share elements, but are not the same elements in the same order."""
     if one is other or storage_key(one) is None or storage_key(one) != storage_key(other):
         return False
-    if not (is_static(one) and is_static(other)) or same_place(one, other):
+    if not (is_static(one) and is_static(other)) or same_elements(one, other):
         return False
     (start, stop), (begin, end) = range_of(one), range_of(other)
     if not (start < end and begin < stop):

@@ -1,7 +1,7 @@
-"""Tensor subclasses: made from traced tensors inside the program, and taken apart there.
+"""Tensor subclasses that the program constructs from traced tensors, and their inner tensors.
 
-Ops on a subclass are nodes like any others; the subclass itself runs them.  What no op says is how
-a subclass came to hold its inner tensors, and how the program came by one of those.
+Ops on a subclass are ordinary nodes, which the subclass itself runs.  Construction of a subclass,
+and access to an inner tensor, dispatch no op; their nodes are made here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def is_made_of_fakes(tensor: Any) -> bool:
-    """A traced tensor, or what the program has made of one: a subclass, a level of `vmap`."""
+    """Whether this is a traced tensor, or a subclass or functorch wrapper around one."""
     if isinstance(tensor, FakeTensor) or is_functorch_wrapper(tensor):
         return True
     if not isinstance(tensor, torch.Tensor) or not is_traceable_wrapper_subclass(tensor):
@@ -38,9 +38,9 @@ def is_made_of_fakes(tensor: Any) -> bool:
 def construction(
     emitter: Emitter, node_of: Callable[[torch.Tensor], fx.Node], tensor: torch.Tensor
 ) -> fx.Node:
-    """The node that makes `tensor` of the inner tensors it holds.
+    """The node that constructs the subclass `tensor` from its inner tensors.
 
-    As in eager torch, autograd does not look through the making of a subclass.
+    As in eager torch, no gradient flows through the construction.
     """
     names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
     held = [getattr(tensor, name) for name in names]
@@ -51,7 +51,7 @@ def construction(
 
 
 def holder(aliases: Iterable[Alias], tensor: torch.Tensor) -> tuple[torch.Tensor, str] | None:
-    """The traced subclass that holds `tensor`, and the attribute it is."""
+    """The traced subclass that holds `tensor`, and in which attribute."""
     for alias in aliases:
         outer = alias.tensor
         if outer is None or isinstance(outer, FakeTensor):

@@ -1,4 +1,4 @@
-"""Bodies that stay graphs of their own: branches, loop bodies, halves of custom functions."""
+"""Tracing bodies into graphs of their own: branches, loop bodies, halves of custom functions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def finish_graph(emitter: Emitter, entry: Mode) -> fx.GraphModule:
 
 
 class Body:
-    """A function captured inside another: its graph, and what it takes from around it."""
+    """A function traced inside another: its scope, and what it lifts from outside."""
 
     def __init__(self, tracer: Tracer, outer: Scope | None = None) -> None:
         self.tracer = tracer
@@ -52,7 +52,7 @@ class Body:
             return call_user_code(function, *arguments)
 
     def written(self) -> list[Any]:
-        """The tensors from outside that the body wrote to."""
+        """The operands and lifted tensors that the body wrote to."""
         outside = [*self._operands, *self.scope.lifted]
         return [
             t
@@ -76,19 +76,19 @@ class Body:
 
 
 def match_lifted(bodies: Sequence[Body], outputs: Sequence[Any]) -> list[Any]:
-    """Make all bodies take the same values from outside, in one order, after their operands."""
+    """Give all bodies the same lifted inputs, in the same order, after their operands."""
     lifted: list[Any] = []
     for body, output in zip(bodies, outputs, strict=True):
-        body.read(output)  # What a body takes from outside is known once its results are read.
+        body.read(output)  # What a body lifts is known once its results have been read.
         lifted += [each for each in body.scope.lifted if not _among(each, lifted)]
     for body in bodies:
         with body.tracer.inside(body.scope):
-            places = [body.scope.lifted_node(each) for each in lifted]
-        for place in places:
-            # Moved behind all other inputs, one after the other: the order is that of `lifted`.
+            nodes = [body.scope.lifted_node(each) for each in lifted]
+        for node in nodes:
+            # Each is moved behind all other inputs, so that their order becomes that of `lifted`.
             last = [n for n in body.scope.emitter.graph.nodes if n.op == "placeholder"][-1]
-            if last is not place:
-                last.append(place)
+            if last is not node:
+                last.append(node)
         body.scope.emitter.recount_placeholders()
     return lifted
 
@@ -98,7 +98,10 @@ def _among(value: Any, values: Sequence[Any]) -> bool:
 
 
 def opaque(shown: Sequence[Any], inputs: Sequence[Any], name: str) -> list[Any]:
-    """New tensors that look like `shown`, which autograd knows to depend on `inputs`."""
+    """New tensors like `shown` that autograd knows to depend on `inputs`.
+
+    Their derivative inside the traced program is refused.
+    """
     sources = [t for t in inputs if isinstance(t, torch.Tensor)]
 
     class Opaque(torch.autograd.Function):

@@ -296,7 +296,7 @@ class Tracer(TorchDispatchMode):
         # The order in which random numbers are drawn depends on the strides.
         return trees.map_leaves(
             lambda leaf: (
-                geometry.laid_out(self.emitter, self.node(leaf), leaf)
+                geometry.with_strides_of(self.emitter, self.node(leaf), leaf)
                 if isinstance(leaf, torch.Tensor)
                 else self._leaf_node(leaf)
             ),

@@ -121,6 +121,7 @@ def unrecorded(make: Callable[[], Tensor]) -> Tensor:
 # Eager takes some writes that have no meaning, and views that a pure graph cannot have.
 WITHOUT_A_MEANING = (
     "lie in one place",
+    "internal overlap",
     "overlaps in part",
     "beyond the tensor that gradients flow to",
     "outside of the tensor",

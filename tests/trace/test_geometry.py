@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import adjoint
-from adjoint.trace.geometry import dense_order, extent, same_layout, same_place
+from adjoint.trace.geometry import dense_order, extent, same_elements, same_layout
 from tests.parity import ROUTES, Route, Row, Table, check, grown, leaf, plain, refused
 
 
@@ -45,9 +45,9 @@ def test_layouts_and_places() -> None:
     x = torch.zeros(4, 4)
     assert same_layout(x, torch.ones(4, 4))
     assert not same_layout(x, x.t())
-    assert same_place(x[1], x[1])
-    assert not same_place(x[1], x[2])
-    assert not same_place(x, x.view(torch.int32))
+    assert same_elements(x[1], x[1])
+    assert not same_elements(x[1], x[2])
+    assert not same_elements(x, x.view(torch.int32))
 
 
 table = Table()
