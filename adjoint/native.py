@@ -30,6 +30,7 @@ from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.runtime.gpu.assembly import assemble
 from adjoint.runtime.gpu.driver import load as load_on_gpu
 from adjoint.runtime.gpu.program import GpuProgram
+from adjoint.runtime.plans.program import PlanProgram
 from adjoint.target import Loader, Machine, Target
 from adjoint.targets import target_of
 from adjoint.torch_private import symbols
@@ -56,7 +57,7 @@ def native_program(
     options: Options = DEFAULTS,
     saw: Observer = unobserved,
     told: set[str] | None = None,
-) -> CpuProgram | None:
+) -> PlanProgram | None:
     """The graph as native code; None if it is to be run op by op.
 
     If kernels draw random numbers, the program takes one more input (`Plan.streams`).  `told`:
@@ -86,7 +87,7 @@ def plan_of(graph_module: fx.GraphModule, options: Options = DEFAULTS) -> Plan |
     return _planned(graph_module, target_of(graph_module, options), frozenset())
 
 
-def _program(plan: Plan, code: Mapping[Launch, NativeFunction], target: Target) -> CpuProgram:
+def _program(plan: Plan, code: Mapping[Launch, NativeFunction], target: Target) -> PlanProgram:
     match target.loader:
         case Loader.LLVM:
             return CpuProgram(plan, code)

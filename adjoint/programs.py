@@ -19,7 +19,8 @@ from adjoint.native import DEFAULTS, native_program
 from adjoint.observing import Observer, unobserved
 from adjoint.options import Options
 from adjoint.runtime.checking import UnexpectedResult
-from adjoint.runtime.cpu.program import BindingFailed, CpuProgram
+from adjoint.runtime.plans.binding import BindingFailed
+from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.seeds import draws_are_captured, new_seeds
 from adjoint.torch_private import symbols
 from adjoint.torch_private.dynamo import compiling
@@ -62,12 +63,12 @@ class Programs:
         )
         self._general = first if first is not None and not first.plan.assumed else None
         """The program, if it is for all sizes."""
-        self._kinds: list[tuple[CpuProgram, Renaming | None]] = []
+        self._kinds: list[tuple[PlanProgram, Renaming | None]] = []
         if first is not None:
             self._kinds.append((first, None))
         self._has_failed = False
         """It is not tried again for other sizes."""
-        self._chosen: dict[tuple[int, ...], CpuProgram | None] = {}
+        self._chosen: dict[tuple[int, ...], PlanProgram | None] = {}
         self.forgets_histories = self._general is not None and self._general.forgets_histories
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
@@ -86,7 +87,7 @@ class Programs:
             detach_inputs(inputs)
         return evaluate_taking(self.graph_module, inputs)
 
-    def _give_up(self, program: CpuProgram, inputs: list[Any], error: BindingFailed) -> None:
+    def _give_up(self, program: PlanProgram, inputs: list[Any], error: BindingFailed) -> None:
         """It runs op by op from now on."""
         if program.plan.streams:
             inputs.pop()
@@ -95,7 +96,7 @@ class Programs:
         self._general, self._kinds = None, []
         self._chosen.clear()
 
-    def _program_for(self, inputs: Sequence[Any]) -> CpuProgram | None:
+    def _program_for(self, inputs: Sequence[Any]) -> PlanProgram | None:
         if not self._kinds:
             return None
         sizes = self._sizing.of(inputs)
@@ -108,13 +109,13 @@ class Programs:
                 return self._chosen[key]
         return self._chosen[key]
 
-    def _find(self, sizes: Sizes) -> CpuProgram | None:
+    def _find(self, sizes: Sizes) -> PlanProgram | None:
         for program, names in self._kinds:
             if symbols.first_violated(program.plan.assumed, renamed(sizes, names)) is None:
                 return program
         return None
 
-    def _attempted(self, sizes: Sizes) -> CpuProgram | None:
+    def _attempted(self, sizes: Sizes) -> PlanProgram | None:
         if self._has_failed:
             return None
         made = attempt(
@@ -126,7 +127,7 @@ class Programs:
         self._has_failed = made is None
         return made[0] if made else None
 
-    def _made_anew(self, sizes: Sizes) -> CpuProgram | None:
+    def _made_anew(self, sizes: Sizes) -> PlanProgram | None:
         why = f"native code was made {KINDS} times for sizes of different kinds"
         if len(self._kinds) < KINDS:
             try:
@@ -149,7 +150,7 @@ def _shown(sizes: Sizes) -> str:
     return ", ".join(f"{symbol}={size}" for symbol, size in sizes.items())
 
 
-def _seeded(program: CpuProgram, inputs: list[Any]) -> bool:
+def _seeded(program: PlanProgram, inputs: list[Any]) -> bool:
     """Add what the random numbers of the program begin with, if it draws any.
 
     Not if somebody writes down what is launched: repeated, it would draw the same again.

@@ -16,7 +16,7 @@ from adjoint.loops.plan import Launch, LibraryCall, Plan, RowTiles
 from adjoint.lower import planning
 from adjoint.native import native_program
 from adjoint.runtime.cpu.engine import load
-from adjoint.runtime.cpu.program import Binding, CpuProgram
+from adjoint.runtime.cpu.program import CpuBinding, CpuProgram
 from adjoint.runtime.gpu.program import GpuProgram
 from adjoint.target import CPU, NVPTX, Machine, Target, cpu_target, cuda_target
 
@@ -51,7 +51,7 @@ def graph_of(function: Callable[..., Any], inputs: Sequence[Any]) -> GraphModule
 
 def program_of(function: Callable[..., Any], inputs: Sequence[Any]) -> CpuProgram:
     program = native_program(graph_of(function, inputs))
-    assert program is not None, "nothing became a kernel"
+    assert isinstance(program, CpuProgram), "nothing became a kernel"
     return program
 
 
@@ -60,14 +60,16 @@ class _ManyThreads(CpuProgram):
 
     def __call__(self, inputs: list[Any]) -> Any:
         # One thread: what several would meet in is put together by instructions of a GPU.
-        return self._run(inputs, _ManyChunks(self, self._sizes(inputs), 1), 1)
+        sizes = self._sizes(inputs)
+        binding = _ManyChunks(self.plan, self.runs, self.functions, sizes, 1)
+        return self._run(inputs, binding, 1)
 
 
-class _ManyChunks(Binding):
+class _ManyChunks(CpuBinding):
     def chunks(self, step: Launch | RowTiles) -> int:
         assert isinstance(step, Launch)
         assert step.grid is not None
-        return min(3, self._int(step.grid.rows)) or 1
+        return min(3, self.size(step.grid.rows)) or 1
 
 
 def grid_program_of(function: Callable[..., Any], inputs: Sequence[Any]) -> CpuProgram:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from adjoint.runtime.cpu.memory import Pool
-from adjoint.runtime.cpu.program import CpuProgram, Writer
+from adjoint.runtime.cpu.program import CpuProgram, CpuWriter
 from adjoint.runtime.gpu.graphs import Recordings
 from adjoint.runtime.gpu.program import used_inputs
 from adjoint.runtime.gpu.results import New
@@ -115,7 +115,7 @@ class Program:
         return self.recordings.replays
 
 
-class Asking(Writer):
+class Asking(CpuWriter):
     """The program asks for memory as one of a GPU does."""
 
     parameters = "inputs, binding, threads, new"
@@ -135,7 +135,7 @@ class RecordedProgram(CpuProgram):
         self.recordings = Recordings(self._run, used_inputs(self.plan), self.recorder)
         self.places: dict[Any, Any] = {}
 
-    def _writer(self, looks: bool = False) -> Writer:
+    def _writer(self, looks: bool = False) -> CpuWriter:
         return Asking(self.plan, self.runs, looks)
 
     def __call__(self, inputs: list[Any]) -> Any:

@@ -294,7 +294,7 @@ STAGES: dict[str, tuple[Any, str, bool]] = {
     "lower": (native, "lower", True),
     "emit": (native, "emit_module", True),
     "load": (native, "load", True),
-    "bind": (cpu_program, "Binding", True),
+    "bind": (cpu_program, "CpuBinding", True),
 }
 
 

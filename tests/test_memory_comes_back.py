@@ -17,10 +17,11 @@ from torch import Tensor, fx
 import adjoint
 from adjoint import native
 from adjoint.runtime.code import NativeFunction
-from adjoint.runtime.cpu.program import Binding, CpuProgram
+from adjoint.runtime.plans.binding import Binding
+from adjoint.runtime.plans.program import PlanProgram
 
 # What a compilation makes, and what is large.
-MADE = (NativeFunction, CpuProgram, Binding, fx.GraphModule, fx.Node)
+MADE = (NativeFunction, PlanProgram, Binding, fx.GraphModule, fx.Node)
 
 
 def there() -> Counter[str]:

@@ -22,9 +22,9 @@ from adjoint.options import Options
 from adjoint.programs import Programs
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import LLVMError, load
-from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.runtime.gpu.graphs import SEEN
 from adjoint.runtime.gpu.program import GpuProgram, why_not_capturable
+from adjoint.runtime.plans.program import PlanProgram
 from tests.recording import RecordedProgram
 from tests.test_programs import plans
 
@@ -32,12 +32,12 @@ aten = torch.ops.aten
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CpuProgram]]:
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PlanProgram]]:
     """The native programs that are made."""
-    found: list[CpuProgram] = []
+    found: list[PlanProgram] = []
     native_program = native.native_program
 
-    def noted(*args: Any) -> CpuProgram | None:
+    def noted(*args: Any) -> PlanProgram | None:
         program = native_program(*args)
         if program is not None:
             found.append(program)
@@ -62,7 +62,7 @@ def by_the_fused_op(x: Tensor) -> Tensor:
     return result * 2
 
 
-def test_a_seed_says_which_numbers_come(made: list[CpuProgram]) -> None:
+def test_a_seed_says_which_numbers_come(made: list[PlanProgram]) -> None:
     run, x = counted(dropped), torch.ones(1000)
     torch.manual_seed(5)
     first, second = run(x), run(x)
@@ -84,7 +84,7 @@ def test_the_state_of_the_generator_is_what_counts() -> None:
     assert torch.equal(run(x), first)
 
 
-def test_on_a_processor_numbers_are_eagers_unless_asked(made: list[CpuProgram]) -> None:
+def test_on_a_processor_numbers_are_eagers_unless_asked(made: list[PlanProgram]) -> None:
     x = torch.ones(1000)
     for options in ({}, {"eager_rng": True}, {"eager_rng": None}):
         run = adjoint.compile(dropped, **options)
@@ -109,7 +109,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers_draw_as_eager_does(name: str, made: list[CpuProgram]) -> None:
+def test_layers_draw_as_eager_does(name: str, made: list[PlanProgram]) -> None:
     """What is left, and how large, is as likely; for a channel as a whole where eager's is."""
     make, shape = LAYERS[name]
     layer, x = make(), -torch.ones(shape)
@@ -180,7 +180,7 @@ def test_what_is_computed_again_draws_the_same() -> None:
     torch.testing.assert_close(x.grad, torch.where(y != 0, x * (4 / 0.7), 0))
 
 
-def test_any_size_has_the_same_numbers(made: list[CpuProgram]) -> None:
+def test_any_size_has_the_same_numbers(made: list[PlanProgram]) -> None:
     """Which number an element gets depends on its place, and not on how many there are."""
     graph = adjoint.capture(lambda x: x + torch.rand_like(x), torch.rand(6), dynamic=True)
     run = Programs(graph.graph_module, Options(eager_rng=False))
@@ -209,7 +209,7 @@ def test_a_program_made_anew_for_other_sizes_has_the_same_numbers() -> None:
         assert torch.equal(each, found[-1][: each.numel()])
 
 
-def test_numbers_of_kernels_and_of_torch_in_one_program(made: list[CpuProgram]) -> None:
+def test_numbers_of_kernels_and_of_torch_in_one_program(made: list[PlanProgram]) -> None:
     generator = torch.Generator()
 
     def mixed(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -280,7 +280,7 @@ class TestRecorded:
     def recorded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(native, "CpuProgram", RecordedProgram)
 
-    def test_replays_draw_anew(self, made: list[CpuProgram]) -> None:
+    def test_replays_draw_anew(self, made: list[PlanProgram]) -> None:
         run, x = counted(dropped), torch.ones(100, 100)
         masks: list[list[Tensor]] = []
         for _ in range(2):
@@ -295,7 +295,7 @@ class TestRecorded:
         different = {tuple(mask.flatten().tolist()) for mask in masks[0]}
         assert len(different) == len(masks[0])
 
-    def test_training(self, made: list[CpuProgram]) -> None:
+    def test_training(self, made: list[PlanProgram]) -> None:
         x = torch.rand(64, 64).add(1).requires_grad_()
         run = counted(lambda x: dropped(x.square()))
         for _ in range(SEEN + 6):
@@ -311,7 +311,7 @@ class TestRecorded:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnAGpu:
-    def test_kernels_draw_unless_told_otherwise(self, made: list[CpuProgram]) -> None:
+    def test_kernels_draw_unless_told_otherwise(self, made: list[PlanProgram]) -> None:
         x = torch.ones(1000, 1000, device="cuda")
         run = adjoint.compile(dropped)
         masks: list[list[Tensor]] = []

@@ -15,8 +15,8 @@ from adjoint.loops.plan import RowTiles
 from adjoint.lower.draws import DIGITS, DRAWS, draw_in_kernels
 from adjoint.native import native_program
 from adjoint.options import Options
-from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.runtime.gpu.program import why_not_capturable
+from adjoint.runtime.plans.program import PlanProgram
 from adjoint.target import cuda_target
 from adjoint.torch_private.fake import new_fake_mode
 from tests.lowering import DRAWING_GRID, calls, graph_of, grid_program, launches, lower
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 CPU = torch.device("cpu")
 
 
-def drawing(function: Callable[..., Any], inputs: Sequence[Any]) -> CpuProgram:
+def drawing(function: Callable[..., Any], inputs: Sequence[Any]) -> PlanProgram:
     program = native_program(graph_of(function, inputs), Options(eager_rng=False))
     assert program is not None
     return program

@@ -17,6 +17,7 @@ from adjoint.native import native_program
 from adjoint.options import Options
 from adjoint.runtime.bridge import Compiled
 from adjoint.runtime.checking import UnexpectedResult
+from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.torch_private import corrected_fakes
 
 LIBRARY = torch.library.Library("checking", "FRAGMENT")
@@ -157,7 +158,7 @@ def test_only_the_first_run_of_a_binding_is_checked() -> None:
     x = torch.rand(8, 8)
     captured = adjoint.capture(lambda x: x.sin().cumsum(0).exp(), x)
     program = native_program(captured.graph_module)
-    assert program is not None
+    assert isinstance(program, CpuProgram)
     program([x])
     (binding,) = next(iter(program._bindings.values()))
     assert binding.looked

@@ -11,9 +11,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,7 +21,8 @@ from adjoint.runtime.cpu.engine import add_symbol, load_resident
 from adjoint.runtime.cpu.memory import At, Word, Words
 
 if TYPE_CHECKING:
-    from adjoint.runtime.cpu.program import Binding, CpuProgram
+    from adjoint.runtime.cpu.program import CpuBinding
+    from adjoint.runtime.plans.binding import Addresses
 
 _GEMM = {torch.float32: ("sgemm_", "float", 4), torch.float64: ("dgemm_", "double", 8)}
 
@@ -236,18 +236,17 @@ def _gemm(dtype: torch.dtype) -> int:
 
 
 def tile_region(
-    binding: Binding,
-    program: CpuProgram,
+    binding: CpuBinding,
     tiles: RowTiles,
-    address: Callable[[int | Scratch], Any],
+    address: Addresses,
     words: Words,
 ) -> At:
     """The words that `adjoint.tiles` reads for a region."""
-    chunks, rows = binding.chunks(tiles), binding._int(tiles.rows)
+    chunks, rows = binding.chunks(tiles), binding.size(tiles.rows)
     block = binding.block(tiles)
     threads: list[Word] = []
     for thread in range(chunks):
-        made = _Thread(binding, program, address, words, thread, tiles)
+        made = _Thread(binding, address, words, thread, tiles)
         begin = [made.launch(each) for each in tiles.begin]
         body = [
             made.launch(each) if isinstance(each, Launch) else made.product(each)
@@ -269,15 +268,13 @@ class _Thread:
 
     def __init__(
         self,
-        binding: Binding,
-        program: CpuProgram,
-        address: Callable[[int | Scratch], Any],
+        binding: CpuBinding,
+        address: Addresses,
         words: Words,
         thread: int,
         tiles: RowTiles,
     ) -> None:
         self.binding = binding
-        self.program = program
         self.address = address
         self.words = words
         self.thread = thread
@@ -299,10 +296,10 @@ class _Thread:
         values += [0, 0, *self.binding.ints(launch.extents)]
         at = self.words.put(values)
         self.patches += [[At(at.word + place), base, a, b, 0] for place, base, a, b in moving]
-        return [self.program.functions[launch].address, at]
+        return [self.binding.functions[launch].address, at]
 
     def is_local(self, operand: int | Scratch) -> bool:
-        return isinstance(operand, int) and self.program.plan.slots[operand].kind is SlotKind.LOCAL
+        return isinstance(operand, int) and self.binding.plan.slots[operand].kind is SlotKind.LOCAL
 
     def base(self, operand: int | Scratch) -> Word:
         found: Word = self.address(operand)
@@ -325,7 +322,7 @@ class _Thread:
             one, other = self.binding.ints(matrix.strides)
             turned = other != 1
             start = self.base(matrix.slot)
-            offset = self.binding._int(matrix.offset) * size
+            offset = self.binding.size(matrix.offset) * size
             rowed = self.row_bytes(matrix.slot) if moves and not self.is_local(matrix.slot) else 0
             if rowed or offset:
                 moving.append((place, start, rowed, 0))
@@ -337,8 +334,10 @@ class _Thread:
         left = side(product.left, 0, True, (m, k))
         right = side(product.right, 3, product.sums, (k, n))
         if isinstance(product.result, Scratch):
-            count = self.binding._int(product.result.count) * size
-            start: Any = self.address(product.result) + self.thread * count
+            count = self.binding.size(product.result.count) * size
+            first = self.address(product.result)
+            assert isinstance(first, int)
+            start: Word = first + self.thread * count
             result: list[Word] = [start, n]
         else:
             start = self.base(product.result)

@@ -1,8 +1,7 @@
-"""A plan as one Python function that launches kernels, with calls of operators between them.
+"""A plan on a GPU: launches of kernels, with calls of operators between them.
 
-It is the processor's program but for this: kernels between two calls are launched by one native
-call, on torch's stream; memory for what lives inside is shared by all programs of the stream; and a
-call like earlier ones is one launch of what those did.
+Kernels between two calls are launched by one native call, on torch's stream.  Memory for what lives
+inside is shared by all programs of the stream.  A call like earlier ones replays a CUDA graph.
 """
 
 from __future__ import annotations
@@ -27,13 +26,16 @@ from adjoint.loops.plan import (
 from adjoint.loops.teams import threads_per_block
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import BINDING, add_symbol, load_resident
-from adjoint.runtime.cpu.memory import At, Pool, Word, Words
-from adjoint.runtime.cpu.program import Binding, CpuProgram, Writer, binding_failures
+from adjoint.runtime.cpu.memory import At, Word, Words
 from adjoint.runtime.gpu.capture import CudaCapture
 from adjoint.runtime.gpu.driver import check, launch_address, use_in_this_thread
 from adjoint.runtime.gpu.graphs import Recordings
 from adjoint.runtime.gpu.memory import Arena, arena_of
 from adjoint.runtime.gpu.results import Giver
+from adjoint.runtime.plans.binding import Addresses, NativeBinding, binding_failures
+from adjoint.runtime.plans.program import PlanProgram
+from adjoint.runtime.plans.runs import Run
+from adjoint.runtime.plans.writing import NativeWriter
 from adjoint.target import Target
 from adjoint.torch_private import trees
 from adjoint.torch_private.cuda import current_device, is_capturing, raw_stream
@@ -42,18 +44,18 @@ from adjoint.torch_private.cuda import current_device, is_capturing, raw_stream
 ALIGNMENT = 16
 
 
-class GpuProgram(CpuProgram):
-    # What is launched again looks at addresses only.
+class GpuProgram(PlanProgram):
+    # What is replayed looks at addresses only.
     forgets_histories = True
 
     def __init__(
-        self,
-        plan: Plan,
-        functions: Mapping[Launch, NativeFunction],
-        target: Target,
+        self, plan: Plan, functions: Mapping[Launch, NativeFunction], target: Target
     ) -> None:
-        self.device = device = target.device
-        super().__init__(plan, functions)
+        device = target.device
+        super().__init__(plan, device)
+        self.functions = functions
+        """The code of each kernel, which is there as long as the program is."""
+        self._bindings: dict[Any, GpuBinding] = {}
         why = why_not_capturable(plan) if target.captures_cuda_graphs else "it is switched off"
         self.recorder = CudaCapture(device)
         self.recordings = Recordings(self._run, used_inputs(plan), self.recorder, why)
@@ -85,26 +87,24 @@ class GpuProgram(CpuProgram):
 
     def _kept(self, arena: Arena, stream: int, inputs: Sequence[Any]) -> GpuBinding:
         key = (stream, self._sizes(inputs))
-        for binding in self._bindings.get(key, ()):
-            assert isinstance(binding, GpuBinding)
-            if not binding.is_stale:
-                return binding
-        binding = self._bound_in(arena, inputs)
-        self._keep(key, binding)
+        binding = self._bindings.get(key)
+        if binding is None or binding.is_stale:
+            binding = self._bound_in(arena, inputs)
+            self._keep(key, binding)
         return binding
 
     def _bound_in(self, arena: Arena, inputs: Sequence[Any]) -> GpuBinding:
         with binding_failures():
-            return GpuBinding(self, self._sizes(inputs), arena)
+            return GpuBinding(self.plan, self.runs, self.functions, self._sizes(inputs), arena)
 
     def _keep(self, key: Any, binding: GpuBinding) -> None:
         self._bindings.pop(key, None)
         while len(self._bindings) >= KEPT_BINDINGS:
             self._bindings.pop(next(iter(self._bindings)))
-        self._bindings[key] = [binding]
+        self._bindings[key] = binding
 
-    def _writer(self, looks: bool = False) -> Writer:
-        return _Writer(self.plan, self.runs, looks)
+    def _writer(self, looks: bool = False) -> GpuWriter:
+        return GpuWriter(self.plan, self.runs, looks)
 
 
 def used_inputs(plan: Plan) -> list[int]:
@@ -133,11 +133,18 @@ def why_not_capturable(plan: Plan) -> str:
 KEPT_BINDINGS = 64
 
 
-class GpuBinding(Binding):
-    def __init__(self, program: GpuProgram, sizes: Sequence[int], arena: Arena) -> None:
+class GpuBinding(NativeBinding):
+    def __init__(
+        self,
+        plan: Plan,
+        runs: Sequence[Run],
+        functions: Mapping[Launch, NativeFunction],
+        sizes: Sequence[int],
+        arena: Arena,
+    ) -> None:
         self.taken_from = arena
         self.is_stale = False
-        super().__init__(program, sizes, 1)
+        super().__init__(plan, runs, functions, sizes)
 
     def release(self) -> None:
         self.is_stale = True
@@ -147,33 +154,32 @@ class GpuBinding(Binding):
     def _memory(self, count: int) -> torch.Tensor:
         return self.taken_from.take(count, self)
 
-    def _pools(self) -> dict[int, Pool]:
-        return {}
-
     def chunks(self, step: Launch | RowTiles) -> int:
         assert isinstance(step, Launch)
         grid = step.grid
         assert grid is not None
-        rows = self._int(grid.rows)
-        most = max(1, FULL_OCCUPANCY_THREADS // max(1, self._int(grid.threads)))
+        rows = self.size(grid.rows)
+        most = max(1, FULL_OCCUPANCY_THREADS // max(1, self.size(grid.threads)))
         return max(1, min(-(-rows // grid.min_rows), most))
 
-    def _entry(self, step: Launch, code: int, values: Sequence[Word], words: Words) -> list[Word]:
+    def _entry(self, step: Launch | RowTiles, address: Addresses, words: Words) -> list[Word]:
         """Where to find: the function, how many blocks of how many threads, and the arguments."""
+        assert isinstance(step, Launch)
         grid = step.grid
         assert grid is not None
+        values, code = self._arguments(step, address), self.functions[step].address
         team = step.kernel.team
-        teams = self._int(grid.count) * (self.chunks(step) if grid.chunked else 1)
+        teams = self.size(grid.count) * (self.chunks(step) if grid.chunked else 1)
         block = threads_per_block(team)
         first = words.put(values)
         pointers = words.put([At(first.word + place) for place in range(len(values))])
         return [words.put([code, -(-teams * team // block), block, pointers])]
 
 
-class _Writer(Writer):
-    parameters = "inputs, binding, threads, new"
+class GpuWriter(NativeWriter):
+    parameters = "inputs, binding, stream, new"
 
-    def __init__(self, plan: Plan, runs: Any, looks: bool = False) -> None:
+    def __init__(self, plan: Plan, runs: Sequence[Run], looks: bool = False) -> None:
         super().__init__(plan, runs, looks)
         self.constants.update(native=launcher(), failed=_failed)
 
@@ -183,8 +189,8 @@ class _Writer(Writer):
     def is_unreadable(self, name: str) -> str:
         return f"{super().is_unreadable(name)} or {name}.data_ptr() % {ALIGNMENT}"
 
-    def enter(self) -> None:
-        self.line("code = native(*call, threads)")
+    def native(self) -> None:
+        self.line("code = native(*call, stream)")
         self.line("if code:")
         self.line("    failed(code)")
 

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 
-from adjoint.runtime.cpu.program import KEPT_BINDINGS, fit
+from adjoint.runtime.cpu.program import KEPT_BINDINGS
 from tests.lowering import check, program_of
 
 X = torch.arange(12.0).reshape(3, 4)
@@ -182,12 +182,6 @@ def test_few_bindings_are_kept() -> None:
     finally:
         torch.set_num_threads(before)
     assert len(program._bindings) <= KEPT_BINDINGS
-
-
-def test_fit_lays_out_anew() -> None:
-    made = fit(X, (3, 4), (1, 3))
-    assert made.stride() == (1, 3)
-    assert torch.equal(made, X)
 
 
 def test_memory_lives_as_long_as_a_view_of_a_view_of_it() -> None:

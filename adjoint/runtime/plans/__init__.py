@@ -1,0 +1,1 @@
+"""What programs of a plan share, whichever target they run on."""

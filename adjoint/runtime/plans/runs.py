@@ -1,0 +1,98 @@
+"""What a plan says about its slots: which kernels run without a call between, and last uses."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+from adjoint.loops.plan import (
+    Argument,
+    Launch,
+    LibraryCall,
+    Number,
+    Plan,
+    RowTiles,
+    SlotKind,
+    operands_of,
+)
+from adjoint.torch_private import trees
+
+# What stays where the binding has put it.
+INNER = (SlotKind.TEMPORARY, SlotKind.LOCAL)
+
+
+class Run:
+    """Kernels that follow one another without a call between."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, Launch | RowTiles]] = []
+        self.entering: list[int] = []
+        """Slots whose addresses differ from call to call."""
+
+
+def runs_of(plan: Plan) -> list[Run]:
+    runs: list[Run] = []
+    open_run: Run | None = None
+    fixed = {slot.number for slot in plan.slots if slot.kind is SlotKind.TEMPORARY}
+    for place, step in enumerate(plan.steps):
+        if isinstance(step, LibraryCall):
+            if not is_fixed_view(step, fixed):
+                open_run = None
+            else:
+                fixed.add(step.result)
+            continue
+        if open_run is None:
+            open_run = Run()
+            runs.append(open_run)
+        open_run.steps.append((place, step))
+        for operand in operands_of(step):
+            if not isinstance(operand, int) or operand in open_run.entering:
+                continue
+            if plan.slots[operand].kind not in INNER and operand not in fixed:
+                open_run.entering.append(operand)
+    return runs
+
+
+def is_fixed_view(step: LibraryCall, fixed: Container[int]) -> bool:
+    """A view of tensors that lie where the binding has put them: it is made once."""
+    return step.is_view and all(slot in fixed for slot in arguments_of(step))
+
+
+def arguments_of(step: LibraryCall) -> list[int]:
+    """The slots whose values a call takes."""
+    leaves = trees.leaves((step.args, step.kwargs))
+    return [leaf.slot for leaf in leaves if isinstance(leaf, Argument)]
+
+
+def numbers_of(plan: Plan) -> Iterator[Number]:
+    for step in plan.steps:
+        if isinstance(step, LibraryCall):
+            yield from numbers_in(step)
+
+
+def numbers_in(step: LibraryCall) -> Iterator[Number]:
+    for leaf in trees.leaves((step.args, step.kwargs)):
+        if isinstance(leaf, Number):
+            yield leaf
+
+
+def last_uses(plan: Plan) -> dict[int, int]:
+    """For each slot, the last step that uses it, or anything that may share its memory."""
+    last: dict[int, int] = {}
+    sources: dict[int, list[int]] = {}
+    for place, step in enumerate(plan.steps):
+        if isinstance(step, LibraryCall):
+            used = arguments_of(step)
+            if step.aliases:
+                sources[step.result] = used
+            work = [*used, step.result]
+        else:
+            work = [operand for operand in operands_of(step) if isinstance(operand, int)]
+        while work:
+            slot = work.pop()
+            if last.get(slot) != place:
+                last[slot] = place
+                work += sources.get(slot, ())
+    for leaf in trees.leaves(plan.outputs):
+        if isinstance(leaf, Argument):
+            last[leaf.slot] = len(plan.steps)
+    return last

@@ -1,0 +1,192 @@
+"""The Python function of a plan: runs of kernels, with calls of operators between them."""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from adjoint.loops.plan import Argument, LibraryCall, Number, Plan, SlotKind
+from adjoint.runtime.checking import checked_call
+from adjoint.runtime.plans.runs import (
+    INNER,
+    Run,
+    arguments_of,
+    is_fixed_view,
+    last_uses,
+    numbers_in,
+)
+
+
+def fit(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    """The same values, laid out as kernels expect them."""
+    made = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
+
+
+class Writer(ABC):
+    """Writes the Python function of a plan."""
+
+    parameters = "inputs, binding"
+
+    @abstractmethod
+    def new(self, slot: int, shape: str, strides: str, dtype: str) -> str:
+        """Memory for a result."""
+
+    @abstractmethod
+    def enter(self, place: int, entering: Sequence[int]) -> None:
+        """Run kernels, given the slots that the call brings."""
+
+    def __init__(self, plan: Plan, runs: Sequence[Run], looks: bool = False) -> None:
+        self.plan = plan
+        self.runs = runs
+        self.looks = looks
+        self.lines: list[str] = []
+        self.constants: dict[str, Any] = {
+            "fit": fit,
+            "checked_call": checked_call,
+        }
+        self.fixed = {slot.number for slot in plan.slots if slot.kind is SlotKind.TEMPORARY}
+        self.made: set[int] = set()
+        self.count = 0
+
+    def text(self) -> tuple[str, dict[str, Any]]:
+        plan = self.plan
+        last = last_uses(plan)
+        ends: dict[int, list[int]] = {}
+        for slot, place in last.items():
+            ends.setdefault(place, []).append(slot)
+        names = ", ".join(f"s{slot}" for slot in plan.inputs)
+        self.lines += [f"def run({self.parameters}):"]
+        if names:
+            self.line(f"{names}, = inputs")
+        self.line("inputs.clear()")
+        self.line("tensors, runs = binding.tensors, binding.runs")
+        read = {operand for run in self.runs for operand in run.entering}
+        read |= {
+            slot
+            for step in plan.steps
+            if isinstance(step, LibraryCall) and step.reads_layout
+            for slot in arguments_of(step)
+            if plan.slots[slot].shape is not None
+        }
+        for slot in plan.inputs:
+            if slot in read:
+                self.fitted(slot)
+        number = 0
+        first_of = {run.steps[0][0]: place for place, run in enumerate(self.runs)}
+        for place, step in enumerate(plan.steps):
+            if isinstance(step, LibraryCall):
+                self.invoke(step, number, read)
+                number += len(list(numbers_in(step)))
+            elif place in first_of:
+                self.run(first_of[place])
+            for slot in ends.get(place, ()):
+                if slot not in self.fixed and plan.slots[slot].kind not in INNER:
+                    self.line(f"s{slot} = None")
+        returned = self.tree(plan.outputs)
+        self.line(f"return {returned}")
+        return "\n".join(self.lines) + "\n", self.constants
+
+    def line(self, text: str) -> None:
+        self.lines.append(f"    {text}")
+
+    def constant(self, value: Any, name: str) -> str:
+        self.count += 1
+        full = f"{name}_{self.count}"
+        self.constants[full] = value
+        return full
+
+    def fitted(self, slot: int) -> None:
+        strides = self.sizes("strides", slot)
+        self.line(f"if s{slot}.stride() != {strides} or {self.is_unreadable(f's{slot}')}:")
+        self.line(f"    s{slot} = fit(s{slot}, {self.sizes('shapes', slot)}, {strides})")
+
+    def is_unreadable(self, name: str) -> str:
+        # A tensor negated when it is next read has other data; one that is all zeros may have none.
+        return f"{name}.is_neg() or not {name}.data_ptr()"
+
+    def sizes(self, what: str, slot: int) -> str:
+        held = self.plan.slots[slot]
+        values = held.shape if what == "shapes" else held.strides
+        if all(isinstance(value, int) for value in values or ()):
+            return repr(tuple(values or ()))
+        return f"binding.{what}[{slot}]"
+
+    def allocated(self, slot: int) -> None:
+        if self.plan.slots[slot].kind is SlotKind.OUTPUT and slot not in self.made:
+            self.made.add(slot)
+            dtype = self.constant(self.plan.slots[slot].dtype, "dtype")
+            shape, strides = self.sizes("shapes", slot), self.sizes("strides", slot)
+            self.line(f"s{slot} = {self.new(slot, shape, strides, dtype)}")
+
+    def run(self, place: int) -> None:
+        entering = self.runs[place].entering
+        for slot in entering:
+            self.allocated(slot)
+        self.enter(place, entering)
+
+    def invoke(self, step: LibraryCall, number: int, read: set[int]) -> None:
+        if is_fixed_view(step, self.fixed):
+            self.fixed.add(step.result)
+            return
+        self.allocated(step.result)
+        self.number = number
+        args = [self.tree(arg) for arg in step.args]
+        args += [f"{name}={self.tree(value)}" for name, value in step.kwargs.items()]
+        name = getattr(step.target, "__name__", "call").replace(".", "_")
+        target = self.constant(step.target, name if name.isidentifier() else "call")
+        if step.writes:
+            self.line(f"{target}({', '.join([*args, f'out={self.value(step.result)}'])})")
+            return
+        called = f"{target}({', '.join(args)})"
+        if self.looks and step.expected:
+            named = f"dict({', '.join(args[len(step.args) :])})"
+            given = f"({''.join(f'{arg}, ' for arg in args[: len(step.args)])}), {named}"
+            called = f"checked_call({self.constant(step, 'step')}, binding, {target}, {given})"
+        self.line(f"s{step.result} = {called}")
+        if step.result in read and self.plan.slots[step.result].shape is not None:
+            self.fitted(step.result)
+
+    def value(self, slot: int) -> str:
+        return f"tensors[{slot}]" if slot in self.fixed else f"s{slot}"
+
+    def tree(self, tree: Any) -> str:
+        match tree:
+            case Argument(slot):
+                return self.value(slot)
+            case Number():
+                self.number += 1
+                return f"binding.numbers[{self.number - 1}]"
+            case tuple():
+                return f"({''.join(f'{self.tree(each)}, ' for each in tree)})"
+            case list():
+                return f"[{', '.join(self.tree(each) for each in tree)}]"
+            case dict():
+                return f"{{{', '.join(f'{key!r}: {self.tree(v)}' for key, v in tree.items())}}}"
+            case slice():
+                ends = [self.tree(each) for each in (tree.start, tree.stop, tree.step)]
+                return f"slice({', '.join(ends)})"
+            case None | bool() | int() | str():
+                return repr(tree)
+            case _:
+                return self.constant(tree, "value")
+
+
+class NativeWriter(Writer):
+    """Native kernels: one call fills in the addresses that a run is given, and enters it."""
+
+    def enter(self, place: int, entering: Sequence[int]) -> None:
+        pack = self.constant(struct.Struct(f"{len(entering)}q").pack_into, "pack")
+        self.line(f"table, call, _ = runs[{place}]")
+        if entering:
+            addresses = ", ".join(f"s{slot}.data_ptr()" for slot in entering)
+            self.line(f"{pack}(table, 0, {addresses})")
+        self.native()
+
+    @abstractmethod
+    def native(self) -> None:
+        """The native call."""

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from adjoint.loops.plan import SlotKind
+from adjoint.runtime.cpu.memory import ALIGNMENT
+from adjoint.runtime.plans.binding import BindingFailed, binding_failures, extent_of
+from tests.lowering import program_of
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "extent"),
+    [((2, 3), (3, 1), 6), ((2, 3), (8, 2), 13), ((2, 0), (1, 1), 0), ((), (), 1), ((4,), (0,), 1)],
+)
+def test_an_extent_reaches_from_the_first_element_to_the_last(
+    shape: tuple[int, ...], strides: tuple[int, ...], extent: int
+) -> None:
+    assert extent_of(shape, strides) == extent
+
+
+def test_what_fails_is_not_bound_and_interruptions_are_not_failures() -> None:
+    with pytest.raises(BindingFailed) as caught, binding_failures():
+        raise IndexError("3")
+    assert type(caught.value.__cause__) is IndexError
+    with pytest.raises(KeyboardInterrupt), binding_failures():
+        raise KeyboardInterrupt
+
+
+def test_inner_tensors_lie_in_one_piece_of_memory() -> None:
+    x = torch.rand(64, 48)
+    program = program_of(lambda x: [((x.exp() @ x.t()).sort(1).values.sin() @ x).sort(1)[0]], [x])
+    binding = program._binding([], 1)
+    inner = [slot.number for slot in program.plan.slots if slot.kind is SlotKind.TEMPORARY]
+    assert len(inner) > 1
+    for number in inner:
+        tensor = binding.tensors[number]
+        assert tensor.untyped_storage().data_ptr() == binding.arena.data_ptr()
+        assert tensor.data_ptr() % ALIGNMENT == 0
+        assert (tensor.shape, tensor.stride()) == (
+            binding.shapes[number],
+            binding.strides[number],
+        )

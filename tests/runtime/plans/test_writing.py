@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from adjoint.runtime.cpu.program import CpuWriter
+from adjoint.runtime.plans.runs import runs_of
+from adjoint.runtime.plans.writing import fit
+from tests.lowering import graph_of, lower
+
+
+def test_fit_lays_out_anew() -> None:
+    x = torch.rand(3, 4)
+    made = fit(x, (3, 4), (1, 3))
+    assert made.stride() == (1, 3)
+    assert torch.equal(made, x)
+
+
+def text_of(function: Callable[..., Any], *inputs: torch.Tensor) -> str:
+    plan = lower(graph_of(function, inputs))
+    return CpuWriter(plan, runs_of(plan)).text()[0]
+
+
+def test_a_run_of_kernels_is_one_native_call() -> None:
+    x = torch.rand(300, 40)
+    text = text_of(lambda x: [x.sum(0), x.sin().sum()], x)
+    assert text.count("native(*call, threads)") == 1
+    text = text_of(lambda x: [(x.sin().sort(1).values * 2).cos()], x)
+    first, _, second = text.partition("sort")
+    assert "native(*call, threads)" in first
+    assert "native(*call, threads)" in second
+
+
+def test_a_value_is_released_after_its_last_use() -> None:
+    x = torch.rand(3, 4)
+    lines = text_of(lambda x: [x.sort(1).values.sort(0).values], x).splitlines()
+    released = next(n for n, line in enumerate(lines) if line.strip() == "s0 = None")
+    assert released < next(n for n, line in enumerate(lines) if "return" in line)
