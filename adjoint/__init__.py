@@ -4,6 +4,7 @@ from adjoint.backend import compile
 from adjoint.compiler import capture, run
 from adjoint.errors import CaptureError, DifferentiationError, FallbackWarning
 from adjoint.options import Options
+from adjoint.passes import Pass, graph_pass
 from adjoint.rules.registry import vjp_rule
 from adjoint.transforms import (
     grad,
@@ -23,9 +24,11 @@ __all__ = [
     "DifferentiationError",
     "FallbackWarning",
     "Options",
+    "Pass",
     "capture",
     "compile",
     "grad",
+    "graph_pass",
     "hessian",
     "hvp",
     "jacfwd",

@@ -1,50 +1,74 @@
-"""The sentence: capture -> differentiate -> optimize -> partition -> lower -> emit -> load.
+"""The sentence: capture, differentiate, optimize, partition, optimize, lower, emit, load.
 
-The derivative is built when autograd first asks for it; `building.py` has the stages from there on.
+`Compiler` says it for graphs under `torch.compile` and for transforms alike.  Derivatives are made
+on demand: autograd, by way of the runtime, comes back to the same functions for each order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import fx
 
-from adjoint.building import Build
 from adjoint.capture.direct import capture_call
 from adjoint.capture.dynamo import capture_graph
-from adjoint.graph.boundary import capturing, location_of_graph
+from adjoint.differentiate.activity import outputs_requiring_grad, outputs_with_derivative
+from adjoint.differentiate.eager import is_left_to_eager
+from adjoint.differentiate.segments import cut_into_segments, joined, segments_of
+from adjoint.differentiate.selections import with_finite_factors
+from adjoint.differentiate.sweep import differentiate, differentiate_where_possible
+from adjoint.graph.boundary import attempt, capturing, differentiating, location_of_graph
 from adjoint.graph.captured import CapturedProgram
-from adjoint.observing import Observer
+from adjoint.graph.copying import copied
+from adjoint.graph.derivative import Backward, Derivative, Joint, order_of_graph
+from adjoint.graph.evaluation import evaluate, evaluate_taking
+from adjoint.graph.metadata import outputs_of
+from adjoint.graph.origins import Origin, is_part, origins_of
+from adjoint.graph.sizes import assuming
+from adjoint.graph.verify import GraphError, verify
+from adjoint.native import native_program
+from adjoint.observing import Observer, Sighting, unobserved
+from adjoint.optimize.compositions import compose_for_torch
 from adjoint.options import Options
-from adjoint.runtime.program import Program
+from adjoint.partition.extraction import NotSaved
+from adjoint.partition.split import Forward, Split, narrowed
+from adjoint.passes import Pass, extended
+from adjoint.pipeline import JOINT, LINEAR, POST, PRIMAL
+from adjoint.progress import PROGRESS
+from adjoint.runtime.bridge import DifferentiableGraph
+from adjoint.runtime.calling import Runnable
+from adjoint.runtime.plans.program import PlanProgram
+from adjoint.runtime.entry import EntryPoint
+from adjoint.runtime.executable import Executable
 from adjoint.runtime.reference import run_call
+from adjoint.runtime.sized_programs import SizedPrograms
 from adjoint.torch_private.dynamo import in_eager
+from adjoint.torch_private.modes import isolated
+
+Value = TypeVar("Value")
 
 
 def compile_graph(
     graph_module: fx.GraphModule,
     examples: Sequence[Any],
     options: Options,
-    saw: Observer | None = None,
+    observer: Observer | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph of Dynamo's; `saw` observes it, or the progress on a terminal does."""
-    build = Build(options, saw, told=set())
-    what = partial(location_of_graph, graph_module)
-    with build.during("capturing", graph_module):
-        primal = build.saw("capture", capture_graph(graph_module, examples))
+    """Compile a graph of Dynamo's."""
+    compiler = Compiler(options, observer or unobserved, reported=set())
+    primal = compiler.captured(graph_module, examples)
 
     def captured_anew(inputs: Sequence[Any]) -> CapturedProgram:
-        with capturing(what, checked=True), build.during("capturing", graph_module):
-            return capture_graph(graph_module, inputs, anew=True)
+        with capturing(partial(location_of_graph, graph_module), checked=True):
+            return compiler.captured(graph_module, inputs, anew=True)
 
-    return Program(
-        primal,
-        captured_anew,
-        build.program,
-        in_eager(graph_module) if options.unsupported == "eager" else None,
-    )
+    eager = in_eager(graph_module) if options.unsupported == "eager" else None
+    return EntryPoint(primal, captured_anew, compiler.differentiable, eager)
 
 
 def capture(
@@ -57,3 +81,241 @@ def capture(
 def run(captured: CapturedProgram, *args: Any, **kwargs: Any) -> Any:
     """Call a captured function with the reference executor."""
     return run_call(captured, args, kwargs)
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """Compiles graphs, their derivatives, and the derivatives of those, by the same stages."""
+
+    options: Options = field(default_factory=Options)
+    observer: Observer = unobserved
+    reported: set[str] | None = None
+    """The failures that the user has been told of, if all is compiled for one program."""
+
+    # capture
+
+    def captured(
+        self, graph_module: fx.GraphModule, examples: Sequence[Any], anew: bool = False
+    ) -> CapturedProgram:
+        """A graph of Dynamo's as a functional graph with its calling convention."""
+        with self.during("capturing", graph_module):
+            return self._stage("capture", 0, lambda: capture_graph(graph_module, examples, anew))
+
+    def captured_call(
+        self, function: Callable[..., Any], args: Any, kwargs: Any, dynamic: Any
+    ) -> CapturedProgram:
+        """A call of a Python function as a functional graph with its calling convention."""
+        return self._stage("capture", 0, lambda: capture_call(function, args, kwargs, dynamic))
+
+    def differentiable(self, graph_module: fx.GraphModule) -> Runnable:
+        """The graph, ready to run inside an ordinary program and to be differentiated there."""
+        with differentiating(graph_module):
+            if is_left_to_eager(graph_module):
+                return partial(evaluate, graph_module)
+            return DifferentiableGraph(graph_module, self)
+
+    # differentiate, optimize, partition
+
+    def derivative(
+        self, graph_module: fx.GraphModule, wrt: Sequence[int], segmented: bool = False
+    ) -> Derivative | None:
+        """The graph with saved values and its first backward graph.
+
+        `wrt` are positions of inputs; None if no output requires grad for them.  `segmented`:
+        results can be differentiated with respect to each other.
+        """
+        with self._differentiating(graph_module), assuming(graph_module):
+            requiring = outputs_requiring_grad(graph_module, wrt)
+            of = outputs_with_derivative(graph_module, wrt)
+            if not of and not requiring:
+                return None
+            results = len(outputs_of(graph_module.graph))
+            cuts: tuple[int, ...] = ()
+            # Gradients are nodes of autograd's graph by what they are gradients of.
+            if segmented and order_of_graph(graph_module.graph) == 0:
+                graph_module, cuts = cut_into_segments(graph_module, wrt)
+                count = len(graph_module.graph.find_nodes(op="placeholder"))
+                wrt = [*wrt, *range(count - len(cuts), count)]
+                of = outputs_with_derivative(graph_module, wrt) if cuts else of
+            joint = self._joint(graph_module, of, wrt)
+            split = Split(joint)
+            forward = self._forward(joint, split, wrt)
+            backward = split.backward(forward.nodes, forward.saved)
+            executed = forward.graph_module
+            primal = self._passes(PRIMAL, executed, joint.order - 1)
+            differentiable = frozenset(outputs_with_derivative(primal, wrt))
+            segments = segments_of(primal, wrt, cuts) if cuts else None
+            if cuts:
+                executed = self._passes(LINEAR, joined(executed, cuts), joint.order - 1)
+            made = Derivative(
+                primal,
+                results,
+                forward.saved,
+                differentiable,
+                backward,
+                frozenset(requiring) - differentiable,
+                executed,
+                segments,
+            )
+            return self._stage("partition", joint.order, lambda: made)
+
+    def backward(self, derivative: Derivative, of: Sequence[int], wrt: Sequence[int]) -> Backward:
+        """The backward graph for cotangents of the outputs at the positions `of`."""
+        first = derivative.first
+        if first is not None and tuple(of) == derivative.cotangents_of(first):
+            return first
+        with self._differentiating(derivative.graph_module):
+            joint = self._joint(derivative.graph_module, of, wrt, everywhere=True)
+            split = Split(joint)
+            nodes = [node for node, _ in split.results]
+            try:
+                made = split.backward(nodes, derivative.saved)
+            except NotSaved:
+                # What all cotangents need was saved; for those that are missing zeros will do.
+                if first is None or not set(of) <= set(derivative.cotangents_of(first)):
+                    raise
+                return first
+            return self._stage("partition", joint.order, lambda: made)
+
+    def narrowed(self, backward: Backward, wanted: frozenset[int]) -> Backward:
+        """The same without the gradients at other places than `wanted`."""
+        return self._stage("partition", backward.order, lambda: narrowed(backward, wanted))
+
+    def transposed(self, backward: fx.GraphModule, saved: int) -> tuple[fx.GraphModule, list[int]]:
+        """The derivative along inputs, given the backward graph, which is linear in its tangents.
+
+        `backward` takes `saved` values, then tangents.  Returns a graph from the same inputs and
+        tangents of the primal inputs to tangents of the outputs, and which inputs matter to it.
+        Its value does not depend on the tangents that `backward` takes: zeros will do.
+        """
+        with self._differentiating(backward):
+            gradients = outputs_of(backward.graph)
+            present = [i for i, node in enumerate(gradients) if isinstance(node, fx.Node)]
+            inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
+            with isolated(), assuming(backward):
+                linear = with_finite_factors(backward, inputs[saved:])
+            joint = differentiate(linear, present, range(saved, len(inputs)))
+            joint = self._optimized(joint, LINEAR)
+            return Split(joint).transposed(), present
+
+    def composed(self, graph_module: fx.GraphModule) -> fx.GraphModule:
+        """The graph, to be run op by op where torch differentiates the ops."""
+        return compose_for_torch(graph_module)
+
+    def _joint(
+        self,
+        graph_module: fx.GraphModule,
+        of: Sequence[int],
+        wrt: Sequence[int],
+        everywhere: bool = False,
+    ) -> Joint:
+        """The optimized joint graph, of the outputs with a derivative; `everywhere`: of all."""
+        make = differentiate if everywhere else differentiate_where_possible
+        order = 1 + order_of_graph(graph_module.graph)
+        joint = self._stage("differentiate", order, lambda: make(graph_module, of, wrt))
+        return self._optimized(joint, extended(JOINT, "joint", self.options.passes))
+
+    def _optimized(self, joint: Joint, passes: Sequence[Pass]) -> Joint:
+        return replace(joint, graph_module=self._passes(passes, joint.graph_module, joint.order))
+
+    def _forward(self, joint: Joint, split: Split, wrt: Sequence[int]) -> Forward:
+        """The forward graph, which saves what derivatives of every order need.
+
+        At the second order cotangents arrive at the saved values themselves.  Where no cotangent
+        came by a saved value in the first sweep, its own derivative says what else is to be saved.
+        """
+        # A backward graph runs here only to be differentiated again, in any of several ways.
+        if joint.order > 1:
+            return split.forward(split.primals)
+        needed, reached = set(joint.entangled), set(joint.reached)
+        forward = split.forward(split.values(needed))
+        while _has_unreached(forward, wrt, reached):
+            primal = self._passes(PRIMAL, forward.graph_module, 0)
+            again = self._joint(primal, outputs_with_derivative(primal, wrt), wrt)
+            if again.reached <= reached:
+                break
+            reached |= again.reached
+            needed |= again.entangled
+            needed |= {o for node in Split(again).needed() for o in origins_of(node)}
+            forward = split.forward(split.values(needed))
+        return forward
+
+    # optimize, lower, emit, load
+
+    def program(self, graph_module: fx.GraphModule) -> Executable:
+        """The graph, ready to run."""
+        with self.during("lowering", graph_module):
+            made = attempt(
+                lambda: self._program(graph_module), graph_module, reported=self.reported
+            )
+        return made or partial(evaluate_taking, graph_module)
+
+    def _program(self, graph_module: fx.GraphModule) -> Executable | None:
+        order = order_of_graph(graph_module.graph)
+        passes = extended(POST, "post", self.options.passes)
+        graph_module = self._passes(passes, copied(graph_module), order)
+        if self.options.target == "reference":
+            return None
+        return SizedPrograms(graph_module, self._native, self.during, self.reported)
+
+    def _native(self, graph_module: fx.GraphModule) -> PlanProgram | None:
+        """The graph as native code; None if it is to be run op by op."""
+        return native_program(graph_module, self.options, self._seen, self.reported)
+
+    # Stages are timed, verified and shown.
+
+    def _passes(
+        self, passes: Sequence[Pass], graph_module: fx.GraphModule, order: int
+    ) -> fx.GraphModule:
+        for each in passes:
+            graph_module = self._stage(each.name, order, partial(each, graph_module))
+        return graph_module
+
+    def _stage(self, name: str, order: int, make: Callable[[], Value]) -> Value:
+        """What a stage makes, verified and shown to the observer."""
+        begun = time.perf_counter()
+        made = make()
+        self._seen(Sighting(name, order, made, time.perf_counter() - begun))
+        if self.options.verify:
+            _verify(name, made)
+        return made
+
+    def _seen(self, sighting: Sighting) -> None:
+        self.observer(sighting)
+        if self.options.progress:
+            PROGRESS(sighting)
+
+    def during(
+        self, doing: str, graph_module: fx.GraphModule
+    ) -> contextlib.AbstractContextManager[None]:
+        """A context in which this is done to a graph."""
+        if not self.options.progress:
+            return contextlib.nullcontext()
+        return PROGRESS.during(doing, lambda: location_of_graph(graph_module).source)
+
+    @contextlib.contextmanager
+    def _differentiating(self, graph_module: fx.GraphModule) -> Iterator[None]:
+        with differentiating(graph_module), self.during("differentiating", graph_module):
+            yield
+
+
+def _verify(stage: str, made: object) -> None:
+    """Say which stage broke a graph, if the one it made is broken."""
+    if isinstance(made, CapturedProgram | Joint | Derivative | Backward):
+        made = made.graph_module
+    if isinstance(made, fx.GraphModule):
+        try:
+            verify(made)
+        except GraphError as error:
+            raise GraphError(f"after {stage}: {error}") from error
+
+
+def _has_unreached(forward: Forward, wrt: Sequence[int], reached: set[Origin]) -> bool:
+    """Some saved value has a derivative, and no cotangent came by it in the sweeps so far."""
+    returned = outputs_of(forward.graph_module.graph)
+    return any(
+        place >= forward.results
+        and not is_part(returned[place])
+        and reached.isdisjoint(origins_of(returned[place]))
+        for place in outputs_with_derivative(forward.graph_module, wrt)
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,11 +19,12 @@ from typing_extensions import assert_never
 from adjoint.emit.llvm import emit_module
 from adjoint.emit.nvptx import emit_module as emit_grid
 from adjoint.graph.boundary import failure_text, passes_through, warn_of_fallback, was_reported
+from adjoint.graph.derivative import order_of_graph
 from adjoint.loops.plan import Launch, Plan, RowTiles
 from adjoint.loops.show import identity
 from adjoint.loops.statements import Kernel
 from adjoint.lower.planning import lower
-from adjoint.observing import Observer, unobserved
+from adjoint.observing import Observer, Sighting, unobserved
 from adjoint.options import Options
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import LLVMError, load
@@ -55,7 +57,7 @@ DEFAULTS = Options(target="cpu")
 def native_program(
     graph_module: fx.GraphModule,
     options: Options = DEFAULTS,
-    saw: Observer = unobserved,
+    observer: Observer = unobserved,
     told: set[str] | None = None,
 ) -> PlanProgram | None:
     """The graph as native code; None if it is to be run op by op.
@@ -65,12 +67,17 @@ def native_program(
     """
     target = target_of(graph_module, options)
     called: frozenset[str] = frozenset()
+    order = order_of_graph(graph_module.graph)
+    begun = time.perf_counter()
     while (plan := _planned(graph_module, target, called)) is not None:
-        launches = saw("lower", list(_launches(plan)))
+        observer(Sighting("lower", order, plan, time.perf_counter() - begun))
+        begun = time.perf_counter()
+        launches = plan.launches
         code, refused = _compiled(launches, target)
-        saw("emit", launches)
+        observer(Sighting("emit", order, launches, time.perf_counter() - begun))
         if not refused:
             return _program(plan, code, target)
+        begun = time.perf_counter()
         for launch, error in refused.items():
             if not was_reported(error, told):
                 _warn(launch, error)

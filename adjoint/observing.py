@@ -1,18 +1,28 @@
-"""Observers: they are shown what each stage makes, and no stage prints or times itself."""
+"""Observers: they are shown what each stage made.  No stage prints or times itself."""
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
-
-Value = TypeVar("Value")
-
-
-class Observer(Protocol):
-    """Is shown the value of each stage, and returns it."""
-
-    def __call__(self, stage: str, value: Value) -> Value: ...
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 
-def unobserved(stage: str, value: Value) -> Value:
+@dataclass(frozen=True)
+class Sighting:
+    """One run of one stage or pass."""
+
+    stage: str
+    """The stage, as the sentence of the compiler names it, or the name of the pass."""
+    order: int
+    """How often the user's program was differentiated to give what the stage made."""
+    value: Any
+    """What it made: a captured program, a graph, a plan, the kernels of a plan, a program."""
+    seconds: float
+    """How long it took, without the stages that it asked for in turn."""
+
+
+Observer: TypeAlias = Callable[[Sighting], None]
+
+
+def unobserved(sighting: Sighting) -> None:
     """The observer that looks away."""
-    return value

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from adjoint.passes import Pass
+
 
 @dataclass(frozen=True)
 class Options:
@@ -34,12 +36,21 @@ class Options:
     counter-based generator inside kernels, seeded by torch's.  None: eager's on a processor, those
     of kernels on a GPU.  What runs op by op draws eager's."""
 
+    passes: tuple[Pass, ...] = ()
+    """Passes of the user's own (`adjoint.graph_pass`), run where each asks to."""
+
+    verify: bool = False
+    """Whether every graph is verified after each stage and pass that made it."""
+
     progress: bool = True
     """Whether a compilation that takes more than two seconds says so on a terminal."""
 
     def __post_init__(self) -> None:
         for name, annotation in get_type_hints(type(self)).items():
             value = getattr(self, name)
+            if name == "passes":
+                object.__setattr__(self, name, _passes(value))
+                continue
             legal = _legal_values(annotation)
             if not any(_same(value, choice) for choice in legal):
                 choices = ", ".join(map(repr, legal))
@@ -53,6 +64,16 @@ class Options:
             if name not in names:
                 raise ValueError(_unknown_name(str(name), names))
         return cls(**mapping)
+
+
+def _passes(value: object) -> tuple[Pass, ...]:
+    passes = tuple(value) if isinstance(value, tuple | list) else (value,)
+    for each in passes:
+        if not isinstance(each, Pass):
+            raise ValueError(
+                f"option passes has {each!r}; it takes a sequence of what adjoint.graph_pass makes"
+            )
+    return passes
 
 
 def _legal_values(annotation: object) -> tuple[object, ...]:

@@ -12,12 +12,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias, TypeVar
 
 from adjoint.errors import SourceLine
+from adjoint.observing import Sighting
 
 Value = TypeVar("Value")
 
@@ -56,15 +57,15 @@ class Progress:
         self._doing: list[tuple[str, Place]] = []
         """What is being done and, before it, what that is a part of."""
 
-    def __call__(self, stage: str, value: Value) -> Value:
+    def __call__(self, sighting: Sighting) -> None:
         """See what a stage has made."""
-        if self._doing and isinstance(value, Sized):
-            if stage == "lower":
-                self._work.kernels += len(value)
-                self._doing[-1] = ("compiling kernels", self._doing[-1][1])
-            elif stage == "emit":
-                self._work.compiled += len(value)
-        return value
+        if not self._doing:
+            return
+        if sighting.stage == "lower":
+            self._work.kernels += len(sighting.value.launches)
+            self._doing[-1] = ("compiling kernels", self._doing[-1][1])
+        elif sighting.stage == "emit":
+            self._work.compiled += len(sighting.value)
 
     @contextlib.contextmanager
     def during(self, doing: str, place: Place) -> Iterator[None]:

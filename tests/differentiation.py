@@ -17,10 +17,10 @@ import torch._dynamo
 from torch.utils import _pytree
 
 import adjoint
-from adjoint.building import Build
+from adjoint.compiler import Compiler
 from adjoint.graph.captured import CapturedProgram
 from adjoint.options import Options
-from adjoint.runtime.bridge import Compiled
+from adjoint.runtime.bridge import DifferentiableGraph
 from adjoint.runtime.calling import call
 
 Function = Callable[..., Any]
@@ -59,7 +59,7 @@ class Bridged:
     """A captured function behind the autograd bridge, called as the function it was made of."""
 
     captured: CapturedProgram
-    graph: Compiled
+    graph: DifferentiableGraph
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves = _pytree.tree_leaves((args, kwargs))
@@ -78,7 +78,7 @@ def bridged(
 ) -> Bridged:
     """`function`, captured for arguments like these."""
     captured = adjoint.capture(function, *args, dynamic=dynamic, **kwargs)
-    return Bridged(captured, Compiled(captured.graph_module, Build(options)))
+    return Bridged(captured, DifferentiableGraph(captured.graph_module, Compiler(options)))
 
 
 @dataclass

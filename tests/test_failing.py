@@ -25,7 +25,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 import adjoint
-from adjoint import building, failing, native
+from adjoint import compiler, failing, native
 from adjoint.capture import results
 from adjoint.differentiate import sweep
 from adjoint.errors import CaptureError, DifferentiationError, FallbackWarning
@@ -286,10 +286,10 @@ STAGES: dict[str, tuple[Any, str, bool]] = {
     "trace": (tracer.Tracer, "_compute", False),
     "capture": (results.Results, "calling", False),
     "differentiate": (sweep.Sweep, "_pull_back", False),
-    "optimize": (building, "merge_common_subexpressions", False),
+    "optimize": (compiler.Compiler, "_passes", False),
     "partition": (split.Split, "forward", False),
-    "reverse": (building.Build, "reverse", False),
-    "narrow": (building.Build, "narrow", True),
+    "reverse": (compiler.Compiler, "backward", False),
+    "narrow": (compiler.Compiler, "narrowed", True),
     "sizes": (symbols, "violated", False),
     "lower": (native, "lower", True),
     "emit": (native, "emit_module", True),

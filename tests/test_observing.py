@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from adjoint.observing import Observer, unobserved
+from adjoint.observing import Observer, Sighting, unobserved
 
 
-def test_what_is_seen_is_returned() -> None:
+def test_one_may_look_away() -> None:
     observer: Observer = unobserved
-    value = object()
-    assert observer("capture", value) is value
+    observer(Sighting("capture", 0, object(), 0.0))

@@ -6,7 +6,7 @@ import pytest
 
 from adjoint.options import Options
 
-NAMES = "target, unsupported, cuda_graphs, eager_rng, progress"
+NAMES = "target, unsupported, cuda_graphs, eager_rng, passes, verify, progress"
 
 
 def test_nothing_asked_gives_the_defaults() -> None:

@@ -12,11 +12,13 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from adjoint import progress
 from adjoint.errors import SourceLine
+from adjoint.observing import Sighting
 from adjoint.progress import Progress
 
 LINE = SourceLine("/home/user/model.py", 12, "forward", "y = x.sin()")
@@ -52,9 +54,9 @@ def test_what_is_compiled_how_far_and_how_long() -> None:
     told_by = Progress(lambda: terminal)
     with told_by.during("lowering", at):
         until(terminal, "adjoint: compiling for 0 s: forward (model.py:12), lowering" + WIPED)
-        told_by("lower", [1, 2, 3])
+        told_by(Sighting("lower", 0, mock.Mock(launches=[1, 2, 3]), 0.0))
         until(terminal, "compiling kernels, 0 of 3")
-        told_by("emit", [1, 2])
+        told_by(Sighting("emit", 0, [1, 2], 0.0))
         until(terminal, "compiling kernels, 2 of 3")
     assert terminal.getvalue().endswith(WIPED)
     assert not terminal.getvalue().endswith(WIPED + WIPED)

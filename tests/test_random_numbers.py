@@ -1,4 +1,4 @@
-"""Programs that draw random numbers in their kernels, as users call them."""
+"""SizedPrograms that draw random numbers in their kernels, as users call them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import adjoint
-from adjoint import native, programs
+from adjoint import compiler, native
 from adjoint.errors import FallbackWarning
 from adjoint.graph.operations import random_bits
 from adjoint.options import Options
-from adjoint.programs import Programs
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import LLVMError, load
 from adjoint.runtime.gpu.graphs import SEEN
 from adjoint.runtime.gpu.program import GpuProgram, why_not_capturable
 from adjoint.runtime.plans.program import PlanProgram
+from adjoint.runtime.sized_programs import SizedPrograms
 from tests.recording import RecordedProgram
-from tests.test_programs import plans
+from tests.runtime.test_sized_programs import plans
 
 aten = torch.ops.aten
 
@@ -43,10 +43,15 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PlanProgram]]:
             found.append(program)
         return program
 
-    monkeypatch.setattr(programs, "native_program", noted)
+    monkeypatch.setattr(compiler, "native_program", noted)
     torch._dynamo.reset()
     yield found
     torch._dynamo.reset()
+
+
+def drawing(graph_module: torch.fx.GraphModule) -> PlanProgram | None:
+    """Native code whose kernels draw random numbers."""
+    return native.native_program(graph_module, Options(eager_rng=False))
 
 
 def counted(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -183,7 +188,7 @@ def test_what_is_computed_again_draws_the_same() -> None:
 def test_any_size_has_the_same_numbers(made: list[PlanProgram]) -> None:
     """Which number an element gets depends on its place, and not on how many there are."""
     graph = adjoint.capture(lambda x: x + torch.rand_like(x), torch.rand(6), dynamic=True)
-    run = Programs(graph.graph_module, Options(eager_rng=False))
+    run = SizedPrograms(graph.graph_module, drawing)
     found = []
     for size in (300, 6, 1, 2, 0, 4999):
         torch.manual_seed(1)
@@ -200,7 +205,7 @@ def test_a_program_made_anew_for_other_sizes_has_the_same_numbers() -> None:
     )
     found = []
     with plans() as sizes:
-        run = Programs(graph.graph_module, Options(eager_rng=False))
+        run = SizedPrograms(graph.graph_module, drawing)
         for size in (6, 9, 300):
             torch.manual_seed(1)
             found.append(run([torch.ones(size)])[0])
@@ -216,7 +221,7 @@ def test_numbers_of_kernels_and_of_torch_in_one_program(made: list[PlanProgram])
         return x + torch.rand_like(x), torch.rand(5, generator=generator) + torch.poisson(x[:5])
 
     x, found = torch.ones(50), []
-    run = Programs(adjoint.capture(mixed, x).graph_module, Options(eager_rng=False))
+    run = SizedPrograms(adjoint.capture(mixed, x).graph_module, drawing)
     for _ in range(2):
         torch.manual_seed(1)
         generator.manual_seed(2)
@@ -236,7 +241,7 @@ class Watching(TorchDispatchMode):
 
 def test_a_mode_that_watches_sees_eagers_draws() -> None:
     graph = adjoint.capture(lambda x: x + torch.rand_like(x), torch.rand(6))
-    run, x = Programs(graph.graph_module, Options(eager_rng=False)), torch.zeros(6)
+    run, x = SizedPrograms(graph.graph_module, drawing), torch.zeros(6)
     torch.manual_seed(1)
     expected = torch.rand_like(x)
     torch.manual_seed(1)
@@ -244,14 +249,14 @@ def test_a_mode_that_watches_sees_eagers_draws() -> None:
         assert torch.equal(run([x])[0], expected)
 
 
-def test_a_kernel_that_is_refused_is_taken_apart_and_draws_the_same() -> None:
+def test_a_kernel_that_is_refused_is_in_pieces_and_draws_the_same() -> None:
     def function(x: Tensor) -> Tensor:
         return (F.dropout(x * 7.125, 0.5) + torch.rand_like(x)).sort().values * 2
 
     graph = adjoint.capture(function, torch.rand(6), dynamic=True).graph_module
     x = torch.ones(6)
     torch.manual_seed(1)
-    expected = Programs(graph, Options(eager_rng=False))([x])
+    expected = SizedPrograms(graph, drawing)([x])
 
     def refuse_draws(text: str, names: list[str]) -> list[NativeFunction]:
         if "@philox" in text:
@@ -264,9 +269,10 @@ def test_a_kernel_that_is_refused_is_taken_apart_and_draws_the_same() -> None:
         warnings.catch_warnings(record=True) as said,
     ):
         warnings.simplefilter("always")
-        in_pieces = Programs(graph, Options(eager_rng=False))
+        in_pieces = SizedPrograms(graph, drawing)
     assert any(each.category is FallbackWarning for each in said)
-    ((program, _),) = in_pieces._kinds
+    (version,) = in_pieces._versions.versions
+    program = version.value
     called = [getattr(step, "target", None) for step in program.plan.steps]
     assert called.count(random_bits) == 2
     torch.manual_seed(1)
@@ -278,7 +284,7 @@ class TestRecorded:
 
     @pytest.fixture(autouse=True)
     def recorded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(native, "CpuProgram", RecordedProgram)
+        monkeypatch.setattr(native, "PlanProgram", RecordedProgram)
 
     def test_replays_draw_anew(self, made: list[PlanProgram]) -> None:
         run, x = counted(dropped), torch.ones(100, 100)

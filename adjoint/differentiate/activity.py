@@ -38,6 +38,25 @@ def active_nodes(graph_module: fx.GraphModule, inputs: Sequence[fx.Node]) -> set
     return active
 
 
+def outputs_with_derivative(graph_module: fx.GraphModule, wrt: Sequence[int]) -> list[int]:
+    """Positions of the outputs that depend on the inputs `wrt` by differentiable steps."""
+    inputs = graph_module.graph.find_nodes(op="placeholder")
+    active = active_nodes(graph_module, [inputs[place] for place in wrt])
+    return [i for i, n in enumerate(outputs_of(graph_module.graph)) if n in active]
+
+
+def outputs_requiring_grad(graph_module: fx.GraphModule, wrt: Sequence[int]) -> list[int]:
+    """Positions of the outputs that require grad, where views were made under `no_grad`.
+
+    Without such views these are the outputs that have a derivative, and none is listed here.
+    """
+    if not any(is_unrecorded_view(node) for node in graph_module.graph.nodes):
+        return []
+    inputs = graph_module.graph.find_nodes(op="placeholder")
+    requiring = nodes_requiring_grad(graph_module, [inputs[place] for place in wrt])
+    return [i for i, n in enumerate(outputs_of(graph_module.graph)) if n in requiring]
+
+
 def active_results(body: fx.GraphModule, places: Collection[int]) -> list[bool]:
     """For each result of `body`, whether a derivative flows to it from the inputs `places`."""
     inputs = body.graph.find_nodes(op="placeholder")

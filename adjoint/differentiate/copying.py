@@ -10,6 +10,7 @@ from torch import fx
 
 from adjoint.graph.copying import copy_node
 from adjoint.graph.metadata import entry_mode, output_node
+from adjoint.graph.origins import origins_of
 from adjoint.graph.purity import remove_dead_code
 from adjoint.torch_private.fake import fake_mode_of
 from adjoint.trace.subgraph import finish_graph
@@ -29,6 +30,7 @@ class Copying:
     def input(self, node: fx.Node) -> fx.Node:
         """The next input, which stands for the input `node` of another graph."""
         made = self.emitter.placeholder(node.name, node.meta.get("val"))
+        origins_of(node)
         made.meta.update(node.meta)
         return made
 
@@ -41,6 +43,7 @@ class Copying:
             copy = self.emitter.attribute(stem, getattr(owner, str(node.target)))
         else:
             copy = copy_node(self.emitter.graph, node, copies.__getitem__)
+        origins_of(node)
         copy.meta = dict(node.meta)
         self.emitter.bind_symbols(copy, node.meta.get("val"))
         return copy

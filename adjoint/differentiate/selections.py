@@ -28,6 +28,7 @@ from torch import fx
 from adjoint.failing import works_on
 from adjoint.graph.copying import GraphCopy
 from adjoint.graph.metadata import GradOf
+from adjoint.graph.origins import for_part_of
 from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.torch_private.fake import fake_call, fake_mode_of
 
@@ -144,7 +145,7 @@ class _Copying(GraphCopy):
         made = self.graph.call_function(op, tuple(args), kwargs)
         values, named = fx.map_arg((made.args, made.kwargs), lambda node: node.meta["val"])
         with self.fake_mode, torch.no_grad():
-            made.meta = {**like.meta, "val": fake_call(op, values, named)}
+            made.meta = for_part_of(like, fake_call(op, values, named))
         return made
 
 

@@ -22,7 +22,8 @@ from adjoint.differentiate.expansion import expand
 from adjoint.errors import DifferentiationError
 from adjoint.failing import works_on
 from adjoint.graph.copying import copy_node
-from adjoint.graph.descriptors import Gradient, Tangent, order_of
+from adjoint.graph.derivative import Joint, order_of_graph
+from adjoint.graph.descriptors import Gradient, Tangent
 from adjoint.graph.metadata import (
     GradOf,
     Mode,
@@ -37,26 +38,64 @@ from adjoint.graph.metadata import (
     source_of,
 )
 from adjoint.graph.operations import LOOPS, has_bodies, provided, with_backward, with_data
+from adjoint.graph.origins import Origin, begin, origins_of
+from adjoint.graph.sizes import assuming
 from adjoint.rules.derived import pull_back
 from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, VJPS
 from adjoint.torch_private import symbols, trees
-from adjoint.torch_private.fake import fake_mode_of
-from adjoint.torch_private.modes import enable_python_dispatcher
+from adjoint.torch_private.fake import DATA_DEPENDENT, fake_mode_of
+from adjoint.torch_private.modes import enable_python_dispatcher, isolated
 from adjoint.torch_private.operators import OpOverload
 from adjoint.trace.emission import as_under
 from adjoint.trace.subgraph import finish_graph
 from adjoint.trace.tracer import Tracer
 
 
-def differentiate(
-    graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]
-) -> fx.GraphModule:
+def differentiate(graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]) -> Joint:
     """The joint graph: inputs and tangents of the outputs `of` to outputs and gradients of `wrt`.
 
     `of` and `wrt` are positions among the graph's outputs and inputs.  A gradient that is zero for
     whatever tangents is the constant None.
     """
-    return Sweep(graph_module, of, wrt).run()
+    sweep = Sweep(graph_module, of, wrt)
+    with isolated(), assuming(graph_module):
+        joint = sweep.run()
+    gradients = outputs_of(joint.graph)[-len(wrt) :] if wrt else ()
+    missing = [place for place, gradient in enumerate(gradients) if gradient is None]
+    zeros = sweep.depended_on(missing) if missing else []
+    described = input_descriptors(sweep.primal.graph)
+    return Joint(
+        joint,
+        sweep.order,
+        frozenset(origin for node in sweep.reached for origin in origins_of(node)),
+        frozenset(sweep.entangled()),
+        frozenset(described[wrt[place]] for place in zeros),
+    )
+
+
+def differentiate_where_possible(
+    graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]
+) -> Joint:
+    """The joint graph for those of the outputs `of` that have a derivative.
+
+    For the others there is an error when a cotangent arrives, as there is in eager torch.
+    """
+    try:
+        return differentiate(graph_module, of, wrt)
+    except DifferentiationError as error:
+        depends_on_data = isinstance(error.__cause__, DATA_DEPENDENT)
+        kept = [] if depends_on_data else [n for n in of if _is_possible(graph_module, n, wrt)]
+        if not kept:
+            raise
+    return differentiate(graph_module, kept, wrt)
+
+
+def _is_possible(graph_module: fx.GraphModule, output: int, wrt: Sequence[int]) -> bool:
+    try:
+        differentiate(graph_module, [output], wrt)
+    except DifferentiationError:
+        return False
+    return True
 
 
 def _body_differentiated(
@@ -87,7 +126,7 @@ class Sweep:
         self.written: set[fx.Node] = set()
         """Reverse nodes that the user wrote, under modes of the user's."""
         self.active = active_nodes(graph_module, [self.inputs[place] for place in wrt])
-        self.order = 1 + order_of_program(graph_module.graph)
+        self.order = 1 + order_of_graph(graph_module.graph)
 
     @works_on("node")
     def run(self) -> fx.GraphModule:
@@ -112,10 +151,10 @@ class Sweep:
         set_output_descriptors(emitter.graph, (*described, *new))
         return finish_graph(emitter, entry_mode(self.primal))
 
-    def several_results(self) -> list[fx.Node]:
-        """Arguments and results of ops with several differentiable results.
+    def entangled(self) -> list[Origin]:
+        """Arguments and results of operators with several differentiable results.
 
-        Which of them a derivative needs depends on which results have cotangents.
+        Which of them a derivative reads depends on which results have cotangents.
         """
         found: list[fx.Node] = []
         for node in self.primal.graph.nodes:
@@ -128,14 +167,8 @@ class Sweep:
                     for n in node.all_input_nodes
                     if isinstance(n.meta.get("val"), torch.Tensor) and n not in own
                 ]
-                found += [self.copies[n] for n in (*values, *items) if n in self.copies]
-        return found
-
-    def keep_copies(self, merged: Mapping[fx.Node, fx.Node], graph: fx.Graph) -> None:
-        """Forget the copies of primal nodes that are gone from the joint graph, or `merged`."""
-        left = set(graph.nodes)
-        now = {node: merged.get(copy, copy) for node, copy in self.copies.items()}
-        self.copies = {node: copy for node, copy in now.items() if copy in left}
+                found += [*values, *items]
+        return [origin for node in found for origin in origins_of(node)]
 
     def depended_on(self, places: Sequence[int]) -> list[int]:
         """Which of the inputs `wrt[place]` the outputs `of` depend on, by differentiable steps."""
@@ -388,6 +421,7 @@ class Sweep:
         else:
             copy = copy_node(emitter.graph, node, values.__getitem__)
         copy.meta = {**node.meta, "grad_of": emitter.grad_of, "order": self.order}
+        begin(copy)  # The same node, computed here from other values.
         if "val" in node.meta:
             # A value stands for one node, and a body may be copied to several places.
             copy.meta["val"] = emitter.snapshot(node.meta["val"])
@@ -502,16 +536,6 @@ def _selected(node: fx.Node) -> list[fx.Node]:
     items = [user for user in node.users if user.target is operator.getitem]
     inner = [each for item in items for each in _selected(item)]
     return [*(n for n in items if isinstance(n.meta.get("val"), torch.Tensor)), *inner]
-
-
-def order_of_program(graph: fx.Graph) -> int:
-    """How often the user's program was differentiated to give this one.
-
-    A derivative may have no node of its own: that of an identity only has its inputs and outputs.
-    """
-    described = (*input_descriptors(graph), *output_descriptors(graph))
-    orders: list[int] = [node.meta.get("order", 0) for node in graph.nodes]
-    return max(*orders, *map(order_of, described))
 
 
 def _arranged(cotangents: Mapping[tuple[int, ...], Any], out: Any, path: Any = ()) -> Any:

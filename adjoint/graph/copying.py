@@ -13,6 +13,7 @@ from typing import Any
 from torch import fx
 
 from adjoint.graph.metadata import entry_mode, set_entry_mode
+from adjoint.graph.origins import origins_of
 from adjoint.torch_private.graph_modules import module_of
 
 Arguments = Callable[[fx.Node], Any]
@@ -23,8 +24,13 @@ def copy_node(graph: fx.Graph, node: fx.Node, argument: Arguments) -> fx.Node:
     copy = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
     # Set afterwards, because `create_node` would make nodes of symbolic sizes among the arguments.
     copy.args, copy.kwargs = fx.map_arg((node.args, node.kwargs), argument)
-    copy.meta = dict(node.meta)
+    copy.meta = _shared_meta(node)
     return copy
+
+
+def _shared_meta(node: fx.Node) -> dict[str, Any]:
+    origins_of(node)  # So that the copy has the same.
+    return dict(node.meta)
 
 
 class GraphCopy:
@@ -38,7 +44,7 @@ class GraphCopy:
     def add_input(self, node: fx.Node) -> fx.Node:
         """A new input that stands for `node`, whatever that is in the original."""
         copy = self.graph.placeholder(node.name)
-        copy.meta = dict(node.meta)
+        copy.meta = _shared_meta(node)
         self.copies[node] = copy
         return copy
 

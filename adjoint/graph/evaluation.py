@@ -6,7 +6,7 @@ It defines what a graph means; native programs must agree with it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,17 @@ def detach_inputs(inputs: list[Any]) -> None:
     """Replace inputs that have histories by detached tensors over the same storage."""
     if isinstance(inputs, InputsWithHistory):
         inputs[:] = [each.detach() if isinstance(each, torch.Tensor) else each for each in inputs]
+
+
+def evaluate_taking(graph_module: fx.GraphModule, inputs: list[Any]) -> Sequence[Any]:
+    """Evaluate the graph; takes the inputs out of the list, to free each after its last use."""
+    return evaluate(graph_module, _taken(inputs))  # type: ignore[arg-type, no-any-return]
+
+
+def _taken(inputs: list[Any]) -> Iterator[Any]:
+    inputs.reverse()
+    while inputs:
+        yield inputs.pop()
 
 
 def evaluate(graph_module: fx.GraphModule, inputs: Sequence[Any], captured: bool = False) -> Any:

@@ -6,7 +6,8 @@ derivative is made.  What it sees is true of the sizes that the graph was captur
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import sympy
@@ -25,13 +26,30 @@ Sizes: TypeAlias = dict[sympy.Symbol, int]
 Renaming: TypeAlias = dict[sympy.Symbol, Any]
 
 
+@contextlib.contextmanager
+def assuming(graph_module: fx.GraphModule) -> Iterator[None]:
+    """Tell sizes apart only where something branches on them, and note each such assumption."""
+    shape_env = fake_mode_of(graph_module).shape_env
+    with (
+        general_shapes(),
+        symbols.allow_data_dependent_sizes(shape_env),
+        symbols.assumptions(shape_env),
+    ):
+        yield
+
+
 class Sizing:
     """The symbols that a graph's inputs show, and what graphs with these symbols assume of them."""
 
-    def __init__(self, graph_module: fx.GraphModule) -> None:
+    def __init__(
+        self, graph_module: fx.GraphModule, assumed: Sequence[sympy.Basic] | None = None
+    ) -> None:
+        """`assumed`: what is assumed; None: all that is noted of these symbols, now and later."""
         inputs = graph_module.graph.find_nodes(op="placeholder")
         self._shown = symbols.symbol_positions(node.meta.get("val") for node in inputs)
-        self._assumed = symbols.assumed(fake_mode_of(graph_module).shape_env)
+        if assumed is None:
+            assumed = symbols.assumed(fake_mode_of(graph_module).shape_env)
+        self._assumed = assumed
         self._known: tuple[int, Sizes] | None = None
         """How much had been assumed, and sizes for which it holds: most calls are for those."""
 

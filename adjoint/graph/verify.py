@@ -4,6 +4,7 @@
 * Nodes are operators: functional ATen or custom ones, higher-order ones, those of
   `adjoint.graph.operations`, and arithmetic on numbers.
 * A node that computes carries a fake value and the autograd mode it ran under.
+* No two nodes carry the same fake tensor: who is given a fake tensor knows the node by it.
 * Each input and each output has a descriptor, and no two have the same.
 
 The same holds for subgraphs, except that their inputs and outputs are operands of the operator
@@ -63,6 +64,7 @@ def _verify_nodes(graph_module: GraphModule) -> None:
     except (RuntimeError, ValueError) as error:
         raise GraphError(f"torch.fx finds the graph malformed: {error}") from error
     _verify_return(graph)
+    _verify_values(graph)
     for node in graph.nodes:
         if node.op == "call_function":
             _verify_call(node)
@@ -89,6 +91,16 @@ def _verify_order(graph: Graph) -> None:
             if operand not in defined:
                 raise _broken(node, f"uses {operand.name} before it is defined")
         defined.add(node)
+
+
+def _verify_values(graph: Graph) -> None:
+    owners: dict[int, Node] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node.op in ("placeholder", "call_function") and isinstance(value, torch.Tensor):
+            owner = owners.setdefault(id(value), node)
+            if owner is not node:
+                raise _broken(node, f"carries the fake tensor of {owner.name}")
 
 
 def _verify_return(graph: Graph) -> None:

@@ -205,3 +205,14 @@ class Plan:
     """Assumptions about sizes."""
     streams: int = 0
     """Random streams that kernels draw from; if there are any, the last input is their seeds."""
+
+    @property
+    def launches(self) -> list[Launch]:
+        """All kernel launches, those inside row tiles included."""
+        found: list[Launch] = []
+        for step in self.steps:
+            if isinstance(step, Launch):
+                found.append(step)
+            elif isinstance(step, RowTiles):
+                found += [*step.begin, *(each for each in step.body if isinstance(each, Launch))]
+        return found

@@ -8,17 +8,18 @@ from torch import fx
 
 from adjoint.failing import works_on
 from adjoint.graph.metadata import mode_of
-from adjoint.graph.purity import is_never_dead
+from adjoint.graph.origins import replace
+from adjoint.graph.purity import is_never_dead, remove_dead_code
 
 
 @works_on("node")
-def merge_common_subexpressions(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+def merge_common_subexpressions(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Leave one node of those that call the same op with the same arguments in the same mode.
 
-    Returns the node that is left for each that is not.
+    Nodes that nothing needs are removed.
     """
+    graph = graph_module.graph
     known: dict[Any, fx.Node] = {}
-    merged: dict[fx.Node, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op == "get_attr":
             key: Any = ("get_attr", node.target)
@@ -31,10 +32,9 @@ def merge_common_subexpressions(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         except TypeError:  # An argument that cannot be compared.
             continue
         if first is not node:
-            node.replace_all_uses_with(first)
-            graph.erase_node(node)
-            merged[node] = first
-    return merged
+            replace(node, first)
+    remove_dead_code(graph)
+    return graph_module
 
 
 def _frozen(value: Any) -> Any:

@@ -12,9 +12,9 @@ from torch import fx
 from adjoint.torch_private.operators import OpOverload
 
 
-def narrow_masks(graph: fx.Graph) -> None:
+def narrow_masks(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Leave out of each `output_mask` what nothing takes."""
-    for node in graph.nodes:
+    for node in graph_module.graph.nodes:
         place = _mask_place(node)
         if place is None:
             continue
@@ -25,6 +25,7 @@ def narrow_masks(graph: fx.Graph) -> None:
         narrowed = [bool(asked) and index in taken for index, asked in enumerate(mask)]
         if narrowed != list(mask):
             node.args = (*node.args[:place], narrowed, *node.args[place + 1 :])
+    return graph_module
 
 
 def _mask_place(node: fx.Node) -> int | None:

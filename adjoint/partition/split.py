@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from adjoint.graph.copying import GraphCopy
-from adjoint.graph.descriptors import EarlierResult, Gradient, Saved, SavedInput, Tangent
+from adjoint.graph.derivative import Backward, Joint, saved_output
+from adjoint.graph.descriptors import EarlierResult, Gradient, Input, SavedInput, Tangent
 from adjoint.graph.metadata import (
     descriptor_of,
     output_descriptors,
@@ -26,7 +26,9 @@ from adjoint.graph.metadata import (
     set_descriptor,
     set_output_descriptors,
 )
-from adjoint.graph.purity import is_impure, remove_dead_code
+from adjoint.graph.origins import Origin, have
+from adjoint.graph.purity import is_impure
+from adjoint.partition.extraction import descendants, extract, used_values
 from adjoint.partition.flow import UNBOUNDED, Network
 from adjoint.partition.sizes import read_sizes_of, sizes_beside
 from adjoint.torch_private.operators import OpOverload
@@ -42,33 +44,10 @@ class Forward:
     graph_module: fx.GraphModule
     results: int
     """How many of its outputs are those of the graph it was made of; the rest are saved values."""
-    inputs: tuple[int, ...]
-    """Which inputs are saved, too."""
-    outputs: tuple[int, ...]
-    """Which outputs, results or not, are saved."""
-    origins: dict[fx.Node, fx.Node]
-    """For each node of the graph, the node of the joint graph that it was copied from."""
-
-    @property
-    def nodes(self) -> list[Any]:
-        """The joint graph's nodes for the outputs."""
-        returned = outputs_of(self.graph_module.graph)
-        return [self.origins[n] if isinstance(n, fx.Node) else n for n in returned]
-
-
-@dataclass(frozen=True)
-class Backward:
-    """A graph from saved values and tangents to gradients."""
-
-    graph_module: fx.GraphModule
-    inputs: tuple[int, ...]
-    """Which inputs of the forward graph come first among its own,"""
-    outputs: tuple[int, ...]
-    """then which outputs of the forward graph; then the tangents."""
-
-
-class NotSaved(Exception):
-    """The backward graph cannot be computed from what the forward graph saved."""
+    saved: tuple[Input, ...]
+    """Which inputs and, as `SavedInput`, which outputs are saved; outputs may be results."""
+    nodes: tuple[Any, ...]
+    """The joint graph's nodes for the outputs."""
 
 
 def is_tangent(node: fx.Node, order: int) -> bool:
@@ -86,22 +65,27 @@ def _is_earlier_result(node: fx.Node) -> bool:
 class Split:
     """The parts of one joint graph."""
 
-    def __init__(self, joint: fx.GraphModule, order: int) -> None:
-        self.joint = joint
-        self.order = order
-        self.inputs = [n for n in joint.graph.nodes if n.op == "placeholder"]
+    def __init__(self, joint: Joint) -> None:
+        self.joint = joint.graph_module
+        self.order = order = joint.order
+        self.zeros = joint.zeros
+        graph = self.joint.graph
+        self.inputs = [n for n in graph.nodes if n.op == "placeholder"]
         self.tangents = [n for n in self.inputs if is_tangent(n, order)]
         self.primals = [n for n in self.inputs if n not in set(self.tangents)]
-        described = output_descriptors(joint.graph)
-        returned = list(zip(outputs_of(joint.graph), described, strict=True))
+        returned = list(zip(outputs_of(graph), output_descriptors(graph), strict=True))
         new = [isinstance(d, Gradient) and d.order == order for _, d in returned]
         self.results = [pair for pair, added in zip(returned, new, strict=True) if not added]
         self.gradients = [pair for pair, added in zip(returned, new, strict=True) if added]
         # What a rule computes from primal values alone belongs to the backward graph as well: there
         # it costs no memory.
         self.reverse = {
-            node for node in joint.graph.nodes if node.meta.get("order") == order
-        } | _descendants(joint.graph, self.tangents)
+            node for node in graph.nodes if node.meta.get("order") == order
+        } | descendants(graph, self.tangents)
+
+    def values(self, origins: Collection[Origin]) -> list[fx.Node]:
+        """The forward nodes that compute these values."""
+        return have((n for n in self.joint.graph.nodes if n not in self.reverse), origins)
 
     def needed(self, also: Sequence[fx.Node] = ()) -> list[fx.Node]:
         """The values that the reverse nodes need, none of which is free to have again.
@@ -202,79 +186,68 @@ class Split:
         needed = list(dict.fromkeys([*self.needed(also), *also]))
         primals = [node for node in self.joint.graph.nodes if node not in self.reverse]
         needed += sizes_beside(needed, primals)
-        primal = {node: i for i, node in enumerate(self.primals)}
+        primals_needed = [node for node in needed if node in set(self.primals)]
         places = {node: i for i, (node, _) in reversed(list(enumerate(self.results)))}
         outputs = [node for node, _ in self.results]
         descriptors: list[Any] = [descriptor for _, descriptor in self.results]
-        saved_outputs: list[int] = []
+        saved = [descriptor_of(node) for node in primals_needed]
         for node in needed:
-            if node in primal:
+            if node in primals_needed:
                 continue
             if node not in places:
                 places[node] = len(outputs)
                 outputs.append(node)
-                descriptors.append(Saved(len(outputs) - 1, checked=True, order=self.order))
-            saved_outputs.append(places[node])
+                descriptors.append(saved_output(places[node], self.order))
+            saved.append(SavedInput(saved_output(places[node], self.order)))
         kept = [n for n in self.joint.graph.nodes if is_impure(n) and n not in self.reverse]
-        graph_module, copies = _extract(self.joint, self.primals, outputs, kept)
+        graph_module, _ = extract(self.joint, self.primals, outputs, kept)
         set_output_descriptors(graph_module.graph, tuple(descriptors))
-        return Forward(
-            graph_module,
-            len(self.results),
-            tuple(primal[node] for node in needed if node in primal),
-            tuple(saved_outputs),
-            {copy: node for node, copy in copies.items()},
-        )
+        return Forward(graph_module, len(self.results), tuple(saved), tuple(outputs))
 
-    def backward(
-        self, nodes: Sequence[Any], saved_inputs: Sequence[int], saved_outputs: Sequence[int]
-    ) -> Backward:
+    def backward(self, nodes: Sequence[Any], saved: Sequence[Input]) -> Backward:
         """The backward graph, of what a forward graph saved.
 
         `nodes` are this joint graph's nodes for the forward graph's outputs.
         """
-        available: dict[fx.Node, tuple[str, int]] = {}
-        for place in saved_outputs:
-            available.setdefault(nodes[place], ("output", place))
-        for place in saved_inputs:
-            available[self.primals[place]] = ("input", place)
+        inputs = {descriptor_of(node): node for node in self.primals}
+        available: dict[fx.Node, Input] = {}
+        for descriptor in saved:
+            if descriptor not in inputs:
+                assert isinstance(descriptor, SavedInput)
+                available.setdefault(nodes[descriptor.of.index], descriptor)
+        available.update({inputs[each]: each for each in saved if each in inputs})
         read_sizes_of([*available, *self.tangents], self.joint.graph, available)
         gradients = [node for node, _ in self.gradients]
         # What a backward formula draws is drawn when it runs.
         drawn = [n for n in self.joint.graph.nodes if n in self.reverse and is_impure(n)]
-        used = _used(self.joint, available, self.tangents, [*gradients, *drawn], set(drawn))
-        inputs = [n for n in used if available[n][0] == "input"]
-        outputs = [n for n in used if available[n][0] == "output"]
-        late = _descendants(self.joint.graph, self.tangents)
-        given = [*inputs, *outputs, *self.tangents]
-        graph_module, _ = _extract(self.joint, given, gradients, drawn, late)
-        entering = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
-        for node, kept in zip(entering[len(inputs) :], outputs, strict=False):
-            saved = Saved(available[kept][1], checked=True, order=self.order)
-            set_descriptor(node, SavedInput(saved))
+        used = used_values(self.joint, available, self.tangents, [*gradients, *drawn], set(drawn))
+        outputs = [n for n in used if available[n] not in inputs]
+        late = descendants(self.joint.graph, self.tangents)
+        given = [*(n for n in used if available[n] in inputs), *outputs, *self.tangents]
+        graph_module, copies = extract(self.joint, given, gradients, drawn, late)
+        for node in outputs:
+            set_descriptor(copies[node], available[node])
         set_output_descriptors(graph_module.graph, tuple(d for _, d in self.gradients))
-        return Backward(
-            graph_module,
-            tuple(available[n][1] for n in inputs),
-            tuple(available[n][1] for n in outputs),
-        )
+        return Backward(graph_module, self.zeros)
 
     def transposed(self) -> fx.GraphModule:
         """The graph from all inputs and the new tangents to the new gradients."""
         gradients = [node for node, _ in self.gradients]
-        graph_module, _ = _extract(self.joint, [*self.primals, *self.tangents], gradients)
+        graph_module, _ = extract(self.joint, [*self.primals, *self.tangents], gradients)
         set_output_descriptors(graph_module.graph, tuple(d for _, d in self.gradients))
         return graph_module
 
 
-def narrowed(backward: fx.GraphModule, places: frozenset[int]) -> fx.GraphModule:
-    """A backward graph without the gradients that are not in `places`: those are None."""
-    returned = outputs_of(backward.graph)
-    kept = [node if place in places else None for place, node in enumerate(returned)]
-    inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
-    graph_module, _ = _extract(backward, inputs, kept)
-    set_output_descriptors(graph_module.graph, output_descriptors(backward.graph))
-    return graph_module
+def narrowed(backward: Backward, wanted: Set[int]) -> Backward:
+    """The backward graph without the gradients at other places than `wanted`: those are None."""
+    graph = backward.graph_module.graph
+    returned = outputs_of(graph)
+    kept = [node if place in wanted else None for place, node in enumerate(returned)]
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    graph_module, _ = extract(backward.graph_module, inputs, kept)
+    set_output_descriptors(graph_module.graph, output_descriptors(graph))
+    left = [each.of for place, each in enumerate(backward.gradients) if place in wanted]
+    return Backward(graph_module, backward.zeros & frozenset(left))
 
 
 def is_free(node: fx.Node) -> bool:
@@ -460,94 +433,3 @@ _CONSTANTS = frozenset(
         aten.eye.default,
     }
 )
-
-
-def _descendants(graph: fx.Graph, roots: Iterable[fx.Node]) -> set[fx.Node]:
-    found = set(roots)
-    for node in graph.nodes:
-        if node.op != "output" and any(n in found for n in node.all_input_nodes):
-            found.add(node)
-    return found
-
-
-def _used(
-    joint: fx.GraphModule,
-    available: dict[fx.Node, Any],
-    tangents: Sequence[fx.Node],
-    outputs: Sequence[Any],
-    drawn: Set[fx.Node],
-) -> list[fx.Node]:
-    """Which available values are needed to compute `outputs`, computing again what is not there.
-
-    `drawn` run here for the first time.
-    """
-    used: dict[fx.Node, None] = {}
-    visited: set[fx.Node] = set(tangents)
-    work = [n for n in outputs if isinstance(n, fx.Node)]
-    while work:
-        node = work.pop()
-        if node in visited:
-            continue
-        visited.add(node)
-        if node in available:
-            used[node] = None
-        elif node.op == "placeholder" or (is_impure(node) and node not in drawn):
-            raise NotSaved(f"{node.name} is needed by a backward graph, but not saved")
-        else:
-            work += node.all_input_nodes
-    order = {node: i for i, node in enumerate(joint.graph.nodes)}
-    return sorted(used, key=order.__getitem__)
-
-
-def _extract(
-    module: fx.GraphModule,
-    inputs: Sequence[fx.Node],
-    outputs: Sequence[Any],
-    kept: Sequence[fx.Node] = (),
-    late: Set[fx.Node] | None = None,
-) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:
-    """The graph that computes `outputs` from `inputs` and runs `kept`; the copies in it.
-
-    With `late`: each of the other nodes right before the first of these that needs it.
-    """
-    copy = GraphCopy(module)
-    for node in inputs:
-        copy.add_input(node)
-    needed = _needed(inputs, [*outputs, *kept])
-    ordered = [n for n in module.graph.nodes if n in needed]
-    for node in ordered if late is None else _put_off(ordered, late):
-        copy.add(node)
-    copy.returns(outputs)
-    extracted = copy.finish()
-    # The module has the bodies of operators, which may draw random numbers.
-    remove_dead_code(extracted.graph)
-    return extracted, copy.copies
-
-
-def _put_off(nodes: Sequence[fx.Node], late: Set[fx.Node]) -> Iterator[fx.Node]:
-    """`nodes` in another order: those in `late`, each after what it alone still needs."""
-    waiting = set(nodes)
-    anchors = [n for n in nodes if n in late or is_impure(n)]
-    for anchor in [*anchors, *nodes]:
-        stack = [anchor]
-        while stack:
-            node = stack[-1]
-            missing = [n for n in node.all_input_nodes if n in waiting] if node in waiting else []
-            if missing:
-                stack += reversed(missing)
-                continue
-            stack.pop()
-            if node in waiting:
-                waiting.remove(node)
-                yield node
-
-
-def _needed(inputs: Sequence[fx.Node], outputs: Sequence[Any]) -> set[fx.Node]:
-    stop, found = set(inputs), set()
-    work = [n for n in outputs if isinstance(n, fx.Node)]
-    while work:
-        node = work.pop()
-        if node not in found and node not in stop:
-            found.add(node)
-            work += node.all_input_nodes
-    return found

@@ -36,19 +36,19 @@ from adjoint.torch_private.modes import is_autocast_enabled, set_version, withou
 
 
 @runtime_checkable
-class InStages(Protocol):
-    """A graph that can be run in stages."""
+class Segmented(Protocol):
+    """A runnable graph whose results can be differentiated with respect to each other."""
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """The outputs."""
         ...
 
-    def in_stages(self, inputs: Sequence[Any], standing: Standing) -> Sequence[Any]:
+    def in_segments(self, inputs: Sequence[Any], standing: Standing) -> Sequence[Any]:
         """The outputs, where the caller makes views of some that others are computed from."""
         ...
 
 
-Graph: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]] | InStages
+Runnable: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]] | Segmented
 
 
 def _move_from_start(x: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
@@ -61,7 +61,7 @@ _FROM_START: dict[Any, Callable[..., torch.Tensor]] = {
 }
 
 
-def call(graph: Graph, calling: CallingConvention, inputs: Sequence[Any]) -> list[Any]:
+def call(graph: Runnable, calling: CallingConvention, inputs: Sequence[Any]) -> list[Any]:
     """Run `graph` for `inputs`, change those that the program changes, and return its results.
 
     Until the graph has run, nothing the caller can see has changed.
@@ -79,11 +79,11 @@ def call(graph: Graph, calling: CallingConvention, inputs: Sequence[Any]) -> lis
 
 
 def _outputs(
-    graph: Graph, calling: CallingConvention, inputs: Sequence[Any], standing: Standing | None
+    graph: Runnable, calling: CallingConvention, inputs: Sequence[Any], standing: Standing | None
 ) -> Sequence[Any]:
     given = graph_inputs(calling, inputs)
-    if standing is not None and isinstance(graph, InStages):
-        return graph.in_stages(given, standing)
+    if standing is not None and isinstance(graph, Segmented):
+        return graph.in_segments(given, standing)
     return graph(given)
 
 
@@ -139,7 +139,7 @@ def _whole_memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 class Standing:
-    """What later stages of a graph take for its outputs: views that the caller gets are made first.
+    """What later segments take for outputs of a graph: views that the caller gets are made first.
 
     So results that are computed from a view have their history by way of it.
     """

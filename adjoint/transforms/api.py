@@ -14,8 +14,10 @@ from adjoint.transforms import contract
 from adjoint.transforms.compiled import (
     FAILURES,
     Compiled,
+    OptionMapping,
     PullBack,
     PushForward,
+    Setting,
     in_torch,
     is_left_to_torch,
     is_traced,
@@ -35,11 +37,13 @@ def grad(
     has_aux: bool = False,
     *,
     dynamic: bool | None = None,
+    options: OptionMapping = None,
 ) -> Function:
     """The gradient of a scalar function, in the form of the arguments `argnums`.
 
     `dynamic`, here and in all transforms: whether one program is for all sizes from the first call
-    on, or never; None: from the second value that a size has.
+    on, or never; None: from the second value that a size has.  `options`, too: those of
+    `torch.compile(backend="adjoint", options=...)`.
     """
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
@@ -48,7 +52,7 @@ def grad(
 
     traced = torch.func.grad(function, argnums, has_aux)
     key = ("grad", argnums, has_aux)
-    return Compiled(key, gradient, function, traced, dynamic=dynamic)
+    return Compiled(key, gradient, function, traced, setting=Setting(dynamic, options))
 
 
 def value_and_grad(
@@ -57,6 +61,7 @@ def value_and_grad(
     has_aux: bool = False,
     *,
     dynamic: bool | None = None,
+    options: OptionMapping = None,
 ) -> Function:
     """The value of a scalar function (or (value, aux)), then its gradient."""
 
@@ -68,7 +73,7 @@ def value_and_grad(
         return found[1], found[0]
 
     key = ("value_and_grad", argnums, has_aux)
-    return Compiled(key, both, function, traced, dynamic=dynamic)
+    return Compiled(key, both, function, traced, setting=Setting(dynamic, options))
 
 
 def _value_and_grad(
@@ -83,7 +88,11 @@ def _value_and_grad(
 
 
 def vjp(
-    function: Function, *primals: Any, has_aux: bool = False, dynamic: bool | None = None
+    function: Function,
+    *primals: Any,
+    has_aux: bool = False,
+    dynamic: bool | None = None,
+    options: OptionMapping = None,
 ) -> Any:
     """The value at `primals`, and the function from cotangents of it to cotangents of `primals`.
 
@@ -91,11 +100,11 @@ def vjp(
     """
     if is_traced() or (current_tracer() is None and is_left_to_torch()):
         return torch.func.vjp(function, *primals, has_aux=has_aux)
-    return _vjp(function, primals, has_aux, dynamic)
+    return _vjp(function, primals, has_aux, Setting(dynamic, options))
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _vjp(function: Function, primals: tuple[Any, ...], has_aux: bool, dynamic: bool | None) -> Any:
+def _vjp(function: Function, primals: tuple[Any, ...], has_aux: bool, setting: Setting) -> Any:
     def at(primals: tuple[Any, ...]) -> Linearized:
         chosen = _Chosen(primals)
         return linearized(chosen.of(function, {}), chosen.leaves)
@@ -110,11 +119,11 @@ def _vjp(function: Function, primals: tuple[Any, ...], has_aux: bool, dynamic: b
         point = at(primals)
         returned, pull_back = point.value, point.pull_back
     else:
-        make = functools.partial(PullBack, at, value_of)
+        make = functools.partial(PullBack, setting.compiler, at, value_of)
         try:
             look = Fingerprint(function)
-            programs = programs_of(("vjp", has_aux, dynamic), look, function)
-            program, call = programs.find(make, look, primals, {}, dynamic)
+            programs = programs_of(("vjp", has_aux, setting), look, function)
+            program, call = programs.find(make, look, primals, {}, setting.dynamic)
         except FAILURES as error:
             of_torch = functools.partial(torch.func.vjp, function, *primals, has_aux=has_aux)
             return in_torch(function, error, of_torch)
@@ -145,6 +154,7 @@ def jvp(
     strict: bool = False,
     has_aux: bool = False,
     dynamic: bool | None = None,
+    options: OptionMapping = None,
 ) -> Any:
     """The value at `primals`, and its directional derivative along `tangents`.
 
@@ -168,17 +178,21 @@ def jvp(
 
     key = ("jvp", strict, has_aux)
     traced = functools.partial(torch.func.jvp, function, strict=strict, has_aux=has_aux)
-    return Compiled(key, both, function, traced, dynamic=dynamic)(primals, tangents)
+    return Compiled(key, both, function, traced, setting=Setting(dynamic, options))(
+        primals, tangents
+    )
 
 
-def linearize(function: Function, *primals: Any, dynamic: bool | None = None) -> Any:
+def linearize(
+    function: Function, *primals: Any, dynamic: bool | None = None, options: OptionMapping = None
+) -> Any:
     """The value at `primals`, and the function from tangents to the derivative along them.
 
     The function is run once, whatever the number of tangents.
     """
     if is_traced() or (current_tracer() is None and is_left_to_torch()):
         return _linearize_in_torch(function, primals)
-    return _linearize(function, primals, dynamic)
+    return _linearize(function, primals, Setting(dynamic, options))
 
 
 def _linearize_in_torch(function: Function, primals: tuple[Any, ...]) -> Any:
@@ -193,7 +207,7 @@ def _linearize_in_torch(function: Function, primals: tuple[Any, ...]) -> Any:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _linearize(function: Function, primals: tuple[Any, ...], dynamic: bool | None) -> Any:
+def _linearize(function: Function, primals: tuple[Any, ...], setting: Setting) -> Any:
     def at(primals: tuple[Any, ...]) -> Linearized:
         chosen = _Chosen(primals)
         return linearized(chosen.of(function, {}), chosen.leaves, forward=True)
@@ -203,11 +217,11 @@ def _linearize(function: Function, primals: tuple[Any, ...], dynamic: bool | Non
         point = at(primals)
         value, push_forward = point.value, point.push_forward
     else:
-        make = functools.partial(PushForward, at)
+        make = functools.partial(PushForward, setting.compiler, at)
         try:
             look = Fingerprint(function)
-            programs = programs_of(("linearize", dynamic), look, function)
-            program, call = programs.find(make, look, primals, {}, dynamic)
+            programs = programs_of(("linearize", setting), look, function)
+            program, call = programs.find(make, look, primals, {}, setting.dynamic)
         except FAILURES as error:
             return in_torch(function, error, lambda: _linearize_in_torch(function, primals))
         value, push_forward = program(call)
@@ -222,7 +236,14 @@ def _linearize(function: Function, primals: tuple[Any, ...], dynamic: bool | Non
     return value, jvp_fn
 
 
-def hvp(function: Function, primals: Any, tangents: Any, *, dynamic: bool | None = None) -> Any:
+def hvp(
+    function: Function,
+    primals: Any,
+    tangents: Any,
+    *,
+    dynamic: bool | None = None,
+    options: OptionMapping = None,
+) -> Any:
     """The value of a scalar function, and its Hessian at `primals` applied to `tangents`."""
     contract.check_is_tuple(primals)
     argnums = tuple(range(len(primals)))
@@ -242,7 +263,9 @@ def hvp(function: Function, primals: Any, tangents: Any, *, dynamic: bool | None
         (_, value), (product, _) = both
         return value, product
 
-    return Compiled("hvp", both, function, traced, dynamic=dynamic)(primals, tangents)
+    return Compiled("hvp", both, function, traced, setting=Setting(dynamic, options))(
+        primals, tangents
+    )
 
 
 def jacrev(
@@ -252,6 +275,7 @@ def jacrev(
     has_aux: bool = False,
     chunk_size: int | None = None,
     dynamic: bool | None = None,
+    options: OptionMapping = None,
 ) -> Function:
     """The Jacobian, by rows; `chunk_size` of them at a time."""
     contract.check_chunk_size("jacrev", chunk_size)
@@ -289,7 +313,9 @@ def jacrev(
 
     traced = torch.func.jacrev(function, argnums, has_aux=has_aux, chunk_size=chunk_size)
     key = ("jacrev", argnums, has_aux, chunk_size)
-    return Compiled(key, jacobian, function, traced, in_torch=in_torch, dynamic=dynamic)
+    return Compiled(
+        key, jacobian, function, traced, in_torch=in_torch, setting=Setting(dynamic, options)
+    )
 
 
 def jacfwd(
@@ -299,6 +325,7 @@ def jacfwd(
     *,
     randomness: str = "error",
     dynamic: bool | None = None,
+    options: OptionMapping = None,
 ) -> Function:
     """The Jacobian, by columns.
 
@@ -347,12 +374,20 @@ def jacfwd(
     # By rows: torch's forward mode does not run on fake tensors under more than one `vmap`.
     traced = torch.func.jacrev(function, argnums, has_aux=has_aux)
     key = ("jacfwd", argnums, has_aux, randomness)
-    return Compiled(key, jacobian, function, traced, in_torch=in_torch, dynamic=dynamic)
+    return Compiled(
+        key, jacobian, function, traced, in_torch=in_torch, setting=Setting(dynamic, options)
+    )
 
 
-def hessian(function: Function, argnums: ArgNums = 0, *, dynamic: bool | None = None) -> Function:
+def hessian(
+    function: Function,
+    argnums: ArgNums = 0,
+    *,
+    dynamic: bool | None = None,
+    options: OptionMapping = None,
+) -> Function:
     """The matrix of second derivatives."""
-    return jacfwd(jacrev(function, argnums), argnums, dynamic=dynamic)
+    return jacfwd(jacrev(function, argnums), argnums, dynamic=dynamic, options=options)
 
 
 def vmap(
@@ -363,6 +398,7 @@ def vmap(
     *,
     chunk_size: int | None = None,
     dynamic: bool | None = None,
+    options: OptionMapping = None,
 ) -> Function:
     """`function` for each element of a batch, in one program."""
     batched = torch.func.vmap(
@@ -370,7 +406,7 @@ def vmap(
     )
     form, dims = trees.leaves_and_structure((in_dims, out_dims))
     key = ("vmap", str(form), str(dims), randomness, chunk_size)
-    return Compiled(key, batched, function, batched, dynamic=dynamic)
+    return Compiled(key, batched, function, batched, setting=Setting(dynamic, options))
 
 
 class _Chosen:

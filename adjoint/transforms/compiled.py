@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
-from adjoint.building import Build
-from adjoint.capture.direct import capture_call
+from adjoint.compiler import Compiler
 from adjoint.errors import CaptureError, DifferentiationError, OutsideLevelError
+from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.evaluation import evaluate
 from adjoint.options import Options
 from adjoint.runtime.calling import call as run_graph
@@ -33,7 +34,28 @@ from adjoint.transforms.table import Programs, TooManyPrograms, programs_of, tel
 
 Function = Callable[..., Any]
 
-_BUILD = Build(Options())
+# Options as a user gives them: `{"target": "reference"}`.
+OptionMapping: TypeAlias = Mapping[str, Any] | None
+
+
+class Setting:
+    """How a transform is compiled: its options, and whether sizes are symbols."""
+
+    def __init__(self, dynamic: bool | None = None, options: OptionMapping = None) -> None:
+        """`dynamic`: whether sizes are symbols at once, or never; None: once they change."""
+        self.dynamic = dynamic
+        self.compiler = Compiler(Options.parse(options or {}))
+        self._key = (dynamic, self.compiler.options)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Setting) and other._key == self._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+# The compiler of the transform that is being captured; those inside of it are part of its program.
+_COMPILER: ContextVar[Compiler] = ContextVar("_COMPILER")
 
 
 def linearized(
@@ -42,7 +64,8 @@ def linearized(
     """`function` at `inputs`, in the program that is being captured."""
     tracer = current_tracer()
     assert isinstance(tracer, Tracer), "a transform runs inside a capture"
-    return Linearized(tracer, _BUILD, function, inputs, forward)
+    compiler = _COMPILER.get(None) or Compiler(Options())
+    return Linearized(tracer, compiler, function, inputs, forward)
 
 
 def is_traced() -> bool:
@@ -97,21 +120,20 @@ class Compiled(Transformed):
         traced: Function,
         *,
         in_torch: Function | None = None,
-        dynamic: bool | None = None,
+        setting: Setting,
     ) -> None:
         """`transform` is equal for equal transforms.
 
         `traced` is the same transform in terms of `torch.func`.  Dynamo can trace it, and levels
         of `torch.func` around it inside a capture can batch it.
         `in_torch`: the same where torch runs ops on real tensors, if that is another function.
-        `dynamic`: whether sizes are symbols at once, or never; None: once they change.
         """
         self.transform = transform
         self.function = function
         self._traced = traced
         self._in_torch = traced if in_torch is None else in_torch
         self._transformed = transformed
-        self._dynamic = dynamic
+        self._setting = setting
         self._latest: tuple[Fingerprint, Programs] | None = None
         functools.update_wrapper(self, function, updated=())
 
@@ -132,8 +154,8 @@ class Compiled(Transformed):
                 return self._in_torch(*args, **kwargs)
         try:
             programs = self._programs()
-            make = functools.partial(Program, self._transformed)
-            program, call = programs[1].find(make, programs[0], args, kwargs, self._dynamic)
+            make = functools.partial(Program, self._setting.compiler, self._transformed)
+            program, call = programs[1].find(make, programs[0], args, kwargs, self._setting.dynamic)
         except FAILURES as error:
             return in_torch(self.function, error, lambda: self._in_torch(*args, **kwargs))
         return program(call)
@@ -143,7 +165,7 @@ class Compiled(Transformed):
         latest = self._latest
         if latest is None or not latest[0].holds(self.function):
             look = Fingerprint(self.function)
-            key = (self.transform, self._dynamic)
+            key = (self.transform, self._setting)
             latest = self._latest = (look, programs_of(key, look, self.function))
         return latest
 
@@ -152,7 +174,11 @@ class Program:
     """A function, captured for arguments of one kind."""
 
     def __init__(
-        self, function: Function, call: Call, axes: Callable[[torch.Tensor], Sequence[bool]]
+        self,
+        compiler: Compiler,
+        function: Function,
+        call: Call,
+        axes: Callable[[torch.Tensor], Sequence[bool]],
     ) -> None:
         """`axes`: which of a tensor have symbols for sizes."""
         args, kwargs = call.args, call.kwargs
@@ -161,8 +187,8 @@ class Program:
         # What is made in inference mode has no derivative, also inside of what enables grad.
         grad_enabled = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.set_grad_enabled(grad_enabled):
-            captured = capture_call(function, args, kwargs, axes)
-        self.graph = _BUILD.program(captured.graph_module)
+            captured = _captured(compiler, function, args, kwargs, axes)
+        self.graph = compiler.differentiable(captured.graph_module)
         self.memory = Memory.NOTHING
         if captured.calling.writes:
             self.memory |= Memory.SHARING
@@ -202,9 +228,9 @@ class Program:
 class _Linear:
     """The derivative at a point, to be called from anywhere."""
 
-    def __init__(self, graph_module: fx.GraphModule) -> None:
+    def __init__(self, compiler: Compiler, graph_module: fx.GraphModule) -> None:
         self._graph_module = graph_module
-        self._compiled = _BUILD.program(graph_module)
+        self._compiled = compiler.differentiable(graph_module)
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         tracer = current_tracer()
@@ -220,6 +246,7 @@ class PullBack:
 
     def __init__(
         self,
+        compiler: Compiler,
         linearized: Function,
         value_of: Function,
         call: Call,
@@ -236,12 +263,12 @@ class PullBack:
             points.append(point)
             return point.value, point.saved(self.given)
 
-        self.forward = Program(forward, call, axes)
+        self.forward = Program(compiler, forward, call, axes)
         self.memory = self.forward.memory
         self.is_shared = self.forward.is_shared
         (point,) = points
         reverse = point.reverse_graph(self.given)
-        self.reverse = None if reverse is None else _Linear(reverse)
+        self.reverse = None if reverse is None else _Linear(compiler, reverse)
         self.forward.close()
 
     def is_for(self, call: Call) -> bool:
@@ -270,7 +297,11 @@ class PushForward:
     along tangents."""
 
     def __init__(
-        self, linearized: Function, call: Call, axes: Callable[[torch.Tensor], Sequence[bool]]
+        self,
+        compiler: Compiler,
+        linearized: Function,
+        call: Call,
+        axes: Callable[[torch.Tensor], Sequence[bool]],
     ) -> None:
         points: list[Linearized] = []
 
@@ -279,14 +310,14 @@ class PushForward:
             points.append(point)
             return point.value, point.saved(point.differentiable)
 
-        self.forward = Program(forward, call, axes)
+        self.forward = Program(compiler, forward, call, axes)
         self.memory = self.forward.memory
         self.is_shared = self.forward.is_shared
         (point,) = points
         self.given = point.differentiable
         found = point.forward_graph(self.given)
         pushed, self.present = (None, []) if found is None else found
-        self.push = None if pushed is None else _Linear(pushed)
+        self.push = None if pushed is None else _Linear(compiler, pushed)
         self.forward.close()
 
     def is_for(self, call: Call) -> bool:
@@ -309,6 +340,20 @@ class PushForward:
             return zeros
 
         return value, push_forward
+
+
+def _captured(
+    compiler: Compiler,
+    function: Function,
+    args: Any,
+    kwargs: Any,
+    axes: Callable[[torch.Tensor], Sequence[bool]],
+) -> CapturedProgram:
+    token = _COMPILER.set(compiler)
+    try:
+        return compiler.captured_call(function, args, kwargs, axes)
+    finally:
+        _COMPILER.reset(token)
 
 
 def _plain(leaf: Any) -> Any:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.building import Build
+from adjoint.compiler import Compiler
 from adjoint.errors import CaptureError
+from adjoint.graph.derivative import Backward
 from adjoint.graph.descriptors import Argument, Result
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import (
@@ -23,7 +24,6 @@ from adjoint.graph.metadata import (
 )
 from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.optimize.cse import merge_common_subexpressions
-from adjoint.runtime.recorded import Reversed
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.modes import outside_functorch
@@ -41,14 +41,14 @@ class Linearized:
     def __init__(
         self,
         tracer: Tracer,
-        build: Build,
+        compiler: Compiler,
         function: Callable[..., Any],
         inputs: Sequence[torch.Tensor],
         forward: bool = False,
     ) -> None:
         """`forward`: as torch's forward mode has it, to which `no_grad` inside means nothing."""
         self.tracer = tracer
-        self.build = build
+        self.compiler = compiler
         self.inputs = [tracer.known(each) for each in inputs]
         # A derivative is of what is inside: a `no_grad` around it is about its results alone.
         with torch.enable_grad():
@@ -73,11 +73,11 @@ class Linearized:
         if forward:
             _record_everywhere(graph)
         # What two transforms inside have both computed would be differentiated twice.
-        merge_common_subexpressions(graph.graph)
+        merge_common_subexpressions(graph)
         self.wrt = tuple(range(len(self.inputs)))
         with tracer.paused(), outside_functorch():
-            self.recorded = build.record(graph, self.wrt)
-        running = graph if self.recorded is None else self.recorded.runs
+            self.derivative = compiler.derivative(graph, self.wrt)
+        running = graph if self.derivative is None else self.derivative.runs
         self.outputs = list(evaluate(running, [*self.inputs, *self.lifted], captured=True))
         self.results = self.outputs[: len(tensors)]
         for tensor, value in zip(written, self.outputs[len(tensors) :], strict=False):
@@ -89,13 +89,13 @@ class Linearized:
 
     def pull_back(self, cotangents: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """The cotangents of the inputs, for cotangents of the results (None: zero)."""
-        recorded = self.recorded
+        derivative = self.derivative
         given = [i for i in self.differentiable if cotangents[i] is not None]
-        if recorded is None or not given:
+        if derivative is None or not given:
             return [torch.zeros_like(each) for each in self.inputs]
         with self.tracer.paused(), outside_functorch():
-            reverse = self.build.reverse(recorded, given, self.wrt)
-        saved = self._saved(reverse.inputs, reverse.outputs)
+            reverse = self.compiler.backward(derivative, given, self.wrt)
+        saved = self._saved(reverse)
         gradients = evaluate(
             reverse.graph_module, [*saved, *(cotangents[i] for i in given)], captured=True
         )
@@ -123,7 +123,7 @@ class Linearized:
     @property
     def differentiable(self) -> list[int]:
         """The results that depend on the inputs."""
-        known = frozenset() if self.recorded is None else self.recorded.differentiable
+        known = frozenset() if self.derivative is None else self.derivative.differentiable
         return [place for place in range(len(self.results)) if place in known]
 
     def reverse_graph(self, of: Sequence[int]) -> fx.GraphModule | None:
@@ -140,22 +140,25 @@ class Linearized:
         if backward is None:
             return None
         with self.tracer.paused(), outside_functorch():
-            return self.build.transpose(backward, len(self.saved(of)))
+            return self.compiler.transposed(backward, len(self.saved(of)))
 
     def saved(self, of: Sequence[int]) -> list[Any]:
         """What the derivative of the results `of` needs of this point."""
         reverse = self._reverse(of)
-        return [] if reverse is None else self._saved(reverse.inputs, reverse.outputs)
+        return [] if reverse is None else self._saved(reverse)
 
-    def _reverse(self, of: Sequence[int]) -> Reversed | None:
-        if self.recorded is None or not of:
+    def _reverse(self, of: Sequence[int]) -> Backward | None:
+        if self.derivative is None or not of:
             return None
         with self.tracer.paused(), outside_functorch():
-            return self.build.reverse(self.recorded, of, self.wrt)
+            return self.compiler.backward(self.derivative, of, self.wrt)
 
-    def _saved(self, inputs: Sequence[int], outputs: Sequence[int]) -> list[Any]:
+    def _saved(self, backward: Backward) -> list[Any]:
+        assert self.derivative is not None
         entering = [*self.inputs, *self.lifted]
-        return [*(entering[i] for i in inputs), *(self.outputs[i] for i in outputs)]
+        saved = [entering[place] for place in self.derivative.saved_inputs]
+        saved += [self.outputs[place] for place in self.derivative.saved_outputs]
+        return [saved[place] for place in self.derivative.saved_for(backward)]
 
 
 @contextlib.contextmanager

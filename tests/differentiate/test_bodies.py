@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import adjoint
-from adjoint.building import Build
+from adjoint.compiler import Compiler
 from adjoint.graph.operations import has_bodies
 from adjoint.options import Options
-from adjoint.runtime.bridge import Compiled
+from adjoint.runtime.bridge import DifferentiableGraph
 from tests.control_flow import cond, map_slices, scan, while_loop
 from tests.differentiation import Through, bridged, check, compare, derivatives
 from tests.parity import leaf
@@ -330,11 +330,11 @@ def test_a_scan_of_no_steps() -> None:
 @pytest.mark.parametrize("function", [branch, scanned, mapped, looped], ids=lambda f: f.__name__)
 def test_bodies_are_differentiated_by_us(function: Program) -> None:
     captured = adjoint.capture(function, *inputs())
-    graph = Build(Options()).program(captured.graph_module)
-    assert isinstance(graph, Compiled)
+    graph = Compiler(Options()).differentiable(captured.graph_module)
+    assert isinstance(graph, DifferentiableGraph)
     graph(inputs())
-    (recording,) = graph.recordings()
-    backward = recording.recorded.first.graph_module
+    (recording,) = graph.grad_programs()
+    backward = recording.derivative.first_backward.graph_module
     # The loop is still one in the backward graph, and not so many steps.
     assert len(list(filter(has_bodies, backward.graph.nodes))) == 1
 
@@ -343,9 +343,9 @@ def test_the_derivative_of_a_loop_does_not_grow_with_it() -> None:
     nodes = []
     for rows in (4, 40):
         module = adjoint.capture(scanned, *sized(rows, 3)).graph_module
-        made = Build(Options()).record(module, (0, 1))
+        made = Compiler(Options()).derivative(module, (0, 1))
         assert made is not None
-        nodes.append(len(made.first.graph_module.graph.nodes))
+        nodes.append(len(made.first_backward.graph_module.graph.nodes))
     assert nodes[0] == nodes[1]
 
 

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.autograd import Function
 
 import adjoint
-from adjoint.building import Build
+from adjoint.compiler import Compiler
 from adjoint.differentiate.expansion import expand
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.operations import apply_function, has_bodies, with_backward
 from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.options import Options
-from adjoint.runtime.bridge import Compiled
+from adjoint.runtime.bridge import DifferentiableGraph
 from tests.control_flow import cond, scan
 from tests.differentiation import check
 from tests.parity import leaf
@@ -136,7 +136,9 @@ def test_derivatives_are_eagers(program: Callable[..., Any]) -> None:
 
 def test_a_custom_function_is_differentiated_by_us() -> None:
     captured = adjoint.capture(lambda x: INTERMEDIATE(x), leaf(3))
-    assert isinstance(Build(Options()).program(captured.graph_module), Compiled)
+    assert isinstance(
+        Compiler(Options()).differentiable(captured.graph_module), DifferentiableGraph
+    )
 
 
 FIRST_ONLY = Made(lambda ctx, x, y: x * y, lambda ctx, cotangent: (cotangent, None))
@@ -151,8 +153,8 @@ GIVEN: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("program", GIVEN.values(), ids=GIVEN.keys())
 def test_what_is_given_no_gradient_has_none(program: Callable[..., Any]) -> None:
     inputs = [leaf(3), leaf(3)]
-    compiled = Build(Options()).program(adjoint.capture(program, *inputs).graph_module)
-    assert isinstance(compiled, Compiled)
+    compiled = Compiler(Options()).differentiable(adjoint.capture(program, *inputs).graph_module)
+    assert isinstance(compiled, DifferentiableGraph)
     results = [compiled(inputs)[0], program(*inputs)]
     ours, eager = (torch.autograd.grad(each.sum(), inputs, allow_unused=True) for each in results)
     for one, other in zip(ours, eager, strict=True):
@@ -176,7 +178,7 @@ def test_a_function_that_is_told_what_is_missing_is_not() -> None:
     function, x = Made(_unmaterialized, _of_what_is_given), leaf(3)
     module = adjoint.capture(lambda x: function(x)[1] * x, x).graph_module
     assert expand(module) is module
-    assert not isinstance(Build(Options()).program(module), Compiled)
+    assert not isinstance(Compiler(Options()).differentiable(module), DifferentiableGraph)
     found = adjoint.grad(lambda x: (function(x)[1] * x).sum())(x.detach())
     (expected,) = torch.autograd.grad((function(x)[1] * x).sum(), x)
     torch.testing.assert_close(found, expected)

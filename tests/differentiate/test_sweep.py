@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import adjoint
-from adjoint.building import Build
+from adjoint.compiler import Compiler
 from adjoint.differentiate.sweep import Sweep, differentiate
 from adjoint.errors import DifferentiationError
 from adjoint.graph.descriptors import Gradient, Tangent
@@ -35,7 +35,9 @@ def joint_of(
     dynamic: bool = False,
 ) -> fx.GraphModule:
     """The joint graph, without what nothing needs."""
-    joint = differentiate(adjoint.capture(function, *args, dynamic=dynamic).graph_module, of, wrt)
+    joint = differentiate(
+        adjoint.capture(function, *args, dynamic=dynamic).graph_module, of, wrt
+    ).graph_module
     remove_dead_code(joint.graph)
     verify(joint)
     return joint
@@ -210,14 +212,14 @@ def test_cuts(function: Callable[[Tensor], Tensor]) -> None:
 def test_the_derivative_of_an_identity_has_an_order() -> None:
     first = joint_of(lambda x: x.clone(), leaf(3))
     assert not [n for n in reverse_nodes(first) if n.target is not aten.clone.default]
-    second = differentiate(first, [1], [1])
+    second = differentiate(first, [1], [1]).graph_module
     assert Sweep(second, [0], [0]).order == 3
 
 
 def test_orders_count_up() -> None:
     x = leaf(3)
     first = joint_of(lambda x: x.sin(), x)
-    second = differentiate(first, [1], [0, 1])
+    second = differentiate(first, [1], [0, 1]).graph_module
     remove_dead_code(second.graph)
     assert reverse_nodes(second, 1)
     assert reverse_nodes(second, 2)
@@ -301,5 +303,5 @@ def test_sizes_of_tensors_of_different_ranks_are_not_compared() -> None:
     captured = adjoint.capture(
         lambda x, w, b: (x @ w.t() + b).tanh() * b, x, w, b, dynamic=True
     ).graph_module
-    Build(Options()).record(captured, (0, 1, 2))
+    Compiler(Options()).derivative(captured, (0, 1, 2))
     assert symbols.assumed(fake_mode_of(captured).shape_env) == []

@@ -17,7 +17,7 @@ from torch._dynamo import config
 from torch_geometric.nn import SchNet
 
 from adjoint.compiler import compile_graph
-from adjoint.runtime.bridge import Compiled
+from adjoint.runtime.bridge import DifferentiableGraph
 
 # What nequip makes torch warn about, when it prepares itself.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.set_fusion_strategy` is deprecated")
@@ -158,8 +158,8 @@ def assert_differentiated(programs: Sequence[Any]) -> None:
     """The graphs ran, and none was left to eager autograd."""
     graphs = [graph for program in programs for graph in program._loaded.values()]
     assert graphs
-    assert all(isinstance(graph, Compiled) and not graph._eager for graph in graphs)
-    assert any(graph.recordings() for graph in graphs)
+    assert all(isinstance(graph, DifferentiableGraph) and not graph._eager for graph in graphs)
+    assert any(graph.grad_programs() for graph in graphs)
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -15,8 +15,9 @@ import torch._dynamo
 from torch import Tensor, nn
 
 import adjoint
-from adjoint import backend, programs
+from adjoint import backend
 from adjoint.native import native_program
+from adjoint.runtime import sized_programs
 
 WIDTH = 16
 RADIAL = 8
@@ -126,8 +127,10 @@ def compilations() -> Iterator[Count]:
     torch._dynamo.reset()
     with (
         mock.patch.object(backend, "compile_graph", graph),
-        mock.patch.object(programs, "native_program", program),
-        mock.patch.object(programs, "evaluate", side_effect=AssertionError("op by op")),
+        mock.patch.object(adjoint.compiler, "native_program", program),
+        mock.patch.object(
+            sized_programs, "evaluate_taking", side_effect=AssertionError("op by op")
+        ),
         torch._dynamo.config.patch(suppress_errors=False),
     ):
         yield count

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 import adjoint
 from adjoint.graph.evaluation import evaluate
-from adjoint.graph.purity import remove_dead_code
+from adjoint.graph.origins import origins_of
 from adjoint.graph.verify import verify
 from adjoint.optimize.cse import merge_common_subexpressions
 from tests.parity import leaf
@@ -19,8 +19,7 @@ aten = torch.ops.aten
 
 def merged(function: Callable[..., Any], *args: Any) -> tuple[fx.GraphModule, list[Any]]:
     module = adjoint.capture(function, *args).graph_module
-    merge_common_subexpressions(module.graph)
-    remove_dead_code(module.graph)
+    merge_common_subexpressions(module)
     verify(module)
     return module, [node.target for node in module.graph.nodes]
 
@@ -57,13 +56,16 @@ def test_what_is_the_same(function: Callable[[Tensor], Any], op: Any, count: int
     assert targets.count(op) == count
 
 
-def test_which_node_is_left_for_which() -> None:
+def test_what_is_left_stands_for_both() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
     one, other = (graph.call_function(torch.ops.aten.sin.default, (x,)) for _ in range(2))
     graph.output((one, other))
-    assert merge_common_subexpressions(graph) == {other: one}
-    assert other not in graph.nodes
+    both = {*origins_of(one), *origins_of(other)}
+    merge_common_subexpressions(fx.GraphModule(torch.nn.Module(), graph))
+    (left,) = (node for node in graph.nodes if node.op == "call_function")
+    assert left is one
+    assert set(origins_of(left)) == both
 
 
 def test_parts_of_several_results() -> None:

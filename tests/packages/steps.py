@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from adjoint.compiler import compile_graph
-from adjoint.runtime.bridge import Compiled
+from adjoint.runtime.bridge import DifferentiableGraph
 
 # Packages warn of much, and their warnings are not ours.  That something of ours runs in eager is.
 MARKS = [
@@ -57,8 +57,8 @@ class Compilations(list[Any]):
         """Graphs ran, all derivatives were ours, and there were some."""
         graphs = [graph for program in self for graph in program._loaded.values()]
         assert graphs, "nothing was compiled"
-        assert all(isinstance(graph, Compiled) and not graph._eager for graph in graphs)
-        assert any(graph.recordings() for graph in graphs), "nothing was differentiated"
+        assert all(isinstance(graph, DifferentiableGraph) and not graph._eager for graph in graphs)
+        assert any(graph.grad_programs() for graph in graphs), "nothing was differentiated"
 
 
 def target(like: Tensor) -> Tensor:

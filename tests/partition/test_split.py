@@ -9,13 +9,13 @@ from torch import Tensor, fx, nn
 from torch._subclasses import FakeTensorMode
 
 import adjoint
-from adjoint.building import Build
+from adjoint.compiler import Compiler
+from adjoint.graph.derivative import Derivative
 from adjoint.graph.descriptors import Saved, SavedInput, Tangent
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import input_descriptors, output_descriptors, outputs_of
 from adjoint.options import Options
 from adjoint.partition.split import FEW_TERMS, is_cheap, is_free, narrowed
-from adjoint.runtime.recorded import Recorded
 from tests.control_flow import cond, scan
 from tests.parity import leaf, plain
 
@@ -24,21 +24,21 @@ aten = torch.ops.aten
 
 def recorded(
     function: Callable[..., Any], *args: Any, wrt: tuple[int, ...] = (0,), dynamic: bool = False
-) -> Recorded:
+) -> Derivative:
     module = adjoint.capture(function, *args, dynamic=dynamic).graph_module
-    made = Build(Options()).record(module, wrt)
+    made = Compiler(Options()).derivative(module, wrt)
     assert made is not None
     return made
 
 
-def saved_nodes(made: Recorded) -> list[fx.Node]:
+def saved_nodes(made: Derivative) -> list[fx.Node]:
     """What is saved, inputs and outputs, as nodes of the forward graph."""
     inputs = [n for n in made.graph_module.graph.nodes if n.op == "placeholder"]
     outputs = outputs_of(made.graph_module.graph)
     return [inputs[i] for i in made.saved_inputs] + [outputs[i] for i in made.saved_outputs]
 
 
-def saved_targets(made: Recorded) -> list[Any]:
+def saved_targets(made: Derivative) -> list[Any]:
     return [node.target if node.op == "call_function" else "input" for node in saved_nodes(made)]
 
 
@@ -65,7 +65,7 @@ def test_a_value_in_between_is_an_output_of_its_own() -> None:
     assert saved_targets(made) == [aten.exp.default]
     descriptors = output_descriptors(made.graph_module.graph)
     assert isinstance(descriptors[-1], Saved)
-    entering = input_descriptors(made.first.graph_module.graph)
+    entering = input_descriptors(made.first_backward.graph_module.graph)
     assert any(isinstance(each, SavedInput) for each in entering)
     assert isinstance(entering[-1], Tangent)
 
@@ -120,23 +120,23 @@ def test_sizes_are_saved_as_numbers() -> None:
 def test_constants_are_made_again() -> None:
     made = recorded(lambda x: x * torch.arange(3.0, dtype=x.dtype), leaf(3))
     assert saved_targets(made) == []
-    assert aten.arange.default in targets(made.first.graph_module) or aten.arange.start_step in (
-        targets(made.first.graph_module)
-    )
+    assert aten.arange.default in targets(
+        made.first_backward.graph_module
+    ) or aten.arange.start_step in (targets(made.first_backward.graph_module))
 
 
 def test_a_random_mask_is_saved_and_not_drawn_again() -> None:
     made = recorded(lambda x: nn.functional.dropout(x, 0.5), leaf(64))
     random = [
         target
-        for target in targets(made.first.graph_module)
+        for target in targets(made.first_backward.graph_module)
         if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
     ]
     assert random == []
     x, cotangent = plain(64), plain(64)
     results = evaluate(made.graph_module, [x])
     saved = [results[i] for i in made.saved_outputs]
-    (gradient,) = evaluate(made.first.graph_module, [*saved, cotangent])
+    (gradient,) = evaluate(made.first_backward.graph_module, [*saved, cotangent])
     torch.testing.assert_close(gradient == 0, results[0] == 0)
 
 
@@ -147,20 +147,22 @@ def test_every_random_number_is_drawn_once_whether_or_not_it_is_needed() -> None
 
     made = recorded(function, leaf(3))
     assert aten.rand.default in targets(made.graph_module)
-    assert aten.rand.default not in targets(made.first.graph_module)
+    assert aten.rand.default not in targets(made.first_backward.graph_module)
 
 
 def test_the_backward_takes_what_its_pattern_needs() -> None:
     def function(x: Tensor) -> tuple[Tensor, Tensor]:
         return x.exp(), x.sin()
 
-    build = Build(Options())
-    made = build.record(adjoint.capture(function, leaf(3)).graph_module, (0,))
+    compiler = Compiler(Options())
+    made = compiler.derivative(adjoint.capture(function, leaf(3)).graph_module, (0,))
     assert made is not None
-    first = build.reverse(made, [0], (0,))
-    assert (first.inputs, first.outputs) == ((), (0,))
-    second = build.reverse(made, [1], (0,))
-    assert (second.inputs, second.outputs) == ((0,), ())
+    first = compiler.backward(made, [0], (0,))
+    assert [made.saved[i].describe() for i in made.saved_for(first)] == [first.saved[0].describe()]
+    assert isinstance(first.saved[0], SavedInput)
+    assert first.saved[0].of.index == 0
+    second = compiler.backward(made, [1], (0,))
+    assert second.saved == made.saved[:1] == input_descriptors(made.graph_module.graph)
     assert aten.exp.default not in targets(first.graph_module)
 
 
@@ -181,7 +183,7 @@ def test_what_is_free() -> None:
 # Fewest bytes -------------------------------------------------------------------------------------
 
 
-def saved_bytes(made: Recorded) -> int:
+def saved_bytes(made: Derivative) -> int:
     inputs = len(made.saved_inputs)
     values = [node.meta["val"] for node in saved_nodes(made)[inputs:]]
     return sum(v.numel() * v.itemsize for v in values if isinstance(v, Tensor))
@@ -212,7 +214,7 @@ def test_masks_are_saved_as_masks() -> None:
 def test_what_takes_long_is_not_computed_again() -> None:
     for slow in (torch.tanh, torch.sigmoid, torch.exp):
         made = recorded(lambda x, slow=slow: slow(x @ x).square(), leaf(6, 6))
-        again = targets(made.first.graph_module)
+        again = targets(made.first_backward.graph_module)
         assert not {aten.tanh.default, aten.sigmoid.default, aten.exp.default} & set(again)
         assert aten.mm.default in again
 
@@ -266,8 +268,8 @@ def test_no_input_is_saved_that_eager_does_not_save(function: Callable[..., Any]
 
 def test_a_backward_graph_without_some_gradients() -> None:
     made = recorded(lambda x, y: (x @ y).tanh(), leaf(3, 4), leaf(4, 5), wrt=(0, 1))
-    whole = made.first.graph_module
-    part = narrowed(whole, frozenset({1}))
+    whole = made.first_backward.graph_module
+    part = narrowed(made.first_backward, {1}).graph_module
     assert [node is not None for node in outputs_of(part.graph)] == [False, True]
     assert output_descriptors(part.graph) == output_descriptors(whole.graph)
     assert input_descriptors(part.graph) == input_descriptors(whole.graph)
@@ -292,10 +294,10 @@ def test_a_size_is_read_off_a_value_that_there_is() -> None:
         return scan(lambda c, a: (c * a, c.sin()), x[0] * 1, x)
 
     module = adjoint.capture(function, leaf(4, 3), dynamic=True).graph_module
-    build = Build(Options())
-    made = build.record(module, (0,))
+    compiler = Compiler(Options())
+    made = compiler.derivative(module, (0,))
     assert made is not None
-    assert build.reverse(made, [1], (0,)).of == (1,)
+    assert made.cotangents_of(compiler.backward(made, [1], (0,))) == (1,)
 
 
 def test_a_branch_that_draws_runs_though_nothing_uses_it() -> None:
@@ -308,7 +310,7 @@ def test_a_branch_that_draws_runs_though_nothing_uses_it() -> None:
 
     made = recorded(function, leaf(3))
     assert torch.ops.higher_order.cond in targets(made.graph_module)
-    assert torch.ops.higher_order.cond not in targets(made.first.graph_module)
+    assert torch.ops.higher_order.cond not in targets(made.first_backward.graph_module)
 
 
 def cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
@@ -377,14 +379,14 @@ def test_what_is_alive_does_not_grow_with_depth(residual: bool, half: bool) -> N
     def backward(count: int) -> fx.GraphModule:
         x, weight = leaf(32, 8).float(), leaf(8, 8).float()
         made = recorded(blocks(count, residual, half), x, weight, wrt=(0, 1))
-        return made.first.graph_module
+        return made.first_backward.graph_module
 
     assert most_alive(backward(8)) == most_alive(backward(4))
 
 
 def test_what_is_computed_again_stands_before_its_first_reader() -> None:
     made = recorded(lambda x: ((x.exp() * 2).square() @ x).tanh(), leaf(6, 6))
-    nodes = list(made.first.graph_module.graph.nodes)
+    nodes = list(made.first_backward.graph_module.graph.nodes)
     again = next(n for n in nodes if n.target is aten.mul.Tensor and 2 in n.args)
     assert nodes.index(again) > nodes.index(next(n for n in nodes if n.target is aten.mm.default))
 
@@ -394,7 +396,7 @@ def test_a_chain_of_sums_is_not_computed_again() -> None:
     made = recorded(blocks(4, half=True), leaf(32, 8).float(), leaf(8, 8).float())
     sums = [n for n in saved_nodes(made) if n.target is aten.add.Tensor]
     assert len(sums) == 2
-    nodes = made.first.graph_module.graph.nodes
+    nodes = made.first_backward.graph_module.graph.nodes
     again = [n for n in nodes if n.target is aten.add.Tensor and n.meta.get("order") != 1]
     assert len(again) == 1, "the last sum, from the one before"
 
@@ -448,10 +450,10 @@ def test_what_follows_from_what_is_saved_anyway_is_not_saved() -> None:
     def function(x: Tensor, w: Tensor, z: Tensor) -> Tensor:
         return ((x @ w)[places] * z).exp().sum()
 
-    first = recorded(function, leaf(4, 8), leaf(8, 8), leaf(50, 8), wrt=(0, 1, 2)).first
+    first = recorded(function, leaf(4, 8), leaf(8, 8), leaf(50, 8), wrt=(0, 1, 2)).first_backward
     inputs = [n for n in first.graph_module.graph.nodes if n.op == "placeholder"]
     active = [i for i, n in enumerate(inputs) if n.meta["val"].is_floating_point()]
-    again = Build(Options()).record(first.graph_module, active)
+    again = Compiler(Options()).derivative(first.graph_module, active)
     assert again is not None
     assert set(again.saved_inputs) == set(range(len(inputs)))
     assert aten.index.Tensor not in [n.target for n in saved_nodes(again)]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from adjoint.building import Build
+from adjoint.compiler import Compiler
 from adjoint.differentiate.sweep import Sweep
 from adjoint.graph.metadata import outputs_of
 from adjoint.graph.operations import with_data
@@ -83,9 +83,9 @@ def cost(row: Row) -> tuple[int, int]:
     """Of the first derivative: nodes of the backward graph, and values saved for it."""
     inputs = row.inputs()
     module = bridged(row.function, *inputs).captured.graph_module
-    recorded = Build(Options()).record(module, range(len(inputs)))
+    recorded = Compiler(Options()).derivative(module, range(len(inputs)))
     assert recorded is not None
-    nodes = recorded.first.graph_module.graph.nodes
+    nodes = recorded.first_backward.graph_module.graph.nodes
     saved = len(recorded.saved_inputs) + len(recorded.saved_outputs)
     return sum(node.op == "call_function" for node in nodes), saved
 

@@ -95,4 +95,4 @@ def test_layouts_assume_nothing_about_sizes() -> None:
     (ours,) = torch.autograd.grad(compiled(*small), small[0])
     (eager,) = torch.autograd.grad(function(*small), small[0])
     torch.testing.assert_close(ours, eager)
-    assert len(compiled.graph._sizings) == 1
+    assert len(compiled.graph._versions.versions) == 1

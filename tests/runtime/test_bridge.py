@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import adjoint
-from adjoint.building import Build
+from adjoint.compiler import Compiler
+from adjoint.graph.derivative import Backward, Derivative
 from adjoint.options import Options
-from adjoint.runtime import bridge
-from adjoint.runtime.bridge import Compiled
-from adjoint.runtime.recorded import Executable, Recorded, Reversed
+from adjoint.runtime import autograd_node
+from adjoint.runtime.bridge import DifferentiableGraph
+from adjoint.runtime.executable import Executable
 from tests.differentiation import Bridged, bridged, check
 from tests.parity import leaf, plain
 
@@ -94,24 +95,24 @@ def test_the_gradient_of_a_scalar_is_handed_on_as_it_is() -> None:
 def test_the_derivative_of_a_derivative_is_no_part_of_a_program_that_does_not_ask_for_it() -> None:
     made: list[str] = []
 
-    class Watched(Build):
-        def record(self, *args: Any) -> Recorded | None:
-            made.append("record")
-            return super().record(*args)
+    class Watched(Compiler):
+        def derivative(self, *args: Any, **options: Any) -> Derivative | None:
+            made.append("derivative")
+            return super().derivative(*args, **options)
 
-        def reverse(self, *args: Any) -> Reversed:
-            made.append("reverse")
-            return super().reverse(*args)
+        def backward(self, *args: Any) -> Backward:
+            made.append("backward")
+            return super().backward(*args)
 
     x = leaf(3)
     captured = bridged(lambda x: (x.sin().sum(),), x).captured
-    compiled = Compiled(captured.graph_module, Watched(Options()))
+    compiled = DifferentiableGraph(captured.graph_module, Watched(Options()))
     for _ in range(3):
         compiled([x])[0].backward()
-    assert made == ["record"]
+    assert made == ["derivative", "backward"]
     with torch.no_grad():
         compiled([x])
-    assert made == ["record"]
+    assert made == ["derivative", "backward"]
 
 
 # What autograd's user may do ----------------------------------------------------------------------
@@ -326,9 +327,9 @@ def test_cotangents_left_out(used: Sequence[int]) -> None:
         torch.testing.assert_close(mine, theirs)
 
 
-def backwards_of(compiled: Bridged) -> dict[Any, Any]:
-    (recording,) = compiled.graph.recordings()
-    return recording._backwards
+def backwards_of(compiled: Bridged) -> Any:
+    (program,) = compiled.graph.grad_programs()
+    return program._backwards
 
 
 def test_a_backward_graph_is_made_for_the_pattern_and_once() -> None:
@@ -337,8 +338,9 @@ def test_a_backward_graph_is_made_for_the_pattern_and_once() -> None:
     for _ in range(2):
         grad(compiled(x, y)[1].sum(), x)
     made = backwards_of(compiled)
-    (reverse,) = (each.whole.made for each in made[(1,)])
-    targets = [node.target for node in reverse.graph_module.graph.nodes]
+    (version,) = made.get((1,)).versions
+    backward = version.value.whole.backward
+    targets = [node.target for node in backward.graph_module.graph.nodes]
     assert torch.ops.aten.exp.default not in targets
     assert torch.ops.aten.cos.default not in targets
     assert len([pattern for pattern in made if pattern == (1,)]) == 1
@@ -355,7 +357,7 @@ def test_patterns_are_bounded() -> None:
         outs = compiled(x)
         (mine,) = grad([outs[k].sum() for k in chosen], x)
         torch.testing.assert_close(mine, torch.full_like(x, sum(k + 1 for k in chosen)))
-    assert len(backwards_of(compiled)) <= bridge.PATTERNS + 1
+    assert len(backwards_of(compiled)) <= autograd_node.MAX_PATTERNS + 1
 
 
 @pytest.mark.parametrize(
@@ -502,9 +504,9 @@ def test_saved_values_are_freed_after_backward() -> None:
 def test_a_backward_graph_releases_saved_values_as_it_goes() -> None:
     alive: list[int] = []
 
-    class Watched(Build):
-        def load(self, graph_module: torch.fx.GraphModule) -> Executable:
-            run = super().load(graph_module)
+    class Watched(Compiler):
+        def program(self, graph_module: torch.fx.GraphModule) -> Executable:
+            run = super().program(graph_module)
 
             def watching(inputs: list[Any]) -> Sequence[Any]:
                 result = run(inputs)
@@ -515,7 +517,7 @@ def test_a_backward_graph_releases_saved_values_as_it_goes() -> None:
 
     x = leaf(3)
     captured = bridged(lambda x: (x.exp().sin().sum(),), x).captured
-    Compiled(captured.graph_module, Watched(Options()))([x])[0].backward()
+    DifferentiableGraph(captured.graph_module, Watched(Options()))([x])[0].backward()
     assert alive == [0, 0]
 
 

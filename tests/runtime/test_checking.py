@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import adjoint
-from adjoint.building import Build
+from adjoint.compiler import Compiler
 from adjoint.errors import FallbackWarning
 from adjoint.native import native_program
 from adjoint.options import Options
-from adjoint.runtime.bridge import Compiled
+from adjoint.runtime.bridge import DifferentiableGraph
 from adjoint.runtime.checking import UnexpectedResult
 from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.torch_private import corrected_fakes
@@ -57,7 +57,7 @@ def _nothing_learned() -> Iterator[None]:
 
 def compiled(function: Callable[..., Any], x: Tensor, dynamic: bool = False) -> Any:
     captured = adjoint.capture(function, x, dynamic=dynamic)
-    return Compiled(captured.graph_module, Build(Options()))
+    return DifferentiableGraph(captured.graph_module, Compiler(Options()))
 
 
 def both(function: Callable[..., Any], x: Tensor, program: Any) -> tuple[list[Any], list[Any]]:

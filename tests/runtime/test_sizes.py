@@ -85,10 +85,10 @@ def test_a_backward_is_built_anew_for_other_sizes(looks_at_the_size: list[int]) 
 def test_after_many_sizes_eager_takes_over(
     looks_at_the_size: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("adjoint.runtime.bridge.SIZINGS", 2)
+    monkeypatch.setattr("adjoint.runtime.bridge.MAX_SIZE_VERSIONS", 2)
     compiled = torch.compile(halved, backend="adjoint", dynamic=True)
     check_sizes(compiled, (6, 5))
     x = torch.rand(4, dtype=torch.float64, requires_grad=True)
-    with pytest.warns(adjoint.FallbackWarning, match=r"sizes s\d+=4: .* built 2 times"):
+    with pytest.warns(adjoint.FallbackWarning, match=r"sizes s\d+=4: .* made 2 times"):
         result = compiled(x)
     torch.testing.assert_close(grad(result.sum(), x)[0], x.detach())

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from adjoint.graph.metadata import outputs_of
-from adjoint.runtime import bridge
-from adjoint.runtime.bridge import Compiled
+from adjoint.runtime import autograd_node
+from adjoint.runtime.bridge import DifferentiableGraph
 from tests.differentiation import Bridged, bridged
 from tests.parity import leaf
 
@@ -29,11 +29,14 @@ def arguments() -> list[Tensor]:
     return [leaf(7, 5), leaf(5, 6), leaf(6, 6)]
 
 
-def ran(compiled: Bridged) -> list[Compiled]:
+def ran(compiled: Bridged) -> list[DifferentiableGraph]:
     """The backward graphs that have run."""
-    recordings = compiled.graph.recordings()
-    made = [each for r in recordings for known in r._backwards.values() for each in known]
-    graphs = [ready.compiled for each in made for ready in (each.whole, *each.narrowed.values())]
+    programs = compiled.graph.grad_programs()
+    tables = [table for program in programs for table in program._backwards.values()]
+    made = [version.value for table in tables for version in table.versions]
+    graphs: list[Any] = [
+        ready.graph for each in made for ready in (each.whole, *each.narrowed.values())
+    ]
     return [graph for graph in graphs if graph._plain is not None]
 
 
@@ -156,7 +159,7 @@ def test_gradients_are_eagers(take: Take) -> None:
 
 
 def test_many_choices_are_not_compiled_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridge, "PATTERNS", 1)
+    monkeypatch.setattr(autograd_node, "MAX_PATTERNS", 1)
     inputs = arguments()
     compiled = bridged(layers, *inputs)
     for x in inputs:

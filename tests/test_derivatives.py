@@ -1,20 +1,18 @@
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 import adjoint
-from adjoint.building import Build
+from adjoint.compiler import Compiler
 from adjoint.errors import DifferentiationError
+from adjoint.graph.descriptors import Argument
 from adjoint.graph.evaluation import evaluate
-from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.options import Options
-from adjoint.programs import Programs
-from adjoint.runtime.bridge import Compiled
+from adjoint.runtime.sized_programs import SizedPrograms
 from adjoint.target import Target, cpu_target
 from tests.differentiation import check
 from tests.lowering import GRID, launches, lower
@@ -29,35 +27,36 @@ def captured(function: Any, *args: Any) -> torch.fx.GraphModule:
 
 def test_what_depends_on_nothing_is_not_recorded() -> None:
     module = captured(lambda x, n: (x.detach() * 2, n + 1), leaf(3), torch.arange(3))
-    assert Build(Options()).record(module, (0,)) is None
+    assert Compiler(Options()).derivative(module, (0,)) is None
 
 
 def test_the_first_backward_comes_with_the_recording() -> None:
-    build = Build(Options())
-    made = build.record(captured(torch.sin, leaf(3)), (0,))
+    compiler = Compiler(Options())
+    made = compiler.derivative(captured(torch.sin, leaf(3)), (0,))
     assert made is not None
-    assert build.reverse(made, made.first.of, (0,)) is made.first
+    assert compiler.backward(made, [0], (0,)) is made.first
 
 
 def test_zeros_are_said_where_results_depend_on_an_input() -> None:
     def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return x.floor() * 2, y.sin()
 
-    build = Build(Options())
-    made = build.record(captured(function, leaf(3), leaf(3)), (0, 1))
+    compiler = Compiler(Options())
+    made = compiler.derivative(captured(function, leaf(3), leaf(3)), (0, 1))
     assert made is not None
-    assert made.first.zeros == {0}
-    assert build.reverse(made, [1], (0, 1)).zeros == frozenset()
+    assert made.first_backward.zeros == {Argument(0, "args[0]")}
+    assert compiler.backward(made, [1], (0, 1)).zeros == frozenset()
 
 
 def test_the_transpose_of_a_backward_pushes_forward() -> None:
     x, tangent = plain(3), plain(3)
-    build = Build(Options())
-    made = build.record(captured(lambda x: x.sin() * x, x), (0,))
+    compiler = Compiler(Options())
+    made = compiler.derivative(captured(lambda x: x.sin() * x, x), (0,))
     assert made is not None
     outputs = evaluate(made.graph_module, [x])
-    saved = [*(x for _ in made.first.inputs), *(outputs[i] for i in made.first.outputs)]
-    graph, present = build.transpose(made.first.graph_module, len(saved))
+    kept = [*(x for _ in made.saved_inputs), *(outputs[i] for i in made.saved_outputs)]
+    saved = [kept[i] for i in made.saved_for(made.first_backward)]
+    graph, present = compiler.transposed(made.first_backward.graph_module, len(saved))
     assert present == [0]
     entering = [*saved, torch.zeros_like(outputs[0]), tangent]
     (pushed,) = evaluate(graph, entering)
@@ -67,29 +66,8 @@ def test_the_transpose_of_a_backward_pushes_forward() -> None:
 
 def test_a_loaded_graph_takes_its_inputs_out_of_the_list() -> None:
     inputs = [plain(3)]
-    Build(Options()).load(captured(torch.sin, inputs[0]))(inputs)
+    Compiler(Options()).program(captured(torch.sin, inputs[0]))(inputs)
     assert inputs == []
-
-
-def test_what_has_no_rule_is_left_to_autograd() -> None:
-    build = Build(Options())
-    assert isinstance(build.program(captured(torch.sin, leaf(3))), Compiled)
-
-    class Once(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x * 2
-
-        @staticmethod
-        @once_differentiable
-        def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-            return cotangent * 2
-
-    x, function = leaf(3), cast("Any", Once)
-    program = build.program(captured(lambda x: function.apply(x), x))
-    assert not isinstance(program, Compiled)
-    (out,) = program([x])
-    torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], torch.full_like(x, 2))
 
 
 def test_saved_values_that_the_first_backward_does_not_reach() -> None:
@@ -100,31 +78,9 @@ def test_saved_values_that_the_first_backward_does_not_reach() -> None:
     check(function, [leaf(4), leaf(4)], 3)
 
 
-def test_a_gradient_that_is_to_be_sparse_is() -> None:
-    table = torch.nn.Embedding(7, 3, sparse=True)
-    bags = torch.nn.EmbeddingBag(7, 3, sparse=True, mode="sum")
-    parameters = [table.weight, bags.weight]
-    optimizer = torch.optim.SparseAdam(parameters)
-    indices = torch.tensor([[1, 2, 1], [6, 2, 0]])
-
-    def loss(indices: Tensor) -> Any:
-        return table(indices).sin().sum() + bags(indices).cos().sum()
-
-    def gradients(run: Any) -> list[Tensor]:
-        optimizer.zero_grad()
-        run(indices).backward()
-        assert all(each.grad is not None and each.grad.is_sparse for each in parameters)
-        return [each.grad.to_dense() for each in parameters if each.grad is not None]
-
-    torch._dynamo.reset()
-    ours = gradients(torch.compile(loss, backend="adjoint", fullgraph=True))
-    torch.testing.assert_close(ours, gradients(loss))
-    optimizer.step()
-
-
 def test_what_asks_for_no_target_gets_that_of_this_run(request: pytest.FixtureRequest) -> None:
-    run = Build(Options()).load(captured(torch.sin, plain(3)))
-    assert isinstance(run, Programs) == (request.config.getoption("--target") != "reference")
+    run = Compiler(Options()).program(captured(torch.sin, plain(3)))
+    assert isinstance(run, SizedPrograms) == (request.config.getoption("--target") != "reference")
 
 
 def normalized_stack(x: Tensor, *weights: Tensor) -> Tensor:
@@ -141,9 +97,9 @@ def test_the_backward_of_a_normalization_is_one_pass(target: Target, each: int) 
     """
     weights = [leaf(*size) for _ in range(4) for size in ((32, 32), (32,), (32,))]
     wrt = range(1 + len(weights))
-    made = Build(Options()).record(captured(normalized_stack, leaf(64, 32), *weights), wrt)
+    made = Compiler(Options()).derivative(captured(normalized_stack, leaf(64, 32), *weights), wrt)
     assert made is not None
-    plan = lower(made.first.graph_module, target)
+    plan = lower(made.first_backward.graph_module, target)
     assert len(launches(plan)) == 4 * each
 
 
@@ -171,22 +127,6 @@ def test_cross_entropy_of_half_types_has_the_gradients_of_eager() -> None:
         found.append(torch.autograd.grad(each(*inputs), inputs))
     # One unit in the last place of bfloat16.
     torch.testing.assert_close(*found, rtol=8e-3, atol=1e-6)
-
-
-def test_ops_that_torch_differentiates_once_are_composed_of_others_in_bodies_too() -> None:
-    def function(x: Tensor, g: Tensor) -> Tensor:
-        back = aten.silu_backward(g, x)
-        return torch.cond(x.sum() > 0, lambda: aten.silu_backward(back, x), lambda: back * 2)  # type: ignore[no-any-return]
-
-    x, g = plain(3).abs(), plain(3)
-    module = captured(function, x, g)
-    composed = Build(Options()).in_torch(module)
-    graphs = [composed, *subgraphs_of(composed).values()]
-    assert len(graphs) == 3
-    assert not any(
-        node.target is aten.silu_backward.default for m in graphs for node in m.graph.nodes
-    )
-    torch.testing.assert_close(evaluate(composed, [x, g]), evaluate(module, [x, g]))
 
 
 def test_values_written_where_a_mask_says_through_dynamo() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 import adjoint
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.evaluation import evaluate
-from adjoint.runtime.program import Program, sharing
+from adjoint.runtime.entry import EntryPoint, sharing
 
 
 def write(x: Tensor, y: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def loaded(graph_module: fx.GraphModule) -> Any:
 
 def test_a_program_is_captured_once_for_each_way_to_share_memory() -> None:
     capture, x = Counting(write), torch.zeros(4)
-    program = Program(capture([torch.zeros(3), torch.ones(3)]), capture, loaded)
+    program = EntryPoint(capture([torch.zeros(3), torch.ones(3)]), capture, loaded)
     assert torch.equal(program(torch.zeros(3), torch.ones(3))[0], torch.ones(3))
     assert capture.count == 1
     for _ in range(2):
@@ -70,7 +70,7 @@ def test_what_is_captured_for_inputs_that_share_memory_holds_for_their_sizes() -
 
 def test_a_program_that_writes_to_nothing_is_captured_once() -> None:
     capture, x = Counting(read), torch.ones(3)
-    program = Program(capture([x, x.clone()]), capture, loaded)
+    program = EntryPoint(capture([x, x.clone()]), capture, loaded)
     assert torch.equal(program(x, x)[0], x)
     assert capture.count == 1
 

@@ -12,59 +12,65 @@ import torch
 from torch import fx
 
 from adjoint.graph.copying import GraphCopy
+from adjoint.graph.origins import for_part_of, replace
 from adjoint.graph.purity import remove_dead_code
 from adjoint.partition.split import is_cheap
 
 aten = torch.ops.aten
 
-# In the metadata of what stands for an opened softmax: along which axis it is one.
+# In the metadata of the node that stands for an opened softmax: along which axis it is one.
 _AXIS = "softmax_axis"
 
+# Metadata of such a node that the operator itself does not have.
+_OPENED = frozenset({_AXIS, "part_of"})
 
-def open_softmax(graph: fx.Graph) -> tuple[dict[fx.Node, fx.Node], set[fx.Node]]:
-    """Writes logarithms of a softmax as what they are made of.
 
-    Returns what stands for each of them now, and all nodes that were made for them.
-    """
-    opened: dict[fx.Node, fx.Node] = {}
-    parts: set[fx.Node] = set()
+def open_softmax(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Write each log-softmax that is worth recomputing as its maximum, its sum and the rest."""
+    graph = graph_module.graph
     for node in graph.find_nodes(op="call_function", target=aten._log_softmax.default):
         if is_cheap(node) and node.meta["val"].dim() and not node.args[2]:
             with graph.inserting_before(node):
-                opened[node] = _parts_of(node, parts)
-            node.replace_all_uses_with(opened[node])
-            graph.erase_node(node)
-    return opened, parts
+                opened = _opened(node)
+            replace(node, opened)
+    return graph_module
 
 
-def close_softmax(
-    graph_module: fx.GraphModule,
-) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:
-    """The graph with each opened softmax as the operator it was, and which node each was made of.
+def close_softmax(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """A copy with each opened log-softmax as the operator it was; the graph, if there is none.
 
-    A derivative of the graph is then that of the operator, and needs no more than it did before.
+    A derivative of the copy is that of the operator, and needs no more than it did before.
     """
+    if not any(map(_is_opened, graph_module.graph.nodes)):
+        return graph_module
     copying = GraphCopy(graph_module)
     for node in graph_module.graph.nodes:
-        if _AXIS in node.meta:
+        if _is_opened(node):
             x = node.args[0].args[0]
             args = (copying.copies[x], node.meta[_AXIS], False)
             copy = copying.graph.call_function(aten._log_softmax.default, args)
+            copy.meta = {key: each for key, each in node.meta.items() if key not in _OPENED}
             copying.copies[node] = copy
         else:
-            copy = copying.add(node)
-        copy.meta = {key: value for key, value in node.meta.items() if key != _AXIS}
+            copying.add(node)
     closed = copying.finish()
     remove_dead_code(closed.graph)
-    return closed, {copy: node for node, copy in copying.copies.items()}
+    return closed
 
 
-def _parts_of(node: fx.Node, parts: set[fx.Node]) -> fx.Node:
+def _is_opened(node: fx.Node) -> bool:
+    """An opened softmax, of which also the argument is there."""
+    if _AXIS not in node.meta or node.op != "call_function":
+        return False
+    shifted = node.args[0]
+    return isinstance(shifted, fx.Node) and shifted.op == "call_function"
+
+
+def _opened(node: fx.Node) -> fx.Node:
     def call(op: Any, *args: Any) -> fx.Node:
         made = node.graph.call_function(op, args)
         values = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args]
-        made.meta = {**node.meta, "val": op(*values)}
-        parts.add(made)
+        made.meta = for_part_of(node, op(*values))
         return made
 
     x, dim, _ = node.args

@@ -1,11 +1,11 @@
-"""Results that other results are computed from: the graph is cut there, into stages.
+"""Results that other results are computed from: there the graph is cut into segments.
 
 In eager torch each result is a node of autograd's own graph, so that one can be differentiated with
 respect to another, has hooks, and may retain its gradient.  A graph whose results are computed from
-one another is therefore cut: where a result is used further on, it is an input, and so is what else
-of an earlier *stage* is used in a later one.  Each stage is differentiated with respect to the
-inputs and to what it takes from earlier stages.  What runs is still one graph: there a result is
-what it is.
+one another is therefore cut for differentiation: where a result is used further on, the cut graph
+has an input in its place, and so it has for every other value that crosses from one *segment* into
+a later one.  Each segment is differentiated with respect to the inputs and to what it takes from
+earlier segments.  What runs is still the graph in one piece.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch import fx
 from adjoint.differentiate.activity import active_nodes
 from adjoint.differentiate.copying import inputs_of
 from adjoint.graph.copying import GraphCopy
-from adjoint.graph.descriptors import EarlierResult, Saved
+from adjoint.graph.derivative import Segments, saved_output
+from adjoint.graph.descriptors import EarlierResult
 from adjoint.graph.metadata import (
     Mode,
     output_descriptors,
@@ -31,23 +32,22 @@ from adjoint.graph.purity import remove_dead_code
 from adjoint.torch_private.fake import fake_mode_of
 
 
-def cut_into_stages(
+def cut_into_segments(
     graph_module: fx.GraphModule, wrt: Sequence[int]
 ) -> tuple[fx.GraphModule, tuple[int, ...]]:
-    """The graph with inputs for the values of earlier stages, which come last, and the outputs that
-    these inputs stand for.
+    """The graph with inputs for the values of earlier segments, and the outputs they stand for.
 
-    They are results that others are computed from, and values that are computed in one stage and
-    used in a later one, which become outputs after the results.  So the reverse sweep of a stage
-    goes through the nodes of that stage alone, and all cotangents of a value are added up before
-    they are carried on, as in a sweep over the graph in one piece.
+    The new inputs come last.  They stand for results that others are computed from, and for values
+    that one segment computes and a later one uses, which become outputs after the results.  So the
+    reverse sweep of a segment visits the nodes of that segment alone, and all cotangents of a value
+    are summed before they are carried on, as in a sweep over the graph in one piece.
     """
     earlier = _earlier_results(graph_module, wrt)
     if not earlier:
         return graph_module, ()
     inputs = inputs_of(graph_module)
     active = active_nodes(graph_module, [inputs[place] for place in wrt])
-    stage = _levels(graph_module.graph, lambda found, n: found.get(n, 0) + (n in earlier))
+    segment = _levels(graph_module.graph, lambda found, n: found.get(n, 0) + (n in earlier))
     crossing = [
         node
         for node in graph_module.graph.nodes
@@ -55,11 +55,11 @@ def cut_into_stages(
         and node in active
         and node not in earlier
         and isinstance(node.meta.get("val"), torch.Tensor)
-        and any(user in active and stage[user] > stage[node] for user in node.users)
+        and any(user in active and segment[user] > segment[node] for user in node.users)
     ]
     outputs = [*outputs_of(graph_module.graph), *crossing]
     described: list[Any] = [*output_descriptors(graph_module.graph)]
-    described += [Saved(place, checked=True) for place in range(len(described), len(outputs))]
+    described += [saved_output(place, 1) for place in range(len(described), len(outputs))]
     copy = GraphCopy(graph_module)
     for node in inputs:
         copy.add_input(node)
@@ -77,7 +77,7 @@ def cut_into_stages(
             continue
         if node.op != "output":
             arguments = [each for each in node.all_input_nodes if each in entering]
-            copy.add(node, {n: entering[n] for n in arguments if stage[n] < stage[node]})
+            copy.add(node, {n: entering[n] for n in arguments if segment[n] < segment[node]})
     copy.returns(outputs)
     set_output_descriptors(copy.graph, tuple(described))
     return copy.finish(), cuts
@@ -99,18 +99,15 @@ def joined(graph_module: fx.GraphModule, cuts: Sequence[int]) -> fx.GraphModule:
     return whole
 
 
-def stages_of(
-    graph_module: fx.GraphModule, wrt: Sequence[int], cuts: Sequence[int]
-) -> tuple[tuple[int, ...], tuple[frozenset[int], ...]]:
-    """The stage of each output of a cut graph, and which inputs of `wrt` each stage depends on.
-
-    An output is of the stage after the latest result that it depends on.
-    """
+def segments_of(
+    graph_module: fx.GraphModule, wrt: Sequence[int], cuts: tuple[int, ...]
+) -> Segments:
+    """The segments of a cut graph: each output is in the one after the last result it reads."""
     inputs, outputs = inputs_of(graph_module), outputs_of(graph_module.graph)
     count = len(inputs) - len(cuts)
     standing = {node: outputs[place] for node, place in zip(inputs[count:], cuts, strict=True)}
     active = active_nodes(graph_module, [inputs[place] for place in wrt])
-    stage = _levels(graph_module.graph, lambda found, n: _after(found, standing, n))
+    segment = _levels(graph_module.graph, lambda found, n: _after(found, standing, n))
     uses: dict[fx.Node, set[int]] = {}
     for place, node in enumerate(inputs):
         uses[node] = {place} if node in active else set()
@@ -121,31 +118,33 @@ def stages_of(
         uses[node] = set()
         if node in active:
             uses[node] = uses[node].union(*(uses[each] for each in arguments if each in active))
-    levels = tuple(stage.get(node, 0) if isinstance(node, fx.Node) else 0 for node in outputs)
-    found: list[set[int]] = [set() for _ in range(max(levels, default=0) + 1)]
-    for node, level in zip(outputs, levels, strict=True):
+    of_output = tuple(segment.get(n, 0) if isinstance(n, fx.Node) else 0 for n in outputs)
+    found: list[set[int]] = [set() for _ in range(max(of_output, default=0) + 1)]
+    for node, number in zip(outputs, of_output, strict=True):
         if node in active:
-            found[level] |= uses[node]
-    return levels, tuple(map(frozenset, found))
+            found[number] |= uses[node]
+    return Segments(cuts, of_output, tuple(map(frozenset, found)))
 
 
 def _levels(
     graph: fx.Graph, after: Callable[[Mapping[fx.Node, int], fx.Node], int]
 ) -> dict[fx.Node, int]:
-    """The stage of each node: the latest `after` any of its arguments.
+    """The segment of each node: the latest `after` any of its arguments.
 
-    Also what has no derivative is there no sooner than what it is computed from.
+    A node without a derivative, too, is in no earlier segment than what it is computed from.
     """
-    stage: dict[fx.Node, int] = {}
+    segment: dict[fx.Node, int] = {}
     for node in graph.nodes:
         if node.op != "placeholder":
-            stage[node] = max((after(stage, each) for each in node.all_input_nodes), default=0)
-    return stage
+            segment[node] = max((after(segment, each) for each in node.all_input_nodes), default=0)
+    return segment
 
 
-def _after(stage: Mapping[fx.Node, int], standing: Mapping[fx.Node, fx.Node], node: fx.Node) -> int:
-    """The earliest stage of what is computed from `node`."""
-    return stage[standing[node]] + 1 if node in standing else stage.get(node, 0)
+def _after(
+    segment: Mapping[fx.Node, int], standing: Mapping[fx.Node, fx.Node], node: fx.Node
+) -> int:
+    """The earliest segment of what is computed from `node`."""
+    return segment[standing[node]] + 1 if node in standing else segment.get(node, 0)
 
 
 def _earlier_results(graph_module: fx.GraphModule, wrt: Sequence[int]) -> list[fx.Node]:

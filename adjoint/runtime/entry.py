@@ -1,8 +1,9 @@
-"""A compiled program: called with flat inputs, whichever of them share memory."""
+"""Where a compiled graph is entered: with flat inputs, whichever of them share memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -11,26 +12,40 @@ from torch import fx
 from adjoint.errors import CaptureError, DifferentiationError
 from adjoint.graph.boundary import warn_of_fallback
 from adjoint.graph.captured import CapturedProgram
-from adjoint.runtime.calling import Graph, call
+from adjoint.runtime.calling import Runnable, call
+from adjoint.runtime.specializations import Specializations
 from adjoint.torch_private.dynamo import COMPILING
 from adjoint.torch_private.fake import storage_key
 
 Sharing: TypeAlias = tuple[Any, ...]
 
 
-class Program:
-    """Runs a captured program; captures it again for inputs that share memory in another way.
+# Patterns of inputs that share memory for which captures of one function are kept.
+MAX_SHARING_PATTERNS = 16
 
-    Which inputs are windows on one memory decides what a write to one of them means, so a graph
-    holds for one pattern of sharing.  A program that writes to no input holds for all.  Nor has
-    Dynamo a guard for where in its memory an input is, which `as_strided` and its like look at.
+
+@dataclass
+class _Variant:
+    """A captured program, and what runs it."""
+
+    captured: CapturedProgram
+    runnable: Runnable | None = None
+
+
+class EntryPoint:
+    """What Dynamo calls in place of a graph of the user's, with flat inputs.
+
+    Which inputs are windows on one memory decides what a write to one of them means, so a capture
+    holds for one pattern of sharing, and for another pattern the graph is captured anew.  A program
+    that writes to no input holds for all.  Nor has Dynamo a guard for where in its memory an input
+    is, which `as_strided` and its like look at.
     """
 
     def __init__(
         self,
         first: CapturedProgram,
         recapture: Callable[[Sequence[Any]], CapturedProgram],
-        load: Callable[[fx.GraphModule], Graph],
+        load: Callable[[fx.GraphModule], Runnable],
         eager: Callable[..., Any] | None = None,
     ) -> None:
         """`load` makes a graph ready to run, and to be differentiated by autograd.
@@ -38,12 +53,12 @@ class Program:
         `eager` is the program itself, if it is to run where it cannot be captured or loaded.
         """
         self.first = first
+        self._first = _Variant(first)
         self._load = load
-        self._loaded: dict[fx.GraphModule, Graph] = {}
         self._written = tuple(write.to.index for write in first.calling.writes)
         self._placed = tuple(place.index for place in first.calling.placements)
         self._recapture = recapture
-        self._by_sharing: dict[Sharing, CapturedProgram] = {}
+        self._by_sharing: Specializations[Sharing, _Variant] = Specializations(MAX_SHARING_PATTERNS)
         self._pattern: Sharing | None = None
         self._eager = eager
         self._said: set[str] = set()
@@ -51,19 +66,24 @@ class Program:
 
     def __call__(self, *inputs: Any) -> Any:
         try:
-            captured = self._for(inputs)
-            graph = self._loaded.get(captured.graph_module) or self._loaded_now(captured)
+            variant = self._for(inputs)
+            runnable = variant.runnable or self._loaded(variant)
         except (CaptureError, DifferentiationError) as error:
             if self._eager is None:
                 raise
             return self._in_eager(error, inputs)
-        return call(graph, captured.calling, captured.leaves(inputs))
+        return call(runnable, variant.captured.calling, variant.captured.leaves(inputs))
 
-    def _loaded_now(self, captured: CapturedProgram) -> Graph:
+    def runnables(self) -> list[Runnable]:
+        """What was made ready to run so far."""
+        variants = [self._first, *self._by_sharing.values()]
+        return [each.runnable for each in variants if each.runnable is not None]
+
+    def _loaded(self, variant: _Variant) -> Runnable:
         with COMPILING:
-            graph = self._loaded.get(captured.graph_module) or self._load(captured.graph_module)
-            self._loaded[captured.graph_module] = graph
-            return graph
+            if variant.runnable is None:
+                variant.runnable = self._load(variant.captured.graph_module)
+            return variant.runnable
 
     def _in_eager(self, error: CaptureError | DifferentiationError, inputs: Sequence[Any]) -> Any:
         assert self._eager is not None
@@ -72,21 +92,23 @@ class Program:
             warn_of_fallback(f"runs in eager torch: {error}", error.source)
         return self._eager(*inputs)
 
-    def _for(self, inputs: Sequence[Any]) -> CapturedProgram:
+    def _for(self, inputs: Sequence[Any]) -> _Variant:
         if not (self._written or self._placed):
-            return self.first
+            return self._first
         pattern = sharing(self.first.leaves(inputs), self._written, self._placed)
         if self._pattern is None:
             # The first call is with the inputs that the first capture was made for.
             self._pattern = pattern
         if pattern == self._pattern:
-            return self.first
+            return self._first
         # What is captured here holds for the numbers at hand alone.
         key = (pattern, tuple(map(_numbers, inputs)))
-        if key not in self._by_sharing:
+        found = self._by_sharing.get(key)
+        if found is None:
             with COMPILING:
-                self._by_sharing[key] = self._recapture(inputs)
-        return self._by_sharing[key]
+                found = _Variant(self._recapture(inputs))
+                self._by_sharing.add(key, found)
+        return found
 
 
 def sharing(inputs: Sequence[Any], written: Sequence[int], placed: Sequence[int] = ()) -> Sharing:

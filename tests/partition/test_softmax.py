@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, fx, nn
 
 import adjoint
-from adjoint.partition import opening
-from adjoint.partition.opening import close_softmax, open_softmax
+from adjoint.graph.origins import origins_of
+from adjoint.partition import softmax
+from adjoint.partition.softmax import close_softmax, open_softmax
 from tests.parity import leaf
 from tests.partition.test_split import aten, cross_entropy, recorded, saved_nodes, targets
 
@@ -21,7 +22,7 @@ def test_two_numbers_of_each_row_are_saved() -> None:
     made = recorded(cross_entropy, *arguments(), wrt=(0, 1))
     shapes = [tuple(node.meta["val"].shape) for node in saved_nodes(made)]
     assert shapes.count((16, 1)) == 2
-    again = targets(made.first.graph_module)
+    again = targets(made.first_backward.graph_module)
     assert aten.amax.default not in again
     assert aten.log.default not in again
     # That of the cotangent alone.
@@ -33,14 +34,15 @@ def test_others_stay_whole() -> None:
         return x.log_softmax(-1)
 
     graph: fx.GraphModule = adjoint.capture(function, torch.rand(3, 4)).graph_module
-    opened, parts = open_softmax(graph.graph)
-    assert (opened, parts) == ({}, set())
+    before = targets(graph)
+    assert targets(open_softmax(graph)) == before
+    assert close_softmax(graph) is graph
 
 
 @pytest.mark.parametrize("target", ["reference", "cpu"])
 def test_all_orders_are_right(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Opened in double precision as well, where it shows."""
-    monkeypatch.setattr(opening, "is_cheap", lambda node: True)
+    monkeypatch.setattr(softmax, "is_cheap", lambda node: True)
 
     def derivatives(function: Callable[..., Tensor]) -> list[Tensor]:
         torch.manual_seed(0)
@@ -59,16 +61,18 @@ def test_all_orders_are_right(target: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_is_differentiated_has_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "is_cheap", lambda node: True)
+    monkeypatch.setattr(softmax, "is_cheap", lambda node: True)
 
     def function(x: Tensor) -> Tensor:
         return x.log_softmax(-1).exp()
 
     graph: fx.GraphModule = adjoint.capture(function, torch.rand(3, 4)).graph_module
     before = targets(graph)
-    opened, _ = open_softmax(graph.graph)
+    (whole,) = graph.graph.find_nodes(op="call_function", target=aten._log_softmax.default)
+    origin = origins_of(whole)
+    open_softmax(graph)
     assert aten._log_softmax.default not in targets(graph)
-    closed, made_of = close_softmax(graph)
+    closed = close_softmax(graph)
     assert targets(closed) == before
     (whole,) = closed.graph.find_nodes(op="call_function", target=aten._log_softmax.default)
-    assert [made_of[whole]] == list(opened.values())
+    assert set(origin) <= set(origins_of(whole))

@@ -11,7 +11,7 @@ import torch
 import torch._dynamo
 from torch import Tensor
 
-from adjoint.differentiate.stages import cut_into_stages, joined, stages_of
+from adjoint.differentiate.segments import cut_into_segments, joined, segments_of
 from tests.differentiation import bridged
 from tests.parity import leaf
 
@@ -206,9 +206,9 @@ def test_what_runs_is_one_program() -> None:
     x, y = leaf(3, 3), leaf(3, 3)
     compiled = bridged(one_after_another, x, y)
     compiled(x, y)
-    (recording,) = compiled.graph.recordings()
-    assert len(recording.stages) == 3
-    inputs = recording.recorded.runs.graph.find_nodes(op="placeholder")
+    (recording,) = compiled.graph.grad_programs()
+    assert len(recording.segments) == 3
+    inputs = recording.derivative.runs.graph.find_nodes(op="placeholder")
     assert len(inputs) == 2
 
 
@@ -218,7 +218,7 @@ def test_results_that_stand_alone_are_not_cut() -> None:
 
     x, y = leaf(3, 3), leaf(3, 3)
     captured = bridged(program, x, y).captured.graph_module
-    assert cut_into_stages(captured, (0, 1)) == (captured, ())
+    assert cut_into_segments(captured, (0, 1)) == (captured, ())
 
 
 def test_the_stress_of_a_compiled_module() -> None:
@@ -237,12 +237,12 @@ def test_the_stress_of_a_compiled_module() -> None:
 def test_a_cut_graph_in_one_piece_again() -> None:
     x, y = leaf(3, 3), leaf(3, 3)
     captured = bridged(one_after_another, x, y).captured.graph_module
-    cut, cuts = cut_into_stages(captured, (0, 1))
-    # The sum of the second result is no result, but is used one stage later.
+    cut, cuts = cut_into_segments(captured, (0, 1))
+    # The sum of the second result is no result, but is used one segment later.
     assert cuts == (1, 2, 3)
-    levels, uses = stages_of(cut, (0, 1, 2, 3, 4), cuts)
-    assert levels == (2, 0, 1, 1)
-    assert uses == (frozenset({0, 1}), frozenset({0, 2}), frozenset({1, 3, 4}))
+    segments = segments_of(cut, (0, 1, 2, 3, 4), cuts)
+    assert segments.of_output == (2, 0, 1, 1)
+    assert segments.inputs == (frozenset({0, 1}), frozenset({0, 2}), frozenset({1, 3, 4}))
     whole = joined(cut, cuts)
     assert [str(n.target) for n in whole.graph.nodes] == [
         str(n.target) for n in captured.graph.nodes
@@ -259,19 +259,19 @@ def residual(layers: int, shows_keys: bool, x: Tensor, y: Tensor) -> Results:
 
 
 def test_the_stages_of_a_deep_network_are_no_more_work_than_one() -> None:
-    """No stage goes again through what another goes through."""
+    """No segment goes again through what another goes through."""
 
     def reverse_nodes(layers: int, shows_keys: bool) -> int:
         x, y = leaf(3, 3), leaf(3, 3)
         program = bridged(partial(residual, layers, shows_keys), x, y)
         torch.autograd.grad(program(x, y)[0], (x, y))
-        (recording,) = program.graph.recordings()
-        stages = recording.stages or [recording]
+        (grad_program,) = program.graph.grad_programs()
+        segments = grad_program.segments or [grad_program]
         graphs = [
-            each.whole.made.graph_module.graph
-            for stage in stages
-            for made in stage._backwards.values()
-            for each in made
+            version.value.whole.backward.graph_module.graph
+            for segment in segments
+            for table in segment._backwards.values()
+            for version in table.versions
         ]
         return sum(node.op == "call_function" for graph in graphs for node in graph.nodes)
 

@@ -11,12 +11,15 @@ import torch
 from torch import fx
 
 import adjoint
-from adjoint import native, programs
+from adjoint import native
 from adjoint.errors import FallbackWarning
 from adjoint.graph.sizes import NotResizable
 from adjoint.loops.plan import Plan
 from adjoint.lower.planning import lower
-from adjoint.programs import Programs
+from adjoint.native import native_program
+from adjoint.runtime import sized_programs, specializations
+from adjoint.runtime.plans.program import PlanProgram
+from adjoint.runtime.sized_programs import MAX_SIZE_VERSIONS, SizedPrograms
 
 
 def graph(function: Callable[..., Any], *examples: torch.Tensor) -> fx.GraphModule:
@@ -38,56 +41,67 @@ def plans(divisor: int = 4) -> Iterator[list[int]]:
         yield made
 
 
+def op_by_op_is_an_error() -> Any:
+    error = AssertionError("op by op")
+    return mock.patch.object(sized_programs, "evaluate_taking", side_effect=error)
+
+
 def double_sine(x: torch.Tensor) -> torch.Tensor:
     return x.sin() * 2
 
 
-def assert_right(run: Programs, sizes: Sequence[int]) -> None:
+def assert_right(run: SizedPrograms, sizes: Sequence[int]) -> None:
     for size in sizes:
         x = torch.rand(size)
         torch.testing.assert_close(list(run([x])), [double_sine(x)])
 
 
 def test_one_program_for_all_sizes() -> None:
-    run = Programs(graph(double_sine, torch.rand(6)))
-    with (
-        mock.patch.object(programs, "native_program", side_effect=AssertionError("made anew")),
-        mock.patch.object(programs, "evaluate", side_effect=AssertionError("op by op")),
-    ):
+    made: list[fx.GraphModule] = []
+
+    def noted(graph_module: fx.GraphModule) -> PlanProgram | None:
+        made.append(graph_module)
+        return native_program(graph_module)
+
+    run = SizedPrograms(graph(double_sine, torch.rand(6)), noted)
+    with op_by_op_is_an_error():
         assert_right(run, [6, 1, 0, 2, 300])
+    assert len(made) == 1
 
 
 def test_sizes_that_a_program_is_not_for_have_their_own() -> None:
     with plans() as made:
-        run = Programs(graph(double_sine, torch.rand(6)))
-        with mock.patch.object(programs, "evaluate", side_effect=AssertionError("op by op")):
+        run = SizedPrograms(graph(double_sine, torch.rand(6)), native_program)
+        with op_by_op_is_an_error():
             assert_right(run, [6, 5, 7, 1, 2, 9, 8, 3, 6])
     assert made == [6, 1, 9]
 
 
 def test_too_many_kinds_of_sizes_run_op_by_op_and_say_so() -> None:
     with plans(divisor=1) as made:
-        run = Programs(graph(double_sine, torch.rand(6)))
-        assert_right(run, range(7, 6 + programs.KINDS))
+        run = SizedPrograms(graph(double_sine, torch.rand(6)), native_program)
+        assert_right(run, range(7, 6 + MAX_SIZE_VERSIONS))
         with pytest.warns(FallbackWarning, match=r"=100: native code was made 8 times"):
             assert_right(run, [100])
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert_right(run, [100, 6, 7])
-    assert len(made) == programs.KINDS
+    assert len(made) == MAX_SIZE_VERSIONS
 
 
 def test_a_graph_that_cannot_be_resized_runs_op_by_op_and_says_so() -> None:
     with plans():
-        run = Programs(graph(double_sine, torch.rand(6)))
-        stiff = mock.patch.object(programs, "resized", side_effect=NotResizable("it is stiff"))
+        run = SizedPrograms(graph(double_sine, torch.rand(6)), native_program)
+        stiff = mock.patch.object(
+            specializations, "resized", side_effect=NotResizable("it is stiff")
+        )
         with stiff, pytest.warns(FallbackWarning, match="assumes Eq.*and it is stiff"):
             assert_right(run, [9])
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    with plans(), mock.patch.object(programs, "REMEMBERED", 3):
-        run = Programs(graph(double_sine, torch.rand(6)))
+    with plans(), mock.patch.object(sized_programs, "MAX_CHOICES", 3):
+        run = SizedPrograms(graph(double_sine, torch.rand(6)), native_program)
         assert_right(run, [4, 5, 6, 7, 4, 5, 6, 7])
         assert len(run._chosen) <= 3
 
@@ -104,7 +118,7 @@ def test_a_mode_that_watches_sees_each_op() -> None:
             seen.append(func)
             return func(*args, **(kwargs or {}))
 
-    run = Programs(graph(double_sine, torch.rand(6)))
+    run = SizedPrograms(graph(double_sine, torch.rand(6)), native_program)
     with Watching():  # type: ignore[no-untyped-call]
         run([torch.rand(6)])
     assert torch.ops.aten.sin.default in seen
@@ -113,6 +127,6 @@ def test_a_mode_that_watches_sees_each_op() -> None:
 def test_nothing_native_is_run_op_by_op_silently() -> None:
     x = torch.rand(3, 4)
     inputs = [x]
-    (result,) = Programs(graph(lambda x: x.sort(1).values, x))(inputs)
+    (result,) = SizedPrograms(graph(lambda x: x.sort(1).values, x), native_program)(inputs)
     torch.testing.assert_close(result, x.sort(1).values)
     assert inputs == []

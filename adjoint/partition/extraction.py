@@ -1,0 +1,107 @@
+"""Cutting a graph out of a joint graph: what it takes, what it computes, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Sequence, Set
+from typing import Any
+
+from torch import fx
+
+from adjoint.graph.copying import GraphCopy
+from adjoint.graph.purity import is_impure, remove_dead_code
+
+
+class NotSaved(Exception):
+    """The backward graph cannot be computed from what the forward graph saved."""
+
+
+def descendants(graph: fx.Graph, roots: Iterable[fx.Node]) -> set[fx.Node]:
+    found = set(roots)
+    for node in graph.nodes:
+        if node.op != "output" and any(n in found for n in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def used_values(
+    joint: fx.GraphModule,
+    available: Container[fx.Node],
+    tangents: Sequence[fx.Node],
+    outputs: Sequence[Any],
+    drawn: Set[fx.Node],
+) -> list[fx.Node]:
+    """Which available values are needed to compute `outputs`, when the rest is recomputed.
+
+    `drawn` are random draws of the backward graph itself, which run here for the first time.
+    """
+    used: dict[fx.Node, None] = {}
+    visited: set[fx.Node] = set(tangents)
+    work = [n for n in outputs if isinstance(n, fx.Node)]
+    while work:
+        node = work.pop()
+        if node in visited:
+            continue
+        visited.add(node)
+        if node in available:
+            used[node] = None
+        elif node.op == "placeholder" or (is_impure(node) and node not in drawn):
+            raise NotSaved(f"{node.name} is needed by a backward graph, but not saved")
+        else:
+            work += node.all_input_nodes
+    order = {node: i for i, node in enumerate(joint.graph.nodes)}
+    return sorted(used, key=order.__getitem__)
+
+
+def extract(
+    module: fx.GraphModule,
+    inputs: Sequence[fx.Node],
+    outputs: Sequence[Any],
+    kept: Sequence[fx.Node] = (),
+    late: Set[fx.Node] | None = None,
+) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:
+    """The graph that computes `outputs` from `inputs` and runs `kept`, and the copies in it.
+
+    With `late`, a node that is not in it comes right before the first node of `late` that needs it:
+    what is recomputed is not held longer than necessary.
+    """
+    copy = GraphCopy(module)
+    for node in inputs:
+        copy.add_input(node)
+    needed = _needed(inputs, [*outputs, *kept])
+    ordered = [n for n in module.graph.nodes if n in needed]
+    for node in ordered if late is None else _put_off(ordered, late):
+        copy.add(node)
+    copy.returns(outputs)
+    extracted = copy.finish()
+    # The module has the bodies of operators, which may draw random numbers.
+    remove_dead_code(extracted.graph)
+    return extracted, copy.copies
+
+
+def _put_off(nodes: Sequence[fx.Node], late: Set[fx.Node]) -> Iterator[fx.Node]:
+    """`nodes` reordered: those in `late` in their order, each after what it still needs."""
+    waiting = set(nodes)
+    anchors = [n for n in nodes if n in late or is_impure(n)]
+    for anchor in [*anchors, *nodes]:
+        stack = [anchor]
+        while stack:
+            node = stack[-1]
+            missing = [n for n in node.all_input_nodes if n in waiting] if node in waiting else []
+            if missing:
+                stack += reversed(missing)
+                continue
+            stack.pop()
+            if node in waiting:
+                waiting.remove(node)
+                yield node
+
+
+def _needed(inputs: Sequence[fx.Node], outputs: Sequence[Any]) -> set[fx.Node]:
+    stop, found = set(inputs), set()
+    work = [n for n in outputs if isinstance(n, fx.Node)]
+    while work:
+        node = work.pop()
+        if node not in found and node not in stop:
+            found.add(node)
+            work += node.all_input_nodes
+    return found

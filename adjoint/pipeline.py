@@ -1,0 +1,29 @@
+"""Which passes run, where, in which order.
+
+Each tuple is for one place of the pipeline (`passes.py`); a user's own passes, given by the option
+`passes`, are put among them.
+"""
+
+from __future__ import annotations
+
+from adjoint.optimize.cse import merge_common_subexpressions
+from adjoint.optimize.masks import narrow_masks
+from adjoint.partition.softmax import close_softmax, open_softmax
+from adjoint.passes import Pass
+
+MERGE = Pass("merge-common-subexpressions", merge_common_subexpressions)
+OPEN_SOFTMAX = Pass("open-softmax", open_softmax)
+CLOSE_SOFTMAX = Pass("close-softmax", close_softmax)
+NARROW_MASKS = Pass("narrow-masks", narrow_masks)
+
+# On a forward graph that is to be differentiated again.
+PRIMAL = (CLOSE_SOFTMAX,)
+
+# On a joint graph, before it is split.  What an opened softmax is made of may be there already.
+JOINT = (MERGE, OPEN_SOFTMAX, MERGE)
+
+# On a joint graph that is not split: the transpose of a backward graph.
+LINEAR = (MERGE,)
+
+# On a graph that is about to run.
+POST = (NARROW_MASKS,)

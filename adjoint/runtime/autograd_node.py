@@ -1,0 +1,412 @@
+"""One run of a graph as a node of autograd's graph, with the backward graphs it leads to.
+
+Backward graphs are compiled when autograd first needs them: one for each pattern of cotangents that
+it leaves out, and anew for sizes that an assumption made on the way does not hold for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from adjoint.errors import DifferentiationError
+from adjoint.graph.boundary import attempt, differentiating, warn_of_fallback
+from adjoint.graph.derivative import Backward, Derivative, Segments
+from adjoint.graph.evaluation import InputsWithHistory, detach_inputs, evaluate
+from adjoint.graph.purity import is_impure_graph
+from adjoint.graph.sizes import Sizes
+from adjoint.runtime.calling import Standing
+from adjoint.runtime.executable import Derivatives, Executable
+from adjoint.runtime.specializations import (
+    Full,
+    SizeSpecializations,
+    Specializations,
+    shown,
+)
+from adjoint.torch_private.batches import is_batched
+from adjoint.torch_private.dynamo import compiling
+from adjoint.torch_private.modes import (
+    ReachedNodes,
+    is_autocast_enabled,
+    without_autocast,
+    zero_cotangent,
+)
+
+# Backward graphs for this many patterns of missing cotangents; after that, zeros are made.
+MAX_PATTERNS = 8
+
+# Backward graphs of one pattern for this many sets of assumptions about sizes.
+MAX_SIZE_VERSIONS = 8
+
+
+class BackwardGraph(Protocol):
+    """A backward graph that runs."""
+
+    def backward(self, inputs: list[Any], known: Sizes, batched: bool) -> Sequence[Any]:
+        """Its outputs; `known` are sizes that the inputs may not show."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A backward graph, to be run, and what it takes and gives as positions of a run."""
+
+    backward: Backward
+    graph: BackwardGraph
+    saved: list[int]
+    """Which of the saved values it takes."""
+    of: tuple[int, ...]
+    """The outputs whose cotangents it takes."""
+    zeros: list[int]
+    """The gradients that it returns as None, and that are zeros in eager."""
+
+
+@dataclass(frozen=True)
+class _Version:
+    """A backward graph for some sizes, whole and for some of its gradients only."""
+
+    whole: _Ready
+    narrowed: Specializations[tuple[int, ...], _Ready]
+
+
+@dataclass(frozen=True)
+class _Kinds:
+    """What is the same in all calls, so that it is looked at once."""
+
+    fixed: list[int]
+    """Outputs that are tensors without a history."""
+    numbers: list[int]
+    """Saved values that are no tensors."""
+    others: list[int]
+    """Outputs of other segments."""
+
+
+class _Kept:
+    """The inputs of a run, for eager autograd to run it again."""
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        self.inputs = tuple(inputs)
+        self._versions = self._now()
+
+    @property
+    def have_changed(self) -> bool:
+        return self._now() != self._versions
+
+    def _now(self) -> list[int]:
+        tensors = (each for each in self.inputs if isinstance(each, torch.Tensor))
+        return [0 if each.is_inference() else each._version for each in tensors]
+
+
+class GradProgram:
+    """A graph with its backward graphs, for one choice of inputs that require grad.
+
+    A graph in segments has those of each segment, in grad programs of their own.
+    """
+
+    def __init__(
+        self,
+        derivative: Derivative,
+        wrt: tuple[int, ...],
+        compiler: Derivatives,
+        make: Callable[[fx.GraphModule], BackwardGraph],
+    ) -> None:
+        """`make` makes a backward graph ready to run and to be differentiated in turn."""
+        self.derivative = derivative
+        self.wrt = wrt
+        self.compiler = compiler
+        self.following = ReachedNodes()
+        self._make = make
+        self._has_failed = False
+        """A backward graph could not be built, and the user was told."""
+        self._kinds: _Kinds | None = None
+        self._forward: Executable | None = None
+        self._backwards: Specializations[tuple[int, ...], SizeSpecializations[_Version]]
+        self._backwards = Specializations(MAX_PATTERNS, evicts=False)
+        if derivative.first is not None:
+            self._versions(derivative.cotangents_of(derivative.first)).add(
+                derivative.graph_module, None
+            )
+        self.segments: list[GradProgram] = []
+        if derivative.segments is not None:
+            for number in range(len(derivative.segments.inputs)):
+                segment, inputs = derivative.segment(number)
+                self.segments.append(GradProgram(segment, inputs, compiler, make))
+
+    @property
+    def falls_back(self) -> bool:
+        """What cannot be differentiated is left to eager autograd."""
+        return self.compiler.options.unsupported == "eager"
+
+    def __call__(
+        self, inputs: Sequence[Any], sizes: Sizes, standing: Standing | None = None
+    ) -> Sequence[Any]:
+        # First, so that a device is at work while autograd takes note.
+        with torch.no_grad():
+            outputs = self.forward(inputs)
+        if self.derivative.segments is not None:
+            outputs = list(outputs) if standing is None else standing.separate(outputs)
+            segments = self.derivative.segments
+            return self._in_segments(segments, list(inputs), outputs, sizes, standing)
+        with torch.enable_grad():
+            traced = [inputs[index] for index in self.wrt]
+            noted = _Node.apply(self, sizes, inputs, outputs, *traced)  # type: ignore[no-untyped-call]
+        return noted[: self.derivative.results]  # type: ignore[no-any-return]
+
+    def _in_segments(
+        self,
+        segments: Segments,
+        inputs: list[Any],
+        outputs: list[Any],
+        sizes: Sizes,
+        standing: Standing | None,
+    ) -> Sequence[Any]:
+        """The results, each with the history of its segment."""
+        count = len(inputs)
+        of_output = segments.of_output
+        inputs += [None] * len(segments.cuts)
+        with torch.enable_grad():
+            for number, segment in enumerate(self.segments):
+                # Those of later segments are no outputs of this one, nor saved for it.
+                own = [n for n, each in enumerate(of_output) if each == number]
+                there = [
+                    v if n <= number else None for v, n in zip(outputs, of_output, strict=True)
+                ]
+                traced = [inputs[index] for index in segment.wrt]
+                noted = _Node.apply(segment, sizes, inputs, there, *traced)  # type: ignore[no-untyped-call]
+                for place in own:
+                    outputs[place] = noted[place]
+                for place, cut in enumerate(segments.cuts):
+                    if of_output[cut] == number:
+                        found = outputs[cut] if standing is None else standing.at(cut, outputs)
+                        inputs[count + place] = found
+        return outputs[: self.derivative.results]
+
+    def forward(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """All outputs, saved values included."""
+        loaded = self._forward or self._load()
+        # Regions that enable grad inside the graph have nothing to record: this node is the record.
+        given = InputsWithHistory(inputs)
+        if not getattr(loaded, "forgets_histories", False):
+            detach_inputs(given)
+        return loaded(given)
+
+    def _load(self) -> Executable:
+        with compiling():
+            if self._forward is None:
+                self._forward = self.compiler.program(self.derivative.runs)
+            return self._forward
+
+    def kinds(self, outputs: Sequence[Any], saved: Sequence[Any]) -> _Kinds:
+        """Which of these are tensors, in this and in every call."""
+        if self._kinds is None:
+            history = self.derivative.history
+            own = self.derivative.own
+            self._kinds = _Kinds(
+                [i for i in _tensors(outputs) if i in own and i not in history],
+                sorted({*range(len(saved))} - {*_tensors(saved)}),
+                [i for i in range(len(outputs)) if i not in own],
+            )
+        return self._kinds
+
+    # Backward graphs
+
+    def backward(
+        self, of: tuple[int, ...], wanted: tuple[int, ...], sizes: Sizes
+    ) -> tuple[_Ready, Sizes]:
+        """The backward graph for cotangents of the outputs `of`, and `sizes` in its terms.
+
+        `wanted`: places in `wrt` of the inputs whose gradients someone waits for.
+        """
+        with differentiating(self.derivative.graph_module):
+            versions = self._backwards.get(of)
+            found = None if versions is None else versions.find(sizes)
+            if found is None:
+                with compiling():
+                    versions = self._versions(of)
+                    try:
+                        found = versions.find(sizes) or versions.make(sizes)
+                        assert found is not None, "there is a backward graph for all sizes"
+                    except Full as full:
+                        why = f"{full}; now sizes are {shown(sizes)}"
+                        op = "a function of symbolic sizes"
+                        raise DifferentiationError(op, 1, why) from full.__cause__
+            return self._narrowed(found.value, wanted), found.own(sizes)
+
+    def _versions(self, of: tuple[int, ...]) -> SizeSpecializations[_Version]:
+        versions = self._backwards.get(of)
+        if versions is None:
+            versions = SizeSpecializations(
+                self.derivative.graph_module,
+                lambda graph_module: self._version(graph_module, of),
+                MAX_SIZE_VERSIONS,
+                "its derivative",
+            )
+            self._backwards.add(of, versions)
+        return versions
+
+    def _version(self, graph_module: fx.GraphModule, of: tuple[int, ...]) -> _Version:
+        derivative = self.derivative
+        if graph_module is not derivative.graph_module:
+            # The backward graph that came with the forward graph holds for other sizes.
+            derivative = replace(derivative, graph_module=graph_module, first=None)
+        made = self.compiler.backward(derivative, of, self.wrt)
+        return _Version(self._ready(made), Specializations(MAX_PATTERNS, evicts=False))
+
+    def _narrowed(self, version: _Version, wanted: tuple[int, ...]) -> _Ready:
+        if len(wanted) == len(self.wrt):
+            return version.whole
+        found = version.narrowed.get(wanted)
+        if found is None:
+            with compiling():
+                if version.narrowed.is_full:
+                    return version.whole
+                whole = version.whole.backward
+                found = attempt(
+                    lambda: self._ready(self.compiler.narrowed(whole, frozenset(wanted))),
+                    whole.graph_module,
+                    "computes gradients that nobody waits for",
+                )
+                found = found or version.whole
+                version.narrowed.add(wanted, found)
+        return found
+
+    def _ready(self, backward: Backward) -> _Ready:
+        zeros = enumerate(backward.gradients)
+        return _Ready(
+            backward,
+            self._make(backward.graph_module),
+            self.derivative.saved_for(backward),
+            self.derivative.cotangents_of(backward),
+            [place for place, each in zeros if each.of in backward.zeros],
+        )
+
+    def pattern(self, given: tuple[int, ...]) -> tuple[int, ...]:
+        """`given`, or all outputs once there are many patterns."""
+        if given in self._backwards or not self._backwards.is_full:
+            return given
+        return self.derivative.order
+
+    def in_eager(
+        self,
+        kept: _Kept | None,
+        cotangents: Sequence[tuple[int, Any]],
+        wanted: tuple[int, ...],
+        error: DifferentiationError,
+    ) -> list[Any]:
+        """The gradients by eager autograd, which runs the graph again, if its inputs are `kept`.
+
+        `cotangents` have the places of the outputs that they are of.
+        """
+        graph_module = self.derivative.graph_module
+        if kept is None or kept.have_changed or is_impure_graph(graph_module.graph):
+            raise error from error.__cause__
+        if not self._has_failed:
+            warn_of_fallback(f"eager autograd takes over: {error}", error.source)
+            self._has_failed = True
+        with torch.enable_grad():
+            # Autograd stops at these, and not where one input was computed from another.
+            inputs = list(kept.inputs)
+            places = [self.wrt[place] for place in wanted]
+            for place in places:
+                inputs[place] = inputs[place].view_as(inputs[place])
+            outputs = evaluate(graph_module, inputs)
+        found = torch.autograd.grad(
+            [outputs[place] for place, _ in cotangents],
+            [inputs[place] for place in places],
+            [cotangent for _, cotangent in cotangents],
+            create_graph=torch.is_grad_enabled(),
+            allow_unused=True,
+        )
+        gradients: list[Any] = [None] * len(self.wrt)
+        for place, gradient in zip(wanted, found, strict=True):
+            gradients[place] = gradient
+        return gradients
+
+
+class _Node(torch.autograd.Function):
+    """One run of a graph, as autograd sees it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        program: GradProgram,
+        sizes: Sizes,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        *_: torch.Tensor,
+    ) -> Any:
+        """The last arguments are what autograd differentiates with respect to."""
+        derivative = program.derivative
+        saved = [inputs[i] for i in derivative.saved_inputs]
+        saved += [outputs[i] for i in derivative.saved_outputs]
+        kinds = program.kinds(outputs, saved)
+        ctx.program, ctx.sizes = program, sizes
+        ctx.kept = _Kept(inputs) if program.falls_back else None
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*[outputs[i] for i in kinds.fixed])
+        ctx.numbers = [(place, saved[place]) for place in kinds.numbers]
+        for place in kinds.numbers:
+            saved[place] = None
+        ctx.save_for_backward(*saved)
+        returned = list(outputs)
+        for place in kinds.others:
+            returned[place] = None
+        return tuple(returned)
+
+    # A frame that Dynamo compiles may call autograd, and this; it is no part of the user's program.
+    @staticmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        program: GradProgram = ctx.program
+        order = program.derivative.order
+        given = tuple([index for index in order if cotangents[index] is not None])
+        if not given:
+            return _NO_TENSORS + (None,) * len(program.wrt)
+        of = program.pattern(given)
+        following = ctx.next_functions  # Each time it is asked for, all of them are made.
+        wanted = program.following.that_run([node for node, _ in following])
+        try:
+            ready, sizes = program.backward(of, wanted, ctx.sizes)
+        except DifferentiationError as error:
+            pairs = [(index, cotangents[index]) for index in given]
+            return (*_NO_TENSORS, *program.in_eager(ctx.kept, pairs, wanted, error))
+        saved = _saved(ctx)
+        arguments = [saved[place] for place in ready.saved]
+        arguments += [
+            zero_cotangent(ctx, index) if cotangents[index] is None else cotangents[index]
+            for index in ready.of
+        ]
+        batched = any(map(is_batched, [cotangents[index] for index in given]))
+        del saved, cotangents
+        if is_autocast_enabled():
+            with without_autocast():
+                gradients = ready.graph.backward(arguments, sizes, batched)
+        else:
+            gradients = ready.graph.backward(arguments, sizes, batched)
+        if ready.zeros:
+            gradients = list(gradients)
+            for place in ready.zeros:
+                gradients[place] = zero_cotangent(*following[place])
+        return (*_NO_TENSORS, *gradients)
+
+
+# Gradients of what `_Node` is given besides tensors.
+_NO_TENSORS = (None,) * 4
+
+
+def _tensors(values: Sequence[Any]) -> list[int]:
+    return [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
+
+
+def _saved(ctx: Any) -> list[Any]:
+    values = list(ctx.saved_tensors)
+    for place, number in ctx.numbers:
+        values[place] = number
+    if hasattr(ctx, "maybe_clear_saved_tensors"):
+        # Unless the graph is retained, what is saved is released as the backward graph uses it.
+        ctx.maybe_clear_saved_tensors()
+    return values

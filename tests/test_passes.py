@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+from torch import fx
+
+import adjoint
+from adjoint.passes import Pass, extended, graph_pass
+
+
+def same(graph_module: fx.GraphModule) -> fx.GraphModule:
+    return graph_module
+
+
+ONE, TWO = Pass("one", same, "joint"), Pass("two", same, "joint")
+
+
+def names(passes: tuple[Pass, ...]) -> list[str]:
+    return [each.name for each in passes]
+
+
+def test_a_pass_comes_where_it_asks_to() -> None:
+    last = Pass("last", same, "joint")
+    between = Pass("between", same, "joint", after="one")
+    elsewhere = Pass("elsewhere", same, "post")
+    made = extended((ONE, TWO, ONE), "joint", [last, between, elsewhere])
+    # After the last run of the pass that it names.
+    assert names(made) == ["one", "two", "one", "between", "last"]
+    assert names(extended((ONE,), "post", [elsewhere])) == ["one", "elsewhere"]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="asks for 'before', which is none of 'joint', 'post'"):
+        Pass("early", same, "before")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="comes after 'three', which is none of those at 'joint'"):
+        extended((ONE, TWO), "joint", [Pass("late", same, "joint", after="three")])
+    with pytest.raises(ValueError, match="two passes 'one'"):
+        extended((ONE,), "joint", [ONE])
+
+
+def test_a_function_becomes_a_pass() -> None:
+    @graph_pass("keep", "joint", after="one")
+    def keep(graph_module: fx.GraphModule) -> fx.GraphModule:
+        return graph_module
+
+    assert keep == Pass("keep", keep.run, "joint", "one")
+    graph = fx.GraphModule({}, fx.Graph())
+    assert keep(graph) is graph
+    assert adjoint.graph_pass is graph_pass

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import pytest
+
+from adjoint.passes import Pass
+from adjoint.pipeline import JOINT, LINEAR, POST, PRIMAL
+
+
+@pytest.mark.parametrize("pipeline", [PRIMAL, JOINT, LINEAR, POST])
+def test_passes_have_names_in_kebab_case(pipeline: tuple[Pass, ...]) -> None:
+    assert pipeline
+    for each in pipeline:
+        assert each.name == each.name.lower().replace("_", "-")
+        assert each.run.__doc__, "a pass says what it does"
+
+
+def test_a_softmax_is_closed_before_and_opened_after_differentiation() -> None:
+    assert [each.name for each in PRIMAL] == ["close-softmax"]
+    names = [each.name for each in JOINT]
+    # What an opened softmax is made of may be there already.
+    assert names.index("open-softmax") < len(names) - 1 == names[::-1].index("open-softmax") + 1
