@@ -38,15 +38,16 @@ from adjoint.options import Options
 from adjoint.partition.extraction import NotSaved
 from adjoint.partition.split import Forward, Split, narrowed
 from adjoint.passes import Pass, extended
-from adjoint.pipeline import JOINT, LINEAR, POST, PRIMAL
+from adjoint.pipeline import JOINT, LINEAR, POST, PRIMAL, lowering
 from adjoint.progress import PROGRESS
 from adjoint.runtime.bridge import DifferentiableGraph
 from adjoint.runtime.calling import Runnable
-from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.entry import EntryPoint
 from adjoint.runtime.executable import Executable
+from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.reference import run_call
 from adjoint.runtime.sized_programs import SizedPrograms
+from adjoint.target import Target
 from adjoint.torch_private.dynamo import in_eager
 from adjoint.torch_private.modes import isolated
 
@@ -260,7 +261,13 @@ class Compiler:
 
     def _native(self, graph_module: fx.GraphModule) -> PlanProgram | None:
         """The graph as native code; None if it is to be run op by op."""
-        return native_program(graph_module, self.options, self._seen, self.reported)
+        order = order_of_graph(graph_module.graph)
+
+        def rewritten(graph_module: fx.GraphModule, target: Target) -> fx.GraphModule:
+            passes = extended(lowering(target), "lowering", self.options.passes)
+            return self._passes(passes, graph_module, order)
+
+        return native_program(graph_module, self.options, self._seen, self.reported, rewritten)
 
     # Stages are timed, verified and shown.
 

@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeAlias
 
@@ -26,6 +26,7 @@ from adjoint.loops.statements import Kernel
 from adjoint.lower.planning import lower
 from adjoint.observing import Observer, Sighting, unobserved
 from adjoint.options import Options
+from adjoint.pipeline import lowering
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import LLVMError, load
 from adjoint.runtime.cpu.program import CpuProgram
@@ -53,21 +54,33 @@ _LOCK = threading.Lock()
 
 DEFAULTS = Options(target="cpu")
 
+# Runs the passes before lowering on a graph.
+Rewrite: TypeAlias = Callable[[fx.GraphModule, Target], fx.GraphModule]
+
+
+def _rewritten(graph_module: fx.GraphModule, target: Target) -> fx.GraphModule:
+    for each in lowering(target):
+        graph_module = each(graph_module)
+    return graph_module
+
 
 def native_program(
     graph_module: fx.GraphModule,
     options: Options = DEFAULTS,
     observer: Observer = unobserved,
     told: set[str] | None = None,
+    rewritten: Rewrite = _rewritten,
 ) -> PlanProgram | None:
     """The graph as native code; None if it is to be run op by op.
 
-    If kernels draw random numbers, the program takes one more input (`Plan.streams`).  `told`:
-    failures that the user knows of.
+    `rewritten` runs the passes before lowering.  If kernels draw random numbers, the program takes
+    one more input (`Plan.streams`).  `told`: failures that the user knows of.
     """
     target = target_of(graph_module, options)
     called: frozenset[str] = frozenset()
     order = order_of_graph(graph_module.graph)
+    if target.has_kernels:
+        graph_module = rewritten(graph_module, target)
     begun = time.perf_counter()
     while (plan := _planned(graph_module, target, called)) is not None:
         observer(Sighting("lower", order, plan, time.perf_counter() - begun))
@@ -91,7 +104,10 @@ def native_program(
 
 def plan_of(graph_module: fx.GraphModule, options: Options = DEFAULTS) -> Plan | None:
     """What the graph becomes where its tensors are; None if it is to be run op by op."""
-    return _planned(graph_module, target_of(graph_module, options), frozenset())
+    target = target_of(graph_module, options)
+    if not target.has_kernels:
+        return None
+    return _planned(_rewritten(graph_module, target), target, frozenset())
 
 
 def _program(plan: Plan, code: Mapping[Launch, NativeFunction], target: Target) -> PlanProgram:

@@ -6,15 +6,21 @@ Each tuple is for one place of the pipeline (`passes.py`); a user's own passes, 
 
 from __future__ import annotations
 
+from functools import partial
+
+from adjoint.lower.decompositions import decompose
+from adjoint.lower.draws import draw_in_kernels
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.optimize.masks import narrow_masks
 from adjoint.partition.softmax import close_softmax, open_softmax
 from adjoint.passes import Pass
+from adjoint.target import Target
 
 MERGE = Pass("merge-common-subexpressions", merge_common_subexpressions)
 OPEN_SOFTMAX = Pass("open-softmax", open_softmax)
 CLOSE_SOFTMAX = Pass("close-softmax", close_softmax)
 NARROW_MASKS = Pass("narrow-masks", narrow_masks)
+DECOMPOSE = Pass("decompose", decompose)
 
 # On a forward graph that is to be differentiated again.
 PRIMAL = (CLOSE_SOFTMAX,)
@@ -27,3 +33,11 @@ LINEAR = (MERGE,)
 
 # On a graph that is about to run.
 POST = (NARROW_MASKS,)
+
+
+def lowering(target: Target) -> tuple[Pass, ...]:
+    """On the same graph, before it is lowered for `target`."""
+    if not target.draws_in_kernels:
+        return (DECOMPOSE,)
+    draw = Pass("draw-in-kernels", partial(draw_in_kernels, device=target.device))
+    return (draw, DECOMPOSE)

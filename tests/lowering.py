@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from adjoint import pipeline
 from adjoint.emit.llvm import emit_module
 from adjoint.loops.plan import Launch, LibraryCall, Plan, RowTiles
 from adjoint.lower import planning
@@ -40,6 +41,8 @@ HOPPER = Machine(NVPTX, "sm_90", "+ptx81")
 def lower(
     graph_module: GraphModule, target: Target = THREADS, called: Collection[str] = frozenset()
 ) -> Plan:
+    for each in pipeline.lowering(target):
+        graph_module = each(graph_module)
     return planning.lower(graph_module, target, called)
 
 

@@ -168,7 +168,7 @@ def test_a_refusal_leaves_the_next_compilation_right() -> None:
 
 @pytest.mark.parametrize("target", ["cpu", "reference"])
 def test_the_target_decides(target: str) -> None:
-    with mock.patch("adjoint.programs.native_program", wraps=native_program) as made:
+    with mock.patch("adjoint.compiler.native_program", wraps=native_program) as made:
         compiled = adjoint.compile(lambda x: x.exp() * 2, target=target)
         torch.testing.assert_close(compiled(X), X.exp() * 2)
     assert made.called == (target == "cpu")

@@ -44,6 +44,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PlanProgram]]:
         return program
 
     monkeypatch.setattr(compiler, "native_program", noted)
+    monkeypatch.setattr(native, "native_program", noted)
     torch._dynamo.reset()
     yield found
     torch._dynamo.reset()

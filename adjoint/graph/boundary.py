@@ -21,7 +21,7 @@ from torch import fx
 
 from adjoint.errors import CaptureError, DifferentiationError, FallbackWarning, SourceLine
 from adjoint.failing import is_user_call, variable_of
-from adjoint.graph.descriptors import order_of
+from adjoint.graph.derivative import order_of_graph
 from adjoint.graph.metadata import source_of
 from adjoint.graph.show import show_target
 from adjoint.source import is_user_file, line_of_code, line_of_stack_trace, user_line
@@ -107,7 +107,7 @@ class differentiating:
         if error is None or not isinstance(error, Exception) or passes_through(error):
             return
         location = location_of(error, lambda: location_of_graph(self.graph_module))
-        order = 1 + _order(self.graph_module)
+        order = 1 + order_of_graph(self.graph_module.graph)
         raise DifferentiationError(
             location.op, order, failure_text(error), location.source, _REMEDY
         ) from error
@@ -268,11 +268,3 @@ def failure_text(error: Exception) -> str:
     text = str(error).strip().splitlines()
     summary = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
     return f"the compiler failed with {summary}"
-
-
-def _order(graph_module: fx.GraphModule) -> int:
-    """How often the program has been differentiated, read off the graph's metadata."""
-    nodes = graph_module.graph.nodes
-    described = [node.meta.get("descriptor") for node in nodes]
-    orders: list[int] = [node.meta.get("order", 0) for node in nodes]
-    return max([0, *orders, *(order_of(each) for each in described if each is not None)])

@@ -14,7 +14,11 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from adjoint.graph.descriptors import Gradient, Input, Output, Saved, SavedInput, Tangent, order_of
-from adjoint.graph.metadata import input_descriptors, output_descriptors
+from adjoint.graph.metadata import (
+    has_output_descriptors,
+    input_descriptors,
+    output_descriptors,
+)
 from adjoint.graph.origins import Origin
 
 
@@ -23,9 +27,11 @@ def order_of_graph(graph: fx.Graph) -> int:
 
     A derivative may have no node of its own: that of an identity has only inputs and outputs.
     """
-    described = (*input_descriptors(graph), *output_descriptors(graph))
+    described = [node.meta.get("descriptor") for node in graph.nodes]
+    if has_output_descriptors(graph):
+        described += output_descriptors(graph)
     orders: list[int] = [node.meta.get("order", 0) for node in graph.nodes]
-    return max(*orders, *map(order_of, described))
+    return max(0, *orders, *(order_of(each) for each in described if each is not None))
 
 
 @dataclass(frozen=True)

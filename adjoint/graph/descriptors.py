@@ -60,7 +60,7 @@ The stages of the compiler add descriptors in one order, and each may speak of e
    `IntermediateBase`, `ViewArgument`, `ViewValue`;
 3. autograd: `Tangent`, `SavedInput`; `Gradient`, `Saved`. These nest in one another to any depth,
    because the result of differentiating can be differentiated;
-4. side effects: `EffectToken`, `EffectTokenOut`, which speak of nothing.
+4. side effects and random draws: `EffectToken`, `EffectTokenOut`, `Seeds`, which speak of nothing.
 
 Mechanics --------- Descriptors are frozen, compare by content, and can be keys of a dict. `Input`,
 `Output`, `DifferentiableInput`, ... are closed unions: `isinstance` understands them, and mypy
@@ -315,7 +315,15 @@ class Gradient:
         return f"gradient of {self.of.describe()}{_order_if_unusual(self)}"
 
 
-# 4. Side effects.
+# 4. Side effects and random draws.
+
+
+@dataclass(frozen=True, slots=True)
+class Seeds:
+    """The key of the counter-based generator, and where the streams of this call begin."""
+
+    def describe(self) -> str:
+        return "seeds of the random streams"
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +351,7 @@ class EffectTokenOut:
 PlainInput: TypeAlias = Argument | Parameter | Buffer | ClosedOver
 PrimalInput: TypeAlias = PlainInput | ViewBase | SyntheticBase
 DifferentiableInput: TypeAlias = PrimalInput | Tangent | SavedInput | EarlierResult
-Input: TypeAlias = DifferentiableInput | SymbolicSize | EffectToken
+Input: TypeAlias = DifferentiableInput | SymbolicSize | EffectToken | Seeds
 
 DifferentiableOutput: TypeAlias = (
     Result | InputMutation | MetadataMutation | IntermediateBase | ViewValue | Gradient | Saved
@@ -377,6 +385,7 @@ def order_of(descriptor: Input | Output) -> int:
             | ViewBase()
             | SyntheticBase()
             | EffectToken()
+            | Seeds()
             | Result()
             | InputMutation()
             | MetadataMutation()

@@ -17,6 +17,7 @@ from torch import fx
 
 from adjoint.failing import works_on
 from adjoint.graph.copying import GraphCopy
+from adjoint.graph.origins import for_part_of, inherit
 from adjoint.lower.sizes import same, sizes
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import fake_call, fake_mode_of
@@ -63,12 +64,14 @@ def rewrite(
         if node.target is operator.getitem and node.args[0] in several:
             part = several[node.args[0]][node.args[1]]
             assert part is not None
+            inherit(part, node)
             copy.copies[node] = part
             continue
         program = program_of(node)
         if program is not None:
             found = _expanded(copy, node, program, fake_mode, used)
             if isinstance(found, fx.Node):
+                inherit(found, node)
                 copy.copies[node] = found
                 continue
             if found is not None:
@@ -91,7 +94,7 @@ def _expanded(
     if any(isinstance(size, int) and size == 0 for shape in shapes for size in shape):
         return None
     graph = copy.graph
-    recorder = _Recorder(graph, {**node.meta, "part_of": node.target})
+    recorder = _Recorder(graph, for_part_of(node, None))
     for each in (*node.all_input_nodes, *used):
         recorder.nodes[id(each.meta["val"])] = copy.copies[each]
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])

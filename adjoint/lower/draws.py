@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from adjoint.graph.descriptors import Seeds
+from adjoint.graph.metadata import set_descriptor
 from adjoint.graph.operations import random_bits
 from adjoint.lower.decompositions import Declined, Program, rewrite
 from adjoint.lower.pointwise import computed_in
@@ -38,16 +40,14 @@ def draw(*ops: Any) -> Callable[[Program], Program]:
     return register
 
 
-def draw_in_kernels(
-    graph_module: fx.GraphModule, device: torch.device
-) -> tuple[fx.GraphModule, int]:
-    """A copy of the graph that draws from streams given by its last input, and how many.
+def draw_in_kernels(graph_module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
+    """A copy of the graph that draws from random streams, whose seeds are one more input.
 
-    If there is nothing that it could draw, it is the graph itself.  What draws on another device,
-    or from a generator of the user's, is as it was.
+    A graph that draws nothing is returned as it is.  Draws on another device, or from a generator
+    of the user's, stay as they are.
     """
     if not any(_is_draw(node, device) for node in graph_module.graph.nodes):
-        return graph_module, 0
+        return graph_module
     copy = rewrite(graph_module, lambda node: None)
     seeds = _with_seeds(copy, device)
     streams = itertools.count()
@@ -60,10 +60,15 @@ def draw_in_kernels(
         return functools.partial(DRAWS[node.target], numbers)
 
     made = rewrite(copy, program_of, [seeds])
-    count = next(streams)
-    if not count:
+    if not next(streams):
         made.graph.erase_node(made.graph.find_nodes(op="placeholder")[-1])
-    return made, count
+    return made
+
+
+def streams_of(graph: fx.Graph) -> int:
+    """How many random streams a graph draws from."""
+    draws = graph.find_nodes(op="call_function", target=random_bits)
+    return max((int(node.args[1]) + 1 for node in draws), default=0)
 
 
 def _tensors(node: fx.Node) -> list[torch.Tensor]:
@@ -84,6 +89,7 @@ def _with_seeds(graph_module: fx.GraphModule, device: torch.device) -> fx.Node:
     inputs = graph.find_nodes(op="placeholder")
     with graph.inserting_after(inputs[-1] if inputs else None):
         seeds = graph.placeholder("seeds")
+    set_descriptor(seeds, Seeds())
     with fake_mode_of(graph_module):
         seeds.meta["val"] = torch.empty(2, dtype=torch.int64, device=device)
     return seeds

@@ -41,7 +41,6 @@ from adjoint.lower.calls import (
     needs_of_call,
     needs_of_tensors,
 )
-from adjoint.lower.decompositions import decompose
 from adjoint.lower.definitions import (
     CONSTANTS,
     Bound,
@@ -49,7 +48,7 @@ from adjoint.lower.definitions import (
     Scattered,
     definition_of,
 )
-from adjoint.lower.draws import draw_in_kernels
+from adjoint.lower.draws import streams_of
 from adjoint.lower.fusion import Group, fuse
 from adjoint.lower.grids import grids_of
 from adjoint.lower.inlining import inlined
@@ -92,13 +91,11 @@ def lower(
 ) -> Plan:
     """The plan that computes the outputs of a graph on a target.
 
+    The passes before lowering (`pipeline.py`) have rewritten the graph, and lowering may change it.
     `called`: names of nodes that are to be called as they are.
     """
-    streams = 0
-    if target.draws_in_kernels:
-        graph_module, streams = draw_in_kernels(graph_module, target.device)
-    plan = _Planning(decompose(graph_module), target, called).run()
-    return replace(plan, streams=streams)
+    plan = _Planning(graph_module, target, called).run()
+    return replace(plan, streams=streams_of(graph_module.graph))
 
 
 def is_plain(value: Any, device: torch.device = CPU) -> bool:

@@ -30,6 +30,7 @@ from adjoint.graph.descriptors import (
     Result,
     Saved,
     SavedInput,
+    Seeds,
     SymbolicSize,
     SyntheticBase,
     Tangent,
@@ -61,6 +62,7 @@ VOCABULARY: list[tuple[Input | Output, str]] = [
     (SavedInput(S), "saved value #3"),
     (EarlierResult(R), f"{R.describe()}, used further on"),
     (EffectToken(2), "effect token #2"),
+    (Seeds(), "seeds of the random streams"),
     (Result(1, "result['loss']"), "result['loss']"),
     (InputMutation(ViewBase((X,))), "new value of view base of args[0]"),
     (MetadataMutation(X), "new metadata of args[0]"),
@@ -97,7 +99,8 @@ def test_descriptors_compare_by_content_and_are_keys() -> None:
 
 @pytest.mark.parametrize("descriptor", [descriptor for descriptor, _ in VOCABULARY])
 def test_descriptors_are_frozen_and_slotted(descriptor: Input | Output) -> None:
-    field = type(descriptor).__slots__[0]
+    slots: tuple[str, ...] = type(descriptor).__slots__
+    field = slots[0] if slots else "order"
     with pytest.raises(FrozenInstanceError):
         setattr(descriptor, field, None)
     assert not hasattr(descriptor, "__dict__")

@@ -12,7 +12,7 @@ import adjoint
 from adjoint.graph.operations import random_bits
 from adjoint.loops.evaluate import evaluate
 from adjoint.loops.plan import RowTiles
-from adjoint.lower.draws import DIGITS, DRAWS, draw_in_kernels
+from adjoint.lower.draws import DIGITS, DRAWS, draw_in_kernels, streams_of
 from adjoint.native import native_program
 from adjoint.options import Options
 from adjoint.runtime.gpu.program import why_not_capturable
@@ -50,7 +50,8 @@ def test_seeds_are_the_last_input_and_each_draw_has_its_stream() -> None:
         return [aten.bernoulli.p(x, 0.5) + aten.bernoulli.p(x, 0.5), aten.bernoulli.p(y, 0.5)]
 
     graph_module = graph_of(function, [torch.rand(3), torch.rand(4)])
-    made, streams = draw_in_kernels(graph_module, CPU)
+    made = draw_in_kernels(graph_module, CPU)
+    streams = streams_of(made.graph)
     inputs = made.graph.find_nodes(op="placeholder")
     assert [node.name for node in inputs][2:] == ["seeds"]
     drawn = [node for node in made.graph.nodes if node.target is random_bits]
@@ -62,7 +63,7 @@ def test_seeds_are_the_last_input_and_each_draw_has_its_stream() -> None:
 
 def test_a_graph_that_draws_nothing_is_left_alone() -> None:
     graph_module = graph_of(lambda x: [x.sin()], [torch.rand(3)])
-    assert draw_in_kernels(graph_module, CPU) == (graph_module, 0)
+    assert draw_in_kernels(graph_module, CPU) is graph_module
 
 
 def test_a_generator_of_the_users_is_drawn_from() -> None:
@@ -72,12 +73,12 @@ def test_a_generator_of_the_users_is_drawn_from() -> None:
     )
     graph_module = captured.graph_module
     assert len(graph_module.graph.find_nodes(op="get_attr")) == 1
-    assert draw_in_kernels(graph_module, CPU) == (graph_module, 0)
+    assert draw_in_kernels(graph_module, CPU) is graph_module
 
 
 def test_what_is_on_another_device_is_left_alone() -> None:
     graph_module = graph_of(lambda x: [aten.bernoulli.p(x, 0.5)], [torch.rand(3)])
-    assert draw_in_kernels(graph_module, torch.device("meta")) == (graph_module, 0)
+    assert draw_in_kernels(graph_module, torch.device("meta")) is graph_module
 
 
 LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
