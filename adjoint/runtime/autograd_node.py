@@ -125,7 +125,8 @@ class GradProgram:
         self._kinds: _Kinds | None = None
         self._forward: Executable | None = None
         self._backwards: Specializations[tuple[int, ...], SizeSpecializations[_Version]]
-        self._backwards = Specializations(MAX_PATTERNS, evicts=False)
+        # The last place is for all cotangents, with zeros for those that are missing.
+        self._backwards = Specializations(MAX_PATTERNS + 1, evicts=False)
         if derivative.first is not None:
             self._versions(derivative.cotangents_of(derivative.first)).add(
                 derivative.graph_module, None
@@ -286,7 +287,7 @@ class GradProgram:
 
     def pattern(self, given: tuple[int, ...]) -> tuple[int, ...]:
         """`given`, or all outputs once there are many patterns."""
-        if given in self._backwards or not self._backwards.is_full:
+        if given in self._backwards or len(self._backwards) < MAX_PATTERNS:
             return given
         return self.derivative.order
 

@@ -44,14 +44,22 @@ class Setting:
     def __init__(self, dynamic: bool | None = None, options: OptionMapping = None) -> None:
         """`dynamic`: whether sizes are symbols at once, or never; None: once they change."""
         self.dynamic = dynamic
-        self.compiler = Compiler(Options.parse(options or {}))
-        self._key = (dynamic, self.compiler.options)
+        # Where Dynamo traces a transform it traces this, too, and cannot make options.
+        self._options = None if options is None else Options.parse(options)
+
+    @functools.cached_property
+    def compiler(self) -> Compiler:
+        return Compiler(self._options or Options())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Setting) and other._key == self._key
 
     def __hash__(self) -> int:
         return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[bool | None, Options]:
+        return self.dynamic, self.compiler.options
 
 
 # The compiler of the transform that is being captured; those inside of it are part of its program.

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import adjoint
+from adjoint import compiler
 from adjoint.capture import direct
-from adjoint.transforms import compiled
 from tests.parity import leaf, plain
 
 
@@ -27,7 +27,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.append(args)
         return original(function, args, kwargs, dynamic)
 
-    monkeypatch.setattr(compiled, "capture_call", counting)
+    monkeypatch.setattr(compiler, "capture_call", counting)
     return seen
 
 

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 import adjoint
+from adjoint import compiler
 from adjoint.capture import direct
 from adjoint.errors import FallbackWarning
-from adjoint.transforms import compiled, table
+from adjoint.transforms import table
 from tests.parity import plain
 
 func: Any = torch.func
@@ -35,7 +36,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.append(args)
         return original(function, args, kwargs, dynamic)
 
-    monkeypatch.setattr(compiled, "capture_call", counting)
+    monkeypatch.setattr(compiler, "capture_call", counting)
     return seen
 
 
