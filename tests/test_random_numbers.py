@@ -285,7 +285,7 @@ class TestRecorded:
 
     @pytest.fixture(autouse=True)
     def recorded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(native, "PlanProgram", RecordedProgram)
+        monkeypatch.setattr(native, "CpuProgram", RecordedProgram)
 
     def test_replays_draw_anew(self, made: list[PlanProgram]) -> None:
         run, x = counted(dropped), torch.ones(100, 100)
