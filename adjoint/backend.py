@@ -14,13 +14,30 @@ from torch import fx
 from adjoint.compiler import compile_graph
 from adjoint.errors import CaptureError, SourceLine
 from adjoint.graph.boundary import capturing, location_of_graph, warn_of_fallback
+from adjoint.observing import Observer
 from adjoint.options import Options
 from adjoint.progress import PROGRESS
 from adjoint.torch_private.dynamo import DynamoError, adapt_frames, in_eager, is_general_attempt
 
-# The names that torch.compile gives its modes.  They ask for more or less effort in making code,
-# which the reference target has none of.
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+# What the modes of `torch.compile` ask for, as options.  There is no autotuning to ask for.
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "reduce-overhead": {"cuda_graphs": True},
+    "max-autotune": {"cuda_graphs": True},
+    "max-autotune-no-cudagraphs": {"cuda_graphs": False},
+}
+
+
+def _parse(options: Mapping[str, Any] | None, mode: str | None) -> Options:
+    """The options that a user's mapping and mode ask for."""
+    if mode is not None and mode not in MODES:
+        raise ValueError(f"mode {mode!r} is none of {', '.join(MODES)}")
+    asked = {} if mode is None else MODES[mode]
+    options = options or {}
+    for name, value in asked.items():
+        if name in options and options[name] != value:
+            raise ValueError(f"mode {mode!r} means {name}={value}, and options say {options[name]}")
+    return Options.parse({**asked, **options})
 
 
 def _is_final(error: Exception) -> bool:
@@ -47,15 +64,15 @@ def adjoint(
     *,
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
+    observer: Observer | None = None,
 ) -> Callable[..., Any]:
-    """Compile what Dynamo captured."""
-    if mode is not None and mode not in MODES:
-        raise ValueError(f"mode {mode!r} is none of {', '.join(MODES)}")
-    parsed = Options.parse(options or {})
+    """Compile what Dynamo captured; `observer` is shown every stage of every order."""
+    parsed = _parse(options, mode)
     what = functools.partial(location_of_graph, graph_module)
+    watching = () if observer is None else (observer,)
     try:
         with capturing(what, checked=True):
-            return compile_graph(graph_module, examples, parsed)
+            return compile_graph(graph_module, examples, parsed, *watching)
     except Exception as error:
         if parsed.unsupported != "eager" or not _runs_in_eager(error):
             raise
@@ -86,7 +103,9 @@ def compile(
         return functools.partial(
             compile, fullgraph=fullgraph, dynamic=dynamic, mode=mode, **options
         )
-    Options.parse(options)  # A wrong option is an error here, not at the first call.
+    _parse(options, mode)  # A wrong option is an error here, not at the first call.
+    if mode is not None and options:  # Of which `torch.compile` takes one.
+        options, mode = {**MODES[mode], **options}, None
     compiled: Callable[..., Any] = torch.compile(
         function,
         backend="adjoint",

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import warnings
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import adjoint
 from adjoint import backend
+from adjoint.compiler import compile_graph
 from adjoint.errors import CaptureError
 from tests.parity import leaf
 
@@ -162,3 +164,29 @@ def test_an_unsupported_function_runs_in_eager_and_says_so_once(
 def test_other_backends_are_left_alone() -> None:
     x = leaf(3)
     assert torch.equal(torch.compile(twice, backend="eager", dynamic=True)(x), twice(x))
+
+
+@pytest.mark.parametrize(
+    ("mode", "cuda_graphs"),
+    [
+        (None, True),
+        ("default", True),
+        ("reduce-overhead", True),
+        ("max-autotune", True),
+        ("max-autotune-no-cudagraphs", False),
+    ],
+)
+def test_modes_are_options(mode: str | None, cuda_graphs: bool) -> None:
+    with mock.patch.object(backend, "compile_graph", wraps=compile_graph) as compiled:
+        adjoint.compile(twice, mode=mode)(leaf(3))
+    options = compiled.call_args.args[2]
+    assert options.cuda_graphs is cuda_graphs
+
+
+def test_a_mode_beside_options() -> None:
+    with mock.patch.object(backend, "compile_graph", wraps=compile_graph) as compiled:
+        adjoint.compile(twice, mode="reduce-overhead", target="reference")(leaf(3))
+    assert compiled.call_args.args[2] == adjoint.Options(target="reference", cuda_graphs=True)
+    message = "mode 'max-autotune-no-cudagraphs' means cuda_graphs=False, and options say True"
+    with pytest.raises(ValueError, match=message):
+        adjoint.compile(twice, mode="max-autotune-no-cudagraphs", cuda_graphs=True)

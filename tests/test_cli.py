@@ -134,3 +134,19 @@ def test_python_runs_the_package(model: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "adjoint_cli_model.py:6 in step: y = x.sin() * scale" in done.stdout
+
+
+def test_show_prints_stages(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "adjoint_cli_model:with_examples"]) == 0
+    assert "aten.mul.Tensor" in capsys.readouterr().out
+    assert main(["show", "--stages", "adjoint_cli_model:with_examples"]) == 0
+    said = capsys.readouterr().out
+    assert "# differentiate - derivative of order 1" in said
+    assert "# emit - the program" in said
+    assert main(["show", "--only", "lower", "--order", "0", "adjoint_cli_model:with_examples"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("# lower - the program")
+    assert main(["show", "--diff", "adjoint_cli_model:with_examples"]) == 0
+    assert "(no change)" in capsys.readouterr().out
+    assert main(["show", "--only", "polish", "adjoint_cli_model:with_examples"]) == 1
+    assert "no stage 'polish' ran; there were capture, " in capsys.readouterr().err

@@ -1,0 +1,148 @@
+"""Every stage of every order, printed: what `adjoint show --stages` does.
+
+An observer renders what a stage made at once, because later passes may change the same graph.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjoint.backend import adjoint
+from adjoint.graph.captured import CapturedProgram
+from adjoint.graph.derivative import Backward, Derivative, Joint
+from adjoint.graph.show import show
+from adjoint.loops.plan import Launch, Plan
+from adjoint.loops.show import show_plan
+from adjoint.observing import Sighting
+from adjoint.torch_private import trees
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One stage, as text."""
+
+    stage: str
+    order: int
+    seconds: float
+    text: str
+
+    @property
+    def heading(self) -> str:
+        which = "the program" if self.order == 0 else f"derivative of order {self.order}"
+        return f"# {self.stage} - {which} - {1e3 * self.seconds:.1f} ms"
+
+
+class StageLog:
+    """The observer that keeps the text of each stage."""
+
+    def __init__(self) -> None:
+        self.shown: list[Shown] = []
+
+    def __call__(self, sighting: Sighting) -> None:
+        text = text_of(sighting.value)
+        self.shown.append(Shown(sighting.stage, sighting.order, sighting.seconds, text))
+
+    def chosen(self, only: str | None = None) -> list[Shown]:
+        """All stages, or those of one name."""
+        return [each for each in self.shown if only in (None, each.stage)]
+
+    @property
+    def names(self) -> list[str]:
+        """The stages and passes that ran, each once."""
+        return list(dict.fromkeys(each.stage for each in self.shown))
+
+
+def text_of(value: object) -> str:
+    """What a stage made, for a reader."""
+    match value:
+        case CapturedProgram():
+            return value.show()
+        case Joint():
+            return show(value.graph_module, "joint")
+        case Derivative():
+            saved = ", ".join(each.describe() for each in value.saved) or "nothing"
+            backward = "" if value.first is None else f"\n\n{text_of(value.first)}"
+            return f"{show(value.runs, 'forward')}\n# saves {saved}{backward}"
+        case Backward():
+            return show(value.graph_module, "backward")
+        case fx.GraphModule():
+            return show(value)
+        case Plan():
+            return show_plan(value)
+        case list() if all(isinstance(each, Launch) for each in value):
+            names = ", ".join(dict.fromkeys(each.kernel.name for each in value))
+            return f"{len(value)} kernel{'' if len(value) == 1 else 's'}: {names or 'none'}"
+        case None:
+            return "nothing: it runs op by op"
+        case _:
+            return type(value).__name__
+
+
+def watched(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    order: int,
+    dynamic: bool = False,
+) -> StageLog:
+    """Compile and call `function`, differentiate what it returns `order` times, and see it all."""
+    log = StageLog()
+    torch.compiler.reset()
+    backend = partial(adjoint, observer=log)
+    compiled = torch.compile(function, backend=backend, dynamic=dynamic or None)
+    args, kwargs = trees.map_leaves(_leaf if order else _same, (tuple(args), kwargs))
+    inputs = [each for each in trees.leaves((args, kwargs)) if _requires_grad(each)]
+    if isinstance(function, torch.nn.Module):
+        inputs += [each for each in function.parameters() if each.requires_grad]
+    results = trees.leaves(compiled(*args, **kwargs))
+    for _ in range(order):
+        results = [each for each in results if _requires_grad(each)]
+        if not results or not inputs:
+            break
+        total = torch.stack([each.sum() for each in results]).sum()
+        results = list(torch.autograd.grad(total, inputs, create_graph=True, allow_unused=True))
+    torch.compiler.reset()
+    return log
+
+
+def _same(leaf: Any) -> Any:
+    return leaf
+
+
+def _leaf(leaf: Any) -> Any:
+    """A tensor that gradients are taken of."""
+    is_real = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    return leaf.detach().clone().requires_grad_() if is_real else leaf
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def printed(shown: Sequence[Shown]) -> str:
+    """Stages one after another, each under its heading."""
+    return "\n\n".join(f"{each.heading}\n{each.text}" for each in shown)
+
+
+def differences(shown: Sequence[Shown]) -> str:
+    """What each stage changed of what its neighbour of the same order had made."""
+    before: dict[int, Shown] = {}
+    found: list[str] = []
+    for each in shown:
+        last = before.get(each.order)
+        before[each.order] = each
+        if last is None:
+            found.append(f"{each.heading}\n{each.text}")
+            continue
+        lines = difflib.unified_diff(
+            last.text.splitlines(), each.text.splitlines(), last.stage, each.stage, lineterm="", n=1
+        )
+        found.append(f"{each.heading}\n" + ("\n".join(lines) or "(no change)"))
+    return "\n\n".join(found)
