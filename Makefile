@@ -10,7 +10,7 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(OPTIONS)
 
 EVERY_TARGET := tests/capture tests/differentiate tests/partition tests/rules tests/runtime \
-    tests/transforms tests/test_backend.py tests/test_building.py tests/test_compiler.py \
+    tests/transforms tests/test_backend.py tests/test_compiler.py \
     tests/test_tiny.py --ignore tests/runtime/cpu --ignore tests/runtime/gpu
 
 # These ask for old versions of what the others need (e3nn, sympy), or for torchvision, which has to be
@@ -39,10 +39,12 @@ demo: venv
 test: lint
 	$(PYTEST) -n $(WORKERS) -m "not slow"
 
-# The second run: what every target has to do, on the reference executor.
+# The second run: what every target has to do, on the reference executor; the third, in plain Python,
+# with the tests of kernels.
 test-all: lint
 	$(PYTEST) -n $(WORKERS)
 	$(PYTEST) -n $(WORKERS) -m "not slow" --target reference $(EVERY_TARGET)
+	$(PYTEST) -n $(WORKERS) -m "not slow" --target loops $(EVERY_TARGET) tests/lower
 
 # Models of other packages: installs them, and trains each.  Without them `make test-all` skips these.
 test-packages: venv

@@ -33,6 +33,7 @@ from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.runtime.gpu.assembly import assemble
 from adjoint.runtime.gpu.driver import load as load_on_gpu
 from adjoint.runtime.gpu.program import GpuProgram
+from adjoint.runtime.loops import LoopProgram
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.target import Loader, Machine, Target
 from adjoint.targets import target_of
@@ -52,7 +53,7 @@ ASSEMBLERS = 16
 _LOCK = threading.Lock()
 
 
-DEFAULTS = Options(target="cpu")
+DEFAULTS = Options(target="native")
 
 # Runs the passes before lowering on a graph.
 Rewrite: TypeAlias = Callable[[fx.GraphModule, Target], fx.GraphModule]
@@ -116,6 +117,8 @@ def _program(plan: Plan, code: Mapping[Launch, NativeFunction], target: Target) 
             return CpuProgram(plan, code)
         case Loader.CUDA:
             return GpuProgram(plan, code, target)
+        case Loader.EVALUATOR:
+            return LoopProgram(plan, target)
         case Loader.EAGER:
             raise AssertionError("what runs op by op has no plan")
         case _:
@@ -166,6 +169,8 @@ def _compiled(
     launches: Sequence[Launch], target: Target
 ) -> tuple[dict[Launch, NativeFunction], dict[Launch, Exception]]:
     """The code of each, and which were refused."""
+    if target.machine is None:
+        return {}, {}
     keys = {launch: (target.device, target.machine, identity(launch.kernel)) for launch in launches}
     with _LOCK:
         found: dict[Key, NativeFunction] = {}

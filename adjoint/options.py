@@ -19,9 +19,10 @@ from adjoint.passes import Pass
 class Options:
     """The choices of one compilation. An illegal value cannot be constructed."""
 
-    target: Literal["cpu", "reference"] = "cpu"
-    """What runs the graph. `cpu`: fused native kernels; `reference`: torch itself, one operator
-    after another."""
+    target: Literal["native", "loops", "reference"] = "native"
+    """What runs the graph. `native`: fused native kernels, on the device where the tensors are;
+    `loops`: the same kernels on the CPU, interpreted in plain Python; `reference`: eager torch, op
+    by op."""
 
     unsupported: Literal["raise", "eager"] = "raise"
     """What becomes of a function that cannot be captured: an error, or the function itself."""

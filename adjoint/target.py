@@ -33,6 +33,8 @@ class Loader(Enum):
     """Machine code for this process."""
     CUDA = "cuda"
     """PTX that the driver assembles and launches."""
+    EVALUATOR = "evaluator"
+    """Kernels run in plain Python, loop by loop."""
     EAGER = "eager"
     """There are no plans: graphs run op by op in eager torch."""
 
@@ -171,6 +173,11 @@ def cuda_target(
         draws_in_kernels,
         captures_cuda_graphs,
     )
+
+
+def loops_target(draws_in_kernels: bool = False) -> Target:
+    """No code at all: the loop evaluator runs the kernels of a processor."""
+    return Target("loops", CPU, Loader.EVALUATOR, draws_in_kernels=draws_in_kernels)
 
 
 REFERENCE = Target("reference", CPU, Loader.EAGER)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 from torch import fx
+from typing_extensions import assert_never
 
 from adjoint.graph.metadata import entry_mode, mode_of
 from adjoint.lower.planning import is_plain
 from adjoint.options import Options
 from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.tiles import has_blas
-from adjoint.target import CPU, REFERENCE, Target, cpu_target, cuda_target
+from adjoint.target import CPU, REFERENCE, Target, cpu_target, cuda_target, loops_target
 from adjoint.torch_private import trees
 
 
@@ -21,12 +22,20 @@ def target_of(graph_module: fx.GraphModule, options: Options) -> Target:
 
 
 def target_on(device: torch.device, options: Options) -> Target:
-    """Native code for a device that is there."""
+    """What runs kernels for tensors on a device that is there."""
     draws = device != CPU if options.eager_rng is None else not options.eager_rng
-    if device == CPU:
-        return cpu_target(machines.host(), has_blas(), draws)
-    capability = torch.cuda.get_device_capability(device)
-    return cuda_target(device, capability, draws, options.cuda_graphs)
+    match options.target:
+        case "native" if device == CPU:
+            return cpu_target(machines.host(), has_blas(), draws)
+        case "native":
+            capability = torch.cuda.get_device_capability(device)
+            return cuda_target(device, capability, draws, options.cuda_graphs)
+        case "loops" if device == CPU:
+            return loops_target(draws)
+        case "loops" | "reference":
+            return REFERENCE
+        case _:
+            assert_never(options.target)
 
 
 def _device_of(graph_module: fx.GraphModule) -> torch.device | None:

@@ -16,9 +16,12 @@ from adjoint.emit.llvm import emit_module
 from adjoint.loops.plan import Launch, LibraryCall, Plan, RowTiles
 from adjoint.lower import planning
 from adjoint.native import native_program
+from adjoint.options import Options
 from adjoint.runtime.cpu.engine import load
 from adjoint.runtime.cpu.program import CpuBinding, CpuProgram
 from adjoint.runtime.gpu.program import GpuProgram
+from adjoint.runtime.loops import LoopProgram
+from adjoint.runtime.plans.program import PlanProgram
 from adjoint.target import CPU, NVPTX, Machine, Target, cpu_target, cuda_target
 
 # How far a result may be from eager's: relative to it, and to 1.
@@ -55,6 +58,13 @@ def graph_of(function: Callable[..., Any], inputs: Sequence[Any]) -> GraphModule
 def program_of(function: Callable[..., Any], inputs: Sequence[Any]) -> CpuProgram:
     program = native_program(graph_of(function, inputs))
     assert isinstance(program, CpuProgram), "nothing became a kernel"
+    return program
+
+
+def loop_program_of(function: Callable[..., Any], inputs: Sequence[Any]) -> LoopProgram:
+    """The kernels that a processor would run, in plain Python."""
+    program = native_program(graph_of(function, inputs), Options(target="loops"))
+    assert isinstance(program, LoopProgram), "nothing became a kernel"
     return program
 
 
@@ -124,7 +134,10 @@ def check(function: Callable[..., Any], *inputs: Any, **options: Any) -> CpuProg
     program = program_of(function, inputs)
     eager = function(*inputs)
     # Twice: the second call finds memory that the first has used.
-    for each in (program, program, grid_program_of(function, inputs)):
+    programs: list[PlanProgram] = [program, program, grid_program_of(function, inputs)]
+    if Options().target == "loops":
+        programs.append(loop_program_of(function, inputs))
+    for each in programs:
         _compare(each(list(inputs)), eager, **options)
     if torch.cuda.is_available():
         _check_on_gpu(function, inputs, **options)

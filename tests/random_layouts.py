@@ -464,7 +464,7 @@ def _in_double(x: Tensor) -> Tensor:
     return wide if x.is_contiguous() else LAYOUTS["turned"](wide)
 
 
-def compare(seed: int, target: Any = "cpu", order: int = 2) -> tuple[Program, list[str]]:
+def compare(seed: int, target: Any = "native", order: int = 2) -> tuple[Program, list[str]]:
     """The program of a seed, and how it differs from eager."""
     made = program(seed)
     function = made.function()

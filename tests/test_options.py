@@ -11,13 +11,16 @@ NAMES = "target, unsupported, cuda_graphs, eager_rng, passes, verify, progress"
 
 def test_nothing_asked_gives_the_defaults() -> None:
     options = Options.parse({})
-    assert options == Options(target="cpu", unsupported="raise", cuda_graphs=True, eager_rng=None)
+    assert options == Options(
+        target="native", unsupported="raise", cuda_graphs=True, eager_rng=None
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("target", "cpu"),
+        ("target", "native"),
+        ("target", "loops"),
         ("target", "reference"),
         ("unsupported", "raise"),
         ("unsupported", "eager"),
@@ -56,7 +59,7 @@ def test_a_legal_value_is_kept(name: str, value: object) -> None:
         ),
         (
             {"target": ["reference"]},
-            "option target=['reference'] is not legal; choose from: 'cpu', 'reference'",
+            "option target=['reference'] is not legal; choose from: 'native', 'loops', 'reference'",
         ),
     ],
 )

@@ -76,7 +76,7 @@ def compare(function: Callable[..., Any], inputs: list[Tensor], options: Options
         assert bool(((gap <= worst) | (one.isnan() & other.isnan())).all()), (one, other)
 
 
-TARGETS = pytest.mark.parametrize("target", ["cpu", "reference"])
+TARGETS = pytest.mark.parametrize("target", ["native", "reference"])
 
 
 @TARGETS

@@ -9,6 +9,7 @@ import torch
 
 from adjoint.lower.pointwise import TABLE, computed_in
 from adjoint.native import native_program
+from adjoint.options import Options
 from tests.lowering import CLOSE, calls, check, graph_of, pairs
 
 aten = torch.ops.aten
@@ -223,7 +224,7 @@ def compared(op: Any, cases: list[tuple[Call, list[torch.Tensor]]]) -> None:
         rest = iter(tensors)
         return [call(*(next(rest) for _ in inputs)) for call, inputs in cases]
 
-    program = native_program(graph_of(every, flat))
+    program = native_program(graph_of(every, flat), Options())
     eager = every(*flat)
     ours = eager if program is None else program(list(flat))
     for (call, inputs), one, other in zip(cases, ours, eager, strict=True):

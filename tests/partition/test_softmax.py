@@ -39,7 +39,7 @@ def test_others_stay_whole() -> None:
     assert close_softmax(graph) is graph
 
 
-@pytest.mark.parametrize("target", ["reference", "cpu"])
+@pytest.mark.parametrize("target", ["reference", "native"])
 def test_all_orders_are_right(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Opened in double precision as well, where it shows."""
     monkeypatch.setattr(softmax, "is_cheap", lambda node: True)
