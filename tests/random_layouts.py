@@ -521,4 +521,4 @@ def main(first: int, last: int, target: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(bool(main(int(sys.argv[1]), int(sys.argv[2]), *(sys.argv[3:] or ["cpu"]))))
+    sys.exit(bool(main(int(sys.argv[1]), int(sys.argv[2]), *(sys.argv[3:] or ["native"]))))

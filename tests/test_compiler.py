@@ -45,7 +45,7 @@ DIFFERENTIATED = ["differentiate", *(each.name for each in JOINT)]
 def test_the_observer_is_shown_each_stage_of_each_order() -> None:
     seen: list[Sighting] = []
     x = leaf(3)
-    options = Options(target="cpu")
+    options = Options(target="native")
     (result,) = compile_graph(graph(), [x], options, seen.append)(x)
     torch.testing.assert_close(result, program(x))
     forward = [("close-softmax", 0), ("partition", 1)]
@@ -72,7 +72,7 @@ def test_the_observer_is_shown_each_stage_of_each_order() -> None:
 def test_what_is_shown_is_what_was_made_and_how_long_it_took() -> None:
     seen: list[Sighting] = []
     x = leaf(3)
-    (result,) = compile_graph(graph(), [x], Options(target="cpu"), seen.append)(x)
+    (result,) = compile_graph(graph(), [x], Options(target="native"), seen.append)(x)
     result.sum().backward()
     kinds = {
         "capture": CapturedProgram,
@@ -100,7 +100,7 @@ def shifted_cosine(graph_module: fx.GraphModule) -> fx.GraphModule:
     return graph_module
 
 
-@pytest.mark.parametrize("target", ["cpu", "reference"])
+@pytest.mark.parametrize("target", ["native", "loops", "reference"])
 def test_a_pass_of_ones_own_runs_where_it_asked_to(target: str) -> None:
     seen: list[Sighting] = []
     x = leaf(3)
@@ -172,7 +172,7 @@ def test_transforms_take_the_same_options() -> None:
     torch.testing.assert_close((value, gradient), (loss(x), x.cos() * x + x.sin()))
     assert ran
     with pytest.raises(ValueError, match="unknown option 'tarquet'"):
-        adjoint.grad(loss, options={"tarquet": "cpu"})
+        adjoint.grad(loss, options={"tarquet": "native"})
 
 
 def test_capture_and_run() -> None:
