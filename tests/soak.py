@@ -26,8 +26,14 @@ import torch
 from torch import Tensor
 
 import adjoint
+from adjoint.torch_private.dynamo import COMPILING
 
 COLUMNS = 4
+
+# How many functions a thread keeps alive, and how many calls it makes for each new one: so few that
+# all have been replaced within the first minutes.
+ALIVE = 3
+CALLS = 5
 
 # What a line computes of earlier values {0} and {1}, both of shape (n, 4), n = 0 included.  Each is
 # bounded and smooth, so that derivatives of long programs neither overflow nor meet a kink.
@@ -90,6 +96,9 @@ class Program:
         return cls(source, scope["f"], draw.choice(list(TOLERANCE)), file)
 
     def forget(self) -> None:
+        """Dynamo refers to all code that it has compiled, and to what became of it."""
+        with COMPILING:
+            torch._dynamo.reset_code(self.function.__code__)
         linecache.cache.pop(self.file, None)
 
 
@@ -143,16 +152,19 @@ class Tally:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-def worker(seed: int, backend: str, until: float, tally: Tally, alive: int) -> None:
+def worker(seed: int, backend: str, until: float, tally: Tally) -> None:
+    # Called with many sizes and layouts, a program needs more than Dynamo's default of 8, after
+    # which it would run in eager torch.  Each thread has options of its own.
+    torch._dynamo.config.recompile_limit = 64
     draw = random.Random(seed)
     live: list[tuple[Program, Any]] = []
     while time.monotonic() < until and len(tally.wrong) < 10:
-        if len(live) >= alive:
-            live.pop(draw.randrange(alive))[0].forget()
+        if len(live) >= ALIVE:
+            live.pop(draw.randrange(ALIVE))[0].forget()
         program = Program.drawn(draw)
         live.append((program, torch.compile(program.function, backend=backend)))
         tally.programs += 1
-        for _ in range(10):
+        for _ in range(CALLS):
             chosen, compiled = draw.choice([live[-1], draw.choice(live)])
             try:
                 seen = list(one_call(draw, chosen, compiled, backend))
@@ -206,15 +218,11 @@ def soak(
     seconds: float, backend: str, threads: int, seed: int, sample: float
 ) -> tuple[Tally, list[tuple[float, float]]]:
     """Run for so long; returns what was done, and (seconds, MB) samples of resident memory."""
-    # A program called with many sizes and dtypes needs more than Dynamo's default of 8.
-    torch._dynamo.config.recompile_limit = 64
     tally, start = Tally(), time.monotonic()
     until = start + seconds
     samples: list[tuple[float, float]] = []
     pool = ThreadPoolExecutor(threads)
-    running = [
-        pool.submit(worker, seed + n, backend, until, tally, alive=8) for n in range(threads)
-    ]
+    running = [pool.submit(worker, seed + n, backend, until, tally) for n in range(threads)]
     while not all(future.done() for future in running):
         wait(running, timeout=sample, return_when=FIRST_EXCEPTION)
         for future in running:

@@ -57,7 +57,8 @@ class EntryPoint:
         self._load = load
         self._written = tuple(write.to.index for write in first.calling.writes)
         self._placed = tuple(place.index for place in first.calling.placements)
-        self._recapture = recapture
+        # A graph that holds for all of them lets go of what it was captured from.
+        self._recapture = recapture if self._written or self._placed else None
         self._by_sharing: Specializations[Sharing, _Variant] = Specializations(MAX_SHARING_PATTERNS)
         self._pattern: Sharing | None = None
         self._eager = eager
@@ -105,6 +106,7 @@ class EntryPoint:
         key = (pattern, tuple(map(_numbers, inputs)))
         found = self._by_sharing.get(key)
         if found is None:
+            assert self._recapture is not None
             with COMPILING:
                 found = _Variant(self._recapture(inputs))
                 self._by_sharing.add(key, found)

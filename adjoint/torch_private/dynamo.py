@@ -23,7 +23,7 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import _config as shape_config
 
-from adjoint.torch_private.fake import storage_key, with_full_storage
+from adjoint.torch_private.fake import fake_mode_with, storage_key, with_full_storage
 from adjoint.torch_private.modes import isolated
 
 # Held by Dynamo while it compiles, and by us: what is traced, differentiated or lowered shares fake
@@ -68,7 +68,7 @@ def fresh_fakes(
     shape_env = context.fake_mode.shape_env
     if is_general_attempt() and any(map(_has_size_nothing, examples)):
         raise SpecializationNeeded("an input is empty: its size is no ordinary one")
-    mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=False)
+    mode = fake_mode_with(shape_env)
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     fakes: list[Any] = list(examples)
     pairs = list(zip(placeholders, examples, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import traceback
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
@@ -36,6 +37,7 @@ __all__ = [
     "FakeTensorMode",
     "detect_fake_mode",
     "fake_call",
+    "fake_mode_with",
     "make_fake",
     "new_fake_mode",
     "op_without_fake",
@@ -72,7 +74,15 @@ def new_fake_mode() -> FakeTensorMode:
         specialize_zero_one=False,
         duck_shape=False,
     )
-    return FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=False)
+    return fake_mode_with(shape_env)
+
+
+def fake_mode_with(shape_env: ShapeEnv | None) -> FakeTensorMode:
+    """A fake mode that refuses tensors of other modes."""
+    mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=False)
+    # Where it was made: all frames of the stack, as long as a program lives.
+    mode._stack_trace = traceback.StackSummary()
+    return mode
 
 
 def make_fake(

@@ -5,8 +5,11 @@ Tensors that do not live at the same time share memory.
 
 from __future__ import annotations
 
+import ctypes
 import functools
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import itertools
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -49,6 +52,42 @@ def keep_freed_memory() -> None:
     which no page was touched.
     """
     torch.empty(LEARNT, dtype=torch.uint8, device=CPU)
+
+
+# Programs that die before what they leave goes back to the system: to look for it takes some
+# milliseconds.
+DEATHS = 32
+
+_COUNTED = itertools.count(1)
+
+
+def share() -> npt.NDArray[np.uint8]:
+    """What a program holds so that memory comes back after it and others like it.
+
+    What they leave is small and lies between what stays: the C library keeps such memory unless it
+    is asked.  The garbage collector does not go through arrays, so that this one dies when the
+    program is taken apart, and not, as finalizers run, before anything is freed.
+    """
+    held = np.empty(0, dtype=np.uint8)
+    weakref.finalize(held, _died).atexit = False
+    return held
+
+
+def _died() -> None:
+    if next(_COUNTED) % DEATHS == 0:
+        give_back()
+
+
+@functools.cache
+def _trim() -> Callable[[int], int] | None:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
+def give_back() -> None:
+    """What is free goes back to the system, where the C library can."""
+    trim = _trim()
+    if trim is not None:
+        trim(0)
 
 
 Key = TypeVar("Key", bound=Hashable)

@@ -19,6 +19,7 @@ from adjoint.runtime.cpu.memory import (
     arrange,
     cache_bytes,
     keep_freed_memory,
+    share,
 )
 from adjoint.runtime.cpu.tiles import tile_region, tile_runner
 from adjoint.runtime.plans.binding import Addresses, NativeBinding, binding_failures
@@ -48,6 +49,7 @@ class CpuProgram(PlanProgram):
     def __init__(self, plan: Plan, functions: Mapping[Launch, NativeFunction]) -> None:
         keep_freed_memory()
         super().__init__(plan, CPU)
+        self._share = share()
         self.functions = functions
         """The code of each kernel, which is there as long as the program is."""
         self._bindings: dict[Any, list[CpuBinding]] = {}

@@ -1,19 +1,25 @@
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adjoint.runtime.cpu import memory
 from adjoint.runtime.cpu.memory import (
     ALIGNMENT,
+    DEATHS,
     At,
     Entering,
     Interval,
@@ -21,6 +27,7 @@ from adjoint.runtime.cpu.memory import (
     Words,
     arrange,
     cache_bytes,
+    share,
 )
 from tests.lowering import program_of
 
@@ -203,3 +210,39 @@ def test_freed_memory_is_not_given_back_to_the_system() -> None:
 
     # Ten times 32 MiB are 81920 pages; where pages are large, there are few in any case.
     assert faults("kept") < 10_000
+
+
+def test_memory_is_given_back_after_many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the garbage collector has freed others, not when it has found that they are garbage."""
+    held: list[weakref.ref[Any]] = []
+    freed: list[int] = []
+
+    class Program:
+        def __init__(self) -> None:
+            self.itself, self.share, self.memory = self, share(), np.zeros(8)
+            held.append(weakref.ref(self.memory))
+
+    monkeypatch.setattr(
+        memory, "give_back", lambda: freed.append(sum(each() is None for each in held))
+    )
+    gc.collect()
+    freed.clear()
+    for _ in range(2 * DEATHS):
+        Program()
+    gc.collect()
+    assert len(freed) == 2
+    assert freed[1] >= DEATHS
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries do otherwise")
+def test_the_system_gets_what_lies_between_what_stays() -> None:
+    def pages() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1])
+
+    blocks = [bytearray(60_000) for _ in range(1000)]
+    kept = blocks[::10]
+    before = pages()
+    del blocks
+    memory.give_back()
+    assert len(kept) == 100
+    assert before - pages() > 5_000
