@@ -97,3 +97,21 @@ def raised(action: Callable[..., Any], *given: Any, **options: Any) -> Any:
         return action(*given, **options)
     except Exception as error:  # noqa: BLE001 - whichever eager raises
         return type(error).__name__
+
+
+# What several of them run, and look at ----------------------------------------------------------
+
+
+def product(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sin() * y.exp()
+
+
+def chain(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    first = (x * y).sin()
+    second = first.exp() * y
+    return first, second, (second * first).sum()
+
+
+def fields(*tensors: Tensor) -> list[Any]:
+    """`.grad` of each."""
+    return [each.grad for each in tensors]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import adjoint
 from tests.parity import ROUTES, Route, Row, Table, leaf, refused
+from tests.versions import TORCH
 
 HOOKS = Table()
 
@@ -32,7 +33,7 @@ def a_hook_sees_what_came_before(x: Tensor, y: Tensor) -> Any:
 
 
 # Dynamo 2.11 does not follow a hook that closes over a tensor.
-@HOOKS(leaves, order=2, dynamo=torch.__version__ >= "2.13")
+@HOOKS(leaves, order=2, dynamo=TORCH >= (2, 13))
 def a_hook_uses_other_tensors(x: Tensor, y: Tensor) -> Any:
     z = x * y
     z.register_hook(lambda gradient: gradient * x)

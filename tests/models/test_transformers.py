@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 import adjoint
 from adjoint.compiler import compile_graph
+from tests.versions import TORCH
 
 # What transformers' own code makes torch warn about, when it is imported and when it is traced.
 pytestmark = [
@@ -101,8 +102,6 @@ TOKENS: dict[str, Any] = {
     "decoder_start_token_id": 1,
 }
 
-
-TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 # What models do as they run, and the first torch whose Dynamo follows it.
 COPIES_ITS_CONFIGURATION = (2, 13)

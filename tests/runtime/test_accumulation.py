@@ -13,28 +13,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from tests.parity import leaf, plain
-from tests.scenarios import Compiler, Scenario, Scenarios, check, raised
+from tests.scenarios import Compiler, Scenario, Scenarios, chain, check, fields, product, raised
 
 USES = Scenarios()
 MORE = Scenarios()
 """Those that take long, or are like another."""
 
 grad = torch.autograd.grad
-
-
-def product(x: Tensor, y: Tensor) -> Tensor:
-    return (x * y).sin() * y.exp()
-
-
-def chain(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    first = (x * y).sin()
-    second = first.exp() * y
-    return first, second, (second * first).sum()
-
-
-def fields(*tensors: Tensor) -> list[Any]:
-    """`.grad` of each."""
-    return [each.grad for each in tensors]
 
 
 # Accumulation -------------------------------------------------------------------------------------

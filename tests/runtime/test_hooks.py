@@ -11,21 +11,22 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from tests.parity import leaf
-from tests.scenarios import Compiler, Scenario, Scenarios, by_backend, check, compiled, raised
+from tests.scenarios import (
+    Compiler,
+    Scenario,
+    Scenarios,
+    by_backend,
+    chain,
+    check,
+    compiled,
+    fields,
+    product,
+    raised,
+)
 
 HOOKS = Scenarios()
 
 grad = torch.autograd.grad
-
-
-def product(x: Tensor, y: Tensor) -> Tensor:
-    return (x * y).sin() * y.exp()
-
-
-def chain(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    first = (x * y).sin()
-    second = first.exp() * y
-    return first, second, (second * first).sum()
 
 
 def network() -> nn.Sequential:
@@ -57,11 +58,6 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def results(tensors: Any) -> list[Any]:
-    """Fields `.grad`."""
-    return [each.grad for each in tensors]
-
-
 # Tensors ------------------------------------------------------------------------------------------
 
 
@@ -75,7 +71,7 @@ def on_leaves(compiled: Compiler) -> Any:
     run = compiled(product)
     for _ in range(2):
         run(x, y).sum().backward()
-    return seen.events, results([x, y])
+    return seen.events, fields(x, y)
 
 
 @HOOKS
@@ -86,7 +82,7 @@ def on_an_input_with_a_history(compiled: Compiler) -> Any:
     h.register_hook(seen.note("h"))
     h.register_hook(lambda gradient: gradient + 1)
     compiled(product)(h, y).sum().backward()
-    return seen.events, results([x, y, h])
+    return seen.events, fields(x, y, h)
 
 
 @HOOKS
@@ -100,7 +96,7 @@ def on_a_result(compiled: Compiler) -> Any:
     out.retain_grad()
     handle.remove()
     out.square().sum().backward()
-    return seen.events, results([x, y, out])
+    return seen.events, fields(x, y, out)
 
 
 @HOOKS
@@ -112,7 +108,7 @@ def on_results_of_results(compiled: Compiler) -> Any:
         each.register_hook(seen.note(f"result {place}"))
         each.register_hook(lambda gradient: gradient * 2)
     out[2].backward()
-    return seen.events, results([x, y, *out])
+    return seen.events, fields(x, y, *out)
 
 
 @HOOKS
@@ -137,7 +133,7 @@ def on_a_gradient(compiled: Compiler) -> Any:
         each.retain_grad()
     (first[0] * first[1]).sum().backward()
     # They are results of one node: see `test_the_order_among_results_of_one_node`.
-    return sorted(seen.events, key=lambda pair: str(pair[0])), results([x, y, *first])
+    return sorted(seen.events, key=lambda pair: str(pair[0])), fields(x, y, *first)
 
 
 @HOOKS
@@ -145,7 +141,7 @@ def of_another_shape(compiled: Compiler) -> Any:
     x, y = leaf(3), leaf(3)
     out = compiled(product)(x, y)
     out.register_hook(lambda gradient: gradient.sum())
-    return raised(lambda: out.sum().backward()), results([x, y])
+    return raised(lambda: out.sum().backward()), fields(x, y)
 
 
 @HOOKS
@@ -153,7 +149,7 @@ def of_another_dtype(compiled: Compiler) -> Any:
     x, y = leaf(3), leaf(3)
     out = compiled(product)(x, y)
     out.register_hook(lambda gradient: gradient.float())
-    return raised(lambda: out.sum().backward()), results([x, y])
+    return raised(lambda: out.sum().backward()), fields(x, y)
 
 
 @HOOKS
@@ -168,7 +164,7 @@ def that_fail(compiled: Compiler) -> Any:
         out = run(x, other)
         out.register_hook(fail)
         found.append(raised(out.sum().backward))
-    return found, results([x, y])
+    return found, fields(x, y)
 
 
 @HOOKS
@@ -181,7 +177,7 @@ def that_change_the_gradient_in_place(compiled: Compiler) -> Any:
         )
     out[0].register_hook(seen.note("first"))
     out[2].backward()
-    return seen.events, results([x, y])
+    return seen.events, fields(x, y)
 
 
 @HOOKS
@@ -198,7 +194,7 @@ def with_a_derivative_inside(compiled: Compiler) -> Any:
 
     out.register_hook(hook)
     out.sum().backward()
-    return seen.events, results([x, y])
+    return seen.events, fields(x, y)
 
 
 @HOOKS
@@ -227,7 +223,7 @@ def on_a_view_of_a_result(compiled: Compiler) -> Any:
         each.register_hook(lambda gradient: gradient * 2)
         each.retain_grad()
     (out[0].sum() + out[1].exp().sum()).backward()
-    return seen.events, results([x, y, *out])
+    return seen.events, fields(x, y, *out)
 
 
 @HOOKS
@@ -238,7 +234,7 @@ def before_and_after_a_write(compiled: Compiler) -> Any:
     out.mul_(y)
     out.register_hook(seen.note("after"))
     out.sum().backward()
-    return seen.events, results([x, y])
+    return seen.events, fields(x, y)
 
 
 @HOOKS
@@ -291,7 +287,7 @@ def after_accumulation_not_where_a_gradient_is_asked_for(compiled: Compiler) -> 
     out = compiled(product)(x, y)
     found = grad(out.sum(), x, retain_graph=True)
     torch.autograd.backward(out.sum(), inputs=[y])
-    return seen.events, found, results([x, y])
+    return seen.events, found, fields(x, y)
 
 
 # Several tensors ----------------------------------------------------------------------------------
@@ -307,7 +303,7 @@ def multi(mode: Any) -> Scenario:
         out[2].backward(retain_graph=True)
         out[0].sum().backward()
         # Each runs when its last, or first, tensor has a gradient: leaves have theirs at once.
-        return sorted(seen.events, key=lambda pair: str(pair[0])), results([x, y, z])
+        return sorted(seen.events, key=lambda pair: str(pair[0])), fields(x, y, z)
 
     scenario.__name__ = f"of_{mode}_of_several_tensors"
     return scenario
@@ -328,7 +324,7 @@ def on_nodes(compiled: Compiler) -> Any:
     node.register_prehook(lambda given: tuple(each * 2 for each in given))
     out.register_hook(seen.note("tensor"))
     out.sum().backward()
-    return seen.events, results([x, y])
+    return seen.events, fields(x, y)
 
 
 @HOOKS
@@ -339,7 +335,7 @@ def on_a_node_after_it_ran(compiled: Compiler) -> Any:
     node.register_hook(seen.note("after"))
     node.register_hook(lambda inputs, outputs: tuple(each * 3 for each in inputs))
     out.sum().backward()
-    return seen.events, results([x])
+    return seen.events, fields(x)
 
 
 @HOOKS
@@ -350,7 +346,7 @@ def on_accumulation(compiled: Compiler) -> Any:
     node.register_prehook(seen.note("pre"))
     node.register_hook(seen.note("after"))
     compiled(product)(x, y).sum().backward()
-    return seen.events, results([x, y])
+    return seen.events, fields(x, y)
 
 
 @HOOKS
@@ -399,7 +395,7 @@ def of_a_module_that_is_compiled(compiled: Compiler) -> Any:
     module, seen, x = Residual(), Seen(), leaf(2, 3)
     backward_hooks(module, seen, "module", True)
     compiled(module, fullgraph=False)(x).sum().backward()
-    return seen.events, results([x, *module.parameters()])
+    return seen.events, fields(x, *module.parameters())
 
 
 @HOOKS
@@ -408,7 +404,7 @@ def of_modules_inside(compiled: Compiler) -> Any:
     backward_hooks(module.inside[0], seen, "first", True)
     backward_hooks(module.inside[2], seen, "second", False)
     compiled(module, fullgraph=False)(x).sum().backward()
-    return seen.events, results([x, *module.parameters()])
+    return seen.events, fields(x, *module.parameters())
 
 
 @HOOKS
@@ -426,7 +422,7 @@ def of_modules_compiled_in_place(compiled: Compiler) -> Any:
         each.forward = compiled(each.forward)
         backward_hooks(each, seen, "inside", True)
     module(x).sum().backward()
-    return seen.events, results([x, *module.parameters()])
+    return seen.events, fields(x, *module.parameters())
 
 
 @HOOKS
@@ -440,7 +436,7 @@ def before_and_after_forward(compiled: Compiler) -> Any:
     handle.remove()
     out = compiled(module)(x)
     out.sum().backward()
-    return out, seen.events, results([x, *module.parameters()])
+    return out, seen.events, fields(x, *module.parameters())
 
 
 @HOOKS
@@ -455,7 +451,7 @@ def that_keep_what_they_see(compiled: Compiler) -> Any:
     kept["second"].register_hook(lambda gradient: gradient * 2)
     out.sum().backward(retain_graph=True)
     between = grad(kept["second"].sum(), kept["first"])
-    return out, kept, between, results([x, kept["first"], *module.parameters()])
+    return out, kept, between, fields(*[x, kept["first"], *module.parameters()])
 
 
 @HOOKS
@@ -484,7 +480,7 @@ def with_keywords_and_always_called(compiled: Compiler) -> Any:
     )
     out = compiled(module)(x, by=by)
     out.sum().backward()
-    return out, results([x, by])
+    return out, fields(x, by)
 
 
 @pytest.mark.parametrize("scenario", HOOKS, ids=lambda each: each.__name__)
@@ -500,7 +496,7 @@ def of_a_compiled_module(compiled: Compiler) -> Any:
     run = compiled(module, fullgraph=False)
     backward_hooks(run, seen, "compiled", True)
     run(x).sum().backward()
-    return seen.events, results([x, *module.parameters()])
+    return seen.events, fields(x, *module.parameters())
 
 
 def test_a_compiled_module_has_the_hooks_that_dynamo_gives_it() -> None:

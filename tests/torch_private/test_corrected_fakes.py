@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from adjoint.torch_private import corrected_fakes
 from adjoint.torch_private.corrected_fakes import CORRECTED, NEAREST, Facts, fake_call, layout_of
 from adjoint.torch_private.fake import new_fake_mode
+from tests.versions import TORCH
 
 aten = torch.ops.aten
 HALF, SINGLE = torch.bfloat16, torch.float32
@@ -94,7 +95,7 @@ def test_a_corrected_fake_is_as_the_real_result(op: Any, args: tuple[Any, ...]) 
     assert described(fake) == described(op(*args))
 
 
-@pytest.mark.skipif(torch.__version__ < "2.13", reason="torch's own fakes as of 2.13")
+@pytest.mark.skipif(TORCH < (2, 13), reason="torch's own fakes as of 2.13")
 @pytest.mark.parametrize(("op", "args"), WRONG)
 def test_torch_has_not_mended_its_own(op: Any, args: tuple[Any, ...]) -> None:
     """If this fails, the correction can go once older versions are no longer supported."""
