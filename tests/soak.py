@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.eval_frame import reset_code
 
 import adjoint
 from adjoint.torch_private.dynamo import COMPILING
@@ -98,7 +99,7 @@ class Program:
     def forget(self) -> None:
         """Dynamo refers to all code that it has compiled, and to what became of it."""
         with COMPILING:
-            torch._dynamo.reset_code(self.function.__code__)
+            reset_code(self.function.__code__)
         linecache.cache.pop(self.file, None)
 
 

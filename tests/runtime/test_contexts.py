@@ -22,6 +22,7 @@ from torch.utils.checkpoint import (
 import adjoint
 from adjoint.torch_private.modes import TorchDispatchMode, TorchFunctionMode
 from tests.parity import leaf
+from tests.versions import TORCH
 
 grad = torch.autograd.grad
 
@@ -163,8 +164,16 @@ def test_a_first_call_that_is_a_recomputation() -> None:
 
 # What watches -------------------------------------------------------------------------------------
 
+FOLLOWED_CALLS = pytest.param(
+    Calls,
+    id="Calls",
+    marks=pytest.mark.skipif(
+        TORCH < (2, 13), reason="Dynamo 2.11 has a guard for what the mode has seen, and breaks it"
+    ),
+)
 
-@pytest.mark.parametrize("watch", [Calls, Ops, Saved])
+
+@pytest.mark.parametrize("watch", [FOLLOWED_CALLS, Ops, Saved])
 def test_a_first_call_shows_what_a_second_shows(watch: Callable[[], Any]) -> None:
     call, seen = compiled(), []
     for _ in range(2):
@@ -290,7 +299,10 @@ def test_calls_that_are_answered_otherwise() -> None:
 def test_derivatives_where_nothing_is_recorded(
     transform: Any, around: Callable[[], AbstractContextManager[Any]]
 ) -> None:
-    """`no_grad` around a derivative is about what becomes of it, not about what is inside."""
+    """`no_grad` around a derivative is about what becomes of it, not about what is inside.
+
+    It is what `torch.func` gives without: in inference mode, torch 2.11's own is zero or refused.
+    """
 
     def inside(x: Tensor) -> Tensor:
         return (x.sin() * x.square()).sum()
@@ -298,7 +310,7 @@ def test_derivatives_where_nothing_is_recorded(
     with around():
         x = leaf(3)
         found = transform(adjoint, inside)(x)
-        torch.testing.assert_close(found, transform(torch.func, inside)(x))
+    torch.testing.assert_close(found, transform(torch.func, inside)(x.detach().clone()))
     assert found.any()
     assert not found.requires_grad
 

@@ -24,6 +24,7 @@ def turned(*shape: int) -> torch.Tensor:
 
 
 MEAN = made(2, 2)
+MIXED_MSE = (made(), made(4, dtype=HALF), made(4), 1)
 
 # For each op that is corrected, a call of which torch's own fake says something else.
 WRONG: list[tuple[Any, tuple[Any, ...]]] = [
@@ -36,7 +37,7 @@ WRONG: list[tuple[Any, tuple[Any, ...]]] = [
             *(2, 4, 3, 2, [True, True, True]),
         ),
     ),
-    (aten.mse_loss_backward.default, (made(), made(4, dtype=HALF), made(4), 1)),
+    (aten.mse_loss_backward.default, MIXED_MSE),
     (aten.mse_loss_backward.default, (made(), made(0, 3), made(0, 3), 1)),
     (aten.mse_loss_backward.default, (made(), turned(3, 4), made(3, 4), 1)),
     (aten.smooth_l1_loss_backward.default, (made(), made(4, dtype=HALF), made(4), 1, 1.0)),
@@ -91,6 +92,8 @@ def of_fakes(run: Any, args: tuple[Any, ...]) -> Any:
 
 @pytest.mark.parametrize(("op", "args"), WRONG)
 def test_a_corrected_fake_is_as_the_real_result(op: Any, args: tuple[Any, ...]) -> None:
+    if TORCH < (2, 13) and args is MIXED_MSE:
+        pytest.skip("torch 2.11 refuses mixed dtypes")
     fake = of_fakes(lambda *fakes: fake_call(op, fakes, {}), args)
     assert described(fake) == described(op(*args))
 
