@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 
 import adjoint
 from adjoint import compiler, failing, native
-from adjoint.capture import results
+from adjoint.capture import program as capturing_program
 from adjoint.differentiate import sweep
 from adjoint.errors import CaptureError, DifferentiationError, FallbackWarning
 from adjoint.failing import call_user_code, is_user_call, variable_of, works_on
@@ -284,7 +284,7 @@ def breaks(*args: Any, **kwargs: Any) -> Any:
 # By stage: what fails, and whether it is left out without the user's asking.
 STAGES: dict[str, tuple[Any, str, bool]] = {
     "trace": (tracer.Tracer, "_compute", False),
-    "capture": (results.Results, "calling", False),
+    "capture": (capturing_program, "return_results", False),
     "differentiate": (sweep.Sweep, "_pull_back", False),
     "optimize": (compiler.Compiler, "_passes", False),
     "partition": (split.Split, "forward", False),
@@ -380,7 +380,7 @@ def test_dynamo_hides_no_failure() -> None:
     """It takes such an error of a backend for a graph break, and logs it."""
     fresh()
     with (
-        mock.patch.object(results.Results, "calling", breaks_as_torch_does),
+        mock.patch.object(capturing_program, "return_results", breaks_as_torch_does),
         pytest.raises(CaptureError, match="DataDependentOutputException"),
     ):
         forward(adjoint.compile(squares), *arguments())

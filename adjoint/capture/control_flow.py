@@ -1,4 +1,5 @@
-"""Higher-order operators: `cond`, `while_loop`, `scan`, `map`, checkpoints, and their bodies."""
+"""Capturing higher-order operators (`cond`, `while_loop`, `scan`, `map`, checkpoints) and their
+bodies."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ operators = torch.ops.higher_order
 
 
 def call(tracer: Tracer, op: HigherOrderOperator, args: Any, kwargs: Any) -> Any:
-    """Capture a call of `op`: as a node with bodies, or by what it stands for."""
+    """Capture a call of `op`: as a node with bodies, or as what its dense kernel runs."""
     handler = HANDLERS.get(op.name())
     if handler is not None:
         return handler(tracer, *args, **kwargs)
@@ -80,7 +81,8 @@ def _cond(
 def _cond_over_batch(
     tracer: Tracer, pred: torch.Tensor, branches: Sequence[Callable[..., Any]], flat: list[Any]
 ) -> Any:
-    """`vmap` of `cond`: a `cond` of batches, or both branches where it chooses for each element."""
+    """`vmap` of `cond`: a `cond` of batches, or, if `pred` is batched, both branches and a
+    `where`."""
     if is_at_vmap_level(pred):
         (on_true, tree), (on_false, other_tree) = (trees.flatten(each(*flat)) for each in branches)
         if tree != other_tree:
@@ -114,7 +116,7 @@ def _while_loop(
     carried: Any,
     additional: Any = (),
 ) -> Any:
-    """Carry values through `step` as long as `condition` holds; stack what it gives beside."""
+    """Carry values through `step` while `condition` holds; its other results are stacked."""
     carried, additional = list(carried), list(additional)
     _refuse_levels(tracer, "while_loop", [*carried, *additional])
     inside = [
@@ -150,7 +152,8 @@ def _while_loop(
 def _scan(
     tracer: Tracer, combine: Callable[..., Any], init: Any, xs: Any, additional_inputs: Any = ()
 ) -> Any:
-    """Carry `init` through `combine` along the first axis of `xs`; stack what it gives beside."""
+    """Carry `init` through `combine` along the first axis of `xs`; its other results are
+    stacked."""
     init, xs, additional = list(init), list(xs), list(additional_inputs)
     if any(map(is_at_vmap_level, [*init, *xs, *additional])):
         return _scan_over_batch(_unflattened(tracer, combine), init, xs, additional)
@@ -177,8 +180,8 @@ def _scan(
 def _scan_over_batch(
     combine: Callable[..., Any], init: list[Any], xs: list[Any], additional: list[Any]
 ) -> Any:
-    """`vmap` of `scan`: a `scan` of batches.  What is carried is one for each element from the
-    first, because it may become so in any step."""
+    """`vmap` of `scan`: a `scan` of batches.  All carried values are batched from the first step,
+    because any of them may become batched in a later one."""
     forms: list[Any] = []
 
     def flattened(*values: Any) -> tuple[Any, ...]:
@@ -194,7 +197,7 @@ def _scan_over_batch(
             each.expand(size, *each.shape) if axis is None else each.movedim(axis, 0)
             for each, axis in placed[:start]
         ]
-        # The slices are along the first axis that is not the batch.
+        # `scan` slices along axis 0, so the batch goes to axis 1.
         sliced = [
             each if axis is None else each.movedim(axis, 1) for each, axis in placed[start:end]
         ]
@@ -229,7 +232,7 @@ def _map(tracer: Tracer, function: Callable[..., Any], xs: Any, additional: Any 
 
 
 def _checkpoint(tracer: Tracer, body: Any, *args: Any, **kwargs: Any) -> Any:
-    """A checkpointed region stays where it is, and marks its nodes."""
+    """Trace a checkpointed function inline, with its nodes marked as a checkpoint region."""
     _, own = split_arguments(kwargs)
     tracer.regions.enter()
     try:
@@ -240,7 +243,7 @@ def _checkpoint(tracer: Tracer, body: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _inline(tracer: Tracer, body: Any, *args: Any, **kwargs: Any) -> Any:
-    """A body that needs no graph of its own."""
+    """Trace a body inline."""
     return _run(tracer, body, args, kwargs)
 
 
@@ -265,7 +268,7 @@ HANDLERS: dict[str, Callable[..., Any]] = {
 def _emit(
     tracer: Tracer, op: Any, args: Any, shown: list[Any], tree: Any, inputs: Sequence[Any]
 ) -> Any:
-    """The node of `op`; its results look like `shown` and depend on `inputs`."""
+    """Append a call of `op`, whose results are like `shown` and depend on `inputs`."""
     with tracer.paused():
         results = opaque(shown, inputs, op.name())
     node = tracer.emitter.call(op, args, value=tuple(results))
@@ -274,7 +277,7 @@ def _emit(
 
 
 def _run(tracer: Tracer, function: Any, args: Any, kwargs: dict[str, Any] | None = None) -> Any:
-    """Call a body where it stands; a graph's nodes say which line they came from."""
+    """Trace a body inline; nodes of a graph keep their source lines."""
     if isinstance(function, torch.fx.GraphModule) and not kwargs:
         return Interpreter(function, tracer).run(*args)
     return call_user_code(function, *args, **(kwargs or {}))
@@ -300,8 +303,8 @@ def _refuse_writes(tracer: Tracer, name: str, bodies: Sequence[Body]) -> None:
 
 
 def _refuse_levels(tracer: Tracer, name: str, values: Sequence[Any]) -> None:
-    """Of a level of `torch.func` are what the operator is given and, if its body closes over some
-    tensor of a level, what that returns."""
+    """Refuse operands of a level of `torch.func`, and results of one: the body closed over such a
+    tensor."""
     if any(map(is_functorch_wrapper, values)):
         raise CaptureError(
             f"{name} inside torch.func.grad, vmap, or another of its transforms",
@@ -312,7 +315,8 @@ def _refuse_levels(tracer: Tracer, name: str, values: Sequence[Any]) -> None:
 
 
 def _carried(tracer: Tracer, first: Any) -> Any:
-    """What a step is given for `first`: it may come to require grad in later steps."""
+    """The operand of the body for the carried value `first`, which may require grad in later
+    steps."""
     if not isinstance(first, torch.Tensor) or first.requires_grad:
         return first
     if not (first.is_floating_point() or first.is_complex()) or not torch.is_grad_enabled():

@@ -1,4 +1,4 @@
-"""Capturing a Python callable by running it: no Dynamo, no bytecode, one call."""
+"""Capturing a Python callable without Dynamo, by one call on fakes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from adjoint.torch_private.dynamo import COMPILING, general_shapes
 from adjoint.torch_private.fake import make_fake, new_fake_mode
 from adjoint.torch_private.modes import outside_functorch, without_observers
 
-# Which axes of a tensor have symbols for sizes; True: all those of arguments.
+# Which axes of a tensor have symbolic sizes; True: all axes of arguments.
 Dynamic: TypeAlias = bool | Callable[[torch.Tensor], Sequence[bool]]
 
 
 def capture_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic
 ) -> CapturedProgram:
-    """The pure form of `function(*args, **kwargs)`, none of them of a level of `torch.func`."""
+    """Capture `function(*args, **kwargs)`.  No argument is a wrapper of a level of `torch.func`."""
     what = functools.partial(location_of_function, function)
     with capturing(what), COMPILING, without_observers(), outside_functorch() as levels:
         return _capture_call(function, args, kwargs, dynamic, bool(levels))
@@ -62,7 +62,7 @@ def _capture_call(
         if known is not None:
             kind = Parameter if isinstance(tensor, torch.nn.Parameter) else Buffer
             leaves.append(Leaf(known, kind(name)))
-    originals = list(dict.fromkeys(map(_Id, state.values())))
+    originals = list(dict.fromkeys(map(_ByIdentity, state.values())))
     arguments, spec = trees.flatten_with_paths((args, kwargs))
     given: list[Any] = []
     for path, value in arguments:
@@ -90,21 +90,21 @@ def _capture_call(
     return captured.called_with(bound, signature, guards).closing_over(capture.closed_over)
 
 
-class _Id:
+class _ByIdentity:
     """A tensor, equal only to itself."""
 
     def __init__(self, value: torch.Tensor) -> None:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Id) and other.value is self.value
+        return isinstance(other, _ByIdentity) and other.value is self.value
 
     def __hash__(self) -> int:
         return id(self.value)
 
 
 def module_of(function: Callable[..., Any]) -> torch.nn.Module | None:
-    """The module whose parameters `function` has by name."""
+    """The module that `function` is, or is a method of."""
     if isinstance(function, torch.nn.Module):
         return function
     if isinstance(function, functools.partial):
@@ -122,7 +122,7 @@ def _state(module: torch.nn.Module | None) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def _with_state(module: torch.nn.Module | None, fakes: dict[str, torch.Tensor]) -> Iterator[None]:
-    """Run with `fakes` in place of the module's parameters and buffers."""
+    """Replace the module's parameters and buffers by `fakes` inside the context."""
     if module is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Capturing a graph that Dynamo made."""
+"""Capturing a graph from Dynamo."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from adjoint.trace.interpretation import Interpreter
 def capture_graph(
     graph_module: fx.GraphModule, examples: Sequence[Any], anew: bool = False
 ) -> CapturedProgram:
-    """The pure form of Dynamo's graph, for inputs like `examples`.
+    """Capture a graph from Dynamo for inputs like `examples`.
 
-    `anew`: outside of Dynamo, for inputs that share memory in a way the first ones did not.
+    `anew`: it is captured again, outside of Dynamo, for inputs that alias in another pattern.
     """
     with dynamo.COMPILING, without_observers():
         return _capture_graph(graph_module, examples, anew)

@@ -1,4 +1,4 @@
-"""What the tracer must see before autograd does: tensors from outside, custom functions, bodies."""
+"""Intercepting calls into torch above autograd: closed-over tensors, custom functions, bodies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from adjoint.trace.metadata_changes import change_history
 from adjoint.trace.subclasses import is_made_of_fakes
 from adjoint.trace.tracer import Tracer
 
-# Change what autograd knows about a tensor, and nothing that an op would see.
+# Change the autograd state of a tensor without dispatching an op.
 _CHANGE_HISTORY = frozenset(
     {
         torch.Tensor.detach_,
@@ -32,14 +32,14 @@ _CHANGE_HISTORY = frozenset(
     }
 )
 
-# What `torch.func` refuses inside of functions that it transforms, and what to do instead.
+# Refused by `torch.func` inside of functions that it transforms; and what to do instead.
 _REFUSED_IN_TRANSFORMS = {
     torch.Tensor.requires_grad_: "call requires_grad_() outside of it, or use adjoint.grad inside",
     torch.Tensor.retain_grad: "use adjoint.grad or adjoint.vjp inside, or return the tensor",
     torch.Tensor.backward: "use adjoint.grad or adjoint.vjp, or call backward() outside of it",
 }
 
-# Give the data of a tensor to others than torch.
+# Pass the data of a tensor outside of torch.
 _LEAVE_TORCH = frozenset(
     {
         torch.Tensor.numpy,
@@ -52,10 +52,10 @@ _LEAVE_TORCH = frozenset(
 
 
 class CaptureFunctionMode(TorchFunctionMode):
-    """Sees each call into torch before anything has happened to its arguments.
+    """Intercepts each call into torch before autograd sees its arguments.
 
-    A real tensor that the program closes over is replaced here: were it to reach autograd, an
-    in-place op would count a version, or record a history, on the user's own tensor.
+    A real tensor that the program closes over is replaced by its fake here.  Were it to reach
+    autograd, an in-place op would advance the version, or record a history, of the user's tensor.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class CaptureFunctionMode(TorchFunctionMode):
         adopt: Callable[[torch.Tensor], torch.Tensor],
         within_levels: bool = False,
     ) -> None:
-        """`within_levels`: the capture is made inside of levels of `torch.func`, left for it."""
+        """`within_levels`: the capture was started inside levels of `torch.func`, which it left."""
         super().__init__()
         self.within_levels = within_levels
         self.tracer = tracer
@@ -73,7 +73,7 @@ class CaptureFunctionMode(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        args, kwargs = trees.map_leaves(self.ours, (args, kwargs or {}))
+        args, kwargs = trees.map_leaves(self.traced, (args, kwargs or {}))
         if function in _LEAVE_TORCH:
             raise CaptureError(
                 f"Tensor.{function.__name__}",
@@ -94,7 +94,7 @@ class CaptureFunctionMode(TorchFunctionMode):
                 self.tracer, args[0], partial(call_user_code, function, *args, **kwargs)
             )
         if function is torch.Tensor.register_hook:
-            # For derivatives that the program itself takes.
+            # For derivatives that the program itself computes.
             call_user_code(torch.Tensor.register_hook, *args, **kwargs)
             with self:
                 return functions.hook(self.tracer, *args, **kwargs)
@@ -111,18 +111,19 @@ class CaptureFunctionMode(TorchFunctionMode):
         return call_user_code(function, *args, **kwargs)
 
     def _is_transformed(self) -> bool:
-        """What runs is differentiated by a transform, which is not at work itself."""
+        """Whether a transform differentiates what runs now, and it is not the transform that
+        calls."""
         return self.tracer.is_in_transform and not transform_requires_grad()
 
     def apply_custom_function(
         self, original: Callable[..., Any], function: type, *args: Any, **kwargs: Any
     ) -> Any:
         """`function.apply(*args)` of a custom autograd function."""
-        args, kwargs = trees.map_leaves(self.ours, (args, kwargs))
+        args, kwargs = trees.map_leaves(self.traced, (args, kwargs))
         return functions.apply(self.tracer, original, function, args, kwargs)
 
-    def ours(self, leaf: Any) -> Any:
-        """`leaf`, or the traced tensor that stands for it."""
+    def traced(self, leaf: Any) -> Any:
+        """`leaf`, or the fake that replaces it if it is a real tensor."""
         if not isinstance(leaf, torch.Tensor) or self.tracer.scope.knows(leaf):
             return leaf
         if self.within_levels and is_functorch_wrapper(leaf):
@@ -130,8 +131,9 @@ class CaptureFunctionMode(TorchFunctionMode):
         return leaf if is_made_of_fakes(leaf) else self.adopt(leaf)
 
     def _refuse_from_outside(self, wrapper: torch.Tensor) -> None:
-        """Levels are known by number, and those around the capture have the numbers of those in it:
-        what holds a real tensor may be of either."""
+        """Refuse a wrapper of a real tensor.  Levels are numbered, and those around the capture
+        have the same numbers as those in it, so which of them the wrapper belongs to is not
+        known."""
         if not is_made_of_fakes(innermost(wrapper)):
             raise OutsideLevelError(
                 "a tensor of a transform of torch.func around the capture",

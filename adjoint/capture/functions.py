@@ -1,4 +1,4 @@
-"""Custom `autograd.Function`s: both halves are captured, and the derivative stays the user's."""
+"""Capturing custom `autograd.Function`s: the forward and the backward become bodies of one node."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from adjoint.trace.tracer import Tracer
 def _nothing(ctx: Any) -> None: ...
 
 
-# A backward that is wrapped so may not be differentiated itself.
+# A backward wrapped like this one may not be differentiated.
 _ONCE_DIFFERENTIABLE: Any = once_differentiable(_nothing)
 
-# Of so many results, each choice that has cotangents gets a backward.
-_CHOICES = 4
+# Up to so many results, there is a backward for each pattern of missing cotangents.
+_MAX_RESULTS_FOR_PATTERNS = 4
 
-# A backward may apply its own function, and so on: so many times one inside the other.
-_NESTED = 2
+# How deep backwards that apply their own function are captured.
+_MAX_NESTED_BACKWARDS = 2
 
-# How a module sees the gradients of its arguments and results, by hooks on autograd's own nodes.
-_OF_MODULE_HOOKS = "BackwardHookFunction"
+# The function by which torch implements backward hooks of modules.
+_MODULE_HOOK_FUNCTION = "BackwardHookFunction"
 
 
 def apply(
@@ -48,24 +48,23 @@ def apply(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Apply `function` as eager does, its forward and its backward captured as bodies.
+    """Apply `function` as eager does, and capture its forward and its backward as bodies.
 
-    The forward runs inside torch's own `apply`, so that the program goes on with tensors which
-    autograd knows to come from this function.  After `ctx.set_materialize_grads(False)` there is a
-    backward for each choice of results that have a cotangent.
+    The forward runs inside torch's own `apply`, so that its results have the autograd node of this
+    function.  After `ctx.set_materialize_grads(False)` there is a backward for each pattern of
+    missing cotangents.
     """
     if function is CheckpointFunction:
         return _checkpointed(tracer, *args, **kwargs)
     if tracer.is_paused or function.__module__ == CheckpointFunction.__module__:
-        return call_user_code(
-            original, *args, **kwargs
-        )  # Checkpoint has functions of its own, without derivative.
+        # Checkpoint's own helper functions have no derivative.
+        return call_user_code(original, *args, **kwargs)
     if is_of_custom_op(function):
-        # The op itself is the node, and has the derivative.
+        # The op itself becomes the node, and has the derivative.
         return call_user_code(original, *args, **kwargs)
     if not (torch.is_grad_enabled() and any(_needs_grad(arg) for arg in args)):
         return call_user_code(original, *args, **kwargs)
-    if function.__name__ == _OF_MODULE_HOOKS:
+    if function.__name__ == _MODULE_HOOK_FUNCTION:
         raise CaptureError(
             "a backward hook of a module",
             "it acts when autograd runs, on nodes that a graph does not have",
@@ -97,18 +96,20 @@ def apply(
         gradients = call_user_code(function.backward, context, *each)  # type: ignore[attr-defined]
         return _by_operand(args, gradients if isinstance(gradients, tuple) else (gradients,))
 
-    is_nested = tracer.reversing.count(function) == _NESTED
+    is_nested = tracer.reversing.count(function) == _MAX_NESTED_BACKWARDS
     patterns = [] if is_nested else _patterns(context, tensors)
     reverses: list[tuple[tuple[int, ...] | None, Body, dict[int, torch.Tensor]]] = []
     for pattern in patterns:
         given = tuple(range(len(tensors))) if pattern is None else pattern
         with tracer.paused(), torch.enable_grad():
-            # They may depend on anything, and functions applied to them keep their derivatives.
+            # Cotangents require grad, so that functions applied to them are captured with
+            # derivatives.
             anything = torch.empty((), device=tensors[0].device, requires_grad=True)
             cotangents = opaque([tensors[index] for index in given], [anything], "a cotangent")
         reverse = Body(tracer, body.scope)
         reverse.entry = body.entry
-        # What fails for some cotangents fails in eager when it meets them, and then in the graph.
+        # A backward that fails for a pattern fails in eager only if the pattern occurs: so does the
+        # graph.
         failures = (Exception,) if pattern is not patterns[0] else ()
         with contextlib.suppress(*failures), torch.enable_grad():
             tracer.reversing.append(function)
@@ -118,10 +119,10 @@ def apply(
                 tracer.reversing.pop()
             reverse.read(gradients)
             reverses.append((pattern, reverse, gradients))
-    # What a body takes from outside is known once its results have been read.
+    # What a body lifts is known once its results have been read.
     saved = match_lifted([each for _, each, _ in reverses], [each for _, _, each in reverses])
     body.read((tensors, saved))
-    # An argument that only the backward knows of (a straight-through estimator) is an operand too.
+    # An argument that only the backward uses (a straight-through estimator) is an operand too.
     known = set().union(*(gradients for _, _, gradients in reverses))
     body.read([arg for arg in args if id(arg) in known or (is_nested and _needs_grad(arg))])
     operands = list(body.scope.lifted)
@@ -147,20 +148,21 @@ def apply(
 
 
 def apply_custom_op(run: Callable[[], Any]) -> Any:
-    """Run a custom op below autograd: its node is under the mode that the op was called under."""
+    """Run a custom op below autograd, with its node marked with the mode of the call."""
     with as_under(current_mode()):
         return run()
 
 
 def _patterns(context: Any, results: Sequence[torch.Tensor]) -> list[tuple[int, ...] | None]:
-    """For which cotangents there is a backward: all and zeros, or each choice, all of them first.
+    """The patterns of present cotangents to capture a backward for, the full one first.
 
-    Of many choices, only all: the graph says so when it meets another.
+    None stands for all, with missing ones materialized as zeros.  For many results only the full
+    pattern is captured, and the graph raises when it meets another.
     """
     if materializes_grads(context):
         return [None]
     differentiable = [index for index, each in enumerate(results) if each.requires_grad]
-    fewest = 0 if len(differentiable) <= _CHOICES else len(differentiable)
+    fewest = 0 if len(differentiable) <= _MAX_RESULTS_FOR_PATTERNS else len(differentiable)
     counts = range(len(differentiable), fewest - 1, -1)
     return [choice for count in counts for choice in combinations(differentiable, count)]
 
@@ -168,10 +170,10 @@ def _patterns(context: Any, results: Sequence[torch.Tensor]) -> list[tuple[int, 
 def apply_graphs(
     tracer: Tracer, forward: fx.GraphModule, backward: fx.GraphModule, *operands: Any, **marks: Any
 ) -> Any:
-    """Apply a custom function that Dynamo has taken apart.
+    """Apply a custom function that Dynamo has traced into two graphs.
 
-    Dynamo gave its backward a cotangent for each result, and does not say whether the function has
-    set `ctx.set_materialize_grads(False)`: results without a cotangent get zeros.
+    Dynamo's backward takes a cotangent for each result, and does not tell whether the function
+    called `ctx.set_materialize_grads(False)`: missing cotangents are zeros.
     """
     saved: list[Any] = []
 
@@ -191,10 +193,10 @@ def apply_graphs(
 
 
 class PermanentHook:
-    """What `register_hook` returns while a program is captured."""
+    """The handle that `register_hook` returns during a capture."""
 
     def remove(self) -> None:
-        """Refused: the derivative may be taken at any later time."""
+        """Refuse: the derivative may be computed at any later time."""
         raise CaptureError(
             "the removal of a hook",
             "the graph has what the hook does to the gradient",
@@ -204,9 +206,9 @@ class PermanentHook:
 
 
 def hook(tracer: Tracer, tensor: torch.Tensor, change: Callable[..., Any]) -> PermanentHook:
-    """`tensor.register_hook(change)`: a custom function with this backward comes in its place.
+    """`tensor.register_hook(change)`, as a custom function with this backward.
 
-    The hook sees the sum of all gradients of the tensor, also of what used it before.
+    The hook sees the sum of all gradients of the tensor, including those of earlier users.
     """
     source = tracer.emitter.source()
     node, alias = tracer.node(tensor), tracer.alias(tensor)
@@ -260,7 +262,7 @@ def hook(tracer: Tracer, tensor: torch.Tensor, change: Callable[..., Any]) -> Pe
 def _by_operand(
     args: tuple[Any, ...], gradients: tuple[torch.Tensor | None, ...]
 ) -> dict[int, torch.Tensor]:
-    """The gradient of each tensor among `args`; of one that is there twice, the sum of both."""
+    """By the id of each tensor among `args`: its gradient, summed if it occurs more than once."""
     found: dict[int, torch.Tensor] = {}
     for arg, gradient in zip(args, gradients, strict=False):
         if isinstance(arg, torch.Tensor) and gradient is not None:
@@ -274,7 +276,7 @@ def _is_once_differentiable(function: type) -> bool:
 
 
 def _checkpointed(tracer: Tracer, run_function: Any, preserve_rng_state: bool, *args: Any) -> Any:
-    """The old form of checkpoint is a custom function; as a mark it needs no derivative."""
+    """Trace a reentrant checkpoint, which is a custom function, inline as a checkpoint region."""
     tracer.regions.enter()
     try:
         return call_user_code(run_function, *args)

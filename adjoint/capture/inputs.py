@@ -1,4 +1,4 @@
-"""The inputs of a program: which share memory, and what stands for that memory in the graph."""
+"""The inputs of a program, those that share a storage, and the implicit inputs for that storage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from adjoint.trace.tracer import Tracer
 
 @dataclass(frozen=True)
 class Leaf:
-    """One of the caller's inputs: its fake, or number, and what it is."""
+    """One of the caller's inputs: a fake or a number, and its descriptor."""
 
     value: Any
     descriptor: PlainInput | SymbolicSize
@@ -36,7 +36,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class AutogradState:
-    """What a tensor was before the program ran."""
+    """The autograd state of a tensor before the program ran."""
 
     requires_grad: bool
     is_leaf: bool
@@ -46,7 +46,7 @@ class AutogradState:
 
 @dataclass(frozen=True)
 class ImplicitInput:
-    """What inputs are views of or lie in, which is itself no input of the caller's."""
+    """A base or storage of the caller's inputs that the caller did not pass itself."""
 
     alias: Alias
     descriptor: ViewBase | SyntheticBase
@@ -55,93 +55,93 @@ class ImplicitInput:
 
     @property
     def has_new_history(self) -> bool:
-        """Autograd recorded a write."""
+        """Whether autograd recorded a write to it."""
         return self.alias.tensor is not None and self.alias.tensor.grad_fn is not self.history
 
 
 class Inputs:
-    """The caller's inputs, as the tracer has come to know them."""
+    """The caller's inputs and their aliases."""
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
         self.leaves: list[Leaf] = []
         self.sources: dict[fx.Node, InputSource] = {}
         self.index: dict[int, int] = {}
-        """By tensor: its place among the leaves."""
+        """By the id of a tensor: its index among the leaves."""
         self.aliases: dict[int, Alias] = {}
-        """By place: the alias that the input was when the program began."""
+        """By index: the alias that the input had when the program began."""
         self.states: dict[int, AutogradState] = {}
-        self.behind: list[ImplicitInput] = []
+        self.implicit: list[ImplicitInput] = []
         self.base_of: dict[int, int] = {}
-        """By tensor: the place of an input that is a view of it."""
+        """By the id of a tensor: the index of an input that is a view of it."""
         self.joined: list[tuple[int, ...]] = []
-        """The places of inputs that share memory, the last of which were found late."""
+        """Indices of inputs that share a storage, where some were found while the program ran."""
 
     def add(self, leaves: Sequence[Leaf]) -> None:
-        """More inputs, after those there are."""
+        """Add inputs, after the existing ones."""
         groups: dict[Any, list[int]] = defaultdict(list)
         for leaf in leaves:
-            place = len(self.leaves)
+            index = len(self.leaves)
             self.leaves.append(leaf)
             if isinstance(leaf.value, torch.Tensor):
                 if id(leaf.value) in self.index:
                     continue  # The same tensor again: one input of the graph.
-                self.index[id(leaf.value)] = place
-                self.states[place] = _state(leaf.value)
+                self.index[id(leaf.value)] = index
+                self.states[index] = _state(leaf.value)
                 if leaf.value._is_view():
-                    self.base_of.setdefault(id(leaf.value._base), place)
-                groups[storage_key(leaf.value) or place].append(place)
+                    self.base_of.setdefault(id(leaf.value._base), index)
+                groups[storage_key(leaf.value) or index].append(index)
             elif isinstance(leaf.value, (torch.SymInt, torch.SymFloat)):
-                self._placeholder(place)
-        for memory, places in groups.items():
+                self._placeholder(index)
+        for memory, indices in groups.items():
             shared = [p for p in self.aliases if storage_key(self.leaves[p].value) == memory]
-            self._group(places) if not shared else self._join(shared, places)
+            self._group(indices) if not shared else self._join(shared, indices)
 
-    def _placeholder(self, place: int) -> fx.Node:
-        leaf = self.leaves[place]
+    def _placeholder(self, index: int) -> fx.Node:
+        leaf = self.leaves[index]
         node = self.tracer.emitter.placeholder(_name(leaf.descriptor), leaf.value)
-        self._describe(node, leaf.descriptor, FromCaller(place))
+        self._describe(node, leaf.descriptor, FromCaller(index))
         return node
 
     def _describe(self, node: fx.Node, descriptor: Input, source: InputSource) -> None:
         set_descriptor(node, descriptor)
         self.sources[node] = source
 
-    def _group(self, places: list[int]) -> None:
-        """Inputs that show one memory, none of which the graph has yet."""
+    def _group(self, indices: list[int]) -> None:
+        """Add inputs that share a storage."""
         families: dict[int, list[int]] = defaultdict(list)
-        for place in places:
-            tensor = self.leaves[place].value
-            families[id(tensor._base if tensor._is_view() else tensor)].append(place)
-        if len(places) == 1:
-            alias = self._add(places[0], Alias(Storage(), self.leaves[places[0]].value))
-            alias.storage.open = lambda: self._open(places, alias)
+        for index in indices:
+            tensor = self.leaves[index].value
+            families[id(tensor._base if tensor._is_view() else tensor)].append(index)
+        if len(indices) == 1:
+            alias = self._add(indices[0], Alias(Storage(), self.leaves[indices[0]].value))
+            alias.storage.open = lambda: self._open(indices, alias)
         elif len(families) == 1:
-            whole = self._family(places, Storage(), None)
-            whole.storage.open = lambda: self._open(places, whole)
+            whole = self._family(indices, Storage(), None)
+            whole.storage.open = lambda: self._open(indices, whole)
         else:
-            root = self._memory(places, Storage())
+            root = self._memory(indices, Storage())
             for members in families.values():
                 if len(members) == 1:
                     tensor = self.leaves[members[0]].value
                     self._add(members[0], geometry.strided(root, tensor, Link.FOREIGN))
                 else:
                     self._family(members, root.storage, root)
-        for place in places:
-            base = self.leaves[place].value._base
+        for index in indices:
+            base = self.leaves[index].value._base
             if base is not None and not self.tracer.scope.knows(base):
-                # Autograd looks at it when it derives the view anew.
+                # Autograd reads the base when it regenerates the view.
                 self.tracer.scope.add(base, Alias(Storage(), base, is_hidden=True))
 
-    def _add(self, place: int, alias: Alias) -> Alias:
-        alias.node = self._placeholder(place)
+    def _add(self, index: int, alias: Alias) -> Alias:
+        alias.node = self._placeholder(index)
         alias.is_input = True
-        self.aliases[place] = alias
-        return self.tracer.scope.add(self.leaves[place].value, alias)
+        self.aliases[index] = alias
+        return self.tracer.scope.add(self.leaves[index].value, alias)
 
-    def _family(self, places: list[int], storage: Storage, root: Alias | None) -> Alias:
-        """Differentiable views of one base, which is returned."""
-        first = self.leaves[places[0]].value
+    def _family(self, indices: list[int], storage: Storage, root: Alias | None) -> Alias:
+        """Add differentiable views of one base; returns the alias of the base."""
+        first = self.leaves[indices[0]].value
         base = first._base if first._is_view() else first
         at = self.index.get(id(base))
         if root is not None:
@@ -151,29 +151,29 @@ class Inputs:
         if at is not None:
             self._add(at, alias)
         else:
-            of = self._plain(places)
-            source = BaseOf(places[0])
+            of = self._plain(indices)
+            source = BaseOf(indices[0])
             alias.make_node = lambda: self._implicit("base", base, ViewBase(of), source)
-            self.behind.append(ImplicitInput(alias, ViewBase(of), source, base.grad_fn))
+            self.implicit.append(ImplicitInput(alias, ViewBase(of), source, base.grad_fn))
             self.tracer.scope.add(base, alias)
-        for place in places:
-            if place != at:
-                tensor = self.leaves[place].value
-                self._add(place, geometry.strided(alias, tensor))
+        for index in indices:
+            if index != at:
+                tensor = self.leaves[index].value
+                self._add(index, geometry.strided(alias, tensor))
         return alias
 
-    def _open(self, places: list[int], root: Alias) -> None:
-        """Let `root`, which the inputs at `places` are or are views of, be a window on memory."""
+    def _open(self, indices: list[int], root: Alias) -> None:
+        """Put the whole storage of the inputs `indices` above `root`, of which they are views."""
         tensor = root.tensor
         assert tensor is not None
         if not isinstance(tensor.untyped_storage().nbytes(), int):
             return
         with self.tracer.inside(self.tracer.root):
             root.storage.open = None
-            memory = self._memory(places, root.storage)
+            memory = self._memory(indices, root.storage)
             window = geometry.strided(memory, tensor, Link.FOREIGN)
             if root.storage.writes:
-                # What was written so far.
+                # The storage gets what was written so far.
                 window.is_input = True
                 emitter = self.tracer.emitter
                 quiet = aliasing.UNRECORDED
@@ -184,13 +184,13 @@ class Inputs:
             root.stamp = root.storage.writes
             root.storage.aliases.remove(window)
 
-    def _memory(self, places: list[int], storage: Storage) -> Alias:
-        """The memory that inputs with histories of their own share."""
-        tensors = [self.leaves[place].value for place in places]
-        of = self._plain(places)
+    def _memory(self, indices: list[int], storage: Storage) -> Alias:
+        """The storage that inputs with different autograd histories share, as an implicit input."""
+        tensors = [self.leaves[index].value for index in indices]
+        of = self._plain(indices)
         dtypes = {tensor.dtype for tensor in tensors}
         dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8
-        source = MemoryOf(places[0], dtype)
+        source = MemoryOf(indices[0], dtype)
         size = tensors[0].untyped_storage().nbytes() // dtype.itemsize
         with self.tracer.untraced():
             whole = torch.empty(size, dtype=dtype, device=tensors[0].device)
@@ -201,36 +201,36 @@ class Inputs:
             return self._implicit("memory", whole, SyntheticBase(of), source)
 
         alias.make_node = make_node
-        self.behind.append(ImplicitInput(alias, SyntheticBase(of), source))
+        self.implicit.append(ImplicitInput(alias, SyntheticBase(of), source))
         alias.dtype = dtype
         return alias
 
-    def _join(self, shared: list[int], places: list[int]) -> None:
-        """Inputs found while the program runs, over memory that earlier ones show.
+    def _join(self, shared: list[int], indices: list[int]) -> None:
+        """Add inputs, found while the program runs, that share a storage with earlier ones.
 
-        They are inputs like others as long as nothing is written to that memory.
+        They count as independent, which is right as long as nothing is written to the storage.
         """
-        self.joined.append((*shared, *places))
+        self.joined.append((*shared, *indices))
         self.refuse_writes_to_joined()
-        self._group(places)
+        self._group(indices)
 
     def refuse_writes_to_joined(self) -> None:
-        """Who writes to memory that was joined too late would not see what others wrote."""
+        """Refuse writes to a storage of which an alias was found late: it would not see them."""
         for first, *others in self.joined:
-            places = [place for place in (first, *others) if place in self.aliases]
-            if any(self.aliases[place].storage.writes for place in places):
+            indices = [index for index in (first, *others) if index in self.aliases]
+            if any(self.aliases[index].storage.writes for index in indices):
                 raise self.tracer.unsupported(
                     "a tensor that the function closes over",
                     f"it shares memory with {self.leaves[first].descriptor.describe()}",
                 )
 
-    def _plain(self, places: list[int]) -> tuple[PlainInput, ...]:
-        descriptors = (self.leaves[place].descriptor for place in places)
+    def _plain(self, indices: list[int]) -> tuple[PlainInput, ...]:
+        descriptors = (self.leaves[index].descriptor for index in indices)
         return tuple(each for each in descriptors if not isinstance(each, SymbolicSize))
 
-    def described(self, place: int) -> PlainInput:
-        """What the tensor at `place` is."""
-        descriptor = self.leaves[place].descriptor
+    def described(self, index: int) -> PlainInput:
+        """The descriptor of the tensor at `index`."""
+        descriptor = self.leaves[index].descriptor
         assert not isinstance(descriptor, SymbolicSize)
         return descriptor
 
@@ -240,7 +240,7 @@ class Inputs:
         return node
 
     def describe_token(self, node: fx.Node) -> None:
-        """`node` is the token of the first op with effects."""
+        """Describe `node`, the token for the first op with side effects."""
         self._describe(node, EffectToken(0), NewToken())
 
 
@@ -249,7 +249,7 @@ def _state(tensor: torch.Tensor) -> AutogradState:
 
 
 def history(tensor: torch.Tensor) -> Any:
-    """What autograd recorded for `tensor`, or for what it is a view of."""
+    """The autograd node of `tensor`, or of its base if it is a view."""
     return tensor._base.grad_fn if tensor._is_view() else tensor.grad_fn  # type: ignore[union-attr]
 
 

@@ -1,4 +1,4 @@
-"""Capturing a program: run it once on fakes, then say what it computed, changed and returned."""
+"""Capturing a program: runs it once on fakes, and makes its graph and calling convention."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import torch
 from adjoint.capture.function_mode import CaptureFunctionMode
 from adjoint.capture.functions import apply_custom_op
 from adjoint.capture.inputs import Inputs, Leaf
-from adjoint.capture.results import Results
+from adjoint.capture.results import return_results
 from adjoint.errors import CaptureError
 from adjoint.failing import call_user_code
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.descriptors import ClosedOver
-from adjoint.graph.metadata import set_output_descriptors
 from adjoint.graph.purity import remove_dead_code
 from adjoint.graph.verify import verify
 from adjoint.source import line_of_traceback
@@ -47,7 +46,7 @@ _SYMBOLIC = tuple(kind.__name__ for kind in symbols.SYMBOLIC)
 
 
 class Capture:
-    """One capture: the program's inputs, found and yet to be found, and its graph."""
+    """One capture: a tracer, the inputs of the program, and the tensors it closes over."""
 
     def __init__(
         self,
@@ -55,9 +54,9 @@ class Capture:
         make_fake: Callable[[torch.Tensor], torch.Tensor],
         within_levels: bool = False,
     ) -> None:
-        """`make_fake` gives the fake of a real tensor that the program turns out to close over.
+        """`make_fake` makes a fake of a real tensor that the program closes over.
 
-        `within_levels`: of `torch.func`, which are left for the capture.
+        `within_levels`: the caller is inside levels of `torch.func`, which the capture leaves.
         """
         self.tracer = Tracer(fake_mode, self.adopt)
         self.inputs = Inputs(self.tracer)
@@ -67,11 +66,11 @@ class Capture:
         self._fakes: dict[int, torch.Tensor] = {}
 
     def adopt(self, real: torch.Tensor) -> torch.Tensor:
-        """The fake that stands for `real`, a tensor from outside, which becomes an input."""
+        """The fake of `real`, a tensor that the program closes over, which becomes an input."""
         if isinstance(real, FakeTensor):
             return real
         if id(real) not in self._fakes:
-            # A level of `torch.func` under way would wrap what is made here as its own.
+            # Inside a level of `torch.func`, the fake would be wrapped as a tensor of that level.
             with outside_functorch():
                 self._adopt(real)
         return self._fakes[id(real)]
@@ -88,21 +87,17 @@ class Capture:
     def run(
         self, program: Callable[[], Any], leaves: Sequence[Leaf]
     ) -> tuple[CapturedProgram, Any]:
-        """Capture `program`, which takes `leaves`; also what its results are put back into."""
+        """Capture `program`, which takes `leaves`; also returns the pytree spec of its results."""
         mode = current_mode()
         self.inputs.add(leaves)
         generators = Generators()
         self.tracer.about_to_run = generators.drawn_from
-        with generators.unset(), self._watching() as front:
-            result = trees.map_leaves(front.ours, call_user_code(program))
+        with generators.unset(), self._modes() as function_mode:
+            result = trees.map_leaves(function_mode.traced, call_user_code(program))
             self.inputs.refuse_writes_to_joined()
         with self.tracer.fake_mode, torch.no_grad():
             paths, spec = trees.flatten_with_paths(result)
-            results = Results(self.tracer, self.inputs)
-            calling = results.calling(paths)
-            graph = self.tracer.emitter.graph
-            graph.output(tuple(results.outputs))
-        set_output_descriptors(graph, tuple(d for d in results.descriptors if d is not None))
+            calling = return_results(self.tracer, self.inputs, paths)
         module = finish_graph(self.tracer.emitter, mode)
         remove_dead_code(module.graph)
         module.recompile()
@@ -110,9 +105,9 @@ class Capture:
         return CapturedProgram(module, calling), spec
 
     @contextlib.contextmanager
-    def _watching(self) -> Iterator[CaptureFunctionMode]:
-        front = CaptureFunctionMode(self.tracer, self.adopt, self._within_levels)
-        # It is below the tracer, and so in force also while the tracer itself runs an op.
+    def _modes(self) -> Iterator[CaptureFunctionMode]:
+        function_mode = CaptureFunctionMode(self.tracer, self.adopt, self._within_levels)
+        # Below the tracer, and so active also while the tracer itself runs an op.
         mode = self.tracer.fake_mode
         with (
             _named_errors(),
@@ -120,13 +115,13 @@ class Capture:
             self.tracer.fake_mode,
             composites_as_in_eager(),
             self.tracer,
-            front,
+            function_mode,
             control_flow_calls_its_operator(mode),
             selective_checkpoints_handled_by(partial(_under_policy, self.tracer), mode),
-            custom_functions_applied_by(front.apply_custom_function, mode),
+            custom_functions_applied_by(function_mode.apply_custom_function, mode),
             custom_ops_applied_by(apply_custom_op, mode),
         ):
-            yield front
+            yield function_mode
 
 
 def _under_policy(tracer: Tracer, run: Callable[[], Any], policy: Callable[[Any], str]) -> Any:
@@ -135,7 +130,7 @@ def _under_policy(tracer: Tracer, run: Callable[[], Any], policy: Callable[[Any]
 
 @contextlib.contextmanager
 def _named_errors() -> Iterator[None]:
-    """Torch's complaints about what fakes cannot do, as errors that name the user's line."""
+    """Turn torch's errors about what fakes cannot do into errors that name the user's line."""
     try:
         yield
     except Exception as error:
@@ -148,12 +143,12 @@ def _named_errors() -> Iterator[None]:
 
 
 def _explained(error: Exception) -> tuple[str, str, str] | None:
-    """What happened, why and what to do, where `error` says that fakes do not suffice."""
-    said = (str(error) or type(error).__name__).splitlines()[0]
+    """Construct, reason and remedy, if `error` says that fakes do not suffice."""
+    text = (str(error) or type(error).__name__).splitlines()[0]
     if isinstance(error, DATA_DEPENDENT) or reads_missing_data(error):
         return (
             "a value that decides what the program does next",
-            f"the graph must not depend on data ({said})",
+            f"the graph must not depend on data ({text})",
             "use torch.where or torch.cond, or keep this part outside the compiled function",
         )
     op = op_without_fake(error)
@@ -163,10 +158,10 @@ def _explained(error: Exception) -> tuple[str, str, str] | None:
             "it has no fake implementation, so its result's shape is unknown",
             "register one with torch.library.register_fake",
         )
-    if isinstance(error, TypeError) and any(kind in said for kind in _SYMBOLIC):
+    if isinstance(error, TypeError) and any(kind in text for kind in _SYMBOLIC):
         return (
             "a number that was read from a tensor",
-            f"its value is known only when the program runs ({said})",
+            f"its value is known only when the program runs ({text})",
             "keep this use of the number outside the compiled function",
         )
     return None
@@ -174,7 +169,7 @@ def _explained(error: Exception) -> tuple[str, str, str] | None:
 
 @contextlib.contextmanager
 def _autocast_cache_cleared() -> Iterator[None]:
-    """Autocast remembers casts of parameters: fake ones must not stay remembered."""
+    """Autocast caches casts of parameters; casts of fakes must not stay in its cache."""
     try:
         yield
     finally:

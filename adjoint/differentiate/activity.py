@@ -1,4 +1,4 @@
-"""Which values of a graph a derivative flows through."""
+"""Activity analysis: which values of a graph a derivative flows through."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.graph.metadata import mode_of, outputs_of
+from adjoint.graph.metadata import has_value, mode_of, outputs_of, value_of
 from adjoint.graph.operations import (
     LOOPS,
     build_subclass,
@@ -25,15 +25,15 @@ from adjoint.torch_private import trees
 from adjoint.torch_private.fake import FakeTensorMode, fake_mode_of
 from adjoint.torch_private.operators import OpOverload
 
-_CUTS = {torch.ops.aten.detach.default, build_subclass, take_attribute}
+_GRADIENT_CUTS = {torch.ops.aten.detach.default, build_subclass, take_attribute}
 
 
 def active_nodes(graph_module: fx.GraphModule, inputs: Sequence[fx.Node]) -> set[fx.Node]:
-    """The nodes that depend on `inputs` by differentiable steps."""
-    active = {node for node in inputs if is_differentiable(node.meta.get("val"))}
+    """The nodes that depend differentiably on `inputs`."""
+    active = {node for node in inputs if has_value(node) and is_differentiable(value_of(node))}
     fake_mode = fake_mode_of(graph_module)
     for node in graph_module.graph.nodes:
-        if node.op == "call_function" and _passes(node, active, fake_mode):
+        if node.op == "call_function" and _is_active(node, active, fake_mode):
             active.add(node)
     return active
 
@@ -58,7 +58,7 @@ def outputs_requiring_grad(graph_module: fx.GraphModule, wrt: Sequence[int]) -> 
 
 
 def active_results(body: fx.GraphModule, places: Collection[int]) -> list[bool]:
-    """For each result of `body`, whether a derivative flows to it from the inputs `places`."""
+    """For each result of `body`, whether it depends differentiably on the inputs `places`."""
     inputs = body.graph.find_nodes(op="placeholder")
     active = active_nodes(body, [inputs[place] for place in places])
     return [node in active for node in outputs_of(body.graph)]
@@ -67,7 +67,10 @@ def active_results(body: fx.GraphModule, places: Collection[int]) -> list[bool]:
 def active_loop_results(
     body: fx.GraphModule, carries: int, places: Collection[int]
 ) -> tuple[set[int], list[bool]]:
-    """The same for a loop, whose first results are inputs of the next step; and its inputs."""
+    """The inputs and results of a loop's body that are active if the inputs `places` are.
+
+    The first `carries` results of a step are the first inputs of the next, so this is a fixpoint.
+    """
     reached = set(places)
     while True:
         results = active_results(body, reached)
@@ -80,32 +83,32 @@ def active_loop_results(
 def nodes_requiring_grad(graph_module: fx.GraphModule, inputs: Sequence[fx.Node]) -> set[fx.Node]:
     """The nodes that require grad in eager torch if `inputs` do.
 
-    A view that was made under `no_grad` does if its base does, and so does what is computed from
+    A view made under `no_grad` requires grad if its base does, and so does what is computed from
     it, though no derivative flows through the view.
     """
-    requiring = {node for node in inputs if is_differentiable(node.meta.get("val"))}
+    requiring = {node for node in inputs if has_value(node) and is_differentiable(value_of(node))}
     fake_mode = fake_mode_of(graph_module)
     for node in graph_module.graph.nodes:
         if node.op == "call_function" and (
             (is_unrecorded_view(node) and node.args[0] in requiring)
-            or _passes(node, requiring, fake_mode)
+            or _is_active(node, requiring, fake_mode)
         ):
             requiring.add(node)
     return requiring
 
 
 def is_unrecorded_view(node: fx.Node) -> bool:
-    """A view through which no derivative flows for the mode it was made under."""
+    """Whether the node is a view through which no derivative flows because of its autograd mode."""
     view = isinstance(node.target, OpOverload) and node.target.is_view
-    return view and node.target not in _CUTS and not _is_recorded(node)
+    return view and node.target not in _GRADIENT_CUTS and not _is_recorded(node)
 
 
 def _is_recorded(node: fx.Node) -> bool:
     return mode_of(node).grad_enabled and not mode_of(node).inference
 
 
-def _passes(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -> bool:
-    if node.target in _CUTS or not is_differentiable(node.meta.get("val")):
+def _is_active(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -> bool:
+    if node.target in _GRADIENT_CUTS or not (has_value(node) and is_differentiable(value_of(node))):
         return False
     if node.target is operator.getitem:
         several, path = getitem_path(node)
@@ -113,28 +116,28 @@ def _passes(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -> b
             return False
         if several not in active:
             return False
-        given: Any = True
+        is_active: Any = True
         if has_bodies(several):
-            given = _given_by_bodies(several, active)
+            is_active = _active_results_of_bodies(several, active)
         elif isinstance(several.target, OpOverload):
-            given = _given(several, active, fake_mode)
+            is_active = _active_results_of_op(several, active, fake_mode)
         for index in path:
-            given = given if given is True else given[index]
-        return any(trees.leaves(given))
+            is_active = is_active if is_active is True else is_active[index]
+        return any(trees.leaves(is_active))
     if not _is_recorded(node):
         return False
     if node.target is with_data:
         return node.args[0] in active
     if not any(argument in active for argument in node.all_input_nodes):
         return False
-    # A step has a derivative, which is zero; a new tensor of zeros has none.
+    # A step function has a derivative, zero; an op like `zeros_like` has none.
     return node.target not in NON_DIFFERENTIABLE or any(
-        trees.leaves(_given(node, active, fake_mode))
+        trees.leaves(_active_results_of_op(node, active, fake_mode))
     )
 
 
 def getitem_path(node: fx.Node) -> tuple[fx.Node, tuple[int, ...]]:
-    """The call whose results `node` is selected from, and by which indices, lists inside tuples."""
+    """The call that `node` selects a result of, and the indices of the chain of `getitem`s."""
     path: tuple[Any, ...] = ()
     while node.target is operator.getitem:
         node, index = node.args  # type: ignore[assignment]
@@ -142,18 +145,20 @@ def getitem_path(node: fx.Node) -> tuple[fx.Node, tuple[int, ...]]:
     return node, path
 
 
-def _given(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -> tuple[Any, ...]:
-    """For each result of a call, whether a derivative flows through it."""
+def _active_results_of_op(
+    node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode
+) -> tuple[Any, ...]:
+    """For each result of a call, whether a derivative flows to it from the active arguments."""
     if not isinstance(node.target, OpOverload):
         return (True,)
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    values = [n.meta["val"] for n in node.all_input_nodes if n in active]
-    out = node.meta["val"]
+    args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
+    values = [value_of(n) for n in node.all_input_nodes if n in active]
+    out = value_of(node)
     return differentiable_outputs(node.target, args, kwargs, out, values, fake_mode)
 
 
-def _given_by_bodies(node: fx.Node, active: set[fx.Node]) -> list[bool]:
-    """The same for an operator with bodies."""
+def _active_results_of_bodies(node: fx.Node, active: set[fx.Node]) -> list[bool]:
+    """For each result of a branch or loop, whether a derivative flows to it."""
     module = node.graph.owning_module
     assert module is not None
     args: Any = node.args
@@ -168,7 +173,7 @@ def _given_by_bodies(node: fx.Node, active: set[fx.Node]) -> list[bool]:
 
 
 def is_differentiable(value: Any) -> bool:
-    """A tensor of real or complex numbers, or several values with one among them."""
+    """Whether a value is a floating-point or complex tensor, or a sequence that contains one."""
     if isinstance(value, torch.Tensor):
         return value.is_floating_point() or value.is_complex()
     return isinstance(value, (tuple, list)) and any(is_differentiable(each) for each in value)

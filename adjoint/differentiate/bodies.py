@@ -1,8 +1,9 @@
-"""Reverse mode through operators with bodies: the reverse of a body is a body.
+"""Reverse mode through branches and loops: the reverse of a body is a body.
 
-The reverse of a branch is a branch.  The reverse of a loop is a loop that goes the other way and
-carries cotangents: those of what the loop carries, and sums of those of what each step uses.  A
-reverse body takes what the body was given and what was drawn in it, and computes all else again.
+The reverse of a branch is a branch.  The reverse of a loop is a `scan` in the opposite direction
+that carries cotangents: those of the carried values, and the accumulated ones of what every step
+takes. A reverse body takes the inputs of the body and the random numbers drawn in it, and
+recomputes everything else.
 """
 
 from __future__ import annotations
@@ -19,11 +20,17 @@ from adjoint.differentiate.activity import active_loop_results
 from adjoint.differentiate.copying import Copying, inline, inputs_of
 from adjoint.differentiate.expansion import is_random, saved_carries
 from adjoint.graph.descriptors import Argument, Result
-from adjoint.graph.metadata import Mode, outputs_of, set_descriptor, set_output_descriptors
+from adjoint.graph.metadata import (
+    Mode,
+    outputs_of,
+    set_descriptor,
+    set_output_descriptors,
+    value_of,
+)
 from adjoint.graph.purity import is_impure
 from adjoint.trace.tracer import Tracer
 
-# The joint graph of a body, and the sizes from outside that it takes after all its other inputs.
+# Makes the joint graph of a body; also returns the sizes from outside that are its last inputs.
 Differentiate = Callable[
     [fx.GraphModule, Sequence[int], Sequence[int]], tuple[fx.GraphModule, Sequence[Any]]
 ]
@@ -34,19 +41,19 @@ operators = torch.ops.higher_order
 
 @dataclass
 class _Joint:
-    """The joint graph of a body, taken apart."""
+    """The joint graph of a body, with its inputs and outputs sorted by kind."""
 
     graph_module: fx.GraphModule
     operands: list[fx.Node]
     tangents: dict[int, fx.Node]
-    """By the place of the result."""
+    """By the position of the result."""
     sizes: list[fx.Node]
     outside: Sequence[Any]
-    """The values of `sizes` in the graph around."""
-    drawn: dict[int, fx.Node]
-    """What cannot be computed again, by its place among the results."""
+    """The values of `sizes` in the enclosing graph."""
+    random: dict[int, fx.Node]
+    """Results that cannot be recomputed because they are random, by position."""
     gradients: dict[int, fx.Node]
-    """By the place of the operand; none where it is zero."""
+    """By the position of the operand; absent where zero."""
 
 
 def _joint(
@@ -74,7 +81,7 @@ def _joint(
 
 
 class _Reverse:
-    """A reverse body under construction: a part of a joint graph, with other inputs."""
+    """A reverse body under construction: the part of a joint graph that computes gradients."""
 
     def __init__(self, joint: _Joint) -> None:
         self.joint = joint
@@ -84,16 +91,16 @@ class _Reverse:
     def input(self, name: str, value: Any) -> fx.Node:
         return self.copying.emitter.placeholder(name, value)
 
-    def let(self, node: fx.Node, name: str) -> fx.Node:
-        """The value of `node` is the next input."""
-        self.copies[node] = self.input(name, node.meta["val"])
+    def input_for(self, node: fx.Node, name: str) -> fx.Node:
+        """Make `node` the next input."""
+        self.copies[node] = self.input(name, value_of(node))
         return self.copies[node]  # type: ignore[no-any-return]
 
-    def let_carried(self, node: fx.Node) -> fx.Node:
-        """The same for what a loop carries: a number is stacked, and comes, as a tensor."""
-        value, emitter = node.meta["val"], self.copying.emitter
+    def input_for_carried(self, node: fx.Node) -> fx.Node:
+        """Make a carried value of the loop the next input; a number was stacked as a tensor."""
+        value, emitter = value_of(node), self.copying.emitter
         if isinstance(value, torch.Tensor):
-            return self.let(node, "carried")
+            return self.input_for(node, "carried")
         with self.copying.tracer.untraced():
             made = self.input("carried", torch.empty((), dtype=torch.int64))
         read = emitter.call(aten._local_scalar_dense.default, (made,), mode=Mode(), value=value)
@@ -102,11 +109,11 @@ class _Reverse:
         return made
 
     def run(self) -> dict[int, fx.Node]:
-        """The gradients, by the place of the operand."""
+        """Copy what computes the gradients; returns these by the position of the operand."""
         module = self.joint.graph_module
-        for node in self.joint.drawn.values():
+        for node in self.joint.random.values():
             if node.target is operator.getitem:
-                # Its results are all given, and it must not run again for them.
+                # All its results are inputs, and it must not run again.
                 self.copies[node.args[0]] = None  # type: ignore[index]
         inline(module, self.copies, self.copying.copy)
         return {place: self.copies[node] for place, node in self.joint.gradients.items()}
@@ -132,18 +139,18 @@ def reverse_cond(
     cotangents: Sequence[Any],
     wrt: Sequence[int],
 ) -> dict[int, torch.Tensor]:
-    """The cotangents of the operands `wrt` of a `cond`, by place: a `cond` of reverse branches.
+    """The cotangents of the operands `wrt` of a `cond`, by position: a `cond` of reverse branches.
 
-    Both branches give a cotangent to the same operands, so a zero may be a tensor here.
+    Both branches return cotangents of the same operands, so zeros are materialized here.
     """
     of = [place for place, each in enumerate(cotangents) if each is not None]
     with tracer.paused():
         joints = [_joint(differentiate, branch, of, wrt) for branch in branches]
-        drawn = sorted(joints[0].drawn.keys() | joints[1].drawn.keys())
+        random = sorted(joints[0].random.keys() | joints[1].random.keys())
         sizes = [each for joint in joints for each in joint.outside]
         given = [place for place in wrt if any(place in joint.gradients for joint in joints)]
-        graphs = [_reverse_branch(joint, joints, drawn, results, given) for joint in joints]
-        inputs = [*operands, *(cotangents[i] for i in of), *(results[i] for i in drawn), *sizes]
+        graphs = [_reverse_branch(joint, joints, random, results, given) for joint in joints]
+        inputs = [*operands, *(cotangents[i] for i in of), *(results[i] for i in random), *sizes]
         inputs = _used_by_any(graphs, inputs)
     if not given:
         return {}
@@ -160,21 +167,21 @@ def reverse_cond(
 def _reverse_branch(
     joint: _Joint,
     both: Sequence[_Joint],
-    drawn: Sequence[int],
+    random: Sequence[int],
     results: Sequence[Any],
     given: Sequence[int],
 ) -> fx.GraphModule:
     reverse = _Reverse(joint)
-    operands = [reverse.let(node, "operand") for node in joint.operands]
+    operands = [reverse.input_for(node, "operand") for node in joint.operands]
     for node in joint.tangents.values():
-        reverse.let(node, "cotangent")
-    for place in drawn:
-        made = reverse.input("drawn", results[place])
-        if place in joint.drawn:
-            reverse.copies[joint.drawn[place]] = made
+        reverse.input_for(node, "cotangent")
+    for place in random:
+        made = reverse.input("random", results[place])
+        if place in joint.random:
+            reverse.copies[joint.random[place]] = made
     for each in both:
         for node in each.sizes:
-            reverse.let(node, "size")
+            reverse.input_for(node, "size")
     gradients = reverse.run()
     return reverse.finish(
         [
@@ -185,7 +192,7 @@ def _reverse_branch(
 
 
 def _used_by_any(graphs: Sequence[fx.GraphModule], inputs: Sequence[Any]) -> list[Any]:
-    """`inputs` without those that none of the `graphs` uses; they take the rest."""
+    """`inputs` without those that none of the `graphs` uses, which are removed from the graphs."""
     left: list[Any] = []
     for *nodes, value in zip(*map(inputs_of, graphs), inputs, strict=True):
         if any(node.users for node in nodes):
@@ -197,8 +204,8 @@ def _used_by_any(graphs: Sequence[fx.GraphModule], inputs: Sequence[Any]) -> lis
 
 
 @dataclass
-class _Entering:
-    """Inputs of a reverse loop of one kind: nodes of its body, and their values around it."""
+class _LoopInputs:
+    """Inputs of a reverse loop of one kind: placeholders of its body, and their outer values."""
 
     nodes: list[fx.Node] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
@@ -216,14 +223,14 @@ class _Entering:
 
 @dataclass(frozen=True)
 class LoopCall:
-    """A loop as the sweep meets it: its body, and the fakes of all that enters and leaves it."""
+    """A call of a loop operator: its body, and the fakes of its operands and results."""
 
     body: fx.GraphModule
     init: Sequence[Any]
     xs: Sequence[Any]
     others: Sequence[Any]
     results: Sequence[Any]
-    """The last of what is carried, then what each step gives, stacked."""
+    """The final carried values, then the stacked other results of the steps."""
 
     @property
     def operands(self) -> list[Any]:
@@ -237,7 +244,7 @@ def reverse_loop(
     cotangents: Sequence[Any],
     wrt: Iterable[int],
 ) -> dict[int, torch.Tensor]:
-    """The cotangents of the operands `wrt` of a loop, by place: a `scan` the other way."""
+    """The cotangents of the operands `wrt` of a loop, by position: a `scan` in reverse."""
     carries, first_other = len(loop.init), len(loop.init) + len(loop.xs)
     with tracer.paused():
         joint = _joint_of_step(differentiate, loop, cotangents, set(wrt))
@@ -245,14 +252,14 @@ def reverse_loop(
         before = [place for place in joint.tangents if place < carries]
         summed = [place for place in joint.gradients if place >= first_other]
         each_step = [place for place in joint.gradients if carries <= place < first_other]
-        back = [reverse.let(joint.tangents[place], "cotangent") for place in before]
+        back = [reverse.input_for(joint.tangents[place], "cotangent") for place in before]
         sums = [reverse.input("sum", loop.operands[place]) for place in summed]
         steps = _steps(reverse, loop, cotangents)
-        others = _Entering()
+        others = _LoopInputs()
         for node, value in zip(joint.operands[first_other:], loop.others, strict=True):
-            others.add(reverse.let(node, "operand"), value)
+            others.add(reverse.input_for(node, "operand"), value)
         for node, value in zip(joint.sizes, joint.outside, strict=True):
-            others.add(reverse.let(node, "size"), value)
+            others.add(reverse.input_for(node, "size"), value)
         gradients = reverse.run()
         carried = [
             gradients[place] if place in gradients else reverse.call(aten.zeros_like.default, node)
@@ -263,7 +270,7 @@ def reverse_loop(
             for place, node in zip(summed, sums, strict=True)
         ]
         graph = reverse.finish([*carried, *added, *(gradients[place] for place in each_step)])
-        # A loop without steps to go along would not know how often to run.
+        # `scan` takes its trip count from the sliced tensors, so one of them stays.
         steps.drop_unused(at_least=1)
         others.drop_unused()
     if not gradients:
@@ -284,7 +291,8 @@ def reverse_loop(
 def _joint_of_step(
     differentiate: Differentiate, loop: LoopCall, cotangents: Sequence[Any], wrt: set[int]
 ) -> _Joint:
-    """The joint graph of the body, for cotangents of all carried values that come to have one."""
+    """The joint graph of the body, with cotangents of all carried values that get one in any
+    step."""
     carries = len(loop.init)
     active, results = active_loop_results(loop.body, carries, wrt)
     given = {i for i, each in enumerate(cotangents) if each is not None and results[i]}
@@ -296,26 +304,26 @@ def _joint_of_step(
         given |= more
 
 
-def _steps(reverse: _Reverse, loop: LoopCall, cotangents: Sequence[Any]) -> _Entering:
-    """The inputs that differ from step to step."""
-    steps = _Entering()
+def _steps(reverse: _Reverse, loop: LoopCall, cotangents: Sequence[Any]) -> _LoopInputs:
+    """The inputs of the reverse body that differ from step to step."""
+    steps = _LoopInputs()
     joint, carries = reverse.joint, len(loop.init)
-    kept = saved_carries(loop.body, carries)
+    saved = saved_carries(loop.body, carries)
     for place, node in enumerate(joint.operands[:carries]):
-        steps.add(reverse.let_carried(node), loop.results[kept[place]])
+        steps.add(reverse.input_for_carried(node), loop.results[saved[place]])
     for node, value in zip(joint.operands[carries:], loop.xs, strict=False):
-        steps.add(reverse.let(node, "x"), value)
+        steps.add(reverse.input_for(node, "x"), value)
     for place, node in joint.tangents.items():
         if place >= carries:
-            steps.add(reverse.let(node, "cotangent"), cotangents[place])
-    for place, node in joint.drawn.items():
+            steps.add(reverse.input_for(node, "cotangent"), cotangents[place])
+    for place, node in joint.random.items():
         if place >= carries:
-            steps.add(reverse.let(node, "drawn"), loop.results[place])
+            steps.add(reverse.input_for(node, "random"), loop.results[place])
     return steps
 
 
 def _zeros(like: torch.Tensor) -> torch.Tensor:
-    """Made of the sizes alone: `like` need not be saved for them."""
+    """Zeros that depend only on the sizes of `like`, so that `like` itself need not be saved."""
     return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
 
 

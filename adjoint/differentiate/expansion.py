@@ -1,13 +1,13 @@
-"""What a graph becomes before it is swept, so that what its derivative needs is there.
+"""Preparing a graph for the reverse sweep, so that the values that its derivative needs exist.
 
-The forward half of a custom `autograd.Function` joins the graph, so that what it saves can be
-saved.  Its results go on under `with_backward`, whose derivative is the backward half.  A saved
-value has the history that it has in eager: that of an operand or of a result if it is one, and none
-otherwise.  Functions that are told which cotangents are missing (`set_materialize_grads(False)`)
-stay nodes.
+The forward half of a custom `autograd.Function` is inlined, so that what it saves becomes a saved
+value.  Its results pass through `with_backward`, whose derivative is the backward half.  A saved
+value has the history that it has in eager: that of an operand or result if it is one, and none
+otherwise. Functions that handle missing cotangents themselves (`set_materialize_grads(False)`) stay
+nodes.
 
-An operator with bodies also returns what is *kept* for its reverse, which computes all else again:
-what its bodies drew at random, and the values that a loop carries into each step.
+Branches and loops additionally return what their reverse cannot recompute: the random numbers drawn
+in their bodies, and the values that a loop carries into each step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import fx
 
 from adjoint.differentiate.activity import active_nodes
 from adjoint.differentiate.copying import Copying, inline, inputs_of
-from adjoint.graph.metadata import Mode, outputs_of, source_of
+from adjoint.graph.metadata import Mode, outputs_of, source_of, tensor_of, value_of
 from adjoint.graph.operations import (
     LOOPS,
     apply_function,
@@ -38,22 +38,23 @@ cond = torch.ops.higher_order.cond
 
 
 def expand(graph_module: fx.GraphModule, wrt: Sequence[int] | None = None) -> fx.GraphModule:
-    """The graph with the forward halves of custom functions in it, and with what bodies keep.
+    """The graph with custom functions inlined, and with bodies that return what their reverse
+    needs.
 
-    Bodies keep it where a derivative with respect to the inputs `wrt` flows; None: everywhere.
+    Only bodies that a derivative with respect to the inputs `wrt` flows through; None: all.
     """
-    flowing = set(graph_module.graph.nodes)
+    active = set(graph_module.graph.nodes)
     if wrt is not None:
         inputs = inputs_of(graph_module)
-        flowing = active_nodes(graph_module, [inputs[place] for place in wrt])
+        active = active_nodes(graph_module, [inputs[place] for place in wrt])
     expansion = _Expansion(graph_module)
     for node in graph_module.graph.nodes:
-        expansion.plan(node, node in flowing)
+        expansion.plan(node, node in active)
     return expansion.run() if expansion.plans else graph_module
 
 
 def saved_carries(body: fx.GraphModule, carries: int) -> dict[int, int]:
-    """Which results of a loop's body show the values that it was given: carry to place."""
+    """By carried value: the position of the result of the body that returns it unchanged."""
     inputs = {node: place for place, node in enumerate(inputs_of(body)[:carries])}
     found: dict[int, int] = {}
     for place, node in enumerate(outputs_of(body.graph)):
@@ -66,7 +67,7 @@ def saved_carries(body: fx.GraphModule, carries: int) -> dict[int, int]:
 
 
 def is_random(node: Any) -> bool:
-    """The value is of a run that cannot be repeated."""
+    """Whether a value is computed by an impure node, which cannot be run again."""
     if isinstance(node, fx.Node) and node.target is operator.getitem:
         (node, *_) = node.args
     return isinstance(node, fx.Node) and is_impure(node)
@@ -78,11 +79,12 @@ def _is_expanded(node: fx.Node) -> bool:
 
 @dataclass
 class _Body:
-    """The copy of a body that is to return more."""
+    """A copy of a body that is to return more results."""
 
     copying: Copying
     outputs: list[Any]
-    kept: list[fx.Node]
+    saved: list[fx.Node]
+    """What the reverse needs and the body does not return yet."""
 
     def also(self, more: Sequence[Any]) -> fx.GraphModule:
         return self.copying.finish([*self.outputs, *more])
@@ -93,21 +95,21 @@ class _Body:
 
 
 class _Expansion:
-    """A copy of a graph, as it grows."""
+    """An expanded copy of a graph under construction."""
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
         self.primal = graph_module
         self.copying = Copying(graph_module)
         self.plans: dict[fx.Node, Callable[[dict[fx.Node, Any]], fx.Node]] = {}
 
-    def plan(self, node: fx.Node, is_flowing: bool) -> None:
-        """Find what is to become of `node`, unless it stays what it is."""
+    def plan(self, node: fx.Node, is_active: bool) -> None:
+        """Decide what `node` becomes, unless it is copied unchanged."""
         made: Any = None
         if _is_expanded(node):
             made = self._expand_function
-        elif is_flowing and node.target is cond:
+        elif is_active and node.target is cond:
             made = self._expand_cond(node)
-        elif is_flowing and node.target in LOOPS:
+        elif is_active and node.target in LOOPS:
             made = self._expand_loop(node)
         if made is not None:
             self.plans[node] = lambda copies: made(node, copies)
@@ -129,7 +131,7 @@ class _Expansion:
         entering = dict(zip(inputs_of(body), inputs, strict=True))
         results, saved = inline(body, entering, self.copying.copy)
         args = (copies[backward], fixed, tuple(results), tuple(saved), *inputs)
-        return self._call(node, with_backward, args, node.meta["val"])
+        return self._call(node, with_backward, args, value_of(node))
 
     # Bodies -----------------------------------------------------------------------------------
 
@@ -137,13 +139,13 @@ class _Expansion:
         arguments: Any = node.args
         _, true, false, _ = arguments
         bodies = [_copied(body_of(self.primal, each), 0, source_of(node)) for each in (true, false)]
-        on_true, on_false = (each.kept for each in bodies)
-        kept = [*on_true, *on_false]
-        if not kept:
+        on_true, on_false = (each.saved for each in bodies)
+        saved = [*on_true, *on_false]
+        if not saved:
             return None
         graphs = [
-            bodies[0].also([*on_true, *(bodies[0].zeros(n.meta["val"]) for n in on_false)]),
-            bodies[1].also([*(bodies[1].zeros(n.meta["val"]) for n in on_true), *on_false]),
+            bodies[0].also([*on_true, *(bodies[0].zeros(tensor_of(n)) for n in on_false)]),
+            bodies[1].also([*(bodies[1].zeros(tensor_of(n)) for n in on_true), *on_false]),
         ]
 
         def made(node: fx.Node, copies: dict[fx.Node, Any]) -> fx.Node:
@@ -151,7 +153,7 @@ class _Expansion:
                 self.copying.emitter.attribute(n, g) for n, g in zip(_BRANCHES, graphs, strict=True)
             ]
             pred, _, _, operands = fx.map_arg(node.args, copies.__getitem__)
-            value = (*node.meta["val"], *(each.meta["val"] for each in kept))
+            value = (*value_of(node), *(value_of(each) for each in saved))
             return self._call(node, cond, (pred, *names, operands), value)
 
         return made
@@ -160,9 +162,9 @@ class _Expansion:
         loop, arguments = LOOPS[node.target], list[Any](node.args)
         step = body_of(self.primal, arguments[loop.body])
         body = _copied(step, loop.carries(arguments), source_of(node))
-        if not body.kept:
+        if not body.saved:
             return None
-        graph = body.also(body.kept)
+        graph = body.also(body.saved)
 
         def made(node: fx.Node, copies: dict[fx.Node, Any]) -> fx.Node:
             args = [fx.map_arg(each, copies.__getitem__) for each in arguments]
@@ -170,11 +172,11 @@ class _Expansion:
             tracer = self.copying.tracer
             xs = loop.part(arguments, loop.xs)
             with tracer.untraced():
-                count = xs[0].meta["val"].shape[0] if xs else tracer.unknown_number(of_tensor=True)
-                kept = [each.meta["val"] for each in body.kept]
-                stacked = [each.new_empty((count, *each.shape)) for each in kept]
+                count = tensor_of(xs[0]).shape[0] if xs else tracer.unknown_number(of_tensor=True)
+                saved = [tensor_of(each) for each in body.saved]
+                stacked = [each.new_empty((count, *each.shape)) for each in saved]
             target = node.target if xs else recorded_loop
-            return self._call(node, target, tuple(args), (*node.meta["val"], *stacked))
+            return self._call(node, target, tuple(args), (*value_of(node), *stacked))
 
         return made
 
@@ -189,33 +191,33 @@ _BRANCHES = ("true", "false")
 
 
 def _copied(body: fx.GraphModule, carries: int, line: Any) -> _Body:
-    """A copy of `body`, and those of its values that are to be kept and are not returned yet."""
+    """A copy of `body`, with what its reverse needs and it does not return yet."""
     if any(map(is_impure, body.graph.nodes)):
         body = expand(body)
     copying, copies = Copying(body), dict[fx.Node, Any]()
     copying.emitter.line = line
     returned = list(inline(body, copies, copying.copy))
-    kept: list[fx.Node] = []
+    saved: list[fx.Node] = []
     there = saved_carries(body, carries)
     for place, node in enumerate(inputs_of(body)[:carries]):
         if place not in there:
-            kept.append(_as_tensor(copying, copies[node]))
+            saved.append(_as_tensor(copying, copies[node]))
     for node in filter(is_impure, body.graph.nodes):
         results = _results(copying, node, copies)
-        kept += [each for each in results if each not in returned[carries:]]
-    return _Body(copying, returned, kept)
+        saved += [each for each in results if each not in returned[carries:]]
+    return _Body(copying, returned, saved)
 
 
 def _as_tensor(copying: Copying, node: fx.Node) -> fx.Node:
-    if isinstance(node.meta["val"], torch.Tensor):
+    if isinstance(value_of(node), torch.Tensor):
         return node
     options = {"dtype": torch.int64}
     return copying.emitter.call(aten.scalar_tensor.default, (node,), options, Mode())
 
 
 def _results(copying: Copying, node: fx.Node, copies: dict[fx.Node, Any]) -> Iterator[fx.Node]:
-    """The tensors that `node` gives, as nodes of the copy."""
-    value = node.meta["val"]
+    """The tensors that `node` returns, as nodes of the copy."""
+    value = value_of(node)
     if isinstance(value, torch.Tensor):
         yield copies[node]
         return

@@ -1,0 +1,159 @@
+"""How a program changes its caller's inputs: data, metadata, `requires_grad`, version counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from typing_extensions import assert_never
+
+from adjoint.capture.inputs import Inputs, history
+from adjoint.capture.recipes import Recipes
+from adjoint.graph.calling import (
+    AssignData,
+    BaseOf,
+    FromCaller,
+    ReplayMetadataOp,
+    SetRequiresGrad,
+    StoragePlacement,
+    Write,
+)
+from adjoint.graph.descriptors import InputMutation, MetadataMutation
+from adjoint.graph.metadata import Mode
+from adjoint.torch_private import trees
+from adjoint.trace import aliasing, geometry
+from adjoint.trace.aliasing import Alias, version
+from adjoint.trace.metadata_changes import DataAssigned, MetadataChange, MetadataOp
+from adjoint.trace.tracer import Tracer
+
+aten = torch.ops.aten
+
+
+class InputChanges:
+    """Compares the inputs of a traced program with what they were before it ran."""
+
+    def __init__(self, tracer: Tracer, inputs: Inputs, recipes: Recipes) -> None:
+        self.tracer = tracer
+        self.inputs = inputs
+        self.recipes = recipes
+
+    def writes(self) -> tuple[Write, ...]:
+        """The inputs whose data changed, and the outputs that have their new values."""
+        writes = []
+        outputs = self.recipes.outputs
+        for index, alias in self.inputs.aliases.items():
+            leaf = self.inputs.leaves[index]
+            current = self.tracer.scope.aliases.get(id(leaf.value))
+            moved_away = current is not None and current.storage is not alias.storage
+            if moved_away and alias.written:
+                raise self.tracer.unsupported(
+                    "set_", "the tensor was written to before it was moved to other memory"
+                )
+            if not (alias.written or (moved_away and current is not None and current.written)):
+                continue
+            if moved_away and geometry.root_of(current).tensor is not leaf.value:  # type: ignore[arg-type]
+                continue  # It aliases another tensor now, which has the write.
+            if any(each.written for each in self._written_with(alias)):
+                continue
+            node = self.tracer.node(leaf.value)
+            value = outputs.add(node, InputMutation(self.inputs.described(index)))
+            recorded = history(leaf.value) not in (None, self.inputs.states[index].history)
+            writes.append(Write(FromCaller(index), value, recorded))
+        for implicit in self.inputs.implicit:
+            if implicit.alias.written:
+                node = aliasing.read(self.tracer.emitter, implicit.alias)
+                value = outputs.add(node, InputMutation(implicit.descriptor))
+                writes.append(Write(implicit.source, value, implicit.has_new_history))
+        return tuple(writes)
+
+    def _written_with(self, alias: Alias) -> Iterator[Alias]:
+        """The caller's tensors that `alias` is a differentiable view of: a write to them is one to
+        it."""
+        bases = [each.alias for each in self.inputs.implicit if isinstance(each.source, BaseOf)]
+        for each in alias.ancestors():
+            if each is not alias and (each.is_input or each in bases):
+                yield each
+            if each.starts_family:
+                return
+
+    def metadata(self) -> tuple[ReplayMetadataOp | AssignData, ...]:
+        """The changes of the inputs' sizes, strides, offsets and storages, in order."""
+        changes: list[ReplayMetadataOp | AssignData] = []
+        for index in self.inputs.states:
+            self.tracer.alias(self.inputs.leaves[index].value)  # Finds assignments to `.data`.
+        for tensor, made in self.tracer.metadata_changes.items():
+            if tensor in self.inputs.index:
+                changes += [self._metadata(self.inputs.index[tensor], change) for change in made]
+        for index, state in self.inputs.states.items():
+            if not state.is_leaf and self._became_leaf(index):
+                changes.append(ReplayMetadataOp(index, aten.detach_.default, (), (), Mode()))
+        return tuple(changes)
+
+    def _metadata(self, index: int, change: MetadataChange) -> ReplayMetadataOp | AssignData:
+        wanted = MetadataMutation(self.inputs.described(index))
+
+        def argument(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor):
+                return self.recipes.of_tensor(leaf, wanted)
+            return self.recipes.from_graph(self.tracer.emitter.number_nodes(leaf))
+
+        match change:
+            case MetadataOp(op, args, kwargs, mode):
+                args, named = trees.map_leaves(argument, (args, dict(kwargs)))
+                return ReplayMetadataOp(index, op, tuple(args), tuple(named.items()), mode)
+            case DataAssigned(now):
+                assert now.parent is not None
+                assert now.step is not None
+                if now.step.op is not aten.alias.default:
+                    raise self.tracer.unsupported(
+                        "an assignment to .data", "the tensor that was assigned is gone"
+                    )
+                return AssignData(index, self.recipes.of_alias(now.parent, wanted))
+            case _:
+                assert_never(change)
+
+    def requires_grad(self) -> tuple[SetRequiresGrad, ...]:
+        """The inputs on which `requires_grad_` was called."""
+        return tuple(
+            SetRequiresGrad(index, self.inputs.leaves[index].value.requires_grad)
+            for index, state in self.inputs.states.items()
+            if state.is_leaf and self._became_leaf(index)
+        )
+
+    def _became_leaf(self, index: int) -> bool:
+        """Whether an input is a leaf that was none, or whose `requires_grad` was another."""
+        tensor, state = self.inputs.leaves[index].value, self.inputs.states[index]
+        if tensor._is_view():
+            return False
+        now = (tensor.requires_grad, tensor.is_leaf)
+        return tensor.is_leaf and now != (state.requires_grad, state.is_leaf)
+
+    def versions(self) -> tuple[tuple[int, int], ...]:
+        """One row for each version counter of the inputs: an input that has it, and its advance."""
+        advances: dict[int, tuple[int, int]] = {}
+        for index, state in self.inputs.states.items():
+            tensor = self.inputs.leaves[index].value
+            by = version(tensor) - state.version
+            alias = self.inputs.aliases[index]
+            if by or alias.storage.writes or not geometry.shows(alias, tensor):
+                counter = id(tensor._base) if tensor._is_view() else id(tensor)
+                advances.setdefault(counter, (index, by))
+        return tuple(advances.values())
+
+    def placements(self) -> tuple[StoragePlacement, ...]:
+        """The storage offsets, at entry, of inputs on which the graph depends.
+
+        Symbolic offsets are left out, because Dynamo guards on them.
+        """
+        tensors = (
+            (index, self.inputs.leaves[index].value if alias.place is None else alias.place)
+            for index, alias in self.inputs.aliases.items()
+            if alias.storage.is_placed
+        )
+        rows = ((index, t.storage_offset(), t.untyped_storage().nbytes()) for index, t in tensors)
+        return tuple(
+            StoragePlacement(index, offset, nbytes)
+            for index, offset, nbytes in rows
+            if isinstance(offset, int) and isinstance(nbytes, int)
+        )

@@ -1,0 +1,90 @@
+"""What becomes of the caller's inputs: data, metadata, `requires_grad` and version counters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import adjoint
+from adjoint.graph.calling import (
+    AssignData,
+    CallingConvention,
+    FromCaller,
+    ReplayMetadataOp,
+    SetRequiresGrad,
+    StoragePlacement,
+    Write,
+)
+from tests.parity import ROUTES, Route, Row, Table, grown, plain
+
+table = Table()
+
+
+@table(lambda: grown(3))
+def a_mutated_input(x: Tensor) -> tuple[Tensor, Tensor]:
+    x.mul_(2)
+    return x, x.view(3, 1)
+
+
+@table(lambda: (grown(3), plain(3)))
+def one_of_two_is_written(x: Tensor, y: Tensor) -> Tensor:
+    y.copy_(x.detach() + 1)
+    return x * y
+
+
+@table(lambda: grown(3, 4))
+def written_through_views(x: Tensor) -> Tensor:
+    x[0].add_(1)
+    x.t()[0].mul_(2)
+    return x.sum()
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.value)
+@pytest.mark.parametrize("row", table, ids=str)
+def test_inputs_change_as_in_eager(row: Row, route: Route) -> None:
+    row.check(route)
+
+
+def convention(function: object, *inputs: Tensor) -> CallingConvention:
+    return adjoint.capture(function, *inputs).calling  # type: ignore[arg-type]
+
+
+def test_an_input_that_is_only_read_does_not_change() -> None:
+    calling = convention(lambda x: x * 2, plain(3))
+    assert calling.leaves_inputs_unchanged
+    assert calling.placements == ()
+
+
+def test_a_write_advances_one_version_counter() -> None:
+    calling = convention(lambda x: x.add_(1).mul_(2) * 3, plain(3))
+    assert calling.writes == (Write(FromCaller(0), 0, recorded=False),)
+    assert calling.versions == ((0, 2),)
+
+
+def test_metadata_ops_are_replayed_in_order() -> None:
+    calling = convention(lambda x: x.t_().unsqueeze_(0) * 2, plain(3, 4))
+    ops = [c.op for c in calling.metadata_changes if isinstance(c, ReplayMetadataOp)]
+    assert ops == [torch.ops.aten.t_.default, torch.ops.aten.unsqueeze_.default]
+    assert calling.writes == ()
+
+
+def test_an_assignment_to_data() -> None:
+    def program(x: Tensor) -> Tensor:
+        x.data = x.data * 2
+        return x * 3
+
+    (change,) = convention(program, plain(3)).metadata_changes
+    assert isinstance(change, AssignData)
+    assert change.index == 0
+
+
+def test_a_flag_is_set() -> None:
+    calling = convention(lambda x: x.requires_grad_() * 2, plain(3))
+    assert calling.requires_grad_changes == (SetRequiresGrad(0, requires_grad=True),)
+
+
+def test_a_storage_offset_that_the_program_used_is_assumed() -> None:
+    x = torch.arange(8.0)[2:]
+    calling = convention(lambda x: x.as_strided((2,), (1,), 3) * 2, x)
+    assert calling.placements == (StoragePlacement(0, offset=2, nbytes=32),)
