@@ -55,11 +55,7 @@ class CaptureError(RuntimeError):
         """Whether control flow or a size depends on the values of tensors."""
 
     def __str__(self) -> str:
-        lines = [f"cannot capture {self.construct}: {self.why}"]
-        if self.source is not None:
-            lines.append(f"  at {self.source}")
-        lines.append(f"  way out: {self.remedy}")
-        return "\n".join(lines)
+        return _message(f"cannot capture {self.construct}: {self.why}", self.source, self.remedy)
 
 
 class OutsideLevelError(CaptureError):
@@ -99,8 +95,10 @@ class DifferentiationError(RuntimeError):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        lines = [f"cannot differentiate {self.op} at order {self.order}: {self.why}"]
-        if self.source is not None:
-            lines.append(f"  at {self.source}")
-        lines.append(f"  way out: {self.remedy}")
-        return "\n".join(lines)
+        failure = f"cannot differentiate {self.op} at order {self.order}: {self.why}"
+        return _message(failure, self.source, self.remedy)
+
+
+def _message(failure: str, source: SourceLine | None, remedy: str) -> str:
+    place = [] if source is None else [f"  at {source}"]
+    return "\n".join([failure, *place, f"  way out: {remedy}"])

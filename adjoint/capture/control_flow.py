@@ -158,15 +158,11 @@ def _scan(
     if any(map(is_at_vmap_level, [*init, *xs, *additional])):
         return _scan_over_batch(_unflattened(tracer, combine), init, xs, additional)
     _refuse_levels(tracer, "scan", [*init, *xs, *additional])
-    body = Body(tracer)
     inside = [_carried(tracer, each) for each in init]
     arguments = [*inside, *_first_slices(tracer, xs), *additional]
-    outputs, tree = trees.flatten(body.run(_unflattened(tracer, combine), arguments))
-    _refuse_levels(tracer, "scan", outputs)
-    _refuse_writes(tracer, "scan", [body])
-    lifted = match_lifted([body], [outputs])
+    graph, outputs, tree, lifted = _step(tracer, "scan", combine, arguments)
     node_args = (
-        tracer.emitter.attribute("combine", body.close(outputs)),
+        tracer.emitter.attribute("combine", graph),
         tracer.nodes(init),
         tracer.nodes(xs),
         tuple(tracer.nodes([*additional, *lifted])),
@@ -216,19 +212,27 @@ def _map(tracer: Tracer, function: Callable[..., Any], xs: Any, additional: Any 
     if any(map(is_at_vmap_level, [*xs, *additional])):
         return _scan_over_batch(_unflattened(tracer, function), [], xs, additional)
     _refuse_levels(tracer, "map", [*xs, *additional])
-    body = Body(tracer)
     arguments = [*_first_slices(tracer, xs), *additional]
-    outputs, tree = trees.flatten(body.run(_unflattened(tracer, function), arguments))
-    _refuse_levels(tracer, "map", outputs)
-    _refuse_writes(tracer, "map", [body])
-    lifted = match_lifted([body], [outputs])
+    graph, outputs, tree, lifted = _step(tracer, "map", function, arguments)
     node_args = (
-        tracer.emitter.attribute("each", body.close(outputs)),
+        tracer.emitter.attribute("each", graph),
         tracer.nodes(xs),
         tracer.nodes([*additional, *lifted]),
     )
     shown = _stacked(tracer, outputs, xs[0].shape[0])
     return _emit(tracer, operators.map_impl, node_args, shown, tree, [*xs, *additional, *lifted])
+
+
+def _step(
+    tracer: Tracer, name: str, function: Callable[..., Any], arguments: list[Any]
+) -> tuple[torch.fx.GraphModule, list[Any], Any, list[Any]]:
+    """The graph of one step of a loop, its results, their pytree spec, and what it lifts."""
+    body = Body(tracer)
+    outputs, tree = trees.flatten(body.run(_unflattened(tracer, function), arguments))
+    _refuse_levels(tracer, name, outputs)
+    _refuse_writes(tracer, name, [body])
+    lifted = match_lifted([body], [outputs])
+    return body.close(outputs), outputs, tree, lifted
 
 
 def _checkpoint(tracer: Tracer, body: Any, *args: Any, **kwargs: Any) -> Any:

@@ -16,6 +16,7 @@ from adjoint.errors import CaptureError
 from adjoint.graph.calling import CallingConvention, Constant, FromGraph
 from adjoint.graph.descriptors import EffectTokenOut, Result
 from adjoint.graph.metadata import set_output_descriptors
+from adjoint.graph.reachability import dependents
 from adjoint.torch_private import symbols, trees
 from adjoint.trace.tracer import Tracer
 
@@ -111,15 +112,7 @@ def _view_values(
 
 def _reaches(node: fx.Node, targets: set[fx.Node]) -> bool:
     """Whether one of `targets` is computed from `node`."""
-    seen, waiting = {node}, [node]
-    while waiting:
-        for user in waiting.pop().users:
-            if user in targets:
-                return True
-            if user not in seen:
-                seen.add(user)
-                waiting.append(user)
-    return False
+    return not targets.isdisjoint(dependents(node.users))
 
 
 def _attributes(value: Any) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from adjoint.failing import works_on
 from adjoint.graph.copying import GraphCopy
 from adjoint.graph.metadata import GradOf, has_value, value_of
 from adjoint.graph.origins import for_part_of
+from adjoint.graph.reachability import dependents
 from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.torch_private.fake import fake_call, fake_mode_of
 
@@ -60,24 +61,13 @@ def with_finite_factors(
 
     None: it is not known which inputs are tangents.
     """
-    copying = _FiniteFactors(graph_module, None if tangents is None else _depending_on(tangents))
+    copying = _FiniteFactors(graph_module, None if tangents is None else dependents(tangents))
     for node in graph_module.graph.nodes:
         copying.copy(node)
     made = copying.finish()
     for name, body in subgraphs_of(graph_module).items():
         setattr(made, name, with_finite_factors(body))
     return made
-
-
-def _depending_on(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    work = list(nodes)
-    while work:
-        node = work.pop()
-        if node not in found:
-            found.add(node)
-            work += node.users
-    return found
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@
 * `operations` - the operations that ATen lacks; `contiguity` - kernels that assume a layout.
 * `evaluation` - the interpreter that runs a graph op by op in eager torch.
 * `purity`, `capturable` - which nodes may be removed, rerun, or captured in a CUDA graph.
-* `copying`, `subgraphs` - copies of graphs; the bodies of higher-order operators.
+* `copying`, `subgraphs`, `reachability` - copies, bodies of higher-order operators, dependents.
 * `sizes` - specialization to sizes: assumptions, guards, resizing.
 * `show`, `verify` - printing a graph; checking its invariants.
 * `boundary` - where an exception inside the compiler becomes one of `adjoint.errors`.

@@ -28,6 +28,7 @@ from adjoint.graph.metadata import (
 )
 from adjoint.graph.origins import Origin, have
 from adjoint.graph.purity import is_impure
+from adjoint.graph.reachability import reachable
 from adjoint.partition.extraction import descendants, extract, used_values
 from adjoint.partition.flow import UNBOUNDED, Network
 from adjoint.partition.sizes import read_sizes_of, sizes_beside
@@ -330,15 +331,7 @@ def _is_made_again(node: fx.Node) -> bool:
 
 def _made_again_from(wanted: Iterable[fx.Node]) -> set[fx.Node]:
     """`wanted`, and all that it can be computed from at little cost."""
-    visited: set[fx.Node] = set()
-    work = list(wanted)
-    while work:
-        node = work.pop()
-        if node not in visited:
-            visited.add(node)
-            if _is_made_again(node):
-                work += node.all_input_nodes
-    return visited
+    return reachable(wanted, lambda node: node.all_input_nodes if _is_made_again(node) else ())
 
 
 def _bytes(node: fx.Node) -> int:
