@@ -1,6 +1,6 @@
-"""What calculus knows: one rule per op.
+"""Derivative rules: one vector-Jacobian product per op, by family.
 
-Importing this package registers the rules.
+Importing this package registers them.
 """
 
 from adjoint.rules import (

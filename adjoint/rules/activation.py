@@ -1,6 +1,4 @@
-"""Activations whose backward kernels torch cannot differentiate, and those that draw random
-slopes.
-"""
+"""Activations whose backward kernels torch cannot differentiate, and `rrelu`."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ def logit_backward(cotangent: Any, x: Any, eps: float | None = None) -> Any:
     """1 / (x (1 - x)); zero where x was clamped to [eps, 1 - eps], undefined outside of [0, 1]."""
     low = 0.0 if eps is None else eps
     outside = (x < low) | (x > 1 - low)
-    # The division is made where it has a value only: its derivatives are, too.
+    # Select before dividing: the derivative of a division by zero would be NaN.
     inside = torch.where(outside, 0.5, x)
     slope = 1 / (inside * (1 - inside))
     return torch.where(outside, torch.nan if eps is None else 0.0, cotangent * slope)
@@ -32,11 +30,11 @@ def logit_backward(cotangent: Any, x: Any, eps: float | None = None) -> Any:
 
 @composition(aten._masked_softmax_backward.default)
 def masked_softmax_backward(cotangent: Any, out: Any, mask: Any, dim: int | None = None) -> Any:
-    """That of softmax over what is not masked."""
+    """The backward of softmax over the positions that are not masked."""
     axis = out.dim() - 1 if dim is None else dim
     hidden = mask.to(torch.bool)
     if hidden.dim() == 2 and out.dim() == 4:
-        # A mask of (length, length) or of (batch, length): the kernel tells them by their sizes.
+        # (length, length) or (batch, length): the kernel tells the two apart by their sizes.
         rows = hidden.shape == out.shape[2:]
         hidden = hidden.expand(out.shape) if rows else hidden[:, None, None, :].expand(out.shape)
     product = (cotangent * out).masked_fill(hidden, 0)
@@ -54,7 +52,7 @@ def rrelu_with_noise(
     training: bool = False,
     generator: Any = None,
 ) -> Any:
-    """The slopes that were drawn; without training, their mean."""
+    """The slopes drawn in the forward pass; outside of training, their mean."""
     if training:
         return (cotangent[0] * out[1],)
     return (torch.where(x > 0, cotangent[0], cotangent[0] * ((lower + upper) / 2)),)

@@ -1,12 +1,12 @@
 """The connectionist temporal classification loss.
 
-Its kernel takes log_probs for the result of log_softmax and returns, as the derivative,
+Torch's backward kernel assumes that log_probs is the result of log_softmax, and returns
 
     exp(log_probs) - posterior,
 
-the posterior of a class at a time step being the probability, given the targets, that an alignment
-passes there.  A composition of it runs the forward and backward recursions over the labels with
-blanks between them, one step for each time step.
+where the posterior of a class at a time step is the probability, given the targets, that the
+alignment emits it there.  The composition computes it by the forward-backward algorithm over the
+labels with blanks between them.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from adjoint.rules.registry import composition, vjp
 
 aten = torch.ops.aten
 
-# The logarithm of no probability at all; finite, so that differences of two of them are numbers.
-_NEVER = -1e30
+# The logarithm of probability zero; finite, so that the difference of two is not NaN.
+_LOG_ZERO = -1e30
 
 
 @dataclass(frozen=True)
 class _Labels:
-    """The targets with blanks around them, (batch, places)."""
+    """The targets with blanks before, between and after them, (batch, positions)."""
 
     classes: torch.Tensor
     skips: torch.Tensor
-    """The place may be reached from the last but one."""
+    """The label may follow the one two positions before it, without the blank between."""
     start: torch.Tensor
     end: torch.Tensor
     inside: torch.Tensor
-    """Of log_probs, (time, batch, 1): the sequence has not ended."""
+    """(time, batch, 1): the time step is within the sequence."""
 
 
 @composition(aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor)
@@ -51,27 +51,24 @@ def ctc_loss_backward(
     blank: int,
     zero_infinity: bool = False,
 ) -> Any:
-    """(exp(log_probs) - posterior) for each step within a sequence."""
+    """exp(log_probs) - posterior at each time step within a sequence, zero after its end."""
     if log_probs.dim() == 2:
-        (made,) = (
-            ctc_loss_backward(
-                cotangent.reshape(1),
-                log_probs.unsqueeze(1),
-                targets.reshape(1, -1),
-                input_lengths,
-                target_lengths,
-                neg_log_likelihood.reshape(1),
-                log_alpha,
-                blank,
-                zero_infinity,
-            ),
-        )
-        return made.squeeze(1)
+        return ctc_loss_backward(
+            cotangent.reshape(1),
+            log_probs.unsqueeze(1),
+            targets.reshape(1, -1),
+            input_lengths,
+            target_lengths,
+            neg_log_likelihood.reshape(1),
+            log_alpha,
+            blank,
+            zero_infinity,
+        ).squeeze(1)
     labels = _labels(log_probs, targets, input_lengths, target_lengths, blank)
     emitted = log_probs.gather(2, labels.classes.expand(log_probs.shape[0], -1, -1))
     forward = _forward(emitted, labels)
     backward = _backward(emitted, labels)
-    total = torch.where(labels.end, forward[-1], _NEVER).logsumexp(-1, keepdim=True)
+    total = torch.where(labels.end, forward[-1], _LOG_ZERO).logsumexp(-1, keepdim=True)
     possible = neg_log_likelihood != math.inf
     total = torch.where(possible.unsqueeze(-1), total, 0)
     passed = (torch.stack(forward) + torch.stack(backward) - total).exp()
@@ -97,61 +94,61 @@ def _labels(
         for each in (input_lengths, target_lengths)
     )
     steps, lengths = steps.reshape(-1), lengths.reshape(-1)
-    # All targets together are as long as the longest of them, or longer.
+    # Where lengths are data, the size of `targets` bounds the longest.
     known = not isinstance(target_lengths, torch.Tensor)
     longest = max(target_lengths, default=0) if known else targets.shape[-1]
-    places = torch.arange(2 * longest + 1, device=device)
-    which = ((places - 1).clamp(min=0) // 2).expand(log_probs.shape[1], -1)
+    positions = torch.arange(2 * longest + 1, device=device)
+    which = ((positions - 1).clamp(min=0) // 2).expand(log_probs.shape[1], -1)
     if targets.dim() == 1:
         begins = (lengths.cumsum(0) - lengths).unsqueeze(1)
         found = targets[(begins + which).clamp(max=targets.shape[0] - 1)]
     else:
         found = targets.gather(1, which.clamp(max=targets.shape[1] - 1))
-    classes = torch.where(places % 2 == 1, found.to(torch.int64), blank)
+    classes = torch.where(positions % 2 == 1, found.to(torch.int64), blank)
     before = torch.cat([classes[:, :2], classes[:, :-2]], 1)
-    skips = (places % 2 == 1) & (places >= 2) & (classes != before)
+    skips = (positions % 2 == 1) & (positions >= 2) & (classes != before)
     last = 2 * lengths.unsqueeze(1)
     times = torch.arange(log_probs.shape[0], device=device)
     return _Labels(
         classes,
         skips,
-        (places == 0) | ((places == 1) & (last > 0)),
-        (places == last) | (places == last - 1),
+        (positions == 0) | ((positions == 1) & (last > 0)),
+        (positions == last) | (positions == last - 1),
         (times.unsqueeze(1) < steps).unsqueeze(2),
     )
 
 
 def _forward(emitted: torch.Tensor, labels: _Labels) -> list[torch.Tensor]:
-    """alpha: of all ways to a place, what was emitted there included."""
+    """log alpha: over all alignments that end at a position, its own emission included."""
     penalty = _penalty(labels.skips, emitted.dtype)
     ways = torch.stack([penalty, torch.zeros_like(penalty), torch.zeros_like(penalty)], -1)
     given, inside = emitted.unbind(), labels.inside.unbind()
-    states = [torch.where(labels.start, given[0], _NEVER)]
+    states = [torch.where(labels.start, given[0], _LOG_ZERO)]
     for step in range(1, emitted.shape[0]):
-        before = pad(states[-1], (2, 0), value=_NEVER).unfold(1, 3, 1)
+        before = pad(states[-1], (2, 0), value=_LOG_ZERO).unfold(1, 3, 1)
         reached = (before + ways).logsumexp(-1) + given[step]
         states.append(torch.where(inside[step], reached, states[-1]))
     return states
 
 
 def _backward(emitted: torch.Tensor, labels: _Labels) -> list[torch.Tensor]:
-    """beta: of all ways from a place to the end."""
+    """log beta: over all alignments from a position to the end."""
     penalty = pad(_penalty(labels.skips, emitted.dtype), (0, 2))[:, 2:]
     ways = torch.stack([torch.zeros_like(penalty), torch.zeros_like(penalty), penalty], -1)
     given, inside = emitted.unbind(), labels.inside.unbind()
-    ended = torch.where(labels.end, torch.zeros_like(given[0]), _NEVER)
+    ended = torch.where(labels.end, torch.zeros_like(given[0]), _LOG_ZERO)
     states = [ended]
     for step in range(emitted.shape[0] - 1, 0, -1):
-        after = pad(states[-1] + given[step], (0, 2), value=_NEVER).unfold(1, 3, 1)
+        after = pad(states[-1] + given[step], (0, 2), value=_LOG_ZERO).unfold(1, 3, 1)
         states.append(torch.where(inside[step], (after + ways).logsumexp(-1), ended))
     return states[::-1]
 
 
 def _penalty(skips: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros_like(skips, dtype=dtype).masked_fill(~skips, _NEVER)
+    return torch.zeros_like(skips, dtype=dtype).masked_fill(~skips, _LOG_ZERO)
 
 
-@vjp(aten._ctc_loss.default)
+@vjp(aten._ctc_loss.default, aten._ctc_loss.Tensor)
 def ctc_loss(
     cotangent: Any,
     out: Any,
@@ -162,30 +159,8 @@ def ctc_loss(
     blank: int = 0,
     zero_infinity: bool = False,
 ) -> Any:
-    """By the kernel."""
+    """By torch's backward kernel, in the overload of the forward."""
+    packet = aten._ctc_loss_backward
+    kernel = packet.Tensor if isinstance(input_lengths, torch.Tensor) else packet.default
     lengths = (input_lengths, target_lengths)
-    return (
-        aten._ctc_loss_backward.default(
-            cotangent[0], log_probs, targets, *lengths, *out, blank, zero_infinity
-        ),
-    )
-
-
-@vjp(aten._ctc_loss.Tensor)
-def ctc_loss_of_tensor_lengths(
-    cotangent: Any,
-    out: Any,
-    log_probs: Any,
-    targets: Any,
-    input_lengths: Any,
-    target_lengths: Any,
-    blank: int = 0,
-    zero_infinity: bool = False,
-) -> Any:
-    """By the kernel."""
-    lengths = (input_lengths, target_lengths)
-    return (
-        aten._ctc_loss_backward.Tensor(
-            cotangent[0], log_probs, targets, *lengths, *out, blank, zero_infinity
-        ),
-    )
+    return (kernel(cotangent[0], log_probs, targets, *lengths, *out, blank, zero_infinity),)

@@ -4,20 +4,20 @@ With scores S = scale q k^T + bias and weights P = softmax(S), the result is P v
 
     dv = P^T do,   dP = do v^T,   dS = P (dP - sum(P dP)),   dq = scale dS k,   dk = scale dS^T q.
 
-The fused kernels save the log of the sum of exponentials instead of P.  Eager gives that no
-derivative, so P is computed again from q and k here.  Fully masked rows have P = 0, as the
-kernels have it.
+The fused kernels save logsumexp(S) instead of P.  Eager gives that no derivative, so P is
+recomputed from q and k here.  Fully masked rows have P = 0, as in the kernels.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from adjoint.rules.registry import composition
+from adjoint.rules.registry import composition_by_name
 
 aten = torch.ops.aten
 
@@ -30,7 +30,7 @@ class _Cotangents:
     key: torch.Tensor
     value: torch.Tensor
     bias: torch.Tensor
-    """Of the scores; the bias may have been broadcast to them."""
+    """Of the scores, to which the bias may have been broadcast."""
 
 
 def _pull_back(
@@ -42,7 +42,7 @@ def _pull_back(
     allowed: torch.Tensor | None,
     scale: float | None,
 ) -> _Cotangents:
-    """Of attention over (..., heads, length, width); a key may serve a group of query heads."""
+    """Of attention over (..., heads, length, width); a key head may serve several query heads."""
     groups = query.shape[-3] // key.shape[-3]
     shape = key.shape
     if groups != 1:
@@ -69,10 +69,10 @@ def _pull_back(
 
 
 def _softmax(scores: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
-    """Over the last axis; zero where nothing is allowed, and so are the derivatives there."""
+    """Over the last axis; a position that is not allowed has weight and derivative zero."""
     if allowed is None:
         return scores.softmax(-1)
-    # A finite number, so that a row of nothing else has no NaN in its derivative.
+    # Finite, so that the derivative of a fully masked row is not NaN.
     lowest = torch.finfo(scores.dtype).min
     weights: torch.Tensor = scores.masked_fill(~allowed, lowest).softmax(-1)
     return weights.masked_fill(~allowed, 0)
@@ -82,14 +82,14 @@ def _causal(query: torch.Tensor, key: torch.Tensor, shift: Any = 0) -> torch.Ten
     """Query i sees keys up to i + shift."""
     rows = torch.arange(query.shape[-2], device=query.device)
     columns = torch.arange(key.shape[-2], device=query.device)
-    seen: torch.Tensor = columns <= rows.unsqueeze(-1) + shift
-    return seen
+    allowed: torch.Tensor = columns <= rows.unsqueeze(-1) + shift
+    return allowed
 
 
 def _refuse_dropout(probability: float) -> None:
     if probability != 0:
         raise NotImplementedError(
-            "which weights a fused attention kernel dropped is known to the kernel alone; "
+            "a fused attention kernel does not tell which weights it dropped; "
             "use the math backend of scaled_dot_product_attention"
         )
 
@@ -98,213 +98,101 @@ def _summed_to(cotangent: torch.Tensor, bias: torch.Tensor | None) -> torch.Tens
     return None if bias is None else cotangent.sum_to_size(bias.shape)
 
 
-@composition(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
-def flash_for_cpu_backward(
-    cotangent: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    out: Any,
-    logsumexp: Any,
+def _dense(
+    cotangent: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
     dropout_p: float,
     is_causal: bool,
-    *,
-    attn_mask: Any = None,
-    scale: float | None = None,
-) -> Any:
-    """Masks are added to the scores."""
+    scale: float | None,
+    shift: Any = 0,
+) -> _Cotangents:
+    """Of (batch, heads, length, width)."""
     _refuse_dropout(dropout_p)
-    allowed = _causal(query, key) if is_causal else None
-    made = _pull_back(cotangent, query, key, value, attn_mask, allowed, scale)
-    return made.query, made.key, made.value
-
-
-@composition(aten._scaled_dot_product_flash_attention_backward.default)
-def flash_backward(
-    cotangent: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    out: Any,
-    logsumexp: Any,
-    cum_seq_q: Any,
-    cum_seq_k: Any,
-    max_q: Any,
-    max_k: Any,
-    dropout_p: float,
-    is_causal: bool,
-    philox_seed: Any,
-    philox_offset: Any,
-    *,
-    scale: float | None = None,
-) -> Any:
-    """The last query sees all keys."""
-    _refuse_dropout(dropout_p)
-    shift = key.shape[-2] - query.shape[-2]
     allowed = _causal(query, key, shift) if is_causal else None
-    made = _pull_back(cotangent, query, key, value, None, allowed, scale)
-    return made.query, made.key, made.value
+    return _pull_back(cotangent, query, key, value, bias, allowed, scale)
 
 
-@composition(aten._scaled_dot_product_efficient_attention_backward.default)
-def efficient_backward(
-    cotangent: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_bias: Any,
-    out: Any,
-    logsumexp: Any,
-    philox_seed: Any,
-    philox_offset: Any,
-    dropout_p: float,
-    grad_input_mask: Any,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
+@composition_by_name(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def flash_for_cpu_backward(
+    cotangent: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, **named: Any
 ) -> Any:
-    """The bias has a derivative."""
-    _refuse_dropout(dropout_p)
-    allowed = _causal(query, key) if is_causal else None
-    made = _pull_back(cotangent, query, key, value, attn_bias, allowed, scale)
-    bias = _summed_to(made.bias, attn_bias) if grad_input_mask[3] else None
-    return made.query, made.key, made.value, bias
+    """The mask is boolean, or added to the scores."""
+    of = _dense(cotangent, query, key, value, attn_mask, **_options(named))
+    return of.query, of.key, of.value
 
 
-@composition(aten._scaled_dot_product_fused_attention_overrideable_backward.default)
-def overrideable_backward(
-    cotangent: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_bias: Any,
-    grad_input_mask: Any,
-    out: Any,
-    logsumexp: Any,
-    cum_seq_q: Any,
-    cum_seq_k: Any,
-    max_q: Any,
-    max_k: Any,
-    dropout_p: float,
-    is_causal: bool,
-    philox_seed: Any,
-    philox_offset: Any,
-    *,
-    scale: float | None = None,
+@composition_by_name(aten._scaled_dot_product_flash_attention_backward.default)
+def flash_backward(cotangent: Any, query: Any, key: Any, value: Any, **named: Any) -> Any:
+    """A causal mask is aligned to the last query and key."""
+    shift = key.shape[-2] - query.shape[-2]
+    of = _dense(cotangent, query, key, value, None, **_options(named), shift=shift)
+    return of.query, of.key, of.value
+
+
+@composition_by_name(
+    aten._scaled_dot_product_efficient_attention_backward.default,
+    aten._scaled_dot_product_fused_attention_overrideable_backward.default,
+)
+def biased_backward(
+    cotangent: Any, query: Any, key: Any, value: Any, attn_bias: Any, **named: Any
 ) -> Any:
-    """What another vendor's kernel computes."""
-    return efficient_backward(
-        cotangent,
-        query,
-        key,
-        value,
-        attn_bias,
-        out,
-        logsumexp,
-        philox_seed,
-        philox_offset,
-        dropout_p,
-        grad_input_mask,
-        is_causal,
-        scale=scale,
-    )
+    """The bias may have a gradient, too."""
+    of = _dense(cotangent, query, key, value, attn_bias, **_options(named))
+    of_bias = _summed_to(of.bias, attn_bias) if named["grad_input_mask"][3] else None
+    return of.query, of.key, of.value, of_bias
 
 
-@composition(
+@composition_by_name(
     aten._scaled_dot_product_cudnn_attention_backward.default,
     aten._cudnn_attention_backward.default,
 )
 def cudnn_backward(
-    cotangent: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    out: Any,
-    logsumexp: Any,
-    philox_seed: Any,
-    philox_offset: Any,
-    attn_bias: Any,
-    cum_seq_q: Any,
-    cum_seq_k: Any,
-    max_q: Any,
-    max_k: Any,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    scale: float | None = None,
+    cotangent: Any, query: Any, key: Any, value: Any, attn_bias: Any, **named: Any
 ) -> Any:
-    """Sequences of one length."""
-    _refuse_dropout(dropout_p)
-    if cum_seq_q is not None or cum_seq_k is not None:
+    """All sequences must have the same length."""
+    if named["cum_seq_q"] is not None or named["cum_seq_k"] is not None:
         raise NotImplementedError("sequences of several lengths in one cuDNN attention call")
-    allowed = _causal(query, key) if is_causal else None
-    made = _pull_back(cotangent, query, key, value, attn_bias, allowed, scale)
-    return made.query, made.key, made.value
+    of = _dense(cotangent, query, key, value, attn_bias, **_options(named))
+    return of.query, of.key, of.value
 
 
-@composition(aten._flash_attention_backward.default)
-def packed_flash_backward(
-    cotangent: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    out: Any,
-    logsumexp: Any,
-    cum_seq_q: Any,
-    cum_seq_k: Any,
-    max_q: Any,
-    max_k: Any,
-    dropout_p: float,
-    is_causal: bool,
-    rng_state: Any,
-    unused: Any,
-    *,
-    scale: float | None = None,
-    window_size_left: Any = None,
-    window_size_right: Any = None,
-) -> Any:
-    """Heads are the last axis but one; with `cum_seq`, all sequences lie one after the other."""
-    _refuse_dropout(dropout_p)
-    if window_size_left not in (None, -1) or window_size_right not in (None, -1):
+def _options(named: Mapping[str, Any]) -> dict[str, Any]:
+    """What the schemas of all kernels for dense batches have in common."""
+    return {
+        "dropout_p": named["dropout_p"],
+        "is_causal": named.get("is_causal", False),
+        "scale": named.get("scale"),
+    }
+
+
+@composition_by_name(aten._flash_attention_backward.default)
+def packed_flash_backward(cotangent: Any, query: Any, key: Any, value: Any, **named: Any) -> Any:
+    """Of (batch, length, heads, width); with `cum_seq`, of concatenated sequences."""
+    _refuse_dropout(named["dropout_p"])
+    if any(named.get(f"window_size_{side}") not in (None, -1) for side in ("left", "right")):
         raise NotImplementedError("a window of flash attention")
-    mask = _BOTTOM_RIGHT if is_causal else 0
-    made = _packed(cotangent, query, key, value, None, cum_seq_q, cum_seq_k, mask, scale)
-    return made.query, made.key, made.value
+    starts = (named["cum_seq_q"], named["cum_seq_k"])
+    mask = _BOTTOM_RIGHT if named["is_causal"] else 0
+    of = _packed(cotangent, query, key, value, None, *starts, mask, named.get("scale"))
+    return of.query, of.key, of.value
 
 
-@composition(aten._efficient_attention_backward.default)
+@composition_by_name(aten._efficient_attention_backward.default)
 def packed_efficient_backward(
-    cotangent: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any,
-    out: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    max_seqlen_q: Any,
-    max_seqlen_k: Any,
-    logsumexp: Any,
-    dropout_p: float,
-    philox_seed: Any,
-    philox_offset: Any,
-    custom_mask_type: int,
-    bias_requires_grad: bool,
-    *,
-    scale: float | None = None,
-    num_splits_key: int | None = None,
-    window_size: int | None = None,
-    shared_storage_dqdkdv: bool = False,
+    cotangent: Any, query: Any, key: Any, value: Any, bias: Any, **named: Any
 ) -> Any:
     """The same, with a bias."""
-    _refuse_dropout(dropout_p)
-    if window_size not in (None, 0):
+    _refuse_dropout(named["dropout_p"])
+    if named.get("window_size") not in (None, 0):
         raise NotImplementedError("a window of efficient attention")
-    made = _packed(
-        cotangent, query, key, value, bias, cu_seqlens_q, cu_seqlens_k, custom_mask_type, scale
-    )
-    of_bias = _summed_to(made.bias, bias) if bias_requires_grad else None
-    return made.query, made.key, made.value, of_bias
+    starts = (named["cu_seqlens_q"], named["cu_seqlens_k"])
+    mask = named["custom_mask_type"]
+    of = _packed(cotangent, query, key, value, bias, *starts, mask, named.get("scale"))
+    of_bias = _summed_to(of.bias, bias) if named["bias_requires_grad"] else None
+    return of.query, of.key, of.value, of_bias
 
 
 def _packed(
@@ -318,7 +206,7 @@ def _packed(
     mask: int,
     scale: float | None,
 ) -> _Cotangents:
-    """Of (batch, length, heads, width), or of sequences that begin at `starts`."""
+    """Of (batch, length, heads, width), or of concatenated sequences that begin at `starts`."""
     cotangent, query, key, value = (
         each.transpose(-3, -2) for each in (cotangent, query, key, value)
     )
@@ -331,28 +219,29 @@ def _packed(
         rows, columns = _positions(query, starts_q), _positions(key, starts_k)
         allowed = rows.sequence.unsqueeze(-1) == columns.sequence
         if mask:
-            seen = rows.place.unsqueeze(-1)
+            last_key = rows.position.unsqueeze(-1)
             if mask == _BOTTOM_RIGHT:
-                lengths = starts_k.diff() - starts_q.diff()
-                seen = seen + lengths[rows.sequence].unsqueeze(-1)
-            allowed = allowed & (columns.place <= seen)
-    made = _pull_back(cotangent, query, key, value, bias, allowed, scale)
+                shifts = starts_k.diff() - starts_q.diff()
+                last_key = last_key + shifts[rows.sequence].unsqueeze(-1)
+            allowed = allowed & (columns.position <= last_key)
+    of = _pull_back(cotangent, query, key, value, bias, allowed, scale)
     return _Cotangents(
-        made.query.transpose(-3, -2),
-        made.key.transpose(-3, -2),
-        made.value.transpose(-3, -2),
-        made.bias,
+        of.query.transpose(-3, -2),
+        of.key.transpose(-3, -2),
+        of.value.transpose(-3, -2),
+        of.bias,
     )
 
 
 @dataclass(frozen=True)
 class _Positions:
+    """Of each row: its sequence, and its position in that sequence."""
+
     sequence: torch.Tensor
-    place: torch.Tensor
+    position: torch.Tensor
 
 
 def _positions(packed: torch.Tensor, starts: torch.Tensor) -> _Positions:
-    """Of each row of `packed`: which sequence it is in, and where in it."""
     rows = torch.arange(packed.shape[-2], device=starts.device, dtype=starts.dtype)
     sequence = torch.searchsorted(starts, rows, right=True) - 1
     return _Positions(sequence, rows - starts[sequence])

@@ -1,7 +1,7 @@
-"""Collectives: the derivative of the sum of what all ranks compute.
+"""Collectives: the derivative of the sum of all ranks' losses.
 
-A rank's value is used by every rank it was sent to, so that what collects cotangents is a
-collective again.  Every rank runs the same ones, in the same order.
+A value that was sent to several ranks receives cotangents from each of them, so that the
+derivative of a collective is a collective.  All ranks run the same ones in the same order.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def _all_reduce(x: torch.Tensor, reduce_op: str, group_name: Any) -> torch.Tenso
 
 
 def wait_tensor(cotangent: Any, out: Any, x: Any) -> Any:
-    """The same numbers, later."""
+    """The identity."""
     return (cotangent,)
 
 
 def all_reduce(cotangent: Any, out: Any, x: Any, reduce_op: str, group_name: Any) -> Any:
-    """To every rank its part in the results of all."""
+    """The cotangents of all ranks' results, reduced in turn."""
     if reduce_op in ("sum", "avg"):
         return (_all_reduce(cotangent, reduce_op, group_name),)
     total = _all_reduce(cotangent, "sum", group_name)
@@ -49,7 +49,7 @@ def all_reduce(cotangent: Any, out: Any, x: Any, reduce_op: str, group_name: Any
 
 
 def all_gather(cotangent: Any, out: Any, x: Any, group_size: int, group_name: Any) -> Any:
-    """The sum of what all ranks have for this one's part."""
+    """Reduce-scatter: the sum of all ranks' cotangents of this rank's part."""
     ops = torch.ops._c10d_functional
     reduced = ops.reduce_scatter_tensor.default(
         cotangent.contiguous(), "sum", group_size, group_name
@@ -60,7 +60,7 @@ def all_gather(cotangent: Any, out: Any, x: Any, group_size: int, group_name: An
 def reduce_scatter(
     cotangent: Any, out: Any, x: Any, reduce_op: str, group_size: int, group_name: Any
 ) -> Any:
-    """All parts."""
+    """All-gather: every rank's part of the cotangent."""
     if reduce_op not in ("sum", "avg"):
         raise NotImplementedError(f"reduce_scatter by {reduce_op}")
     ops = torch.ops._c10d_functional
@@ -72,7 +72,7 @@ def reduce_scatter(
 def all_to_all(
     cotangent: Any, out: Any, x: Any, output_split_sizes: Any, input_split_sizes: Any, group: Any
 ) -> Any:
-    """Everything back to where it came from."""
+    """All-to-all with the split sizes exchanged."""
     ops = torch.ops._c10d_functional
     sent = ops.all_to_all_single.default(
         cotangent.contiguous(), input_split_sizes, output_split_sizes, group
@@ -81,7 +81,7 @@ def all_to_all(
 
 
 def broadcast(cotangent: Any, out: Any, x: Any, src: int, group_name: Any) -> Any:
-    """The source receives the sum; what others had was not used."""
+    """The source rank receives the sum; the values of other ranks were not used."""
     total = _all_reduce(cotangent, "sum", group_name)
     return (total if rank_in(group_name) == src else torch.zeros_like(total),)
 

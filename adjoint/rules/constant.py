@@ -1,6 +1,4 @@
-"""Ops whose result does not change with their arguments: random draws, and steps between
-constants.
-"""
+"""Ops whose derivative is zero: constructors of constants, and random draws."""
 
 from __future__ import annotations
 

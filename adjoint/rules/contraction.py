@@ -1,6 +1,4 @@
-"""Products of matrices and vectors: each factor receives the cotangent times the other,
-conjugated.
-"""
+"""Matrix products: each factor receives the cotangent times the conjugate of the other."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ from typing import Any
 
 import torch
 
+from adjoint.rules.pointwise import conjugate
 from adjoint.rules.registry import vjp
 
 aten = torch.ops.aten
@@ -15,12 +14,8 @@ aten = torch.ops.aten
 
 def _adjoint(matrix: torch.Tensor) -> torch.Tensor:
     """The conjugate transpose."""
-    turned = matrix.t() if matrix.dim() == 2 else matrix.transpose(-2, -1)
-    return turned.conj() if matrix.is_complex() else turned
-
-
-def _conjugate(value: torch.Tensor) -> torch.Tensor:
-    return value.conj() if value.is_complex() else value
+    transposed = matrix.t() if matrix.dim() == 2 else matrix.transpose(-2, -1)
+    return conjugate(transposed)
 
 
 def _scaled(value: torch.Tensor, factor: Any) -> torch.Tensor:
@@ -29,31 +24,31 @@ def _scaled(value: torch.Tensor, factor: Any) -> torch.Tensor:
     return value if factor == 1 else value * factor
 
 
-def _lies_by_columns(matrix: torch.Tensor) -> bool:
-    """Each column lies together, as in the transpose of a weight."""
+def _is_column_major(matrix: torch.Tensor) -> bool:
+    """Columns are contiguous, as in the transpose of a weight."""
     if matrix.dim() != 2:
         return False
-    # A stride that is no number is not looked at: what is seen of a size is an assumption.
-    numbers = [stride if type(stride) is int else None for stride in matrix.stride()]
-    return numbers[0] == 1 and numbers[1] != 1
+    # A symbolic stride is not compared, which would guard on it.
+    static = [stride if type(stride) is int else None for stride in matrix.stride()]
+    return static[0] == 1 and static[1] != 1
 
 
 @vjp(aten.mm.default, aten.bmm.default)
 def matrix_product(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
-    """dx = g y^H, dy = x^H g, each laid out as the matrix that it is the gradient of.
+    """dx = g y^H, dy = x^H g, each with the strides of the matrix that it is the gradient of.
 
-    A gradient that lies otherwise than its parameter is copied before it becomes `grad`.
+    Autograd copies a gradient whose strides differ from its parameter's before storing it.
     """
     product = torch.mm if x.dim() == 2 else torch.bmm
 
     def of_x() -> torch.Tensor:
-        if _lies_by_columns(x):
-            return torch.mm(_conjugate(y), cotangent.t()).t()
+        if _is_column_major(x):
+            return torch.mm(conjugate(y), cotangent.t()).t()
         return product(cotangent, _adjoint(y))
 
     def of_y() -> torch.Tensor:
-        if _lies_by_columns(y):
-            return torch.mm(cotangent.t(), _conjugate(x)).t()
+        if _is_column_major(y):
+            return torch.mm(cotangent.t(), conjugate(x)).t()
         return product(_adjoint(x), cotangent)
 
     return of_x, of_y
@@ -76,7 +71,7 @@ def added_matrix_product(
 def matrix_vector_product(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
     """dx = g y^H, dy = x^H g."""
     return (
-        lambda: cotangent.unsqueeze(1) * _conjugate(y),
+        lambda: cotangent.unsqueeze(1) * conjugate(y),
         lambda: torch.mv(_adjoint(x), cotangent),
     )
 
@@ -97,7 +92,7 @@ def added_matrix_vector_product(
 @vjp(aten.dot.default)
 def dot(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
     """dx = g y^*, dy = g x^*."""
-    return (lambda: cotangent * _conjugate(y), lambda: cotangent * _conjugate(x))
+    return (lambda: cotangent * conjugate(y), lambda: cotangent * conjugate(x))
 
 
 @vjp(aten.convolution_backward.default)
@@ -116,10 +111,14 @@ def convolution_backward(
     groups: int,
     output_mask: Any,
 ) -> Any:
-    """Of the gradients of y = x * w + b, which are linear in g and in the other factor.
+    """Of the gradients of y = x * w + b, which are bilinear in g and x, and in g and w.
 
-    <hx, g w^T> + <hw, x^T g> + <hb, sum g> = <hx * w + x * hw + hb, g>: these are convolutions as
-    y is one, and their gradients are those of y at hx instead of x, or at hw instead of w.
+    With cotangents hx, hw, hb of the three gradients,
+
+        <hx, g w^T> + <hw, x^T g> + <hb, sum g> = <hx * w + x * hw + hb, g>,
+
+    so the cotangent of g is a sum of convolutions, and those of x and w are the gradients of y with
+    hw in place of w and hx in place of x.
     """
     of_x, of_weight, of_bias = cotangents
     settings = (stride, padding, dilation, transposed, output_padding, groups)

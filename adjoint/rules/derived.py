@@ -1,8 +1,7 @@
-"""Rules nobody wrote: torch's own formula for one op, traced.
+"""Derived rules: torch's own formula for one op, traced.
 
-The op is run once more on fakes that require grad, without being emitted, and autograd is asked
-for its vector-Jacobian product; what autograd computes is emitted.  With a `composition`, what is
-run is the composition.
+The op (or its `composition`) is run on fake tensors that require grad, without being emitted into
+the graph.  Then autograd computes its vector-Jacobian product, and those ops are emitted.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ def pull_back(
     twin: Callable[[torch.Tensor, bool], torch.Tensor],
     cotangents: Sequence[Any],
 ) -> dict[int, torch.Tensor]:
-    """The cotangents of the `active` arguments of `function(*args, **kwargs)`, by their identity.
+    """The cotangents of the `active` arguments of `function(*args, **kwargs)`, by `id`.
 
-    `twin` makes a leaf with the value of a traced tensor; `cotangents` has one entry for each
-    result.
+    `twin(tensor, requires_grad)` makes an autograd leaf with the value of a traced tensor.
+    `cotangents` has one entry for each result.
     """
     twins: dict[int, torch.Tensor] = {}
     wanted = {id(tensor) for tensor in active}
@@ -78,8 +77,9 @@ def _as_defined(function: Callable[..., Any]) -> contextlib.AbstractContextManag
 
 
 def by_rule(op: OpOverload, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """`op(*args, **kwargs)`, differentiated by our own rule: for compositions that use an op whose
-    formula in torch cannot be traced.
+    """`op(*args, **kwargs)`, differentiated by our own rule.
+
+    For compositions that use an op whose formula in torch cannot be traced.
     """
 
     class Applied(torch.autograd.Function):
@@ -95,11 +95,11 @@ def by_rule(op: OpOverload, *args: Any, **kwargs: Any) -> torch.Tensor:
             out, *tensors = ctx.saved_tensors
             rest = iter(tensors)
             values = [next(rest) if other is None else other[0] for other in ctx.others]
-            given = list(VJPS[op](cotangents[0], out, *values, **kwargs))
-            given += [None] * (len(values) - len(given))
+            parts = list(VJPS[op](cotangents[0], out, *values, **kwargs))
+            parts += [None] * (len(values) - len(parts))
             return tuple(
-                (each() if callable(each) else each) if needed else None
-                for each, needed in zip(given, ctx.needs_input_grad, strict=True)
+                (part() if callable(part) else part) if needed else None
+                for part, needed in zip(parts, ctx.needs_input_grad, strict=True)
             )
 
     applied: Any = Applied

@@ -1,7 +1,7 @@
 """Distances between points: their backward kernels as compositions.
 
 For one difference d and the distance r = (sum |d|^p)^(1/p), dr/dd = sign(d) (|d| / r)^(p - 1).
-It is zero, as in eager, for coincident points, and all its derivatives are.
+For coincident points it is zero, as in eager, and so are its derivatives.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ aten = torch.ops.aten
 
 @composition(aten._cdist_backward.default)
 def cdist_backward(cotangent: Any, x: Any, y: Any, p: float, distance: Any) -> Any:
-    """Each point of x is moved by all its distances to points of y."""
+    """The sum over all points of y of the distances' derivatives with respect to a point of x."""
     difference = x.unsqueeze(-2) - y.unsqueeze(-3)
     return (slope(difference, distance.unsqueeze(-1), p) * cotangent.unsqueeze(-1)).sum(-2)
 
 
 @composition(aten._pdist_backward.default)
 def pdist_backward(cotangent: Any, x: Any, p: float, distance: Any) -> Any:
-    """The distance of a pair moves both of its points, in opposite directions."""
+    """The distance of a pair has opposite derivatives with respect to its two points."""
     pairs = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device)
     one, other = pairs.unbind()
     difference = x.index_select(0, one) - x.index_select(0, other)
@@ -40,7 +40,7 @@ def slope(difference: torch.Tensor, distance: torch.Tensor, p: float) -> torch.T
     if p == 1:
         return difference.sign()
     if p == math.inf:
-        # Every coordinate that attains the maximum has the whole cotangent.
+        # As in eager, every coordinate that attains the maximum receives the whole cotangent.
         return difference.sign() * (difference.abs() == distance).to(difference.dtype)
     apart = distance != 0
     radius = torch.where(apart, distance, 1)

@@ -1,7 +1,7 @@
-"""Embeddings: the backward kernels of bags as compositions.
+"""Embedding bags: their backward kernels as compositions.
 
 A bag's result is the sum, mean or maximum of the rows of `weight` that its indices name.  Indices
-that equal `padding_idx` are no part of a bag.
+equal to `padding_idx` are ignored.
 """
 
 from __future__ import annotations
@@ -10,41 +10,20 @@ from typing import Any
 
 import torch
 
-from adjoint.rules.registry import composition
+from adjoint.rules.registry import composition, composition_by_name
 
 aten = torch.ops.aten
 
 _MEAN, _MAX = 1, 2
 
 
-@composition(aten._embedding_bag_backward.default)
+@composition_by_name(aten._embedding_bag_backward.default)
 def embedding_bag_backward(
-    cotangent: Any,
-    indices: Any,
-    offsets: Any,
-    offset2bag: Any,
-    bag_size: Any,
-    maximum_indices: Any,
-    num_weights: Any,
-    scale_grad_by_freq: bool,
-    mode: int,
-    sparse: bool,
-    per_sample_weights: Any,
-    padding_idx: int = -1,
+    cotangent: Any, indices: Any, offsets: Any, offset2bag: Any, sparse: bool, **named: Any
 ) -> Any:
-    """The bags are where the offsets say: `offset2bag` may have been left empty."""
-    return embedding_bag_dense_backward(
-        cotangent,
-        indices,
-        _bags(indices, offsets),
-        bag_size,
-        maximum_indices,
-        num_weights,
-        scale_grad_by_freq,
-        mode,
-        per_sample_weights,
-        padding_idx,
-    )
+    """Bags are computed from the offsets: the kernel may leave `offset2bag` empty."""
+    bags = _bags(indices, offsets)
+    return embedding_bag_dense_backward(cotangent, indices, bags, **named)
 
 
 @composition(aten._embedding_bag_dense_backward.default)
@@ -60,7 +39,7 @@ def embedding_bag_dense_backward(
     per_sample_weights: Any,
     padding_idx: int = -1,
 ) -> Any:
-    """Each row receives the cotangents of the bags it is in."""
+    """Each row receives the cotangents of the bags that contain it."""
     zeros = cotangent.new_zeros((num_weights, cotangent.shape[1]))
     if mode == _MAX:
         filled = torch.where((bag_size[: cotangent.shape[0]] > 0).unsqueeze(1), cotangent, 0)
@@ -89,13 +68,13 @@ def embedding_bag_per_sample_weights_backward(
     mode: int,
     padding_idx: int = -1,
 ) -> Any:
-    """The row that a sample names, along the cotangent of its bag."""
+    """The inner product of each sample's row and the cotangent of its bag."""
     parts = cotangent.index_select(0, _bags(indices, offsets))
     found = (parts * weight.index_select(0, indices)).sum(1)
     return torch.where(indices != padding_idx, found, 0) if padding_idx >= 0 else found
 
 
 def _bags(indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """The bag of each index: the last that begins at or before it."""
-    places = torch.arange(indices.shape[0], device=offsets.device, dtype=offsets.dtype)
-    return torch.searchsorted(offsets, places, right=True) - 1
+    """The bag of each index: the last one that begins at or before it."""
+    positions = torch.arange(indices.shape[0], device=offsets.device, dtype=offsets.dtype)
+    return torch.searchsorted(offsets, positions, right=True) - 1

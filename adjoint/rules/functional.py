@@ -1,4 +1,4 @@
-"""Ops that exist only so that graphs can be functional: torch gives them no derivative."""
+"""Functional counterparts of in-place ops, and our own graph operators."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ aten = torch.ops.aten
 
 @vjp(with_data)
 def with_data_vjp(cotangent: Any, out: Any, history: Any, data: Any) -> Any:
-    """The history is the derivative; the data has none."""
+    """The whole cotangent goes to `history`; `data` has no derivative."""
     return (cotangent, None)
 
 
 @vjp(provided)
 def provided_vjp(cotangent: Any, out: Any, value: Any, condition: Any, message: str) -> Any:
-    """The value itself, wherever there is one."""
+    """The identity in `value`."""
     return (cotangent,)
 
 
 @vjp(aten.copy.default)
 def copy(cotangent: Any, out: Any, x: Any, source: Any, *_: Any) -> Any:
-    """Nothing is left of x; the source may have been broadcast and converted."""
+    """x is overwritten by the source, which may have been broadcast and converted."""
     return (None, cotangent)
 
 
@@ -38,7 +38,7 @@ def fill_tensor(cotangent: Any, out: Any, x: Any, value: Any) -> Any:
 
 @vjp(aten.lift_fresh_copy.default, aten.clone.default)
 def clone(cotangent: Any, out: Any, x: Any, **_: Any) -> Any:
-    """The same numbers elsewhere."""
+    """The identity."""
     return (cotangent,)
 
 
@@ -65,20 +65,7 @@ def diagonal_scatter(cotangent: Any, out: Any, x: Any, new: Any, *place: Any, **
     return kept, aten.diagonal.default(cotangent, *place, **named)
 
 
-@vjp(aten.as_strided_scatter.default)
-def as_strided_scatter(
-    cotangent: Any, out: Any, x: Any, new: Any, size: Any, stride: Any, offset: Any = None
-) -> Any:
-    """The window comes from `new`, the rest from x; both are dense, so strides mean what they say.
-
-    torch's own formula gives x the cotangent of the window.
-    """
-    dense = cotangent.contiguous()
-    kept = aten.as_strided_scatter.default(dense, torch.zeros_like(new), size, stride, offset)
-    return kept, aten.as_strided.default(dense, size, stride, offset)
-
-
 @vjp(aten.zero.default, aten.fill.Scalar)
 def overwritten(cotangent: Any, out: Any, x: Any, *_: Any) -> Any:
-    """Nothing is left of x."""
+    """x is overwritten."""
     return (None,)

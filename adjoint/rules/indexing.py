@@ -1,21 +1,25 @@
-"""Reading and writing at indices: what one reads from, the other adds to."""
+"""Gather and scatter: the derivative of reading at indices is adding at them, and conversely."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 
-from adjoint.rules.registry import vjp
+from adjoint.rules.registry import Rule, vjp
 from adjoint.torch_private.symbols import assert_equal_size
 
 aten = torch.ops.aten
 
+# Computes the cotangent of one argument, if it is needed.
+Part: TypeAlias = Callable[[], torch.Tensor]
+
 
 @vjp(aten.index.Tensor)
 def index(cotangent: Any, out: Any, x: Any, indices: Any) -> Any:
-    """Add at the same places."""
+    """Add at the same indices."""
     return (aten.index_put.default(cotangent.new_zeros(x.shape), indices, cotangent, True),)
 
 
@@ -23,7 +27,7 @@ def index(cotangent: Any, out: Any, x: Any, indices: Any) -> Any:
 def index_put(
     cotangent: Any, out: Any, x: Any, indices: Any, values: Any, accumulate: bool = False
 ) -> Any:
-    """Values read the cotangent at their places; x has none there unless they were added."""
+    """Values read the cotangent at their indices; where they replace x, x has none."""
     return (
         lambda: (
             cotangent
@@ -31,14 +35,14 @@ def index_put(
             else aten.index_put.default(cotangent, indices, cotangent.new_zeros(()), False)
         ),
         None,
-        lambda: _as_large_as(aten.index.Tensor(cotangent, indices), values),
+        lambda: _unbroadcast(aten.index.Tensor(cotangent, indices), values),
     )
 
 
-def _as_large_as(read: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """`read` in the shape of `values`, but for axes of one element that were broadcast.
+def _unbroadcast(read: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """`read` summed over leading axes that `values` lacks; the sweep sums over axes of size 1.
 
-    Where indices are masks, how much is read is known only in the run.
+    Where indices are masks, the sizes of `read` are data-dependent.
     """
     if read.dim() > values.dim():
         read = read.sum(list(range(read.dim() - values.dim())))
@@ -49,36 +53,36 @@ def _as_large_as(read: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 @vjp(aten.gather.default)
 def gather(cotangent: Any, out: Any, x: Any, dim: int, index: Any, **_: Any) -> Any:
-    """Add at the same places."""
+    """Add at the same indices."""
     return (cotangent.new_zeros(x.shape).scatter_add(dim, index, cotangent),)
 
 
 @vjp(aten.scatter_add.default)
 def scatter_add(cotangent: Any, out: Any, x: Any, dim: int, index: Any, source: Any) -> Any:
-    """Each source reads the cotangent at its place; there may be more than were used."""
-    return (cotangent, None, None, lambda: _grown(cotangent.gather(dim, index), source))
+    """The source reads the cotangent at its indices; what exceeds `index` was not used."""
+    return (cotangent, None, None, lambda: _padded_to(cotangent.gather(dim, index), source))
 
 
 @vjp(aten.scatter.src)
 def scatter(cotangent: Any, out: Any, x: Any, dim: int, index: Any, source: Any) -> Any:
-    """The same; x has nothing where it was written over."""
+    """The source reads the cotangent at its indices; x has none where it was overwritten."""
     return (
         lambda: cotangent.scatter(dim, index, 0),
         None,
         None,
-        lambda: _grown(cotangent.gather(dim, index), source),
+        lambda: _padded_to(cotangent.gather(dim, index), source),
     )
 
 
 @vjp(aten.scatter.value)
 def scatter_value(cotangent: Any, out: Any, x: Any, dim: int, index: Any, value: Any) -> Any:
-    """x has nothing where it was written over."""
+    """x has no cotangent where it was overwritten."""
     return (cotangent.scatter(dim, index, 0),)
 
 
 @vjp(aten.index_select.default)
 def index_select(cotangent: Any, out: Any, x: Any, dim: int, index: Any) -> Any:
-    """Add at the same places."""
+    """Add at the same indices."""
     return (cotangent.new_zeros(x.shape).index_add(dim, index, cotangent),)
 
 
@@ -86,7 +90,7 @@ def index_select(cotangent: Any, out: Any, x: Any, dim: int, index: Any) -> Any:
 def index_add(
     cotangent: Any, out: Any, x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1
 ) -> Any:
-    """Each source reads the cotangent at its place."""
+    """The source reads the cotangent at its indices."""
 
     def of_source() -> Any:
         read = cotangent.index_select(dim, index).expand_as(source)
@@ -105,7 +109,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """Rows are added to; that of the padding is not."""
+    """Cotangents are added to the rows that were read, except to the padding row."""
     kernel = aten.embedding_dense_backward.default
     return (kernel(cotangent, indices, weight.shape[0], padding_idx, scale_grad_by_freq),)
 
@@ -120,7 +124,7 @@ def embedding_dense_backward(
     padding_idx: int,
     scale_grad_by_freq: bool,
 ) -> Any:
-    """Each row reads where it was added; torch's own formula fixes the number of rows."""
+    """Each row reads where it was added.  Torch's own formula specializes on the row count."""
     flat = indices.reshape(-1)
     read = cotangent.index_select(0, flat)
     if scale_grad_by_freq:
@@ -132,9 +136,88 @@ def embedding_dense_backward(
     return (read.view(rows.shape),)
 
 
-# Products --------------------------------------------------------------------------------------
+# Reductions into indexed elements -----------------------------------------------------------------
 
-Scatter = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+@dataclass(frozen=True)
+class _Places:
+    """How a reduction moves values between a source and the elements of x that it indexes."""
+
+    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """The first tensor, multiplied by the values of the second at their indices."""
+    add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """The first tensor plus the values of the second at their indices."""
+    read: Callable[[torch.Tensor], torch.Tensor]
+    """The elements at the indices, in the shape of the source."""
+    clear: Callable[[torch.Tensor], torch.Tensor]
+    """The tensor with zeros at the indices."""
+    used: Callable[[torch.Tensor], torch.Tensor]
+    """The part of a source that is reduced."""
+
+
+def _by_element(dim: int, index: torch.Tensor, include_self: bool) -> _Places:
+    """`scatter_reduce`: an index for each element of the source."""
+
+    def used(source: torch.Tensor) -> torch.Tensor:
+        corner = source[tuple(slice(0, n) for n in index.shape)] if index.dim() else source
+        return source if corner.shape == source.shape else corner
+
+    return _Places(
+        lambda x, y: x.scatter_reduce(dim, index, y, "prod", include_self=include_self),
+        lambda x, y: x.scatter_add(dim, index, y),
+        lambda x: x.gather(dim, index),
+        lambda x: x.scatter(dim, index, 0),
+        used,
+    )
+
+
+def _by_slice(dim: int, index: torch.Tensor, include_self: bool) -> _Places:
+    """`index_reduce`: an index for each slice of the source along `dim`."""
+    return _Places(
+        lambda x, y: x.index_reduce(dim, index, y, "prod", include_self=include_self),
+        lambda x, y: x.index_add(dim, index, y),
+        lambda x: x.index_select(dim, index),
+        lambda x: x.index_fill(dim, index, 0),
+        lambda source: source,
+    )
+
+
+def _reduction_rule(places_of: Callable[[int, torch.Tensor, bool], _Places]) -> Rule:
+    """The rule of reductions of a source into the elements of x that `index` names."""
+
+    def rule(
+        cotangent: Any,
+        out: Any,
+        x: Any,
+        dim: int,
+        index: Any,
+        source: Any,
+        reduce: str,
+        *,
+        include_self: bool = True,
+    ) -> Any:
+        places = places_of(dim, index, include_self)
+        used = places.used(source)
+        if reduce == "sum":
+            of_x, of_used = (lambda: cotangent), (lambda: places.read(cotangent))
+        elif reduce == "prod":
+            of_x, of_used = _product(cotangent, out, x, used, places)
+        elif reduce == "mean":
+            of_x, of_used = _mean(cotangent, x, used, include_self, places)
+        else:
+            of_x, of_used = _extremum(cotangent, out, x, used, places)
+        return (
+            of_x if include_self else lambda: places.clear(of_x()),
+            None,
+            None,
+            lambda: _padded_to(of_used(), source),
+        )
+
+    return rule
+
+
+vjp(aten.scatter_reduce.two)(_reduction_rule(_by_element))
+vjp(aten.index_reduce.default)(_reduction_rule(_by_slice))
 
 
 def _product(
@@ -142,27 +225,27 @@ def _product(
     out: torch.Tensor,
     x: torch.Tensor,
     source: torch.Tensor,
-    multiply: Scatter,
-    add: Scatter,
-    read: Callable[[torch.Tensor], torch.Tensor],
-) -> Any:
-    """Each factor receives the product of the others: the whole one divided by it, or, for the only
-    zero among the sources of a place, the product with a one instead of it.
+    places: _Places,
+) -> tuple[Part, Part]:
+    """Each factor receives the product of the others: the whole product divided by the factor, or,
+    for the only zero among the factors, the product with a one in its place.
 
-    Second derivatives with respect to two zeros at one place are taken to be zero.
+    Second derivatives with respect to two zeros at one index are taken to be zero.
     """
 
     def of_x() -> torch.Tensor:
         filled = x.masked_fill(x == 0, 1)
-        return cotangent * multiply(filled, source) / filled
+        return cotangent * places.multiply(filled, source) / filled
 
     def of_source() -> torch.Tensor:
         zero = source == 0
-        zeros = read(add(cotangent.new_zeros(x.shape), zero.to(x.dtype)))
+        zeros = places.read(places.add(cotangent.new_zeros(x.shape), zero.to(x.dtype)))
         only = zero & (zeros == 1)
-        others = multiply(x, source.masked_fill(only, 1))
+        others = places.multiply(x, source.masked_fill(only, 1))
         return torch.where(
-            only, read(cotangent * others), read(cotangent * out) / source.masked_fill(zero, 1)
+            only,
+            places.read(cotangent * others),
+            places.read(cotangent * out) / source.masked_fill(zero, 1),
         )
 
     return of_x, of_source
@@ -173,117 +256,31 @@ def _extremum(
     out: torch.Tensor,
     x: torch.Tensor,
     source: torch.Tensor,
-    add: Scatter,
-    read: Callable[[torch.Tensor], torch.Tensor],
-) -> Any:
-    """All that attain the extremum of a place share equally."""
-    mine = (x == out).to(cotangent.dtype)
-    theirs = (source == read(out)).to(cotangent.dtype)
-    share = cotangent / add(mine, theirs)
-    return lambda: mine * share, lambda: theirs * read(share)
+    places: _Places,
+) -> tuple[Part, Part]:
+    """All elements that attain an extremum share its cotangent equally."""
+    x_attains = (x == out).to(cotangent.dtype)
+    source_attains = (source == places.read(out)).to(cotangent.dtype)
+    share = cotangent / places.add(x_attains, source_attains)
+    return lambda: x_attains * share, lambda: source_attains * places.read(share)
 
 
 def _mean(
     cotangent: torch.Tensor,
     x: torch.Tensor,
     source: torch.Tensor,
-    add: Scatter,
-    read: Callable[[torch.Tensor], torch.Tensor],
     include_self: bool,
-) -> Any:
-    """All elements of a place share equally."""
+    places: _Places,
+) -> tuple[Part, Part]:
+    """All elements that were averaged share the cotangent equally."""
     first = cotangent.new_ones(x.shape) if include_self else cotangent.new_zeros(x.shape)
-    count = add(first, cotangent.new_ones(source.shape))
+    count = places.add(first, cotangent.new_ones(source.shape))
     share = cotangent / (count if include_self else count.masked_fill(count == 0, 1))
-    return lambda: share, lambda: read(share)
+    return lambda: share, lambda: places.read(share)
 
 
-@vjp(aten.scatter_reduce.two)
-def scatter_reduce(
-    cotangent: Any,
-    out: Any,
-    x: Any,
-    dim: int,
-    index: Any,
-    source: Any,
-    reduce: str,
-    *,
-    include_self: bool = True,
-) -> Any:
-    """A reduction for each place of x."""
-
-    def multiply(into: torch.Tensor, each: torch.Tensor) -> torch.Tensor:
-        return into.scatter_reduce(dim, index, each, "prod", include_self=include_self)
-
-    def add(into: torch.Tensor, each: torch.Tensor) -> torch.Tensor:
-        return into.scatter_add(dim, index, each)
-
-    def read(each: torch.Tensor) -> torch.Tensor:
-        return each.gather(dim, index)
-
-    # Sources that no index names are no part of it.
-    used = source[tuple(slice(0, size) for size in index.shape)] if index.dim() else source
-    if used.shape == source.shape:
-        used = source
-    of_x, of_source = _reduced(cotangent, out, x, used, reduce, include_self, multiply, add, read)
-    if not include_self:
-        unreduced = of_x
-        of_x = lambda: unreduced().scatter(dim, index, 0)  # noqa: E731
-    return of_x, None, None, lambda: _grown(of_source(), source)
-
-
-@vjp(aten.index_reduce.default)
-def index_reduce(
-    cotangent: Any,
-    out: Any,
-    x: Any,
-    dim: int,
-    index: Any,
-    source: Any,
-    reduce: str,
-    *,
-    include_self: bool = True,
-) -> Any:
-    """The same for whole slices."""
-
-    def multiply(into: torch.Tensor, each: torch.Tensor) -> torch.Tensor:
-        return into.index_reduce(dim, index, each, "prod", include_self=include_self)
-
-    def add(into: torch.Tensor, each: torch.Tensor) -> torch.Tensor:
-        return into.index_add(dim, index, each)
-
-    def read(each: torch.Tensor) -> torch.Tensor:
-        return each.index_select(dim, index)
-
-    of_x, of_source = _reduced(cotangent, out, x, source, reduce, include_self, multiply, add, read)
-    if not include_self:
-        unreduced = of_x
-        of_x = lambda: unreduced().index_fill(dim, index, 0)  # noqa: E731
-    return of_x, None, None, of_source
-
-
-def _reduced(
-    cotangent: torch.Tensor,
-    out: torch.Tensor,
-    x: torch.Tensor,
-    source: torch.Tensor,
-    reduce: str,
-    include_self: bool,
-    multiply: Scatter,
-    add: Scatter,
-    read: Callable[[torch.Tensor], torch.Tensor],
-) -> Any:
-    if reduce == "sum":
-        return lambda: cotangent, lambda: read(cotangent)
-    if reduce == "prod":
-        return _product(cotangent, out, x, source, multiply, add, read)
-    if reduce == "mean":
-        return _mean(cotangent, x, source, add, read, include_self)
-    return _extremum(cotangent, out, x, source, add, read)
-
-
-def _grown(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """`value` in the corner of a tensor of zeros."""
+def _padded_to(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """`value` in the corner of zeros of the shape of `like`."""
     pad: list[Any] = []
     for have, want in zip(reversed(value.shape), reversed(like.shape), strict=True):
         pad += [0, want - have]

@@ -1,4 +1,4 @@
-"""Eigenvectors, where torch's formula, traced, leaves out a check that eager makes."""
+"""Eigendecompositions: traced, torch's formula would lose the check of eigenvector phases."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def eig(cotangent: Any, out: Any, matrix: Any) -> Any:
     inner = None
     if cotangent[1] is not None:
         inner = adjoint @ cotangent[1]
-        # An eigenvector has norm one: its cotangent along itself means nothing.
+        # Eigenvectors have norm one: the component of the cotangent along them has no effect.
         inner = inner - adjoint @ (vectors * _diagonal(inner).real.unsqueeze(-2))
-    inner = _between(inner, values.conj(), cotangent[0])
+    inner = _over_gaps(inner, values.conj(), cotangent[0])
     gradient = torch.linalg.solve(adjoint, inner @ adjoint)
     return (_without_phase(gradient, cotangent[1], vectors, "eig"),)
 
@@ -34,31 +34,32 @@ def eigh(cotangent: Any, out: Any, matrix: Any, *_: Any) -> Any:
     inner = None
     if cotangent[1] is not None:
         inner = vectors.mH @ cotangent[1]
-        # Eigenvectors stay orthonormal, so that they move by a skew-Hermitian matrix.
+        # Eigenvectors stay orthonormal: their derivative is V times a skew-Hermitian matrix.
         inner = (inner - inner.mH) / 2
-    inner = _between(inner, values, cotangent[0])
+    inner = _over_gaps(inner, values, cotangent[0])
     gradient = vectors @ inner.to(vectors.dtype) @ vectors.mH
     return (_without_phase(gradient, cotangent[1], vectors, "eigh"),)
 
 
-def _between(inner: torch.Tensor | None, values: torch.Tensor, diagonal: Any) -> torch.Tensor:
-    """Off the diagonal, `inner` over the distances of the eigenvalues; `diagonal` on it."""
+def _over_gaps(inner: torch.Tensor | None, values: torch.Tensor, diagonal: Any) -> torch.Tensor:
+    """Off the diagonal, `inner` divided by the gaps between eigenvalues; `diagonal` on it."""
     if inner is None:
         return torch.diag_embed(diagonal)
-    distances = values.unsqueeze(-2) - values.unsqueeze(-1)
-    distances = distances + torch.diag_embed(torch.ones_like(values))
+    gaps = values.unsqueeze(-2) - values.unsqueeze(-1)
+    gaps = gaps + torch.diag_embed(torch.ones_like(values))
     on_diagonal = _diagonal(inner) if diagonal is None else _diagonal(inner) - diagonal
-    return inner / distances - torch.diag_embed(on_diagonal)
+    return inner / gaps - torch.diag_embed(on_diagonal)
 
 
 def _without_phase(
     gradient: torch.Tensor, of_vectors: torch.Tensor | None, vectors: torch.Tensor, op: str
 ) -> torch.Tensor:
-    """The gradient, unless it is of a loss that depends on the phases of complex eigenvectors."""
+    """The gradient; an error in the run if the loss depends on the phases of the eigenvectors."""
     if of_vectors is None or not vectors.is_complex():
         return gradient
-    turned = _diagonal(vectors.mH @ of_vectors).imag
-    small = torch.isclose(turned, torch.zeros_like(turned), rtol=1e-2, atol=1e-2).all()
+    along_phases = _diagonal(vectors.mH @ of_vectors).imag
+    zeros = torch.zeros_like(along_phases)
+    small = torch.isclose(along_phases, zeros, rtol=1e-2, atol=1e-2).all()
     message = (
         f"linalg_{op}_backward: The eigenvectors in the complex case are specified up to "
         "multiplication by e^{i phi}. The specified loss function depends on this quantity, "

@@ -48,26 +48,26 @@ def multilabel_margin_loss_backward(
     rows = x.reshape(1, -1) if x.dim() < 2 else x
     labels, marked = target.reshape(rows.shape), is_target.reshape(rows.shape)
     given = (labels >= 0).to(x.dtype).cumprod(1)
-    places = labels.clamp(min=0)
-    gap = 1 - rows.gather(1, places).unsqueeze(2) + rows.unsqueeze(1)
+    columns = labels.clamp(min=0)
+    gap = 1 - rows.gather(1, columns).unsqueeze(2) + rows.unsqueeze(1)
     active = (gap > 0).to(x.dtype) * given.unsqueeze(2) * (1 - marked).unsqueeze(1)
-    slope = active.sum(1).scatter_add(1, places, -active.sum(2)) / rows.shape[1]
+    slope = active.sum(1).scatter_add(1, columns, -active.sum(2)) / rows.shape[1]
     return (slope * _shared(cotangent, reduction, rows).unsqueeze(-1)).reshape(x.shape)
 
 
 def linear_cross_entropy(
     x: Any, matrix: Any, target: Any, bias: Any, weight: Any, ignore_index: int, *_: Any
 ) -> Any:
-    """Of each row.  torch computes it, and its derivative, in chunks that have no history."""
+    """The loss of each row.  Torch's op computes it in chunks, which autograd does not see."""
     logits = torch.nn.functional.linear(x, matrix, bias)
     return torch.nn.functional.cross_entropy(
         logits, target, weight, ignore_index=ignore_index, reduction="none"
     )
 
 
-_IN_CHUNKS = chunked_cross_entropy()
-if _IN_CHUNKS is not None:
-    composition(_IN_CHUNKS)(linear_cross_entropy)
+_CHUNKED = chunked_cross_entropy()
+if _CHUNKED is not None:
+    composition(_CHUNKED)(linear_cross_entropy)
 
 
 def _shared(cotangent: torch.Tensor, reduction: int, rows: torch.Tensor) -> torch.Tensor:

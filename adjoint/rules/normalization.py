@@ -4,8 +4,8 @@ With y = (x - mean) rstd and a cotangent g of y,
 
     dx = rstd (g - mean(g) - y mean(g y)).
 
-The kernels are given mean and rstd as values without a derivative.  Here they are functions of x
-again: rstd = (var(x) + eps)^(-1/2), where eps is what the given rstd says it is.
+The kernels take mean and rstd as constants.  To be differentiated again they must be functions of
+x: rstd = (var(x) + eps)^(-1/2), where eps is implied by the given rstd.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 def _reciprocal_deviation(variance: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
     """(variance + eps)^(-1/2), which has the value `rstd`.
 
-    The difference of the variance and itself is zero, but its derivative is not.
+    `variance - variance.detach()` is zero, but has the derivative of the variance.
     """
     change, value = variance - variance.detach(), rstd.detach()
     return value * (1 + change * value.square()).rsqrt()
@@ -113,7 +113,7 @@ def group_norm_backward(
     return of_x, of_weight, of_bias
 
 
-@composition(aten.native_batch_norm_backward.default)
+@composition(aten.native_batch_norm_backward.default, aten.batch_norm_backward.default)
 def batch_norm_backward(
     cotangent: Any,
     x: Any,
@@ -125,8 +125,9 @@ def batch_norm_backward(
     train: bool,
     eps: float,
     output_mask: Any,
+    *reserve: Any,
 ) -> Any:
-    """Over all axes but the second; without training, the statistics are constants."""
+    """Over all axes but the second; outside of training, the statistics are constants."""
     axes = [axis for axis in range(x.dim()) if axis != 1]
     shape = [1] * x.dim()
     shape[1] = x.shape[1]
@@ -147,35 +148,6 @@ def batch_norm_backward(
     return of_x, of_weight, of_bias
 
 
-@composition(aten.batch_norm_backward.default)
-def batch_norm_with_reserve_backward(
-    cotangent: Any,
-    x: Any,
-    weight: Any,
-    running_mean: Any,
-    running_var: Any,
-    save_mean: Any,
-    save_var: Any,
-    update: bool,
-    eps: float,
-    output_mask: Any,
-    reserve: Any,
-) -> Any:
-    """The same, by whatever kernel."""
-    return batch_norm_backward(
-        cotangent,
-        x,
-        weight,
-        running_mean,
-        running_var,
-        save_mean,
-        save_var,
-        update,
-        eps,
-        output_mask,
-    )
-
-
 @composition(aten.cudnn_batch_norm_backward.default, aten.miopen_batch_norm_backward.default)
 def cudnn_batch_norm_backward(
     x: Any,
@@ -188,24 +160,24 @@ def cudnn_batch_norm_backward(
     epsilon: float,
     *reserve: Any,
 ) -> Any:
-    """Always in training."""
-    every = (True, True, True)
+    """These kernels are used in training only."""
+    mask = (True, True, True)
     return batch_norm_backward(
-        cotangent, x, weight, None, None, save_mean, save_var, True, epsilon, every
+        cotangent, x, weight, None, None, save_mean, save_var, True, epsilon, mask
     )
 
 
 @vjp(aten._weight_norm_interface.default)
 def weight_norm(cotangent: Any, out: Any, direction: Any, length: Any, dim: int = 0) -> Any:
-    """By the kernel; the norms are a result, too."""
+    """By the kernel, plus the cotangent of the norms, which are a result too."""
     of_out, of_norms = cotangent
     of_direction = of_length = None
     if of_out is not None:
         kernel = aten._weight_norm_interface_backward.default
         of_direction, of_length = kernel(of_out, direction, length, out[1], dim)
     if of_norms is not None:
-        also = of_norms * (direction / out[1])
-        of_direction = also if of_direction is None else of_direction + also
+        part = of_norms * (direction / out[1])
+        of_direction = part if of_direction is None else of_direction + part
     return of_direction, of_length
 
 
@@ -222,7 +194,7 @@ def group_norm(
     group: int,
     eps: float,
 ) -> Any:
-    """By the kernel; the statistics are results, too."""
+    """By the kernel, plus the cotangents of mean and rstd, which are results too."""
     of_out, of_mean, of_rstd = cotangent
     of_x = of_weight = of_bias = None
     if of_out is not None:
@@ -247,7 +219,7 @@ def group_norm(
 def rms_norm(
     cotangent: Any, out: Any, x: Any, normalized_shape: Any, weight: Any, eps: float | None
 ) -> Any:
-    """By the kernel; the reciprocal root is a result, too."""
+    """By the kernel, plus the cotangent of rstd, which is a result too."""
     of_out, of_rstd = cotangent
     of_x = of_weight = None
     if of_out is not None:
@@ -262,7 +234,7 @@ def rms_norm(
 
 @composition(aten._weight_norm_interface_backward.default)
 def weight_norm_backward(cotangent: Any, direction: Any, length: Any, norms: Any, dim: int) -> Any:
-    """Of length direction / |direction|, the norm taken over all axes but `dim`."""
+    """Of length * direction / |direction|, with norms over all axes but `dim`."""
     axes = [axis for axis in range(direction.dim()) if axis != dim % direction.dim()]
     norm = direction.square().sum(axes, keepdim=True).sqrt()
     unit = direction / norm

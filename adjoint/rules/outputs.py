@@ -1,4 +1,4 @@
-"""Which results of an op have a derivative: torch's own word for it."""
+"""Which results of an op are differentiable, as torch's autograd decides it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def differentiable_outputs(
     active: Sequence[Any],
     fake_mode: FakeTensorMode,
 ) -> tuple[Any, ...]:
-    """For each result of a call with fake arguments, whether a derivative flows through it from the
+    """For each result of a call with fake arguments, whether it depends differentiably on the
     `active` ones; for a list among the results, a list.  `out` is what the call returned.
 
-    The statistics of a normalization are numbers like its result, but eager gives them none.
+    For example, eager gives the saved statistics of a normalization no derivative.
     """
     leaves, form = trees.leaves_and_structure((args, kwargs))
     wanted = {id(each) for each in active}
-    # How many tensors are in a list depends on sizes, which are not looked at.
+    # The length of a list of results depends on sizes, which are not part of the key otherwise.
     _, returned = trees.leaves_and_structure(out)
     key = (op, form, returned, tuple(_kind(leaf, wanted) for leaf in leaves))
     if key not in _KNOWN:
@@ -39,11 +39,11 @@ def differentiable_outputs(
         def leaf(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
-            alike = value.detach()
-            if alike.layout is torch.strided:
-                # Some fakes fail for other strides, which decide nothing here.
-                alike = alike.contiguous()
-            return alike.requires_grad_(id(value) in wanted)
+            copy = value.detach()
+            if copy.layout is torch.strided:
+                # Strides have no influence here, and some fake kernels fail for unusual ones.
+                copy = copy.contiguous()
+            return copy.requires_grad_(id(value) in wanted)
 
         with fake_mode, enable_python_dispatcher(), by_torch_formula(op), torch.enable_grad():
             args, kwargs = trees.map_leaves(leaf, (args, kwargs))
@@ -58,7 +58,7 @@ def _requires_grad(result: Any) -> bool:
 
 
 def _kind(leaf: Any, wanted: set[int]) -> Any:
-    """What of an argument decides: whether it is active; and what it says, as a mask does."""
+    """What of an argument the answer may depend on: activity, and the value of flags and masks."""
     if isinstance(leaf, torch.Tensor):
         return ("tensor", id(leaf) in wanted)
     return (type(leaf), leaf) if isinstance(leaf, (bool, str, type(None))) else type(leaf)

@@ -1,7 +1,7 @@
-"""Functions of one element of each argument.
+"""Pointwise ops: each element of the result depends on one element of each argument.
 
-Most rows are the partial derivative, nothing else: the cotangent is multiplied by its conjugate,
-since a cotangent is the gradient of a real number with respect to a complex one.
+Most rules are rows of a table of partial derivatives.  The cotangent is multiplied by the conjugate
+of the partial derivative, torch's convention for complex numbers.
 """
 
 from __future__ import annotations
@@ -72,8 +72,7 @@ PARTIALS: dict[Any, tuple[Partial | None, ...]] = {
     ),
 }
 
-# The same, where the partial derivative is the reciprocal of a number: the cotangent is divided
-# by it.
+# The reciprocals of partial derivatives, by which the cotangent is divided.
 RECIPROCALS: dict[Any, tuple[Partial | None, ...]] = {
     aten.sqrt.default: (lambda out, x: out * 2,),
     aten.log.default: (lambda out, x: x,),
@@ -86,7 +85,8 @@ RECIPROCALS: dict[Any, tuple[Partial | None, ...]] = {
 }
 
 
-def _conjugate(value: Any) -> Any:
+def conjugate(value: Any) -> Any:
+    """The conjugate of a tensor or number; a real one is returned as it is."""
     if isinstance(value, torch.Tensor):
         return value.conj() if value.is_complex() else value
     return value.conjugate() if isinstance(value, complex) else value
@@ -97,11 +97,11 @@ def _times(cotangent: Any, partial: Any) -> Any:
         return cotangent
     if isinstance(partial, (int, float)) and partial == -1:
         return -cotangent
-    return cotangent * _conjugate(partial)
+    return cotangent * conjugate(partial)
 
 
 def _over(cotangent: Any, divisor: Any) -> Any:
-    return cotangent / _conjugate(divisor)
+    return cotangent / conjugate(divisor)
 
 
 def rule_of(row: tuple[Partial | None, ...], apply: Callable[..., torch.Tensor]) -> Rule:
@@ -124,14 +124,14 @@ VJPS.update({op: rule_of(row, _over) for op, row in RECIPROCALS.items()})
 def div(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
     """dx = g / y, dy = -g out / y."""
     return (
-        lambda: cotangent / _conjugate(y),
-        lambda: -cotangent * _conjugate(out / y),
+        lambda: cotangent / conjugate(y),
+        lambda: -cotangent * conjugate(out / y),
     )
 
 
 @vjp(aten.div.Tensor_mode)
 def div_mode(cotangent: Any, out: Any, x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
-    """A rounded quotient is a step."""
+    """A rounded quotient is piecewise constant."""
     if rounding_mode is not None:
         return (lambda: cotangent.new_zeros(x.shape), lambda: cotangent.new_zeros(y.shape))
     return div(cotangent, out, x, y)
@@ -151,19 +151,19 @@ def sigmoid(cotangent: Any, out: Any, x: Any) -> Any:
 
 @vjp(aten.tanh_backward.default)
 def tanh_backward(cotangent: Any, out: Any, g: Any, y: Any) -> Any:
-    """Of g (1 - y^2)^*: the conjugate of a function of y."""
+    """Of g conj(1 - y^2)."""
     return (
-        lambda: aten.tanh_backward.default(cotangent, _conjugate(y)),
-        lambda: _conjugate(cotangent) * (g * _conjugate(y) * -2),
+        lambda: aten.tanh_backward.default(cotangent, conjugate(y)),
+        lambda: conjugate(cotangent) * (g * conjugate(y) * -2),
     )
 
 
 @vjp(aten.sigmoid_backward.default)
 def sigmoid_backward(cotangent: Any, out: Any, g: Any, y: Any) -> Any:
-    """Of g (y (1 - y))^*: the conjugate of a function of y."""
+    """Of g conj(y (1 - y))."""
     return (
-        lambda: aten.sigmoid_backward.default(cotangent, _conjugate(y)),
-        lambda: _conjugate(cotangent) * g * (1 - 2 * _conjugate(y)),
+        lambda: aten.sigmoid_backward.default(cotangent, conjugate(y)),
+        lambda: conjugate(cotangent) * g * (1 - 2 * conjugate(y)),
     )
 
 
@@ -175,7 +175,7 @@ def relu(cotangent: Any, out: Any, x: Any) -> Any:
 
 @vjp(aten.threshold_backward.default)
 def threshold_backward(cotangent: Any, out: Any, g: Any, x: Any, threshold: Any) -> Any:
-    """The same selection again; x only selects."""
+    """The same selection of the cotangent; x only selects."""
     return (
         lambda: aten.threshold_backward.default(cotangent, x, threshold),
         lambda: cotangent.new_zeros(x.shape),
@@ -210,7 +210,7 @@ def mish_backward(cotangent: Any, x: Any) -> Any:
 
 @vjp(aten.abs.default)
 def absolute(cotangent: Any, out: Any, x: Any) -> Any:
-    """g x / |x|; nothing at zero."""
+    """g x / |x|; zero at zero."""
     return (cotangent * x.sgn(),)
 
 
@@ -219,18 +219,18 @@ def pow_scalar(cotangent: Any, out: Any, x: Any, exponent: Any) -> Any:
     """g e x^(e - 1)"""
     if not isinstance(exponent, (torch.SymInt, torch.SymFloat)) and exponent == 0:
         return (lambda: cotangent.new_zeros(x.shape),)
-    return (lambda: cotangent * _conjugate(x.pow(exponent - 1) * exponent),)
+    return (lambda: cotangent * conjugate(x.pow(exponent - 1) * exponent),)
 
 
 @vjp(aten.pow.Tensor_Tensor)
 def pow_tensor(cotangent: Any, out: Any, x: Any, exponent: Any) -> Any:
     """g e x^(e - 1) and g out log(x); zero for e = 0, and for 0^e with e >= 0.
 
-    What is masked is the factor: forward mode multiplies a tangent by it.
+    The mask is applied to the factor, by which forward mode multiplies tangents.
     """
     return (
         lambda: (
-            cotangent * _conjugate(torch.where(exponent == 0, 0, exponent * x.pow(exponent - 1)))
+            cotangent * conjugate(torch.where(exponent == 0, 0, exponent * x.pow(exponent - 1)))
         ),
         lambda: _exponent_cotangent(cotangent, out, x, exponent),
     )
@@ -244,7 +244,7 @@ def pow_of_scalar(cotangent: Any, out: Any, x: Any, exponent: Any) -> Any:
     logarithm = complex(torch.tensor(x).log()) if isinstance(x, complex) else None
     if logarithm is None:
         logarithm = math.log(x) if x > 0 else math.nan
-    return (None, lambda: cotangent * _conjugate(out * logarithm))
+    return (None, lambda: cotangent * conjugate(out * logarithm))
 
 
 def _exponent_cotangent(
@@ -252,13 +252,13 @@ def _exponent_cotangent(
 ) -> torch.Tensor:
     real = exponent.real if exponent.is_complex() else exponent
     vanishes = (x == 0) & (real >= 0)
-    factor: torch.Tensor = _conjugate(torch.where(vanishes, 0, out * x.log()))
+    factor: torch.Tensor = conjugate(torch.where(vanishes, 0, out * x.log()))
     return cotangent * factor
 
 
 @vjp(aten.atan2.default)
 def atan2(cotangent: Any, out: Any, y: Any, x: Any) -> Any:
-    """(g x, -g y) / (x^2 + y^2); nothing at the origin."""
+    """(g x, -g y) / (x^2 + y^2); zero at the origin."""
     squared = y * y + x * x
     scaled = cotangent * squared.reciprocal().masked_fill(squared == 0, 0)
     return (lambda: scaled * x, lambda: scaled * -y)
@@ -266,9 +266,10 @@ def atan2(cotangent: Any, out: Any, y: Any, x: Any) -> Any:
 
 @vjp(aten.polar.default)
 def polar(cotangent: Any, out: Any, length: Any, angle: Any) -> Any:
-    """Of length exp(i angle), whose direction torch's formula takes from the result.
+    """Of length exp(i angle).
 
-    That has none where the length is zero, and the opposite one where it is negative.
+    Torch's formula takes the direction from the result, which has none where the length is zero,
+    and the opposite one where it is negative.
     """
     real, imag = cotangent.real, cotangent.imag
     return (
@@ -288,21 +289,21 @@ def addcdiv(cotangent: Any, out: Any, x: Any, y: Any, z: Any, *, value: Any = 1)
     """Of x + value y / z."""
     return (
         cotangent,
-        lambda: cotangent * _conjugate(value / z),
-        lambda: -cotangent * _conjugate(value * (y / z) / z),
+        lambda: cotangent * conjugate(value / z),
+        lambda: -cotangent * conjugate(value * (y / z) / z),
     )
 
 
 @vjp(aten.maximum.default)
 def maximum(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
-    """To the larger one; equal ones share."""
+    """To the larger argument; where they are equal, half to each."""
     shared = _shared(cotangent, x, y)
     return (lambda: shared.masked_fill(x < y, 0), lambda: shared.masked_fill(x > y, 0))
 
 
 @vjp(aten.minimum.default)
 def minimum(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
-    """To the smaller one; equal ones share."""
+    """To the smaller argument; where they are equal, half to each."""
     shared = _shared(cotangent, x, y)
     return (lambda: shared.masked_fill(x > y, 0), lambda: shared.masked_fill(x < y, 0))
 
@@ -314,7 +315,7 @@ def _shared(cotangent: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.
 
 @vjp(aten.clamp.default)
 def clamp(cotangent: Any, out: Any, x: Any, min: Any = None, max: Any = None) -> Any:
-    """g where x is within the bounds, which belong to it."""
+    """g where x is within the bounds, or equal to one of them."""
     return (_within(cotangent, x, min, max),)
 
 
@@ -344,7 +345,7 @@ def _within(cotangent: torch.Tensor, x: torch.Tensor, low: Any, high: Any) -> to
 
 @vjp(aten.where.self)
 def where(cotangent: Any, out: Any, condition: Any, x: Any, y: Any) -> Any:
-    """To the one that was chosen."""
+    """To the argument that was selected."""
     return (
         None,
         lambda: torch.where(condition, cotangent, 0),
@@ -354,13 +355,13 @@ def where(cotangent: Any, out: Any, condition: Any, x: Any, y: Any) -> Any:
 
 @vjp(aten.masked_fill.Scalar)
 def masked_fill(cotangent: Any, out: Any, x: Any, mask: Any, value: Any) -> Any:
-    """Nothing where it was filled."""
+    """Zero where it was filled."""
     return (cotangent.masked_fill(mask, 0),)
 
 
 @vjp(aten.masked_fill.Tensor)
 def masked_fill_tensor(cotangent: Any, out: Any, x: Any, mask: Any, value: Any) -> Any:
-    """Nothing where it was filled; the value was put there."""
+    """Zero where it was filled; the value receives the sum over those elements."""
     return (
         lambda: cotangent.masked_fill(mask, 0),
         None,
@@ -379,5 +380,5 @@ def native_dropout(cotangent: Any, out: Any, x: Any, p: float, train: bool | Non
 
 @vjp(aten._to_copy.default)
 def to_copy(cotangent: Any, out: Any, x: Any, **_: Any) -> Any:
-    """The same numbers in another format; where they lie is the sweep's business."""
+    """The cotangent on x's device; the sweep converts its dtype."""
     return (cotangent.to(x.device),)

@@ -1,6 +1,4 @@
-"""torch's primitive ops, which it does not differentiate: each as the ATen op of the same
-meaning.
-"""
+"""Torch's primitive ops, which autograd does not differentiate, in terms of ATen ops."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, composition
 aten = torch.ops.aten
 prims = torch.ops.prims
 
-# prims of one name and meaning with a function of torch's.
-_SAME = [
+# Primitives that are `torch` functions of the same name.
+_SAME_NAME = [
     "abs",
     "acos",
     "acosh",
@@ -67,7 +65,7 @@ _SAME = [
     "as_strided_scatter",
 ]
 
-_RENAMED: dict[str, Callable[..., torch.Tensor]] = {
+_OTHER_NAME: dict[str, Callable[..., torch.Tensor]] = {
     "erf_inv": torch.erfinv,
     "bessel_i0": torch.special.i0,
     "bessel_i0e": torch.special.i0e,
@@ -89,20 +87,20 @@ _RENAMED: dict[str, Callable[..., torch.Tensor]] = {
     "cbrt": lambda x: x.sign() * x.abs() ** (1 / 3),
 }
 
-_STEPS = ["ceil", "floor", "round", "sign", "trunc", "nextafter", "fill"]
+_PIECEWISE_CONSTANT = ["ceil", "floor", "round", "sign", "trunc", "nextafter", "fill"]
 
-COMPOSITIONS.update({getattr(prims, name).default: getattr(torch, name) for name in _SAME})
-COMPOSITIONS.update({getattr(prims, name).default: made for name, made in _RENAMED.items()})
-NON_DIFFERENTIABLE.update(getattr(prims, name).default for name in _STEPS)
+COMPOSITIONS.update({getattr(prims, name).default: getattr(torch, name) for name in _SAME_NAME})
+COMPOSITIONS.update({getattr(prims, name).default: same for name, same in _OTHER_NAME.items()})
+NON_DIFFERENTIABLE.update(getattr(prims, name).default for name in _PIECEWISE_CONSTANT)
 
 
 @composition(prims.broadcast_in_dim.default)
 def broadcast_in_dim(x: Any, shape: Sequence[Any], broadcast_dimensions: Sequence[int]) -> Any:
     """Axis i of x is axis broadcast_dimensions[i] of the result."""
-    placed: list[Any] = [1] * len(shape)
-    for axis, place in enumerate(broadcast_dimensions):
-        placed[place] = x.shape[axis]
-    return x.reshape(placed).expand(shape)
+    unit: list[Any] = [1] * len(shape)
+    for axis, target in enumerate(broadcast_dimensions):
+        unit[target] = x.shape[axis]
+    return x.reshape(unit).expand(shape)
 
 
 @composition(prims.split_dim.default)
@@ -133,24 +131,24 @@ COMPOSITIONS[prims.amin.default] = functools.partial(_reduced, torch.amin)
 
 @composition(prims.var.default)
 def var(x: Any, dims: Any, correction: float | None = 1, *, output_dtype: Any = None) -> Any:
-    """Over some axes."""
+    """The variance over the axes `dims`."""
     value = torch.var(x, None if dims is None else list(dims), correction=correction)
     return value if output_dtype is None else value.to(output_dtype)
 
 
 @composition(prims.fft_r2c.default)
 def fft_r2c(x: Any, *, dim: Sequence[int], onesided: bool) -> Any:
-    """Without a factor."""
+    """Unnormalized."""
     return aten._fft_r2c.default(x, dim, 0, onesided)
 
 
 @composition(prims.fft_c2r.default)
 def fft_c2r(x: Any, *, dim: Sequence[int], last_dim_size: Any) -> Any:
-    """Without a factor."""
+    """Unnormalized."""
     return aten._fft_c2r.default(x, dim, 0, last_dim_size)
 
 
 @composition(prims.fft_c2c.default)
 def fft_c2c(x: Any, *, dim: Sequence[int], forward: bool) -> Any:
-    """Without a factor."""
+    """Unnormalized."""
     return aten._fft_c2c.default(x, dim, 0, forward)

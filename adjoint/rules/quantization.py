@@ -1,8 +1,8 @@
-"""Fake quantization with a scale and a zero point that are learned.
+"""Fake quantization with a learned scale and zero point.
 
-With q = round(x / s + z) within [low, high], the result is (q - z) s.  Rounding passes cotangents
-through; for the scale it does not.  `grad_factor` multiplies the cotangents of scale and zero
-point.
+With q = clamp(round(x / s + z), low, high), the result is (q - z) s.  For x, rounding has the
+straight-through derivative 1; for s and z, the derivative 0.  `grad_factor` multiplies the
+cotangents of scale and zero point.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _pull_back(
     low: int,
     high: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Element by element: the cotangents of x, and the parts in those of scale and zero point."""
+    """Per element: the cotangent of x, and the contributions to those of scale and zero point."""
     zero = (zero_point + 0.5).clamp(low, high).trunc()
     ratio = x * (1 / scale)
     level = ratio.round() + zero
@@ -67,7 +67,7 @@ def per_channel_backward(
     quant_max: int,
     grad_factor: float = 1.0,
 ) -> Any:
-    """A scale and a zero point for each place along an axis."""
+    """A scale and a zero point for each index along an axis."""
     shape = [1] * x.dim()
     shape[axis] = x.shape[axis]
     of_x, of_scale, of_zero = _pull_back(
@@ -79,17 +79,8 @@ def per_channel_backward(
 
 
 @vjp(aten._fake_quantize_learnable_per_tensor_affine.default)
-def per_tensor(
-    cotangent: Any,
-    out: Any,
-    x: Any,
-    scale: Any,
-    zero_point: Any,
-    quant_min: int,
-    quant_max: int,
-    grad_factor: float = 1.0,
-) -> Any:
-    """By the kernel, which knows float32 only."""
+def per_tensor(cotangent: Any, out: Any, x: Any, *quantizer: Any, **named: Any) -> Any:
+    """By the kernel, which supports float32 only."""
     kernel = aten._fake_quantize_learnable_per_tensor_affine_backward.default
     pull_back = kernel if x.dtype == torch.float32 else per_tensor_backward
-    return pull_back(cotangent, x, scale, zero_point, quant_min, quant_max, grad_factor)
+    return pull_back(cotangent, x, *quantizer, **named)

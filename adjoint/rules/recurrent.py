@@ -1,4 +1,4 @@
-"""Recurrent cells with fused kernels."""
+"""Fused kernels of recurrent cells."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ def fused_gru_cell(
     input_bias: Any = None,
     hidden_bias: Any = None,
 ) -> Any:
-    """Of h' = n + z (h - n), with r, z = sigmoid(...), n = tanh(a + r b).
-
-    Written in ordinary ops: the kernel's workspace has no derivative.
-    """
+    """In ordinary ops: the workspace that the backward kernel takes has no derivative."""
     x, h = input_gates, hidden_gates
     if input_bias is not None:
         x, h = x + input_bias, h + hidden_bias
     (xr, xz, xn), (hr, hz, hn) = x.chunk(3, 1), h.chunk(3, 1)
     reset, update = (xr + hr).sigmoid(), (xz + hz).sigmoid()
     new = (xn + reset * hn).tanh()
-    g = cotangent[0]
-    of_new = g * (1 - update) * (1 - new * new)
-    of_update = g * (hx - new) * (1 - update) * update
-    of_reset = of_new * hn * (1 - reset) * reset
-    of_input = torch.cat([of_reset, of_update, of_new], 1)
-    of_hidden = torch.cat([of_reset, of_update, of_new * reset], 1)
-    return (
-        of_input,
-        of_hidden,
-        g * update,
-        None if input_bias is None else of_input.sum(0),
-        None if hidden_bias is None else of_hidden.sum(0),
-    )
+    return _gru_cotangents(cotangent[0], reset, update, new, hx, hn, input_bias is not None)
 
 
 @composition(aten._thnn_fused_gru_cell_backward.default)
 def fused_gru_cell_backward(cotangent: Any, workspace: Any, has_bias: bool) -> Any:
-    """In terms of what the kernel keeps: r, z, n, h and b."""
-    reset, update, new, hx, hn = workspace.chunk(5, 1)
+    """In terms of the kernel's workspace: r, z, n, h and b."""
+    return _gru_cotangents(cotangent, *workspace.chunk(5, 1), has_bias)
+
+
+def _gru_cotangents(
+    cotangent: torch.Tensor,
+    reset: torch.Tensor,
+    update: torch.Tensor,
+    new: torch.Tensor,
+    hx: torch.Tensor,
+    hn: torch.Tensor,
+    has_bias: bool,
+) -> tuple[torch.Tensor | None, ...]:
+    """Of h' = n + z (h - n) with r = sigmoid(...), z = sigmoid(...), n = tanh(a + r b).
+
+    The cotangents of the input gates, the hidden gates, h and the two biases.
+    """
     of_new = cotangent * (1 - update) * (1 - new * new)
     of_update = cotangent * (hx - new) * (1 - update) * update
     of_reset = of_new * hn * (1 - reset) * reset

@@ -1,4 +1,4 @@
-"""Reductions: the cotangent goes back to the axes it came from."""
+"""Reductions: the cotangent is broadcast back over the axes that were reduced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def restore_axes(value: torch.Tensor, x: torch.Tensor, dim: Any, keepdim: bool) -> torch.Tensor:
-    """`value` with an axis of one element for each of x's that `dim` names."""
+    """`value` with an axis of size 1 for each axis of x that was reduced, as `keepdim` has it."""
     if keepdim or x.dim() == 0:
         return value
     if dim is None or (isinstance(dim, (list, tuple)) and not dim):
@@ -56,24 +56,24 @@ def mean_dims(cotangent: Any, out: Any, x: Any, dim: Any, keepdim: bool = False,
 
 @vjp(aten.prod.default)
 def product_of_all(cotangent: Any, out: Any, x: Any, **_: Any) -> Any:
-    """The product of all the others."""
+    """The product of all other elements."""
     flat = x.to(out.dtype).reshape(-1)
-    return ((cotangent * _of_the_others(flat, 0).conj()).reshape(x.shape),)
+    return ((cotangent * _product_of_others(flat, 0).conj()).reshape(x.shape),)
 
 
 @vjp(aten.prod.dim_int)
 def product(cotangent: Any, out: Any, x: Any, dim: int, keepdim: bool = False, **_: Any) -> Any:
-    """The product of all the others."""
+    """The product of all other elements."""
     if x.dim() == 0:
         return (cotangent,)
-    others = _of_the_others(x.to(out.dtype), dim % x.dim())
+    others = _product_of_others(x.to(out.dtype), dim % x.dim())
     return (restore_axes(cotangent, x, dim, keepdim) * others.conj(),)
 
 
-def _of_the_others(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """For each element the product of those before it times that of those after it.
+def _product_of_others(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """For each element, the product of those before it times the product of those after it.
 
-    Without a division, so that zeros do not matter; without slices, so that there may be none.
+    No division, so that zeros are no special case; no slices, so that the axis may be empty.
     """
 
     def before(x: torch.Tensor) -> torch.Tensor:
@@ -86,7 +86,7 @@ def _of_the_others(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 @vjp(aten.amax.default, aten.amin.default)
 def extremum(cotangent: Any, out: Any, x: Any, dim: Any = (), keepdim: bool = False) -> Any:
-    """All elements that attain it share equally."""
+    """All elements that attain the extremum share the cotangent equally."""
     attained = x == restore_axes(out, x, dim, keepdim)
     axes = list(range(x.dim())) if not _listed(dim) else list(_listed(dim))
     count = attained.sum(axes, keepdim=True)
@@ -94,18 +94,18 @@ def extremum(cotangent: Any, out: Any, x: Any, dim: Any = (), keepdim: bool = Fa
 
 
 @vjp(aten.max.dim, aten.min.dim, aten.median.dim, aten.nanmedian.dim)
-def chosen(cotangent: Any, out: Any, x: Any, dim: int, keepdim: bool = False) -> Any:
-    """To the element that was chosen."""
-    return (_placed(cotangent[0], out[1], x, dim, keepdim),)
+def selected(cotangent: Any, out: Any, x: Any, dim: int, keepdim: bool = False) -> Any:
+    """The cotangent goes to the element that was selected."""
+    return (_scattered(cotangent[0], out[1], x, dim, keepdim),)
 
 
 @vjp(aten.kthvalue.default)
 def kthvalue(cotangent: Any, out: Any, x: Any, k: Any, dim: int = -1, keepdim: bool = False) -> Any:
-    """To the element that was chosen."""
-    return (_placed(cotangent[0], out[1], x, dim, keepdim),)
+    """The cotangent goes to the element that was selected."""
+    return (_scattered(cotangent[0], out[1], x, dim, keepdim),)
 
 
-def _placed(
+def _scattered(
     cotangent: torch.Tensor, index: torch.Tensor, x: torch.Tensor, dim: int, keepdim: bool
 ) -> torch.Tensor:
     if x.dim() == 0:
@@ -126,7 +126,7 @@ def topk(
     largest: bool = True,
     sorted: bool = True,
 ) -> Any:
-    """Each value to the element it is."""
+    """Each cotangent goes to the element that was selected."""
     if x.dim() == 0:
         return (cotangent[0],)
     return (cotangent[0].new_zeros(x.shape).scatter(dim, out[1], cotangent[0]),)
@@ -134,7 +134,7 @@ def topk(
 
 @vjp(aten.sort.default)
 def sort(cotangent: Any, out: Any, x: Any, dim: int = -1, descending: bool = False) -> Any:
-    """Each value to the element it is."""
+    """Each cotangent goes to the element that was selected."""
     if x.dim() == 0:
         return (cotangent[0],)
     return (cotangent[0].new_zeros(x.shape).scatter(dim, out[1], cotangent[0]),)
@@ -165,7 +165,7 @@ def log_softmax(cotangent: Any, out: Any, x: Any, dim: int, half_to_float: bool)
 def softmax_backward(
     cotangent: Any, out: Any, g: Any, y: Any, dim: int, input_dtype: torch.dtype
 ) -> Any:
-    """Of y (g - sum(g y)): it is symmetric in g; in y, it is a product of two functions of y."""
+    """Of y (g - sum(g y)): self-adjoint in g, and a product of two functions of y."""
     return (
         lambda: aten._softmax_backward_data.default(cotangent.to(y.dtype), y, dim, y.dtype),
         lambda: (

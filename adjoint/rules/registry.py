@@ -7,38 +7,41 @@ A rule is a vector-Jacobian product, written in ordinary torch:
         return (restore_axes(cotangent, x, dim, keepdim).expand(x.shape),)
 
 It is given the cotangent of the result, the result, and the call's arguments, and returns one
-cotangent for each argument (None: no derivative; fewer: None for the rest; a function of nothing:
-called if the argument is of interest).  An op with several results gets tuples, in which a
-cotangent that is zero is None.  Sums over broadcast axes, dtypes, zeros and accumulation are the
-sweep's business, never a rule's.
+cotangent for each argument:
 
-What a rule emits is differentiated by the rules of what it emits: order n needs nothing more.
+- None: the argument has no derivative; missing entries at the end mean the same;
+- a function without parameters: called only if the cotangent of that argument is needed.
+
+For an op with several results, cotangent and result are tuples; a cotangent that is zero is None.
+Sums over broadcast axes, dtypes, zeros and accumulation are handled by the sweep, never by a rule.
+
+The ops that a rule emits have rules of their own, so higher orders need nothing more.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from adjoint.torch_private.operators import OpOverload
+from adjoint.torch_private.operators import OpOverload, named_arguments
 
 Rule = Callable[..., Any]
 RuleT = TypeVar("RuleT", bound=Rule)
 
 VJPS: dict[Any, Rule] = {}
 COMPOSITIONS: dict[Any, Callable[..., Any]] = {}
-"""For an op without a derivative of its own: the same value as a composition of ops that have
-one.
-"""
+"""For an op without a VJP: the same value, computed by differentiable ops."""
 NON_DIFFERENTIABLE: set[Any] = set()
 """Piecewise constant, or defined to have no derivative: every cotangent is zero."""
 
 
 def vjp(*ops: OpOverload) -> Callable[[RuleT], RuleT]:
-    """Register the rule of `ops`."""
+    """Register the only rule of `ops`."""
 
     def register(rule: RuleT) -> RuleT:
         for op in ops:
+            assert op not in VJPS, f"{op} has two rules"
             VJPS[op] = rule
         return rule
 
@@ -50,17 +53,46 @@ def composition(*ops: OpOverload) -> Callable[[RuleT], RuleT]:
 
     def register(function: RuleT) -> RuleT:
         for op in ops:
+            assert op not in COMPOSITIONS, f"{op} has two compositions"
             COMPOSITIONS[op] = function
         return function
 
     return register
 
 
+def composition_by_name(*ops: OpOverload) -> Callable[[RuleT], RuleT]:
+    """As `composition`, but all arguments except the first are passed by their schema names.
+
+    For fused kernels with long argument lists, of which a composition uses a few.
+    """
+
+    def register(function: RuleT) -> RuleT:
+        for op in ops:
+            composition(op)(_by_name(op, function))
+        return function
+
+    return register
+
+
+def _by_name(op: OpOverload, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        (_, first), *rest = named_arguments(op, args, kwargs).items()
+        return function(first, **dict(rest))
+
+    return run
+
+
 def vjp_rule(op: OpOverload) -> Callable[[RuleT], RuleT]:
-    """Add a rule for an op, or replace the one there is.
+    """Register the rule of an op, replacing any other.
 
     @adjoint.vjp_rule(torch.ops.mylib.spline.default)
     def spline_vjp(cotangent, out, x, knots):
         return cotangent * spline_slope(x, knots), None
     """
-    return vjp(op)
+
+    def register(rule: RuleT) -> RuleT:
+        VJPS[op] = rule
+        return rule
+
+    return register

@@ -1,7 +1,8 @@
-"""Sampling between the elements of a tensor: the backward kernels as compositions.
+"""Grid sampling: its backward kernels as compositions.
 
-A sample is a sum of the elements around its point, times weights that are polynomials in where the
-point lies between them.  Kinks have eager's derivative: what is moved to an edge does not move.
+A sample is a weighted sum of the elements around a point; the weights are polynomials in the
+point's fractional coordinates.  As in eager, a coordinate clamped to the border has derivative
+zero.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ aten = torch.ops.aten
 _NEAREST, _BICUBIC = 1, 2
 _BORDER, _REFLECTION = 1, 2
 
-# The parameter of the cubic that bicubic interpolation convolves with.
+# The parameter of the bicubic convolution kernel, usually called a.
 _CUBIC = -0.75
 
 
@@ -35,7 +36,7 @@ def grid_sampler_backward(
     align_corners: bool,
     output_mask: Any,
 ) -> Any:
-    """What autograd makes of the samples spelt out."""
+    """Autograd's derivative of the samples, written in ordinary ops."""
     x, grid = (each if each.requires_grad else each.detach().requires_grad_() for each in (x, grid))
     samples = _samples(x, grid, interpolation, padding, align_corners)
     wanted = [each for each, is_wanted in zip((x, grid), output_mask, strict=True) if is_wanted]
@@ -47,9 +48,9 @@ def grid_sampler_backward(
 
 def _samples(x: Tensor, grid: Tensor, interpolation: int, padding: int, aligned: bool) -> Tensor:
     sizes = x.shape[2:]
-    # The grid names the last axis first.
+    # The grid's coordinates are in reverse order: the last axis comes first.
     points = [
-        _place(point, size, aligned)
+        _unnormalized(point, size, aligned)
         for point, size in zip(reversed(grid.unbind(-1)), sizes, strict=True)
     ]
     axes = [
@@ -63,8 +64,8 @@ def _samples(x: Tensor, grid: Tensor, interpolation: int, padding: int, aligned:
     return total
 
 
-def _place(point: Tensor, size: int, aligned: bool) -> Tensor:
-    """From [-1, 1] to indices; these ends are the centres of the outer elements, or their edges."""
+def _unnormalized(point: Tensor, size: int, aligned: bool) -> Tensor:
+    """From [-1, 1] to indices; the ends are the centres of the outer elements, or their edges."""
     return (point + 1) / 2 * (size - 1) if aligned else ((point + 1) * size - 1) / 2
 
 
@@ -97,7 +98,7 @@ def _cubic_weights(t: Tensor) -> list[Tensor]:
 
 
 def _padded(point: Tensor, size: int, padding: int, aligned: bool) -> Tensor:
-    """Where a point outside of the tensor is taken to be."""
+    """The coordinate, with the padding mode applied to points outside of the tensor."""
     if padding == _REFLECTION:
         point = _reflected(point, *((0, size - 1) if aligned else (-0.5, size - 0.5)))
     if padding in (_BORDER, _REFLECTION):

@@ -1,4 +1,4 @@
-"""Running sums and extrema along an axis."""
+"""Scans along an axis: running sums and extrema."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from adjoint.graph.operations import exponential_scan
+from adjoint.rules.pointwise import conjugate
 from adjoint.rules.registry import vjp
 
 aten = torch.ops.aten
@@ -14,17 +15,17 @@ aten = torch.ops.aten
 
 @vjp(aten.cumsum.default)
 def cumsum(cotangent: Any, out: Any, x: Any, dim: int, **_: Any) -> Any:
-    """Each element is in every later sum."""
-    return (_from_the_end(cotangent, dim),)
+    """The sum of the cotangents from each element to the end."""
+    return (_suffix_sums(cotangent, dim),)
 
 
-def _from_the_end(value: torch.Tensor, dim: int) -> torch.Tensor:
+def _suffix_sums(value: torch.Tensor, dim: int) -> torch.Tensor:
     return value.flip(dim).cumsum(dim).flip(dim) if value.dim() else value
 
 
 @vjp(aten.cummax.default, aten.cummin.default)
 def extremum(cotangent: Any, out: Any, x: Any, dim: int) -> Any:
-    """To the element that was the extremum."""
+    """Each cotangent goes to the element that was the extremum."""
     if x.dim() == 0:
         return (cotangent[0],)
     return (cotangent[0].new_zeros(x.shape).scatter_add(dim, out[1], cotangent[0]),)
@@ -34,11 +35,12 @@ def extremum(cotangent: Any, out: Any, x: Any, dim: int) -> Any:
 def logcumsumexp(cotangent: Any, out: Any, x: Any, dim: int) -> Any:
     """dx_j = sum_{i >= j} g_i exp(x_j - out_i)
 
-    torch's formula takes the logarithm of the cotangent: linear, but not where that is zero.
+    Torch's formula takes the logarithm of the cotangent, so that it has no derivative where the
+    cotangent is zero.
     """
     if x.dim() == 0:
         return (cotangent,)
-    return (exponential_scan(cotangent, -_conjugate(out), _conjugate(x), dim, True),)
+    return (exponential_scan(cotangent, -conjugate(out), conjugate(x), dim, True),)
 
 
 @vjp(exponential_scan)
@@ -46,9 +48,5 @@ def scan_of_exponentials(
     cotangent: Any, out: Any, v: Any, a: Any, b: Any, dim: int, reverse: bool
 ) -> Any:
     """Of sum_j v_j exp(a_j + b_i): its transpose is the scan from the other end."""
-    of_v = exponential_scan(cotangent, _conjugate(b), _conjugate(a), dim, not reverse)
-    return of_v, lambda: _conjugate(v) * of_v, lambda: cotangent * _conjugate(out)
-
-
-def _conjugate(value: torch.Tensor) -> torch.Tensor:
-    return value.conj() if value.is_complex() else value
+    of_v = exponential_scan(cotangent, conjugate(b), conjugate(a), dim, not reverse)
+    return of_v, lambda: conjugate(v) * of_v, lambda: cotangent * conjugate(out)

@@ -1,4 +1,4 @@
-"""Reductions of segments of an axis: their backward kernel as a composition."""
+"""Segment reductions: their backward kernel as a composition."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def segment_reduce_backward(
     """
     ends = offsets[..., 1:] if lengths is None else lengths.cumsum(-1)
     starts = offsets[..., :-1] if lengths is None else ends - lengths
-    place = torch.arange(x.shape[axis], device=x.device).expand((*ends.shape[:-1], x.shape[axis]))
-    segment = torch.searchsorted(ends.contiguous(), place.contiguous(), right=True)
+    rows = torch.arange(x.shape[axis], device=x.device).expand((*ends.shape[:-1], x.shape[axis]))
+    segment = torch.searchsorted(ends.contiguous(), rows.contiguous(), right=True)
     covered = segment < ends.shape[-1]
     segment = segment.clamp(max=ends.shape[-1] - 1)
     missing = (1,) * (x.dim() - axis - 1)

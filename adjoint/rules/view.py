@@ -1,4 +1,4 @@
-"""Ops that show the same elements otherwise: the cotangent is shown the other way round."""
+"""Views, concatenations and other rearrangements: the cotangent is rearranged the inverse way."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ aten = torch.ops.aten
     aten._reshape_copy.default,
 )
 def reshaped(cotangent: Any, out: Any, x: Any, *_: Any, **__: Any) -> Any:
-    """The shape of x again."""
+    """Reshape to x's shape."""
     return (cotangent.reshape(x.shape),)
 
 
@@ -36,7 +36,7 @@ def expand(cotangent: Any, out: Any, x: Any, *_: Any, **__: Any) -> Any:
 
 @vjp(aten.alias.default)
 def alias(cotangent: Any, out: Any, x: Any) -> Any:
-    """The same tensor."""
+    """The identity."""
     return (cotangent,)
 
 
@@ -49,32 +49,32 @@ def permute(cotangent: Any, out: Any, x: Any, dims: Sequence[int]) -> Any:
 
 @vjp(aten.transpose.int)
 def transpose(cotangent: Any, out: Any, x: Any, dim0: int, dim1: int) -> Any:
-    """The same exchange again."""
+    """Swap the same two axes."""
     return (cotangent.transpose(dim0, dim1),)
 
 
 @vjp(aten.t.default)
 def t(cotangent: Any, out: Any, x: Any) -> Any:
-    """The same exchange again."""
+    """Swap the same two axes."""
     return (cotangent.t(),)
 
 
 @vjp(aten.flip.default)
 def flip(cotangent: Any, out: Any, x: Any, dims: Sequence[int]) -> Any:
-    """The same again."""
+    """Flip the same axes."""
     return (cotangent.flip(dims),)
 
 
 @vjp(aten.roll.default)
 def roll(cotangent: Any, out: Any, x: Any, shifts: Any, dims: Any = ()) -> Any:
-    """Back."""
+    """Roll by the opposite shifts."""
     back = [-each for each in (shifts if isinstance(shifts, (list, tuple)) else [shifts])]
     return (cotangent.roll(back, dims),)
 
 
 @vjp(aten.select.int)
 def select(cotangent: Any, out: Any, x: Any, dim: int, index: Any) -> Any:
-    """Zero elsewhere."""
+    """The cotangent in its position, zeros elsewhere."""
     return (aten.select_backward.default(cotangent, x.shape, dim, index),)
 
 
@@ -82,7 +82,7 @@ def select(cotangent: Any, out: Any, x: Any, dim: int, index: Any) -> Any:
 def select_backward(
     cotangent: Any, out: Any, g: Any, input_sizes: Any, dim: int, index: Any
 ) -> Any:
-    """What was put there."""
+    """The inverse selection."""
     return (cotangent.select(dim, index),)
 
 
@@ -96,7 +96,7 @@ def slice_(
     end: Any = None,
     step: Any = 1,
 ) -> Any:
-    """Zero elsewhere."""
+    """The cotangent in its position, zeros elsewhere."""
     start = 0 if start is None else start
     end = x.shape[dim] if end is None else end
     return (aten.slice_backward.default(cotangent, x.shape, dim, start, end, step),)
@@ -106,7 +106,7 @@ def slice_(
 def slice_backward(
     cotangent: Any, out: Any, g: Any, input_sizes: Any, dim: int, start: Any, end: Any, step: Any
 ) -> Any:
-    """What was put there."""
+    """The inverse selection."""
     return (aten.slice.Tensor(cotangent, dim, start, end, step),)
 
 
@@ -114,7 +114,7 @@ def slice_backward(
 def diagonal(
     cotangent: Any, out: Any, x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Any:
-    """Zero elsewhere."""
+    """The cotangent in its position, zeros elsewhere."""
     return (aten.diagonal_backward.default(cotangent, x.shape, offset, dim1, dim2),)
 
 
@@ -122,13 +122,13 @@ def diagonal(
 def diagonal_backward(
     cotangent: Any, out: Any, g: Any, input_sizes: Any, offset: int, dim1: int, dim2: int
 ) -> Any:
-    """What was put there."""
+    """The inverse selection."""
     return (cotangent.diagonal(offset, dim1, dim2),)
 
 
 @vjp(aten.cat.default)
 def cat(cotangent: Any, out: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
-    """To each the part it is."""
+    """Each tensor receives its part."""
 
     def part(start: Any, tensor: torch.Tensor) -> Any:
         return lambda: cotangent.narrow(dim, start, tensor.shape[dim])
@@ -147,7 +147,7 @@ def cat(cotangent: Any, out: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
 
 @vjp(aten.stack.default)
 def stack(cotangent: Any, out: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
-    """To each its layer."""
+    """Each tensor receives its index along `dim`."""
     axis = dim % cotangent.dim()
 
     def part(index: int) -> Any:
@@ -158,7 +158,7 @@ def stack(cotangent: Any, out: Any, tensors: Sequence[Any], dim: int = 0) -> Any
 
 @vjp(aten.unbind.int)
 def unbind(cotangent: Any, out: Any, x: Any, dim: int = 0) -> Any:
-    """The layers together."""
+    """Stack the cotangents."""
     present = [index for index, each in enumerate(cotangent) if each is not None]
     if len(present) == 1:
         (index,) = present
@@ -168,7 +168,7 @@ def unbind(cotangent: Any, out: Any, x: Any, dim: int = 0) -> Any:
 
 @vjp(aten.split.Tensor, aten.split_with_sizes.default)
 def split(cotangent: Any, out: Any, x: Any, sizes: Any, dim: int = 0) -> Any:
-    """The parts together."""
+    """Concatenate the cotangents."""
     return (torch.cat(_filled(cotangent, out), dim),)
 
 
@@ -182,7 +182,7 @@ def _filled(cotangents: Sequence[Any], outs: Sequence[Any]) -> list[torch.Tensor
 
 @vjp(aten.constant_pad_nd.default)
 def constant_pad(cotangent: Any, out: Any, x: Any, pad: Sequence[Any], value: Any = 0) -> Any:
-    """What was added goes; what was cut off was not seen."""
+    """Pad by the opposite amounts: crop the padding, and zeros for what was cropped."""
     return (aten.constant_pad_nd.default(cotangent, [-each for each in pad]),)
 
 
@@ -194,7 +194,7 @@ def conj(cotangent: Any, out: Any, x: Any) -> Any:
 
 @composition(aten.as_strided.default)
 def as_strided(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
-    """A value begins where its memory does; its fake may be a window on more."""
+    """Offsets count from the first element of x, whose fake may lie within a larger storage."""
     return x.as_strided(size, stride, x.storage_offset() + (storage_offset or 0))
 
 
@@ -208,11 +208,14 @@ def as_strided_scatter(
     stride: Any,
     storage_offset: Any = None,
 ) -> Any:
-    """The source was put at some places; x has nothing there."""
-    place = (size, stride, 0 if storage_offset is None else storage_offset)
-    # Its memory is spoken of: a cotangent may be an expanded number.
+    """The source receives the elements that it replaced; x receives the others.
+
+    Torch's own formula gives x the cotangent of the replaced elements, too.
+    """
+    window = (size, stride, 0 if storage_offset is None else storage_offset)
+    # Strides refer to contiguous memory; the cotangent may be expanded.
     whole = cotangent.clone(memory_format=torch.contiguous_format)
     return (
-        lambda: aten.as_strided_scatter.default(whole, whole.new_zeros(source.shape), *place),
-        lambda: aten.as_strided_copy.default(whole, *place),
+        lambda: aten.as_strided_scatter.default(whole, whole.new_zeros(source.shape), *window),
+        lambda: aten.as_strided_copy.default(whole, *window),
     )

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ __all__ = [
     "chunked_cross_entropy",
     "dense_kernel",
     "implicitly_written_arguments",
+    "named_arguments",
     "recorded_loop",
     "written_arguments",
 ]
@@ -35,6 +36,14 @@ class _RecordedLoop(HigherOrderOperator):
 
 # A `while_loop` whose steps also give values that are not carried: these are stacked.
 recorded_loop = _RecordedLoop()
+
+
+def named_arguments(
+    operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a call by their names in the schema; defaults are left out."""
+    names = (argument.name for argument in operator._schema.arguments)
+    return dict(zip(names, args, strict=False)) | dict(kwargs)
 
 
 def written_arguments(operator: OpOverload) -> tuple[str, ...]:

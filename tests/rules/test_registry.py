@@ -1,7 +1,14 @@
 import pytest
 import torch
 
-from adjoint.rules.registry import COMPOSITIONS, VJPS, composition, vjp, vjp_rule
+from adjoint.rules.registry import (
+    COMPOSITIONS,
+    VJPS,
+    composition,
+    composition_by_name,
+    vjp,
+    vjp_rule,
+)
 from tests.differentiation import bridged
 from tests.rules.rows import real
 
@@ -40,8 +47,27 @@ def test_a_cotangent_that_nobody_needs_is_not_computed(monkeypatch: pytest.Monke
 def test_registering_returns_what_was_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     def made(*_: object) -> None: ...
 
-    monkeypatch.setitem(VJPS, aten.cos.default, made)
-    monkeypatch.setitem(COMPOSITIONS, aten.cos.default, made)
+    monkeypatch.delitem(VJPS, aten.cos.default)
+    monkeypatch.delitem(COMPOSITIONS, aten.cos.default, raising=False)
     assert vjp(aten.cos.default)(made) is made
     assert composition(aten.cos.default)(made) is made
-    assert VJPS[aten.cos.default] is COMPOSITIONS[aten.cos.default] is made
+    assert VJPS.pop(aten.cos.default) is COMPOSITIONS.pop(aten.cos.default) is made
+
+
+def test_an_op_has_one_rule_of_ours() -> None:
+    with pytest.raises(AssertionError, match=r"aten.cos.default has two rules"):
+        vjp(aten.cos.default)(VJPS[aten.cos.default])
+
+
+def test_arguments_of_a_composition_may_be_passed_by_name() -> None:
+    seen: list[object] = []
+
+    def made(first: object, **named: object) -> None:
+        seen.append((first, named))
+
+    try:
+        assert composition_by_name(aten.addcmul.default)(made) is made
+        COMPOSITIONS[aten.addcmul.default](1, 2, tensor2=3, value=4)
+    finally:
+        del COMPOSITIONS[aten.addcmul.default]
+    assert seen == [(1, {"tensor1": 2, "tensor2": 3, "value": 4})]

@@ -9,6 +9,7 @@ from adjoint.torch_private.operators import (
     OpOverloadPacket,
     chunked_cross_entropy,
     implicitly_written_arguments,
+    named_arguments,
     written_arguments,
 )
 
@@ -64,3 +65,8 @@ def test_the_loss_of_each_row_is_named_as_torch_names_it() -> None:
     op = chunked_cross_entropy()
     known = hasattr(torch.nn.functional, "linear_cross_entropy")
     assert op is None or (known and len(op._schema.arguments) == 9)
+
+
+def test_arguments_by_name() -> None:
+    op = aten.sum.dim_IntList
+    assert named_arguments(op, (1, [0]), {"dtype": None}) == {"self": 1, "dim": [0], "dtype": None}
