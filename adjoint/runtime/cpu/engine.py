@@ -1,12 +1,11 @@
-"""LLVM text becomes functions of this process.
+"""JIT compilation for the CPU: LLVM IR text becomes functions of this process.
 
-Nothing is read from or written to disk, and no compiler is needed but the LLVM that llvmlite
-brings.  An engine owns its target machine and its code, and goes with the last function of it that
-somebody holds.
+The only compiler needed is the LLVM in llvmlite, and nothing is read from or written to disk.  An
+engine owns its target machine and its code; both are freed with the last function of it.
 
-What an object calls is known from the object alone: code generation adds calls where the processor
-has no instruction.  What nobody defines would be called all the same, at address 0; so such an
-object is refused before it is loaded.
+Code generation adds calls where the CPU lacks an instruction, so only the object file tells what it
+calls.  LLVM would resolve an undefined symbol to address 0: an object that has one is rejected
+before it is loaded.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from adjoint.runtime.cpu.support import C_FUNCTIONS, SUPPORT, c_function
 from adjoint.runtime.cpu.threads import openmp
 from adjoint.target import Machine
 
-# What stays as long as the process.
+# Functions that are never freed.
 _RESIDENT: list[NativeFunction] = []
 _LOCK = threading.RLock()
 
-# Functions outside that texts may call.
+# External functions that generated code may call.
 _KNOWN: set[str] = set()
 
 
 class LLVMError(RuntimeError):
-    """LLVM would not have the text."""
+    """LLVM rejected the module, or it calls something that nobody defines."""
 
 
 @functools.cache
@@ -54,27 +53,21 @@ def _add(name: str, address: int) -> None:
 
 
 def add_symbol(name: str, address: int) -> None:
-    """Let texts call the function at `address`."""
+    """Let generated code call the function at `address` as `name`."""
     with _LOCK:
         _prepare()
         _add(name, address)
 
 
 def compile_object(text: str, machine: Machine) -> bytes:
-    """The object file that `text` becomes on a machine."""
+    """Compile LLVM IR to an object file for `machine`."""
     with _LOCK:
         _prepare()
     target = target_machine(machine)
     with parsed_module(text) as module:
         module.triple = target.triple
         module.data_layout = str(target.target_data)
-        # Wide loops are fast enough without being unrolled as well, and compile in a third of the
-        # time; short ones say themselves that they are to be.
-        tuning = llvm.create_pipeline_tuning_options(speed_level=2)
-        tuning.loop_vectorization = True
-        tuning.slp_vectorization = False
-        tuning.loop_unrolling = False
-        builder = llvm.create_pass_builder(target, tuning)
+        builder = pass_builder(target, vectorize_loops=True)
         with pass_manager(builder) as passes:
             passes.run(module, builder)
         image: bytes = target.emit_object(module)
@@ -83,9 +76,11 @@ def compile_object(text: str, machine: Machine) -> bytes:
 
 @contextlib.contextmanager
 def parsed_module(text: str) -> Iterator[llvm.ModuleRef]:
-    """`text` in a context of its own, which keeps constants and types of all modules that it sees.
+    """The verified module of `text`, in an LLVM context of its own.
 
-    Both are freed in their order, which the garbage collector would not keep to.
+    A context keeps the constants and types of all its modules, so a shared one would only grow.
+    Module and context are freed here because they must be freed in that order, which the garbage
+    collector would not guarantee.
     """
     with llvm.create_context() as context:
         try:
@@ -100,10 +95,24 @@ def parsed_module(text: str) -> Iterator[llvm.ModuleRef]:
             yield module
 
 
+def pass_builder(target: llvm.TargetMachine, vectorize_loops: bool) -> llvm.PassBuilder:
+    """LLVM's -O2 pipeline without unrolling.
+
+    Unrolling vectorized loops gains little and would dominate compile time; loops with a small
+    constant trip count carry metadata that asks for it.
+    """
+    tuning = llvm.create_pipeline_tuning_options(speed_level=2)
+    tuning.loop_vectorization = vectorize_loops
+    tuning.slp_vectorization = False
+    tuning.loop_unrolling = False
+    return llvm.create_pass_builder(target, tuning)
+
+
 @contextlib.contextmanager
 def pass_manager(builder: llvm.PassBuilder) -> Iterator[llvm.ModulePassManager]:
+    """The builder's passes, freed at the end."""
     passes = builder.getModulePassManager()
-    # llvmlite does not free it by itself: the `_dispose` that it finds first does nothing.
+    # llvmlite does not free it: the `_dispose` that attribute lookup finds first does nothing.
     passes._owned = True
     try:
         yield passes
@@ -112,13 +121,14 @@ def pass_manager(builder: llvm.PassBuilder) -> Iterator[llvm.ModulePassManager]:
 
 
 def load(text: str, names: Sequence[str]) -> list[NativeFunction]:
-    """The functions `names` that `text` defines."""
+    """Compile `text` for this machine and load the functions `names` that it defines."""
     with _LOCK:
         _prepare()
         machine = machines.host()
         image = compile_object(text, machine)
-        _require(image, names)
-        # In a context that stays: engines are freed by the garbage collector, in any order.
+        _require_symbols(image, names)
+        # In the global context, which is never freed: the garbage collector frees engines in any
+        # order.
         empty = llvm.parse_assembly("")
         engine = llvm.create_mcjit_compiler(empty, target_machine(machine))
         engine.add_object_file(llvm.object_file.ObjectFileRef.from_data(image))
@@ -127,14 +137,14 @@ def load(text: str, names: Sequence[str]) -> list[NativeFunction]:
 
 
 def load_resident(text: str, name: str) -> int:
-    """The address of a function that `text` defines, and that stays as long as the process."""
+    """The address of the function `name` of `text`, loaded for as long as the process runs."""
     (function,) = load(text, [name])
     _RESIDENT.append(function)
     return function.address
 
 
-def _require(image: bytes, names: Sequence[str]) -> None:
-    """All that the object is asked for, and all that it calls, is there."""
+def _require_symbols(image: bytes, names: Sequence[str]) -> None:
+    """Raise `LLVMError` unless the object defines `names` and everything that it calls exists."""
     symbols = symbols_of(image)
     missing = [name for name in names if name not in symbols.defined]
     missing += [name for name in sorted(symbols.undefined) if not _is_known(name)]
@@ -143,7 +153,7 @@ def _require(image: bytes, names: Sequence[str]) -> None:
 
 
 def _is_known(name: str) -> bool:
-    """Whether there is such a function; support for code generation is made when first used."""
+    """Whether generated code can call `name`; support functions are compiled at their first use."""
     if name not in _KNOWN:
         address = None
         if name in SUPPORT:
@@ -155,8 +165,10 @@ def _is_known(name: str) -> bool:
     return name in _KNOWN
 
 
-# Puts addresses that enter in their places; then come the steps, if there are any.
-BINDING = """\
+# The first part of a native run: for each pair (address of a word, index) of %bindings, stores
+# entry `index` of the call's address table in that word.  Continues at %step, or at %end if there
+# are no steps.
+STORE_ADDRESSES = """\
   %none = icmp eq i64 %bound, 0
   br i1 %none, label %bind.end, label %bind
 bind:
@@ -180,7 +192,7 @@ RUNNER = f"""\
 define i64 @adjoint.run(
     ptr %bindings, i64 %bound, ptr %table, ptr %steps, i64 %count, i64 %threads) {{
 entry:
-{BINDING}
+{STORE_ADDRESSES}
 step:
   %s = phi i64 [ 0, %bind.end ], [ %s.next, %step ]
   %call = getelementptr {{ ptr, ptr }}, ptr %steps, i64 %s
@@ -199,7 +211,7 @@ end:
 
 @functools.cache
 def runner() -> Callable[..., int]:
-    """Puts addresses in their places, then calls kernels one after another."""
+    """The native function that stores a call's addresses and calls a run of kernels in order."""
     word = ctypes.c_int64
     kind = ctypes.CFUNCTYPE(word, word, word, word, word, word, word)
     return kind(load_resident(RUNNER, "adjoint.run"))

@@ -1,7 +1,7 @@
-"""The processor that code is generated for: the one at hand, or another by its name.
+"""The CPU that code is generated for: the host, or another by name.
 
-Code for another is only compiled and looked at, unless it is a level of x86-64 that the processor
-at hand has, too.
+Code for another CPU is compiled and inspected by tests.  It runs only if it is for an x86-64 level
+that the host supports.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from adjoint.target import Machine
 
 
 def target_machine(machine: Machine) -> llvm.TargetMachine:
+    """LLVM's object for `machine`; an engine takes ownership of it."""
     return llvm.Target.from_triple(machine.triple).create_target_machine(
         cpu=machine.cpu, features=machine.features, opt=3, codemodel="jitdefault", jit=True
     )
@@ -21,7 +22,7 @@ def target_machine(machine: Machine) -> llvm.TargetMachine:
 
 @functools.cache
 def host() -> Machine:
-    """The processor at hand."""
+    """The CPU of this machine."""
     return Machine(
         llvm.get_process_triple(),
         llvm.get_host_cpu_name(),
@@ -29,7 +30,7 @@ def host() -> Machine:
     )
 
 
-# What each level has that the one before has not, as LLVM names it.
+# The features that each level adds to the one before, as LLVM names them.
 _LEVELS: dict[str, tuple[str, ...]] = {
     "x86-64": ("sse2",),
     "x86-64-v2": ("cx16", "sahf", "popcnt", "sse3", "ssse3", "sse4.1", "sse4.2"),
@@ -41,14 +42,14 @@ LEVELS = tuple(_LEVELS)
 
 
 def missing(level: str) -> list[str]:
-    """What the processor at hand lacks of a level of x86-64."""
-    there = llvm.get_host_cpu_features()
+    """The features of an x86-64 level that the host lacks."""
+    available = llvm.get_host_cpu_features()
     needed = [name for each in LEVELS[: LEVELS.index(level) + 1] for name in _LEVELS[each]]
-    return [name for name in needed if not there.get(name)]
+    return [name for name in needed if not available.get(name)]
 
 
 def reduced(level: str) -> Machine:
-    """The processor at hand with nothing but what a level of x86-64 has."""
+    """The host restricted to an x86-64 level."""
     lacking = missing(level)
     if lacking:
         raise ValueError(

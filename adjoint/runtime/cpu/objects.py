@@ -1,7 +1,6 @@
-"""The symbols of an object file, ELF or Mach-O, of 64 bits and with the low byte first.
+"""The symbols of a 64-bit little-endian object file, ELF or Mach-O.
 
-Code generation calls functions that the text it was given does not name.  Which ones, only the
-object says.
+Code generation may add calls that the IR does not have; they are visible only in the object file.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class UnknownFormat(ValueError):
 
 
 def symbols_of(image: bytes) -> Symbols:
-    """The functions and data that an object shows to others, and those that it lacks."""
+    """The external symbols that an object defines, and those that it leaves undefined."""
     if image[:6] == b"\x7fELF\x02\x01":
         entries = _elf(image)
     elif image[:4] == b"\xcf\xfa\xed\xfe":
@@ -35,7 +34,7 @@ def symbols_of(image: bytes) -> Symbols:
     return found
 
 
-# Of a section: what it is, and where the names of its symbols are.
+# Of a section header: type, offset, size and, of a symbol table, the section of its names.
 _SYMBOL_TABLE = 2
 _SECTION = struct.Struct("<4xI16xQQI20x")
 _ELF_SYMBOL = struct.Struct("<IBxH16x")
@@ -49,14 +48,14 @@ def _elf(image: bytes) -> Iterator[tuple[str, bool]]:
         if kind != _SYMBOL_TABLE:
             continue
         names = sections[link][1]
-        for name, how, section in _ELF_SYMBOL.iter_unpack(image[offset : offset + length]):
-            # Symbols of no name are sections; local ones nobody else sees.
-            if name and (how >> 4 or not section):
+        for name, info, section in _ELF_SYMBOL.iter_unpack(image[offset : offset + length]):
+            # Sections have no name; symbols of local binding are not external.
+            if name and (info >> 4 or not section):
                 yield _text(image, names + name), bool(section)
 
 
 _SYMTAB = 2
-_EXTERNAL, _WHERE, _SECTION_TYPE = 0x01, 0x0E, 0x0E
+_EXTERNAL, _TYPE_MASK, _IN_SECTION = 0x01, 0x0E, 0x0E
 _MACH_O_SYMBOL = struct.Struct("<IBxxxQ")
 
 
@@ -68,10 +67,10 @@ def _mach_o(image: bytes) -> Iterator[tuple[str, bool]]:
         if command == _SYMTAB:
             offset, entries, names = struct.unpack_from("<III", image, at + 8)
             table = image[offset : offset + entries * _MACH_O_SYMBOL.size]
-            for name, how, _value in _MACH_O_SYMBOL.iter_unpack(table):
-                if how & _EXTERNAL:
-                    # Each begins with an underscore that C does not show.
-                    yield _text(image, names + name)[1:], how & _WHERE == _SECTION_TYPE
+            for name, kind, _value in _MACH_O_SYMBOL.iter_unpack(table):
+                if kind & _EXTERNAL:
+                    # The names of C have an underscore before them.
+                    yield _text(image, names + name)[1:], kind & _TYPE_MASK == _IN_SECTION
         at += length
 
 

@@ -1,8 +1,9 @@
-"""What code generation calls where a processor has no instruction for it, as LLVM text of ours.
+"""Runtime library functions that LLVM's code generation may call, as LLVM IR of ours.
 
-Where there are no instructions for numbers of half the width, LLVM calls `__truncsfhf2` and its
-like, which are in no library that a process has to have.  Each is written here in instructions that
-every processor has.  Functions of the C library, which every process has, are named.
+Where the CPU cannot convert half-precision numbers, for example, LLVM calls `__truncsfhf2`, which
+is part of a compiler's runtime library and need not exist in this process.  Each of these functions
+is written here in instructions that every CPU has.  Functions of the C library, which every process
+has, are listed by name.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ def c_function(name: str) -> int | None:
 
 
 def _narrowing(name: str, source: str, result: str, fraction: int, bias: int) -> str:
-    """Rounds to the nearest number of fewer bits, ties to even, once.
+    """Round to a narrower format, to nearest with ties to even, in one rounding.
 
-    The bits of a double are those of the result, further left, once its exponent is counted from
-    where that of the result is.  Below the least normal number, the sum with a power of two whose
-    last bit is the least of all is rounded to a multiple of it.
+    With its exponent rebased, a double has the bits of the result followed by those to round off.
+    Subnormal results are rounded by an addition: the sum with a power of two whose last bit is the
+    smallest subnormal is a multiple of that subnormal.
     """
     drop = 52 - fraction
     infinity = (2 * bias + 1) << fraction
-    magic = 1023 + 52 + 1 - bias - fraction  # the exponent field of that power of two
+    magic = 1023 + 52 + 1 - bias - fraction  # exponent field of the power of two that rounds
     widened = "  %wide = fpext float %x to double\n" if source == "float" else ""
     return f"""\
 define {result} @{name}({source} %x) #0 {{
@@ -72,7 +73,7 @@ define {result} @{name}({source} %x) #0 {{
 
 
 def _widening(name: str, source: str, result: str, fraction: int, bias: int) -> str:
-    """The same number with more bits; a NaN becomes quiet, as instructions make it."""
+    """Convert to a wider format, exactly; a NaN becomes quiet, as with hardware instructions."""
     infinity = (2 * bias + 1) << fraction
     lift = 52 - fraction
     narrowed = "  %narrow = fptrunc double %made to float\n" if result == "float" else ""
@@ -107,7 +108,8 @@ define {result} @{name}({source} %x) #0 {{
 _MODES = {"half": "hf", "bfloat": "bf", "float": "sf", "double": "df"}
 _FORMATS = {"half": (10, 15), "bfloat": (7, 127)}
 
-# The rest of x / y: x is shifted left bit by bit, until the units of both are the same.
+# The remainder of x / y, by long division: x is shifted left bit by bit until both have the same
+# exponent.
 _REST = """\
 define internal double @rest(double %x, double %y) #0 {
 entry:
@@ -194,7 +196,8 @@ define float @fmodf(float %x, float %y) #0 {
 }
 """
 
-# Quotient and rest, bit by bit.  A rest that a bit is shifted out of is larger than any divisor.
+# Quotient and remainder by long division.  If a bit is shifted out of the remainder, it is larger
+# than any divisor.
 _DIVISION = """\
 define internal { i128, i128 } @divided(i128 %x, i128 %y) #0 {
 entry:
@@ -238,7 +241,7 @@ _SIZES = """\
 
 
 def _division(name: str, part: int, signed: bool) -> str:
-    """Part 0 is the quotient, part 1 the rest, which has the sign of what is divided."""
+    """Part 0 is the quotient; part 1 the remainder, which has the sign of the dividend."""
     sign = "%x.sign" if part else "%both.signs"
     x, y = ("%x.size", "%y.size") if signed else ("%x", "%y")
     turned = f"  %turned = xor i128 %size, {sign}\n  %made = sub i128 %turned, {sign}\n"
@@ -261,7 +264,7 @@ def _texts() -> Mapping[str, str]:
             down, up = f"{_MODES[wide]}{_MODES[narrow]}", f"{_MODES[narrow]}{_MODES[wide]}"
             texts[f"__trunc{down}2"] = _narrowing(f"__trunc{down}2", wide, narrow, fraction, bias)
             texts[f"__extend{up}2"] = _widening(f"__extend{up}2", narrow, wide, fraction, bias)
-    # LLVM knows some of these by name, and must not make one of itself.
+    # LLVM recognizes some of these by name, and must not compile one into a call of itself.
     return {name: f"{text}{_ATTRIBUTES}" for name, text in texts.items()}
 
 

@@ -1,7 +1,7 @@
-"""The threads of torch's own OpenMP pool.
+"""The entry points of the OpenMP library that torch has loaded.
 
-Kernels enter a parallel region of the OpenMP library that torch has loaded, so that both share one
-pool, and `torch.set_num_threads` holds for both.  Where there is none, kernels run on one thread.
+Kernels enter parallel regions of that library, so that they share torch's thread pool, and
+`torch.set_num_threads` applies to both.  Without an OpenMP library, kernels run on one thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LIBRARIES = ("libgomp", "libiomp", "libomp")
 
 
 def _loaded_libraries() -> list[str]:
-    """Files of this process that look like an OpenMP library."""
+    """Loaded files whose name is that of an OpenMP library."""
     maps = Path("/proc/self/maps")
     if maps.exists():
         files = {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines()}
@@ -30,22 +30,22 @@ def _loaded_libraries() -> list[str]:
 
 @functools.cache
 def openmp() -> dict[str, int]:
-    """The address of each entry that kernels call."""
+    """The address of each OpenMP function that kernels call."""
     for path in _loaded_libraries():
         library = ctypes.CDLL(path)
         if all(hasattr(library, name) for name in _ENTRIES):
             pointers = [ctypes.cast(getattr(library, name), ctypes.c_void_p) for name in _ENTRIES]
             return {n: int(p.value or 0) for n, p in zip(_ENTRIES, pointers, strict=True)}
-    return _alone()
+    return _single_threaded()
 
 
-# Python's functions that native code calls; they must stay.
+# Callbacks of ctypes are freed with their Python objects; native code keeps only addresses.
 _KEPT: list[object] = []
 
 
 @functools.cache
-def _alone() -> dict[str, int]:
-    """A team of one, in place of an OpenMP library."""
+def _single_threaded() -> dict[str, int]:
+    """A team of one thread, in place of an OpenMP library."""
 
     def call(function: int, data: int, threads: int, flags: int) -> None:
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(data)

@@ -1,6 +1,6 @@
-"""LLVM text becomes PTX, NVIDIA's assembly, by the LLVM that llvmlite brings.
+"""LLVM IR text becomes PTX, by the LLVM in llvmlite.
 
-Several threads may do this at a time: each has a context of LLVM's to itself.
+Several threads may compile at the same time: each has an LLVM context of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite.binding import ffi
 
-from adjoint.runtime.cpu.engine import LLVMError, parsed_module, pass_manager
+from adjoint.runtime.cpu.engine import LLVMError, parsed_module, pass_builder, pass_manager
 from adjoint.target import Machine
 
 _LOCK = threading.Lock()
@@ -34,19 +34,15 @@ def assemble(text: str, machine: Machine) -> bytes:
             cpu=machine.cpu, features=machine.features, opt=3
         )
         module.data_layout = str(target.target_data)
-        tuning = llvm.create_pipeline_tuning_options(speed_level=2)
-        tuning.loop_vectorization = False
-        tuning.slp_vectorization = False
-        tuning.loop_unrolling = False
-        builder = llvm.create_pass_builder(target, tuning)
+        builder = pass_builder(target, vectorize_loops=False)
         with pass_manager(builder) as passes:
-            _side_by_side("LLVMPY_RunNewModulePassManager")(passes, module, builder)
-        return _emitted(target, module)
+            _unlocked("LLVMPY_RunNewModulePassManager")(passes, module, builder)
+        return _emit_ptx(target, module)
 
 
-def _emitted(target: Any, module: Any) -> bytes:
+def _emit_ptx(target: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:
     with ffi.OutputString() as error:
-        buffer = _side_by_side("LLVMPY_TargetMachineEmitToMemory")(target, module, 0, error)
+        buffer = _unlocked("LLVMPY_TargetMachineEmitToMemory")(target, module, 0, error)
         if not buffer:
             raise LLVMError(str(error))
     try:
@@ -56,10 +52,11 @@ def _emitted(target: Any, module: Any) -> bytes:
         ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
 
 
-def _side_by_side(name: str) -> Any:
-    """A function of LLVM's, without the one lock that llvmlite holds in every call.
+def _unlocked(name: str) -> Any:
+    """A function of LLVM, without the global lock that llvmlite holds during every call.
 
-    That lock is for those who share a context.  What compiles for long would wait for it.
+    The lock protects shared contexts, which there are none of here; with it, compilations of
+    several threads would run one after another.
     """
     function = getattr(ffi.lib, name)
     return getattr(function, "_cfn", function)

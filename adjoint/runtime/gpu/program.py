@@ -25,7 +25,7 @@ from adjoint.loops.plan import (
 )
 from adjoint.loops.teams import threads_per_block
 from adjoint.runtime.code import NativeFunction
-from adjoint.runtime.cpu.engine import BINDING, add_symbol, load_resident
+from adjoint.runtime.cpu.engine import STORE_ADDRESSES, add_symbol, load_resident
 from adjoint.runtime.cpu.memory import At, Word, Words
 from adjoint.runtime.gpu.capture import CudaCapture
 from adjoint.runtime.gpu.driver import check, launch_address, use_in_this_thread
@@ -99,7 +99,7 @@ class GpuProgram(PlanProgram):
 
     def _keep(self, key: Any, binding: GpuBinding) -> None:
         self._bindings.pop(key, None)
-        while len(self._bindings) >= KEPT_BINDINGS:
+        while len(self._bindings) >= KEPT_STORE_ADDRESSESS:
             self._bindings.pop(next(iter(self._bindings)))
         self._bindings[key] = binding
 
@@ -130,7 +130,7 @@ def why_not_capturable(plan: Plan) -> str:
 
 
 # Bindings hold no memory of their own here, so that many sizes may keep theirs.
-KEPT_BINDINGS = 64
+KEPT_STORE_ADDRESSESS = 64
 
 
 class GpuBinding(NativeBinding):
@@ -205,7 +205,7 @@ define i64 @adjoint.launch(
     ptr %bindings, i64 %bound, ptr %table, ptr %steps, i64 %count, i64 %stream) {{
 entry:
   %on = inttoptr i64 %stream to ptr
-{BINDING}
+{STORE_ADDRESSES}
 step:
   %s = phi i64 [ 0, %bind.end ], [ %s.next, %next ]
   %entry.at = getelementptr ptr, ptr %steps, i64 %s

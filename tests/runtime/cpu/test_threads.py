@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from adjoint.runtime.cpu.threads import _alone, openmp
+from adjoint.runtime.cpu.threads import _single_threaded, openmp
 from tests.lowering import program_of
 
 
@@ -23,7 +23,7 @@ def test_the_library_is_torchs() -> None:
 
 
 def test_a_team_of_one() -> None:
-    entries = _alone()
+    entries = _single_threaded()
     number = ctypes.CFUNCTYPE(ctypes.c_int)
     assert number(entries["omp_get_thread_num"])() == 0
     assert number(entries["omp_get_num_threads"])() == 1
