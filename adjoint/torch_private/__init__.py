@@ -1,4 +1,4 @@
-"""Every private torch API that adjoint uses, one module a topic.
+"""Every private torch API that adjoint uses, one module per topic.
 
-A new torch release that moves something is mended here and nowhere else.
+Changes of private names in a new torch release are handled here and nowhere else.
 """

@@ -1,4 +1,4 @@
-"""Activation checkpointing: what torch keeps of a checkpoint's arguments in a graph."""
+"""Activation checkpointing: arguments of checkpoints in a graph, and selective policies."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from torch.utils import checkpoint
 
 from adjoint.torch_private.modes import TorchDispatchMode, replaced
 
-# Given how to run an op, and what the policy says once its result is known; returns the result.
-AskPolicy: TypeAlias = Callable[[Callable[[], Any], Callable[[Any], str]], Any]
+# Called with a function that runs an op and one that maps its result to the policy's decision;
+# returns the result.
+Handler: TypeAlias = Callable[[Callable[[], Any], Callable[[Any], str]], Any]
 
 _CONTEXT_PARAMETERS = inspect.signature(checkpoint.SelectiveCheckpointContext).parameters
 
 
 def split_arguments(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments of the checkpoint, and those of the function that it runs."""
-    own, functions = TagActivationCheckpoint.divide_kwargs(kwargs)
-    return own, functions
+    """Keyword arguments of the checkpoint itself, and those of the function that it runs."""
+    own, of_function = TagActivationCheckpoint.divide_kwargs(kwargs)
+    return own, of_function
 
 
 def forward_context(body: fx.GraphModule) -> contextlib.AbstractContextManager[Any]:
@@ -32,8 +33,8 @@ def forward_context(body: fx.GraphModule) -> contextlib.AbstractContextManager[A
 
 
 @contextlib.contextmanager
-def selective_checkpoints_handled_by(ask: AskPolicy, mode: TorchDispatchMode) -> Iterator[None]:
-    """Under `mode`, selective checkpointing calls `ask` for each op, and keeps nothing itself."""
+def selective_checkpoints_handled_by(handle: Handler, mode: TorchDispatchMode) -> Iterator[None]:
+    """Under `mode`, selective checkpointing calls `handle` for each op, and caches nothing."""
 
     def dispatch(
         self: Any, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -43,12 +44,13 @@ def selective_checkpoints_handled_by(ask: AskPolicy, mode: TorchDispatchMode) ->
             return op(*args, **named)
 
         def policy(result: Any) -> str:
-            said = self.policy_fn(_context(result), op, *args, **named)
-            # Older policies say whether to save.
-            said = checkpoint._policy_from_bool(said) if isinstance(said, bool) else said
-            return str(said.name)
+            decision = self.policy_fn(_context(result), op, *args, **named)
+            if isinstance(decision, bool):
+                # Older policies return whether to save.
+                decision = checkpoint._policy_from_bool(decision)
+            return str(decision.name)
 
-        return ask(lambda: op(*args, **named), policy)
+        return handle(lambda: op(*args, **named), policy)
 
     with replaced(checkpoint._CachingTorchDispatchMode, "__torch_dispatch__", dispatch, mode):
         yield

@@ -1,15 +1,14 @@
-"""Ops that torch defines by others, in C++ and once more in Python.
+"""Composite ops: those that torch decomposes into others, in C++ and again in Python.
 
-The Python definitions are made for symbolic sizes.  They are not always what eager torch does: some
-return a view where the C++ one returns a new tensor, a copy where it returns its argument, or use
-other kernels.
+The Python decompositions support symbolic sizes, but differ from eager torch in places: some return
+a view where C++ returns a new tensor, a copy where it returns its argument, or use other kernels.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -29,59 +28,45 @@ _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 
 @contextlib.contextmanager
 def composites_as_in_eager() -> Iterator[None]:
-    """Run ops by their Python definitions where sizes are symbols, and as eager does elsewhere."""
+    """Use Python decompositions only where sizes are symbolic, and C++ ones elsewhere."""
     with contextlib.ExitStack() as stack:
         for op in _defined_in_python():
-            stack.enter_context(_as_in_eager(op))
+            kernels = {k: _chosen(op, op.py_kernels[k]) for k in _KEYS if k in op.py_kernels}
+            stack.enter_context(_python_kernels(op, kernels))
         for op, definition in _DEFINED_HERE.items():
-            stack.enter_context(_defined(op, definition))
+            stack.enter_context(_python_kernels(op, {_KEYS[0]: definition}))
         stack.enter_context(enable_python_dispatcher())
         yield
 
 
 @contextlib.contextmanager
-def _as_in_eager(op: OpOverload) -> Iterator[None]:
-    before = dict(op.py_kernels)
-    for key in _KEYS:
-        if key in before:
-            op.py_kernels[key] = _chosen(op, before[key])
-    op._dispatch_cache.clear()
+def _python_kernels(
+    op: OpOverload, kernels: Mapping[DispatchKey, Callable[..., Any] | None]
+) -> Iterator[None]:
+    """Replace Python kernels of `op` for a while; None removes one."""
+    before = {key: op.py_kernels.get(key) for key in kernels}
+    _set_kernels(op, kernels)
     try:
         yield
     finally:
-        op.py_kernels.update(before)
-        op._dispatch_cache.clear()
+        _set_kernels(op, before)
 
 
-@contextlib.contextmanager
-def _defined(op: OpOverload, definition: Callable[..., Any]) -> Iterator[None]:
-    before = op.py_kernels.get(DispatchKey.CompositeImplicitAutograd)
-    op.py_kernels[DispatchKey.CompositeImplicitAutograd] = definition
+def _set_kernels(op: OpOverload, kernels: Mapping[DispatchKey, Callable[..., Any] | None]) -> None:
+    for key, kernel in kernels.items():
+        op.py_kernels.pop(key, None)
+        if kernel is not None:
+            op.py_kernels[key] = kernel
     op._dispatch_cache.clear()
-    try:
-        yield
-    finally:
-        if before is None:
-            del op.py_kernels[DispatchKey.CompositeImplicitAutograd]
-        else:
-            op.py_kernels[DispatchKey.CompositeImplicitAutograd] = before
-        op._dispatch_cache.clear()
 
 
 @contextlib.contextmanager
 def by_torch_formula(op: OpOverload) -> Iterator[None]:
-    """Differentiate `op` by torch's own formula for it, not through its Python definition."""
+    """Differentiate `op` by torch's own formula, not through its Python decomposition."""
     key = "CompositeImplicitAutograd"
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
-    hidden = {} if composite else {k: op.py_kernels[k] for k in _KEYS if k in op.py_kernels}
-    for each in hidden:
-        del op.py_kernels[each]
-    op._dispatch_cache.clear()
-    try:
+    is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+    with _python_kernels(op, {} if is_composite else dict.fromkeys(_KEYS)):
         yield
-    finally:
-        op.py_kernels.update(hidden)
-        op._dispatch_cache.clear()
 
 
 _QUANTILES = (
@@ -95,16 +80,16 @@ _CHECKS: dict[OpOverload, tuple[bool, str]] = {
     aten.istft.default: (False, "istft: the windows leave a gap between them"),
     **dict.fromkeys(_QUANTILES, (True, "quantile: q must be in the range [0, 1]")),
 }
-"""Ops that compare data to check arguments: how that must come out, and what is said otherwise."""
+"""Ops that check their arguments by `aten.equal`: the valid outcome, and the message otherwise."""
 
 
-class _Deferring(TorchDispatchMode):
-    """A comparison of data, which fakes have none of, comes out as it must; the run asserts it."""
+class _DeferringChecks(TorchDispatchMode):
+    """`aten.equal`, which fakes cannot compute, returns the valid outcome; the run asserts it."""
 
-    def __init__(self, answer: bool, otherwise: str) -> None:
+    def __init__(self, valid: bool, message: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.answer = answer
-        self.otherwise = otherwise
+        self.valid = valid
+        self.message = message
 
     def __torch_dispatch__(
         self, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -112,12 +97,12 @@ class _Deferring(TorchDispatchMode):
         if op is not aten.equal.default:
             return op(*args, **(kwargs or {}))
         same = torch.eq(*args).all()
-        torch._assert_async(same if self.answer else ~same, self.otherwise)
-        return self.answer
+        torch._assert_async(same if self.valid else ~same, self.message)
+        return self.valid
 
 
 def _deferring_checks(op: OpOverload) -> contextlib.AbstractContextManager[Any]:
-    return _Deferring(*_CHECKS[op]) if op in _CHECKS else contextlib.nullcontext()
+    return _DeferringChecks(*_CHECKS[op]) if op in _CHECKS else contextlib.nullcontext()
 
 
 def _chosen(op: OpOverload, definition: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,9 +111,9 @@ def _chosen(op: OpOverload, definition: Callable[..., Any]) -> Callable[..., Any
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch._C._are_functorch_transforms_active():
-            # A level of `torch.func` turns to the Python dispatcher, also where that is off.
+            # `torch.func` uses the Python dispatcher even where that is disabled.
             return definition(*args, **kwargs)
-        # In inference mode, what runs the op comes back here for its definition.
+        # In inference mode, the op dispatches to this kernel again.
         if inside.get() or any(_has_symbols(leaf) for leaf in trees.leaves((args, kwargs))):
             return general(*args, **kwargs)
         token = inside.set(True)
@@ -136,7 +121,7 @@ def _chosen(op: OpOverload, definition: Callable[..., Any]) -> Callable[..., Any
             with no_python_dispatcher(), _deferring_checks(op):
                 return op(*args, **kwargs)
         except RuntimeError as error:
-            # A definition in Python asks for numbers by an op, which may be captured.
+            # The Python decomposition reads data by an op, which can be captured.
             if not reads_missing_data(error):
                 raise
         finally:
@@ -167,7 +152,7 @@ _matmul = aten.matmul.default.py_kernels[DispatchKey.CompositeImplicitAutograd]
 
 
 def _product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """A product of stacks of matrices is no view, though it is computed as one of another shape."""
+    """A batched matrix product is no view, though the decomposition returns one."""
     product: torch.Tensor = _matmul(one, other)
     if product._is_view() and product._base is not None:
         product = aten._unsafe_view.default(product._base, product.shape)
@@ -175,7 +160,7 @@ def _product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """Where nothing is dropped, the result is the argument."""
+    """If nothing is dropped, the argument itself is returned."""
     return aten.native_dropout.default(x, p, train)[0] if train and p != 0 else x
 
 
@@ -194,7 +179,7 @@ def _ctc_loss(
     reduction: int = 1,
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """The C++ definition writes the lengths into a new tensor, which a fake one cannot hold."""
+    """The C++ definition writes the lengths into a new tensor, for which a fake has no memory."""
     losses: torch.Tensor = aten._ctc_loss.default(
         log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
     )[0]
@@ -206,8 +191,8 @@ def _ctc_loss(
     return losses.sum() if reduction == 2 else losses
 
 
-def _checked_in_the_run(op: OpOverload) -> Callable[..., Any]:
-    """`op` as it is, but for when it checks its arguments."""
+def _with_deferred_checks(op: OpOverload) -> Callable[..., Any]:
+    """`op`, with its argument checks deferred to the run."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with _deferring_checks(op):
@@ -218,7 +203,7 @@ def _checked_in_the_run(op: OpOverload) -> Callable[..., Any]:
 
 _DEFINED_HERE: dict[OpOverload, Callable[..., Any]] = {
     aten.ctc_loss.IntList: _ctc_loss,
-    # In torch 2.11; later they do not check fakes.
-    **{op: _checked_in_the_run(op) for op in _QUANTILES},
+    # For torch 2.11; later versions do not check fakes.
+    **{op: _with_deferred_checks(op) for op in _QUANTILES},
 }
-"""Ops that torch defines in C++ only, in a way that fake tensors do not allow."""
+"""Composite ops whose only definition, in C++, does not work with fake tensors."""

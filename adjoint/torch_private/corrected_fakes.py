@@ -1,7 +1,7 @@
-"""What ops really return, where torch's fakes say otherwise.
+"""Corrections of fake kernels whose dtypes or strides differ from the real ones.
 
-`fake_call` is how an op is called on fakes everywhere.  `CORRECTED` is what is known to be wrong in
-torch; `learn` adds what a run has seen (`Facts`), for the rest of the process.
+All ops on fakes are called by `fake_call`.  `CORRECTED` is the table of known errors in torch;
+`learn` adds what was observed in a run (`Facts`), for the rest of the process.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ NEAREST = (
 
 HALVES = (torch.float16, torch.bfloat16)
 
-# How many kinds of calls it is remembered for what they returned.
-LEARNED_AT_MOST = 4096
+# Kinds of calls whose results are remembered.
+MAX_LEARNED_CALLS = 4096
 
 
 def fake_call(
@@ -35,7 +35,7 @@ def fake_call(
 ) -> Any:
     """`op(*args, **kwargs)` of fakes, with the dtypes and strides that the real op returns.
 
-    `meaning`: what is called in place of the op.
+    `meaning`: a function to call in place of `op`, whose corrections apply all the same.
     """
     correct, run = CORRECTED.get(op), meaning or op
     result = run(*args, **kwargs) if correct is None else correct(run, *args, **kwargs)
@@ -54,16 +54,16 @@ def fake_call(
     )
 
 
-# What a run has seen ------------------------------------------------------------------------------
+# What runs have observed --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is true of a tensor that an op returned, for all sizes."""
+    """Dtype and dimension order of a tensor that an op returned, whatever its sizes."""
 
     dtype: torch.dtype
     order: tuple[int, ...] | None
-    """Dimensions from the slowest to the fastest; None: there are gaps, or elements overlap."""
+    """Dimensions from largest to smallest stride; None: not dense, or elements overlap."""
 
     def applied(self, fake: Any) -> Any:
         """`fake`, with these facts."""
@@ -83,14 +83,14 @@ def _at_least_one(size: Any) -> Any:
 
 
 def facts_of(tensor: Any) -> Facts | None:
-    """What is true of what an op returned; None if it is no dense tensor."""
+    """The facts about a result; None if it is no strided tensor."""
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         return None
     return Facts(tensor.dtype, layout_of(tensor))
 
 
 def layout_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """Dimensions from the slowest to the fastest, if elements lie side by side in that order."""
+    """Dimensions from largest to smallest stride, if the tensor is dense in that order."""
     strides, shape = tensor.stride(), tensor.shape
     order = sorted(range(tensor.dim()), key=lambda dim: (-int(strides[dim]), dim))
     step = 1
@@ -108,9 +108,9 @@ _RETURN_ARGUMENTS: set[Any] = set()
 
 
 def learn(op: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> bool:
-    """Remember what `op` returned for such arguments; False if that is known already."""
+    """Remember what `op` returned for arguments of this kind; False if nothing new was learned."""
     key, facts = _key(op, args, kwargs), tuple(map(facts_of, tree_leaves(result)))
-    if _LEARNED.get(key) == facts or len(_LEARNED) >= LEARNED_AT_MOST:
+    if _LEARNED.get(key) == facts or len(_LEARNED) >= MAX_LEARNED_CALLS:
         return False
     _LEARNED[key] = facts
     _OPS_LEARNED.add(op)
@@ -118,13 +118,13 @@ def learn(op: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> 
 
 
 def is_known(op: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> bool:
-    """A run has seen `op` return such tensors for such arguments."""
+    """These are the facts that were learned for arguments of this kind."""
     facts = tuple(map(facts_of, tree_leaves(result)))
     return bool(_LEARNED) and _LEARNED.get(_key(op, args, kwargs)) == facts
 
 
 def learn_alias(op: Any) -> bool:
-    """Remember that `op` may return its argument; False if that is known already."""
+    """Remember that a result of `op` may alias an argument; False if that was known."""
     if op in _RETURN_ARGUMENTS:
         return False
     _RETURN_ARGUMENTS.add(op)
@@ -132,12 +132,12 @@ def learn_alias(op: Any) -> bool:
 
 
 def returns_argument(op: Any) -> bool:
-    """A run has seen `op` return memory that it was given, though its schema does not say so."""
+    """A result of `op` was seen to alias an argument, which the schema does not declare."""
     return op in _RETURN_ARGUMENTS
 
 
 def forget() -> None:
-    """As if nothing had been learned."""
+    """Discard everything that was learned."""
     _LEARNED.clear()
     _OPS_LEARNED.clear()
     _RETURN_ARGUMENTS.clear()
@@ -148,7 +148,7 @@ def _key(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _kind(leaf: Any) -> Any:
-    """What of an argument may decide how results lie and what they are, whatever the sizes."""
+    """What of an argument, besides sizes, dtypes and strides of results may depend on."""
     if isinstance(leaf, torch.Tensor):
         if leaf.layout is not torch.strided:
             return leaf.dtype, leaf.device.type, leaf.layout
@@ -160,7 +160,7 @@ def _kind(leaf: Any) -> Any:
 
 def _rough_order(tensor: torch.Tensor) -> Any:
     if any(not isinstance(number, int) for number in (*tensor.shape, *tensor.stride())):
-        # Of symbolic sizes and strides, only the usual order can be told.
+        # Of symbolic strides, only contiguity can be recognized without a guard.
         return tuple(range(tensor.dim())) if _is_contiguous(tensor) else None
     return layout_of(tensor)
 
@@ -176,13 +176,13 @@ def _is_contiguous(tensor: torch.Tensor) -> bool:
     return True
 
 
-# What is known ------------------------------------------------------------------------------------
+# Known errors of torch ----------------------------------------------------------------------------
 
 
 def _statistics(op: Any, x: Any, weight: Any, bias: Any, result: Any) -> Any:
-    """Of halves with parameters in single precision, the processor gives statistics in the latter.
+    """For half-precision inputs and float32 parameters, CPU kernels return float32 statistics.
 
-    Torch's fakes say halves (2.11 to 2.13).
+    Torch's fakes say half precision (2.11 to 2.13).
     """
     wide = next((p.dtype for p in (weight, bias) if p is not None and p.dtype not in HALVES), None)
     if x.device.type != "cpu" or x.dtype not in HALVES or wide is None:
@@ -199,50 +199,49 @@ def _group_norm(op: Any, x: Any, weight: Any, bias: Any, *numbers: Any) -> Any:
 
 
 def _group_norm_backward(op: Any, cotangent: Any, x: Any, *args: Any) -> Any:
-    """The gradient is like what it is of; the fake would take a view of it, however it lies."""
+    """The gradient has the input's dtype; the fake fails for arguments that are not contiguous."""
     of_x, *others = op(cotangent.contiguous(), x.contiguous(), *args)
     return (None if of_x is None else of_x.to(x.dtype), *others)
 
 
 def _gradient_of_loss(op: Any, cotangent: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Like what it is of, and contiguous.
+    """The input's dtype, contiguous.
 
-    The fakes promote by the target, and divide by the number of elements, of which there may be
-    none.
+    The fakes promote with the target's dtype, and divide by a number of elements that may be zero.
     """
     return x.new_empty(x.shape)
 
 
 def _soft_margin_backward(op: Any, cotangent: Any, x: Any, *args: Any) -> Any:
-    """Like what it is of."""
+    """In the dtype of the input."""
     return op(cotangent, x, *args).to(x.dtype)
 
 
 def _huber_loss(op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """In the type of the prediction."""
+    """In the dtype of the prediction."""
     return op(x, *args, **kwargs).to(x.dtype)
 
 
 def _addr(op: Any, bias: Any, left: Any, right: Any, **kwargs: Any) -> Any:
-    """In the widest type of all three, also if the first is a number."""
+    """In the promoted dtype of all three, also if the first has no dimensions."""
     types = (bias.dtype, left.dtype, right.dtype)
     widest = torch.promote_types(torch.promote_types(types[0], types[1]), types[2])
     return op(bias, left, right, **kwargs).to(widest)
 
 
 def _normal(op: Any, mean: Any, std: Any, **kwargs: Any) -> Any:
-    """In the type of the mean."""
+    """In the dtype of the mean."""
     return op(mean, std, **kwargs).to(mean.dtype)
 
 
 def _softmax_backward(op: Any, cotangent: Any, *args: Any) -> Any:
-    """Only on a GPU of another type than the cotangent."""
+    """In the dtype of the cotangent, except on a GPU."""
     result = op(cotangent, *args)
     return result.to(cotangent.dtype) if cotangent.device.type == "cpu" else result
 
 
 def _embedding_bag(op: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
-    """Both halves take the fast path, which keeps no map from indices to bags."""
+    """As float16, bfloat16 takes the fast path, which returns no map from indices to bags."""
     if weight.dtype is not torch.bfloat16:
         return op(weight, *args, **kwargs)
 
@@ -259,7 +258,7 @@ def _embedding_bag(op: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _contiguous(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """However its argument lies."""
+    """Results are contiguous, whatever the strides of the argument."""
     return tree_map(
         lambda leaf: leaf.new_empty(leaf.shape) if isinstance(leaf, torch.Tensor) else leaf,
         op(*args, **kwargs),
@@ -267,7 +266,7 @@ def _contiguous(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _interpolated(op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """A batch may be empty; the fakes fail to say so."""
+    """The fakes fail for an empty batch."""
     batch = x.shape[0]
     if not (isinstance(batch, int) and batch == 0):
         return op(x, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Streams and devices, asked of torch without its wrappers: once for each call of a program."""
+"""CUDA streams, devices and memory pools, without the overhead of torch's public wrappers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch._C._dynamo import guards
 
 
 def raw_stream(device: int) -> int:
-    """The stream that torch launches on at the moment, as the driver knows it."""
+    """The driver's handle of torch's current stream."""
     return torch._C._cuda_getCurrentRawStream(device)
 
 
@@ -19,19 +19,18 @@ def current_device() -> int:
     return torch._C._cuda_getDevice()
 
 
-# Memory on the current device, for a shape, strides and a type: `torch.empty_strided` in half its
-# time.
+# `torch.empty_strided` on the current device, without the overhead of argument parsing.
 empty_strided: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 empty_strided = guards._empty_strided_cuda  # type: ignore[attr-defined]
 
 
 def is_capturing() -> bool:
-    """What is launched on the current stream is written down instead, for whoever began that."""
+    """The current stream is being captured into a CUDA graph."""
     return torch._C._cuda_isCurrentStreamCapturing()
 
 
 def numeric_settings() -> Hashable:
-    """What torch has been told about how to compute: operators obey it when they are called."""
+    """Global settings that decide which kernels ops use when they are called."""
     return (
         torch._C._get_deterministic_algorithms(),
         torch._C._get_fp32_precision_getter("cuda", "matmul"),
@@ -47,24 +46,24 @@ def numeric_settings() -> Hashable:
 
 
 def matmuls_avoid_tf32() -> bool:
-    """Products of floats are to be no less than that."""
+    """Matrix products of float32 tensors must be computed in float32."""
     return torch._C._get_fp32_precision_getter("cuda", "matmul") != "tf32"
 
 
 def foreach_copy(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copies the second of each pair to the first, by few launches."""
-    to, taken = zip(*pairs, strict=True)
-    torch._foreach_copy_(to, taken)
+    """Copy the second of each pair to the first, in few launches."""
+    targets, sources = zip(*pairs, strict=True)
+    torch._foreach_copy_(targets, sources)
 
 
 def new_graph_pool() -> Any:
-    """Memory apart from all other; what is free in it, it keeps."""
+    """A private memory pool of torch's caching allocator."""
     return torch.cuda.graph_pool_handle()
 
 
 @contextlib.contextmanager
 def allocate_from(pool: Any, device: int) -> Iterator[None]:
-    """This thread takes memory from `pool`."""
+    """This thread's allocations come from `pool`."""
     torch._C._cuda_beginAllocateCurrentThreadToPool(device, pool)
     try:
         yield

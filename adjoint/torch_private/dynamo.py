@@ -1,4 +1,4 @@
-"""What Dynamo knows about the graph it hands over."""
+"""Dynamo: fakes and names of a graph's inputs, and how frames are compiled for our backend."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from torch.fx.experimental import _config as shape_config
 from adjoint.torch_private.fake import fake_mode_with, storage_key, with_full_storage
 from adjoint.torch_private.modes import isolated
 
-# Held by Dynamo while it compiles, and by us: what is traced, differentiated or lowered shares fake
-# modes and changes parts of torch for a while.  With a lock of our own, two threads that take both
-# in different orders would wait for each other.
+# Dynamo's own lock.  Tracing, differentiation and lowering share fake modes and patch parts of
+# torch, so they need one; a second lock could deadlock with Dynamo's if two threads took them in
+# different orders.
 COMPILING: threading.RLock = convert_frame.compile_lock
 
-# Another number whenever the dictionary has been written to.
+# A number that changes with every write to the dictionary.
 dict_version: Callable[[dict[Any, Any]], int] = guards.dict_version
 
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Differentiate and lower graphs: one thread at a time, whatever context asks for them."""
+    """Differentiate and lower graphs: in one thread at a time, isolated from the caller's modes."""
     with COMPILING, isolated():
         yield
 
@@ -50,33 +50,32 @@ _FAILURES = (
     exc.InternalTorchDynamoError,
 )
 
-# Graph breaks, and what else Dynamo says to itself or to the user.
+# The base class of graph breaks and all other exceptions of Dynamo.
 DynamoError = exc.TorchDynamoException
 
 
 def fresh_fakes(
     graph_module: fx.GraphModule, examples: Sequence[Any]
 ) -> tuple[FakeTensorMode | None, list[Any]]:
-    """Fakes of `examples` with Dynamo's symbols, but none of the tensors that Dynamo itself used.
+    """New fakes of `examples`, with Dynamo's symbols; no mode if Dynamo is not compiling.
 
-    Dynamo has run the program on its own fakes, which shows in them.  None if Dynamo is not
-    compiling.
+    Dynamo's own fakes cannot be used: it has already run the program, including mutations, on them.
     """
     context = TracingContext.try_get()
     if context is None or context.fake_mode is None:
         return None, []
     shape_env = context.fake_mode.shape_env
-    if is_general_attempt() and any(map(_has_size_nothing, examples)):
-        raise SpecializationNeeded("an input is empty: its size is no ordinary one")
+    if is_general_attempt() and any(map(_has_size_zero, examples)):
+        raise SpecializationNeeded("an input is empty: its size has to be specialized")
     mode = fake_mode_with(shape_env)
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     fakes: list[Any] = list(examples)
     pairs = list(zip(placeholders, examples, strict=True))
     for base in _bases_not_passed(examples):
-        # Dynamo has no guards about it.  It is looked at where inputs share memory that is written
-        # to, and then a program holds for one place of each in memory.
+        # Dynamo has no guards on it.  It matters only where inputs share memory that is mutated,
+        # and such a program is specialized on the storage offset of each input.
         mode.from_tensor(base, static_shapes=True)
-    # What others are views of comes first, or it would be made as the base of one.
+    # Bases before their views: the fake of a view would create another fake of its base.
     for index, (node, example) in sorted(enumerate(pairs), key=lambda pair: _is_view(pair[1][1])):
         if not isinstance(example, torch.Tensor):
             traced = node.meta.get("example_value", example)
@@ -95,14 +94,14 @@ def fresh_fakes(
 
 
 class SpecializationNeeded(RuntimeError):
-    """The frame has to be compiled for the sizes 0 and 1 that it was called with.
+    """The frame must be specialized on the sizes 0 and 1 of this call.
 
-    Torch computes strides and extents of what is empty otherwise than its own expressions for
-    them, in which a symbol stands for two or more.
+    Torch's symbolic expressions for strides and sizes assume a symbol of at least 2, and are not
+    what it computes for empty tensors.
     """
 
 
-def _has_size_nothing(example: Any) -> bool:
+def _has_size_zero(example: Any) -> bool:
     """Some symbolic size of an input was 0 in the call that is compiled."""
     sizes = example.shape if isinstance(example, torch.Tensor) else [example]
     return any(isinstance(size, torch.SymInt) and size.node.hint == 0 for size in sizes)
@@ -113,7 +112,7 @@ def _is_view(example: Any) -> bool:
 
 
 def _bases_not_passed(examples: Sequence[Any]) -> Iterator[torch.Tensor]:
-    """What some of `examples`, which share memory, are views of, if it is none of them."""
+    """The bases of views among `examples` that share memory, unless they are examples, too."""
     tensors = [each for each in examples if isinstance(each, torch.Tensor)]
     memories = [storage_key(each) for each in tensors]
     passed = {id(each) for each in tensors}
@@ -124,15 +123,15 @@ def _bases_not_passed(examples: Sequence[Any]) -> Iterator[torch.Tensor]:
 
 
 def _own_context(symbolic: Any, node: fx.Node) -> Any:
-    """`symbolic`, with the symbols that Dynamo's fake of an input has.
+    """`symbolic`, with the symbols of Dynamo's own fake of an input.
 
-    Of a tensor that other inputs are views of, Dynamo makes one fake, which has the symbols of
-    whichever it met first, and remembers the context of the last.  Other symbols than those of its
-    fakes Dynamo's guards cannot mention.
+    For a tensor that other inputs are views of, Dynamo makes one fake, with the symbols of the
+    input that it met first, but keeps the context of the last.  Its guards can only refer to
+    symbols of its fakes.
     """
     source = getattr(node.meta.get("grapharg"), "source", None)
     traced = node.meta.get("example_value")
-    # A tensor subclass has a context of its own kind, and a fake for each tensor that it holds.
+    # A tensor subclass has another kind of context, and a fake for each of its inner tensors.
     if symbolic is None or source is None or not isinstance(traced, FakeTensor):
         return symbolic
     if traced.layout is not torch.strided:
@@ -165,7 +164,7 @@ def _name(source: Any) -> str:
 
 
 def source_name(placeholder: fx.Node) -> str:
-    """Where in the user's frame an input comes from, in Python spelling."""
+    """The Python expression by which the user's frame refers to an input."""
     argument = placeholder.meta.get("grapharg")
     source = getattr(argument, "source", None) or getattr(placeholder, "_dynamo_source", None)
     text = _name(source) if hasattr(source, "name") else ""
@@ -173,20 +172,20 @@ def source_name(placeholder: fx.Node) -> str:
 
 
 def module_path(source: str) -> str | None:
-    """The qualified name of a parameter or buffer, from where Dynamo found it."""
+    """The qualified name of a parameter or buffer, from its Dynamo source."""
     if "_parameters[" not in source and "_buffers[" not in source:
         return None
     parts = re.findall(r"_(?:modules|parameters|buffers)\['([^']*)'\]", source)
-    # The module is `self` of its own forward; another one is known by the variable that holds it.
+    # In a module's own forward it is `self`; others are named by the variable that refers to them.
     root = re.findall(r"\['([^']*)'\]", source.partition("._")[0])
     return ".".join([*(name for name in root if name != "self"), *parts])
 
 
 def in_eager(graph_module: fx.GraphModule) -> Callable[..., Any]:
-    """Dynamo's graph, to be run as it is.
+    """Dynamo's graph as an eager callable.
 
-    Dynamo lets the backward of a custom function run without grad, so that second derivatives would
-    silently be zero.
+    Dynamo wraps the backward of a custom function in `no_grad`, with which second derivatives would
+    silently be zero: it is removed.
     """
     for module in [each for each in graph_module.modules() if isinstance(each, fx.GraphModule)]:
         for node in module.graph.nodes:
@@ -211,17 +210,17 @@ def _sets_grad_to(node: fx.Node) -> Any:
     return node.args[0] if node.target is torch._C._set_grad_enabled else None
 
 
-# Of the options that a backend is given, and the code that is compiled, a context to do that in.
+# Called with the backend's options and the code object: a context manager for its compilation.
 During: TypeAlias = Callable[[Mapping[str, Any], CodeType], contextlib.AbstractContextManager[None]]
 
 
 def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool], during: During) -> None:
-    """For frames compiled by `backend_name`: sizes 0 and 1 and equal sizes are ordinary sizes, and
-    errors of the backend reach the user as they are.
+    """Compile frames of the backend `backend_name` without specializing on sizes 0 and 1 and on
+    equal sizes, and let errors of the backend reach the user unwrapped.
 
-    Dynamo specialises on such sizes before a backend sees the graph, and has no setting for one
-    backend.  A frame that needs the specialisation (a size of 1 that broadcasts) is compiled again
-    with it, unless its error `is_final`.  All of this is done in the context `during`.
+    By default Dynamo specializes on them before a backend sees the graph, and it has no setting per
+    backend.  A frame that needs the specialization (a size of 1 that broadcasts) is compiled again
+    with it, unless the error `is_final`.  Both attempts run in the context `during`.
     """
     original = convert_frame._compile
     if getattr(original, "_adjoint", False):
@@ -245,13 +244,13 @@ def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool], durin
             inner = getattr(failure, "inner_exception", None)
             if inner is not None and is_final(inner):
                 raise inner from inner.__cause__
-        # What fails for another reason than its shapes fails again, as it should.
+        # A failure that is not about shapes is raised again by this attempt.
         try:
             return original(*args, **kwargs)
         except exc.BackendCompilerFailed as failure:
             inner = failure.inner_exception
             if isinstance(inner, exc.TorchDynamoException):
-                raise  # Or Dynamo would take it for its own, and say nothing.
+                raise  # Unwrapped, Dynamo would treat it as its own and fall back to eager.
             raise inner from inner.__cause__
 
     compile_frame._adjoint = True  # type: ignore[attr-defined]
@@ -259,19 +258,19 @@ def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool], durin
 
 
 def _options_of(compiler: Any) -> Mapping[str, Any]:
-    """What the user gave `torch.compile` for the backend."""
+    """The `options` of `torch.compile`."""
     inner = getattr(compiler, "_torchdynamo_orig_backend", compiler)
     return (getattr(inner, "kwargs", None) or {}).get("options") or {}
 
 
 def is_general_attempt() -> bool:
-    """A frame of Dynamo's is being compiled for general shapes, as `adapt_frames` has it first."""
+    """Dynamo is compiling a frame for general shapes, the first attempt of `adapt_frames`."""
     config: Any = shape_config
     return TracingContext.try_get() is not None and bool(config.backed_size_oblivious)
 
 
 def general_shapes() -> contextlib.AbstractContextManager[None]:
-    """A context in which symbolic sizes are not told apart by being 0, 1 or equal."""
+    """A context in which symbolic sizes are not specialized if they are 0, 1 or equal."""
     config: Any = shape_config
     manager: contextlib.AbstractContextManager[None] = config.patch(
         backed_size_oblivious=True, use_duck_shape=False

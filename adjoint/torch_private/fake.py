@@ -1,4 +1,4 @@
-"""Fake tensors: tensors with every fact but their data."""
+"""Fake tensors: tensors with metadata but without data."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ __all__ = [
     "unset_fake_temporarily",
 ]
 
-# What torch raises when a program needs a value that only a real run would have.
+# Raised by torch where a program depends on values of tensors, which fakes do not have.
 DATA_DEPENDENT = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -54,12 +54,12 @@ DATA_DEPENDENT = (
 
 
 def reads_missing_data(error: Exception) -> bool:
-    """`error` is that of a C++ function which looked at the data of a fake tensor."""
+    """`error` was raised by C++ code that tried to read the data of a fake tensor."""
     return isinstance(error, RuntimeError) and "its data is not allocated yet" in str(error)
 
 
 def op_without_fake(error: Exception) -> str | None:
-    """The op that `error` says has no fake implementation."""
+    """The name of the op if `error` says that it has no fake implementation."""
     if isinstance(error, UnsupportedOperatorException):
         return str(error.func)
     found = re.search(r"no fake impl registered for <CustomOpDef\((.*?)\)>", str(error))
@@ -67,7 +67,7 @@ def op_without_fake(error: Exception) -> str | None:
 
 
 def new_fake_mode() -> FakeTensorMode:
-    """A fake mode of our own: no sizes are special, and numbers may be read."""
+    """A fake mode that specializes on no size, and allows data-dependent sizes and numbers."""
     shape_env = ShapeEnv(
         allow_scalar_outputs=True,
         allow_dynamic_output_shape_ops=True,
@@ -88,9 +88,9 @@ def fake_mode_with(shape_env: ShapeEnv | None) -> FakeTensorMode:
 def make_fake(
     mode: FakeTensorMode, tensor: torch.Tensor, dynamic: bool | Sequence[bool], name: str
 ) -> torch.Tensor:
-    """The fake of `tensor`: aliasing, views, leaves and subclasses are as among the real ones.
+    """The fake of `tensor`, with the same aliasing, views, leaves and subclasses as the real one.
 
-    `dynamic`: which axes have symbols for sizes, or whether all have.
+    `dynamic`: for each axis, or for all, whether its size is symbolic.
     """
     axes = [dynamic] * tensor.dim() if isinstance(dynamic, bool) else dynamic
     if not any(axes):
@@ -110,22 +110,22 @@ def make_fake(
 
 
 def with_full_storage(fake: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """`fake`, with as much memory as `tensor` has: torch gives it what its elements take."""
+    """`fake` with a storage as large as that of `tensor`; torch's only covers its elements."""
     if type(fake) is FakeTensor and storage_key(fake) is not None:
-        memory, needed = fake.untyped_storage(), tensor.untyped_storage().nbytes()
-        if isinstance(memory.nbytes(), int) and memory.nbytes() < needed:
-            memory.resize_(needed)
+        storage, needed = fake.untyped_storage(), tensor.untyped_storage().nbytes()
+        if isinstance(storage.nbytes(), int) and storage.nbytes() < needed:
+            storage.resize_(needed)
     return fake
 
 
 def fake_mode_of(graph_module: fx.GraphModule) -> FakeTensorMode:
-    """The mode that the values on a graph's nodes belong to; a new one if it has no tensors."""
+    """The fake mode of the values of a graph's nodes; a new one if there are no tensors."""
     values = [leaf for n in graph_module.graph.nodes for leaf in tree_leaves(n.meta.get("val"))]
     return detect_fake_mode(values) or new_fake_mode()
 
 
 def storage_key(tensor: torch.Tensor) -> Any:
-    """What identifies the memory of `tensor`; None where it has none (sparse tensors)."""
+    """The identity of the storage of `tensor`; None if it has none, as sparse tensors."""
     try:
         return tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):
@@ -133,7 +133,7 @@ def storage_key(tensor: torch.Tensor) -> Any:
 
 
 def storage_keys(values: Iterable[Any]) -> set[Any]:
-    """Those of all tensors among `values` that have memory."""
+    """The identities of the storages of all tensors among `values`."""
     tensors = [each for each in values if isinstance(each, torch.Tensor)]
     try:
         return set(map(attrgetter("_cdata"), map(torch.Tensor.untyped_storage, tensors)))
@@ -142,5 +142,5 @@ def storage_keys(values: Iterable[Any]) -> set[Any]:
 
 
 def is_zero_tensor(zeros: torch.Tensor) -> bool:
-    """Zeros that some formulas of autograd return; few ops know what to do with such a tensor."""
+    """A ZeroTensor, without storage, as some formulas of autograd return; few ops support it."""
     return bool(zeros._is_zerotensor())

@@ -1,6 +1,6 @@
-"""Seeing what a thread does to random generators.
+"""Observing what a thread does to random generators.
 
-A generator is an object of C, whose methods no mode of torch sees.
+Generators are implemented in C, and their methods are visible to no mode of torch.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ _MAKE = ("clone_state", "graphsafe_get_state")
 
 
 class Watcher(Protocol):
-    """Is told what a thread does; what would change a generator is not done."""
+    """Is told what a thread does to generators, before a change is made."""
 
     def read(self, generator: torch.Generator, state: torch.Tensor) -> None:
-        """`generator.get_state()` gave `state`."""
+        """`generator.get_state()` returned `state`."""
 
     def restore(self, generator: torch.Generator, state: torch.Tensor) -> None:
-        """`generator.set_state(state)` was called, and is not done."""
+        """`generator.set_state(state)` was called, and is skipped."""
 
     def seed(self) -> None:
-        """Another call that sets a generator was made.  Unless this raises, it is done."""
+        """Another method that sets a generator was called.  It runs unless this raises."""
 
     def make(self, generator: torch.Generator) -> None:
-        """`generator` is new."""
+        """`generator` was created."""
 
 
 @contextlib.contextmanager
 def generators_watched(watcher: Watcher) -> Iterator[None]:
-    """Tell `watcher` what this thread does to generators; other threads are left alone."""
+    """Tell `watcher` what this thread, and no other, does to generators."""
     _WATCHED.enter()
     _WATCHED.watchers.append(watcher)
     try:
@@ -49,11 +49,10 @@ def generators_watched(watcher: Watcher) -> Iterator[None]:
 
 
 def identity(generator: torch.Generator) -> int:
-    """What two objects that stand for one generator have in common; 0 for those that numbers are
-    drawn from where the program names none."""
+    """The same number for all Python objects of one generator; 0 for the default generators."""
     defaults = (torch.default_generator, *torch.cuda.default_generators)
-    place = _address(generator)
-    return 0 if place in [_address(default) for default in defaults] else place
+    address = _address(generator)
+    return 0 if address in [_address(default) for default in defaults] else address
 
 
 def _address(generator: Any) -> int:
@@ -62,7 +61,7 @@ def _address(generator: Any) -> int:
 
 
 class _Watched:
-    """The ways to generators, changed for as long as some thread is watched."""
+    """Patches of the methods of generators, installed while some thread is watched."""
 
     def __init__(self) -> None:
         self._threads = 0
@@ -97,7 +96,7 @@ class _Watched:
         for name, handler in handlers.items():
             self._put(methods, name, _method(handler, methods[name]))
         _methods_changed()
-        # What is to be set before CUDA has begun is written down until then.
+        # Before CUDA is initialized, torch queues calls that set its generators.
         later = functools.partial(self._later, torch.cuda._lazy_call)
         self._put(vars(cuda_random), "_lazy_call", later)
         self._put(vars(torch), "Generator", _generators_made_by(self._new))
@@ -143,7 +142,7 @@ class _Watched:
 
 
 def _methods() -> dict[str, Any]:
-    """The methods of generators: what the type, which forbids to change them, looks them up in."""
+    """The dictionary of the methods of generators, below the read-only view of it."""
     (methods,) = gc.get_referents(vars(torch._C.Generator))
     assert isinstance(methods, dict)
     return methods
@@ -157,16 +156,16 @@ def _method(handler: Callable[..., Any], original: Any) -> Callable[..., Any]:
 
 
 def _methods_changed() -> None:
-    """Python remembers which methods it has found."""
+    """Clear Python's cache of method lookups."""
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(torch._C.Generator))
 
 
 def _generators_made_by(make: Callable[..., torch.Generator]) -> type:
-    """A class that is that of generators in all but how they are made."""
+    """A stand-in for `torch.Generator` whose instances are created by `make`."""
 
     kind: Any = type(torch._C.Generator)
 
-    class Stand(kind):  # type: ignore[misc]
+    class StandIn(kind):  # type: ignore[misc]
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             return make(lambda: torch._C.Generator(*args, **kwargs))
 
@@ -176,8 +175,8 @@ def _generators_made_by(make: Callable[..., torch.Generator]) -> type:
         def __subclasscheck__(cls, subclass: type) -> bool:
             return issubclass(subclass, torch._C.Generator)
 
-    made: type = Stand("Generator", (torch._C.Generator,), {"__module__": "torch"})
-    return made
+    stand_in: type = StandIn("Generator", (torch._C.Generator,), {"__module__": "torch"})
+    return stand_in
 
 
 _WATCHED = _Watched()

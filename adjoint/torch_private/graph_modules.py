@@ -1,4 +1,4 @@
-"""Graphs as modules."""
+"""Graph modules whose Python code is generated lazily."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 def module_of(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
     """`graph` as a module with the attributes of `root`.
 
-    Its Python code is written when it is called or shown, which most graphs never are.
+    Its Python code is generated when it is called or printed, which most graphs never are.
     """
     return _LazyGraphModule(root, graph)

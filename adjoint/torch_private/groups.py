@@ -1,4 +1,4 @@
-"""Process groups by the names that functional collectives have for them."""
+"""Process groups, by the names that functional collectives use."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Fakes that torch lacks, or has wrong: sizes that do not depend on data, or that do.
+"""Fake kernels that torch lacks, or whose result sizes are wrong.
 
-Importing this module registers them, for every fake mode.
+Importing this module registers them for all fake modes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import torch
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_impls import op_implementations_dict, register_op_impl
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from adjoint.torch_private import symbols
 
 aten = torch.ops.aten
 
@@ -26,19 +28,19 @@ def _ctc_loss(
     blank: int = 0,
     zero_infinity: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One loss for each sequence, and a number for each time step and place among the targets.
+    """A loss for each sequence, and log alpha for each time step and position.
 
-    The places are the labels of the longest target with blanks around them.
+    Positions are the labels of the longest target with blanks before, between and after them.
     """
     batch = log_probs.shape[1:2]
     if isinstance(target_lengths, torch.Tensor):
-        places: Any = _unknown(fake_mode)
+        positions: Any = _unbacked_size(fake_mode)
     else:
-        places = 2 * max(target_lengths, default=0) + 1
+        positions = 2 * max(target_lengths, default=0) + 1
     with fake_mode:
         losses = log_probs.new_empty(batch)
-        ways = log_probs.new_empty((*(batch or (1,)), log_probs.shape[0], places))
-    return losses, ways
+        log_alpha = log_probs.new_empty((*(batch or (1,)), log_probs.shape[0], positions))
+    return losses, log_alpha
 
 
 @register_op_impl([aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor])
@@ -56,10 +58,10 @@ def _unique(
     sorted: bool = True,
     return_inverse: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As many as there are; torch 2.11's own fake says that there is one."""
+    """A data-dependent number of values; the fake of torch 2.11 says that there is one."""
     with fake_mode:
         inverse = x.new_empty(x.shape if return_inverse else (0,), dtype=torch.int64)
-        return x.new_empty((_unknown(fake_mode),)), inverse
+        return x.new_empty((_unbacked_size(fake_mode),)), inverse
 
 
 if aten._unique.default not in op_implementations_dict:  # torch before 2.13
@@ -70,7 +72,7 @@ _torchs_split = decomposition_table[aten.split.Tensor]
 
 
 def _split(x: torch.Tensor, size: int, dim: int = 0) -> tuple[torch.Tensor, ...]:
-    """Of nothing there is one part; torch 2.11 fails to say so, in two places."""
+    """An empty axis has one part; in torch 2.11, decomposition and fake both fail for it."""
     if size and x.shape[dim] == 0:
         return (aten.slice.Tensor(x, dim, 0, 0),)
     return _torchs_split(x, size, dim)  # type: ignore[no-any-return]
@@ -86,8 +88,6 @@ if torch.__version__ < "2.13":
     register_op_impl(aten.split.Tensor)(_split_of_fakes)
 
 
-def _unknown(fake_mode: FakeTensorMode) -> torch.SymInt:
+def _unbacked_size(fake_mode: FakeTensorMode) -> torch.SymInt:
     assert fake_mode.shape_env is not None
-    size = fake_mode.shape_env.create_unbacked_symint()
-    torch._check(size >= 0)
-    return size
+    return symbols.unbacked_size(fake_mode.shape_env)

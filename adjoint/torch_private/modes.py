@@ -1,4 +1,4 @@
-"""Dispatch modes: seeing every op that torch runs, and the state it runs under."""
+"""Dispatch and function modes, autograd's state, and patches of torch that apply under a mode."""
 
 from __future__ import annotations
 
@@ -58,29 +58,29 @@ __all__ = [
     "zero_cotangent",
 ]
 
-# Pack and unpack.
+# Pack and unpack hooks of saved tensors.
 Hooks: TypeAlias = tuple[Callable[..., Any], Callable[..., Any]]
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
-# Operators that check or run their operands before a mode can see the call.
-_ACTING_THEMSELVES = (CondOp, AutogradFunctionApply, TagActivationCheckpoint)
+# Higher-order operators whose `__call__` checks or runs operands before a mode sees the call.
+_CALLED_ABOVE_MODES = (CondOp, AutogradFunctionApply, TagActivationCheckpoint)
 
-# Torch does not tell what it was told.
+# Our own copy of the setting, which torch does not expose.
 _MATERIALIZES = "_adjoint_materializes_grads"
 
-# By name: the operator of the same name hides the module.
+# Imported by name, because the package's attribute is the operator, not the module.
 _nested_regions = importlib.import_module("torch._higher_order_ops.invoke_subgraph")
 
 
 def is_traceable_wrapper_subclass(tensor: Any) -> bool:
-    """A tensor that holds others, and says which (`__tensor_flatten__`)."""
+    """A tensor subclass that wraps other tensors and implements `__tensor_flatten__`."""
     return _python_dispatch.is_traceable_wrapper_subclass(tensor)
 
 
 @contextlib.contextmanager
 def preserving_versions(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Run a mutating op whose writes to `tensors` are counted above, and must not be again."""
+    """Run a mutating op without increasing the version counters of `tensors` again."""
     versions = [(each, each._version) for each in tensors if not each.is_inference()]
     yield
     for tensor, version in versions:
@@ -89,12 +89,12 @@ def preserving_versions(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 def below_autograd() -> contextlib.AbstractContextManager[Any]:
-    """Run ops as autograd's own kernels do: no history is recorded."""
+    """Run ops as inside autograd's own kernels: no history is recorded."""
     return torch._C._AutoDispatchBelowAutograd()
 
 
 def above_autograd() -> contextlib.AbstractContextManager[Any]:
-    """Undo `below_autograd`, to ask a view for its history: autograd may derive it anew."""
+    """Undo `below_autograd`: autograd may have to regenerate the `grad_fn` of a view."""
     exclude = torch._C._dispatch_tls_local_exclude_set()
     for name in (
         "AutogradFunctionality",
@@ -107,21 +107,21 @@ def above_autograd() -> contextlib.AbstractContextManager[Any]:
 
 
 def is_functorch_wrapper(value: Any) -> bool:
-    """A tensor as `torch.func` transforms see it, one of their levels around another tensor."""
+    """A tensor wrapped by a level of a `torch.func` transform."""
     return isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(
         value
     )
 
 
 def innermost(value: Any) -> Any:
-    """The tensor that all levels of `torch.func` around `value` are around."""
+    """The tensor below all `torch.func` wrappers of `value`."""
     while is_functorch_wrapper(value):
         value = torch._C._functorch.get_unwrapped(value)
     return value
 
 
 def has_tangent(values: Sequence[Any]) -> bool:
-    """Some of `values` is a dual number of torch's forward mode."""
+    """Some value is a dual tensor of torch's forward mode."""
     if forward_ad._current_level < 0:
         return False
     tensors = (value for value in values if isinstance(value, torch.Tensor))
@@ -129,47 +129,47 @@ def has_tangent(values: Sequence[Any]) -> bool:
 
 
 def transform_requires_grad() -> bool:
-    """A transform of `torch.func` is about to make leaves of its own tensors."""
+    """A `torch.func` transform is calling `requires_grad_` on its own tensors."""
     return bool(torch._C._functorch.get_inplace_requires_grad_allowed())
 
 
 def forward_mode_is_enabled() -> bool:
-    """Torch's forward mode would give tangents to what runs now."""
+    """Torch's forward mode computes tangents of ops that run now."""
     return bool(forward_ad._is_fwd_grad_enabled())
 
 
 def functorch_is_active() -> bool:
-    """A transform of `torch.func` is under way, or autograd runs a backward for a batch."""
+    """A `torch.func` transform or a batched backward is running."""
     return torch._C._are_functorch_transforms_active()
 
 
 def outside_functorch() -> contextlib.AbstractContextManager[Sequence[Any]]:
-    """Leave all levels of `torch.func` transforms for a while; which they are."""
+    """Leave all levels of `torch.func` for a while; the context's value is their stack."""
     return temporarily_clear_interpreter_stack()
 
 
 def dispatch_modes() -> list[Any]:
-    """The dispatch modes that are active, the innermost last."""
+    """The active dispatch modes, innermost last."""
     return list(_python_dispatch._get_current_dispatch_mode_stack())
 
 
 def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
-    """Run ops on real tensors, whatever watches or fakes the program's."""
+    """Run without the active dispatch modes."""
     return _python_dispatch._disable_current_modes()
 
 
 def without_torch_function() -> contextlib.AbstractContextManager[Any]:
-    """Run without `__torch_function__`, of modes and of tensor subclasses."""
+    """Run without `__torch_function__` of modes and tensor subclasses."""
     return torch._C.DisableTorchFunction()
 
 
 def default_devices() -> tuple[torch.device, ...]:
-    """Where contexts around say that tensors are made, the innermost last."""
+    """The devices of active `torch.device` contexts, innermost last."""
     return tuple(each.device for each in _function_modes() if isinstance(each, DeviceContext))
 
 
 def has_torch_function_mode() -> bool:
-    """A mode around sees calls into torch before anything else, and may answer as it likes."""
+    """A `TorchFunctionMode` other than a device context is active."""
     return not all(isinstance(each, DeviceContext) for each in _function_modes())
 
 
@@ -178,17 +178,17 @@ def _function_modes() -> list[Any]:
 
 
 def saved_tensor_hooks() -> Hooks | None:
-    """The innermost pack and unpack hooks that autograd would call now."""
+    """The innermost default hooks for saved tensors."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
 def set_version(tensor: torch.Tensor, version: int) -> None:
-    """Set the version counter of `tensor`, and so of all that share it."""
+    """Set the version counter of `tensor` and of all tensors that share it."""
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
 def share_version_counter(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """A write to one of them counts for both.  Asked by trying."""
+    """The two tensors have one version counter.  Found out by changing it."""
     if one.is_inference() or other.is_inference():
         return one.is_inference() == other.is_inference()
     before = (one._version, other._version)
@@ -199,13 +199,13 @@ def share_version_counter(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def is_autocast_enabled() -> bool:
-    """On some device."""
+    """Autocast is enabled for some device type."""
     return any(map(torch.is_autocast_enabled, _AUTOCAST_DEVICES))
 
 
 @contextlib.contextmanager
 def without_autocast() -> Iterator[None]:
-    """Run with autocast off: captured graphs carry their casts as ops."""
+    """Run with autocast off: captured graphs contain its casts as ops."""
     if not is_autocast_enabled():
         yield
         return
@@ -217,15 +217,15 @@ def without_autocast() -> Iterator[None]:
 
 @contextlib.contextmanager
 def control_flow_calls_its_operator(mode: TorchDispatchMode) -> Iterator[None]:
-    """Under `mode`, let `torch.cond` and its kin call their operator, not compile themselves.
+    """Under `mode`, let `torch.cond` and others call their operator instead of `torch.compile`.
 
-    They do so when they believe Dynamo is tracing them, which is the question they are asked here.
-    A nested compile region, which has no operator of its own then, is called as in eager torch.
+    They do so if `torch.compiler.is_dynamo_compiling()`, which is patched here.  A nested compile
+    region, which has no operator in that case, is called as in eager torch.
     """
     changes: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch.compiler, "is_dynamo_compiling", lambda: True),
         (_nested_regions, "invoke_subgraph_placeholder", _call),
-        *((operator, "__call__", HigherOrderOperator.__call__) for operator in _ACTING_THEMSELVES),
+        *((operator, "__call__", HigherOrderOperator.__call__) for operator in _CALLED_ABOVE_MODES),
     ]
     with contextlib.ExitStack() as stack:
         for owner, name, function in changes:
@@ -235,7 +235,7 @@ def control_flow_calls_its_operator(mode: TorchDispatchMode) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_observers() -> Iterator[None]:
-    """Run on fakes as if nobody around was told of ops and saved tensors, or had them checked."""
+    """Run without the caller's dispatch modes, saved-tensor hooks and anomaly detection."""
     hooks: list[Hooks] = []
     while (top := saved_tensor_hooks()) is not None:
         torch._C._autograd._pop_saved_tensors_default_hooks()
@@ -250,14 +250,14 @@ def without_observers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """Run on fakes what is not the user's program: nothing around it watches or changes ops."""
+    """Run our own programs on fakes, unaffected by the caller's modes, hooks and autocast."""
     with without_observers(), without_autocast(), _without_function_modes():
         yield
 
 
 @contextlib.contextmanager
 def _without_function_modes() -> Iterator[None]:
-    """Without modes; proxies, by which sizes are computed, still answer for themselves."""
+    """Pop all function modes.  `__torch_function__` of fx proxies still works, unlike above."""
     modes: list[Any] = []
     while torch._C._len_torch_function_stack():
         modes.append(torch._C._pop_torch_function_stack())
@@ -276,10 +276,7 @@ def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def custom_functions_applied_by(
     apply: Callable[..., Any], mode: TorchDispatchMode
 ) -> Iterator[None]:
-    """Under `mode`, route `SomeFunction.apply(*args)` to `apply(SomeFunction, *args)`.
-
-    `apply` receives the original as its first argument, to fall back on.
-    """
+    """Under `mode`, route `Function.apply(*args)` to `apply(original_apply, Function, *args)`."""
     original = torch.autograd.Function.__dict__["apply"]
     set_materialize_grads = FunctionCtx.set_materialize_grads
 
@@ -298,21 +295,21 @@ def custom_functions_applied_by(
         yield
 
 
-# How torch.library names the functions by which custom ops have their derivatives.
+# The names that `torch.library` gives to the autograd functions of custom ops begin so.
 _OF_CUSTOM_OPS = "GeneratedBackwardFor_"
 
 
 def is_of_custom_op(function: type) -> bool:
-    """torch.library made this `autograd.Function`: a custom op is on its way below autograd."""
+    """`torch.library` made this `autograd.Function` for a custom op."""
     return function.__name__.startswith(_OF_CUSTOM_OPS)
 
 
 @contextlib.contextmanager
 def custom_ops_applied_by(apply: Callable[..., Any], mode: TorchDispatchMode) -> Iterator[None]:
-    """Under `mode`, route a custom op on its way below autograd to `apply(run)`.
+    """Under `mode`, route the autograd function of a custom op to `apply(run)`.
 
-    The functions that torch.library makes for ops with lists of tensors hold the `apply` of
-    `autograd.Function` that was there when they were made.  Where that ends, all are met.
+    Functions of ops with lists of tensors keep the `apply` of `autograd.Function` from when they
+    were made, so that one is not patched; all of them end in `_SingleLevelFunction.apply`.
     """
 
     def routed(cls: type, *args: Any) -> Any:
@@ -331,7 +328,7 @@ def custom_ops_applied_by(apply: Callable[..., Any], mode: TorchDispatchMode) ->
 
 
 def materializes_grads(context: Any) -> bool:
-    """The function with this context, applied as above, wants zeros for missing cotangents."""
+    """`ctx.set_materialize_grads` of a function routed as above: zeros for missing cotangents."""
     return bool(getattr(context, _MATERIALIZES, True))
 
 
@@ -339,19 +336,19 @@ def materializes_grads(context: Any) -> bool:
 def replaced(
     owner: Any, name: str, function: Callable[..., Any], mode: TorchDispatchMode
 ) -> Iterator[None]:
-    """Run with another function, or method, `name` of `owner`, where `mode` sees the ops.
+    """Replace the function or method `name` of `owner` wherever `mode` is active.
 
-    So it is nothing to other threads.  Those that replace the same hold a lock meanwhile, or one
-    would put back what the other has put there.
+    Other threads, which are not under the mode, call the original.  Callers hold a lock, so that
+    two threads cannot restore each other's replacement.
     """
     before = vars(owner)[name]
-    is_method_of_classes = isinstance(before, classmethod)
-    original = before.__func__ if is_method_of_classes else before
+    is_classmethod = isinstance(before, classmethod)
+    original = before.__func__ if is_classmethod else before
 
     def either(*args: Any, **kwargs: Any) -> Any:
         return (function if _is_under(mode) else original)(*args, **kwargs)
 
-    setattr(owner, name, classmethod(either) if is_method_of_classes else either)
+    setattr(owner, name, classmethod(either) if is_classmethod else either)
     try:
         yield
     finally:
@@ -363,41 +360,41 @@ def _is_under(mode: TorchDispatchMode) -> bool:
 
 
 def has_dispatch_mode() -> bool:
-    """A dispatch mode sees every op: what runs without torch's ops would escape it."""
+    """A dispatch mode is active, to which kernels outside of torch's dispatcher are invisible."""
     return torch._C._len_torch_dispatch_stack() > 0
 
 
-# More leaves than these are not asked about one by one.
-_FEW = 4
+# With more captured leaves than this, the answers of the last run are reused.
+MAX_LEAVES_ASKED = 4
 
 
 class ReachedNodes:
-    """Which of the nodes that follow one the run of autograd under way will come to.
+    """Which successors of an autograd node the current backward will execute or return.
 
-    That of a leaf whose gradient autograd is to return is told by an error, which takes as long as
-    a hundred answers.  Where there are many such leaves, and the first of them is one again, the
-    others are taken to be so, too; all other nodes are asked about each time.
+    For a leaf whose gradient `autograd.grad` returns, torch answers by raising an error, which is
+    slow.  Where there are many such leaves, and the first of them is one again, the others are
+    assumed to be, too; all other nodes are queried in each run.
     """
 
     def __init__(self) -> None:
         self._returned: tuple[int, ...] = ()
 
     def that_run(self, nodes: Sequence[Any]) -> tuple[int, ...]:
-        """Their places; at the worst, some are among them whose gradient nobody waits for."""
-        taken = self._returned
-        if taken and _will_run(nodes[taken[0]]) is not _RETURNED:
-            taken = ()
-        asked = [_RETURNED if n in taken else _will_run(node) for n, node in enumerate(nodes)]
-        returned = tuple([n for n, answer in enumerate(asked) if answer is _RETURNED])
-        self._returned = returned if len(returned) > _FEW else ()
-        return tuple([n for n, answer in enumerate(asked) if answer])
+        """Their indices; may include leaves whose gradient is not needed in this run."""
+        assumed = self._returned
+        if assumed and _will_run(nodes[assumed[0]]) is not _RETURNED:
+            assumed = ()
+        answers = [_RETURNED if n in assumed else _will_run(node) for n, node in enumerate(nodes)]
+        returned = tuple([n for n, answer in enumerate(answers) if answer is _RETURNED])
+        self._returned = returned if len(returned) > MAX_LEAVES_ASKED else ()
+        return tuple([n for n, answer in enumerate(answers) if answer])
 
 
 _RETURNED = "returned"
 
 
 def _will_run(node: Any) -> bool | str:
-    """Whether autograd will come to `node`, or return what it would be given."""
+    """Whether autograd will execute `node`; `_RETURNED` if it returns the node's gradient."""
     if node is None:
         return True
     try:
@@ -408,7 +405,7 @@ def _will_run(node: Any) -> bool | str:
         return _RETURNED
 
 
-def zero_cotangent(node: Any, place: int) -> torch.Tensor:
-    """Zeros like the cotangent that `node` takes at `place`."""
-    like = node._input_metadata[place]
+def zero_cotangent(node: Any, index: int) -> torch.Tensor:
+    """A zero cotangent for output `index` of `node`."""
+    like = node._input_metadata[index]
     return torch.zeros(like.shape, dtype=like.dtype, device=like.device)

@@ -1,6 +1,6 @@
-"""What torch knows about its operators: their kinds, and which arguments they write to.
+"""Torch's operators: their classes, their schemas, and which arguments they mutate.
 
-`torch.ops` is public; the classes of what it holds and their schemas are not.
+`torch.ops` is public; the classes and schemas of its operators are not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _RecordedLoop(HigherOrderOperator):
         return super().__call__(condition, step, carried, others)  # type: ignore[no-untyped-call]
 
 
-# A `while_loop` whose steps also give values that are not carried: these are stacked.
+# A `while_loop` whose body also returns values that are not carried, but stacked over all steps.
 recorded_loop = _RecordedLoop()
 
 
@@ -69,9 +69,9 @@ _UPDATES_STATISTICS = frozenset(
 
 
 def implicitly_written_arguments(operator: OpOverload, named: dict[str, Any]) -> tuple[str, ...]:
-    """The names of those that a call with the arguments `named` mutates though no schema says so.
+    """The names of arguments that a call mutates although the schema does not declare it.
 
-    Batch norm updates its running statistics where it is told that it is training, or is not asked.
+    Batch norm updates its running statistics if `training` is true, or is no parameter of it.
     """
     if operator._schema.name not in _UPDATES_STATISTICS or not named.get("training", True):
         return ()
@@ -79,14 +79,14 @@ def implicitly_written_arguments(operator: OpOverload, named: dict[str, Any]) ->
 
 
 def dense_kernel(operator: HigherOrderOperator) -> Callable[..., Any] | None:
-    """What a higher-order operator computes, written in ordinary ops."""
+    """The Python kernel of a higher-order operator, in ordinary ops."""
     return operator.py_kernels.get(DispatchKey.CompositeExplicitAutograd)
 
 
 def chunked_cross_entropy() -> OpOverload | None:
-    """The op of `linear_cross_entropy` that gives each row's loss; None in a torch without it.
+    """The op of `linear_cross_entropy` without reduction; None in a torch without it.
 
-    torch defines it when the module is first imported.
+    Torch defines the op when its module is first imported.
     """
     try:
         importlib.import_module("torch.nn.modules.linear_cross_entropy")

@@ -1,4 +1,4 @@
-"""Who holds the memory of a tensor."""
+"""Reference counts of storages."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import torch
 
 
 class Holders:
-    """Whoever, besides the tensor given, uses its memory: tensors, arrays, the storage itself."""
+    """References to a tensor's storage that did not exist when this was made."""
 
     __slots__ = ("_address", "_references", "_storage", "_uses")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        # A storage is one object in Python, however many have it: those count apart.
+        # All Python references share one storage object, which counts them itself.
         self._storage = tensor.untyped_storage()
         self._address = self._storage._cdata
         self._references = sys.getrefcount(self._storage)
         self._uses = _uses(self._address)
 
     def are_gone(self) -> bool:
+        """Nothing refers to the storage that did not at construction."""
         return (
             _uses(self._address) == self._uses
             and sys.getrefcount(self._storage) == self._references

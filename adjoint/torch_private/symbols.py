@@ -1,4 +1,4 @@
-"""Symbolic sizes: what a SymInt means, and how to compute it again in a graph."""
+"""Symbolic sizes: expressions of SymInts, guards, assumptions, and unbacked sizes."""
 
 from __future__ import annotations
 
@@ -59,19 +59,19 @@ def _numbers(shape_env: ShapeEnv) -> dict[sympy.Basic, sympy.Basic]:
 
 
 def symbols_of(expr: sympy.Basic) -> list[sympy.Symbol]:
-    """The symbols in `expr`, in a fixed order."""
+    """The symbols in `expr`, sorted by name."""
     return sorted(expr.free_symbols, key=str)
 
 
 def constant_value(expr: sympy.Basic) -> int | float | bool:
-    """The number that `expr`, which has no symbols, is."""
+    """The number that an expression without symbols stands for."""
     if expr.is_Boolean or expr in (sympy.true, sympy.false):
         return bool(expr)
     return int(expr) if expr.is_integer else float(expr)
 
 
 class _Arithmetic(PythonReferenceAnalysis):
-    """What operators of expressions mean.  torch 2.11 knows no cases, and none takes proxies."""
+    """Torch's evaluation of expressions, extended by piecewise ones, also of fx proxies."""
 
     @staticmethod
     def expr_cond_pair(value: Any, holds: Any) -> tuple[Any, Any]:
@@ -79,7 +79,7 @@ class _Arithmetic(PythonReferenceAnalysis):
 
     @staticmethod
     def piecewise(*cases: tuple[Any, Any]) -> Any:
-        # The last case is what remains when no other holds.
+        # The last case is the default.
         chosen, _ = cases[-1]
         for value, holds in reversed(cases[:-1]):
             chosen = _chosen(holds, value, chosen)
@@ -87,7 +87,7 @@ class _Arithmetic(PythonReferenceAnalysis):
 
 
 def evaluate(expr: sympy.Basic, bindings: dict[sympy.Symbol, Any]) -> Any:
-    """`expr` computed in Python (or traced, where the bindings are proxies)."""
+    """`expr` computed in Python, or traced if the bindings are fx proxies."""
     return sympy_interp(_Arithmetic, bindings, expr)
 
 
@@ -100,7 +100,7 @@ def _chosen(condition: Any, value: Any, otherwise: Any) -> Any:
 
 
 def size_symbols(tensor: torch.Tensor) -> Iterable[tuple[sympy.Symbol, Callable[..., Any], int]]:
-    """Each plain symbol among the sizes, strides and offset of `tensor`, and the query for it."""
+    """Each size, stride or offset that is a symbol, and the op and axis by which it is read."""
     aten = torch.ops.aten
     queries: list[tuple[Any, Any, int]] = []
     for axis, size in enumerate(tensor.shape):
@@ -117,14 +117,14 @@ def size_symbols(tensor: torch.Tensor) -> Iterable[tuple[sympy.Symbol, Callable[
 
 
 def is_compound(size: Any) -> bool:
-    """A size that is neither a number nor a symbol: an expression over symbols."""
+    """The size is an expression, neither a number nor a single symbol."""
     return isinstance(size, torch.SymInt) and not (
         (expr := expression(size)).is_Symbol or expr.is_number
     )
 
 
 def solve(expr: sympy.Basic, symbol: sympy.Symbol, value: sympy.Symbol) -> sympy.Basic | None:
-    """What `symbol` is where `expr` is `value`; None unless it is a sum of it and of others."""
+    """Solve `expr == value` for `symbol`; None unless `expr` is linear in it."""
     expr = sympy.expand(expr)
     factor = expr.coeff(symbol)
     rest = expr - factor * symbol
@@ -138,10 +138,10 @@ _ASSUMED: WeakKeyDictionary[ShapeEnv, list[sympy.Basic]] = WeakKeyDictionary()
 
 @contextlib.contextmanager
 def assumptions(shape_env: ShapeEnv | None) -> Iterator[list[sympy.Basic]]:
-    """What torch takes for granted about sizes while the context lasts, or took before in another.
+    """Collect the guards that torch adds in this context, to those of earlier such contexts.
 
-    Guards made after Dynamo has written its own are guarded by nobody: whoever runs what was built
-    here must check them.
+    Dynamo does not check guards added after it has generated its own, so whoever runs what was
+    built in the context must check these assumptions.
     """
     known = assumed(shape_env)
     if shape_env is None:
@@ -159,10 +159,7 @@ def assumptions(shape_env: ShapeEnv | None) -> Iterator[list[sympy.Basic]]:
 
 @contextlib.contextmanager
 def allow_data_dependent_sizes(shape_env: ShapeEnv | None) -> Iterator[None]:
-    """Sizes and numbers may depend on data while the context lasts.
-
-    Dynamo lets none be, unless it is told to: it would rather not compile what has them.
-    """
+    """Allow data-dependent (unbacked) sizes and numbers, which Dynamo refuses by default."""
     if shape_env is None:
         yield
         return
@@ -177,32 +174,32 @@ def allow_data_dependent_sizes(shape_env: ShapeEnv | None) -> Iterator[None]:
 
 
 def assumed(shape_env: ShapeEnv | None) -> list[sympy.Basic]:
-    """What has been taken for granted so far; the list grows as more is."""
+    """The assumptions collected so far; the list grows with later ones."""
     return [] if shape_env is None else _ASSUMED.setdefault(shape_env, [])
 
 
 def guards_of(shape_env: ShapeEnv) -> list[sympy.Basic]:
-    """What was decided about sizes, in any context."""
+    """All guards on sizes, without duplicates."""
     return list(dict.fromkeys(guard.expr for guard in shape_env.guards))
 
 
 def symbol_positions(values: Iterable[Any]) -> list[tuple[sympy.Symbol, int, int | None]]:
-    """Where the symbols in `values` are seen: which value, and which of its axes if a tensor."""
+    """Each symbol, the index of the value that it is a size of, and the axis if a tensor."""
     found: list[tuple[sympy.Symbol, int, int | None]] = []
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         axes = list(enumerate(value.shape)) if isinstance(value, torch.Tensor) else [(None, value)]
         for axis, size in axes:
             expr = unsimplified(size)
             if isinstance(expr, sympy.Symbol):
-                found.append((expr, place, axis))
+                found.append((expr, index, axis))
     return found
 
 
 def stride_symbol_positions(values: Iterable[Any]) -> list[tuple[sympy.Symbol, int, int]]:
-    """The same for strides: which value, and which of its axes."""
+    """The same for strides: symbol, index of the tensor and axis."""
     return [
-        (expr, place, axis)
-        for place, value in enumerate(values)
+        (expr, index, axis)
+        for index, value in enumerate(values)
         if isinstance(value, torch.Tensor) and value.layout is torch.strided
         for axis, stride in enumerate(value.stride())
         if isinstance(expr := unsimplified(stride), sympy.Symbol)
@@ -210,15 +207,14 @@ def stride_symbol_positions(values: Iterable[Any]) -> list[tuple[sympy.Symbol, i
 
 
 def unsimplified(size: Any) -> sympy.Basic | None:
-    """A size as it was before anything was assumed: what is assumed to be 6 is a symbol here."""
+    """The expression of a size before guards were applied: a symbol, where one says it is 6."""
     return size.node._expr if isinstance(size, torch.SymInt) else None
 
 
 def fresh_symbols(shape_env: ShapeEnv, sizes: dict[sympy.Symbol, int]) -> dict[sympy.Symbol, Any]:
-    """For each symbol, one of `shape_env` that stands for the same size, of which nothing is known
-    but that it is the one given here; 0 is itself.
+    """For each symbol, a new one of `shape_env` with the given size as its hint; 0 stays a number.
 
-    Torch computes strides and extents of what is empty otherwise than its own expressions for them.
+    Torch's symbolic expressions are not what it computes for empty tensors.
     """
     from torch._dynamo.source import ConstantSource
 
@@ -238,7 +234,7 @@ def fresh_symbols(shape_env: ShapeEnv, sizes: dict[sympy.Symbol, int]) -> dict[s
 def first_violated(
     expressions: Iterable[sympy.Basic], sizes: dict[sympy.Symbol, int]
 ) -> str | None:
-    """The first of `expressions` that does not hold for `sizes`; others it says nothing of."""
+    """The first assumption that does not hold for `sizes`; those with other symbols are skipped."""
     for symbol, size in sizes.items():
         if symbol.is_Integer and int(symbol) != size:
             return f"a size is {symbol}"
@@ -249,13 +245,13 @@ def first_violated(
 
 
 def assert_equal_size(one: Any, other: Any) -> None:
-    """A size that is known only in the run is `other` there; other sizes are left alone."""
+    """Assert in the run that a data-dependent size equals `other`; other sizes are ignored."""
     if not (isinstance(other, int) and other == 1) and free_unbacked_symbols(one):
         torch._check(one == other)
 
 
 def axes_of_unbacked_size(shape: Sequence[Any], where_one: Sequence[Any]) -> list[int]:
-    """The axes whose size in `shape` is known only in the run, and 1 in `where_one`."""
+    """The axes whose size is data-dependent in `shape`, and 1 in `where_one`."""
     if len(shape) != len(where_one):
         return []
     return [
@@ -274,14 +270,14 @@ _SQUEEZES = frozenset(
 
 
 class SizeSpecialized(Exception):
-    """Dynamo has traced a program for a size in general that is for this size alone.
+    """A program traced for a symbolic size is valid only for its value in this call.
 
-    It does so anew, with the size as a number.
+    The frame is compiled again with the size as a number.
     """
 
 
 def guard_open_decisions(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Guard what the result of `op` depends on and torch, in general shapes, leaves open."""
+    """Guard on properties of sizes that `op` depends on, where general shapes leave them open."""
     if op in _SQUEEZES:
         _guard_squeezed_sizes(*args, **kwargs)
     elif op is _aten.slice.Tensor:
@@ -291,7 +287,7 @@ def guard_open_decisions(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def _guard_squeezed_sizes(x: torch.Tensor, dim: Any = None) -> None:
-    """Whether the symbolic sizes that are dropped if they are 1 are 1; torch would keep them."""
+    """Guard on whether squeezed sizes are 1; for general shapes torch keeps the axes."""
     axes = range(x.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
     sizes: list[Any] = [x.shape[axis] for axis in axes if x.dim()]
     for size in sizes:
@@ -304,13 +300,13 @@ def _guard_squeezed_sizes(x: torch.Tensor, dim: Any = None) -> None:
 def _guard_slice(
     x: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> None:
-    """Where the slice starts and ends; torch would make its size one that depends on data."""
+    """Guard on where the slice starts and ends; torch would make its size data-dependent."""
     _guard_index(x, dim, start)
     _guard_index(x, dim, end)
 
 
 def _guard_index(x: torch.Tensor, dim: int, index: Any) -> None:
-    """From which end of the axis the index counts, and whether it is on the axis."""
+    """Guard on the sign of the index, and on whether it is within the axis."""
     size = x.shape[dim]
     if not isinstance(index, torch.SymInt) or free_unbacked_symbols((index, size)):
         return
@@ -323,7 +319,7 @@ def _guard_index(x: torch.Tensor, dim: int, index: Any) -> None:
 
 
 def input_symbols(fakes: Sequence[Any]) -> Iterator[tuple[sympy.Symbol, int, int]]:
-    """Each symbol, with the input and the dimension whose size it is; -1: the input itself."""
+    """Each symbol once, with an input and the axis whose size it is (-1: the input itself)."""
     seen: set[sympy.Symbol] = set()
     for place, fake in enumerate(fakes):
         values = fake.shape if isinstance(fake, torch.Tensor) else (fake,)
@@ -336,43 +332,43 @@ def input_symbols(fakes: Sequence[Any]) -> Iterator[tuple[sympy.Symbol, int, int
 
 
 def is_zero_in_capture(size: Any) -> bool:
-    """The size is 0 in the call that is captured; the graph is for that size alone then."""
+    """The size is 0 in the call being captured; if it is, the graph is specialized on that."""
     if isinstance(size, torch.SymInt) and not free_unbacked_symbols(size) and size.node.hint == 0:
         return int(size) == 0
     return type(size) is int and size == 0
 
 
 def is_unbacked(symbol: sympy.Symbol) -> bool:
-    """The symbol stands for a number that is known only when the program runs."""
+    """The symbol stands for a data-dependent number, known only in the run."""
     return bool(symbol_is_type(symbol, SymT.UNBACKED_INT))
 
 
 def is_unbacked_int(value: Any) -> bool:
-    """`value` is an integer that depends on what the program computes."""
+    """`value` is an integer that depends on data."""
     if not isinstance(value, torch.SymInt):
         return False
     return any(map(is_unbacked, symbols_of(expression(value))))
 
 
 def has_new_symbols(view: Any, viewed: torch.Tensor) -> bool:
-    """A size or offset of `view` depends on data, and nothing of `viewed` says it."""
+    """`view` has data-dependent sizes or offsets that `viewed` does not have."""
     return bool(free_unbacked_symbols(view) - free_unbacked_symbols(viewed))
 
 
 def unbacked_int(shape_env: ShapeEnv) -> torch.SymInt:
-    """An integer that is known only when the program runs."""
+    """A new data-dependent integer."""
     return shape_env.create_unbacked_symint()
 
 
 def unbacked_size(shape_env: ShapeEnv) -> torch.SymInt:
-    """The same, of a tensor's size."""
+    """A new data-dependent integer that is not negative."""
     size = unbacked_int(shape_env)
     torch._check(size >= 0)
     return size
 
 
 def hint(size: Any, otherwise: int = 1024) -> int:
-    """The size at hand when the graph was made; a middling one where that is not known."""
+    """The size in the call that was captured; `otherwise` if it is data-dependent."""
     if isinstance(size, torch.SymInt):
         return int(size.node.hint) if size.node.has_hint() else otherwise
     return int(size)

@@ -1,6 +1,6 @@
 """Pytrees: nested containers of leaves.
 
-A `torch.Size` is a container as well, which torch takes apart but puts together as a tuple.
+Unlike torch's functions, these restore a `torch.Size`, which torch unflattens as a tuple.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ TreeSpec = _pytree.TreeSpec
 
 
 class _Size(tuple[Any, ...]):
-    """A `torch.Size` on its way into a pytree."""
+    """Marks a `torch.Size` in a pytree."""
 
     __slots__ = ()
 
 
 def _size_of(leaves: Iterable[Any]) -> Any:
-    """The size with these numbers; a tuple where something else stands for them."""
+    """A `torch.Size`, or a tuple if the leaves are no numbers."""
     numbers = tuple(leaves)
     known = all(isinstance(each, (int, torch.SymInt)) for each in numbers)
     return torch.Size(numbers) if known else numbers
@@ -49,7 +49,7 @@ def _marked(tree: Any) -> Any:
 
 
 def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
-    """The leaves of `tree` and how to put them back."""
+    """The leaves of `tree`, and the spec to unflatten them."""
     return _pytree.tree_flatten(_marked(tree))
 
 
@@ -61,7 +61,7 @@ def flatten_with_paths(tree: Any) -> tuple[list[tuple[str, Any]], TreeSpec]:
 
 
 def _paths(tree: Any, path: str) -> Iterator[str]:
-    """The paths of the leaves.  Children of nodes registered without keys are counted."""
+    """The paths of the leaves.  Children of containers registered without keys are numbered."""
     kind = _pytree._get_node_type(tree)
     node = _pytree.SUPPORTED_NODES.get(kind)
     if node is None:
@@ -88,7 +88,7 @@ def leaves(tree: Any) -> list[Any]:
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """`tree` with `function` applied to each leaf."""
-    # Most trees are the arguments of an op, and there are very many of them: by hand.
+    # Most trees are arguments of ops, and many are mapped: torch's function is much slower.
     kind = type(tree)
     if kind is tuple:
         return tuple([map_leaves(function, each) for each in tree])
@@ -106,7 +106,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def leaves_and_structure(tree: Any) -> tuple[list[Any], Any]:
-    """The leaves of `tree`, and what is equal for trees of the same form: sooner than `flatten`."""
+    """The leaves of `tree`, and a hashable key of its structure.  Faster than `flatten`."""
     leaves: list[Any] = []
     return leaves, _structure(tree, leaves)
 
