@@ -99,7 +99,7 @@ class GpuProgram(PlanProgram):
 
     def _keep(self, key: Any, binding: GpuBinding) -> None:
         self._bindings.pop(key, None)
-        while len(self._bindings) >= KEPT_STORE_ADDRESSESS:
+        while len(self._bindings) >= KEPT_BINDINGS:
             self._bindings.pop(next(iter(self._bindings)))
         self._bindings[key] = binding
 
@@ -130,7 +130,7 @@ def why_not_capturable(plan: Plan) -> str:
 
 
 # Bindings hold no memory of their own here, so that many sizes may keep theirs.
-KEPT_STORE_ADDRESSESS = 64
+KEPT_BINDINGS = 64
 
 
 class GpuBinding(NativeBinding):
