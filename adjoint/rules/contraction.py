@@ -15,7 +15,8 @@ aten = torch.ops.aten
 def _adjoint(matrix: torch.Tensor) -> torch.Tensor:
     """The conjugate transpose."""
     transposed = matrix.t() if matrix.dim() == 2 else matrix.transpose(-2, -1)
-    return conjugate(transposed)
+    conjugated: torch.Tensor = conjugate(transposed)
+    return conjugated
 
 
 def _scaled(value: torch.Tensor, factor: Any) -> torch.Tensor:

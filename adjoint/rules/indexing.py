@@ -198,6 +198,8 @@ def _reduction_rule(places_of: Callable[[int, torch.Tensor, bool], _Places]) -> 
     ) -> Any:
         places = places_of(dim, index, include_self)
         used = places.used(source)
+        of_x: Part
+        of_used: Part
         if reduce == "sum":
             of_x, of_used = (lambda: cotangent), (lambda: places.read(cotangent))
         elif reduce == "prod":

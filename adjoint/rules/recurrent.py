@@ -34,7 +34,8 @@ def fused_gru_cell(
 @composition(aten._thnn_fused_gru_cell_backward.default)
 def fused_gru_cell_backward(cotangent: Any, workspace: Any, has_bias: bool) -> Any:
     """In terms of the kernel's workspace: r, z, n, h and b."""
-    return _gru_cotangents(cotangent, *workspace.chunk(5, 1), has_bias)
+    reset, update, new, hx, hn = workspace.chunk(5, 1)
+    return _gru_cotangents(cotangent, reset, update, new, hx, hn, has_bias)
 
 
 def _gru_cotangents(
