@@ -9,10 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.packages.steps import MARKS, UNSEEN, Compilations, assert_trained_alike, package
+from tests.packages.steps import (
+    MARKS,
+    UNSEEN,
+    Compilations,
+    assert_trained_alike,
+    package,
+)
 from tests.packages.structures import CUTOFF, SIZES, Boxes, boxes
 
-pytestmark = [*MARKS, UNSEEN]
+pytestmark = MARKS
 
 KINDS = torch.tensor([1, 6])
 DISPERSION = {"a1": 0.5, "a2": 3.0, "s8": 0.8}
@@ -73,7 +79,7 @@ def make(ends: Callable[[], list[nn.Module]] = list, **options: Any) -> nn.Modul
         "nfeature": 3,
         "d2features": True,
         "ncomb_v": 2,
-        "hidden": ([4], [4], [4]),
+        "hidden": ([4], [4]),
         "aim_size": 4,
         "outputs": outputs(*ends()),
     }
@@ -139,15 +145,18 @@ def test_all_models_are_here() -> None:
     }
 
 
+@UNSEEN
+@pytest.mark.usefixtures("derived")
 @pytest.mark.parametrize("name", ENDS)
-def test_ends(name: str, derived: bool | None, compiled: Compilations) -> None:
+def test_ends(name: str, compiled: Compilations) -> None:
     model = package("aimnet.modules").Forces(make(ENDS[name])).train()
-    assert_trained_alike(model, predict, [3, 5], compiled, derived)
+    assert_trained_alike(model, predict, [3, 5], compiled)
 
 
+@UNSEEN
 @pytest.mark.parametrize(
     "options",
-    [{"num_charge_channels": 2}, {"d2features": False}, {"hidden": ([4], [4], [4], [4])}],
+    [{"num_charge_channels": 2}, {"d2features": False}, {"hidden": ([4], [4], [4])}],
     ids=["open shells", "one feature", "another pass"],
 )
 def test_options(options: dict[str, Any], compiled: Compilations) -> None:

@@ -10,10 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.packages.steps import MARKS, UNSEEN, Compilations, assert_trained_alike, package
+from tests.packages.steps import (
+    MARKS,
+    UNSEEN,
+    Compilations,
+    assert_trained_alike,
+    package,
+)
 from tests.packages.structures import CUTOFF, SIZES, Boxes, boxes
 
-pytestmark = [*MARKS, UNSEEN]
+pytestmark = MARKS
 
 WIDTH = 4
 KINDS = torch.tensor([1, 6])
@@ -63,7 +69,7 @@ def representation(name: str, **options: Any) -> nn.Module:
     torch.set_default_dtype(torch.float32)
     made: nn.Module = getattr(spk.representation, name)(
         n_atom_basis=WIDTH,
-        n_interactions=2,
+        n_interactions=options.pop("n_interactions", 1),
         radial_basis=spk.nn.GaussianRBF(n_rbf=4, cutoff=CUTOFF),
         cutoff_fn=spk.nn.CosineCutoff(CUTOFF),
         **{**REPRESENTATIONS[name], **options},
@@ -210,14 +216,18 @@ def test_all_models_are_here() -> None:
     assert exported == ATOMISTIC
 
 
+@UNSEEN
+@pytest.mark.usefixtures("derived")
 @pytest.mark.parametrize("name", REPRESENTATIONS)
-def test_representations(name: str, derived: bool | None, compiled: Compilations) -> None:
+def test_representations(name: str, compiled: Compilations) -> None:
     torch.manual_seed(0)
-    model = potential(representation(name), [energy(), forces()])
-    assert_trained_alike(model, predict, structures(), compiled, derived)
+    model = potential(representation(name, n_interactions=2), [energy(), forces()])
+    assert_trained_alike(model, predict, structures(), compiled)
 
 
+@UNSEEN
+@pytest.mark.usefixtures("derived")
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_outputs(name: str, derived: bool | None, compiled: Compilations) -> None:
+def test_outputs(name: str, compiled: Compilations) -> None:
     torch.manual_seed(0)
-    assert_trained_alike(OUTPUTS[name](), predict, structures(), compiled, derived)
+    assert_trained_alike(OUTPUTS[name](), predict, structures(), compiled)

@@ -8,10 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.packages.steps import MARKS, UNSEEN, Compilations, assert_trained_alike, package
+from tests.packages.steps import (
+    MARKS,
+    Compilations,
+    assert_trained_alike,
+    package,
+    unseen_but,
+)
 from tests.packages.structures import CUTOFF, SIZES, Boxes, boxes
 
-pytestmark = [*MARKS, UNSEEN]
+pytestmark = MARKS
 
 KINDS = torch.tensor([1, 6])
 COULOMB = {"output_model": "ScalarPlusWeightedCoulomb", "q_dim": 2, "q_weights": [0.5, 0.5]}
@@ -122,11 +128,15 @@ def test_all_models_are_here() -> None:
     assert found == {*used, "OutputModel"}
 
 
+@pytest.mark.usefixtures("derived")
 @pytest.mark.parametrize("name", MODELS)
-def test_models(name: str, derived: bool | None, compiled: Compilations) -> None:
-    assert_trained_alike(make(name, **MODELS[name]), predict, structures(), compiled, derived)
+def test_models(name: str, compiled: Compilations) -> None:
+    assert_trained_alike(make(name, **MODELS[name]), predict, structures(), compiled)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name",
+    unseen_but(VARIANTS, "dipoles", "dipoles of vectors", "extent", "extent of vectors"),
+)
 def test_variants(name: str, compiled: Compilations) -> None:
     assert_trained_alike(make(**VARIANTS[name]), predict_in_vacuum, structures(), compiled)
