@@ -79,7 +79,7 @@ def value_and_grad(
 def _value_and_grad(
     function: Function, argnums: ArgNums, has_aux: bool, args: Any, kwargs: Any
 ) -> tuple[Any, Any]:
-    chosen = _Chosen(args, argnums)
+    chosen = _Chosen.named(args, argnums)
     point = linearized(chosen.of(function, kwargs), chosen.leaves)
     value = contract.scalar(contract.parts(point.value, has_aux, "grad_and_value(f)(*args)")[0])
     cotangents: list[torch.Tensor | None] = [None] * len(point.results)
@@ -282,7 +282,7 @@ def jacrev(
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         contract.check_real(args, "jacrev", "inputs")
-        chosen = _Chosen(args, argnums)
+        chosen = _Chosen.named(args, argnums)
         point = linearized(chosen.of(function, kwargs), chosen.leaves)
         value, aux = contract.parts(point.value, has_aux, _VJP)
         results, form = contract.tensors(value, _VJP)
@@ -335,7 +335,7 @@ def jacfwd(
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         contract.check_real(args, "jacfwd", "inputs")
-        chosen = _Chosen(args, argnums)
+        chosen = _Chosen.named(args, argnums)
         point = linearized(chosen.of(function, kwargs), chosen.leaves, forward=True)
         value, aux = contract.parts(point.value, has_aux, _JVP)
         results, form = contract.tensors(value, _JVP)
@@ -412,16 +412,22 @@ def vmap(
 class _Chosen:
     """The arguments that a transform is with respect to."""
 
-    def __init__(self, args: tuple[Any, ...], argnums: ArgNums | None = None) -> None:
-        """`argnums`: None for all."""
+    def __init__(self, args: tuple[Any, ...], places: Sequence[int] | None = None) -> None:
+        """`places`: None for all."""
         self.args = args
-        self.single = isinstance(argnums, int)
-        every = tuple(range(len(args)))
-        self.places = every if argnums is None else contract.places_of(argnums, len(args))
+        self.single = False
+        self.places = range(len(args)) if places is None else places
         chosen = tuple(args[place] for place in self.places)
         self.leaves, self.form = trees.flatten(chosen)
         self.tangents: list[torch.Tensor] = []
         contract.check_primals(self.leaves)
+
+    @classmethod
+    def named(cls, args: tuple[Any, ...], argnums: ArgNums) -> _Chosen:
+        """Those that the user asked for."""
+        chosen = cls(args, contract.places_of(argnums, len(args)))
+        chosen.single = isinstance(argnums, int)
+        return chosen
 
     @classmethod
     def along(cls, primals: tuple[Any, ...], tangents: Any) -> _Chosen:

@@ -51,6 +51,8 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "argnums empty": lambda f: f.grad(scalar, ())(X),
     "argnums float": lambda f: f.grad(scalar, 0.0)(X),
     "argnums list": lambda f: f.grad(scalar, [0])(X),
+    "argnums nothing": lambda f: f.grad(scalar, None)(X),
+    "argnums nothing, jacrev": lambda f: f.jacrev(scalar, None)(X),
     "argnums float inside": lambda f: f.jacrev(scalar, (0.0,))(X),
     "argnums repeated": lambda f: f.grad(torch.dot, (0, 0))(X, X),
     "argnums repeated from the end": lambda f: f.jacrev(torch.dot, (0, -2))(X, X),
