@@ -50,8 +50,75 @@ def mean_all(cotangent: Any, out: Any, x: Any, **_: Any) -> Any:
 def mean_dims(cotangent: Any, out: Any, x: Any, dim: Any, keepdim: bool = False, **_: Any) -> Any:
     """An equal share for every element."""
     axes = range(x.dim()) if dim is None or not _listed(dim) else _listed(dim)
-    count = math.prod(x.shape[axis] for axis in axes) if x.dim() else 1
-    return ((restore_axes(cotangent, x, dim, keepdim) / count).expand(x.shape),)
+    return ((restore_axes(cotangent, x, dim, keepdim) / _count(x, axes)).expand(x.shape),)
+
+
+def _count(x: torch.Tensor, axes: Sequence[int]) -> Any:
+    """How many elements are reduced to one."""
+    return math.prod(x.shape[axis] for axis in axes) if x.dim() else 1
+
+
+@vjp(aten.var.correction)
+def variance(cotangent: Any, out: Any, x: Any, dim: Any = None, **options: Any) -> Any:
+    """2 (x - mean) / (n - correction)."""
+    return (_of_variance(cotangent, x, dim, **options),)
+
+
+@vjp(aten.std.correction)
+def deviation(cotangent: Any, out: Any, x: Any, dim: Any = None, **options: Any) -> Any:
+    """That of the variance, over twice the deviation; zero where that is zero."""
+    return (_of_variance(_of_root(cotangent, out), x, dim, **options),)
+
+
+@vjp(aten.var_mean.correction)
+def variance_and_mean(cotangent: Any, out: Any, x: Any, dim: Any = None, **options: Any) -> Any:
+    """Those of both."""
+    return (_of_both(cotangent[0], cotangent[1], x, dim, **options),)
+
+
+@vjp(aten.std_mean.correction)
+def deviation_and_mean(cotangent: Any, out: Any, x: Any, dim: Any = None, **options: Any) -> Any:
+    """Those of both."""
+    of_variance = None if cotangent[0] is None else _of_root(cotangent[0], out[0])
+    return (_of_both(of_variance, cotangent[1], x, dim, **options),)
+
+
+def _of_root(cotangent: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
+    """The cotangent of a number, of that of its root."""
+    return (cotangent / (2 * root)).masked_fill(root == 0, 0)
+
+
+def _of_both(
+    of_variance: Any, of_mean: Any, x: torch.Tensor, dim: Any, keepdim: bool = False, **options: Any
+) -> Any:
+    parts = []
+    if of_variance is not None:
+        parts.append(_of_variance(of_variance, x, dim, keepdim=keepdim, **options))
+    if of_mean is not None:
+        parts.append(mean_dims(of_mean, None, x, dim, keepdim)[0])
+    return sum(parts[1:], parts[0]) if parts else None
+
+
+def _of_variance(
+    cotangent: torch.Tensor,
+    x: torch.Tensor,
+    dim: Any,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> torch.Tensor:
+    correction = 1 if correction is None else correction
+    if dim is None or x.dim() == 0:
+        freedom = x.numel() - correction
+        if freedom <= 0:
+            # As eager has it: a finite number over nothing, and nothing over nothing.
+            return cotangent * torch.where(x == x.mean(), math.nan, math.inf)
+        return cotangent * (x - x.mean()) * 2 / freedom
+    axes = list(_listed(dim)) or list(range(x.dim()))
+    # Divides a tensor: of numbers, a division by zero would be an error.
+    share = restore_axes(cotangent, x, axes, keepdim) * 2 / (_count(x, axes) - correction)
+    found: torch.Tensor = share * (x - x.mean(axes, keepdim=True))
+    return found
 
 
 @vjp(aten.prod.default)
