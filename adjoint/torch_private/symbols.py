@@ -19,8 +19,10 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils._sympy.symbol import SymT, symbol_is_type
+from torch.utils._sympy.value_ranges import ValueRanges
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -269,6 +271,14 @@ _SQUEEZES = frozenset(
 )
 
 
+_EXTREMA = frozenset(
+    op
+    for packet in (_aten.max, _aten.min, _aten.amax, _aten.amin, _aten.argmax, _aten.argmin)
+    for name in ("default", "dim")
+    if (op := getattr(packet, name, None)) is not None
+) | {_aten.aminmax.default, _aten.median.dim, _aten.nanmedian.dim, _aten.mode.default}
+
+
 class SizeSpecialized(Exception):
     """A program traced for a symbolic size is valid only for its value in this call.
 
@@ -283,7 +293,9 @@ def guard_open_decisions(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     elif op is _aten.slice.Tensor:
         _guard_slice(*args, **kwargs)
     elif op is _aten.select.int:
-        _guard_index(*args, **kwargs)
+        _guard_selected(*args, **kwargs)
+    elif op in _EXTREMA:
+        _guard_extremum(*args, **kwargs)
 
 
 def _guard_squeezed_sizes(x: torch.Tensor, dim: Any = None) -> None:
@@ -303,6 +315,31 @@ def _guard_slice(
     """Guard on where the slice starts and ends; torch would make its size data-dependent."""
     _guard_index(x, dim, start)
     _guard_index(x, dim, end)
+
+
+def _guard_selected(x: torch.Tensor, dim: int, index: Any) -> None:
+    """That there is such an element."""
+    _guard_index(x, dim, index)
+    size = x.shape[dim]
+    if not free_unbacked_symbols((index, size)):
+        _guard_at_least(size, index + 1 if index >= 0 else -index)
+
+
+def _guard_extremum(x: torch.Tensor, dim: Any = None, *_: Any, **__: Any) -> None:
+    """That there are elements: one of none there is not, which is an error."""
+    axes = range(x.dim()) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
+    for axis in axes if x.dim() else ():
+        _guard_at_least(x.shape[axis], 1)
+
+
+def _guard_at_least(size: Any, least: Any) -> None:
+    """By lower bounds of its symbols as well.
+
+    To sympy they are positive, so that torch takes it to be decided that a size is not 0.
+    """
+    if isinstance(size, torch.SymInt) and not free_unbacked_symbols(size) and size >= least:
+        for symbol in expression(size).free_symbols:
+            size.node.shape_env._update_var_to_range(symbol, ValueRanges(1, int_oo))
 
 
 def _guard_index(x: torch.Tensor, dim: int, index: Any) -> None:

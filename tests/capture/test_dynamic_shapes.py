@@ -147,6 +147,33 @@ def test_a_size_that_broadcasts_in_a_write_is_guarded(write: str, sizes: list[in
     assert compiled.graphs
 
 
+OF_NONE: dict[str, Program] = {
+    "first": lambda x: x[0] * 2,
+    "last": lambda x: x[-1] * 2,
+    "third": lambda x: x[2] * 2,
+    "first of all": lambda x: x.view(-1)[0] * 2,
+    "max": lambda x: x.max() * 2,
+    "amin": lambda x: x.amin(0) * 2,
+}
+
+
+@pytest.mark.parametrize("name", OF_NONE)
+def test_an_element_of_none_is_an_error(name: str) -> None:
+    """And no memory is read that is not there."""
+    function = OF_NONE[name]
+    compiled = Counting(function, dynamic=True)
+    for size in (7, 3, 0, 4):
+        x = row(size)
+        if size:
+            torch.testing.assert_close(compiled(x), function(x))
+            continue
+        with pytest.raises((IndexError, RuntimeError)):
+            function(x)
+        with pytest.raises((IndexError, RuntimeError)):
+            compiled(x)
+    assert compiled.graphs
+
+
 def test_sizes_that_are_not_to_be_symbols() -> None:
     compiled = Counting(lambda x: x * 2, dynamic=False)
     for size in (2, 3, 4):
