@@ -6,6 +6,7 @@ A test that says nothing of a target is about what every target has to do.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -41,12 +42,17 @@ def _look_again() -> None:
     CpuProgram.__call__ = called  # type: ignore[method-assign]
 
 
+def _set_defaults(**defaults: Any) -> None:
+    """Defaults of options that a test does not set; every graph is verified after each pass."""
+    names = [field.name for field in dataclasses.fields(Options)]
+    known = dict(zip(names, Options.__init__.__defaults__ or (), strict=True))
+    known.update({name: value for name, value in defaults.items() if value is not None})
+    Options.__init__.__defaults__ = tuple(known.values())
+
+
 def pytest_configure(config: pytest.Config) -> None:
     _look_again()
-    target = config.getoption("--target")
-    if target is not None:
-        _, *others = Options.__init__.__defaults__ or ()
-        Options.__init__.__defaults__ = (target, *others)
+    _set_defaults(target=config.getoption("--target"), verify=True)
     level = config.getoption("--cpu")
     if level is not None:
         try:
