@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from adjoint import bench
-from adjoint.compiler import capture
+from adjoint.compiler import Compiler, capture
 from adjoint.errors import CaptureError
 from adjoint.finding import EXAMPLES, UsageError, call_arguments, find, instance
 from adjoint.loops.show import show_plan
-from adjoint.native import plan_of
+from adjoint.options import Options
 from adjoint.stages import differences, printed, watched
+from adjoint.targets import target_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,5 +92,6 @@ def _capture(target: str, expression: str | None, dynamic: bool, kernels: bool) 
     captured = capture(function, *args, dynamic=dynamic, **kwargs)
     if not kernels:
         return captured.show()
-    plan = plan_of(captured.graph_module)
+    graph_module = captured.graph_module
+    plan = Compiler().plan(graph_module, target_of(graph_module, Options()))
     return "It has no kernels: it runs op by op." if plan is None else show_plan(plan)

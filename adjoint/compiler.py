@@ -31,7 +31,10 @@ from adjoint.graph.metadata import outputs_of
 from adjoint.graph.origins import Origin, is_part, origins_of
 from adjoint.graph.sizes import assuming
 from adjoint.graph.verify import GraphError, verify
-from adjoint.native import native_program
+from adjoint.kernels import compile_kernels
+from adjoint.loops.plan import Plan
+from adjoint.lower.assumptions import noting_assumptions
+from adjoint.lower.planning import lower
 from adjoint.observing import Observer, Sighting, unobserved
 from adjoint.optimize.compositions import compose_for_torch
 from adjoint.options import Options
@@ -44,10 +47,12 @@ from adjoint.runtime.bridge import DifferentiableGraph
 from adjoint.runtime.calling import Runnable
 from adjoint.runtime.entry import EntryPoint
 from adjoint.runtime.executable import Executable
+from adjoint.runtime.loading import load_program
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.reference import run_call
 from adjoint.runtime.sized_programs import SizedPrograms
 from adjoint.target import Target
+from adjoint.targets import target_of
 from adjoint.torch_private.dynamo import in_eager
 from adjoint.torch_private.modes import isolated
 
@@ -257,17 +262,43 @@ class Compiler:
         graph_module = self._passes(passes, copied(graph_module), order)
         if self.options.target == "reference":
             return None
-        return SizedPrograms(graph_module, self._native, self.during, self.reported)
+        return SizedPrograms(graph_module, self.native, self.during, self.reported)
 
-    def _native(self, graph_module: fx.GraphModule) -> PlanProgram | None:
-        """The graph as native code; None if it is to be run op by op."""
+    def native(self, graph_module: fx.GraphModule) -> PlanProgram | None:
+        """The graph as native code for the sizes it has; None if it is to be run op by op.
+
+        If kernels draw random numbers, the program takes one more input (`Plan.streams`).
+        """
+        target = target_of(graph_module, self.options)
         order = order_of_graph(graph_module.graph)
+        called: frozenset[str] = frozenset()
+        while (plan := self.plan(graph_module, target, called)) is not None:
+            kernels = self._stage("emit", order, partial(compile_kernels, plan, target))
+            if not kernels.refused:
+                return self._stage("load", order, partial(load_program, plan, kernels.code, target))
+            kernels.warn(self.reported)
+            # Their operators are called as they are, and the rest is fused without them.
+            if kernels.refused_nodes <= called:
+                break
+            called |= kernels.refused_nodes
+        return None
 
-        def rewritten(graph_module: fx.GraphModule, target: Target) -> fx.GraphModule:
-            passes = extended(lowering(target), "lowering", self.options.passes)
-            return self._passes(passes, graph_module, order)
+    def plan(
+        self, graph_module: fx.GraphModule, target: Target, called: frozenset[str] = frozenset()
+    ) -> Plan | None:
+        """The plan of a graph on a target; None if it has no kernels.
 
-        return native_program(graph_module, self.options, self._seen, self.reported, rewritten)
+        `called`: names of nodes that are to be called as they are.
+        """
+        if not target.has_kernels:
+            return None
+        order = order_of_graph(graph_module.graph)
+        passes = extended(lowering(target), "lowering", self.options.passes)
+        with noting_assumptions(graph_module) as noted:
+            # Lowering may change the graph that it is given.
+            rewritten = self._passes(passes, copied(graph_module), order)
+            plan = self._stage("lower", order, partial(lower, rewritten, target, called))
+        return noted.usable(plan)
 
     # Stages are timed, verified and shown.
 

@@ -18,7 +18,8 @@ from adjoint.backend import adjoint
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.derivative import Backward, Derivative, Joint
 from adjoint.graph.show import show
-from adjoint.loops.plan import Launch, Plan
+from adjoint.kernels import CompiledKernels
+from adjoint.loops.plan import Plan
 from adjoint.loops.show import show_plan
 from adjoint.observing import Sighting
 from adjoint.torch_private import trees
@@ -76,9 +77,10 @@ def text_of(value: object) -> str:
             return show(value)
         case Plan():
             return show_plan(value)
-        case list() if all(isinstance(each, Launch) for each in value):
-            names = ", ".join(dict.fromkeys(each.kernel.name for each in value))
-            return f"{len(value)} kernel{'' if len(value) == 1 else 's'}: {names or 'none'}"
+        case CompiledKernels():
+            count, refused = len(value.code), len(value.refused)
+            text = f"{count} kernel{'' if count == 1 else 's'} compiled"
+            return f"{text}, {refused} refused" if refused else text
         case None:
             return "nothing: it runs op by op"
         case _:

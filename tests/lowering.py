@@ -12,10 +12,10 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from adjoint import pipeline
+from adjoint.compiler import Compiler
 from adjoint.emit.llvm import emit_module
 from adjoint.loops.plan import Launch, LibraryCall, Plan, RowTiles
 from adjoint.lower import planning
-from adjoint.native import native_program
 from adjoint.options import Options
 from adjoint.runtime.cpu.engine import load
 from adjoint.runtime.cpu.program import CpuBinding, CpuProgram
@@ -32,6 +32,8 @@ CLOSE = {
     torch.float64: (1e-13, 1e-15),
 }
 
+NATIVE = Options(target="native")
+
 THREADS = cpu_target(has_blas=True)
 
 # Kernels for a GPU, of tensors that lie on the processor.
@@ -39,6 +41,14 @@ GRID = cuda_target(CPU, (9, 0), draws_in_kernels=False)
 DRAWING_GRID = cuda_target(CPU, (9, 0), draws_in_kernels=True)
 
 HOPPER = Machine(NVPTX, "sm_90", "+ptx81")
+
+
+def native_program(graph_module: GraphModule, options: Options = NATIVE) -> PlanProgram | None:
+    """The graph as native code; None if it is to be run op by op.
+
+    Graphs of `make_fx` lack what verify asks for.
+    """
+    return Compiler(dataclasses.replace(options, verify=False)).native(graph_module)
 
 
 def lower(

@@ -20,7 +20,6 @@ from adjoint.emit.llvm import emit_module
 from adjoint.emit.nvptx import emit_module as emit_grid
 from adjoint.loops.statements import Kernel
 from adjoint.lower.pointwise import TABLE
-from adjoint.native import _launches
 from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.engine import compile_object
 from adjoint.runtime.cpu.machines import LEVELS
@@ -87,7 +86,7 @@ def kernels_of(cases: Sequence[Call], target: Target | None = None) -> list[Kern
         target or cpu_target(has_blas=True),
     )
     return [
-        dataclasses.replace(launch.kernel, name=f"k{n}") for n, launch in enumerate(_launches(plan))
+        dataclasses.replace(launch.kernel, name=f"k{n}") for n, launch in enumerate(plan.launches)
     ]
 
 

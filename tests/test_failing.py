@@ -25,7 +25,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 import adjoint
-from adjoint import compiler, failing, native
+from adjoint import compiler, failing, kernels
 from adjoint.capture import program as capturing_program
 from adjoint.differentiate import sweep
 from adjoint.errors import CaptureError, DifferentiationError, FallbackWarning
@@ -169,7 +169,7 @@ WAYS = {"forward": forward, "gradients": gradients, "penalty": penalty, "sizes":
 def fresh() -> None:
     """Nothing is compiled yet."""
     torch._dynamo.reset()
-    native._KERNELS.clear()
+    kernels._KERNELS.clear()
 
 
 def steps(program: Callable[..., Tensor], way: str) -> dict[str, int]:
@@ -291,9 +291,9 @@ STAGES: dict[str, tuple[Any, str, bool]] = {
     "reverse": (compiler.Compiler, "backward", False),
     "narrow": (compiler.Compiler, "narrowed", True),
     "sizes": (symbols, "violated", False),
-    "lower": (native, "lower", True),
-    "emit": (native, "emit_module", True),
-    "load": (native, "load", True),
+    "lower": (compiler, "lower", True),
+    "emit": (kernels, "emit_module", True),
+    "load": (kernels, "load", True),
     "bind": (cpu_program, "CpuBinding", True),
 }
 

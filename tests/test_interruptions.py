@@ -23,7 +23,7 @@ import torch._dynamo
 from torch import Tensor
 
 import adjoint
-from adjoint import native
+from adjoint import kernels
 
 PACKAGE = str(Path(adjoint.__file__).parent)
 ERRORS = [KeyboardInterrupt, MemoryError]
@@ -52,7 +52,7 @@ def failing(at: str | None, error: type[BaseException]) -> Iterator[dict[str, No
 def fresh() -> None:
     """Nothing is compiled yet."""
     torch._dynamo.reset()
-    native._KERNELS.clear()
+    kernels._KERNELS.clear()
 
 
 def model(x: Tensor, w: Tensor, counts: Tensor) -> Tensor:
@@ -136,13 +136,13 @@ def test_a_failure_anywhere(way: str, error: type[BaseException], count: int) ->
 
 KILLED = """
 import os, signal, sys, torch, adjoint
-from adjoint import native
+from adjoint import kernels
 
 def killed(*args):
     os.kill(os.getpid(), signal.SIGKILL)
 
 if "killed" in sys.argv:
-    native.load = killed
+    kernels.load = killed
 x = torch.arange(3.0)
 assert torch.equal(adjoint.compile(lambda x: x * 2 + 1)(x), x * 2 + 1)
 """

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 import adjoint
-from adjoint import native
+from adjoint import kernels
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.plans.binding import Binding
 from adjoint.runtime.plans.program import PlanProgram
@@ -59,11 +59,11 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_stays_of_a_function_that_is_gone(way: str) -> None:
     used(WAYS[way](penalty(1)))
-    before, kernels = there(), len(native._KERNELS)
+    before, count = there(), len(kernels._KERNELS)
     for number in range(2, 5):
         used(WAYS[way](penalty(number)))
     assert there() - before == Counter()
-    assert len(native._KERNELS) <= kernels
+    assert len(kernels._KERNELS) <= count
 
 
 PROGRAM = """

@@ -132,7 +132,7 @@ def test_a_terminal_that_goes_away() -> None:
 
 SLOWLY = """
 import sys, time, torch, adjoint
-from adjoint import backend, native, progress
+from adjoint import backend, kernels, progress
 
 progress.SLOW, progress.REFRESH = 0.2, 0.01
 
@@ -144,7 +144,7 @@ def slowly(module, name):
     setattr(module, name, slow)
 
 slowly(backend, "compile_graph")
-slowly(native, "load")
+slowly(kernels, "load")
 
 def model(x):
     return x.sin() * 2

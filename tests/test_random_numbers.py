@@ -15,10 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import adjoint
-from adjoint import compiler, native
+from adjoint import kernels
+from adjoint.compiler import Compiler
 from adjoint.errors import FallbackWarning
 from adjoint.graph.operations import random_bits
 from adjoint.options import Options
+from adjoint.runtime import loading
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import LLVMError, load
 from adjoint.runtime.gpu.graphs import SEEN
@@ -35,16 +37,15 @@ aten = torch.ops.aten
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PlanProgram]]:
     """The native programs that are made."""
     found: list[PlanProgram] = []
-    native_program = native.native_program
+    native = Compiler.native
 
-    def noted(*args: Any) -> PlanProgram | None:
-        program = native_program(*args)
+    def noted(compiler: Compiler, graph_module: torch.fx.GraphModule) -> PlanProgram | None:
+        program = native(compiler, graph_module)
         if program is not None:
             found.append(program)
         return program
 
-    monkeypatch.setattr(compiler, "native_program", noted)
-    monkeypatch.setattr(native, "native_program", noted)
+    monkeypatch.setattr(Compiler, "native", noted)
     torch._dynamo.reset()
     yield found
     torch._dynamo.reset()
@@ -52,7 +53,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PlanProgram]]:
 
 def drawing(graph_module: torch.fx.GraphModule) -> PlanProgram | None:
     """Native code whose kernels draw random numbers."""
-    return native.native_program(graph_module, Options(eager_rng=False))
+    return Compiler(Options(target="native", eager_rng=False)).native(graph_module)
 
 
 def counted(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -265,8 +266,8 @@ def test_a_kernel_that_is_refused_is_in_pieces_and_draws_the_same() -> None:
         return load(text, names)
 
     with (
-        mock.patch.object(native, "load", refuse_draws),
-        mock.patch.dict(native._KERNELS, clear=True),
+        mock.patch.object(kernels, "load", refuse_draws),
+        mock.patch.dict(kernels._KERNELS, clear=True),
         warnings.catch_warnings(record=True) as said,
     ):
         warnings.simplefilter("always")
@@ -285,7 +286,7 @@ class TestRecorded:
 
     @pytest.fixture(autouse=True)
     def recorded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(native, "CpuProgram", RecordedProgram)
+        monkeypatch.setattr(loading, "CpuProgram", RecordedProgram)
 
     def test_replays_draw_anew(self, made: list[PlanProgram]) -> None:
         run, x = counted(dropped), torch.ones(100, 100)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from adjoint.kernels import CompiledKernels
 from adjoint.observing import Sighting
 from adjoint.stages import StageLog, differences, printed, text_of, watched
 
@@ -51,7 +52,12 @@ def test_a_module_is_differentiated_with_respect_to_its_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(None, "nothing: it runs op by op"), ([], "0 kernels: none"), (3, "int")]
+    ("value", "text"),
+    [
+        (None, "nothing: it runs op by op"),
+        (CompiledKernels({}, {}), "0 kernels compiled"),
+        (3, "int"),
+    ],
 )
 def test_what_is_no_graph_is_named(value: object, text: str) -> None:
     assert text_of(value) == text

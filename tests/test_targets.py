@@ -9,13 +9,12 @@ import torch
 
 import adjoint
 from adjoint import targets
-from adjoint.native import native_program
 from adjoint.options import Options
 from adjoint.runtime.cpu import machines
 from adjoint.runtime.loops import LoopProgram
 from adjoint.target import REFERENCE, Feature, LoopMapping, loops_target
 from adjoint.targets import target_of, target_on
-from tests.lowering import graph_of, launches, lower
+from tests.lowering import graph_of, launches, lower, native_program
 
 X = torch.rand(4)
 GRAPH = graph_of(lambda x: x.sin() + 1, [X])

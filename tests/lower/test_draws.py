@@ -13,13 +13,20 @@ from adjoint.graph.operations import random_bits
 from adjoint.loops.evaluate import evaluate
 from adjoint.loops.plan import RowTiles
 from adjoint.lower.draws import DIGITS, DRAWS, draw_in_kernels, streams_of
-from adjoint.native import native_program
 from adjoint.options import Options
 from adjoint.runtime.gpu.program import why_not_capturable
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.target import cuda_target
 from adjoint.torch_private.fake import new_fake_mode
-from tests.lowering import DRAWING_GRID, calls, graph_of, grid_program, launches, lower
+from tests.lowering import (
+    DRAWING_GRID,
+    calls,
+    graph_of,
+    grid_program,
+    launches,
+    lower,
+    native_program,
+)
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from adjoint.lower.pointwise import TABLE, computed_in
-from adjoint.native import native_program
 from adjoint.options import Options
-from tests.lowering import CLOSE, calls, check, graph_of, pairs
+from tests.lowering import CLOSE, calls, check, graph_of, native_program, pairs
 
 aten = torch.ops.aten
 

@@ -10,8 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adjoint.native import native_program
-from tests.lowering import check, graph_of
+from tests.lowering import check, graph_of, native_program
 
 Op = Callable[..., torch.Tensor]
 

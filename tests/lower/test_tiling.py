@@ -18,9 +18,8 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from adjoint.loops.plan import Plan, Product, RowTiles, SlotKind
 from adjoint.lower.tiling import LEAST_ROWS, Side, row_stride, side_of, sums_over_rows
-from adjoint.native import native_program
 from adjoint.target import cpu_target
-from tests.lowering import graph_of, lower, program_of
+from tests.lowering import graph_of, lower, native_program, program_of
 
 Function = Callable[..., Any]
 

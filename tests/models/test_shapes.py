@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import adjoint
 from adjoint import backend
-from adjoint.native import native_program
+from adjoint.compiler import Compiler
 from adjoint.runtime import sized_programs
 
 WIDTH = 16
@@ -120,14 +120,16 @@ def compilations() -> Iterator[Count]:
         count.graphs += 1
         return adjoint.compiler.compile_graph(*args, **options)
 
+    native = Compiler.native
+
     def program(*args: Any) -> Any:
         count.programs += 1
-        return native_program(*args)
+        return native(*args)
 
     torch._dynamo.reset()
     with (
         mock.patch.object(backend, "compile_graph", graph),
-        mock.patch.object(adjoint.compiler, "native_program", program),
+        mock.patch.object(Compiler, "native", program),
         mock.patch.object(
             sized_programs, "evaluate_taking", side_effect=AssertionError("op by op")
         ),

@@ -13,12 +13,12 @@ from torch import Tensor
 import adjoint
 from adjoint.compiler import Compiler
 from adjoint.errors import FallbackWarning
-from adjoint.native import native_program
 from adjoint.options import Options
 from adjoint.runtime.bridge import DifferentiableGraph
 from adjoint.runtime.checking import UnexpectedResult
 from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.torch_private import corrected_fakes
+from tests.lowering import native_program
 
 LIBRARY = torch.library.Library("checking", "FRAGMENT")
 

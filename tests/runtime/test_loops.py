@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 import adjoint
-from adjoint import native
-from adjoint.native import native_program
+from adjoint import kernels
 from adjoint.options import Options
 from adjoint.runtime.loops import LoopProgram
 from tests.lower.test_pointwise import SAMPLES, eager_takes
-from tests.lowering import assert_alike, loop_program_of, special
+from tests.lowering import assert_alike, loop_program_of, native_program, special
 
 PLACES = torch.tensor([2, 0, 2])
 
@@ -80,7 +79,7 @@ def test_derivatives_of_any_order_need_no_compiler() -> None:
 
     x = numbers(5).requires_grad_()
     found = []
-    unused = mock.patch.object(native, "load", side_effect=AssertionError("LLVM was used"))
+    unused = mock.patch.object(kernels, "load", side_effect=AssertionError("LLVM was used"))
     with unused, mock.patch.object(LoopProgram, "__call__", autospec=True) as called:
         called.side_effect = CALL
         for run in (adjoint.compile(function, target="loops"), function):

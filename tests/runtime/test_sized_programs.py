@@ -11,15 +11,15 @@ import torch
 from torch import fx
 
 import adjoint
-from adjoint import native
+from adjoint import compiler
 from adjoint.errors import FallbackWarning
 from adjoint.graph.sizes import NotResizable
 from adjoint.loops.plan import Plan
 from adjoint.lower.planning import lower
-from adjoint.native import native_program
 from adjoint.runtime import sized_programs, specializations
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.sized_programs import MAX_SIZE_VERSIONS, SizedPrograms
+from tests.lowering import native_program
 
 
 def graph(function: Callable[..., Any], *examples: torch.Tensor) -> fx.GraphModule:
@@ -37,7 +37,7 @@ def plans(divisor: int = 4) -> Iterator[list[int]]:
         int(first.meta["val"].shape[0] // divisor)
         return lower(graph_module, *options)
 
-    with mock.patch.object(native, "lower", curious):
+    with mock.patch.object(compiler, "lower", curious):
         yield made
 
 

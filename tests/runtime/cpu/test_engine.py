@@ -94,7 +94,7 @@ import adjoint
 compiled = adjoint.compile(lambda x: (x.exp() * 2).sum(1))
 x = torch.arange(6.0).reshape(2, 3)
 torch.testing.assert_close(compiled(x), (x.exp() * 2).sum(1))
-from adjoint.native import _KERNELS
+from adjoint.kernels import _KERNELS
 assert _KERNELS
 """
 

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from adjoint.native import native_program
 from adjoint.runtime.cpu.engine import add_symbol, load_resident
 from adjoint.runtime.cpu.memory import At, Entering, Words
 from adjoint.runtime.gpu.program import LAUNCHER, GpuProgram, used_inputs, why_not_capturable
-from tests.lowering import GRID, graph_of, lower
+from tests.lowering import GRID, graph_of, lower, native_program
 
 needs_gpu = [
     pytest.mark.gpu,

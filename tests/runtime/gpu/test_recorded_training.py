@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from adjoint import native
-from adjoint.native import native_program
 from adjoint.options import Options
+from adjoint.runtime import loading
 from adjoint.runtime.gpu.capture import CudaCapture
 from adjoint.runtime.gpu.graphs import (
     SEEN,
@@ -18,7 +17,7 @@ from adjoint.runtime.gpu.graphs import (
 )
 from adjoint.runtime.gpu.program import GpuProgram
 from adjoint.runtime.gpu.results import New
-from tests.lowering import graph_of
+from tests.lowering import graph_of, native_program
 from tests.recording import Place, RecordedProgram
 
 
@@ -90,7 +89,7 @@ def check_forces(device: str, replayed: list[int]) -> None:
 class TestUnderAutograd:
     @pytest.fixture(autouse=True)
     def recorded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(native, "CpuProgram", RecordedProgram)
+        monkeypatch.setattr(loading, "CpuProgram", RecordedProgram)
 
     @pytest.mark.parametrize("accumulated", [1, 3])
     @pytest.mark.parametrize("to_none", [True, False])

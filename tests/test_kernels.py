@@ -12,15 +12,15 @@ import pytest
 import torch
 
 import adjoint
-from adjoint import native, targets
+from adjoint import compiler, kernels, targets
+from adjoint.compiler import Compiler
 from adjoint.errors import FallbackWarning
 from adjoint.loops.plan import Launch, Plan
 from adjoint.lower.planning import lower
-from adjoint.native import native_program
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import LLVMError, load
 from adjoint.torch_private import symbols
-from tests.lowering import calls, check, graph_of, program_of
+from tests.lowering import calls, check, graph_of, native_program, program_of
 
 X = torch.arange(6.0).reshape(2, 3)
 PLACES = torch.arange(6)
@@ -28,25 +28,25 @@ PLACES = torch.arange(6)
 
 def test_kernels_of_the_same_text_are_compiled_once() -> None:
     held = check(lambda x: (x * 7.5).exp(), X)
-    with mock.patch.object(native, "load", side_effect=AssertionError("compiled again")):
+    with mock.patch.object(kernels, "load", side_effect=AssertionError("compiled again")):
         check(lambda y: (y * 7.5).exp(), X)
     assert held.functions
 
 
 def test_kernels_live_as_long_as_a_program_that_calls_them() -> None:
-    def kernels() -> int:
+    def count() -> int:
         gc.collect()
-        return len(native._KERNELS)
+        return len(kernels._KERNELS)
 
-    before = kernels()
+    before = count()
     one, other = (program_of(lambda x: [(x * 6.5).exp()], [X]) for _ in range(2))
-    assert kernels() == before + 1
+    assert count() == before + 1
     owner = weakref.ref(next(iter(one.functions.values())).owner)
     del one
     torch.testing.assert_close(list(other([X])), [(X * 6.5).exp()])
-    assert kernels() == before + 1
+    assert count() == before + 1
     del other
-    assert kernels() == before
+    assert count() == before
     assert owner() is None
 
 
@@ -80,13 +80,13 @@ def test_a_refusal_of_llvm_names_the_lines_and_runs_op_by_op() -> None:
 
     compiled = adjoint.compile(function)
     with (
-        mock.patch.object(native, "load", refused),
+        mock.patch.object(kernels, "load", refused),
         pytest.warns(FallbackWarning, match="no such instruction") as caught,
     ):
         result = compiled(X)
     torch.testing.assert_close(result, function(X))
     text = str(caught[0].message)
-    assert "test_native.py" in text
+    assert "test_kernels.py" in text
     assert "(x * 8.25).tanh()" in text
     assert "kernel" in text
     with warnings.catch_warnings():
@@ -109,7 +109,7 @@ def test_only_the_kernel_that_llvm_refuses_is_run_op_by_op(tiles: bool) -> None:
 
     x, w = torch.rand(50, 40), torch.rand(40, 40)
     with (
-        mock.patch.object(native, "load", picky),
+        mock.patch.object(kernels, "load", picky),
         mock.patch.object(targets, "has_blas", return_value=tiles),
         pytest.warns(FallbackWarning) as caught,
     ):
@@ -136,8 +136,8 @@ def test_a_kernel_of_no_node_that_could_be_called_may_be_refused() -> None:
         return dataclasses.replace(plan, steps=(dataclasses.replace(step, nodes=()),))
 
     with (
-        mock.patch.object(native, "load", refused),
-        mock.patch.object(native, "lower", anonymous),
+        mock.patch.object(kernels, "load", refused),
+        mock.patch.object(compiler, "lower", anonymous),
         pytest.warns(FallbackWarning, match="no such instruction"),
     ):
         assert native_program(graph_of(lambda x: (x * 8.75).tanh(), [X])) is None
@@ -157,10 +157,10 @@ def test_a_refusal_leaves_the_next_compilation_right() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return (x * 9.125).tanh()
 
-    with mock.patch.object(native, "load", refused), pytest.warns(FallbackWarning):
+    with mock.patch.object(kernels, "load", refused), pytest.warns(FallbackWarning):
         assert native_program(graph_of(function, [X])) is None
     check(function, X)
-    killed = mock.patch.object(native, "load", side_effect=KeyboardInterrupt)
+    killed = mock.patch.object(kernels, "load", side_effect=KeyboardInterrupt)
     with killed, pytest.raises(KeyboardInterrupt):
         native_program(graph_of(lambda x: (x * 9.25).tanh(), [X]))
     check(lambda x: (x * 9.25).tanh(), X)
@@ -168,7 +168,8 @@ def test_a_refusal_leaves_the_next_compilation_right() -> None:
 
 @pytest.mark.parametrize("target", ["native", "reference"])
 def test_the_target_decides(target: str) -> None:
-    with mock.patch("adjoint.compiler.native_program", wraps=native_program) as made:
+    native = Compiler.native
+    with mock.patch.object(Compiler, "native", autospec=True, side_effect=native) as made:
         compiled = adjoint.compile(lambda x: x.exp() * 2, target=target)
         torch.testing.assert_close(compiled(X), X.exp() * 2)
     assert made.called == (target == "native")
@@ -207,7 +208,7 @@ def curious(graph_module: torch.fx.GraphModule, *options: Any) -> Plan:
 
 def test_a_plan_assumes_what_was_assumed_for_another_of_the_same_symbols() -> None:
     captured = adjoint.capture(lambda x: x.sin() * 2, torch.rand(6), dynamic=True).graph_module
-    with mock.patch.object(native, "lower", curious):
+    with mock.patch.object(compiler, "lower", curious):
         plans = [native_program(captured) for _ in range(2)]
     assert all(program is not None and len(program.plan.assumed) == 1 for program in plans)
 
@@ -215,5 +216,5 @@ def test_a_plan_assumes_what_was_assumed_for_another_of_the_same_symbols() -> No
 def test_a_plan_that_assumes_what_no_input_shows_is_not_made() -> None:
     captured = adjoint.capture(lambda x: x.sin() * 2, torch.rand(6), dynamic=True).graph_module
     unseen = mock.patch.object(symbols, "symbol_positions", return_value=[])
-    with mock.patch.object(native, "lower", curious), unseen:
+    with mock.patch.object(compiler, "lower", curious), unseen:
         assert native_program(captured) is None

@@ -1,0 +1,61 @@
+"""What lowering assumes of sizes, which the program then checks in each call.
+
+Lowering, like differentiation, branches on sizes only where it must.  Each time it does, the branch
+taken is noted, and the plan holds for the sizes that would take the same ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import sympy
+from torch import fx
+
+from adjoint.loops.plan import Plan
+from adjoint.torch_private import symbols
+from adjoint.torch_private.dynamo import general_shapes
+from adjoint.torch_private.fake import fake_mode_of
+
+
+@dataclass(frozen=True)
+class Noted:
+    """The assumptions of one lowering."""
+
+    graph_module: fx.GraphModule
+    all: Sequence[sympy.Basic]
+    """What graphs of these symbols assume: torch takes it for granted here as well."""
+    before: int
+    """How many of these there were before."""
+
+    def usable(self, plan: Plan) -> Plan | None:
+        """The plan with its assumptions; None if it has no kernels, or cannot be checked."""
+        plan = replace(plan, assumed=tuple(self.all))
+        if not plan.launches or _has_unknown_sizes(plan) or not self._can_be_checked():
+            return None
+        return plan
+
+    def _can_be_checked(self) -> bool:
+        """Each new assumption is about sizes of inputs."""
+        inputs = self.graph_module.graph.find_nodes(op="placeholder")
+        shown = symbols.symbol_positions(node.meta.get("val") for node in inputs)
+        known = {symbol for symbol, _, _ in shown}
+        return all(expr.free_symbols <= known for expr in self.all[self.before :])
+
+
+@contextlib.contextmanager
+def noting_assumptions(graph_module: fx.GraphModule) -> Iterator[Noted]:
+    """Lower `graph_module` in this context; what was noted is complete after it."""
+    shape_env = fake_mode_of(graph_module).shape_env
+    before = len(symbols.assumed(shape_env))
+    with general_shapes(), symbols.assumptions(shape_env) as assumed:
+        yield Noted(graph_module, assumed, before)
+
+
+def _has_unknown_sizes(plan: Plan) -> bool:
+    """Some sizes are known only in the middle of a run."""
+    known = {symbol for symbol, _, _ in plan.symbols}
+    sizes = [size for slot in plan.slots for size in (*(slot.shape or ()), *slot.strides)]
+    sizes += [size for launch in plan.launches for size in launch.extents]
+    return any(isinstance(size, sympy.Expr) and size.free_symbols - known for size in sizes)
