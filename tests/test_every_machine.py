@@ -18,8 +18,8 @@ import torch
 
 from adjoint.emit.llvm import emit_module
 from adjoint.emit.nvptx import emit_module as emit_grid
+from adjoint.loops.pointwise import TABLE
 from adjoint.loops.statements import Kernel
-from adjoint.lower.pointwise import TABLE
 from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.engine import compile_object
 from adjoint.runtime.cpu.machines import LEVELS
@@ -28,9 +28,9 @@ from adjoint.runtime.cpu.support import C_FUNCTIONS, SUPPORT
 from adjoint.runtime.gpu.assembly import assemble
 from adjoint.target import CPU, Machine, Target, cpu_target, cuda_target
 from tests.assembler import ASSEMBLER, said_of
+from tests.loops.test_pointwise import DTYPES, SAMPLES, compared, eager_takes, sample
 from tests.lower.definitions import test_indexing, test_reductions
 from tests.lower.definitions.samples import check_rows, check_samples, numbers, takes
-from tests.lower.test_pointwise import DTYPES, SAMPLES, compared, eager_takes, sample
 from tests.lowering import graph_of, lower
 
 INTEL, ARM, APPLE = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "arm64-apple-macosx"

@@ -19,8 +19,8 @@ from torch import fx
 from adjoint.graph.descriptors import Seeds
 from adjoint.graph.metadata import set_descriptor
 from adjoint.graph.operations import random_bits
+from adjoint.loops.pointwise import computed_in
 from adjoint.lower.decompositions import Declined, Program, rewrite
-from adjoint.lower.pointwise import computed_in
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import fake_mode_of
 

@@ -16,16 +16,16 @@ from adjoint.lower.index import linear
 from adjoint.lower.items import Item, base_of, reading_through, strides_of
 from adjoint.lower.sizes import Size, estimate, product, same
 from adjoint.lower.views import Where, shape_of, view_of
+from adjoint.rules.costs import effort
 
 # What is computed again each time may be so much.
 MOST_OPERATORS = 24
 MOST_FUNCTIONS = 3
 
 # A product has time to read so many times more, and to compute so much for an element of each of
-# its columns' tiles; a function counts for several operators.
+# its columns' tiles.
 FOR_PRODUCTS = 2
 MOST_IN_PRODUCTS = 12
-A_FUNCTION = 8
 
 # So little is computed again even for many more elements than there are.
 A_TRIFLE = 3
@@ -54,8 +54,8 @@ def _is_worth_it(item: Item, items: Mapping[fx.Node, Item]) -> bool:
         return False
     if _is_too_much(item):
         return False
-    effort = len(item.applied) + (A_FUNCTION - 1) * item.functions
-    if not all(_has_time(items[reader], node, item, effort) for reader in _readers(node)):
+    cost = effort(len(item.applied), item.functions)
+    if not all(_has_time(items[reader], node, item, cost) for reader in _readers(node)):
         return False
     if not _is_trifle(item) and not _is_read_once_an_element(node, item.count, items):
         return False
@@ -97,7 +97,7 @@ def _is_read_once_an_element(node: fx.Node, count: Size, items: Mapping[fx.Node,
     )
 
 
-def _has_time(reader: Item, node: fx.Node, item: Item, effort: int) -> bool:
+def _has_time(reader: Item, node: fx.Node, item: Item, cost: int) -> bool:
     """A product computes what it multiplies for each tile of columns, with few threads."""
     if not isinstance(reader.definition, Multiplied):
         return True
@@ -108,7 +108,7 @@ def _has_time(reader: Item, node: fx.Node, item: Item, effort: int) -> bool:
     assert isinstance(columns, int)
     tiles = -(-columns // reader.definition.tile.columns)
     is_left = base_of(left) is node and base_of(right) is not node
-    return is_left and not item.gathers and effort * tiles <= MOST_IN_PRODUCTS
+    return is_left and not item.gathers and cost * tiles <= MOST_IN_PRODUCTS
 
 
 def _is_for_products(node: fx.Node, items: Mapping[fx.Node, Item]) -> bool:

@@ -11,7 +11,6 @@ import torch
 from torch import fx
 
 from adjoint.loops.expressions import Apply, Expression, Name, walk
-from adjoint.loops.operators import COSTLY
 from adjoint.loops.show import identity_of
 from adjoint.lower.calls import is_view, needs_of_tensors
 from adjoint.lower.definitions import (
@@ -37,6 +36,7 @@ from adjoint.lower.index import (
 )
 from adjoint.lower.sizes import Size, is_one, product, same, sizes
 from adjoint.lower.views import Where, shape_of, view_of
+from adjoint.rules.costs import functions_in
 
 
 def resolve(node: fx.Node, index: Where) -> tuple[fx.Node, Where]:
@@ -146,7 +146,7 @@ class Item:
     @functools.cached_property
     def functions(self) -> int:
         """How many operators are functions, which cost as much as several others."""
-        return sum(operator in COSTLY for operator in self.applied)
+        return functions_in(self.applied)
 
     @property
     def bounds(self) -> tuple[Bound, ...]:

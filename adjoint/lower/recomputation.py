@@ -17,7 +17,6 @@ from torch import fx
 from adjoint.lower.definitions import Definition, Mapped, Multiplied
 from adjoint.lower.fusion import MOST_BESIDE, MOST_BUFFERS, Group, Level, beside
 from adjoint.lower.inlining import (
-    A_FUNCTION,
     MOST_FUNCTIONS,
     MOST_OPERATORS,
     bytes_read,
@@ -28,6 +27,7 @@ from adjoint.lower.lifetimes import Lifetimes, bytes_of, profile, reads_of, resu
 from adjoint.lower.sizes import product, same
 from adjoint.lower.tiling import Unit
 from adjoint.lower.views import PARTS, shape_of, view_of
+from adjoint.rules.costs import effort
 
 # Where less is in use, nobody lacks memory.
 LEAST_PEAK = 1 << 25
@@ -55,7 +55,7 @@ class Recipe:
 
     @property
     def effort(self) -> int:
-        return self.operators + (A_FUNCTION - 1) * self.functions
+        return effort(self.operators, self.functions)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from adjoint.graph.reachability import reachable
 from adjoint.partition.extraction import descendants, extract, used_values
 from adjoint.partition.flow import UNBOUNDED, Network
 from adjoint.partition.sizes import read_sizes_of, sizes_beside
+from adjoint.rules.costs import is_quick
 from adjoint.torch_private.operators import OpOverload
 from adjoint.torch_private.symbols import SYMBOLIC, hint
 
@@ -283,8 +284,7 @@ def is_cheap(node: fx.Node) -> bool:
     tags = node.target.tags
     if torch.Tag.pointwise not in tags or torch.Tag.nondeterministic_seeded in tags:
         return False
-    is_slow = node.target.overloadpacket in _SLOW
-    return not is_slow or _is_activation_of_halves(node) or _is_product_of_itself(node)
+    return is_quick(node)
 
 
 def _is_short_product(node: fx.Node) -> bool:
@@ -294,18 +294,6 @@ def _is_short_product(node: fx.Node) -> bool:
     inner = node.args[1].meta["val"].shape[0]  # type: ignore[union-attr]
     is_exact = node.meta["val"].dtype in (torch.float32, torch.float64)
     return is_exact and isinstance(inner, int) and inner <= FEW_TERMS
-
-
-def _is_product_of_itself(node: fx.Node) -> bool:
-    """A power that is an instruction or two."""
-    return node.target is aten.pow.Tensor_Scalar and node.args[1] in (1, 2, 3, 0.5, -0.5, -1, -2)
-
-
-def _is_activation_of_halves(node: fx.Node) -> bool:
-    """Its derivative needs its argument anyway, and a GPU computes it while memory is read."""
-    value, target = node.meta["val"], node.target
-    on_gpu = value.device.type == "cuda" and value.dtype in (torch.float16, torch.bfloat16)
-    return on_gpu and target.overloadpacket in _ACTIVATIONS  # type: ignore[union-attr]
 
 
 def _is_cast(node: fx.Node) -> bool:
@@ -362,57 +350,6 @@ _PRODUCTS = frozenset(
 _BY_INDEX = frozenset({aten.index.Tensor, aten.index_select.default, aten.embedding.default})
 
 _SOFTMAX = frozenset({aten._log_softmax.default, aten._softmax.default})
-
-# Their derivatives are functions of their arguments, not of what they give.
-_ACTIVATIONS = frozenset({aten.gelu, aten.mish, aten.silu, aten.softplus})
-
-# Pointwise, but long: what they give is worth keeping.
-_SLOW = frozenset(
-    {
-        aten.acos,
-        aten.acosh,
-        aten.asin,
-        aten.asinh,
-        aten.atan,
-        aten.atan2,
-        aten.atanh,
-        aten.cos,
-        aten.cosh,
-        aten.digamma,
-        aten.elu,
-        aten.erf,
-        aten.erfc,
-        aten.erfinv,
-        aten.exp,
-        aten.exp2,
-        aten.expm1,
-        aten.gelu,
-        aten.gelu_backward,
-        aten.igamma,
-        aten.igammac,
-        aten.lgamma,
-        aten.log,
-        aten.log10,
-        aten.log1p,
-        aten.log2,
-        aten.logaddexp,
-        aten.logit,
-        aten.mish,
-        aten.polygamma,
-        aten.pow,
-        aten.sigmoid,
-        aten.silu,
-        aten.silu_backward,
-        aten.sin,
-        aten.sinc,
-        aten.sinh,
-        aten.softplus,
-        aten.softplus_backward,
-        aten.tan,
-        aten.tanh,
-        aten.xlogy,
-    }
-)
 
 _CONSTANTS = frozenset(
     {

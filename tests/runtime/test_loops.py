@@ -12,7 +12,7 @@ import adjoint
 from adjoint import kernels
 from adjoint.options import Options
 from adjoint.runtime.loops import LoopProgram
-from tests.lower.test_pointwise import SAMPLES, eager_takes
+from tests.loops.test_pointwise import SAMPLES, eager_takes
 from tests.lowering import assert_alike, loop_program_of, native_program, special
 
 PLACES = torch.tensor([2, 0, 2])

@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from adjoint.loops.expressions import Expression, cast, constant
+from adjoint.loops.pointwise import MASKS, TABLE, Pointwise, computed_in
 from adjoint.lower.definitions.elements import Definition, Mapped, Reader, decline_if, dtype_of
-from adjoint.lower.pointwise import MASKS, TABLE, Pointwise, computed_in
 from adjoint.lower.sizes import product
 from adjoint.lower.views import Where, broadcast, shape_of
 

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from adjoint.loops.expressions import Expression, cast, constant
+from adjoint.loops.pointwise import where
 from adjoint.lower.definitions.elements import (
     Bound,
     Definition,
@@ -21,7 +22,6 @@ from adjoint.lower.definitions.elements import (
     dtype_of,
 )
 from adjoint.lower.index import Gathered, Index
-from adjoint.lower.pointwise import where
 from adjoint.lower.sizes import Size, size_of, sizes
 from adjoint.lower.views import Where, broadcast, shape_of
 

@@ -9,9 +9,9 @@ import torch
 from torch import fx
 
 from adjoint.loops.expressions import Expression, Guarded, apply, cast, constant
+from adjoint.loops.pointwise import where
 from adjoint.lower.definitions.elements import Definition, Mapped, Reader, decline_if, dtype_of
 from adjoint.lower.index import Index
-from adjoint.lower.pointwise import where
 from adjoint.lower.sizes import Size, is_one, same
 from adjoint.lower.views import Where, shape_of
 

@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from adjoint.loops.expressions import Expression, cast, constant
+from adjoint.loops.pointwise import computed_in
 from adjoint.lower.definitions.elements import Definition, Reader, Reduced, decline_if, dtype_of
-from adjoint.lower.pointwise import computed_in
 from adjoint.lower.sizes import Size, product
 from adjoint.lower.views import Where, shape_of
 

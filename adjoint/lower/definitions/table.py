@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from adjoint.loops.pointwise import TABLE
 from adjoint.lower.definitions import creation, formulas, indexing, pieces, random, reductions
 from adjoint.lower.definitions.elements import Declined, Definition
-from adjoint.lower.pointwise import TABLE
 
 FAMILIES = (creation, formulas, indexing, pieces, random, reductions)
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from adjoint.loops.pointwise import TABLE
 from adjoint.lower.definitions.table import CONSTANTS, FAMILIES, RULES, definition_of
-from adjoint.lower.pointwise import TABLE
 from tests.lowering import calls, graph_of, lower
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from adjoint.lower.pointwise import TABLE, computed_in
+from adjoint.loops.pointwise import TABLE, computed_in
 from adjoint.options import Options
 from tests.lowering import CLOSE, calls, check, graph_of, native_program, pairs
 
