@@ -259,7 +259,9 @@ class Compiler:
     def _program(self, graph_module: fx.GraphModule) -> Executable | None:
         order = order_of_graph(graph_module.graph)
         passes = extended(POST, "post", self.options.passes)
-        graph_module = self._passes(passes, copied(graph_module), order)
+        # The graph may be differentiated later.  Our own passes copy it if they change it.
+        given = graph_module if passes == POST else copied(graph_module)
+        graph_module = self._passes(passes, given, order)
         if self.options.target == "reference":
             return None
         return SizedPrograms(graph_module, self.native, self.during, self.reported)

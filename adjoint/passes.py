@@ -6,7 +6,8 @@ The compiler runs passes at three places, in the order of the tuples in `pipelin
 * `post` - on a graph that is about to be run, whatever it is part of;
 * `lowering` - on the same graph right before it is lowered to kernels.
 
-A pass may change the graph that it is given, and returns it or another one.  What it returns must
+A pass may change the graph that it is given, and returns it or another one (a pass of ours at
+`post`, where the graph may be differentiated later, returns another one).  What it returns must
 mean the same, have the same inputs and outputs, and be legal for `graph/verify.py`, which is asked
 after each pass when the option `verify` is set.
 """

@@ -6,26 +6,38 @@ A fused backward gives the gradients that its `output_mask` says; what no node t
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 from torch import fx
 
+from adjoint.graph.copying import copied
 from adjoint.torch_private.operators import OpOverload
 
 
 def narrow_masks(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Leave out of each `output_mask` what nothing takes."""
+    """The graph with each `output_mask` asking only for what is used; a copy if that changes it."""
+    if not any(_narrowed(node) for node in graph_module.graph.nodes):
+        return graph_module
+    graph_module = copied(graph_module)
     for node in graph_module.graph.nodes:
-        place = _mask_place(node)
-        if place is None:
-            continue
-        taken = {user.args[1] for user in node.users if user.target is operator.getitem}
-        if len(taken) < len(node.users):
-            continue  # Someone has all of them.
-        mask = node.args[place]
-        narrowed = [bool(asked) and index in taken for index, asked in enumerate(mask)]
-        if narrowed != list(mask):
-            node.args = (*node.args[:place], narrowed, *node.args[place + 1 :])
+        narrowed = _narrowed(node)
+        if narrowed is not None:
+            place, mask = narrowed
+            node.args = (*node.args[:place], mask, *node.args[place + 1 :])
     return graph_module
+
+
+def _narrowed(node: fx.Node) -> tuple[int, list[bool]] | None:
+    """The place of the node's `output_mask`, and what it should be; None if it is that."""
+    place = _mask_place(node)
+    if place is None:
+        return None
+    taken = {user.args[1] for user in node.users if user.target is operator.getitem}
+    if len(taken) < len(node.users):
+        return None  # Someone has all of them.
+    mask: Any = node.args[place]
+    narrowed = [bool(asked) and index in taken for index, asked in enumerate(mask)]
+    return None if narrowed == list(mask) else (place, narrowed)
 
 
 def _mask_place(node: fx.Node) -> int | None:
