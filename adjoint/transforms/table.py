@@ -12,7 +12,6 @@ is checked; for sizes of which it does not hold the program is made anew, up to 
 from __future__ import annotations
 
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -20,22 +19,23 @@ from weakref import WeakKeyDictionary
 import torch
 
 from adjoint.errors import CaptureError, FallbackWarning, OutsideLevelError
+from adjoint.runtime.specializations import Specializations
 from adjoint.torch_private.dynamo import COMPILING
 from adjoint.transforms.fingerprint import Fingerprint, Same, owner_of
 from adjoint.transforms.kinds import Call, Memory, look_at, without_sizes
 
-# Meanings of functions with one code, for which programs are kept when nobody else keeps them.
-MEANINGS = 8
+# Functions of one code that read different values, for which programs are kept.
+MAX_MEANINGS = 8
 
-# Kinds of arguments of one transform, and programs for one kind; older ones are forgotten.
-KINDS = 32
-SIZINGS = 8
+# Kinds of arguments of one transform; after that, the kind used longest ago is forgotten.
+MAX_ARGUMENT_KINDS = 32
+MAX_SIZE_VERSIONS = 8
 
-# Calls of which it is remembered which program is for them.
-REMEMBERED = 256
+# Calls for which the choice of a program is remembered.
+MAX_CHOICES = 256
 
-# After so many programs in a row that were never used again, no more are made.
-MISSES = 64
+# Programs made in a row of which none was used again; after that, no more are made.
+MAX_MISSES = 64
 
 
 class TooManyPrograms(Exception):
@@ -62,8 +62,8 @@ class Programs:
     """The programs of one transform of functions that mean the same."""
 
     def __init__(self) -> None:
-        self._kinds: OrderedDict[Any, _Kind] = OrderedDict()
-        self._chosen: dict[Any, Any] = {}
+        self._kinds: Specializations[Hashable, _Kind] = Specializations(MAX_ARGUMENT_KINDS)
+        self._chosen: Specializations[Any, Any] = Specializations(MAX_CHOICES)
         self._usual: tuple[Any, Any] = (None, None)
         """The last key and its program: to compare with one takes less than to look it up."""
         self._memory = Memory.NOTHING
@@ -95,9 +95,7 @@ class Programs:
                     self._kinds.clear()
                     call = self._look_at(look, args, kwargs)
                     self._kind(call, dynamic).programs.append(program)
-            if len(self._chosen) >= REMEMBERED:
-                self._chosen.clear()
-            self._chosen[call.exact] = program
+            self._chosen.add(call.exact, program)
         self._usual = (call.exact, program)
         return program, call
 
@@ -112,12 +110,12 @@ class Programs:
             if program.is_for(call):
                 self._misses = 0
                 return program
-        if self._misses >= MISSES:
+        if self._misses >= MAX_MISSES:
             raise TooManyPrograms(
-                f"{MISSES} programs in a row were used once; pass what changes as tensors"
+                f"{MAX_MISSES} programs in a row were used once; pass what changes as tensors"
             )
-        if len(kind.programs) >= SIZINGS:
-            raise TooManyPrograms(f"{SIZINGS} programs are for other sizes")
+        if len(kind.programs) >= MAX_SIZE_VERSIONS:
+            raise TooManyPrograms(f"{MAX_SIZE_VERSIONS} programs are for other sizes")
         if kind.failed is not None:
             raise kind.failed
         try:
@@ -135,13 +133,11 @@ class Programs:
         key = without_sizes(call)
         kind = self._kinds.get(key)
         if kind is None:
-            kind = self._kinds[key] = _Kind(call, dynamic)
-            if len(self._kinds) > KINDS:
-                _, forgotten = self._kinds.popitem(last=False)
-                gone = set(map(id, forgotten.programs))
-                self._chosen = {k: p for k, p in self._chosen.items() if id(p) not in gone}
-        else:
-            self._kinds.move_to_end(key)
+            kind = _Kind(call, dynamic)
+            if self._kinds.add(key, kind) is not None:
+                # Some of what was chosen went with the kind that was forgotten.
+                self._chosen.clear()
+                self._usual = (None, None)
         return kind
 
 
@@ -190,7 +186,7 @@ class _Owned:
     """The programs of functions with one code."""
 
     def __init__(self) -> None:
-        self.programs: OrderedDict[Any, Programs] = OrderedDict()
+        self.programs: Specializations[Hashable, Programs] = Specializations(MAX_MEANINGS)
         self.misses = 0
 
 
@@ -206,18 +202,16 @@ def programs_of(transform: Hashable, look: Fingerprint, function: Any) -> Progra
     except TypeError:  # Something cannot be hashed, or not be referred to weakly.
         return Programs()
     if found is not None:
-        owned.programs.move_to_end(key)
         owned.misses = 0
         return found
-    if owned.misses >= MISSES:
+    if owned.misses >= MAX_MISSES:
         raise TooManyPrograms(
-            f"{MISSES} functions in a row with the same code were used once; "
+            f"{MAX_MISSES} functions in a row with the same code were used once; "
             "pass what changes as tensors"
         )
     owned.misses += 1
-    found = owned.programs[key] = Programs()
-    if len(owned.programs) > MEANINGS:
-        owned.programs.popitem(last=False)
+    found = Programs()
+    owned.programs.add(key, found)
     return found
 
 

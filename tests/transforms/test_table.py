@@ -347,7 +347,7 @@ def test_derivatives_of_programs_for_many_sizes() -> None:
 
 
 def test_sizes_of_too_many_kinds_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "SIZINGS", 3)
+    monkeypatch.setattr(table, "MAX_SIZE_VERSIONS", 3)
 
     def odd(x: Tensor) -> Tensor:
         return x.sin().sum() * int(x.shape[0])
@@ -368,7 +368,7 @@ def test_sizes_of_too_many_kinds_are_left_to_torch(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_function_that_means_something_else_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "MISSES", 3)
+    monkeypatch.setattr(table, "MAX_MISSES", 3)
     x = plain(3)
 
     def run() -> None:
@@ -407,8 +407,8 @@ def test_programs_of_one_code_are_bounded() -> None:
         return lambda z: (z * number).sum()
 
     x, first = plain(3), made(0)
-    transforms = [adjoint.grad(made(number)) for number in range(table.MEANINGS + 3)]
+    transforms = [adjoint.grad(made(number)) for number in range(table.MAX_MEANINGS + 3)]
     for number, each in enumerate(transforms):
         close(each(x), torch.full_like(x, number))
     owned = table._TABLE[first.__code__]
-    assert len(owned.programs) == table.MEANINGS
+    assert len(owned.programs) == table.MAX_MEANINGS
