@@ -6,7 +6,7 @@ import torch
 from torch import fx
 from typing_extensions import assert_never
 
-from adjoint.graph.metadata import entry_mode, mode_of
+from adjoint.graph.metadata import entry_mode, has_hooks, mode_of
 from adjoint.lower.planning import is_plain
 from adjoint.options import Options
 from adjoint.runtime.cpu import machines
@@ -42,7 +42,7 @@ def _device_of(graph_module: fx.GraphModule) -> torch.device | None:
     """Where there is something to fuse, unless only torch itself can run some of the graph."""
     entry = entry_mode(graph_module)
     calls = [node for node in graph_module.graph.nodes if node.op == "call_function"]
-    if any("hooks" in n.meta or mode_of(n).inference != entry.inference for n in calls):
+    if any(has_hooks(n) or mode_of(n).inference != entry.inference for n in calls):
         return None
     leaves = [leaf for n in graph_module.graph.nodes for leaf in trees.leaves(n.meta.get("val"))]
     devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}

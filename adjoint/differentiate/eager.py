@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from adjoint.graph.metadata import has_hooks
 from adjoint.graph.operations import apply_function, has_backward_per_pattern, in_order, on_copies
 from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.torch_private import trees
@@ -27,7 +28,7 @@ def is_left_to_eager(graph_module: fx.GraphModule) -> bool:
         or (
             node.target is apply_function and (bool(node.args[3]) or has_backward_per_pattern(node))
         )
-        or "hooks" in node.meta
+        or has_hooks(node)
         or _has_sparse_gradient(node)
         or any(_is_subclass(leaf) for leaf in trees.leaves(node.meta.get("val")))
         for node in graph_module.graph.nodes

@@ -27,6 +27,7 @@ from adjoint.graph.descriptors import Gradient, Tangent
 from adjoint.graph.metadata import (
     GradOf,
     Mode,
+    derivative_order,
     descriptor_of,
     entry_mode,
     input_descriptors,
@@ -142,7 +143,7 @@ class Sweep:
                     self._pull_back(node)
             gradients = [self._gradient(self.inputs[place]) for place in self.wrt]
         for node in emitter.graph.nodes:
-            if node.meta.get("order") == self.order and node not in self.written:
+            if derivative_order(node) == self.order and node not in self.written:
                 # A derivative depends on all it is computed from, whatever way torch computes it.
                 set_mode(node, Mode())
         emitter.graph.output((*(self.copies.get(node, node) for node in outputs), *gradients))

@@ -15,6 +15,7 @@ from torch import fx
 
 from adjoint.graph.descriptors import Gradient, Input, Output, Saved, SavedInput, Tangent, order_of
 from adjoint.graph.metadata import (
+    derivative_order,
     has_output_descriptors,
     input_descriptors,
     output_descriptors,
@@ -30,7 +31,7 @@ def order_of_graph(graph: fx.Graph) -> int:
     described = [node.meta.get("descriptor") for node in graph.nodes]
     if has_output_descriptors(graph):
         described += output_descriptors(graph)
-    orders: list[int] = [node.meta.get("order", 0) for node in graph.nodes]
+    orders = [derivative_order(node) for node in graph.nodes]
     return max(0, *orders, *(order_of(each) for each in described if each is not None))
 
 

@@ -9,6 +9,11 @@ torch.fx gives each node a dict, `node.meta`. The keys that adjoint uses, and no
 | `mode`        | calls       | the autograd mode it ran under                              |
 | `region`      | calls       | the checkpointed region it ran in, or None                  |
 | `grad_of`     | calls       | the forward node whose derivative it belongs to             |
+| `order`       | calls       | the order of the derivative it belongs to; without it: 0    |
+| `origin`      | any node    | the values that it computes (`graph/origins.py`)            |
+| `part_of`     | calls       | the operator that a pass made it for                        |
+| `hooks`       | calls       | hooks on saved tensors that it ran under                    |
+| `forward`     | calls       | False where forward-mode differentiation was switched off   |
 | `descriptor`  | placeholders| what the input means                                        |
 | `descriptors` | the output  | what each output means                                      |
 
@@ -39,7 +44,7 @@ class Mode:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRegion:
-    """One run of `torch.utils.checkpoint`: the values made in it are to be recomputed, not saved.
+    """One run of `torch.utils.checkpoint`.  It is printed; the partition does not read it.
 
     `policy` is what selective checkpointing says about this operator; empty if it says nothing.
     """
@@ -101,6 +106,20 @@ def mode_of(node: Node) -> Mode:
 
 def set_mode(node: Node, mode: Mode) -> None:
     node.meta["mode"] = mode
+
+
+def derivative_order(node: Node) -> int:
+    """The order of the derivative that a node belongs to; 0: it is the program's own."""
+    return cast("int", node.meta.get("order", 0))
+
+
+def has_hooks(node: Node) -> bool:
+    """Whether the node ran under hooks on saved tensors, which eager autograd has to call."""
+    return "hooks" in node.meta
+
+
+def forward_mode_was_enabled(node: Node) -> bool:
+    return cast("bool", node.meta.get("forward", True))
 
 
 def entry_mode(graph_module: GraphModule) -> Mode:

@@ -20,6 +20,7 @@ from torch import fx
 from adjoint.graph.derivative import Backward, Joint, saved_output
 from adjoint.graph.descriptors import EarlierResult, Gradient, Input, SavedInput, Tangent
 from adjoint.graph.metadata import (
+    derivative_order,
     descriptor_of,
     output_descriptors,
     outputs_of,
@@ -82,7 +83,7 @@ class Split:
         # What a rule computes from primal values alone belongs to the backward graph as well: there
         # it costs no memory.
         self.reverse = {
-            node for node in graph.nodes if node.meta.get("order") == order
+            node for node in graph.nodes if derivative_order(node) == order
         } | descendants(graph, self.tangents)
 
     def values(self, origins: Collection[Origin]) -> list[fx.Node]:

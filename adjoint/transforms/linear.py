@@ -16,6 +16,7 @@ from adjoint.graph.derivative import Backward
 from adjoint.graph.descriptors import Argument, Result
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import (
+    forward_mode_was_enabled,
     mode_of,
     outputs_of,
     set_descriptor,
@@ -206,7 +207,7 @@ def _record_everywhere(graph_module: fx.GraphModule, is_body: bool = False) -> N
     """
     for node in graph_module.graph.nodes:
         if node.op == "call_function":
-            enabled = is_body or node.meta.get("forward", True)
+            enabled = is_body or forward_mode_was_enabled(node)
             set_mode(node, replace(mode_of(node), grad_enabled=enabled))
     for body in subgraphs_of(graph_module).values():
         _record_everywhere(body, is_body=True)
