@@ -29,14 +29,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def _look_again() -> None:
-    """Every other run of a program looks at what operators return, not the first alone."""
+def _check_every_other_run() -> None:
+    """Every other run of a program checks what library calls return, not only the first."""
     call = CpuProgram.__call__
 
     def called(self: CpuProgram, inputs: list[Any]) -> Any:
-        if self._looking is not None:
+        if self._checked_function is not None:
             for binding in [each for found in [*self._bindings.values()] for each in found]:
-                binding.looked = not binding.looked
+                binding.is_checked = not binding.is_checked
         return call(self, inputs)
 
     CpuProgram.__call__ = called  # type: ignore[method-assign]
@@ -51,7 +51,7 @@ def _set_defaults(**defaults: Any) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    _look_again()
+    _check_every_other_run()
     _set_defaults(target=config.getoption("--target"), verify=True)
     level = config.getoption("--cpu")
     if level is not None:

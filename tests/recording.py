@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from adjoint.runtime.cpu.memory import Pool
+from adjoint.runtime.cpu.memory import ResultPool
 from adjoint.runtime.cpu.program import CpuProgram, CpuWriter
 from adjoint.runtime.gpu.graphs import Recordings
 from adjoint.runtime.gpu.program import used_inputs
@@ -54,7 +54,7 @@ class StandIn:
         self.told: Hashable = None
         self.error: RuntimeError | None = None
         self.made: list[Again] = []
-        self.pools: dict[Any, Pool] = {}
+        self.pools: dict[Any, ResultPool] = {}
         """Memory comes back at the same addresses."""
 
     def is_capturing(self) -> bool:
@@ -68,9 +68,9 @@ class StandIn:
     ) -> torch.Tensor:
         key = (shape, strides, dtype)
         if key not in self.pools:
-            self.pools[key] = Pool(*key)
+            self.pools[key] = ResultPool(*key)
             # What it forgets would be held by one less than before.
-            self.pools[key].MOST = 64
+            self.pools[key].MAX_BUFFERS = 64
         return self.pools[key].take()
 
     def record(self, work: Callable[[int], T], stream: int) -> tuple[Again, T]:
@@ -135,8 +135,8 @@ class RecordedProgram(CpuProgram):
         self.recordings = Recordings(self._run, used_inputs(self.plan), self.recorder)
         self.places: dict[Any, Any] = {}
 
-    def _writer(self, looks: bool = False) -> CpuWriter:
-        return Asking(self.plan, self.runs, looks)
+    def _writer(self, checks: bool = False) -> CpuWriter:
+        return Asking(self.plan, self.runs, checks)
 
     def __call__(self, inputs: list[Any]) -> Any:
         sizes = self._sizes(inputs)

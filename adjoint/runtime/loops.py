@@ -13,7 +13,7 @@ import torch
 
 from adjoint.loops.evaluate import evaluate
 from adjoint.loops.plan import Launch, Plan, RowTiles, Scratch
-from adjoint.runtime.plans.binding import Binding, binding_failures, extent_of
+from adjoint.runtime.plans.binding import Binding, binding_failures, span_of
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.plans.runs import Run
 from adjoint.runtime.plans.writing import Writer
@@ -27,10 +27,10 @@ class LoopProgram(PlanProgram):
     def __call__(self, inputs: list[Any]) -> Any:
         with binding_failures():
             binding = LoopBinding(self.plan, self.runs, self._sizes(inputs))
-        return (self._run if binding.looked else self._look)(inputs, binding)
+        return (self._run if binding.is_checked else self._run_checked)(inputs, binding)
 
-    def _writer(self, looks: bool = False) -> LoopWriter:
-        return LoopWriter(self.plan, self.runs, looks)
+    def _writer(self, checks: bool = False) -> LoopWriter:
+        return LoopWriter(self.plan, self.runs, checks)
 
 
 class LoopBinding(Binding):
@@ -47,8 +47,8 @@ class LoopBinding(Binding):
         return min(2, max(1, self.size(step.work if grid is None else grid.rows)))
 
     def _evaluation(self, run: Run) -> Callable[..., None]:
-        def evaluated(*entering: torch.Tensor) -> None:
-            slots = {**self.tensors, **dict(zip(run.entering, entering, strict=True))}
+        def evaluated(*call_slots: torch.Tensor) -> None:
+            slots = {**self.tensors, **dict(zip(run.call_slots, call_slots, strict=True))}
             for _, step in run.steps:
                 assert isinstance(step, Launch), "row tiles need a BLAS"
                 self._evaluate(step, slots)
@@ -69,23 +69,23 @@ class LoopBinding(Binding):
         )
 
     def _scratch(self, scratch: Scratch, launch: Launch) -> torch.Tensor:
-        start = self.start + self.places[scratch]
+        start = self.start + self.offsets[scratch]
         count = self.size(scratch.count) * self.chunks(launch) * scratch.dtype.itemsize
         return self.arena[start : start + count].view(scratch.dtype)
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """All memory from the first element of a tensor to its last."""
-    return tensor.detach().as_strided((extent_of(tensor.shape, tensor.stride()),), (1,))
+    return tensor.detach().as_strided((span_of(tensor.shape, tensor.stride()),), (1,))
 
 
 class LoopWriter(Writer):
-    def __init__(self, plan: Plan, runs: Sequence[Run], looks: bool = False) -> None:
-        super().__init__(plan, runs, looks)
+    def __init__(self, plan: Plan, runs: Sequence[Run], checks: bool = False) -> None:
+        super().__init__(plan, runs, checks)
         self.constants.update(empty_strided=torch.empty_strided)
 
     def new(self, slot: int, shape: str, strides: str, dtype: str) -> str:
         return f'empty_strided({shape}, {strides}, dtype={dtype}, device="cpu")'
 
-    def enter(self, place: int, entering: Sequence[int]) -> None:
-        self.line(f"runs[{place}]({', '.join(f's{slot}' for slot in entering)})")
+    def enter(self, place: int, call_slots: Sequence[int]) -> None:
+        self.line(f"runs[{place}]({', '.join(f's{slot}' for slot in call_slots)})")

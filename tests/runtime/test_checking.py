@@ -161,9 +161,9 @@ def test_only_the_first_run_of_a_binding_is_checked() -> None:
     assert isinstance(program, CpuProgram)
     program([x])
     (binding,) = next(iter(program._bindings.values()))
-    assert binding.looked
-    assert program._looking is not None
-    assert "checked_call(" in program._writer(looks=True).text()[0]
+    assert binding.is_checked
+    assert program._checked_function is not None
+    assert "checked_call(" in program._writer(checks=True).text()[0]
     assert "checked_call(" not in program._writer().text()[0]
 
 

@@ -1,6 +1,6 @@
-"""Memory of a program: where its inner tensors lie, and the words that kernels take as arguments.
+"""Memory of a CPU program: offsets of its temporaries, pools of results, and argument blocks.
 
-Tensors that do not live at the same time share memory.
+Temporaries with disjoint lifetimes share memory.
 """
 
 from __future__ import annotations
@@ -18,55 +18,55 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from typing_extensions import assert_never
 
 from adjoint.torch_private.storages import Holders
 
-# Kernels load whole cache lines.
+# Bytes: kernels load whole cache lines.
 ALIGNMENT = 64
 
-# Where the system does not say: most machines have this much or more.
-USUAL_CACHE = 1 << 20
+# Where the system does not report a size: most CPUs have at least as much.
+DEFAULT_CACHE_BYTES = 1 << 20
 
 
 @functools.cache
 def cache_bytes() -> int:
-    """What each core has in its second cache."""
-    said = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
-    text = said.read_text().strip() if said.exists() else ""
-    return int(text[:-1]) * 1024 if text.endswith("K") else USUAL_CACHE
+    """The size of a core's L2 cache."""
+    file = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
+    text = file.read_text().strip() if file.exists() else ""
+    return int(text[:-1]) * 1024 if text.endswith("K") else DEFAULT_CACHE_BYTES
 
 
-# Said wherever memory is taken: a context around a call may say otherwise.
+# Passed explicitly to every allocation: a `torch.device` context around a call would override it.
 CPU = torch.device("cpu")
 
-# The largest block from which the C library learns (32 MiB with its own header).
-LEARNT = 31 << 20
+# Below the largest mmap threshold of glibc, 32 MiB including the block's header.
+MALLOC_THRESHOLD_BYTES = 31 << 20
 
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """What the operators between kernels free, they get back at their next call.
+    """Raise malloc's mmap threshold, so that memory freed by library ops stays in the process.
 
-    The C library hands large blocks back to the system, and each page of the next one is a fault;
-    what counts as large, it learns from the largest block that was ever freed.  So one is freed, of
-    which no page was touched.
+    glibc returns blocks above the threshold to the system, and each page of the next such block is
+    a page fault.  The threshold grows to the size of the largest such block that was ever freed:
+    here one is allocated and freed without touching its pages.
     """
-    torch.empty(LEARNT, dtype=torch.uint8, device=CPU)
+    torch.empty(MALLOC_THRESHOLD_BYTES, dtype=torch.uint8, device=CPU)
 
 
-# Programs that die before what they leave goes back to the system: to look for it takes some
-# milliseconds.
-DEATHS = 32
+# malloc_trim takes milliseconds: it runs once for this many programs that were freed.
+PROGRAMS_PER_TRIM = 32
 
-_COUNTED = itertools.count(1)
+_DEAD_PROGRAMS = itertools.count(1)
 
 
 def share() -> npt.NDArray[np.uint8]:
-    """What a program holds so that memory comes back after it and others like it.
+    """An object that a program holds, so that freed programs cause memory to be trimmed.
 
-    What they leave is small and lies between what stays: the C library keeps such memory unless it
-    is asked.  The garbage collector does not go through arrays, so that this one dies when the
-    program is taken apart, and not, as finalizers run, before anything is freed.
+    Programs leave small free blocks between live ones, which the C library keeps unless it is asked
+    to return them.  The garbage collector does not track arrays, so this one is freed together with
+    the program's members, not before them as objects with finalizers are.
     """
     held = np.empty(0, dtype=np.uint8)
     weakref.finalize(held, _died).atexit = False
@@ -74,7 +74,7 @@ def share() -> npt.NDArray[np.uint8]:
 
 
 def _died() -> None:
-    if next(_COUNTED) % DEATHS == 0:
+    if next(_DEAD_PROGRAMS) % PROGRAMS_PER_TRIM == 0:
         give_back()
 
 
@@ -84,7 +84,7 @@ def _trim() -> Callable[[int], int] | None:
 
 
 def give_back() -> None:
-    """What is free goes back to the system, where the C library can."""
+    """Return free memory to the system, if the C library can (`malloc_trim`)."""
     trim = _trim()
     if trim is not None:
         trim(0)
@@ -94,45 +94,47 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Interval:
-    """From the step that makes it to the last that uses it."""
+class Lifetime:
+    """A temporary: the step that writes it first, the last step that uses it, and its bytes."""
 
     first: int
     last: int
     size: int
 
 
-def arrange(intervals: Mapping[Key, Interval]) -> tuple[dict[Key, int], int]:
-    """An offset for each, and how many bytes there are in all.
+def assign_offsets(lifetimes: Mapping[Key, Lifetime]) -> tuple[dict[Key, int], int]:
+    """An offset for each temporary, and the total number of bytes.
 
-    Each takes the tightest gap that is free while it lives.  They come as they begin, the longest
-    lived first; if small ones among them stand in the way of large ones, by size.
+    Best fit: each takes the tightest gap that is free during its lifetime, in the order of first
+    steps, longest lifetimes first.  If that needs more than the peak of live bytes, placing the
+    largest first is tried, too.
     """
-    by_start = sorted(intervals.items(), key=lambda pair: (pair[1].first, -pair[1].last))
-    places, total = _placed(by_start)
-    if total > _most_at_once(intervals.values()):
-        others, less = _placed(sorted(by_start, key=lambda pair: -pair[1].size))
+    by_start = sorted(lifetimes.items(), key=lambda pair: (pair[1].first, -pair[1].last))
+    offsets, total = _best_fit(by_start)
+    if total > _peak_live_bytes(lifetimes.values()):
+        others, less = _best_fit(sorted(by_start, key=lambda pair: -pair[1].size))
         if less < total:
             return others, less
-    return places, total
+    return offsets, total
 
 
-def _placed(intervals: Sequence[tuple[Key, Interval]]) -> tuple[dict[Key, int], int]:
-    places: dict[Key, int] = {}
-    # Of those that have a place: the first step, the last, where it begins and where it ends.
-    known = np.zeros((4, len(intervals)), dtype=np.int64)
-    for count, (key, interval) in enumerate(intervals):
-        first, last, start, stop = known[:, :count]
-        near = (first <= interval.last) & (last >= interval.first)
-        size = _aligned(interval.size)
-        offset = _gap(sorted(zip(start[near].tolist(), stop[near].tolist(), strict=True)), size)
-        places[key] = offset
-        known[:, count] = (interval.first, interval.last, offset, offset + size)
-    return places, int(known[3].max(initial=0))
+def _best_fit(lifetimes: Sequence[tuple[Key, Lifetime]]) -> tuple[dict[Key, int], int]:
+    offsets: dict[Key, int] = {}
+    # Of those placed so far: first step, last step, start and end in memory.
+    placed = np.zeros((4, len(lifetimes)), dtype=np.int64)
+    for count, (key, lifetime) in enumerate(lifetimes):
+        first, last, start, stop = placed[:, :count]
+        overlaps = (first <= lifetime.last) & (last >= lifetime.first)
+        size = _aligned(lifetime.size)
+        taken = sorted(zip(start[overlaps].tolist(), stop[overlaps].tolist(), strict=True))
+        offset = _tightest_gap(taken, size)
+        offsets[key] = offset
+        placed[:, count] = (lifetime.first, lifetime.last, offset, offset + size)
+    return offsets, int(placed[3].max(initial=0))
 
 
-def _gap(taken: Sequence[tuple[int, int]], size: int) -> int:
-    """The tightest place between what is taken, in order; if there is none, behind all of it."""
+def _tightest_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
+    """The start of the smallest sufficient gap between `taken` blocks, else the end of the last."""
     best: tuple[int, int] | None = None
     end = 0
     for start, stop in taken:
@@ -143,13 +145,13 @@ def _gap(taken: Sequence[tuple[int, int]], size: int) -> int:
     return end if best is None else best[1]
 
 
-def _most_at_once(intervals: Iterable[Interval]) -> int:
-    """Bytes that there must be, however they lie."""
+def _peak_live_bytes(lifetimes: Iterable[Lifetime]) -> int:
+    """The most bytes that are live in one step: a lower bound of the memory needed."""
     changes: dict[int, int] = {}
-    for each in intervals:
-        size = _aligned(each.size)
-        changes[each.first] = changes.get(each.first, 0) + size
-        changes[each.last + 1] = changes.get(each.last + 1, 0) - size
+    for lifetime in lifetimes:
+        size = _aligned(lifetime.size)
+        changes[lifetime.first] = changes.get(lifetime.first, 0) + size
+        changes[lifetime.last + 1] = changes.get(lifetime.last + 1, 0) - size
     return max(accumulate(changes[step] for step in sorted(changes)), default=0)
 
 
@@ -157,10 +159,10 @@ def _aligned(size: int) -> int:
     return -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
 
 
-class Pool:
-    """Memory for one result of a program, used again once nobody holds the result any more."""
+class ResultPool:
+    """Buffers for one result of a program, each reused when nothing refers to it any more."""
 
-    MOST = 4
+    MAX_BUFFERS = 4
 
     def __init__(
         self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
@@ -168,55 +170,61 @@ class Pool:
         self.shape = shape
         self.strides = strides
         self.dtype = dtype
-        self._held: list[tuple[torch.Tensor, Holders]] = []
+        self._buffers: list[tuple[torch.Tensor, Holders]] = []
 
     def take(self) -> torch.Tensor:
-        for tensor, holders in self._held:
+        """Memory for the result: of an earlier one, or new."""
+        for tensor, holders in self._buffers:
             if holders.are_gone():
-                # The same memory with a version count of its own, and no view of anything.
+                # `.data` shares the memory, but not the version counter, and is no view.
                 return tensor.data
-        made = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=CPU)
-        self._held = [*self._held[-self.MOST + 1 :], (made, Holders(made))]
-        return made.data
+        new = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=CPU)
+        self._buffers = [*self._buffers[-self.MAX_BUFFERS + 1 :], (new, Holders(new))]
+        return new.data
 
 
 @dataclass(frozen=True)
-class Entering:
-    """An address that is known only in a call: an entry of the table of those that enter."""
+class CallAddress:
+    """An address that is known only in a call: an index into the call's table of addresses."""
 
-    place: int
+    index: int
 
 
 @dataclass(frozen=True)
-class At:
-    """The address of a word."""
+class WordAddress:
+    """The address of another word of the same block."""
 
-    word: int
+    index: int
 
 
-Word: TypeAlias = "int | Entering | At"
+Word: TypeAlias = "int | CallAddress | WordAddress"
 
 
 class Words:
-    """Memory of 64-bit words that may hold addresses of one another."""
+    """A block of 64-bit words under construction: arguments of kernels, and addresses of them."""
 
     def __init__(self) -> None:
         self._words: list[Word] = []
 
-    def put(self, words: Sequence[Word]) -> At:
-        """Add `words`; where the first of them is."""
+    def put(self, words: Sequence[Word]) -> WordAddress:
+        """Append `words`; the address of the first of them."""
         start = len(self._words)
         self._words += words
-        return At(start)
+        return WordAddress(start)
 
     def finish(self) -> tuple[npt.NDArray[np.int64], list[list[int]]]:
-        """The memory; and, for each word that a call fills in, its address and entry."""
+        """The block; and, for each word that a call fills in, its address and table index."""
         memory: Any = np.zeros(len(self._words) + 1, dtype=np.int64)
         base = memory.ctypes.data
         bindings: list[list[int]] = []
-        for place, word in enumerate(self._words):
-            if isinstance(word, Entering):
-                bindings.append([base + 8 * place, word.place])
-            else:
-                memory[place] = base + 8 * word.word if isinstance(word, At) else word
+        for position, word in enumerate(self._words):
+            match word:
+                case CallAddress(index):
+                    bindings.append([base + 8 * position, index])
+                case WordAddress(index):
+                    memory[position] = base + 8 * index
+                case int():
+                    memory[position] = word
+                case _:
+                    assert_never(word)
         return memory, bindings

@@ -1,9 +1,8 @@
-"""Regions of kernels and matrix products that each thread runs for some of its rows at a time.
+"""Row tiles: kernels and matrix products that each thread runs for a block of its rows at a time.
 
-A thread has arguments of its own for each kernel and product.  Before each block of rows it works
-out those that depend on the block, `base + first * a + last * b + offset`; then it calls one after
-another.
-Products are those of the BLAS that torch brings.
+Each thread has arguments of its own for each kernel and product.  Before each block of rows it
+updates ("patches") those that depend on the block, `base + first * a + last * b + offset`, and then
+calls the kernels and products in order.  Products are calls of the BLAS in torch's library.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ import torch
 
 from adjoint.loops.plan import Launch, Matrix, Product, RowTiles, Scratch, SlotKind
 from adjoint.runtime.cpu.engine import add_symbol, load_resident
-from adjoint.runtime.cpu.memory import At, Word, Words
+from adjoint.runtime.cpu.memory import Word, WordAddress, Words
 
 if TYPE_CHECKING:
     from adjoint.runtime.cpu.program import CpuBinding
     from adjoint.runtime.plans.binding import Addresses
 
+# The BLAS function of a dtype, LLVM's type and its bytes.
 _GEMM = {torch.float32: ("sgemm_", "float", 4), torch.float64: ("dgemm_", "double", 8)}
 
 TEXT = """\
@@ -31,7 +31,8 @@ declare void @GOMP_parallel(ptr, ptr, i32, i32)
 declare i32 @omp_get_thread_num()
 declare i32 @omp_get_num_threads()
 
-; region: rows, block, chunks, threads of it: patches, their number, begin, count, body, count
+; region: rows, rows of a block, number of threads; then for each thread: patches, their number,
+; steps that run once and their number, steps of each block and their number
 define void @adjoint.tiles(ptr %region, i64 %threads) {
   %at = getelementptr i64, ptr %region, i64 2
   %chunks = load i64, ptr %at
@@ -151,11 +152,11 @@ end:
 }
 """
 
-# C = A @ B by rows is C' = B' @ A' by columns, which is how BLAS sees memory.
+# BLAS is column-major: row-major C = A B is column-major C' = B' A'.
 GEMM = """\
 declare void @{name}(ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr)
 
-; args: a, lda, a is turned, b, ldb, b is turned, c, ldc, rows, columns, inner, adds
+; args: a, lda, transpose a, b, ldb, transpose b, c, ldc, rows, columns, inner, accumulate
 define void @adjoint.{name}(ptr %args, i64 %threads) {{
   %alpha = alloca {kind}
   %beta = alloca {kind}
@@ -175,8 +176,8 @@ define void @adjoint.{name}(ptr %args, i64 %threads) {{
 }}
 """
 
-# In a product, numbers below the normal ones count as zero: they are lost in the sums, and each
-# would cost a hundred times as much as others.
+# Products flush subnormals to zero (the FTZ and DAZ bits of MXCSR): they vanish in the sums, and
+# arithmetic with them is microcoded.
 FLUSH = """\
   %before = alloca i32
   %during = alloca i32
@@ -191,6 +192,10 @@ DECLARED = """\
 declare void @llvm.x86.sse.stmxcsr(ptr)
 declare void @llvm.x86.sse.ldmxcsr(ptr)
 """
+
+
+# Positions among the arguments of a product.
+_LEFT, _RIGHT, _RESULT, _ROWS, _INNER = 0, 3, 6, 8, 10
 
 
 def _gemm_text(name: str, kind: str) -> str:
@@ -211,7 +216,7 @@ def _gemm_text(name: str, kind: str) -> str:
 
 @functools.cache
 def has_blas() -> bool:
-    """Whether torch brings a BLAS that others may call."""
+    """Whether torch's library exports a BLAS.  If so, generated code may call it afterwards."""
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     if not library.exists():
         return False
@@ -225,6 +230,7 @@ def has_blas() -> bool:
 
 @functools.cache
 def tile_runner() -> int:
+    """The address of the native function that runs row tiles."""
     return load_resident(TEXT, "adjoint.tiles")
 
 
@@ -235,26 +241,26 @@ def _gemm(dtype: torch.dtype) -> int:
     return load_resident(_gemm_text(name, kind), f"adjoint.{name}")
 
 
-def tile_region(
+def row_tile_words(
     binding: CpuBinding,
     tiles: RowTiles,
     address: Addresses,
     words: Words,
-) -> At:
-    """The words that `adjoint.tiles` reads for a region."""
+) -> WordAddress:
+    """The argument block of `adjoint.tiles` for one `RowTiles` step."""
     chunks, rows = binding.chunks(tiles), binding.size(tiles.rows)
-    block = binding.block(tiles)
+    block = binding.tile_rows(tiles)
     threads: list[Word] = []
-    for thread in range(chunks):
-        made = _Thread(binding, address, words, thread, tiles)
-        begin = [made.launch(each) for each in tiles.begin]
+    for index in range(chunks):
+        thread = _Thread(binding, address, words, index, tiles)
+        begin = [thread.launch(launch) for launch in tiles.begin]
         body = [
-            made.launch(each) if isinstance(each, Launch) else made.product(each)
-            for each in tiles.body
+            thread.launch(step) if isinstance(step, Launch) else thread.product(step)
+            for step in tiles.body
         ]
         threads += [
-            words.put([word for patch in made.patches for word in patch]),
-            len(made.patches),
+            words.put([word for patch in thread.patches for word in patch]),
+            len(thread.patches),
             words.put([word for pair in begin for word in pair]),
             len(begin),
             words.put([word for pair in body for word in pair]),
@@ -264,7 +270,7 @@ def tile_region(
 
 
 class _Thread:
-    """The arguments of one thread."""
+    """The arguments of one thread's kernels and products, and the patches of them."""
 
     def __init__(
         self,
@@ -280,28 +286,48 @@ class _Thread:
         self.thread = thread
         self.tiles = tiles
         self.patches: list[list[Word]] = []
+        """The word to write, then base, factor of the first row, factor of the last, offset."""
+
+    def patch(
+        self,
+        arguments: WordAddress,
+        position: int,
+        base: Word,
+        first: int,
+        last: int,
+        offset: int = 0,
+    ) -> None:
+        """Before each tile, argument `position` = base + first row * first + last row * last."""
+        word = WordAddress(arguments.index + position)
+        self.patches.append([word, base, first, last, offset])
 
     def launch(self, launch: Launch) -> list[Word]:
-        values: list[Word] = []
-        moving: list[tuple[int, Word, int, int]] = []
-        for operand in launch.operands:
-            base = self.base(operand)
+        """The code of a kernel, and its arguments."""
+        bases = [self.base(operand) for operand in launch.operands]
+        first_row = len(bases) + 2
+        arguments = self.words.put(
+            [
+                *bases,
+                self.binding.chunks(launch),
+                self.thread,
+                0,
+                0,
+                *self.binding.ints(launch.extents),
+            ]
+        )
+        for position, (operand, base) in enumerate(zip(launch.operands, bases, strict=True)):
             if self.is_local(operand):
-                # The kernel counts rows from the first of all; what it is given begins elsewhere.
-                moving.append((len(values), base, -self.row_bytes(operand), 0))
-            values.append(base)
-        values.append(self.binding.chunks(launch))
-        values.append(self.thread)
-        moving += [(len(values), 0, 1, 0), (len(values) + 1, 0, 0, 1)]
-        values += [0, 0, *self.binding.ints(launch.extents)]
-        at = self.words.put(values)
-        self.patches += [[At(at.word + place), base, a, b, 0] for place, base, a, b in moving]
-        return [self.binding.functions[launch].address, at]
+                # Kernels index rows from the first row of all; the tile's memory begins at its own.
+                self.patch(arguments, position, base, -self.row_bytes(operand), 0)
+        self.patch(arguments, first_row, 0, 1, 0)
+        self.patch(arguments, first_row + 1, 0, 0, 1)
+        return [self.binding.functions[launch].address, arguments]
 
     def is_local(self, operand: int | Scratch) -> bool:
         return isinstance(operand, int) and self.binding.plan.slots[operand].kind is SlotKind.LOCAL
 
     def base(self, operand: int | Scratch) -> Word:
+        """The address of an operand; of a local one, this thread's."""
         found: Word = self.address(operand)
         if self.is_local(operand):
             assert isinstance(found, int)
@@ -313,42 +339,44 @@ class _Thread:
         return self.binding.row_bytes(self.tiles, operand)
 
     def product(self, product: Product) -> list[Word]:
-        """a, lda, a is turned, b, ldb, b is turned, c, ldc, rows, columns, inner, adds"""
-        size = _GEMM[product.dtype][2]
+        """The code of a matrix product, and its arguments in the order that `GEMM` says."""
+        itemsize = _GEMM[product.dtype][2]
         m, n, k = self.binding.ints(product.shape)
-        moving: list[tuple[int, Word, int, int]] = []
+        left = self.matrix(product.left, (m, k))
+        right = self.matrix(product.right, (k, n))
+        base, leading = self.result(product.result, n, itemsize)
+        arguments = self.words.put([*left, *right, base, leading, m, n, k, int(product.sums)])
+        self.move(arguments, _LEFT, product.left, itemsize, by_rows=True)
+        self.move(arguments, _RIGHT, product.right, itemsize, by_rows=product.sums)
+        if isinstance(product.result, int) and not self.is_local(product.result):
+            self.patch(arguments, _RESULT, base, self.row_bytes(product.result), 0)
+        # The extent that counts rows is that of the tile: last row - first row.
+        self.patch(arguments, _INNER if product.sums else _ROWS, 0, -1, 1)
+        return [_gemm(product.dtype), arguments]
 
-        def side(matrix: Matrix, place: int, moves: bool, least: tuple[int, int]) -> list[Word]:
-            one, other = self.binding.ints(matrix.strides)
-            turned = other != 1
-            start = self.base(matrix.slot)
-            offset = self.binding.size(matrix.offset) * size
-            rowed = self.row_bytes(matrix.slot) if moves and not self.is_local(matrix.slot) else 0
-            if rowed or offset:
-                moving.append((place, start, rowed, 0))
-                offsets.append((place, offset))
-            leading = max(one if not turned else other, least[1] if not turned else least[0])
-            return [start, leading, ord("T") if turned else ord("N")]
+    def matrix(self, matrix: Matrix, shape: tuple[int, int]) -> list[Word]:
+        """Address, leading dimension and BLAS's transposition flag of a factor."""
+        row_stride, column_stride = self.binding.ints(matrix.strides)
+        base = self.base(matrix.slot)
+        if column_stride == 1:
+            return [base, max(row_stride, shape[1]), ord("N")]
+        return [base, max(column_stride, shape[0]), ord("T")]
 
-        offsets: list[tuple[int, int]] = []
-        left = side(product.left, 0, True, (m, k))
-        right = side(product.right, 3, product.sums, (k, n))
-        if isinstance(product.result, Scratch):
-            count = self.binding.size(product.result.count) * size
-            first = self.address(product.result)
-            assert isinstance(first, int)
-            start: Word = first + self.thread * count
-            result: list[Word] = [start, n]
-        else:
-            start = self.base(product.result)
-            if not self.is_local(product.result):
-                moving.append((6, start, self.row_bytes(product.result), 0))
-            result = [start, self.row_bytes(product.result) // size]
-        sizes: list[Word] = [m, n, k]
-        moving.append((8 if not product.sums else 10, 0, -1, 1))
-        at = self.words.put([*left, *right, *result, *sizes, int(product.sums)])
-        added = dict(offsets)
-        for place, base, a, b in moving:
-            extra = added.get(place, 0)
-            self.patches.append([At(at.word + place), base, a, b, extra])
-        return [_gemm(product.dtype), at]
+    def move(
+        self, arguments: WordAddress, position: int, matrix: Matrix, itemsize: int, by_rows: bool
+    ) -> None:
+        """Let a factor begin at its offset and, if its rows are tiled, at the tile's first row."""
+        offset = self.binding.size(matrix.offset) * itemsize
+        is_tiled = by_rows and not self.is_local(matrix.slot)
+        row_bytes = self.row_bytes(matrix.slot) if is_tiled else 0
+        if row_bytes or offset:
+            self.patch(arguments, position, self.base(matrix.slot), row_bytes, 0, offset)
+
+    def result(self, operand: int | Scratch, columns: int, itemsize: int) -> tuple[Word, int]:
+        """Address and leading dimension of a product's result."""
+        if isinstance(operand, Scratch):
+            count = self.binding.size(operand.count) * itemsize
+            start = self.address(operand)
+            assert isinstance(start, int)
+            return start + self.thread * count, columns
+        return self.base(operand), self.row_bytes(operand) // itemsize

@@ -26,7 +26,7 @@ from adjoint.loops.plan import (
 from adjoint.loops.teams import threads_per_block
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import STORE_ADDRESSES, add_symbol, load_resident
-from adjoint.runtime.cpu.memory import At, Word, Words
+from adjoint.runtime.cpu.memory import Word, WordAddress, Words
 from adjoint.runtime.gpu.capture import CudaCapture
 from adjoint.runtime.gpu.driver import check, launch_address, use_in_this_thread
 from adjoint.runtime.gpu.graphs import Recordings
@@ -45,7 +45,7 @@ ALIGNMENT = 16
 
 
 class GpuProgram(PlanProgram):
-    # What is replayed looks at addresses only.
+    # What is replayed checks at addresses only.
     forgets_histories = True
 
     def __init__(
@@ -74,13 +74,13 @@ class GpuProgram(PlanProgram):
             # A call inside a call, beside it, or written down by somebody: in memory of its own.
             detach_inputs(inputs)
             own = self._bound_in(Arena(self.device), inputs)
-            run = self._run if own.looked else self._look
+            run = self._run if own.is_checked else self._run_checked
             return run(inputs, own, stream, Giver(self.recorder.new))
         try:
             binding = self._kept(arena, stream, inputs)
-            if not binding.looked:
+            if not binding.is_checked:
                 detach_inputs(inputs)
-                return self._look(inputs, binding, stream, Giver(self.recorder.new))
+                return self._run_checked(inputs, binding, stream, Giver(self.recorder.new))
             return self.recordings(inputs, binding, stream)
         finally:
             arena.busy.release()
@@ -99,12 +99,12 @@ class GpuProgram(PlanProgram):
 
     def _keep(self, key: Any, binding: GpuBinding) -> None:
         self._bindings.pop(key, None)
-        while len(self._bindings) >= KEPT_BINDINGS:
+        while len(self._bindings) >= MAX_BINDINGS:
             self._bindings.pop(next(iter(self._bindings)))
         self._bindings[key] = binding
 
-    def _writer(self, looks: bool = False) -> GpuWriter:
-        return GpuWriter(self.plan, self.runs, looks)
+    def _writer(self, checks: bool = False) -> GpuWriter:
+        return GpuWriter(self.plan, self.runs, checks)
 
 
 def used_inputs(plan: Plan) -> list[int]:
@@ -130,7 +130,7 @@ def why_not_capturable(plan: Plan) -> str:
 
 
 # Bindings hold no memory of their own here, so that many sizes may keep theirs.
-KEPT_BINDINGS = 64
+MAX_BINDINGS = 64
 
 
 class GpuBinding(NativeBinding):
@@ -172,15 +172,15 @@ class GpuBinding(NativeBinding):
         teams = self.size(grid.count) * (self.chunks(step) if grid.chunked else 1)
         block = threads_per_block(team)
         first = words.put(values)
-        pointers = words.put([At(first.word + place) for place in range(len(values))])
+        pointers = words.put([WordAddress(first.index + place) for place in range(len(values))])
         return [words.put([code, -(-teams * team // block), block, pointers])]
 
 
 class GpuWriter(NativeWriter):
     parameters = "inputs, binding, stream, new"
 
-    def __init__(self, plan: Plan, runs: Sequence[Run], looks: bool = False) -> None:
-        super().__init__(plan, runs, looks)
+    def __init__(self, plan: Plan, runs: Sequence[Run], checks: bool = False) -> None:
+        super().__init__(plan, runs, checks)
         self.constants.update(native=launcher(), failed=_failed)
 
     def new(self, slot: int, shape: str, strides: str, dtype: str) -> str:

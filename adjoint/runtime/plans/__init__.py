@@ -1,1 +1,1 @@
-"""What programs of a plan share, whichever target they run on."""
+"""Programs of plans: the parts that all targets share."""

@@ -1,8 +1,8 @@
-"""A binding: where everything is, for one set of input sizes.
+"""A binding: a program for one set of input sizes.
 
-Memory for what lives inside the program is arranged once; views of it are made once.  Native
-programs also fix addresses and extents of each kernel, so that a call only fills in the addresses
-of its own inputs and outputs.
+It owns the memory of the program's temporaries, and the views of them.  The bindings of native
+programs also hold the arguments of each kernel, in which a call only has to store the addresses of
+its own inputs and outputs.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from adjoint.loops.plan import (
     operands_of,
 )
 from adjoint.runtime.code import NativeFunction
-from adjoint.runtime.cpu.memory import ALIGNMENT, Entering, Interval, Word, Words, arrange
+from adjoint.runtime.cpu.memory import ALIGNMENT, CallAddress, Lifetime, Word, Words, assign_offsets
 from adjoint.runtime.plans.runs import Run, is_fixed_view, last_uses, numbers_of
 from adjoint.torch_private import symbols, trees
 
-Addresses: TypeAlias = "Callable[[int | Scratch], int | Entering]"
+Addresses: TypeAlias = "Callable[[int | Scratch], int | CallAddress]"
 
 
 class BindingFailed(Exception):
-    """A program has no binding for some sizes, because of its cause.  Nothing has run."""
+    """No binding could be made for some sizes; `__cause__` says why.  Nothing has run."""
 
 
 @contextlib.contextmanager
 def binding_failures() -> Iterator[None]:
-    """What fails inside is `BindingFailed`."""
+    """Raise `BindingFailed` for any failure inside."""
     try:
         yield
     except Exception as error:
@@ -54,21 +54,21 @@ def binding_failures() -> Iterator[None]:
 
 
 class Binding(ABC):
-    """Sizes, and memory for the tensors that live inside the program."""
+    """The values of all sizes, and memory for the program's temporaries."""
 
     def __init__(self, plan: Plan, sizes: Sequence[int]) -> None:
         self.plan = plan
-        self.looked = not any(
+        self.is_checked = not any(
             isinstance(step, LibraryCall) and step.expected for step in plan.steps
         )
-        """What operators return need not be looked at (any more)."""
+        """The results of library calls need no check (any more)."""
         self.known = {symbol: n for (symbol, _, _), n in zip(plan.symbols, sizes, strict=True)}
         self._sizes: dict[Size, int] = {}
         self.shapes = {s.number: self.ints(s.shape) for s in plan.slots if s.shape is not None}
         self.strides = {s.number: self.ints(s.strides) for s in plan.slots if s.shape is not None}
-        self.numbers = {place: self.size(leaf.size) for place, leaf in enumerate(numbers_of(plan))}
-        self.places, total = self._arrange()
-        """Where each temporary and each kernel's scratch memory begins, in bytes."""
+        self.numbers = {index: self.size(leaf.size) for index, leaf in enumerate(numbers_of(plan))}
+        self.offsets, total = self._assign_offsets()
+        """The offset of each temporary and each kernel's scratch memory in the arena, in bytes."""
         self.arena = self._memory(total + ALIGNMENT)
         self.start = -self.arena.data_ptr() % ALIGNMENT
         self.tensors: dict[int, Any] = {}
@@ -79,13 +79,14 @@ class Binding(ABC):
 
     @abstractmethod
     def chunks(self, step: Launch | RowTiles) -> int:
-        """Parts into which the rows of a step are divided."""
+        """The number of chunks into which the rows of a step are divided."""
 
     @abstractmethod
     def _memory(self, count: int) -> torch.Tensor:
-        """So many bytes."""
+        """`count` bytes for temporaries."""
 
     def size(self, size: Size) -> int:
+        """The value of a size."""
         if isinstance(size, int):
             return size
         if size not in self._sizes:
@@ -98,40 +99,40 @@ class Binding(ABC):
     def bytes_of(self, slot: Slot) -> int:
         assert slot.dtype is not None
         shape, strides = self.shapes[slot.number], self.strides[slot.number]
-        return extent_of(shape, strides) * slot.dtype.itemsize
+        return span_of(shape, strides) * slot.dtype.itemsize
 
-    def _arrange(self) -> tuple[dict[Any, int], int]:
-        """An offset for each temporary and each kernel's scratch memory, and the bytes in all."""
-        return arrange(self._intervals())
+    def _assign_offsets(self) -> tuple[dict[Any, int], int]:
+        """The offset of each temporary and each kernel's scratch memory, and the total bytes."""
+        return assign_offsets(self._lifetimes())
 
-    def _intervals(self) -> dict[Any, Interval]:
+    def _lifetimes(self) -> dict[Any, Lifetime]:
         last = last_uses(self.plan)
-        intervals: dict[Any, Interval] = {}
-        for step, each in enumerate(self.plan.steps):
-            written = [each.result] if isinstance(each, LibraryCall) else operands_of(each)
+        lifetimes: dict[Any, Lifetime] = {}
+        for position, step in enumerate(self.plan.steps):
+            written = [step.result] if isinstance(step, LibraryCall) else operands_of(step)
             for operand in written:
                 if isinstance(operand, Scratch):
-                    assert not isinstance(each, LibraryCall)
-                    size = self.size(operand.count) * self.chunks(each) * operand.dtype.itemsize
-                    since = intervals[operand].first if operand in intervals else step
-                    intervals[operand] = Interval(since, step, size)
+                    assert not isinstance(step, LibraryCall)
+                    size = self.size(operand.count) * self.chunks(step) * operand.dtype.itemsize
+                    first = lifetimes[operand].first if operand in lifetimes else position
+                    lifetimes[operand] = Lifetime(first, position, size)
                     continue
                 slot = self.plan.slots[operand]
-                if slot.kind is SlotKind.TEMPORARY and operand not in intervals:
-                    intervals[operand] = Interval(
-                        step, last.get(operand, step), self.bytes_of(slot)
+                if slot.kind is SlotKind.TEMPORARY and operand not in lifetimes:
+                    lifetimes[operand] = Lifetime(
+                        position, last.get(operand, position), self.bytes_of(slot)
                     )
-        return intervals
+        return lifetimes
 
     def _tensor(self, slot: Slot) -> torch.Tensor:
         assert slot.dtype is not None
         shape, strides = self.shapes[slot.number], self.strides[slot.number]
-        offset = self.start + self.places[slot.number]
+        offset = self.start + self.offsets[slot.number]
         piece = self.arena[offset : offset + self.bytes_of(slot)].view(slot.dtype)
         return piece.as_strided(shape, strides)
 
     def _views(self) -> None:
-        """Views of tensors that stay where they are, made once."""
+        """Make the views of temporaries, which are the same in every call."""
         for step in self.plan.steps:
             if isinstance(step, LibraryCall) and is_fixed_view(step, self.tensors):
                 args, kwargs = trees.map_leaves(self._value, (step.args, step.kwargs))
@@ -144,7 +145,7 @@ class Binding(ABC):
 
 
 class NativeBinding(Binding):
-    """Also the arguments of each native kernel, in memory that a call completes."""
+    """Also the argument blocks of native kernels, which a call completes with its addresses."""
 
     def __init__(
         self,
@@ -156,7 +157,7 @@ class NativeBinding(Binding):
         super().__init__(plan, sizes)
         self.functions = functions
         base = self.arena.data_ptr() + self.start
-        addresses = {key: base + place for key, place in self.places.items()}
+        addresses = {key: base + offset for key, offset in self.offsets.items()}
         addresses.update(
             (number, tensor.data_ptr())
             for number, tensor in self.tensors.items()
@@ -166,22 +167,22 @@ class NativeBinding(Binding):
 
     @abstractmethod
     def _entry(self, step: Launch | RowTiles, address: Addresses, words: Words) -> list[Word]:
-        """What the native run of kernels takes for a step."""
+        """The words of a step in the list that the native runner executes."""
 
     def _arguments(self, step: Launch, address: Addresses) -> list[Word]:
-        """What a kernel takes: its buffers, the number of chunks, its extents."""
+        """The arguments of a kernel: buffers, number of chunks, extents."""
         buffers = [address(operand) for operand in step.operands]
         return [*buffers, self.chunks(step), *self.ints(step.extents)]
 
     def _bound(self, run: Run, addresses: Mapping[Any, int]) -> tuple[Any, ...]:
-        """Memory for the arguments of each kernel of a run, filled in as far as is known."""
-        table = np.zeros(len(run.entering) + 1, dtype=np.int64)
+        """A run's address table, the arguments of the native call, and what these point to."""
+        table = np.zeros(len(run.call_slots) + 1, dtype=np.int64)
         words = Words()
-        place_of = {slot: place for place, slot in enumerate(run.entering)}
+        index_of = {slot: index for index, slot in enumerate(run.call_slots)}
 
-        def address(operand: int | Scratch) -> int | Entering:
-            if isinstance(operand, int) and operand in place_of:
-                return Entering(place_of[operand])
+        def address(operand: int | Scratch) -> int | CallAddress:
+            if isinstance(operand, int) and operand in index_of:
+                return CallAddress(index_of[operand])
             return addresses[operand]
 
         steps: list[Word] = []
@@ -190,21 +191,21 @@ class NativeBinding(Binding):
         count = len(run.steps)
         first = words.put(steps)
         memory, bindings = words.finish()
-        places = np.array(bindings or [[0, 0]], dtype=np.int64)
-        keep = (table, memory, places)
+        stores = np.array(bindings or [[0, 0]], dtype=np.int64)
+        keep = (table, memory, stores)
         base = memory.ctypes.data
         call = (
-            places.ctypes.data,
+            stores.ctypes.data,
             len(bindings),
             table.ctypes.data,
-            base + 8 * first.word,
+            base + 8 * first.index,
             count,
         )
         return memoryview(table.data), call, keep
 
 
-def extent_of(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """How many elements a tensor spans."""
+def span_of(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """The number of elements from the first to the last of a tensor in memory, both included."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

@@ -1,4 +1,4 @@
-"""A program: a plan as one Python function, for whichever target it was made."""
+"""A program: a loaded plan, as one Python function."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from adjoint.runtime.plans.writing import Writer
 
 
 class PlanProgram(ABC):
-    """Runs a plan.  Takes its inputs out of the list that it is given."""
+    """Runs a plan.  Clears the list of inputs that it is given, so that they can be freed early."""
 
     forgets_histories = False
-    """It looks at addresses only: inputs must not be tracked by autograd."""
+    """Inputs must be detached, because their addresses are all that the program uses of them."""
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self.plan = plan
         self.device = device
         self.runs = runs_of(plan)
         self._run = self._made(self._writer())
-        self._looking: Callable[..., Any] | None = None
-        """The same function, which also looks at what operators return."""
+        self._checked_function: Callable[..., Any] | None = None
+        """The same function, with checks of what library calls return."""
 
     @abstractmethod
     def __call__(self, inputs: list[Any]) -> Any: ...
 
     @abstractmethod
-    def _writer(self, looks: bool = False) -> Writer: ...
+    def _writer(self, checks: bool = False) -> Writer: ...
 
     def _made(self, writer: Writer) -> Callable[..., Any]:
         source, constants = writer.text()
@@ -43,18 +43,18 @@ class PlanProgram(ABC):
         run: Callable[..., Any] = namespace["run"]
         return run
 
-    def _look(self, inputs: list[Any], binding: Binding, *more: Any) -> Any:
-        """Run, and look at what operators return; if it is not as promised, nothing has changed."""
-        if self._looking is None:
-            self._looking = self._made(self._writer(looks=True))
+    def _run_checked(self, inputs: list[Any], binding: Binding, *more: Any) -> Any:
+        """Run and check what library calls return; on `UnexpectedResult` nothing has changed."""
+        if self._checked_function is None:
+            self._checked_function = self._made(self._writer(checks=True))
         kept = list(inputs)
         with restoring_generators(self.device):
             try:
-                results = self._looking(inputs, binding, *more)
+                results = self._checked_function(inputs, binding, *more)
             except UnexpectedResult:
                 inputs[:] = kept
                 raise
-        binding.looked = True
+        binding.is_checked = True
         return results
 
     def _sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What a plan says about its slots: which kernels run without a call between, and last uses."""
+"""Analyses of a plan: runs of kernels between library calls, fixed views, and last uses."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from adjoint.loops.plan import (
 )
 from adjoint.torch_private import trees
 
-# What stays where the binding has put it.
+# Slots whose memory belongs to the binding.
 INNER = (SlotKind.TEMPORARY, SlotKind.LOCAL)
 
 
 class Run:
-    """Kernels that follow one another without a call between."""
+    """Consecutive kernels, without a library call between them."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, Launch | RowTiles]] = []
-        self.entering: list[int] = []
-        """Slots whose addresses differ from call to call."""
+        self.call_slots: list[int] = []
+        """Slots whose address is known only in a call: inputs, results of calls and outputs."""
 
 
 def runs_of(plan: Plan) -> list[Run]:
+    """The plan's kernels, divided where a library call has to run between them."""
     runs: list[Run] = []
     open_run: Run | None = None
     fixed = {slot.number for slot in plan.slots if slot.kind is SlotKind.TEMPORARY}
@@ -45,20 +46,20 @@ def runs_of(plan: Plan) -> list[Run]:
             runs.append(open_run)
         open_run.steps.append((place, step))
         for operand in operands_of(step):
-            if not isinstance(operand, int) or operand in open_run.entering:
+            if not isinstance(operand, int) or operand in open_run.call_slots:
                 continue
             if plan.slots[operand].kind not in INNER and operand not in fixed:
-                open_run.entering.append(operand)
+                open_run.call_slots.append(operand)
     return runs
 
 
 def is_fixed_view(step: LibraryCall, fixed: Container[int]) -> bool:
-    """A view of tensors that lie where the binding has put them: it is made once."""
+    """A view of tensors that the binding owns, made once instead of in every call."""
     return step.is_view and all(slot in fixed for slot in arguments_of(step))
 
 
 def arguments_of(step: LibraryCall) -> list[int]:
-    """The slots whose values a call takes."""
+    """The slots among the arguments of a library call."""
     leaves = trees.leaves((step.args, step.kwargs))
     return [leaf.slot for leaf in leaves if isinstance(leaf, Argument)]
 
@@ -76,7 +77,7 @@ def numbers_in(step: LibraryCall) -> Iterator[Number]:
 
 
 def last_uses(plan: Plan) -> dict[int, int]:
-    """For each slot, the last step that uses it, or anything that may share its memory."""
+    """For each slot, the last step that uses it or a slot that may alias it."""
     last: dict[int, int] = {}
     sources: dict[int, list[int]] = {}
     for place, step in enumerate(plan.steps):

@@ -1,4 +1,4 @@
-"""The Python function of a plan: runs of kernels, with calls of operators between them."""
+"""Generates the Python function of a plan: runs of kernels, and library calls between them."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from adjoint.runtime.plans.runs import (
 
 
 def fit(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
-    """The same values, laid out as kernels expect them."""
-    made = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
-    return made.copy_(tensor)
+    """A copy of `tensor` with the strides that kernels expect."""
+    copy = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(tensor)
 
 
 class Writer(ABC):
-    """Writes the Python function of a plan."""
+    """Generates the source of a plan's Python function, and the constants that it refers to."""
 
     parameters = "inputs, binding"
 
     @abstractmethod
     def new(self, slot: int, shape: str, strides: str, dtype: str) -> str:
-        """Memory for a result."""
+        """The expression that allocates a result."""
 
     @abstractmethod
-    def enter(self, place: int, entering: Sequence[int]) -> None:
-        """Run kernels, given the slots that the call brings."""
+    def enter(self, place: int, call_slots: Sequence[int]) -> None:
+        """Write the execution of a run of kernels."""
 
-    def __init__(self, plan: Plan, runs: Sequence[Run], looks: bool = False) -> None:
+    def __init__(self, plan: Plan, runs: Sequence[Run], checks: bool = False) -> None:
         self.plan = plan
         self.runs = runs
-        self.looks = looks
+        self.checks = checks
         self.lines: list[str] = []
         self.constants: dict[str, Any] = {
             "fit": fit,
@@ -65,7 +65,7 @@ class Writer(ABC):
             self.line(f"{names}, = inputs")
         self.line("inputs.clear()")
         self.line("tensors, runs = binding.tensors, binding.runs")
-        read = {operand for run in self.runs for operand in run.entering}
+        read = {operand for run in self.runs for operand in run.call_slots}
         read |= {
             slot
             for step in plan.steps
@@ -106,7 +106,7 @@ class Writer(ABC):
         self.line(f"    s{slot} = fit(s{slot}, {self.sizes('shapes', slot)}, {strides})")
 
     def is_unreadable(self, name: str) -> str:
-        # A tensor negated when it is next read has other data; one that is all zeros may have none.
+        # The memory of a lazily negated tensor has other values, and a ZeroTensor has no memory.
         return f"{name}.is_neg() or not {name}.data_ptr()"
 
     def sizes(self, what: str, slot: int) -> str:
@@ -124,10 +124,10 @@ class Writer(ABC):
             self.line(f"s{slot} = {self.new(slot, shape, strides, dtype)}")
 
     def run(self, place: int) -> None:
-        entering = self.runs[place].entering
-        for slot in entering:
+        call_slots = self.runs[place].call_slots
+        for slot in call_slots:
             self.allocated(slot)
-        self.enter(place, entering)
+        self.enter(place, call_slots)
 
     def invoke(self, step: LibraryCall, number: int, read: set[int]) -> None:
         if is_fixed_view(step, self.fixed):
@@ -143,7 +143,7 @@ class Writer(ABC):
             self.line(f"{target}({', '.join([*args, f'out={self.value(step.result)}'])})")
             return
         called = f"{target}({', '.join(args)})"
-        if self.looks and step.expected:
+        if self.checks and step.expected:
             named = f"dict({', '.join(args[len(step.args) :])})"
             given = f"({''.join(f'{arg}, ' for arg in args[: len(step.args)])}), {named}"
             called = f"checked_call({self.constant(step, 'step')}, binding, {target}, {given})"
@@ -177,16 +177,16 @@ class Writer(ABC):
 
 
 class NativeWriter(Writer):
-    """Native kernels: one call fills in the addresses that a run is given, and enters it."""
+    """For native kernels: a run is one native call, given a table of addresses."""
 
-    def enter(self, place: int, entering: Sequence[int]) -> None:
-        pack = self.constant(struct.Struct(f"{len(entering)}q").pack_into, "pack")
+    def enter(self, place: int, call_slots: Sequence[int]) -> None:
+        pack = self.constant(struct.Struct(f"{len(call_slots)}q").pack_into, "pack")
         self.line(f"table, call, _ = runs[{place}]")
-        if entering:
-            addresses = ", ".join(f"s{slot}.data_ptr()" for slot in entering)
+        if call_slots:
+            addresses = ", ".join(f"s{slot}.data_ptr()" for slot in call_slots)
             self.line(f"{pack}(table, 0, {addresses})")
         self.native()
 
     @abstractmethod
     def native(self) -> None:
-        """The native call."""
+        """Write the native call."""

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from adjoint.runtime.cpu import memory
 from adjoint.runtime.cpu.memory import (
     ALIGNMENT,
-    DEATHS,
-    At,
-    Entering,
-    Interval,
-    Pool,
+    PROGRAMS_PER_TRIM,
+    CallAddress,
+    Lifetime,
+    ResultPool,
+    WordAddress,
     Words,
-    arrange,
+    assign_offsets,
     cache_bytes,
     share,
 )
@@ -33,7 +33,7 @@ from tests.lowering import program_of
 
 INTERVALS = st.lists(
     st.builds(
-        lambda first, length, size: Interval(first, first + length, size),
+        lambda first, length, size: Lifetime(first, first + length, size),
         st.integers(0, 12),
         st.integers(0, 6),
         st.integers(0, 1000),
@@ -43,52 +43,52 @@ INTERVALS = st.lists(
 
 
 @given(INTERVALS)
-def test_what_lives_at_the_same_time_lies_apart(intervals: list[Interval]) -> None:
-    places, total = arrange(dict(enumerate(intervals)))
-    for i, one in enumerate(intervals):
+def test_what_lives_at_the_same_time_lies_apart(lifetimes: list[Lifetime]) -> None:
+    places, total = assign_offsets(dict(enumerate(lifetimes)))
+    for i, one in enumerate(lifetimes):
         assert places[i] % ALIGNMENT == 0
         assert 0 <= places[i] <= places[i] + one.size <= total
-        for j, other in enumerate(intervals[:i]):
+        for j, other in enumerate(lifetimes[:i]):
             if one.first <= other.last and other.first <= one.last:
                 apart = places[i] + one.size <= places[j] or places[j] + other.size <= places[i]
                 assert apart, (one, other)
 
 
 def test_memory_is_used_again() -> None:
-    chain = {step: Interval(step, step + 1, 640) for step in range(10)}
-    assert arrange(chain)[1] == 2 * 640
+    chain = {step: Lifetime(step, step + 1, 640) for step in range(10)}
+    assert assign_offsets(chain)[1] == 2 * 640
 
 
 def test_what_fits_a_gap_goes_there() -> None:
-    intervals = {
-        "gap": Interval(0, 2, 128),
-        "after": Interval(1, 9, 64),
-        "small": Interval(3, 5, 100),
+    lifetimes = {
+        "gap": Lifetime(0, 2, 128),
+        "after": Lifetime(1, 9, 64),
+        "small": Lifetime(3, 5, 100),
     }
-    places, total = arrange(intervals)
+    places, total = assign_offsets(lifetimes)
     assert places == {"gap": 0, "after": 128, "small": 0}
     assert total == 192
 
 
 def test_small_ones_do_not_stand_in_the_way() -> None:
     """What begins first would lie where the large ones are to follow one another."""
-    intervals = {
-        "early": Interval(0, 1, 1280),
-        "small": Interval(1, 3, 64),
-        "late": Interval(2, 3, 1344),
+    lifetimes = {
+        "early": Lifetime(0, 1, 1280),
+        "small": Lifetime(1, 3, 64),
+        "late": Lifetime(2, 3, 1344),
     }
-    assert arrange(intervals)[1] == 1344 + 64
+    assert assign_offsets(lifetimes)[1] == 1344 + 64
 
 
 def test_nothing_needs_no_memory() -> None:
-    assert arrange({}) == ({}, 0)
+    assert assign_offsets({}) == ({}, 0)
 
 
 # Memory of results --------------------------------------------------------------------------------
 
 
 def test_memory_nobody_holds_is_used_again() -> None:
-    pool = Pool((4, 5), (5, 1), torch.float32)
+    pool = ResultPool((4, 5), (5, 1), torch.float32)
     first = pool.take()
     assert (first.shape, first.stride(), first.dtype) == ((4, 5), (5, 1), torch.float32)
     address = first.data_ptr()
@@ -112,21 +112,21 @@ def test_memory_nobody_holds_is_used_again() -> None:
     ],
 )
 def test_memory_that_is_held_is_left_alone(hold: Callable[[torch.Tensor], Any]) -> None:
-    pool = Pool((4, 5), (5, 1), torch.float32)
+    pool = ResultPool((4, 5), (5, 1), torch.float32)
     taken = pool.take()
     address = taken.data_ptr()
     held = hold(taken)
     del taken
-    others = [pool.take() for _ in range(2 * Pool.MOST)]
+    others = [pool.take() for _ in range(2 * ResultPool.MAX_BUFFERS)]
     assert len({address, *(other.data_ptr() for other in others)}) == 1 + len(others)
     del held
 
 
 def test_little_is_kept() -> None:
-    pool = Pool((4, 5), (5, 1), torch.float32)
-    held = [pool.take() for _ in range(3 * Pool.MOST)]
+    pool = ResultPool((4, 5), (5, 1), torch.float32)
+    held = [pool.take() for _ in range(3 * ResultPool.MAX_BUFFERS)]
     assert len({tensor.data_ptr() for tensor in held}) == len(held)
-    assert len(pool._held) == Pool.MOST
+    assert len(pool._buffers) == ResultPool.MAX_BUFFERS
 
 
 LARGE = torch.linspace(-1, 1, 1 << 18, dtype=torch.float64).reshape(512, 512)
@@ -172,8 +172,8 @@ def test_large_results_are_made_in_the_same_memory_again() -> None:
 
 def test_words_hold_addresses_of_one_another() -> None:
     words = Words()
-    first = words.put([7, Entering(3)])
-    words.put([first, At(1)])
+    first = words.put([7, CallAddress(3)])
+    words.put([first, WordAddress(1)])
     memory, bindings = words.finish()
     base = memory.ctypes.data
     assert memory[:4].tolist() == [7, 0, base, base + 8]
@@ -227,11 +227,11 @@ def test_memory_is_given_back_after_many_programs(monkeypatch: pytest.MonkeyPatc
     )
     gc.collect()
     freed.clear()
-    for _ in range(2 * DEATHS):
+    for _ in range(2 * PROGRAMS_PER_TRIM):
         Program()
     gc.collect()
     assert len(freed) == 2
-    assert freed[1] >= DEATHS
+    assert freed[1] >= PROGRAMS_PER_TRIM
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries do otherwise")

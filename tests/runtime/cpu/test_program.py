@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 
-from adjoint.runtime.cpu.program import KEPT_BINDINGS
+from adjoint.runtime.cpu.program import MAX_BINDINGS
 from tests.lowering import check, program_of
 
 X = torch.arange(12.0).reshape(3, 4)
@@ -181,7 +181,7 @@ def test_few_bindings_are_kept() -> None:
             program([rand(3, 4), rand(4, 5)])
     finally:
         torch.set_num_threads(before)
-    assert len(program._bindings) <= KEPT_BINDINGS
+    assert len(program._bindings) <= MAX_BINDINGS
 
 
 def test_memory_lives_as_long_as_a_view_of_a_view_of_it() -> None:

@@ -38,7 +38,7 @@ def test_torch_brings_a_blas() -> None:
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("block", [1, 7, 16, 618, 619, ROWS, 5000])
 def test_blocks_of_any_size(block: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CpuBinding, "block", lambda binding, region: block)
+    monkeypatch.setattr(CpuBinding, "tile_rows", lambda binding, region: block)
     program = program_of(step, INPUTS)
     assert any(isinstance(each, RowTiles) for each in program.plan.steps)
     before = torch.get_num_threads()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from adjoint.runtime.cpu.engine import add_symbol, load_resident
-from adjoint.runtime.cpu.memory import At, Entering, Words
+from adjoint.runtime.cpu.memory import CallAddress, WordAddress, Words
 from adjoint.runtime.gpu.program import LAUNCHER, GpuProgram, used_inputs, why_not_capturable
 from tests.lowering import GRID, graph_of, lower, native_program
 
@@ -38,9 +38,9 @@ def test_the_launcher_hands_each_kernel_its_arguments() -> None:
     word = ctypes.c_int64
     launcher = ctypes.CFUNCTYPE(word, word, word, word, word, word, word)(code)
 
-    def entry(words: Words, function: int, blocks: int, value: int) -> At:
-        first = words.put([Entering(0), value])
-        pointers = words.put([At(first.word), At(first.word + 1)])
+    def entry(words: Words, function: int, blocks: int, value: int) -> WordAddress:
+        first = words.put([CallAddress(0), value])
+        pointers = words.put([WordAddress(first.index), WordAddress(first.index + 1)])
         return words.put([function, blocks, 256, pointers])
 
     words = Words()
@@ -48,7 +48,7 @@ def test_the_launcher_hands_each_kernel_its_arguments() -> None:
     steps = words.put([*entries, entry(words, 7, 1, 14)])
     memory, bindings = words.finish()
     table, places = np.array([1234], dtype=np.int64), np.array(bindings, dtype=np.int64)
-    start = memory.ctypes.data + 8 * steps.word
+    start = memory.ctypes.data + 8 * steps.index
     failed = launcher(places.ctypes.data, len(bindings), table.ctypes.data, start, 4, 77)
     assert failed == 700
     assert seen == [(5, 3, 256, 77, [1234, 11]), (99, 1, 256, 77, [1234, 13])]

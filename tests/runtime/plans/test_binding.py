@@ -5,7 +5,7 @@ import torch
 
 from adjoint.loops.plan import SlotKind
 from adjoint.runtime.cpu.memory import ALIGNMENT
-from adjoint.runtime.plans.binding import BindingFailed, binding_failures, extent_of
+from adjoint.runtime.plans.binding import BindingFailed, binding_failures, span_of
 from tests.lowering import program_of
 
 
@@ -16,7 +16,7 @@ from tests.lowering import program_of
 def test_an_extent_reaches_from_the_first_element_to_the_last(
     shape: tuple[int, ...], strides: tuple[int, ...], extent: int
 ) -> None:
-    assert extent_of(shape, strides) == extent
+    assert span_of(shape, strides) == extent
 
 
 def test_what_fails_is_not_bound_and_interruptions_are_not_failures() -> None:

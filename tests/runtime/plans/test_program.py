@@ -19,6 +19,6 @@ def test_programs_of_targets_share_what_none_switches_off() -> None:
 def test_what_operators_return_is_looked_at_once() -> None:
     x = torch.rand(4, 3)
     program = program_of(lambda x: [x.sin().sort(1).values + 1], [x])
-    assert program._looking is None
+    assert program._checked_function is None
     torch.testing.assert_close(program([x])[0], x.sin().sort(1).values + 1)
-    assert program._looking is not None
+    assert program._checked_function is not None

@@ -25,11 +25,11 @@ def test_a_call_ends_a_run() -> None:
 
 def test_what_a_call_brings_enters_and_what_lives_inside_does_not() -> None:
     plan = planned(lambda x: [(x.exp() @ x.t()).sort(1).values + 1])
-    entering = {slot for run in runs_of(plan) for slot in run.entering}
-    assert plan.inputs[0] in entering
+    call_slots = {slot for run in runs_of(plan) for slot in run.call_slots}
+    assert plan.inputs[0] in call_slots
     inner = {slot.number for slot in plan.slots if slot.kind.value == "temporary"}
     assert inner
-    assert not inner & entering
+    assert not inner & call_slots
 
 
 def test_a_view_of_what_lives_inside_is_made_once() -> None:
