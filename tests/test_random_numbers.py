@@ -23,11 +23,11 @@ from adjoint.options import Options
 from adjoint.runtime import loading
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import LLVMError, load
-from adjoint.runtime.gpu.graphs import SEEN
+from adjoint.runtime.gpu.cuda_graphs import CALLS_BEFORE_CAPTURE
 from adjoint.runtime.gpu.program import GpuProgram, why_not_capturable
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.sized_programs import SizedPrograms
-from tests.recording import RecordedProgram
+from tests.capturing import CapturedProgram
 from tests.runtime.test_sized_programs import plans
 
 aten = torch.ops.aten
@@ -286,18 +286,18 @@ class TestRecorded:
 
     @pytest.fixture(autouse=True)
     def recorded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(loading, "CpuProgram", RecordedProgram)
+        monkeypatch.setattr(loading, "CpuProgram", CapturedProgram)
 
     def test_replays_draw_anew(self, made: list[PlanProgram]) -> None:
         run, x = counted(dropped), torch.ones(100, 100)
         masks: list[list[Tensor]] = []
         for _ in range(2):
             torch.manual_seed(4)
-            masks.append([run(x).clone() for _ in range(SEEN + 6)])
+            masks.append([run(x).clone() for _ in range(CALLS_BEFORE_CAPTURE + 6)])
         (program,) = made
-        assert isinstance(program, RecordedProgram)
-        assert program.recordings.replays >= 6
-        assert program.recordings.why == ""
+        assert isinstance(program, CapturedProgram)
+        assert program.cuda_graphs.replays >= 6
+        assert program.cuda_graphs.why == ""
         for one, other in zip(*masks, strict=True):
             assert torch.equal(one, other)
         different = {tuple(mask.flatten().tolist()) for mask in masks[0]}
@@ -306,14 +306,14 @@ class TestRecorded:
     def test_training(self, made: list[PlanProgram]) -> None:
         x = torch.rand(64, 64).add(1).requires_grad_()
         run = counted(lambda x: dropped(x.square()))
-        for _ in range(SEEN + 6):
+        for _ in range(CALLS_BEFORE_CAPTURE + 6):
             y = run(x)
             (gradient,) = torch.autograd.grad(y.sum(), x)
             torch.testing.assert_close(gradient, torch.where(y != 0, x * (4 / 0.7), 0))
         assert len(made) == 2
         for program in made:
-            assert isinstance(program, RecordedProgram)
-            assert program.recordings.replays >= 3
+            assert isinstance(program, CapturedProgram)
+            assert program.cuda_graphs.replays >= 3
 
 
 @pytest.mark.gpu
@@ -325,12 +325,12 @@ class TestOnAGpu:
         masks: list[list[Tensor]] = []
         for _ in range(2):
             torch.manual_seed(4)
-            masks.append([run(x).clone() for _ in range(SEEN + 6)])
+            masks.append([run(x).clone() for _ in range(CALLS_BEFORE_CAPTURE + 6)])
         (program,) = made
         assert isinstance(program, GpuProgram)
         assert program.plan.streams == 1
-        assert program.recordings.why == ""
-        assert program.recordings.replays >= 6
+        assert program.cuda_graphs.why == ""
+        assert program.cuda_graphs.replays >= 6
         for one, other in zip(*masks, strict=True):
             assert torch.equal(one, other)
             assert abs((one == 0).double().mean() - 0.3) < 0.005
@@ -357,7 +357,7 @@ class TestOnAGpu:
     def test_gradients(self) -> None:
         x = torch.rand(500, 600, device="cuda").add(1).requires_grad_()
         run = adjoint.compile(lambda x: dropped(x.square()))
-        for _ in range(SEEN + 3):
+        for _ in range(CALLS_BEFORE_CAPTURE + 3):
             y = run(x)
             (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
             torch.testing.assert_close(gradient, torch.where(y != 0, x * (4 / 0.7), 0))

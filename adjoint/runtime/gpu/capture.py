@@ -1,8 +1,8 @@
-"""What a device is told to do, written down once and done again by one call.
+"""Capturing CUDA graphs.
 
-Memory that is taken meanwhile, also that in which matrix products work, is from a pool that belongs
-to the stream on which recordings are launched.  They run one after another, and nothing in it
-outlives a run: so they share it, and torch's allocator gives it to nobody else.
+Memory that is allocated during capture, including the workspaces of matrix products, comes from a
+private pool of the stream on which graphs are replayed.  Replays on a stream run one after another
+and nothing in the pool outlives one, so all graphs of a stream share it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from adjoint.runtime.gpu.driver import forget_graph, launch_graph, record
+from adjoint.runtime.gpu.driver import capture, destroy_graph, launch_graph
 from adjoint.torch_private.cuda import (
     allocate_from,
     empty_strided,
@@ -31,33 +31,33 @@ _LOCK = threading.Lock()
 
 
 @functools.cache
-def _beside(device: torch.device, stream: int) -> tuple[torch.cuda.Stream, Any]:
-    """Where to record what `stream` will run, and memory for it.
+def _side_stream(device: torch.device, stream: int) -> tuple[torch.cuda.Stream, Any]:
+    """A stream on which to capture what `stream` will replay, and a memory pool.
 
-    The stream itself may be the one that nothing can be recorded on.
+    `stream` itself may be the legacy default stream, which cannot be captured.
     """
     return torch.cuda.Stream(device), new_graph_pool()
 
 
 class CudaGraph:
-    """Something recorded."""
+    """An instantiated CUDA graph."""
 
     def __init__(self, executable: int, device: int) -> None:
         self._executable = executable
         self._device = device
-        # With the process, everything goes by itself.
-        weakref.finalize(self, forget_graph, executable).atexit = False
+        # At exit the driver frees everything, and may not be callable any more.
+        weakref.finalize(self, destroy_graph, executable).atexit = False
 
     def launch(self, stream: int) -> None:
         launch_graph(self._executable, stream, self._device)
 
 
-class CudaCapture:
-    """Records what is launched on a device."""
+class CudaCapturer:
+    """Captures what is launched on a device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        # Programs are called with their device as the current one.
+        # Allocates on the current device, which is the program's whenever it runs.
         self.new = empty_strided
 
     def is_capturing(self) -> bool:
@@ -66,17 +66,17 @@ class CudaCapture:
     def settings(self) -> Hashable:
         return numeric_settings()
 
-    def record(self, work: Callable[[int], T], stream: int) -> tuple[CudaGraph, T]:
-        """What `work` launches on the stream that it is given, for `stream`.  Nothing runs."""
+    def capture(self, work: Callable[[int], T], stream: int) -> tuple[CudaGraph, T]:
+        """Capture what `work` launches on the stream that it is given.  Nothing runs."""
         index = self.device.index
         with _LOCK, torch.cuda.device(self.device):
-            side, pool = _beside(self.device, stream)
+            side, pool = _side_stream(self.device, stream)
             try:
                 with torch.cuda.stream(side), allocate_from(pool, index):
                     on = side.cuda_stream
-                    executable, result = record(lambda: work(on), on, index)
+                    executable, result = capture(lambda: work(on), on, index)
             except BaseException:
-                # torch reports an error of the device at the next launch, if nobody did before.
+                # Consume the pending CUDA error, which torch would raise at the next launch.
                 with contextlib.suppress(RuntimeError):
                     torch.zeros((), device=self.device)
                 raise

@@ -1,7 +1,6 @@
-"""NVIDIA's driver: code becomes functions of a device, which native code launches.
+"""The CUDA driver API, by ctypes: modules, kernels, and CUDA graphs.
 
-Only what is needed of it, called as the C library that it is: nothing has to be installed beside
-the driver itself.
+Nothing has to be installed besides the driver itself.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from typing import Any, TypeVar
 
 from adjoint.runtime.code import NativeFunction
 
-# Options of cuModuleLoadDataEx: where to write what the assembler has to say, and how much of it.
+# Options of cuModuleLoadDataEx: the buffer for the assembler's error log, and its size.
 _ERROR_LOG = 5
 _ERROR_LOG_BYTES = 6
 _LOG_BYTES = 8192
 
-# Modes of recording: only what this thread does may be refused; nothing is.
+# Capture modes: unsafe calls are refused in this thread; in no thread.
 _THREAD_LOCAL = 1
 _RELAXED = 2
 
@@ -29,7 +28,7 @@ T = TypeVar("T")
 
 
 class DriverError(RuntimeError):
-    """The driver refused."""
+    """A call of the driver failed."""
 
 
 @functools.cache
@@ -50,7 +49,7 @@ def check(code: int, doing: str) -> None:
 
 @functools.cache
 def _context(device: int) -> Any:
-    """The context that torch uses as well."""
+    """The primary context of a device, which torch uses, too."""
     handle, context = ctypes.c_int(), ctypes.c_void_p()
     check(library().cuInit(0), "start")
     check(library().cuDeviceGet(ctypes.byref(handle), device), f"find device {device}")
@@ -69,30 +68,30 @@ _THREAD = threading.local()
 
 
 def use_in_this_thread(device: int) -> None:
-    """A thread that has told the device nothing yet has no context to launch in."""
+    """Make the device's context current: a new thread has none to launch in."""
     if getattr(_THREAD, "device", None) != device:
         _use(device)
         _THREAD.device = device
 
 
 class Module:
-    """Code on a device, which is unloaded with this."""
+    """A loaded module, unloaded with this object."""
 
     def __init__(self, handle: int, device: int) -> None:
         self.handle = handle
-        # Not when the process ends: the driver may have ended before.
+        # Not at exit: the driver may already be shut down.
         weakref.finalize(self, _unload, handle, device).atexit = False
 
 
 def _unload(handle: int, device: int) -> None:
-    # The driver waits for kernels of it that still run.
+    # The driver waits for kernels of the module that are still running.
     with _relaxed():
         library().cuCtxSetCurrent(_context(device))
         library().cuModuleUnload(ctypes.c_void_p(handle))
 
 
 def load(code: bytes, names: list[str], device: int) -> list[NativeFunction]:
-    """Functions of the PTX text `code`, which stays loaded as long as one of them is held."""
+    """Load PTX; the module stays loaded as long as one of the functions is referenced."""
     _use(device)
     log = ctypes.create_string_buffer(_LOG_BYTES)
     options = (ctypes.c_int * 2)(_ERROR_LOG, _ERROR_LOG_BYTES)
@@ -118,21 +117,21 @@ def load(code: bytes, names: list[str], device: int) -> list[NativeFunction]:
 
 
 def launch_address() -> int:
-    """Where cuLaunchKernel is."""
+    """The address of cuLaunchKernel, for native code."""
     address = ctypes.cast(library().cuLaunchKernel, ctypes.c_void_p).value
     assert address is not None
     return address
 
 
-def record(work: Callable[[], T], stream: int, device: int) -> tuple[int, T]:
-    """What `work` would run on `stream`, as a graph to be launched.  Nothing runs.
+def capture(work: Callable[[], T], stream: int, device: int) -> tuple[int, T]:
+    """Capture what `work` launches on `stream` as an executable graph.  Nothing runs.
 
-    Whatever happens, the stream runs things again afterwards.
+    Capturing ends in any case, also if `work` raises.
     """
     _use(device)
     on = ctypes.c_void_p(stream)
     graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
-    check(library().cuStreamBeginCapture_v2(on, _THREAD_LOCAL), "begin to record")
+    check(library().cuStreamBeginCapture_v2(on, _THREAD_LOCAL), "begin to capture")
     try:
         result = work()
     except BaseException:
@@ -140,11 +139,11 @@ def record(work: Callable[[], T], stream: int, device: int) -> tuple[int, T]:
         if graph.value is not None:
             library().cuGraphDestroy(graph)
         raise
-    check(library().cuStreamEndCapture(on, ctypes.byref(graph)), "record")
+    check(library().cuStreamEndCapture(on, ctypes.byref(graph)), "capture")
     none = ctypes.c_ulonglong(0)
     failed = library().cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, none)
     library().cuGraphDestroy(graph)
-    check(failed, "make a recording ready to run")
+    check(failed, "instantiate a CUDA graph")
     assert executable.value is not None
     return executable.value, result
 
@@ -160,18 +159,18 @@ def launch_graph(executable: int, stream: int, device: int) -> None:
     use_in_this_thread(device)
     failed = _graph_launch()(executable, stream)
     if failed:
-        check(failed, "run a recording")
+        check(failed, "launch a CUDA graph")
 
 
-def forget_graph(executable: int) -> None:
-    """One that runs is forgotten when it has run."""
+def destroy_graph(executable: int) -> None:
+    """Free a graph; the driver defers that until running launches of it are done."""
     with _relaxed():
         library().cuGraphExecDestroy(ctypes.c_void_p(executable))
 
 
 @contextlib.contextmanager
 def _relaxed() -> Iterator[None]:
-    """What is done here may be done while something is recorded; else it would be refused."""
+    """Allow calls that would be refused while a stream of this thread is being captured."""
     mode = ctypes.c_int(_RELAXED)
     library().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     try:

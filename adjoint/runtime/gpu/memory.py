@@ -1,8 +1,8 @@
-"""Memory that all programs on one stream share for what lives inside them.
+"""Memory for temporaries, shared by all programs on a stream.
 
-Programs on a stream run one after another, and nothing inside a program outlives its call: what
-the largest of them needs is enough for all.  A binding that was made before the memory grew is
-stale, and lets go of it.  The memory is held by those who use it, and goes with the last of them.
+Programs on a stream run one after another, and no temporary outlives its call: the memory that the
+largest program needs is enough for all.  When it grows, existing bindings become stale and release
+the old memory.  It is freed with the last binding that uses it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 
 class User(Protocol):
-    """Holds the memory of an arena, until it is told to let go."""
+    """Refers to the memory of an arena until it is released."""
 
     def release(self) -> None: ...
 
@@ -27,14 +27,14 @@ class Arena:
         self.device = device
         self.users: WeakSet[User] = WeakSet()
         self.memory: Callable[[], torch.Tensor | None] = lambda: None
-        """What there is, if anyone uses it."""
+        """The current memory, if a binding still uses it."""
         self.busy = threading.Lock()
 
     def take(self, count: int, user: User) -> torch.Tensor:
         """At least `count` bytes, for one call at a time."""
         memory = self.memory()
         if memory is None or count > memory.numel():
-            # The old memory first: the new one may lie where it was.
+            # Free the old memory first, so that the allocator can reuse it.
             memory = None
             for each in list(self.users):
                 each.release()
@@ -50,6 +50,7 @@ _LOCK = threading.Lock()
 
 
 def arena_of(device: torch.device, stream: int) -> Arena:
+    """The arena of a stream."""
     with _LOCK:
         key = (device, stream)
         if key not in _ARENAS:

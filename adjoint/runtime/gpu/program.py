@@ -1,7 +1,7 @@
-"""A plan on a GPU: launches of kernels, with calls of operators between them.
+"""A plan on a GPU: launches of kernels, with library calls between them.
 
-Kernels between two calls are launched by one native call, on torch's stream.  Memory for what lives
-inside is shared by all programs of the stream.  A call like earlier ones replays a CUDA graph.
+The kernels between two library calls are launched by one native call, on torch's stream.  Memory
+for temporaries is shared by all programs of the stream.  Repeated calls replay a CUDA graph.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from adjoint.loops.teams import threads_per_block
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import STORE_ADDRESSES, add_symbol, load_resident
 from adjoint.runtime.cpu.memory import Word, WordAddress, Words
-from adjoint.runtime.gpu.capture import CudaCapture
+from adjoint.runtime.gpu.capture import CudaCapturer
+from adjoint.runtime.gpu.cuda_graphs import CudaGraphs
 from adjoint.runtime.gpu.driver import check, launch_address, use_in_this_thread
-from adjoint.runtime.gpu.graphs import Recordings
 from adjoint.runtime.gpu.memory import Arena, arena_of
-from adjoint.runtime.gpu.results import Giver
+from adjoint.runtime.gpu.results import ResultAllocator
 from adjoint.runtime.plans.binding import Addresses, NativeBinding, binding_failures
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.plans.runs import Run
@@ -40,12 +40,12 @@ from adjoint.target import Target
 from adjoint.torch_private import trees
 from adjoint.torch_private.cuda import current_device, is_capturing, raw_stream
 
-# Addresses that kernels load from are multiples of it.
+# Bytes: kernels load 16 bytes at a time, so inputs must be aligned.
 ALIGNMENT = 16
 
 
 class GpuProgram(PlanProgram):
-    # What is replayed checks at addresses only.
+    # Replays depend on nothing but the addresses of inputs.
     forgets_histories = True
 
     def __init__(
@@ -54,11 +54,11 @@ class GpuProgram(PlanProgram):
         device = target.device
         super().__init__(plan, device)
         self.functions = functions
-        """The code of each kernel, which is there as long as the program is."""
+        """The native code of each kernel, kept alive by the program."""
         self._bindings: dict[Any, GpuBinding] = {}
         why = why_not_capturable(plan) if target.captures_cuda_graphs else "it is switched off"
-        self.recorder = CudaCapture(device)
-        self.recordings = Recordings(self._run, used_inputs(plan), self.recorder, why)
+        self.capturer = CudaCapturer(device)
+        self.cuda_graphs = CudaGraphs(self._run, used_inputs(plan), self.capturer, why)
 
     def __call__(self, inputs: list[Any]) -> Any:
         index = self.device.index
@@ -71,21 +71,23 @@ class GpuProgram(PlanProgram):
         use_in_this_thread(self.device.index)
         arena = arena_of(self.device, stream)
         if is_capturing() or not arena.busy.acquire(blocking=False):
-            # A call inside a call, beside it, or written down by somebody: in memory of its own.
+            # A nested or concurrent call, or one that the caller captures: with memory of its own.
             detach_inputs(inputs)
             own = self._bound_in(Arena(self.device), inputs)
             run = self._run if own.is_checked else self._run_checked
-            return run(inputs, own, stream, Giver(self.recorder.new))
+            return run(inputs, own, stream, ResultAllocator(self.capturer.new))
         try:
-            binding = self._kept(arena, stream, inputs)
+            binding = self._captured(arena, stream, inputs)
             if not binding.is_checked:
                 detach_inputs(inputs)
-                return self._run_checked(inputs, binding, stream, Giver(self.recorder.new))
-            return self.recordings(inputs, binding, stream)
+                return self._run_checked(
+                    inputs, binding, stream, ResultAllocator(self.capturer.new)
+                )
+            return self.cuda_graphs(inputs, binding, stream)
         finally:
             arena.busy.release()
 
-    def _kept(self, arena: Arena, stream: int, inputs: Sequence[Any]) -> GpuBinding:
+    def _captured(self, arena: Arena, stream: int, inputs: Sequence[Any]) -> GpuBinding:
         key = (stream, self._sizes(inputs))
         binding = self._bindings.get(key)
         if binding is None or binding.is_stale:
@@ -108,7 +110,7 @@ class GpuProgram(PlanProgram):
 
 
 def used_inputs(plan: Plan) -> list[int]:
-    """Places of the inputs that steps or the caller need."""
+    """The positions of the inputs that steps or results use."""
     used: set[int] = set()
     trees_of_arguments = [plan.outputs]
     for step in plan.steps:
@@ -118,18 +120,18 @@ def used_inputs(plan: Plan) -> list[int]:
             used |= {operand for operand in operands_of(step) if isinstance(operand, int)}
     leaves = [leaf for tree in trees_of_arguments for leaf in trees.leaves(tree)]
     used |= {leaf.slot for leaf in leaves if isinstance(leaf, Argument)}
-    return [place for place, slot in enumerate(plan.inputs) if slot in used]
+    return [position for position, slot in enumerate(plan.inputs) if slot in used]
 
 
 def why_not_capturable(plan: Plan) -> str:
-    """Why a device cannot do all of the plan again by itself; empty if it can."""
+    """Why calls of the plan cannot be captured as a CUDA graph; empty if they can."""
     for step in plan.steps:
         if isinstance(step, LibraryCall) and step.uncapturable:
             return f"{step.uncapturable}, from {step.line}" if step.line else step.uncapturable
     return ""
 
 
-# Bindings hold no memory of their own here, so that many sizes may keep theirs.
+# Bindings own no memory here, so that those of many sizes are kept.
 MAX_BINDINGS = 64
 
 
@@ -163,7 +165,7 @@ class GpuBinding(NativeBinding):
         return max(1, min(-(-rows // grid.min_rows), most))
 
     def _entry(self, step: Launch | RowTiles, address: Addresses, words: Words) -> list[Word]:
-        """Where to find: the function, how many blocks of how many threads, and the arguments."""
+        """The address of: the function, the grid size, the block size and the arguments."""
         assert isinstance(step, Launch)
         grid = step.grid
         assert grid is not None
@@ -241,7 +243,7 @@ end:
 
 @functools.cache
 def launcher() -> Callable[..., int]:
-    """Puts addresses in their places, then launches kernels one after another."""
+    """The native function that stores a call's addresses and launches a run of kernels."""
     add_symbol("cuLaunchKernel", launch_address())
     word = ctypes.c_int64
     kind = ctypes.CFUNCTYPE(word, word, word, word, word, word, word)

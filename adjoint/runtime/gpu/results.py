@@ -1,6 +1,6 @@
-"""What a program's call returns, taken apart: inputs, views, and tensors that it makes.
+"""The layout of a call's results: inputs, views, and new tensors.
 
-Another call of the same sort returns the same, of its own inputs and of other memory.
+All calls of one kind return results of the same layout, made of their own inputs and memory.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from typing import Any, TypeAlias
 import torch
 
 from adjoint.graph.evaluation import InputsWithHistory
+from adjoint.runtime.plans.binding import span_of
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import storage_key
 
-# Up to so many bytes are copied: that takes less than to launch a kernel.
-SMALL = 1 << 20
+# Copying this much takes no longer than launching a kernel.
+MAX_SMALL_BYTES = 1 << 20
 
 
 class Uncapturable(RuntimeError):
-    """A result that could not be handed out again."""
+    """A call with a result that a replay could not return."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """How a view lies in the memory of a tensor."""
+    """Shape, strides and offset of a view of a tensor."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -54,54 +55,56 @@ class FromInput:
 
 
 @dataclass(frozen=True)
-class FromMade:
-    """A result that the program makes, or a view of one."""
+class FromNew:
+    """A result that is a new tensor, or a view of one."""
 
     number: int
     window: Window | None
 
 
 @dataclass(frozen=True)
-class Fixed:
-    """A result that is no tensor."""
+class Constant:
+    """A result that is not a tensor."""
 
     value: Any
 
 
-Result: TypeAlias = FromInput | FromMade | Fixed
+Result: TypeAlias = FromInput | FromNew | Constant
 
 
 @dataclass(frozen=True)
-class Made:
-    """A tensor that the program makes."""
+class NewTensor:
+    """A tensor that the program allocates."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
     slot: int | None
-    """By which the program asks for its memory; None: an operator takes that by itself."""
+    """The slot for which the program allocates it; None: a library call allocates it."""
 
     @functools.cached_property
     def is_small(self) -> bool:
-        return span(self.shape, self.strides) * self.dtype.itemsize <= SMALL
+        return span_of(self.shape, self.strides) * self.dtype.itemsize <= MAX_SMALL_BYTES
 
 
-# Called with a slot, and how what it is for is laid out.
-New: TypeAlias = Callable[[int, tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
+# Allocates the tensor of a slot: slot, shape, strides and dtype.
+AllocateSlot: TypeAlias = Callable[
+    [int, tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor
+]
 
 
-# Memory laid out so.
-Memory: TypeAlias = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
+# Allocates a tensor: shape, strides and dtype.
+Allocate: TypeAlias = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 
 
-class Giver:
-    """Gives the program memory for its results, and knows later what it gave."""
+class ResultAllocator:
+    """Allocates a program's results, or hands out prepared ones, and remembers which."""
 
-    def __init__(self, memory: Memory, ready: Mapping[int, torch.Tensor] | None = None) -> None:
+    def __init__(self, memory: Allocate, ready: Mapping[int, torch.Tensor] | None = None) -> None:
         self._memory = memory
         self._ready = dict(ready or {})
         self.given: dict[Any, tuple[int, torch.Tensor]] = {}
-        """Slots and what they were given, by what identifies the memory."""
+        """Slots and their tensors, by the identity of the storage."""
 
     def __call__(
         self, slot: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
@@ -113,33 +116,34 @@ class Giver:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What a call returns, made of inputs and new tensors."""
+class ResultLayout:
+    """How each result of a call is made of inputs and new tensors."""
 
     results: tuple[Result, ...]
-    made: tuple[Made, ...]
+    made: tuple[NewTensor, ...]
     spec: trees.TreeSpec
 
     @functools.cached_property
-    def shown(self) -> list[Made]:
-        """What is made, laid out as it is handed out: of most, one view is the only result."""
+    def shown(self) -> list[NewTensor]:
+        """The new tensors with the strides of their result, if one view of all is the only one."""
         views: dict[int, list[Window | None]] = {}
         for each in self.results:
-            if isinstance(each, FromMade):
+            if isinstance(each, FromNew):
                 views.setdefault(each.number, []).append(each.window)
         return [_as_seen(each, views.get(number, [])) for number, each in enumerate(self.made)]
 
     @functools.cached_property
-    def large(self) -> list[tuple[int, Made]]:
-        """What goes wherever there is room, and its numbers."""
+    def large(self) -> list[tuple[int, NewTensor]]:
+        """New tensors allocated in every call, and their numbers."""
         return [(number, each) for number, each in enumerate(self.shown) if not each.is_small]
 
     @functools.cached_property
-    def small(self) -> list[tuple[int, Made]]:
+    def small(self) -> list[tuple[int, NewTensor]]:
+        """New tensors in memory of the graph, and their numbers."""
         return [(number, each) for number, each in enumerate(self.shown) if each.is_small]
 
     def for_program(self, number: int, tensor: torch.Tensor) -> torch.Tensor:
-        """What is handed out, laid out as the program makes it."""
+        """A result, with the shape and strides that the program uses for it."""
         made = self.made[number]
         if self.shown[number] is made:
             return tensor
@@ -147,43 +151,43 @@ class Layout:
 
     @functools.cached_property
     def is_asked_for(self) -> bool:
-        """The program asks for the memory of all that it makes."""
+        """The program itself allocates all new tensors."""
         return all(each.slot is not None for each in self.made)
 
     @functools.cached_property
     def _list(self) -> type[list[Any]] | type[tuple[Any, ...]] | None:
-        """What kind of list the results are, if they are just that."""
+        """The type of the results, if they are one flat list or tuple."""
         for kind in (list, tuple):
             if self.spec == trees.flatten(kind([0] * len(self.results)))[1]:
                 return kind
         return None
 
-    # What follows is asked for in every call: kinds of results are told apart once.
+    # Used in every call, so that kinds of results are distinguished only once.
 
     @functools.cached_property
     def _fixed(self) -> list[Any]:
-        return [each.value if isinstance(each, Fixed) else None for each in self.results]
+        return [each.value if isinstance(each, Constant) else None for each in self.results]
 
     @functools.cached_property
     def _whole(self) -> list[tuple[int, int]]:
-        """Which results are tensors that were made, and which."""
+        """The positions of results that are whole new tensors, and the tensors' numbers."""
         return [
             (place, each.number)
             for place, each in enumerate(self.results)
-            if isinstance(each, FromMade)
+            if isinstance(each, FromNew)
             and (each.window is None or self.shown[each.number] is not self.made[each.number])
         ]
 
     @functools.cached_property
-    def _others(self) -> list[tuple[int, FromInput | FromMade]]:
+    def _others(self) -> list[tuple[int, FromInput | FromNew]]:
         whole = dict(self._whole)
         return [
             (place, each)
             for place, each in enumerate(self.results)
-            if not isinstance(each, Fixed) and place not in whole
+            if not isinstance(each, Constant) and place not in whole
         ]
 
-    def handed(self, inputs: Sequence[Any], made: Mapping[int, torch.Tensor]) -> Any:
+    def results_from(self, inputs: Sequence[Any], made: Mapping[int, torch.Tensor]) -> Any:
         leaves = list(self._fixed)
         for place, number in self._whole:
             leaves[place] = made[number]
@@ -198,22 +202,22 @@ def _input(inputs: Sequence[Any], place: int) -> torch.Tensor:
     return given.detach() if isinstance(inputs, InputsWithHistory) else given
 
 
-def _as_seen(made: Made, views: Sequence[Window | None]) -> Made:
-    """`made`, laid out as the only view of it if that is all of it, and nothing twice."""
+def _as_seen(made: NewTensor, views: Sequence[Window | None]) -> NewTensor:
+    """`made` with the strides of its only view, if that shows each element exactly once."""
     view = views[0] if len(views) == 1 else None
     if view is None or view.offset or _overlap(view.shape, view.strides):
         return made
-    if span(view.shape, view.strides) != span(made.shape, made.strides):
+    if span_of(view.shape, view.strides) != span_of(made.shape, made.strides):
         return made
     if math.prod(view.shape) != math.prod(made.shape):
         return made
-    return Made(view.shape, view.strides, made.dtype, made.slot)
+    return NewTensor(view.shape, view.strides, made.dtype, made.slot)
 
 
-def laid_out(
-    outputs: Any, inputs: Sequence[Any], giver: Giver, device: torch.device
-) -> tuple[Layout, list[torch.Tensor]]:
-    """How each result is made of inputs and new tensors, and the new tensors."""
+def layout_of_results(
+    outputs: Any, inputs: Sequence[Any], allocator: ResultAllocator, device: torch.device
+) -> tuple[ResultLayout, list[torch.Tensor]]:
+    """The layout of `outputs`, and the new tensors among them."""
     given: dict[Any, list[int]] = {}
     for place, each in enumerate(inputs):
         if isinstance(each, torch.Tensor):
@@ -221,20 +225,20 @@ def laid_out(
     leaves, spec = trees.flatten(outputs)
     numbers: dict[Any, int] = {}
     tensors: list[torch.Tensor] = []
-    made: list[Made] = []
+    made: list[NewTensor] = []
     results: list[Result] = []
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
-            results.append(Fixed(leaf))
+            results.append(Constant(leaf))
             continue
         if leaf.device != device or leaf.layout is not torch.strided or _is_lazy(leaf):
-            raise Uncapturable(f"a result is {leaf.layout} on {leaf.device}, or not computed yet")
+            raise Uncapturable(f"a result is {leaf.layout} on {leaf.device}, or lazily conjugated")
         memory = storage_key(leaf)
         if memory in given:
             place = _source(leaf, given[memory], inputs)
             results.append(FromInput(place, _window(leaf, inputs[place])))
             continue
-        slot, root = giver.given.get(memory, (None, _root(leaf)))
+        slot, root = allocator.given.get(memory, (None, _root(leaf)))
         if memory in numbers and not _is_inside(leaf, tensors[numbers[memory]]):
             memory, root, slot = (memory, len(tensors)), leaf, None
         if memory not in numbers:
@@ -242,10 +246,10 @@ def laid_out(
                 raise Uncapturable("a result lies in memory of which no other result is all")
             numbers[memory] = len(tensors)
             tensors.append(root)
-            made.append(Made(tuple(root.shape), root.stride(), root.dtype, slot))
+            made.append(NewTensor(tuple(root.shape), root.stride(), root.dtype, slot))
         number = numbers[memory]
-        results.append(FromMade(number, _window(leaf, tensors[number])))
-    return Layout(tuple(results), tuple(made), spec), tensors
+        results.append(FromNew(number, _window(leaf, tensors[number])))
+    return ResultLayout(tuple(results), tuple(made), spec), tensors
 
 
 def _window(leaf: torch.Tensor, of: torch.Tensor) -> Window | None:
@@ -265,17 +269,19 @@ def _is_inside(view: torch.Tensor, tensor: torch.Tensor) -> bool:
     if not view.numel():
         return True
     first = int(view.storage_offset()) - int(tensor.storage_offset())
-    end = first + span(view.shape, view.stride())
-    return view.dtype != tensor.dtype or (first >= 0 and end <= span(tensor.shape, tensor.stride()))
+    end = first + span_of(view.shape, view.stride())
+    return view.dtype != tensor.dtype or (
+        first >= 0 and end <= span_of(tensor.shape, tensor.stride())
+    )
 
 
 def _overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Several elements so laid out are one."""
+    """Several elements share memory."""
     return any(n > 1 and s == 0 for n, s in zip(shape, strides, strict=True))
 
 
 def _source(leaf: torch.Tensor, places: Sequence[int], inputs: Sequence[Any]) -> int:
-    """The input that `leaf` is, or is a view of; they may share memory and be no views."""
+    """The input that `leaf` is, or is a view of, among those with the same storage."""
     for place in places:
         if inputs[place] is leaf:
             return place
@@ -283,10 +289,3 @@ def _source(leaf: torch.Tensor, places: Sequence[int], inputs: Sequence[Any]) ->
         if _root(inputs[place]) is _root(leaf):
             return place
     return places[0]
-
-
-def span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """How many elements there are from the first to the last."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from adjoint.runtime.gpu.capture import CudaCapture
+from adjoint.runtime.gpu.capture import CudaCapturer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,7 +19,7 @@ def stream() -> int:
 
 def test_nothing_runs_until_it_is_launched() -> None:
     x = torch.zeros(8, device=DEVICE)
-    graph, result = CudaCapture(DEVICE).record(lambda on: x.add_(1).mul(2), stream())
+    graph, result = CudaCapturer(DEVICE).capture(lambda on: x.add_(1).mul(2), stream())
     assert x.tolist() == [0] * 8
     for step in range(1, 4):
         graph.launch(stream())
@@ -35,14 +35,14 @@ def test_the_stream_given_is_the_one_that_torch_uses() -> None:
         assert on == stream() != before
 
     before = stream()
-    CudaCapture(DEVICE).record(work, stream())
+    CudaCapturer(DEVICE).capture(work, stream())
     assert stream() == before
 
 
 def test_its_memory_is_its_own() -> None:
     x = torch.rand(1024, 1024, device=DEVICE)
     x @ x  # Libraries open on first use, which cannot be recorded.
-    graph, result = CudaCapture(DEVICE).record(lambda on: (x @ x).div(1024).sin() @ x, stream())
+    graph, result = CudaCapturer(DEVICE).capture(lambda on: (x @ x).div(1024).sin() @ x, stream())
     others = [torch.zeros(1024, 1024, device=DEVICE) for _ in range(16)]
     graph.launch(stream())
     torch.testing.assert_close(result, (x @ x).div(1024).sin() @ x)
@@ -51,7 +51,7 @@ def test_its_memory_is_its_own() -> None:
 
 def test_a_result_may_outlive_it() -> None:
     x = torch.ones(1 << 20, device=DEVICE)
-    graph, result = CudaCapture(DEVICE).record(lambda on: x * 3, stream())
+    graph, result = CudaCapturer(DEVICE).capture(lambda on: x * 3, stream())
     graph.launch(stream())
     del graph
     torch.cuda.empty_cache()
@@ -62,12 +62,12 @@ def test_a_result_may_outlive_it() -> None:
 
 def test_recordings_of_a_stream_share_memory() -> None:
     x = torch.ones(1 << 24, device=DEVICE)
-    recorder = CudaCapture(DEVICE)
+    capturer = CudaCapturer(DEVICE)
     out = torch.empty_like(x)
-    first, _ = recorder.record(lambda on: out.copy_(x * 3), stream())
+    first, _ = capturer.capture(lambda on: out.copy_(x * 3), stream())
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
-    second, _ = recorder.record(lambda on: out.copy_(x * 5), stream())
+    second, _ = capturer.capture(lambda on: out.copy_(x * 5), stream())
     assert torch.cuda.memory_reserved() == before
     first.launch(stream())
     assert out.eq(3).all()
@@ -78,26 +78,26 @@ def test_recordings_of_a_stream_share_memory() -> None:
 def test_after_a_failure_all_is_as_it_was() -> None:
     x = torch.ones(8, device=DEVICE)
     with pytest.raises(RuntimeError):
-        CudaCapture(DEVICE).record(lambda on: float((x * 3).sum()), stream())
+        CudaCapturer(DEVICE).capture(lambda on: float((x * 3).sum()), stream())
     assert not torch.cuda.is_current_stream_capturing()
     assert float((x * 3).sum()) == 24
     torch.rand(3, device=DEVICE)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    graph, result = CudaCapture(DEVICE).record(lambda on: x * 5, stream())
+    graph, result = CudaCapturer(DEVICE).capture(lambda on: x * 5, stream())
     graph.launch(stream())
     assert result.tolist() == [5] * 8
 
 
 def test_one_may_go_while_another_is_made() -> None:
     x = torch.ones(8, device=DEVICE)
-    recorder = CudaCapture(DEVICE)
-    old = [recorder.record(lambda on: x * 3, stream())]
+    capturer = CudaCapturer(DEVICE)
+    old = [capturer.capture(lambda on: x * 3, stream())]
 
     def work(on: int) -> torch.Tensor:
         old.clear()
         return x * 5
 
-    graph, result = recorder.record(work, stream())
+    graph, result = capturer.capture(work, stream())
     graph.launch(stream())
     assert result.tolist() == [5] * 8

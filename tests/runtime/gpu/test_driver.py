@@ -53,7 +53,7 @@ class TestRecording:
 
     def test_it_is_made_of_what_runs_meanwhile(self, driver_with: Callable[..., Driver]) -> None:
         library = driver_with()
-        assert driver.record(lambda: library.asked.append("GraphWork"), SIDE, 0) == (77, None)
+        assert driver.capture(lambda: library.asked.append("GraphWork"), SIDE, 0) == (77, None)
         assert library.recording() == [
             BEGIN,
             "GraphWork",
@@ -69,18 +69,18 @@ class TestRecording:
             raise ValueError("no")
 
         with pytest.raises(ValueError, match="no"):
-            driver.record(work, SIDE, 0)
+            driver.capture(work, SIDE, 0)
         assert library.recording() == [BEGIN, END, "cuGraphDestroy"]
 
     def test_what_cannot_be_recorded_is_refused(self, driver_with: Callable[..., Driver]) -> None:
         library = driver_with(cuStreamEndCapture=901)
-        with pytest.raises(driver.DriverError, match=r"would not record: .* \(CUDA error 901\)"):
-            driver.record(lambda: None, SIDE, 0)
+        with pytest.raises(driver.DriverError, match=r"would not capture: .* \(CUDA error 901\)"):
+            driver.capture(lambda: None, SIDE, 0)
         assert library.recording() == [BEGIN, END]
 
     def test_it_may_be_forgotten_at_any_time(self, driver_with: Callable[..., Driver]) -> None:
         library = driver_with()
-        driver.forget_graph(77)
+        driver.destroy_graph(77)
         exchange = "cuThreadExchangeStreamCaptureMode"
         assert library.recording() == [exchange, "cuGraphExecDestroy", exchange]
 
@@ -89,7 +89,7 @@ class TestRecording:
     ) -> None:
         library = driver_with(cuGraphInstantiateWithFlags=2)
         with pytest.raises(driver.DriverError, match="ready to run"):
-            driver.record(lambda: None, SIDE, 0)
+            driver.capture(lambda: None, SIDE, 0)
         assert library.recording()[-1] == "cuGraphDestroy"
 
     def test_code_is_unloaded_with_its_last_function(

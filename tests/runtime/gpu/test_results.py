@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 import torch
 
-from adjoint.runtime.gpu.results import Fixed, FromInput, FromMade, Giver, Uncapturable, laid_out
+from adjoint.runtime.gpu.results import (
+    Constant,
+    FromInput,
+    FromNew,
+    ResultAllocator,
+    Uncapturable,
+    layout_of_results,
+)
 
 CPU = torch.device("cpu")
 
@@ -14,19 +21,19 @@ def memory(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(shape, strides, dtype=dtype)
 
 
-def leaves_and_structure(outputs: Any, inputs: list[Any], giver: Giver | None = None) -> Any:
-    return laid_out(outputs, inputs, giver or Giver(memory), CPU)
+def layout_of(outputs: Any, inputs: list[Any], allocator: ResultAllocator | None = None) -> Any:
+    return layout_of_results(outputs, inputs, allocator or ResultAllocator(memory), CPU)
 
 
 def test_what_each_result_is() -> None:
     x, made = torch.rand(3, 4), torch.rand(5)
-    layout, tensors = leaves_and_structure([x, x.t(), made, made[2:], 7, None], [1, x])
+    layout, tensors = layout_of([x, x.t(), made, made[2:], 7, None], [1, x])
     kinds = [type(result) for result in layout.results]
-    assert kinds == [FromInput, FromInput, FromMade, FromMade, Fixed, Fixed]
+    assert kinds == [FromInput, FromInput, FromNew, FromNew, Constant, Constant]
     assert len(tensors) == 1
     assert tensors[0] is made
     other, memory_of_other = torch.rand(3, 4), torch.rand(5)
-    again = layout.handed([1, other], {0: memory_of_other})
+    again = layout.results_from([1, other], {0: memory_of_other})
     assert again[0] is other
     assert again[2] is memory_of_other
     torch.testing.assert_close(again[1], other.t())
@@ -35,19 +42,19 @@ def test_what_each_result_is() -> None:
 
 
 def test_memory_that_was_asked_for_is_known_by_its_slot_and_its_own_shape() -> None:
-    giver = Giver(memory)
-    given = giver(3, (4, 6), (6, 1), torch.float32)
-    layout, _ = leaves_and_structure([torch.ops.aten._unsafe_view(given, [2, 12])], [], giver)
+    allocator = ResultAllocator(memory)
+    given = allocator(3, (4, 6), (6, 1), torch.float32)
+    layout, _ = layout_of([torch.ops.aten._unsafe_view(given, [2, 12])], [], allocator)
     (made,) = layout.made
     assert (made.slot, made.shape, made.strides) == (3, (4, 6), (6, 1))
 
 
 def test_what_has_one_view_that_is_all_of_it_is_laid_out_as_that() -> None:
-    layout, _ = leaves_and_structure([torch.rand(4, 6).view(2, 12)], [])
+    layout, _ = layout_of([torch.rand(4, 6).view(2, 12)], [])
     (shown,) = layout.shown
     assert (shown.shape, shown.strides) == ((2, 12), (12, 1))
     other = memory(shown.shape, shown.strides, shown.dtype)
-    assert layout.handed([], {0: other})[0] is other
+    assert layout.results_from([], {0: other})[0] is other
     for_program = layout.for_program(0, other)
     assert (for_program.shape, for_program.data_ptr()) == ((4, 6), other.data_ptr())
 
@@ -66,38 +73,38 @@ def test_what_has_one_view_that_is_all_of_it_is_laid_out_as_that() -> None:
 )
 def test_other_views_are_made_of_what_is_made(views: Any) -> None:
     made, other = torch.rand(4, 6), torch.rand(4, 6)
-    layout, _ = leaves_and_structure(views(made), [])
+    layout, _ = layout_of(views(made), [])
     assert layout.shown == list(layout.made)
     assert layout.for_program(0, other) is other
-    for one, expected in zip(layout.handed([], {0: other}), views(other), strict=True):
+    for one, expected in zip(layout.results_from([], {0: other}), views(other), strict=True):
         assert torch.equal(one, expected)
         assert one.stride() == expected.stride()
 
 
 def test_what_is_ready_is_given_once() -> None:
     ready = torch.empty(2)
-    giver = Giver(memory, {5: ready})
-    assert giver(5, (2,), (1,), torch.float32) is ready
-    assert giver(5, (2,), (1,), torch.float32) is not ready
+    allocator = ResultAllocator(memory, {5: ready})
+    assert allocator(5, (2,), (1,), torch.float32) is ready
+    assert allocator(5, (2,), (1,), torch.float32) is not ready
 
 
 @pytest.mark.parametrize(
     ("result", "why"),
     [
         (torch.rand(3).to_sparse(), "sparse"),
-        (torch.complex(torch.rand(3), torch.rand(3)).conj(), "not computed yet"),
+        (torch.complex(torch.rand(3), torch.rand(3)).conj(), "lazily conjugated"),
         (torch.empty(3, device="meta"), "on meta"),
     ],
 )
 def test_what_cannot_be_handed_out_again(result: torch.Tensor, why: str) -> None:
     with pytest.raises(Uncapturable, match=why):
-        leaves_and_structure([result], [])
+        layout_of([result], [])
 
 
 def test_results_that_share_memory_and_are_no_views_of_one_another_are_apart() -> None:
     storage = torch.rand(8).untyped_storage()
     left, right = (torch.empty(0).set_(storage, offset, (4,), (1,)) for offset in (0, 4))
-    layout, tensors = leaves_and_structure([left, right], [])
+    layout, tensors = layout_of([left, right], [])
     assert len(tensors) == 2
-    again = layout.handed([], {0: torch.zeros(4), 1: torch.ones(4)})
+    again = layout.results_from([], {0: torch.zeros(4), 1: torch.ones(4)})
     assert [each.tolist() for each in again] == [[0] * 4, [1] * 4]

@@ -7,12 +7,20 @@ import pytest
 import torch
 
 from adjoint.graph.evaluation import InputsWithHistory
-from adjoint.runtime.gpu.graphs import FEW, MOST, PATIENCE, SEEN, TRIES, TURNS, Recordings
-from adjoint.runtime.gpu.results import SMALL, New
-from tests.recording import SIDE, STREAM, Place, Program, StandIn
+from adjoint.runtime.gpu.cuda_graphs import (
+    CALLS_BEFORE_CAPTURE,
+    MAX_CAPTURES,
+    MAX_CONSECUTIVE_MISSES,
+    MAX_COPIED_RESULTS,
+    MAX_GRAPHS,
+    MAX_GRAPHS_PER_KEY,
+    CudaGraphs,
+)
+from adjoint.runtime.gpu.results import MAX_SMALL_BYTES, AllocateSlot
+from tests.capturing import SIDE, STREAM, Place, Program, StandIn
 
 # Results of so many elements are not copied.
-LARGE = SMALL // 4 + 1
+LARGE = MAX_SMALL_BYTES // 4 + 1
 
 
 def double(x: torch.Tensor) -> list[torch.Tensor]:
@@ -20,11 +28,11 @@ def double(x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def settled(function: Callable[..., Any], *inputs: Any) -> Program:
-    """A program that is recorded for `inputs`."""
+    """A program that is captured for `inputs`."""
     program = Program(function, len(inputs))
-    for _ in range(SEEN + 1):
+    for _ in range(CALLS_BEFORE_CAPTURE + 1):
         program(*inputs)
-    assert len(program.recorder.made) == 1
+    assert len(program.capturer.made) == 1
     return program
 
 
@@ -36,15 +44,17 @@ class TestAddresses:
     def test_what_comes_again_is_recorded_and_reads_what_is_there_by_then(self) -> None:
         x = large()
         program = Program(double)
-        for step in range(SEEN + 4):
+        for step in range(CALLS_BEFORE_CAPTURE + 4):
             x += 1
             (result,) = program(x.detach())
             torch.testing.assert_close(result, 2 * x)
-            assert program.replays == max(0, step + 1 - SEEN)
+            assert program.replays == max(0, step + 1 - CALLS_BEFORE_CAPTURE)
             del result
-        (recorded,) = program.recorder.made
-        assert recorded.streams == [STREAM] * 4
-        assert program.streams[: SEEN + 1] == [STREAM] * SEEN + [SIDE]
+        (captured,) = program.capturer.made
+        assert captured.streams == [STREAM] * 4
+        assert program.streams[: CALLS_BEFORE_CAPTURE + 1] == [STREAM] * CALLS_BEFORE_CAPTURE + [
+            SIDE
+        ]
 
     def test_other_addresses_are_other_calls(self) -> None:
         x, y = large(), large()
@@ -69,7 +79,7 @@ class TestAddresses:
     def test_settings_of_torch_matter(self) -> None:
         x = large()
         program = settled(double, x)
-        program.recorder.told = "another precision"
+        program.capturer.told = "another precision"
         program(x)
         assert program.replays == 1
 
@@ -78,14 +88,14 @@ class TestAddresses:
         program = settled(double, x)
         lazy = torch.complex(x, x).conj().imag
         assert lazy.is_neg()
-        for _ in range(SEEN + 2):
+        for _ in range(CALLS_BEFORE_CAPTURE + 2):
             torch.testing.assert_close(program(lazy)[0], 2 * lazy)
         assert program.replays == 1
 
     def test_zeros_that_are_nowhere_are_not_at_an_address(self) -> None:
         x = large()
         program = Program(lambda x, y: [x + y], 2)
-        for _ in range(SEEN + 2):
+        for _ in range(CALLS_BEFORE_CAPTURE + 2):
             zeros = torch._efficientzerotensor(LARGE)
             torch.testing.assert_close(program(x, zeros)[0], x)
         assert program.replays == 0
@@ -99,7 +109,7 @@ class TestAddresses:
     def test_where_somebody_else_records_it_takes_part(self) -> None:
         x = large()
         program = settled(double, x)
-        program.recorder.somebody_records = True
+        program.capturer.somebody_records = True
         program(x)
         assert program.replays == 1
 
@@ -120,8 +130,8 @@ class TestAddresses:
         program.place = Place()
         torch.testing.assert_close(program(x)[0], 2 * x)
         assert program.replays == 1
-        assert program.recordings._kept == []
-        for _ in range(SEEN):
+        assert program.cuda_graphs._captured == []
+        for _ in range(CALLS_BEFORE_CAPTURE):
             program(x)
         assert program.replays == 2
 
@@ -133,8 +143,8 @@ class TestInputsThatMove:
         numbers = [torch.tensor(float(n)) for n in range(12)]
         for n in numbers:
             torch.testing.assert_close(program(x, n)[0], x * n)
-        assert program.replays == len(numbers) - SEEN
-        assert program.recordings._moving == {1}
+        assert program.replays == len(numbers) - CALLS_BEFORE_CAPTURE
+        assert program.cuda_graphs._moving_inputs == {1}
 
     def test_whatever_their_strides(self) -> None:
         x = torch.rand(512, 1024)
@@ -166,7 +176,7 @@ class TestInputsThatMove:
         torch.testing.assert_close(program(x, second)[0], x * 2)
         torch.testing.assert_close(program(x, first)[0], x)
         torch.testing.assert_close(program(x, second)[0], x * 2)
-        assert program.recordings._moving == {1}
+        assert program.cuda_graphs._moving_inputs == {1}
         assert program.replays == 4
 
 
@@ -186,11 +196,11 @@ class TestResults:
         x = large()
         program = settled(lambda x: [2 * x, (y := x + 1), y[3:]], x)
         results = program(x)
-        (pool,) = program.recorder.pools.values()
+        (pool,) = program.capturer.pools.values()
         assert program.replays == 2
-        assert [holders.are_gone() for _, holders in pool._held] == [False, False]
+        assert [holders.are_gone() for _, holders in pool._buffers] == [False, False]
         del results
-        assert [holders.are_gone() for _, holders in pool._held] == [True, True]
+        assert [holders.are_gone() for _, holders in pool._buffers] == [True, True]
 
     def test_two_recordings_take_turns(self) -> None:
         """Each result is let go when the next is there."""
@@ -200,7 +210,7 @@ class TestResults:
             x.fill_(step)
             result = program(x)[0]
             assert result.eq(2 * step).all()
-        assert len(program.recorder.made) == 2
+        assert len(program.capturer.made) == 2
         assert program.replays > 10
 
     def test_few_bytes_that_are_held_are_copied(self) -> None:
@@ -211,26 +221,26 @@ class TestResults:
             x.fill_(step)
             losses.append(program(x)[1])
         assert [float(loss) for loss in losses] == [float(LARGE * step) for step in range(20)]
-        assert len(program.recorder.made) == 2
-        assert program.recordings._copied == {1}
-        assert program.replays > 20 - SEEN - 3
+        assert len(program.capturer.made) == 2
+        assert program.cuda_graphs._copied_results == {1}
+        assert program.replays > 20 - CALLS_BEFORE_CAPTURE - 3
 
     def test_if_many_are_held_they_take_turns(self) -> None:
         x = large()
-        program = Program(lambda x: [x.sum() + n for n in range(FEW + 1)])
+        program = Program(lambda x: [x.sum() + n for n in range(MAX_COPIED_RESULTS + 1)])
         for step in range(20):
             x.fill_(step)
             results = program(x)
             for n, each in enumerate(results):
                 torch.testing.assert_close(each, x.sum() + n)
-        assert len(program.recorder.made) == TURNS
-        assert program.recordings._copied == set()
+        assert len(program.capturer.made) == MAX_GRAPHS_PER_KEY
+        assert program.cuda_graphs._copied_results == set()
 
     def test_small_results_of_a_recording_stay_where_they_are(self) -> None:
         """So that a program that uses them is recorded in the same step as that."""
         x, unrecorded = large(), torch.rand(3)
         first, second = settled(lambda x: [x[:3] * 2], x), Program(double)
-        for _ in range(SEEN):
+        for _ in range(CALLS_BEFORE_CAPTURE):
             second(unrecorded)
         (between,) = first(x)
         torch.testing.assert_close(second(between)[0], 4 * x[:3])
@@ -239,10 +249,10 @@ class TestResults:
     def test_a_view_of_a_copy_is_a_view(self) -> None:
         x = torch.rand(3, 4)
         program = settled(lambda x: [y := x + 1, y.t()], x)
-        lent = program(x)
+        static_results = program(x)
         program(x)
-        assert program.recordings._copied == {0}
-        del lent
+        assert program.cuda_graphs._copied_results == {0}
+        del static_results
         one, other = program(x)
         assert other._base is one
         torch.testing.assert_close(other, (x + 1).t())
@@ -251,23 +261,23 @@ class TestResults:
         x = large()
         asked = []
 
-        def run(inputs: list[Any], place: Any, stream: int, new: New) -> Any:
+        def run(inputs: list[Any], place: Any, stream: int, new: AllocateSlot) -> Any:
             (given,) = inputs
             inputs.clear()
             asked.append(new(5, (LARGE,), (1,), torch.float32))
             torch.mul(given, 2, out=asked[-1])
             return [asked.pop(), given + 1]
 
-        recorder = StandIn()
-        recordings, place = Recordings(run, [0], recorder), Place()
+        capturer = StandIn()
+        cuda_graphs, place = CudaGraphs(run, [0], capturer), Place()
         for step in range(6):
             x.fill_(step)
-            results = recordings([x], place, STREAM)
+            results = cuda_graphs([x], place, STREAM)
             assert results[0].eq(2 * step).all()
             assert results[1].eq(step + 1).all()
             del results
-        assert recordings.replays == 6 - SEEN
-        (layout,) = recordings._layouts.values()
+        assert cuda_graphs.replays == 6 - CALLS_BEFORE_CAPTURE
+        (layout,) = cuda_graphs._layouts.values()
         assert [each.slot for each in layout.made] == [5, None]
 
     def test_what_is_laid_out_in_another_way_is_not_recorded(self) -> None:
@@ -276,7 +286,7 @@ class TestResults:
         program = Program(lambda x: [2 * x if next(ways) else 2 * x.t().contiguous().t()])
         for _ in range(4):
             torch.testing.assert_close(program(x)[0], 2 * x)
-        assert "not laid out as they were" in program.recordings.why
+        assert "not laid out as they were" in program.cuda_graphs.why
 
     def test_they_are_new_tensors(self) -> None:
         x = large()
@@ -301,9 +311,9 @@ class TestResults:
     def test_what_is_an_input_has_no_history_if_inputs_are_tracked(self, rows: int) -> None:
         x = torch.rand(rows, 1024, requires_grad=True)
         program = Program(lambda x: [2 * x, x, x.t()])
-        for _ in range(SEEN + 3):
+        for _ in range(CALLS_BEFORE_CAPTURE + 3):
             with torch.no_grad():
-                new, same, turned = program.recordings(
+                new, same, turned = program.cuda_graphs(
                     InputsWithHistory([x]), program.place, STREAM
                 )
             torch.testing.assert_close(new, 2 * x.detach())
@@ -378,7 +388,7 @@ class TestResults:
         x = large()
         program = Program(double)
         with torch.inference_mode():
-            for _ in range(SEEN + 2):
+            for _ in range(CALLS_BEFORE_CAPTURE + 2):
                 (result,) = program(x)
                 assert result.is_inference()
                 del result
@@ -387,57 +397,57 @@ class TestResults:
 class TestGivingUp:
     def test_because_of_what_is_known_of_the_program(self) -> None:
         program = Program(double)
-        program.recordings.why = "it draws numbers"
+        program.cuda_graphs.why = "it draws numbers"
         x = large()
-        for _ in range(SEEN + 2):
+        for _ in range(CALLS_BEFORE_CAPTURE + 2):
             program(x)
         assert program.replays == 0
 
     def test_because_addresses_keep_changing(self) -> None:
         program = Program(double)
-        held = [large() for _ in range(PATIENCE + 1)]
+        held = [large() for _ in range(MAX_CONSECUTIVE_MISSES + 1)]
         for x in held:
-            assert program.recordings.why == ""
+            assert program.cuda_graphs.why == ""
             program(x)
-        assert "tensors were not where they had been" in program.recordings.why
+        assert "tensors were not where they had been" in program.cuda_graphs.why
         torch.testing.assert_close(program(held[0])[0], 2 * held[0])
 
     def test_because_it_cannot_be_recorded(self) -> None:
         x = large()
         program = Program(double)
-        program.recorder.error = RuntimeError("operation not permitted")
-        for _ in range(SEEN + 2):
+        program.capturer.error = RuntimeError("operation not permitted")
+        for _ in range(CALLS_BEFORE_CAPTURE + 2):
             torch.testing.assert_close(program(x)[0], 2 * x)
-        assert program.recordings.why == "it cannot be recorded: operation not permitted"
-        assert program.streams == [STREAM] * SEEN + [SIDE] + [STREAM] * 2
+        assert program.cuda_graphs.why == "it cannot be captured: operation not permitted"
+        assert program.streams == [STREAM] * CALLS_BEFORE_CAPTURE + [SIDE] + [STREAM] * 2
 
     def test_because_a_result_has_a_type_that_its_memory_has_not(self) -> None:
         x = large()
         program = Program(lambda x: [y := 2 * x, y.view(torch.int32)])
-        for _ in range(SEEN + 1):
+        for _ in range(CALLS_BEFORE_CAPTURE + 1):
             torch.testing.assert_close(program(x)[1], (2 * x).view(torch.int32))
-        assert "torch.int32 over memory of torch.float32" in program.recordings.why
+        assert "torch.int32 over memory of torch.float32" in program.cuda_graphs.why
 
     def test_because_a_result_is_computed_later(self) -> None:
         x = large()
         program = Program(lambda x: [torch.complex(x, x).conj()])
-        for _ in range(SEEN + 1):
+        for _ in range(CALLS_BEFORE_CAPTURE + 1):
             program(x)
-        assert "not computed yet" in program.recordings.why
+        assert "lazily conjugated" in program.cuda_graphs.why
 
     def test_because_an_input_lies_elsewhere(self) -> None:
         program = Program(lambda x: [1])
         program(torch.empty(3, device="meta"))
-        assert program.recordings.why == "an input is torch.float32, torch.strided, on meta"
+        assert program.cuda_graphs.why == "an input is torch.float32, torch.strided, on meta"
 
     def test_the_oldest_goes_first_and_there_are_not_many(self) -> None:
-        held = [large() for _ in range(MOST + 1)]
+        held = [large() for _ in range(MAX_GRAPHS + 1)]
         program = Program(double)
         for x in held:
-            for _ in range(SEEN + 1):
+            for _ in range(CALLS_BEFORE_CAPTURE + 1):
                 program(x)
-        assert len(program.recorder.made) == MOST + 1
-        assert len(program.recordings._kept) == MOST
+        assert len(program.capturer.made) == MAX_GRAPHS + 1
+        assert len(program.cuda_graphs._captured) == MAX_GRAPHS
         before = program.replays
         program(held[1])
         assert program.replays == before + 1
@@ -445,11 +455,11 @@ class TestGivingUp:
         assert program.replays == before + 1
 
     def test_at_last_no_more_are_made(self) -> None:
-        held = [large() for _ in range(MOST + 1)]
+        held = [large() for _ in range(MAX_GRAPHS + 1)]
         program = Program(double)
-        for _ in range(TRIES):
+        for _ in range(MAX_CAPTURES):
             for x in held:
-                for _ in range(SEEN + 1):
+                for _ in range(CALLS_BEFORE_CAPTURE + 1):
                     torch.testing.assert_close(program(x)[0], 2 * x)
-        assert len(program.recorder.made) == TRIES
-        assert program.recordings.why == ""
+        assert len(program.capturer.made) == MAX_CAPTURES
+        assert program.cuda_graphs.why == ""

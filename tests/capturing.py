@@ -1,4 +1,4 @@
-"""Recordings of programs on the processor: a stand-in for what records on a GPU."""
+"""A stand-in on the CPU for the capture of CUDA graphs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 from adjoint.runtime.cpu.memory import ResultPool
 from adjoint.runtime.cpu.program import CpuProgram, CpuWriter
-from adjoint.runtime.gpu.graphs import Recordings
+from adjoint.runtime.gpu.cuda_graphs import CudaGraphs
 from adjoint.runtime.gpu.program import used_inputs
-from adjoint.runtime.gpu.results import New
+from adjoint.runtime.gpu.results import AllocateSlot
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -31,13 +31,13 @@ def at_its_place(value: Any) -> Any:
     return torch.empty(0, dtype=value.dtype).set_(storage, 0, value.shape, value.stride())
 
 
-class Again:
-    """Does again what was recorded, where that was."""
+class Replayed:
+    """Runs the captured function again, on the memory of the captured call."""
 
     def __init__(self, work: Any) -> None:
         inputs = list(map(at_its_place, work.inputs))
-        goals = {number: at_its_place(each) for number, each in work.goals.items()}
-        self.work = replace(work, inputs=inputs, goals=goals)
+        targets = {number: at_its_place(each) for number, each in work.targets.items()}
+        self.work = replace(work, inputs=inputs, targets=targets)
         self.streams: list[int] = []
 
     def launch(self, stream: int) -> None:
@@ -46,14 +46,14 @@ class Again:
 
 
 class StandIn:
-    """Records on the processor: to launch a recording is to run the same function again."""
+    """Captures on the CPU: to replay is to run the same function again."""
 
     def __init__(self) -> None:
         self.device = CPU
         self.somebody_records = False
         self.told: Hashable = None
         self.error: RuntimeError | None = None
-        self.made: list[Again] = []
+        self.made: list[Replayed] = []
         self.pools: dict[Any, ResultPool] = {}
         """Memory comes back at the same addresses."""
 
@@ -73,12 +73,12 @@ class StandIn:
             self.pools[key].MAX_BUFFERS = 64
         return self.pools[key].take()
 
-    def record(self, work: Callable[[int], T], stream: int) -> tuple[Again, T]:
+    def capture(self, work: Callable[[int], T], stream: int) -> tuple[Replayed, T]:
         if self.error is not None:
             work(SIDE)
             raise self.error
         result = work(SIDE)
-        self.made.append(Again(work))
+        self.made.append(Replayed(work))
         return self.made[-1], result
 
 
@@ -87,16 +87,16 @@ class Place:
 
 
 class Program:
-    """A function under recordings, and which streams it was called for."""
+    """A function whose calls are captured, and the streams that it was called for."""
 
     def __init__(self, function: Callable[..., Any], count: int = 1) -> None:
         self.function = function
         self.streams: list[int] = []
-        self.recorder = StandIn()
+        self.capturer = StandIn()
         self.place = Place()
-        self.recordings = Recordings(self.run, range(count), self.recorder)
+        self.cuda_graphs = CudaGraphs(self.run, range(count), self.capturer)
 
-    def run(self, inputs: list[Any], place: Any, stream: int, new: New) -> Any:
+    def run(self, inputs: list[Any], place: Any, stream: int, new: AllocateSlot) -> Any:
         self.streams.append(stream)
         given = list(inputs)
         inputs.clear()
@@ -106,13 +106,13 @@ class Program:
     def __call__(self, *inputs: Any) -> Any:
         given = list(inputs)
         with torch.no_grad():
-            results = self.recordings(given, self.place, STREAM)
+            results = self.cuda_graphs(given, self.place, STREAM)
         assert given == []
         return results
 
     @property
     def replays(self) -> int:
-        return self.recordings.replays
+        return self.cuda_graphs.replays
 
 
 class Asking(CpuWriter):
@@ -124,15 +124,15 @@ class Asking(CpuWriter):
         return f"new({slot}, {shape}, {strides}, {dtype})"
 
 
-class RecordedProgram(CpuProgram):
-    """A program of the processor, under recordings as one of a GPU is."""
+class CapturedProgram(CpuProgram):
+    """A CPU program whose calls are captured as those of a GPU program are."""
 
     forgets_histories = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.recorder = StandIn()
-        self.recordings = Recordings(self._run, used_inputs(self.plan), self.recorder)
+        self.capturer = StandIn()
+        self.cuda_graphs = CudaGraphs(self._run, used_inputs(self.plan), self.capturer)
         self.places: dict[Any, Any] = {}
 
     def _writer(self, checks: bool = False) -> CpuWriter:
@@ -143,4 +143,4 @@ class RecordedProgram(CpuProgram):
         if sizes not in self.places:
             self.places[sizes] = self._binding(sizes, 1)
             self.places[sizes].is_stale = False
-        return self.recordings(inputs, self.places[sizes], 1)
+        return self.cuda_graphs(inputs, self.places[sizes], 1)

@@ -9,29 +9,29 @@ from torch import nn
 
 from adjoint.options import Options
 from adjoint.runtime import loading
-from adjoint.runtime.gpu.capture import CudaCapture
-from adjoint.runtime.gpu.graphs import (
-    SEEN,
-    Recording,
-    Recordings,
+from adjoint.runtime.gpu.capture import CudaCapturer
+from adjoint.runtime.gpu.cuda_graphs import (
+    CALLS_BEFORE_CAPTURE,
+    CapturedCall,
+    CudaGraphs,
 )
 from adjoint.runtime.gpu.program import GpuProgram
-from adjoint.runtime.gpu.results import New
+from adjoint.runtime.gpu.results import AllocateSlot
+from tests.capturing import CapturedProgram, Place
 from tests.lowering import graph_of, native_program
-from tests.recording import Place, RecordedProgram
 
 
 @pytest.fixture
 def replayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The streams that recordings are launched on."""
+    """The streams on which CUDA graphs are replayed."""
     streams: list[int] = []
-    replay = Recording.replay
+    replay = CapturedCall.replay
 
-    def noted(self: Recording, inputs: list[Any], copied: set[int], stream: int) -> Any:
+    def noted(self: CapturedCall, inputs: list[Any], copied: set[int], stream: int) -> Any:
         streams.append(stream)
         return replay(self, inputs, copied, stream)
 
-    monkeypatch.setattr(Recording, "replay", noted)
+    monkeypatch.setattr(CapturedCall, "replay", noted)
     return streams
 
 
@@ -67,7 +67,7 @@ def check_training(
 
 
 def check_forces(device: str, replayed: list[int]) -> None:
-    """A loss of a derivative: programs use what others have recorded."""
+    """A loss of a derivative: programs read static results of others."""
     module = net().to(device)
     torch._dynamo.reset()
     compiled = torch.compile(module, backend="adjoint")
@@ -89,7 +89,7 @@ def check_forces(device: str, replayed: list[int]) -> None:
 class TestUnderAutograd:
     @pytest.fixture(autouse=True)
     def recorded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(loading, "CpuProgram", RecordedProgram)
+        monkeypatch.setattr(loading, "CpuProgram", CapturedProgram)
 
     @pytest.mark.parametrize("accumulated", [1, 3])
     @pytest.mark.parametrize("to_none", [True, False])
@@ -111,7 +111,7 @@ class TestOnAGpu:
     def program(self, function: Callable[..., Any], inputs: Sequence[Any]) -> GpuProgram:
         program = native_program(graph_of(function, inputs))
         assert isinstance(program, GpuProgram)
-        assert program.recordings.why == ""
+        assert program.cuda_graphs.why == ""
         return program
 
     def test_values_that_change_are_read(self) -> None:
@@ -123,8 +123,8 @@ class TestOnAGpu:
             torch.testing.assert_close(product, (x @ w).softmax(-1))
             torch.testing.assert_close(total, x.sum(0))
             del product, total
-        assert program.recordings.replays == 8 - SEEN
-        assert program.recordings.why == ""
+        assert program.cuda_graphs.replays == 8 - CALLS_BEFORE_CAPTURE
+        assert program.cuda_graphs.why == ""
 
     def test_other_addresses_and_held_results(self) -> None:
         w = self.weights()
@@ -138,7 +138,7 @@ class TestOnAGpu:
             held = held[-2:]
             for ours, eager in held:
                 torch.testing.assert_close(ours, eager)
-        assert program.recordings.replays > 0
+        assert program.cuda_graphs.replays > 0
 
     def test_two_streams(self) -> None:
         w = self.weights()
@@ -157,19 +157,19 @@ class TestOnAGpu:
             torch.cuda.synchronize()
             torch.testing.assert_close(found, eager)
             del found
-        assert program.recordings.replays > 0
+        assert program.cuda_graphs.replays > 0
 
     def test_what_waits_is_refused_by_the_driver_and_nothing_stays_behind(self) -> None:
         x = torch.rand(self.SHAPE, device="cuda")
 
-        def waits(inputs: list[Any], place: Any, stream: int, new: New) -> Any:
+        def waits(inputs: list[Any], place: Any, stream: int, new: AllocateSlot) -> Any:
             given = inputs.pop()
             return [given * float(given.sum())]
 
-        recordings, place = Recordings(waits, [0], CudaCapture(x.device)), Place()
-        for _ in range(SEEN + 2):
-            torch.testing.assert_close(recordings([x], place, 0)[0], x * x.sum())
-        assert "it cannot be recorded" in recordings.why
+        cuda_graphs, place = CudaGraphs(waits, [0], CudaCapturer(x.device)), Place()
+        for _ in range(CALLS_BEFORE_CAPTURE + 2):
+            torch.testing.assert_close(cuda_graphs([x], place, 0)[0], x * x.sum())
+        assert "it cannot be captured" in cuda_graphs.why
         # Random numbers, memory and streams are as they were.
         assert torch.rand(3, device="cuda").isfinite().all()
         torch.cuda.empty_cache()
@@ -178,11 +178,11 @@ class TestOnAGpu:
     def test_somebody_elses_recording_has_all_of_it(self) -> None:
         x = torch.rand(self.SHAPE, device="cuda")
         program = self.program(lambda x: [(x * 2).softmax(-1)], [x])
-        for _ in range(SEEN + 2):
+        for _ in range(CALLS_BEFORE_CAPTURE + 2):
             program([x])
         graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         with torch.cuda.stream(side):
-            for _ in range(SEEN + 2):
+            for _ in range(CALLS_BEFORE_CAPTURE + 2):
                 program([x])
         torch.cuda.synchronize()
         with torch.cuda.graph(graph, stream=side):
@@ -204,7 +204,7 @@ class TestOnAGpu:
         graph = graph_of(lambda x: [(x * 2).softmax(-1)], [x])
         program = native_program(graph, Options(cuda_graphs=False))
         assert isinstance(program, GpuProgram)
-        for _ in range(SEEN + 2):
+        for _ in range(CALLS_BEFORE_CAPTURE + 2):
             program([x])
-        assert program.recordings.replays == 0
-        assert program.recordings.why == "it is switched off"
+        assert program.cuda_graphs.replays == 0
+        assert program.cuda_graphs.why == "it is switched off"

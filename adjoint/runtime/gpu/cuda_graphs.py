@@ -1,0 +1,488 @@
+"""CUDA graphs of a program's calls, replayed when all tensor addresses match the captured ones.
+
+Launching kernels one by one may take longer than running them.  In a training loop torch's caching
+allocator returns the same addresses step after step: a call whose inputs have the addresses of a
+captured one, and for whose large results the allocator returns the captured addresses, replays that
+CUDA graph.  So a graph keeps little memory, however large its inputs and results are.
+
+Small tensors get new addresses each time.  Small results therefore lie in memory of the graph,
+which is replayed only if nothing refers to them any more; a few that stay referenced from one step
+to the next (a loss) are copied, and so are small inputs whose addresses change.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import torch
+
+from adjoint.graph.evaluation import detach_inputs
+from adjoint.runtime.gpu.results import (
+    MAX_SMALL_BYTES,
+    Allocate,
+    AllocateSlot,
+    ResultAllocator,
+    ResultLayout,
+    Uncapturable,
+    layout_of_results,
+)
+from adjoint.runtime.plans.binding import span_of
+from adjoint.torch_private.cuda import foreach_copy
+from adjoint.torch_private.storages import Holders
+
+T = TypeVar("T")
+
+# Calls with the same addresses that run uncaptured before one is captured.
+CALLS_BEFORE_CAPTURE = 2
+
+# CUDA graphs that a program keeps.
+MAX_GRAPHS = 4
+
+# CUDA graphs for the same addresses: two alternate where results stay referenced for a step.
+MAX_GRAPHS_PER_KEY = 2
+
+# Captures of a program in total: with more, capturing takes longer than replays save.
+MAX_CAPTURES = 8
+
+# Consecutive calls without a matching graph, after which the program gives up.
+MAX_CONSECUTIVE_MISSES = 16
+
+# Kinds and keys of calls that are remembered.
+MAX_REMEMBERED_KEYS = 16
+
+# With more small results referenced, all results of a step are: copying would not end that.
+MAX_COPIED_RESULTS = 4
+
+# Storage addresses of the small results of graphs, which stay the same.
+_STATIC_STORAGES: Counter[int] = Counter()
+
+
+class Launchable(Protocol):
+    def launch(self, stream: int) -> None: ...
+
+
+class Capturer(Protocol):
+    """Captures CUDA graphs."""
+
+    device: torch.device
+
+    def is_capturing(self) -> bool:
+        """The caller is capturing what runs now."""
+        ...
+
+    def settings(self) -> Hashable:
+        """Global settings on which the kernels of library calls depend."""
+        ...
+
+    @property
+    def new(self) -> Allocate:
+        """Allocates a result."""
+        ...
+
+    def capture(self, work: Callable[[int], T], stream: int) -> tuple[Launchable, T]:
+        """Capture what `work` launches on the stream that it is given, for replays on `stream`.
+
+        Raises RuntimeError if that cannot be captured.
+        """
+        ...
+
+
+class ProgramMemory(Protocol):
+    """The binding that a call uses: temporaries for one stream and one set of sizes."""
+
+    is_stale: bool
+
+
+class InputBuffer:
+    """Memory of a graph for a small input whose address changes from call to call."""
+
+    def __init__(self, like: torch.Tensor) -> None:
+        self._count = span_of(like.shape, like.stride())
+        self._flat = torch.empty(self._count, dtype=like.dtype, device=like.device)
+        self.tensor = self._flat.as_strided(like.shape, like.stride())
+        self._is_dense: bool = torch.ops.aten.is_non_overlapping_and_dense(like)
+
+    def pair(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Target and source of the copy: all memory from the first to the last element."""
+        if self._is_dense:
+            return self.tensor, tensor
+        return self._flat, tensor.as_strided((self._count,), (1,))
+
+
+def _getter(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that returns the items at `places`."""
+    return itemgetter(*places) if len(places) > 1 else lambda values: [values[n] for n in places]
+
+
+def _have_no_memory(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether one of them has elements but no memory: a ZeroTensor."""
+    return any(tensor.numel() and not tensor.data_ptr() for tensor in tensors)
+
+
+def _is_static_result(tensor: torch.Tensor) -> bool:
+    """The tensor is a small result in memory of a graph, and will have that address again."""
+    return _STATIC_STORAGES[tensor.untyped_storage().data_ptr()] > 0
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    return span_of(tensor.shape, tensor.stride()) * tensor.element_size() <= MAX_SMALL_BYTES
+
+
+class CapturedCall:
+    """A captured call."""
+
+    def __init__(
+        self,
+        graph: Launchable,
+        binding: ProgramMemory,
+        input_buffers: Mapping[int, InputBuffer],
+        static_results: Mapping[int, torch.Tensor],
+    ) -> None:
+        self.binding = binding
+        self._graph = graph
+        self._input_buffers = input_buffers
+        self._static_results = static_results
+        """Small results, in memory of the graph."""
+        self._holders = {number: Holders(tensor) for number, tensor in static_results.items()}
+        addresses = [tensor.untyped_storage().data_ptr() for tensor in static_results.values()]
+        _STATIC_STORAGES.update(addresses)
+        weakref.finalize(self, _STATIC_STORAGES.subtract, addresses)
+
+    def held(self) -> list[int]:
+        """The numbers of the small results that are still referenced."""
+        return [number for number, holders in self._holders.items() if not holders.are_gone()]
+
+    def replay(
+        self, inputs: Sequence[Any], copied: Set[int], stream: int
+    ) -> dict[int, torch.Tensor]:
+        """Replay the call for `inputs`; the small results, those in `copied` in new memory."""
+        if self._input_buffers:
+            foreach_copy(buffer.pair(inputs[n]) for n, buffer in self._input_buffers.items())
+        self._graph.launch(stream)
+        # `.data` shares the memory, but not the version counter.
+        return {
+            number: (tensor.clone() if number in copied else tensor).data
+            for number, tensor in self._static_results.items()
+        }
+
+
+class CallKind(NamedTuple):
+    """What decides the layout of a call's results."""
+
+    binding: Any
+    settings: Hashable
+    numbers: tuple[Any, ...]
+    strides: tuple[tuple[int, ...], ...]
+
+
+class CallKey(NamedTuple):
+    """What two calls must have in common to be replayed by one graph."""
+
+    kind: CallKind
+    inputs: tuple[int, ...]
+    """Addresses of inputs; 0 for those that are copied."""
+    made: tuple[int, ...]
+    """Addresses of large results."""
+
+
+Run: TypeAlias = Callable[[list[Any], Any, int, AllocateSlot], Any]
+
+
+class CudaGraphs:
+    """Runs a program, capturing CUDA graphs of its calls and replaying them."""
+
+    def __init__(self, run: Run, used: Sequence[int], capturer: Capturer, why: str = "") -> None:
+        self._run = run
+        self._used = tuple(used)
+        """The positions of the inputs that the program uses."""
+        self._capturer = capturer
+        self.why = why
+        """Why nothing is captured (any more); empty if calls may be."""
+        self.replays = 0
+        self._busy = threading.Lock()
+        self._captures = 0
+        self._tensors: list[int] = []
+        self._numbers: list[int] = []
+        """The used inputs that are tensors, and those that are not, known from the first call."""
+        self._tensors_of: Callable[[Sequence[Any]], Sequence[torch.Tensor]] = _getter([])
+        self._layouts: dict[CallKind, ResultLayout] = {}
+        self._last_kind: tuple[CallKind, ResultLayout] | None = None
+        """Kind and layout of the last call, which most calls share."""
+        self._captured: list[tuple[CallKey, CapturedCall]] = []
+        """The most recently used last."""
+        self._seen: dict[CallKey, int] = {}
+        """How many calls with a key have run uncaptured since its last capture."""
+        self._latest: CallKey | None = None
+        self._latest_seen = 0
+        """The key of the last call that was not replayed, and how many there had been."""
+        self._missed = 0
+        """Consecutive calls that were not replayed."""
+        self._copied_results: set[int] = set()
+        """Small results that were still referenced at a later call: copied from then on."""
+        self._addresses: dict[int, int] = {}
+        self._moving_inputs: set[int] = set()
+        """Small inputs whose addresses change."""
+        self._copied_inputs: tuple[CallKind, list[int]] | None = None
+        """The inputs that are copied into buffers of a graph, for one kind of call."""
+
+    def __call__(self, inputs: list[Any], binding: Any, stream: int) -> Any:
+        if self.why or not self._busy.acquire(blocking=False):
+            return self._run_uncaptured(inputs, binding, stream)
+        try:
+            kind = None if self._capturer.is_capturing() else self._kind(inputs, binding)
+            if kind is None:
+                return self._run_uncaptured(inputs, binding, stream)
+            if self._last_kind is None or kind != self._last_kind[0]:
+                layout = self._layouts.get(kind)
+                if layout is None:
+                    return self._run_first(kind, inputs, stream)
+                self._last_kind = (kind, layout)
+            return self._run_known(*self._last_kind, inputs, stream)
+        finally:
+            self._busy.release()
+
+    def _run_uncaptured(self, inputs: list[Any], binding: Any, stream: int) -> Any:
+        detach_inputs(inputs)
+        return self._run(inputs, binding, stream, ResultAllocator(self._capturer.new))
+
+    def _run_first(self, kind: CallKind, inputs: list[Any], stream: int) -> Any:
+        """Run the first call of a kind, and find the layout of its results."""
+        detach_inputs(inputs)
+        allocator, given = ResultAllocator(self._capturer.new), list(inputs)
+        outputs = self._run(inputs, kind.binding, stream, allocator)
+        try:
+            layout, _ = layout_of_results(outputs, given, allocator, self._capturer.device)
+        except Uncapturable as error:
+            self._give_up(f"it cannot be captured: {error}")
+            return outputs
+        self._drop_stale()
+        while len(self._layouts) >= MAX_REMEMBERED_KEYS:
+            self._layouts.pop(next(iter(self._layouts)))
+        self._layouts[kind] = layout
+        return outputs
+
+    def _run_known(
+        self, kind: CallKind, layout: ResultLayout, inputs: list[Any], stream: int
+    ) -> Any:
+        new = self._capturer.new
+        large = {n: new(each.shape, each.strides, each.dtype) for n, each in layout.large}
+        key = self._key(kind, inputs, large)
+        captured = self._replayable(key)
+        if captured is None:
+            detach_inputs(inputs)
+            if self._finds_moving_inputs(inputs):
+                self._captured.clear()
+                key = self._key(kind, inputs, large)
+            captured = self._capture_if_due(key, layout, inputs, large, stream)
+        if captured is not None:
+            self._missed = 0
+            self.replays += 1
+            made = large | captured.replay(inputs, self._copied_results, stream)
+        else:
+            # Allocated as for a capture, so that programs that read them see the same addresses.
+            made = large | self._memory_for_small(layout)
+            work = _CallInto(self._run, inputs, made, layout, kind.binding, self._capturer)
+            try:
+                work(stream, checked=not layout.is_asked_for)
+            except Uncapturable as error:
+                self._give_up(f"it cannot be captured: {error}")
+                return self._run_uncaptured(inputs, kind.binding, stream)
+        results = layout.results_from(inputs, made)
+        inputs.clear()
+        return results
+
+    def _memory_for_small(self, layout: ResultLayout) -> dict[int, torch.Tensor]:
+        new = self._capturer.new
+        return {n: new(each.shape, each.strides, each.dtype) for n, each in layout.small}
+
+    def _kind(self, inputs: Sequence[Any], binding: Any) -> CallKind | None:
+        """The kind of a call; None if it cannot be captured."""
+        if not self._tensors and not self._numbers:
+            for n in self._used:
+                kind = self._tensors if isinstance(inputs[n], torch.Tensor) else self._numbers
+                kind.append(n)
+            self._tensors_of = _getter(self._tensors)
+            if self._has_unsupported_input(inputs):
+                return None
+        tensors = self._tensors_of(inputs)
+        if any(map(torch.Tensor.is_neg, tensors)):
+            return None
+        return CallKind(
+            binding,
+            self._capturer.settings(),
+            tuple(inputs[n] for n in self._numbers),
+            tuple(map(torch.Tensor.stride, tensors)),
+        )
+
+    def _key(
+        self, kind: CallKind, inputs: Sequence[Any], large: dict[int, torch.Tensor]
+    ) -> CallKey | None:
+        """Everything that a replay assumes; None if the call cannot be captured."""
+        tensors = self._tensors_of(inputs)
+        addresses = list(map(torch.Tensor.data_ptr, tensors))
+        if 0 in addresses and _have_no_memory(tensors):
+            return None
+        for n in self._copied_inputs_of(kind, inputs):
+            addresses[self._tensors.index(n)] = 0
+        return CallKey(kind, tuple(addresses), tuple(map(torch.Tensor.data_ptr, large.values())))
+
+    def _copied_inputs_of(self, kind: CallKind, inputs: Sequence[Any]) -> list[int]:
+        """The inputs that are copied into buffers of a graph."""
+        if self._copied_inputs is None or self._copied_inputs[0] is not kind:
+            self._copied_inputs = (
+                kind,
+                [n for n in sorted(self._moving_inputs) if _is_small(inputs[n])],
+            )
+        return self._copied_inputs[1]
+
+    def _has_unsupported_input(self, inputs: Sequence[Any]) -> bool:
+        """Whether an input is not a strided real tensor on the device; if so, give up."""
+        for each in (inputs[n] for n in self._tensors):
+            where = (each.device, each.layout)
+            if where != (self._capturer.device, torch.strided) or each.is_complex():
+                self._give_up(f"an input is {each.dtype}, {each.layout}, on {each.device}")
+                return True
+        return False
+
+    def _drop_stale(self) -> None:
+        self._captured = [pair for pair in self._captured if not pair[1].binding.is_stale]
+        self._layouts = {s: kept for s, kept in self._layouts.items() if not s.binding.is_stale}
+        self._last_kind = None
+
+    def _replayable(self, key: CallKey | None) -> CapturedCall | None:
+        """A captured call for `key` whose small results are not referenced any more."""
+        for n, (each, captured) in enumerate(self._captured):
+            if each != key or captured.binding.is_stale:
+                continue
+            held = captured.held()
+            if not held:
+                self._captured.append(self._captured.pop(n))
+                return captured
+            # From the next replay on: those referenced now are in memory of the graph.
+            if len(held) <= MAX_COPIED_RESULTS:
+                self._copied_results.update(held)
+        return None
+
+    def _capture_if_due(
+        self,
+        key: CallKey | None,
+        layout: ResultLayout,
+        inputs: list[Any],
+        large: dict[int, torch.Tensor],
+        stream: int,
+    ) -> CapturedCall | None:
+        """Capture a call with `key`, if there were enough of them."""
+        if key is None or self._has_unsupported_input(inputs):
+            return None
+        self._drop_stale()
+        self._missed += 1
+        if self._missed == MAX_CONSECUTIVE_MISSES:
+            self._give_up(
+                f"for {MAX_CONSECUTIVE_MISSES} calls in a row, tensors were not where they had"
+                " been, or the results of earlier calls were all held"
+            )
+            return None
+        seen = self._seen.pop(key, 1)  # The first call of a kind ran in `_run_first`.
+        if self._continues_last(key, inputs):
+            seen = max(seen, self._latest_seen)
+        turns = sum(each == key for each, _ in self._captured)
+        self._latest, self._latest_seen = key, seen + 1
+        if (
+            seen >= CALLS_BEFORE_CAPTURE
+            and turns < MAX_GRAPHS_PER_KEY
+            and self._captures < MAX_CAPTURES
+        ):
+            return self._capture(key, layout, inputs, large, stream)
+        while len(self._seen) >= MAX_REMEMBERED_KEYS:
+            self._seen.pop(next(iter(self._seen)))
+        self._seen[key] = seen + 1
+        return None
+
+    def _continues_last(self, key: CallKey, inputs: Sequence[Any]) -> bool:
+        """It differs from the last call only in inputs that are copied or became static."""
+        before = self._latest
+        if before is None or (key.kind, key.made) != (before.kind, before.made):
+            return False
+        pairs = zip(self._tensors, key.inputs, before.inputs, strict=True)
+        return all(_is_static_result(inputs[n]) for n, new, old in pairs if new not in (0, old))
+
+    def _finds_moving_inputs(self, inputs: Sequence[Any]) -> bool:
+        """Whether the address of a small input has changed for the first time."""
+        before = len(self._moving_inputs)
+        self._copied_inputs = None
+        for n in self._tensors:
+            if n in self._moving_inputs or not _is_small(inputs[n]) or _is_static_result(inputs[n]):
+                continue
+            address = inputs[n].data_ptr()
+            if self._addresses.setdefault(n, address) != address:
+                self._moving_inputs.add(n)
+        return len(self._moving_inputs) > before
+
+    def _capture(
+        self,
+        key: CallKey,
+        layout: ResultLayout,
+        inputs: Sequence[Any],
+        large: dict[int, torch.Tensor],
+        stream: int,
+    ) -> CapturedCall | None:
+        self._captures += 1
+        # Free the oldest first: the new graph may use its memory.
+        del self._captured[: max(0, len(self._captured) - MAX_GRAPHS + 1)]
+        copied = self._copied_inputs_of(key.kind, inputs)
+        buffers = {n: InputBuffer(inputs[n]) for n in copied}
+        given = [buffers[n].tensor if n in buffers else x for n, x in enumerate(inputs)]
+        static_results = self._memory_for_small(layout)
+        targets = large | static_results
+        work = _CallInto(self._run, given, targets, layout, key.kind.binding, self._capturer)
+        try:
+            graph, _ = self._capturer.capture(work, stream)
+        except RuntimeError as error:
+            self._give_up(f"it cannot be captured: {error}")
+            return None
+        # References to the results are counted from here on.
+        del work, targets
+        captured = CapturedCall(graph, key.kind.binding, buffers, static_results)
+        self._captured.append((key, captured))
+        return captured
+
+    def _give_up(self, why: str) -> None:
+        self.why = why
+        self._captured.clear()
+        self._seen.clear()
+        self._layouts.clear()
+        self._last_kind = None
+
+
+@dataclass(frozen=True)
+class _CallInto:
+    """A call that writes its results to `targets`."""
+
+    run: Run
+    inputs: Sequence[Any]
+    targets: Mapping[int, torch.Tensor]
+    layout: ResultLayout
+    binding: Any
+    capturer: Capturer
+
+    def __call__(self, stream: int, checked: bool = True) -> None:
+        """`checked`: compare the layout, and copy results that library calls allocated."""
+        targets = {n: self.layout.for_program(n, goal) for n, goal in self.targets.items()}
+        made = enumerate(self.layout.made)
+        ready = {each.slot: targets[n] for n, each in made if each.slot is not None}
+        allocator = ResultAllocator(self.capturer.new, ready)
+        outputs = self.run(list(self.inputs), self.binding, stream, allocator)
+        if not checked:
+            return
+        found, tensors = layout_of_results(outputs, self.inputs, allocator, self.capturer.device)
+        if found != self.layout:
+            raise Uncapturable("its results are not laid out as they were before")
+        for n, (each, tensor) in enumerate(zip(found.made, tensors, strict=True)):
+            if each.slot is None:
+                targets[n].copy_(tensor)
