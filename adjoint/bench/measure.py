@@ -16,13 +16,16 @@ from torch import Tensor
 
 from adjoint.bench.workloads import Step
 
-WARM_UPS = 3
-VANISHING = 1e-4
+# Steps between the first call and the timed ones.
+WARM_UP_STEPS = 3
+
+# A tensor whose largest element is below this fraction of the largest of all counts as that large.
+RELATIVE_ERROR_FLOOR = 1e-4
 
 
 @dataclass(frozen=True)
 class Timed:
-    """What the first call and a later one took, in seconds, and the tensors they computed."""
+    """Seconds of the first call and of a later one (median), and the tensors they computed."""
 
     cold: float
     step: float
@@ -31,8 +34,8 @@ class Timed:
 
 
 def timed(step: Step, reps: int, cuda: bool) -> Timed:
-    """Run `step` once cold, a few times to warm up, and `reps` times for the median."""
-    finish = torch.cuda.synchronize if cuda else _nothing
+    """Run `step` once cold, `WARM_UP_STEPS` times to warm up, and `reps` times for the median."""
+    finish = torch.cuda.synchronize if cuda else _do_nothing
 
     def once() -> tuple[float, Any]:
         finish()
@@ -42,10 +45,10 @@ def timed(step: Step, reps: int, cuda: bool) -> Timed:
         return time.perf_counter() - start, returned
 
     cold, returned = once()
-    # Copies, since a later step may write to what this one returned; not on the device, where
-    # they would count as its memory.
+    # Copies, since a later step may overwrite the results; on the CPU, so that they do not count
+    # as memory of the step.
     first = {name: x.detach().cpu().clone() for name, x in step.computed(returned).items()}
-    for _ in range(WARM_UPS):
+    for _ in range(WARM_UP_STEPS):
         step.run()
     taken: list[float] = []
     for _ in range(reps):
@@ -54,12 +57,12 @@ def timed(step: Step, reps: int, cuda: bool) -> Timed:
     return Timed(cold, statistics.median(taken), first, step.computed(returned))
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
 class PeakMemory:
-    """How far the peak has grown, in bytes: of torch's allocator on CUDA, else of the process."""
+    """Growth of peak memory in bytes: of torch's allocator on CUDA, else of the process."""
 
     def __init__(self, cuda: bool) -> None:
         self.cuda = cuda
@@ -75,9 +78,9 @@ class PeakMemory:
 
 
 def _peak_resident() -> int | None:
-    """Of this process alone; None where Linux does not tell.
+    """The peak resident set of this process; None where Linux does not report it.
 
-    The other source, `getrusage`, begins a new process at the peak of the one that started it.
+    `getrusage` cannot be used: a new process inherits the peak of its parent.
     """
     status = Path("/proc/self/status")
     if not status.exists():
@@ -87,15 +90,15 @@ def _peak_resident() -> int | None:
 
 
 def relative_error(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """The largest difference in a tensor over its largest element, at worst over the tensors.
+    """The largest difference in a tensor relative to its largest element, maximized over tensors.
 
-    A tensor is taken to be no smaller than VANISHING times the largest of all: where a gradient
-    is zero by symmetry, rounding has nothing to be relative to. Other tensors than expected, other
-    shapes, and a NaN or infinity that is not expected, are an infinite error.
+    A tensor is taken to be no smaller than RELATIVE_ERROR_FLOOR times the largest of all: where a
+    gradient is zero by symmetry, its rounding errors have nothing to be relative to. Other tensors
+    or shapes than expected, and an unexpected NaN or infinity, are an infinite error.
     """
     if actual.keys() != expected.keys():
         return math.inf
-    floor = VANISHING * max(map(_largest, expected.values()), default=0.0)
+    floor = RELATIVE_ERROR_FLOOR * max(map(_largest, expected.values()), default=0.0)
     errors = (_error(actual[name], right, floor) for name, right in expected.items())
     return max(errors, default=0.0)
 

@@ -1,9 +1,9 @@
 """A user's own function as a workload.
 
-Two contracts. A function or module with arguments is compiled, called, and, where what it returns
+There are two forms. A function or module with arguments is compiled, called, and, if its result
 requires grad, differentiated. A function whose first parameter is named `compile` makes its step
-itself: it is given the system's compiler, returns a function without arguments that does one step,
-and what that returns, if anything, is compared with eager's in its own precision.
+itself: it is given the system's compiler and returns a function without arguments that runs one
+step; what that returns, if anything, is compared with eager's in its own precision.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SYSTEMS = ("eager", "inductor", "adjoint")
 
 @dataclass(frozen=True)
 class Own:
-    """A user's step, and what eager says it should have computed."""
+    """A user's step, and a function that computes the expected results with eager."""
 
     step: Step
     expected: Callable[[], Expected]
@@ -89,7 +89,7 @@ def _called_step(function: Any, args: Any, kwargs: Any, system: str) -> Own:
 
 
 def _call(run: Any, owner: Any, args: Any, kwargs: Any) -> dict[str, Tensor]:
-    """What `run` returns, and the gradient of the sum of it in each leaf that requires grad."""
+    """What `run` returns, and the gradients of its sum in all leaves that require grad."""
     returned = run(*args, **kwargs)
     found = _tensors(returned)
     differentiable = [x for x in found.values() if x.requires_grad]
@@ -107,7 +107,7 @@ def _call(run: Any, owner: Any, args: Any, kwargs: Any) -> dict[str, Tensor]:
 
 
 def _leaves(owner: Any, args: Any, kwargs: Any) -> dict[str, Tensor]:
-    """Arguments, and parameters of the module or of modules that the function mentions."""
+    """Leaves among arguments, and parameters of the module or of modules the function refers to."""
     found = _tensors((args, kwargs))
     modules: dict[str, Any] = {"": owner}
     if inspect.isfunction(owner):

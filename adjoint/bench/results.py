@@ -1,4 +1,4 @@
-"""What was measured, and the medians of it."""
+"""Measurements, their medians, and the ratios between systems."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from typing import Any
 import torch
 
 PEERS = ("eager", "inductor", "func_inductor", "jax")
-# Where derivatives are taken inside, Inductor's compile time is that of the whole; where it
-# refuses them or there are none, that of the network.
+# Under torch.func, Inductor compiles the derivatives, too; where that fails or there are none, its
+# first call of the network alone is the comparison.
 COLD_PEERS = ("func_inductor", "inductor")
-WRONG = 10.0
+# An error above this multiple of eager's own rounding error is reported as wrong.
+MAX_ERROR_OVER_EAGER = 10.0
 
 
 @dataclass(frozen=True)
 class Task:
-    """One process: what it measures, how."""
+    """What one process measures, and how."""
 
     workload: str
     """A standard workload, or a user's `module:function`."""
@@ -44,13 +45,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One process, measured: seconds, bytes, and the relative error of what it computed."""
+    """Results of one process: seconds, bytes, and the relative error of what it computed."""
 
     step: float
     cold: float
     memory: int | None
     error: float | None
-    """None: there was nothing to compare with."""
+    """None: there was no reference to compare with."""
     in_float64: bool = True
     """The error is against eager in float64, not in the precision of the step."""
 
@@ -138,7 +139,7 @@ class Table:
         if row.error is None:
             return False
         rounding = self._find(row.workload, "eager").error
-        return row.error > WRONG * max(rounding or 0.0, 1e-5)
+        return row.error > MAX_ERROR_OVER_EAGER * max(rounding or 0.0, 1e-5)
 
     def is_sound(self) -> bool:
         """Every system ran and computed what eager does."""
@@ -191,7 +192,7 @@ def _finite(error: float | None) -> float | str | None:
 
 
 def machine() -> dict[str, Any]:
-    """What a reader needs to judge the figures."""
+    """The versions and hardware of the measurements."""
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -1,6 +1,6 @@
-"""Runs each measurement in a fresh process with caches off, the systems in turn.
+"""Runs each measurement in a fresh process with caches off, alternating between systems.
 
-Noise of the machine comes and goes over minutes: taking turns, all systems meet the same.
+The machine's noise varies over minutes; alternating, all systems are exposed to the same.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def runs_on(workload: str, system: str) -> bool:
 
 
 def turns(tasks: Sequence[Task], runs: int) -> list[list[Task]]:
-    """By workload, then by run, then by system; each run begins with another system."""
+    """Tasks by workload, then by run, then by system; each run begins with another system."""
     rounds: list[list[Task]] = []
     for workload in dict.fromkeys(task.workload for task in tasks):
-        mine = [task for task in tasks if task.workload == workload]
-        rounds += [mine[r % len(mine) :] + mine[: r % len(mine)] for r in range(runs)]
+        own = [task for task in tasks if task.workload == workload]
+        rounds += [own[r % len(own) :] + own[: r % len(own)] for r in range(runs)]
     return rounds
 
 
@@ -43,9 +43,9 @@ def run_all(
     measure: Callable[[Task], Outcome],
     saw: Callable[[Task, int], None],
 ) -> Table:
-    """Measure all tasks `runs` times; `saw(task, run)` is told before each.
+    """Measure all tasks `runs` times, calling `saw(task, run)` before each.
 
-    A system that has failed on a workload is not asked again.
+    A system that has failed on a workload is not run on it again.
     """
     outcomes: dict[Task, list[Outcome]] = {task: [] for task in tasks}
     for number, turn in enumerate(turns(tasks, runs)):
@@ -58,7 +58,7 @@ def run_all(
 
 
 def measure_in_process(task: Task, timeout: float) -> Outcome:
-    """Measure in a fresh process; whatever becomes of it is an outcome."""
+    """Measure in a fresh process; a crash or timeout is an outcome, too."""
     with tempfile.TemporaryDirectory(prefix="adjoint-bench-") as folder:
         result, log = Path(folder, "result.json"), Path(folder, "log")
         command = [sys.executable, "-m", "adjoint.bench.worker", task.to_json(), str(result)]

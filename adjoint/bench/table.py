@@ -41,7 +41,7 @@ def _system(row: Row) -> str:
 
 
 def cells(table: Table, row: Row) -> list[str]:
-    """What is said of one row after its name."""
+    """The cells of one row after the system's name."""
     if row.failure is not None:
         return ["[red]failed[/]", *["-"] * 5, ""]
     error = "unchecked" if row.error is None else f"{row.error:.0e}"
@@ -66,7 +66,7 @@ def notes(table: Table) -> list[str]:
 
 
 def failures(table: Table) -> list[str]:
-    """Why rows have no figures, a line for each."""
+    """A line for each row that failed, with the reason."""
     return [
         f"{row.workload}, {row.system}: {escape(row.failure[:_FAILURE_WIDTH])}"
         for row in table.rows

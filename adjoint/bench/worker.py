@@ -1,6 +1,6 @@
 """One measurement in a process of its own: `python -m adjoint.bench.worker TASK RESULT`.
 
-TASK is JSON. RESULT is a file: what the process prints belongs to the systems it runs.
+TASK is JSON. RESULT is a file, because the systems print to standard output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from adjoint.bench.workloads import WORKLOADS, Expected, Step, step_of
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure, and leave the measurement or the reason why there is none."""
+    """Measure, and write the measurement, or why there is none, to the result file."""
     task, result = Task.from_json(arguments[0]), Path(arguments[1])
     try:
         measurement = measure(task)
@@ -47,7 +47,7 @@ def measure(task: Task) -> Measurement:
 
 
 def _prepared(task: Task) -> tuple[Step, Callable[[], Expected]]:
-    """The step, and what it should compute."""
+    """The step, and a function that computes the expected results."""
     if task.workload not in WORKLOADS:
         own = own_step(task.workload, task.args, task.system, task.device)
         return own.step, own.expected
@@ -65,7 +65,7 @@ def _prepared(task: Task) -> tuple[Step, Callable[[], Expected]]:
 def _largest_error(
     computed: list[dict[str, Tensor]], expected: Callable[[], Expected]
 ) -> tuple[float | None, bool]:
-    """The error, and whether it is against float64."""
+    """The largest error, and whether it is relative to eager in float64."""
     try:
         right = expected()
     except torch.OutOfMemoryError:

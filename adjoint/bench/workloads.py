@@ -28,6 +28,7 @@ Parameters = Mapping[str, Tensor]
 Network = Callable[..., Tensor]
 Transform = Callable[..., Any]
 
+# Of Burgers' equation; then of the potential: cutoff radius, radial basis functions, species.
 VISCOSITY = 0.01
 CUTOFF = 5.0
 RADIAL = 20
@@ -37,19 +38,19 @@ ENERGY_WEIGHT = 1e-3
 
 @dataclass(frozen=True)
 class Problem:
-    """One workload at one size: a network, what it is given, and its losses."""
+    """One workload at one size: a network, its batch, and its losses."""
 
     net: nn.Module
     batch: tuple[Tensor, ...]
     outside: Callable[..., Tensor]
-    """Of the network, compiled or not, and the batch."""
+    """The loss as a function of the network, compiled or not, and the batch."""
     inside: dict[str, Callable[[nn.Module], Transform]]
-    """By system: of the network, a loss of parameters and the batch."""
+    """By system: from the network, a loss as a function of its parameters and the batch."""
     mixed: bool = False
-    """The loss is computed in bfloat16 where torch's autocast thinks it safe."""
+    """The loss is computed under bfloat16 autocast."""
 
     def double(self) -> Problem:
-        """The same numbers in float64."""
+        """The same problem in float64."""
         batch = tuple(x.double() if x.is_floating_point() else x for x in self.batch)
         net = copy.deepcopy(self.net).double()
         return replace(self, net=net, batch=batch, mixed=False)
@@ -57,21 +58,21 @@ class Problem:
 
 @dataclass(frozen=True)
 class Step:
-    """What is timed, and the tensors it computed, by name, given what it returned."""
+    """A function to time, and one that finds the named tensors in what it returned."""
 
     run: Callable[[], Any]
     computed: Callable[[Any], dict[str, Tensor]]
     repeats: bool = True
-    """Every run computes the same."""
+    """Every run computes the same tensors."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a step should compute, by name, as eager has it."""
+    """The tensors that a step should compute, by name, according to eager torch."""
 
     tensors: dict[str, Tensor]
     in_float64: bool = True
-    """Otherwise eager ran in the precision of the step, and its own rounding is part of it."""
+    """False: eager ran in the precision of the step, with rounding errors of its own."""
 
 
 def step_of(problem: Problem, system: str) -> Step:

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from adjoint.bench.measure import WARM_UPS, PeakMemory, relative_error, timed
+from adjoint.bench.measure import WARM_UP_STEPS, PeakMemory, relative_error, timed
 from adjoint.bench.workloads import Step
 
 
@@ -11,7 +11,7 @@ def test_the_first_result_is_kept_as_it_was() -> None:
     x = torch.zeros(1)
     measured = timed(Step(lambda: x.add_(1), lambda returned: {"x": returned}), 5, cuda=False)
     assert measured.first["x"].item() == 1
-    assert measured.last["x"].item() == 1 + WARM_UPS + 5
+    assert measured.last["x"].item() == 1 + WARM_UP_STEPS + 5
 
 
 def test_memory_that_was_touched_is_seen() -> None:
