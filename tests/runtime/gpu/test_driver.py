@@ -40,7 +40,7 @@ class Driver:
 BEGIN, END = "cuStreamBeginCapture_v2", "cuStreamEndCapture"
 
 
-class TestRecording:
+class TestCapture:
     @pytest.fixture
     def driver_with(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Driver]:
         def using(**failing: int) -> Driver:
@@ -88,7 +88,7 @@ class TestRecording:
         self, driver_with: Callable[..., Driver]
     ) -> None:
         library = driver_with(cuGraphInstantiateWithFlags=2)
-        with pytest.raises(driver.DriverError, match="ready to run"):
+        with pytest.raises(driver.DriverError, match="instantiate a CUDA graph"):
             driver.capture(lambda: None, SIDE, 0)
         assert library.recording()[-1] == "cuGraphDestroy"
 
