@@ -4,6 +4,7 @@ Each rule is a function from text to the violations in it, so that it can be sho
 """
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -104,6 +105,64 @@ def is_a_peer(name: str) -> bool:
 
 def is_pickle(name: str) -> bool:
     return name.partition(".")[0] in {"pickle", "cPickle", "_pickle", "cloudpickle", "dill"}
+
+
+def is_environment(name: str) -> bool:
+    return name in {"os.getenv", "os.putenv"} or name.startswith("os.environ")
+
+
+def is_clock(name: str) -> bool:
+    return name.partition(".")[0] == "time"
+
+
+def questions_of_device(text: str) -> list[str]:
+    """Lines that decide by a device: a target is asked instead."""
+    asks = re.compile(r"device\.type|\bis_cuda\b|[!=]= CPU\b")
+    return [f"line {n}" for n, line in enumerate(text.splitlines(), 1) if asks.search(line)]
+
+
+def missing_paths(text: str) -> list[str]:
+    """The paths of modules, packages, tests and documents in a text that are not there."""
+    spans = re.findall(r"`([^`\s]+)`", text)
+    paths = [span for span in spans if re.fullmatch(r"[\w./<>]+(/|\.(py|md|txt|toml))", span)]
+    return [
+        path
+        for path in paths
+        if not any((root / path.partition("<")[0]).exists() for root in (ROOT, PACKAGE))
+    ]
+
+
+@functools.cache
+def definitions() -> set[str]:
+    """Names of classes, functions, attributes and constants, in the package and its tests."""
+    found: set[str] = set()
+    for path in written_here():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr)
+    return found
+
+
+def missing_names(text: str, known: set[str]) -> list[str]:
+    """Classes, constants and attributes of ours in a text that nothing defines."""
+    spans = re.findall(r"`([\w.]+)(?:\([^`]*\))?`", text)
+    classes = [s for s in spans if re.fullmatch(r"_?([A-Z][a-z]+){2,}|[A-Z]+(_[A-Z]+)+", s)]
+    owners = {
+        "Compiler",
+        "Options",
+        "adjoint",
+        "failing",
+        "origins",
+        "program",
+        "target",
+        "targets",
+    }
+    attributes = [s.rpartition(".")[2] for s in spans if s.partition(".")[0] in owners and "." in s]
+    return [name for name in (*classes, *attributes) if name not in known and name != "py"]
 
 
 def uses(text: str, claim: Callable[[str], bool]) -> list[str]:
@@ -216,6 +275,68 @@ def test_nothing_is_pickled() -> None:
 def test_pickle_is_found() -> None:
     assert uses("import pickle", is_pickle) != []
     assert uses("from pickle import loads", is_pickle) != []
+
+
+def test_nothing_reads_the_environment() -> None:
+    # Benchmarks start processes, which are given the user's environment.
+    found = [use for use in in_package(is_environment) if not use.startswith("adjoint/bench/")]
+    assert found == []
+
+
+def test_a_read_of_the_environment_is_found() -> None:
+    assert uses("import os\nos.environ['X']", is_environment) != []
+    assert uses("from os import getenv", is_environment) != []
+    assert uses("import os\nos.cpu_count()", is_environment) == []
+
+
+def test_only_the_compiler_times_stages() -> None:
+    clocks = {use.partition(" ")[0] for use in in_package(is_clock)}
+    assert clocks == {"adjoint/bench/measure.py", "adjoint/compiler.py", "adjoint/progress.py"}
+
+
+def test_lowering_and_emission_ask_the_target_not_the_device() -> None:
+    found = [
+        f"{relative(path)} {at}"
+        for path in sources("adjoint/lower", "adjoint/emit")
+        for at in questions_of_device(path.read_text())
+    ]
+    assert found == []
+
+
+def test_a_question_of_the_device_is_found() -> None:
+    text = "a = x.device.type == 'cuda'\nb = x.is_cuda\nc = device != CPU\n"
+    assert questions_of_device(text) == ["line 1", "line 2", "line 3"]
+    assert questions_of_device("if target.has_grid: device = target.device") == []
+
+
+DOCUMENTS = ["ARCHITECTURE.md", "CONTRIBUTING.md"]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_what_documents_name_exists(document: str) -> None:
+    text = (ROOT / document).read_text()
+    assert missing_paths(text) == []
+    assert missing_names(text, definitions()) == []
+
+
+def test_what_does_not_exist_is_found() -> None:
+    text = (
+        "`adjoint/nothing.py`, `lower/nothing/`, `adjoint/lower/`, `rules/<family>.py`, `Makefile`"
+    )
+    assert missing_paths(text) == ["adjoint/nothing.py", "lower/nothing/"]
+    text = "`NoSuchClass`, `MAX_NOTHING`, `Compiler.no_such`, `Compiler.plan`, `FallbackWarning`"
+    assert missing_names(text, definitions()) == ["NoSuchClass", "MAX_NOTHING", "no_such"]
+
+
+def test_each_module_has_its_row_in_architecture() -> None:
+    _, _, text = (ROOT / "ARCHITECTURE.md").read_text().partition("## Packages")
+    table, _, _ = text.partition("\n## ")
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    named = {name.strip("/") for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    there = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py"} | {
+        path.parent.name for path in PACKAGE.glob("*/__init__.py")
+    }
+    assert named == {name for name in there if not name.startswith("__")}
 
 
 def test_each_module_says_what_it_is() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.autograd.graph import Node
 
 from adjoint.graph.calling import BaseOf, FromCaller, InputSource, MemoryOf, NewToken
 from adjoint.graph.descriptors import (
@@ -42,8 +41,7 @@ class AutogradState:
     requires_grad: bool
     is_leaf: bool
     version: int
-    history: Node | None
-    """The autograd node."""
+    history: Any
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,7 @@ class ImplicitInput:
     alias: Alias
     descriptor: ViewBase | SyntheticBase
     source: BaseOf | MemoryOf
-    history: Node | None = None
-    """The autograd node of the base before the program ran."""
+    history: Any = None
 
     @property
     def has_new_history(self) -> bool:
@@ -200,7 +197,7 @@ class Inputs:
         alias = Alias(storage, None)
 
         def make_node() -> fx.Node:
-            storage.depends_on_offset = True
+            storage.is_placed = True
             return self._implicit("memory", whole, SyntheticBase(of), source)
 
         alias.make_node = make_node
@@ -251,7 +248,7 @@ def _state(tensor: torch.Tensor) -> AutogradState:
     return AutogradState(tensor.requires_grad, tensor.is_leaf, version(tensor), history(tensor))
 
 
-def history(tensor: torch.Tensor) -> Node | None:
+def history(tensor: torch.Tensor) -> Any:
     """The autograd node of `tensor`, or of its base if it is a view."""
     return tensor._base.grad_fn if tensor._is_view() else tensor.grad_fn  # type: ignore[union-attr]
 
