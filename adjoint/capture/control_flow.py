@@ -19,6 +19,7 @@ from adjoint.torch_private.checkpoint import forward_context, split_arguments
 from adjoint.torch_private.modes import is_functorch_wrapper
 from adjoint.torch_private.operators import HigherOrderOperator, dense_kernel, recorded_loop
 from adjoint.trace.interpretation import Interpreter
+from adjoint.trace.scope import Liftable
 from adjoint.trace.subgraph import Body, match_lifted, opaque
 from adjoint.trace.tracer import Tracer
 
@@ -225,7 +226,7 @@ def _map(tracer: Tracer, function: Callable[..., Any], xs: Any, additional: Any 
 
 def _step(
     tracer: Tracer, name: str, function: Callable[..., Any], arguments: list[Any]
-) -> tuple[torch.fx.GraphModule, list[Any], Any, list[Any]]:
+) -> tuple[torch.fx.GraphModule, list[Any], trees.TreeSpec, list[Liftable]]:
     """The graph of one step of a loop, its results, their pytree spec, and what it lifts."""
     body = Body(tracer)
     outputs, tree = trees.flatten(body.run(_unflattened(tracer, function), arguments))

@@ -149,7 +149,7 @@ class InputChanges:
         tensors = (
             (index, self.inputs.leaves[index].value if alias.place is None else alias.place)
             for index, alias in self.inputs.aliases.items()
-            if alias.storage.is_placed
+            if alias.storage.depends_on_offset
         )
         rows = ((index, t.storage_offset(), t.untyped_storage().nbytes()) for index, t in tensors)
         return tuple(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.graph import Node
 
 from adjoint.graph.calling import BaseOf, FromCaller, InputSource, MemoryOf, NewToken
 from adjoint.graph.descriptors import (
@@ -41,7 +42,8 @@ class AutogradState:
     requires_grad: bool
     is_leaf: bool
     version: int
-    history: Any
+    history: Node | None
+    """The autograd node."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class ImplicitInput:
     alias: Alias
     descriptor: ViewBase | SyntheticBase
     source: BaseOf | MemoryOf
-    history: Any = None
+    history: Node | None = None
+    """The autograd node of the base before the program ran."""
 
     @property
     def has_new_history(self) -> bool:
@@ -197,7 +200,7 @@ class Inputs:
         alias = Alias(storage, None)
 
         def make_node() -> fx.Node:
-            storage.is_placed = True
+            storage.depends_on_offset = True
             return self._implicit("memory", whole, SyntheticBase(of), source)
 
         alias.make_node = make_node
@@ -248,7 +251,7 @@ def _state(tensor: torch.Tensor) -> AutogradState:
     return AutogradState(tensor.requires_grad, tensor.is_leaf, version(tensor), history(tensor))
 
 
-def history(tensor: torch.Tensor) -> Any:
+def history(tensor: torch.Tensor) -> Node | None:
     """The autograd node of `tensor`, or of its base if it is a view."""
     return tensor._base.grad_fn if tensor._is_view() else tensor.grad_fn  # type: ignore[union-attr]
 

@@ -21,10 +21,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.graph import Node
 
 from adjoint.errors import CaptureError
 from adjoint.graph.metadata import Mode, value_of
@@ -56,7 +56,7 @@ class Storage:
 
     writes: int = 0
     aliases: list[Alias] = field(default_factory=list)
-    is_placed: bool = False
+    depends_on_offset: bool = False
     """Whether the program depends on storage offsets of its tensors."""
     open: Callable[[], None] | None = None
     """Makes the whole storage of an input the root, of which the caller passed only a part."""
@@ -136,7 +136,7 @@ class Alias:
             return True  # Autograd refuses to regenerate the view, which is an error if it is used.
 
     @property
-    def gradient_edge(self) -> tuple[Any, int] | None:
+    def gradient_edge(self) -> tuple[Node, int] | None:
         """The autograd node and output index that compute this tensor; None for a leaf."""
         if self.tensor is None:
             return None

@@ -25,7 +25,8 @@ class CheckpointRegions:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[Any, int]] = {}
+        self._seen: dict[int, tuple[Callable[..., Any], int]] = {}
+        """By the id of the pack hook: the hook, and the index of its region."""
         self._entered: list[int] = []
         self._count = 0
 

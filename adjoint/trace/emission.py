@@ -29,7 +29,11 @@ from adjoint.graph.metadata import (
 from adjoint.source import user_line
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.fake import fake_call
-from adjoint.torch_private.modes import enable_python_dispatcher, forward_mode_is_enabled
+from adjoint.torch_private.modes import (
+    Hooks,
+    enable_python_dispatcher,
+    forward_mode_is_enabled,
+)
 from adjoint.torch_private.operators import OpOverload
 
 aten = torch.ops.aten
@@ -98,7 +102,7 @@ class Emitter:
         self.untraced = untraced
         self.attributes: dict[str, Any] = {}
         self.region: CheckpointRegion | None = None
-        self.hooks: Any = None
+        self.hooks: Hooks | None = None
         # The forward node whose derivative is being traced.
         self.grad_of: GradOf | None = None
         # The source line of the node being interpreted, when the traced program is itself a graph.

@@ -74,7 +74,7 @@ def locate(aliases: Iterable[Alias], tensor: torch.Tensor) -> Alias | None:
         if each.tensor is not tensor and same_elements(each.place, tensor):  # type: ignore[arg-type]
             step = ViewStep(aten.alias.default, (), {}, None, Mode())
             return Alias(each.storage, tensor, each, step)
-    near[0].storage.is_placed = True
+    near[0].storage.depends_on_offset = True
     return strided(near[0] if tensor._is_view() else root_of(near[0]), tensor)
 
 

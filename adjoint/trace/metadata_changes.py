@@ -46,7 +46,7 @@ class DataAssigned:
 MetadataChange: TypeAlias = MetadataOp | DataAssigned
 
 
-def move(tracer: Tracer, op: OpOverload, args: Any, kwargs: Any) -> Any:
+def change_metadata(tracer: Tracer, op: OpOverload, args: Any, kwargs: Any) -> Any:
     """Run `op`, which changes the sizes, strides, offset or storage of its tensor."""
     tensor: torch.Tensor = args[0]
     before, mode = tracer.alias(tensor), current_mode()
@@ -65,19 +65,19 @@ def move(tracer: Tracer, op: OpOverload, args: Any, kwargs: Any) -> Any:
         _resize(tracer, before, tracer.emitter.call(aten.resize.default, (old, *numbers), named))
     elif name in ("aten::as_strided_", "aten::resize_"):
         tracer.displaced.refuse(before, counts=True)
-        tracer.mark_placed(before)
-        _show(tracer, op, before, geometry.strided(before, tensor, Link.FAMILY, mode))
+        tracer.mark_offset_dependent(before)
+        _replace_alias(tracer, op, before, geometry.strided(before, tensor, Link.FAMILY, mode))
     else:
         pure = functional_variant(op)
         assert pure is not None, op
         step = ViewStep(pure.op, numbers, named, None, mode)
         now = Alias(before.storage, tensor, before, step, link=Link.FAMILY)
         now.node = step.emit(tracer.emitter, old, mode)
-        _show(tracer, op, before, now)
+        _replace_alias(tracer, op, before, now)
     return result
 
 
-def _show(tracer: Tracer, op: OpOverload, before: Alias, now: Alias) -> None:
+def _replace_alias(tracer: Tracer, op: OpOverload, before: Alias, now: Alias) -> None:
     assert now.tensor is not None
     now.moved_from, now.moved_by = before, op
     tracer.scope.add(now.tensor, now)

@@ -14,7 +14,7 @@ from adjoint.graph.metadata import Mode, set_entry_mode
 from adjoint.graph.purity import remove_dead_code
 from adjoint.torch_private.graph_modules import module_of
 from adjoint.trace.emission import Emitter, current_mode
-from adjoint.trace.scope import Scope
+from adjoint.trace.scope import Liftable, Scope
 from adjoint.trace.tracer import Tracer
 
 
@@ -51,7 +51,7 @@ class Body:
                     self.scope.emitter.placeholder("operand", argument)
             return call_user_code(function, *arguments)
 
-    def written(self) -> list[Any]:
+    def written(self) -> list[torch.Tensor]:
         """The operands and lifted tensors that the body wrote to."""
         outside = [*self._operands, *self.scope.lifted]
         return [
@@ -75,9 +75,9 @@ class Body:
         return module
 
 
-def match_lifted(bodies: Sequence[Body], outputs: Sequence[Any]) -> list[Any]:
+def match_lifted(bodies: Sequence[Body], outputs: Sequence[Any]) -> list[Liftable]:
     """Give all bodies the same lifted inputs, in the same order, after their operands."""
-    lifted: list[Any] = []
+    lifted: list[Liftable] = []
     for body, output in zip(bodies, outputs, strict=True):
         body.read(output)  # What a body lifts is known once its results have been read.
         lifted += [each for each in body.scope.lifted if not _among(each, lifted)]
@@ -93,7 +93,7 @@ def match_lifted(bodies: Sequence[Body], outputs: Sequence[Any]) -> list[Any]:
     return lifted
 
 
-def _among(value: Any, values: Sequence[Any]) -> bool:
+def _among(value: Liftable, values: Sequence[Liftable]) -> bool:
     return any(each is value for each in values)
 
 

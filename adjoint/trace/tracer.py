@@ -242,7 +242,7 @@ class Tracer(TorchDispatchMode):
             return self._recognise(op, args, kwargs)
         self.about_to_run(op, (args, kwargs))
         if changes_metadata_only(op):
-            return metadata_changes.move(self, op, args, kwargs)
+            return metadata_changes.change_metadata(self, op, args, kwargs)
         if op._schema.is_mutable or written_by(op, bind(op, args, kwargs)):
             return writes.mutate(self, op, args, kwargs)
         if op.is_view:
@@ -351,7 +351,7 @@ class Tracer(TorchDispatchMode):
             counts = bind(op, args, kwargs).get("storage_offset") is not None
             self.displaced.refuse(parent, counts)
             if counts:
-                self.mark_placed(parent)
+                self.mark_offset_dependent(parent)
             if parent.has_history and not geometry.covers(args[0], result):
                 alias = geometry.reaching_out(self.emitter, parent, result, mode)
             else:
@@ -380,13 +380,13 @@ class Tracer(TorchDispatchMode):
                 self.emitter.bind_symbols(alias.node, output)
         return result
 
-    def mark_placed(self, alias: Alias) -> None:
+    def mark_offset_dependent(self, alias: Alias) -> None:
         """Note that the program used the storage offset of the tensor of `alias`."""
         tensor, scope = geometry.root_of(alias).tensor, self.scope.outer
-        alias.storage.is_placed = True
+        alias.storage.depends_on_offset = True
         while scope is not None and tensor is not None:
             if id(tensor) in scope.aliases:
-                scope.aliases[id(tensor)].storage.is_placed = True
+                scope.aliases[id(tensor)].storage.depends_on_offset = True
             scope = scope.outer
 
     def unsupported(self, construct: str, why: str) -> CaptureError:
