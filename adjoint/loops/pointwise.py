@@ -1,8 +1,7 @@
-"""Pointwise operators: what each computes for one element.
+"""Pointwise operators: the formula of each, for one element.
 
-A formula sees its tensor arguments as expressions of one floating-point or integer type: half types
-are computed in float32 and rounded once, as eager's are.  Numbers among the arguments stay
-Python's.
+The tensor arguments of a formula are expressions of one dtype: half types are computed in float32
+and rounded once, as in eager.  Python numbers among the arguments stay Python numbers.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ Formula: TypeAlias = Callable[..., Expression]
 
 @dataclass(frozen=True)
 class Pointwise:
-    """A formula, and in which type its arguments meet."""
+    """A formula, and how its arguments are promoted."""
 
     formula: Formula
     compares: bool = False
-    """Arguments are promoted among themselves, and the result is a truth value."""
+    """Arguments are promoted among themselves, and the result is bool."""
     typed: bool = False
-    """The formula is told the type of the result, as `result`."""
+    """The formula takes the dtype of the result, as `result`."""
     divides: int | None = None
-    """Which argument an integer is divided by: eager raises if it is zero."""
+    """The position of an integer divisor: eager raises if it is zero."""
     rounds: bool = False
-    """A number is first rounded to the type of the tensor that it meets, as it is if it is
-    compared; elsewhere to the type in which the result is computed."""
+    """Python numbers are rounded to the dtype of the tensors, as in comparisons; elsewhere they
+    are rounded to the dtype in which the result is computed."""
 
 
 def unary(name: str) -> Formula:
@@ -49,14 +48,14 @@ def binary(name: str) -> Formula:
 def _like(value: Any, other: Expression) -> Expression:
     if isinstance(value, (int, float)):
         return constant(value, other.dtype)
-    made: Expression = value
-    return made
+    expression: Expression = value
+    return expression
 
 
 def where(condition: Expression, yes: Any, no: Any) -> Expression:
     dtype = yes.dtype if not isinstance(yes, (int, float)) else no.dtype
-    made = [constant(v, dtype) if isinstance(v, (int, float)) else v for v in (yes, no)]
-    return apply("select", condition, *made)
+    branches = [constant(v, dtype) if isinstance(v, (int, float)) else v for v in (yes, no)]
+    return apply("select", condition, *branches)
 
 
 def is_nan(x: Expression) -> Expression:
@@ -126,8 +125,8 @@ def _remainder(x: Expression, y: Any) -> Expression:
 
 
 def _power(x: Expression, y: Any, result: torch.dtype) -> Expression:
-    """Small whole exponents are products, as eager's are."""
-    # Of these eager takes no roots: they differ at -0 and at -inf.
+    """Small integer exponents are products, as in eager."""
+    # Eager takes no roots of float16: they differ at -0 and at -inf.
     if result == torch.float16 and y in (0.5, -0.5):
         return apply("pow", x, _like(y, x))
     if isinstance(y, (int, float)):
@@ -152,15 +151,16 @@ def _power(x: Expression, y: Any, result: torch.dtype) -> Expression:
 
 
 def _whole_power(x: Expression, exponent: int) -> Expression:
-    result = constant(1, x.dtype)
-    made: Expression = result
+    """By repeated squaring."""
+    one = constant(1, x.dtype)
+    power: Expression = one
     while exponent:
         if exponent & 1:
-            made = x if made is result else made * x
+            power = x if power is one else power * x
         exponent >>= 1
         if exponent:
             x = x * x
-    return made
+    return power
 
 
 def _clamp(x: Expression, low: Any = None, high: Any = None) -> Expression:
@@ -465,7 +465,7 @@ TABLE: dict[Any, Pointwise] = {
     aten.positive.default: _P(lambda x: x),
 }
 
-# Whose arguments are not promoted to the type of the result: a mask is read as what it is.
+# Positions of masks among the arguments: they are not promoted to the dtype of the result.
 MASKS: dict[Any, tuple[int, ...]] = {
     aten.where.self: (0,),
     aten.masked_fill.Scalar: (1,),
@@ -474,5 +474,5 @@ MASKS: dict[Any, tuple[int, ...]] = {
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """The type that arithmetic on `dtype` happens in."""
+    """The dtype in which values of `dtype` are computed."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -1,1 +1,1 @@
-"""Graphs become plans: kernels of fused loops, and calls of what stays as it is."""
+"""Lower: a graph becomes a plan of fused kernels and library calls."""

@@ -1,4 +1,4 @@
-"""Operators that are called as they are: what they need, what they share, and where they write."""
+"""Library calls: dependencies, aliasing between results and arguments, and `out` variants."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ aten = torch.ops.aten
 
 
 def needs_of_call(node: fx.Node) -> set[fx.Node]:
-    """What there must be before it; of views among its arguments also their sizes."""
+    """The tensors a call depends on, those behind views and the sizes of views included."""
     return needs_of_tensors(node.all_input_nodes)
 
 
 def needs_of_tensors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """What there must be before they are; views are made where they are needed."""
+    """The nodes themselves, or what they are views of."""
     found: set[fx.Node] = set()
     work = list(nodes)
     while work:
-        each = work.pop()
-        if view_of(each) is None and each.target not in PARTS:
-            found.add(each)
+        node = work.pop()
+        if view_of(node) is None and node.target not in PARTS:
+            found.add(node)
         else:
-            work += each.all_input_nodes
+            work += node.all_input_nodes
     return found
 
 
 def may_alias(node: fx.Node) -> bool:
-    """Its result may be memory of an argument."""
+    """The result may share memory with an argument."""
     if node.target in WRITERS or not isinstance(node.target, OpOverload):
         return node.target not in WRITERS
-    if node.target in _COPIES or is_collective(node):
+    if node.target in _COPIES_IF_NEEDED or is_collective(node):
         return True
     return _is_alias(node.target)
 
 
 def is_returned(node: fx.Node) -> bool:
-    """The caller gets it, or something that may share its memory."""
+    """The program returns the value, or one that may share its memory."""
     return any(
         user.op == "output" or ((user.target in PARTS or may_alias(user)) and is_returned(user))
         for user in node.users
@@ -55,29 +55,29 @@ def is_returned(node: fx.Node) -> bool:
 
 
 def _is_alias(target: Any) -> bool:
-    """Its result always shares memory with an argument; that of `flip` never does."""
+    """By its schema, the result shares memory with an argument."""
     return isinstance(target, OpOverload) and any(
         result.alias_info is not None for result in target._schema.returns
     )
 
 
 def is_view(node: fx.Node) -> bool:
-    """Its result is memory of an argument, and nothing is copied."""
+    """The result shares memory with an argument, and the operator never copies."""
     target = node.target
-    return isinstance(target, OpOverload) and bool(target.is_view) and target not in _COPIES
+    if not isinstance(target, OpOverload) or target in _COPIES_IF_NEEDED:
+        return False
+    return bool(target.is_view)
 
 
 def expected_of(node: fx.Node) -> tuple[ExpectedTensor | None, ...]:
-    """What the call of an operator is expected to return.
-
-    What views return follows from what they are of.
-    """
-    if not isinstance(node.target, OpOverload) or is_view(node) or node.target in _COPIES:
+    """The tensors that a library call is expected to return; those of views are not checked."""
+    target = node.target
+    if not isinstance(target, OpOverload) or is_view(node) or target in _COPIES_IF_NEEDED:
         return ()
-    return tuple(map(_promise, trees.leaves(node.meta.get("val"))))
+    return tuple(map(_expected, trees.leaves(node.meta.get("val"))))
 
 
-def _promise(value: Any) -> ExpectedTensor | None:
+def _expected(value: Any) -> ExpectedTensor | None:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     if any(map(is_unbacked_int, (*value.shape, *value.stride()))):
@@ -85,7 +85,7 @@ def _promise(value: Any) -> ExpectedTensor | None:
     return ExpectedTensor(sizes(value.shape), sizes(value.stride()), value.dtype, value.device)
 
 
-# Operators of which the result depends on how arguments lie in memory.
+# Operators whose result depends on the strides of their arguments.
 READS_LAYOUT = frozenset(
     {
         aten.as_strided.default,
@@ -97,7 +97,7 @@ READS_LAYOUT = frozenset(
 )
 
 
-# Operators that write their result where they are told.
+# Operators that can write to a given tensor, and the function that takes it as `out`.
 WRITERS: dict[Any, Any] = {
     aten.mm.default: torch.mm,
     aten.bmm.default: torch.bmm,
@@ -105,5 +105,7 @@ WRITERS: dict[Any, Any] = {
 }
 
 
-# Said to copy, but called as something that need not.
-_COPIES = frozenset({aten._unsafe_view.default, aten.reshape.default, aten.contiguous.default})
+# Operators that return a view where strides allow, and a copy elsewhere.
+_COPIES_IF_NEEDED = frozenset(
+    {aten._unsafe_view.default, aten.reshape.default, aten.contiguous.default}
+)

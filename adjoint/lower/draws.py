@@ -1,8 +1,8 @@
-"""Operators that draw random numbers, as torch programs of numbers that kernels draw themselves.
+"""Random operators as torch programs over random bits that kernels generate.
 
-A tensor `seeds` is one more input of the program: a key, and where its streams of numbers begin.
-Each draw has streams of its own, so that no number is drawn twice.  What is drawn is as eager's is,
-number by number another.
+A tensor `seeds` is one more input of the program: the key, and the offset at which its random
+streams begin.  Each draw has streams of its own, so that no number is drawn twice.  Numbers have
+eager's distributions, but not eager's values.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from adjoint.graph.descriptors import Seeds
 from adjoint.graph.metadata import set_descriptor
 from adjoint.graph.operations import random_bits
 from adjoint.loops.pointwise import computed_in
-from adjoint.lower.decompositions import Declined, Program, rewrite
+from adjoint.lower.compositions import Composition, Declined
+from adjoint.lower.decompositions import rewrite
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import fake_mode_of
 
 aten = torch.ops.aten
 
-DRAWS: dict[Any, Program] = {}
+DRAWS: dict[Any, Composition] = {}
 
-# How many bits make a number in [0, 1): all that the type can tell apart, and none that is rounded.
+# Random bits of a number in [0, 1): as many as the type represents exactly.
 DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
 
 
-def draw(*ops: Any) -> Callable[[Program], Program]:
-    def register(program: Program) -> Program:
+def draw(*ops: Any) -> Callable[[Composition], Composition]:
+    def register(program: Composition) -> Composition:
         DRAWS.update(dict.fromkeys(ops, program))
         return program
 
@@ -52,7 +53,7 @@ def draw_in_kernels(graph_module: fx.GraphModule, device: torch.device) -> fx.Gr
     seeds = _with_seeds(copy, device)
     streams = itertools.count()
 
-    def program_of(node: fx.Node) -> Program | None:
+    def program_of(node: fx.Node) -> Composition | None:
         if not _is_draw(node, device):
             return None
         # Of several results what was drawn is the last.
@@ -96,7 +97,7 @@ def _with_seeds(graph_module: fx.GraphModule, device: torch.device) -> fx.Node:
 
 
 class Numbers:
-    """Random tensors like `like`: of its size, laid out as it is."""
+    """Random tensors with the shape and strides of `like`."""
 
     def __init__(self, seeds: torch.Tensor, streams: Iterator[int], like: torch.Tensor) -> None:
         self.seeds = seeds
@@ -113,7 +114,7 @@ class Numbers:
         return self.bits(DIGITS[dtype]).to(dtype) * 0.5 ** DIGITS[dtype]
 
     def truth(self, probability: float) -> torch.Tensor:
-        """True so often; never and always are exact."""
+        """True with this probability; 0 and 1 are exact."""
         return self.bits(31) <= round(probability * 2**31) - 1
 
     def between(self, low: float, high: float) -> torch.Tensor:
@@ -123,17 +124,17 @@ class Numbers:
         _require(-most <= low <= high <= most and high - low <= most)
         if (low, high) == (0, 1):
             return self.below_one(dtype)
-        made = (self.below_one(computed_in(dtype)) * (high - low) + low).to(dtype)
-        # It may have been rounded to the end.
-        return torch.where(made == high, low, made)
+        drawn = (self.below_one(computed_in(dtype)) * (high - low) + low).to(dtype)
+        # Rounding may have given `high` itself.
+        return torch.where(drawn == high, low, drawn)
 
     def above_zero(self) -> torch.Tensor:
-        """In (0, 1], as finely as the type that halves are computed in can tell near 0."""
+        """In (0, 1], in the dtype that is computed in: finely spaced near 0."""
         bits, dtype = self.fine()
         return _above_zero(self.bits(bits), bits, dtype)
 
     def normal(self) -> torch.Tensor:
-        """Of mean 0 and deviation 1, in the type that halves are computed in (Box and Muller)."""
+        """Standard normal, by Box and Muller, in the dtype that is computed in."""
         bits, dtype = self.fine()
         if dtype == torch.float64:
             one, other = self.bits(bits), self.bits(bits)
@@ -145,7 +146,7 @@ class Numbers:
         return size * (other.to(dtype) * (2 * math.pi * 0.5**bits)).cos()
 
     def exponential(self) -> torch.Tensor:
-        """Of mean 1, and never 0: its logarithm is taken."""
+        """Exponential of mean 1, and never 0: users take its logarithm."""
         drawn = -self.above_zero().log()
         return drawn.clamp_min(torch.finfo(drawn.dtype).eps / 2)
 
@@ -158,18 +159,18 @@ class Numbers:
         return drawn.to(dtype)
 
     def floating(self) -> torch.dtype:
-        """The type, if it is one of real numbers."""
+        """The dtype, which must be a floating-point one."""
         _require(self.like.dtype in DIGITS)
         return self.like.dtype
 
     def fine(self) -> tuple[int, torch.dtype]:
-        """How many bits are worth drawing, and the type that is computed in."""
+        """How many bits to draw, and the dtype that is computed in."""
         dtype = computed_in(self.floating())
         return (53 if dtype == torch.float64 else 31), dtype
 
 
-# Below these, all integers are numbers of the type; and some are drawn more often than others by
-# no more than one part in 2**22.
+# Bounds of random integers: all up to them are exact in the dtype, and the bias of taking them
+# modulo the range is at most 2**-22.
 WHOLE = {
     torch.int64: 1 << 40,
     torch.int32: 1 << 31,
@@ -282,7 +283,7 @@ def _rrelu(
 
 @draw(aten.randint.default, aten.randint_like.default)
 def _randint(numbers: Numbers, *args: Any, **options: Any) -> Any:
-    """The bound is before the size, or after what the result is like."""
+    """The upper bound is the first argument, or the second of `randint_like`."""
     return numbers.whole(0, args[1] if isinstance(args[0], torch.Tensor) else args[0])
 
 

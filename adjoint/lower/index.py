@@ -1,7 +1,7 @@
-"""Index arithmetic: sums of axes with coefficients, simplified as they are made.
+"""Index arithmetic: linear combinations of axes, simplified as they are built.
 
 An axis counts from 0 to its extent.  What is not linear in axes - a quotient, a remainder, an index
-read from memory - is an atom of its own, and only there if it could not be simplified away.
+loaded from memory - is an atom, which remains only where it cannot be simplified.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
+
+from typing_extensions import assert_never
 
 from adjoint.loops.expressions import Expression
 from adjoint.lower.sizes import Size, is_below, is_one, product, quotient, same, simplified
@@ -34,7 +36,7 @@ class Remainder:
 
 @dataclass(frozen=True)
 class Gathered:
-    """An index that is data, and must be in range(size)."""
+    """An index that is loaded from memory, and must be in range(size)."""
 
     value: Expression
     size: Size
@@ -80,7 +82,7 @@ class Index:
     def _split(self, by: Size) -> tuple[Index, Index]:
         """(a, b) with a * by + b = self."""
         if isinstance(by, int) and by == 0:
-            return Index(), self  # There is nothing to count.
+            return Index(), self  # The tensor has no elements.
         whole: list[tuple[Atom, Size]] = []
         rest: list[tuple[Atom, Size]] = []
         for atom, coefficient in self.terms:
@@ -114,11 +116,11 @@ class Index:
         return is_below(simplified(highest), bound)
 
     def replaced(self, axes: Mapping[Axis, Index]) -> Index:
-        """With other indices in place of axes."""
-        made = Index((), self.constant)
+        """The index with other indices substituted for axes."""
+        total = Index((), self.constant)
         for atom, coefficient in self.terms:
-            made = made + _replaced(atom, axes) * coefficient
-        return made
+            total = total + _replaced(atom, axes) * coefficient
+        return total
 
     def axes(self) -> Iterable[Axis]:
         for atom, _ in self.terms:
@@ -141,10 +143,12 @@ def _replaced(atom: Atom, axes: Mapping[Axis, Index]) -> Index:
             return of.replaced(axes) % by
         case Gathered():
             return Index(((atom, 1),))
+        case _:
+            assert_never(atom)
 
 
 def combined(terms: Iterable[tuple[Atom, Size]], constant: Size) -> Index:
-    """The sum of terms, with (x // n) * n + x % n as x."""
+    """The sum of terms, in which (x // n) * n + x % n is simplified to x."""
     summed: dict[Atom, Size] = {}
     for atom, coefficient in terms:
         summed[atom] = simplified(summed.get(atom, 0) + coefficient)
@@ -161,7 +165,7 @@ def combined(terms: Iterable[tuple[Atom, Size]], constant: Size) -> Index:
 
 
 def _partners(rest: Remainder) -> Iterable[Quotient]:
-    """The quotient that a remainder leaves, in the ways it may be written."""
+    """The quotient that belongs to a remainder, in the forms it may have."""
     yield Quotient(rest.of, rest.by)
     match rest.of:
         case Index(((Quotient(of, by), 1),), 0):
@@ -173,26 +177,27 @@ def of_axis(axis: Axis) -> Index:
 
 
 def linear(index: Sequence[Index], strides: Sequence[Size], offset: Size = 0) -> Index:
-    made = Index((), offset)
+    """The offset in memory of the element at `index`."""
+    total = Index((), offset)
     for each, stride in zip(index, strides, strict=True):
-        made = made + each * stride
-    return made
+        total = total + each * stride
+    return total
 
 
 def row_major(shape: Sequence[Size]) -> tuple[Size, ...]:
     """The strides of a contiguous tensor."""
-    return tuple(product(shape[place + 1 :]) for place in range(len(shape)))
+    return tuple(product(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def reshaped(
     index: Sequence[Index], shape: Sequence[Size], into: Sequence[Size]
 ) -> tuple[Index, ...]:
-    """Where the element at `index` of a tensor of sizes `shape` is, in one of sizes `into`.
+    """The index into a contiguous tensor of sizes `into` of the element at `index` of `shape`.
 
-    Runs of sizes with the same product are taken apart from one another, so that as little as
-    possible is divided.
+    Runs of dimensions with equal products are converted separately, so that there are as few
+    divisions as possible.
     """
-    made: list[Index] = []
+    result: list[Index] = []
     here, there = list(shape), list(into)
     at, to = 0, 0
     while to < len(there) or at < len(here):
@@ -212,8 +217,8 @@ def reshaped(
             else:
                 right, to = simplified(right * there[to]), to + 1
         run = linear(index[first_at:at], row_major(here[first_at:at]))
-        made += unravelled(run, there[first_to:to])
-    return tuple(made)
+        result += unravelled(run, there[first_to:to])
+    return tuple(result)
 
 
 def _smaller(one: Size, other: Size) -> bool:
@@ -224,40 +229,40 @@ def _smaller(one: Size, other: Size) -> bool:
 
 
 def unravelled(run: Index, shape: Sequence[Size]) -> list[Index]:
-    """A position counted along a contiguous tensor, as one index for each dimension."""
-    made: list[Index] = []
-    for place, size in enumerate(shape):
-        inner = product(shape[place + 1 :])
+    """The offset in a contiguous tensor, as one index for each dimension."""
+    result: list[Index] = []
+    for dim, size in enumerate(shape):
+        inner = product(shape[dim + 1 :])
         part = run // inner
-        made.append(Index() if is_one(size) else part if place == 0 else part % size)
-    return made
+        result.append(Index() if is_one(size) else part if dim == 0 else part % size)
+    return result
 
 
 def refined(one: Sequence[Size], other: Sequence[Size]) -> tuple[Size, ...] | None:
-    """The coarsest sizes that both are made of by merging neighbours, or None."""
+    """The coarsest sizes from which both follow by merging adjacent dimensions, or None."""
     left = [size for size in reversed(one) if not is_one(size)]
     right = [size for size in reversed(other) if not is_one(size)]
-    made: list[Size] = []
+    common: list[Size] = []
     while left and right:
         a, b = left.pop(0), right.pop(0)
         if same(a, b):
-            made.append(a)
+            common.append(a)
             continue
         if (rest := quotient(a, b)) is not None:
-            made.append(b)
+            common.append(b)
             left.insert(0, rest)
         elif (rest := quotient(b, a)) is not None:
-            made.append(a)
+            common.append(a)
             right.insert(0, rest)
         else:
             return None
     if left or right:
         return None
-    return tuple(reversed(made))
+    return tuple(reversed(common))
 
 
 def leading(shape: Sequence[Size], rows: Size) -> int | None:
-    """How many dimensions, from the first on, have `rows` elements; None if that cannot be."""
+    """How many leading dimensions have `rows` elements together; None if no number has."""
     for count in range(1, len(shape) + 1):
         if same(product(shape[:count]), rows):
             return count

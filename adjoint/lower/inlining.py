@@ -1,7 +1,7 @@
-"""Values that are computed wherever they are read, and never stored.
+"""Inlining: values that are computed wherever they are read, and never stored.
 
-Where threads are many, memory is what they wait for: a value that can be computed from no more than
-would be read for it is worth neither the store nor the memory.
+On a memory-bound target a value is not worth its store and its loads if it can be computed from no
+more bytes than it has itself.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ from torch import fx
 
 from adjoint.lower.definitions import CONSTANTS, Definition, Mapped, Multiplied
 from adjoint.lower.index import linear
-from adjoint.lower.items import Item, base_of, reading_through, strides_of
+from adjoint.lower.items import Item, base_of, strides_of, with_inlined
 from adjoint.lower.sizes import Size, estimate, product, same
-from adjoint.lower.views import Where, shape_of, view_of
+from adjoint.lower.views import MultiIndex, dtype_of, shape_of, view_of
 from adjoint.rules.costs import effort
 
-# What is computed again each time may be so much.
-MOST_OPERATORS = 24
-MOST_FUNCTIONS = 3
+# The most operators of an inlined value, and the most costly functions among them.
+MAX_INLINED_OPERATORS = 24
+MAX_INLINED_FUNCTIONS = 3
 
-# A product has time to read so many times more, and to compute so much for an element of each of
-# its columns' tiles.
-FOR_PRODUCTS = 2
-MOST_IN_PRODUCTS = 12
+# The left operand of a product may read this many times its own bytes, and compute this many
+# operators for each element and each tile of columns.
+PRODUCT_READ_FACTOR = 2
+MAX_PRODUCT_OPERATORS = 12
 
-# So little is computed again even for many more elements than there are.
-A_TRIFLE = 3
+# A value of at most this many operators is inlined even where it is read many times.
+MAX_TRIVIAL_OPERATORS = 3
 
 
 def inlined(items: Mapping[fx.Node, Item]) -> dict[fx.Node, Item]:
-    """The items, given in order, without those that are computed where they are read."""
-    left: dict[fx.Node, Item] = {}
+    """The items, given in order, without those that are inlined where they are read."""
+    remaining: dict[fx.Node, Item] = {}
     chosen: dict[fx.Node, Definition] = {}
     indices = {base_of(bound.node) for item in items.values() for bound in item.bounds}
     for node, item in items.items():
-        made = reading_through(item, chosen)
-        assert made is not None, "what is chosen can be read through"
-        if node not in indices and _is_worth_it(made, items):
-            chosen[node] = made.definition
+        candidate = with_inlined(item, chosen)
+        assert candidate is not None, "elementwise definitions can be inlined"
+        if node not in indices and _is_worth_it(candidate, items):
+            chosen[node] = candidate.definition
         else:
-            left[node] = made
-    return left
+            remaining[node] = candidate
+    return remaining
 
 
 def _is_worth_it(item: Item, items: Mapping[fx.Node, Item]) -> bool:
@@ -52,32 +52,32 @@ def _is_worth_it(item: Item, items: Mapping[fx.Node, Item]) -> bool:
         return False
     if not _is_read_by_items_alone(node, items):
         return False
-    if _is_too_much(item):
+    if _is_costly(item):
         return False
     cost = effort(len(item.applied), item.functions)
-    if not all(_has_time(items[reader], node, item, cost) for reader in _readers(node)):
+    if not all(_may_compute(items[reader], node, item, cost) for reader in _readers(node)):
         return False
-    if not _is_trifle(item) and not _is_read_once_an_element(node, item.count, items):
+    if not _is_trivial(item) and not _is_read_once_an_element(node, item.count, items):
         return False
-    most = bytes_for(node, item.count) * (FOR_PRODUCTS if _is_for_products(node, items) else 1)
-    return bytes_read(item) <= most
+    factor = PRODUCT_READ_FACTOR if _is_read_by_products_alone(node, items) else 1
+    return bytes_read(item) <= bytes_for(node, item.count) * factor
 
 
 def is_quick(item: Item, reader: Item) -> bool:
-    """It may be computed again by that reader, wherever it is read."""
-    return not _is_too_much(item) and (same(reader.count, item.count) or _is_trifle(item))
+    """Cheap enough for that reader to recompute it for each element it reads."""
+    return not _is_costly(item) and (same(reader.count, item.count) or _is_trivial(item))
 
 
-def _is_trifle(item: Item) -> bool:
-    return len(item.applied) <= A_TRIFLE and not item.functions
+def _is_trivial(item: Item) -> bool:
+    return len(item.applied) <= MAX_TRIVIAL_OPERATORS and not item.functions
 
 
-def _is_too_much(item: Item) -> bool:
-    return len(item.applied) > MOST_OPERATORS or item.functions > MOST_FUNCTIONS
+def _is_costly(item: Item) -> bool:
+    return len(item.applied) > MAX_INLINED_OPERATORS or item.functions > MAX_INLINED_FUNCTIONS
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
-    """What reads a value, through views as well."""
+    """The nodes that read a value, directly or through views."""
     for user in node.users:
         if view_of(user) is None:
             yield user
@@ -97,8 +97,8 @@ def _is_read_once_an_element(node: fx.Node, count: Size, items: Mapping[fx.Node,
     )
 
 
-def _has_time(reader: Item, node: fx.Node, item: Item, cost: int) -> bool:
-    """A product computes what it multiplies for each tile of columns, with few threads."""
+def _may_compute(reader: Item, node: fx.Node, item: Item, cost: int) -> bool:
+    """A product computes its left operand once for each tile of columns, with few threads."""
     if not isinstance(reader.definition, Multiplied):
         return True
     left, right = reader.node.args[:2]
@@ -108,31 +108,31 @@ def _has_time(reader: Item, node: fx.Node, item: Item, cost: int) -> bool:
     assert isinstance(columns, int)
     tiles = -(-columns // reader.definition.tile.columns)
     is_left = base_of(left) is node and base_of(right) is not node
-    return is_left and not item.gathers and cost * tiles <= MOST_IN_PRODUCTS
+    return is_left and not item.gathers and cost * tiles <= MAX_PRODUCT_OPERATORS
 
 
-def _is_for_products(node: fx.Node, items: Mapping[fx.Node, Item]) -> bool:
+def _is_read_by_products_alone(node: fx.Node, items: Mapping[fx.Node, Item]) -> bool:
     return all(isinstance(items[n].definition, Multiplied) for n in _readers(node))
 
 
 def bytes_for(node: fx.Node, count: Size) -> int:
-    """What a pass through so many elements of a tensor takes from memory."""
-    size: int = node.meta["val"].dtype.itemsize
-    return min(estimate(count), estimate(product(shape_of(node)))) * size
+    """The memory traffic of reading `count` elements of a tensor."""
+    return min(estimate(count), estimate(product(shape_of(node)))) * dtype_of(node).itemsize
 
 
 def bytes_read(item: Item) -> float:
-    """What computing all elements takes from memory; too much, where neighbours lie apart."""
-    taken = 0
+    """The memory traffic of computing all elements; infinite where loads are not coalesced."""
+    traffic = 0
     for base, index in dict.fromkeys(item.reads):
         if not is_small(base, item.count):
-            if not lies_along(item, base, index):
+            if not is_coalesced(item, base, index):
                 return math.inf
-            taken += bytes_for(base, item.count)
-    return taken
+            traffic += bytes_for(base, item.count)
+    return traffic
 
 
-def lies_along(item: Item, base: fx.Node, index: Where) -> bool:
+def is_coalesced(item: Item, base: fx.Node, index: MultiIndex) -> bool:
+    """Adjacent iterations read adjacent elements, or the same."""
     if not item.order:
         return True
     fastest = item.axes[item.order[-1]]
@@ -141,5 +141,5 @@ def lies_along(item: Item, base: fx.Node, index: Where) -> bool:
 
 
 def is_small(base: fx.Node, count: Size) -> bool:
-    """It is read again and again, and so from a cache."""
+    """A tensor with far fewer elements than iterations: most reads hit the cache."""
     return estimate(product(shape_of(base))) * 8 <= estimate(count)

@@ -1,15 +1,16 @@
-"""Items: the tensors that kernels compute, in which order, and what they read for it."""
+"""Items: the tensors that kernels compute, their iteration order, and the elements they read."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import fx
+from typing_extensions import assert_never
 
+from adjoint.graph.metadata import tensor_of
 from adjoint.loops.expressions import Apply, Expression, Name, walk
 from adjoint.loops.show import identity_of
 from adjoint.lower.calls import is_view, needs_of_tensors
@@ -35,12 +36,12 @@ from adjoint.lower.index import (
     row_major,
 )
 from adjoint.lower.sizes import Size, is_one, product, same, sizes
-from adjoint.lower.views import Where, shape_of, view_of
+from adjoint.lower.views import MultiIndex, dtype_of, rank_of, shape_of, view_of
 from adjoint.rules.costs import functions_in
 
 
-def resolve(node: fx.Node, index: Where) -> tuple[fx.Node, Where]:
-    """The tensor that holds the element of a view, and where."""
+def resolve(node: fx.Node, index: MultiIndex) -> tuple[fx.Node, MultiIndex]:
+    """The tensor in memory behind a view, and the index of the element in it."""
     while (view := view_of(node)) is not None:
         node, through = view
         index = through(index)
@@ -48,20 +49,20 @@ def resolve(node: fx.Node, index: Where) -> tuple[fx.Node, Where]:
 
 
 def base_of(node: fx.Node) -> fx.Node:
-    """The tensor that a view is of; any other is itself."""
+    """The tensor in memory behind a view; a tensor that is no view is its own base."""
     while (view := view_of(node)) is not None:
         node = view[0]
     return node
 
 
 def strides_of(node: fx.Node) -> tuple[Size, ...]:
-    """Those that kernels take for granted.
+    """The strides that kernels assume.
 
-    An input that was expanded when it was captured, as a cotangent often is, may be any other in
-    the next call; no copy could be laid out as it was.  A view that is called for repeats elements
-    as its fake does.
+    An input that was expanded (stride 0) when it was captured, as cotangents often are, counts as
+    contiguous: the next call may pass another layout, and a copy cannot have overlapping elements.
+    Views that are library calls keep their strides.
     """
-    shape, strides = shape_of(node), sizes(node.meta["val"].stride())
+    shape, strides = shape_of(node), sizes(tensor_of(node).stride())
     if is_view(node):
         return strides
     if any(stride == 0 and not is_one(size) for stride, size in zip(strides, shape, strict=True)):
@@ -70,10 +71,10 @@ def strides_of(node: fx.Node) -> tuple[Size, ...]:
 
 
 def iteration_order(shape: Sequence[Size], strides: Sequence[Size]) -> tuple[int, ...]:
-    """Dimensions from the slowest to the fastest; those of size 1 do not count."""
+    """Dimensions by decreasing stride, without those of size 1."""
     dims = [dim for dim, size in enumerate(shape) if not is_one(size)]
     if all(isinstance(strides[dim], int) for dim in dims):
-        # Where a stride is 0 the elements are the same: such a dimension may stand where it is.
+        # A dimension of stride 0 has no place in this order: all stay as they are.
         if any(strides[dim] == 0 for dim in dims):
             return tuple(dims)
         return tuple(sorted(dims, key=lambda dim: -int(strides[dim])))
@@ -87,24 +88,24 @@ class Item:
     node: fx.Node
     definition: Definition
     domain: tuple[Size, ...]
-    """The sizes it iterates over: those of the tensor, or of what is reduced or scattered."""
+    """The iteration space: the sizes of the result, or of the source of a reduction or scatter."""
     order: tuple[int, ...]
     """Dimensions of the domain, from the slowest to the fastest."""
-    reads: list[tuple[fx.Node, Where]] = field(default_factory=list)
-    """Elements read, by the axes of the domain."""
+    reads: list[tuple[fx.Node, MultiIndex]] = field(default_factory=list)
+    """The elements read, in terms of the axes of the domain."""
     applied: tuple[str, ...] = ()
-    """The operators that an element takes."""
+    """The operators applied for one element."""
     checked: set[fx.Node] = field(default_factory=set)
-    """Indices that must be known to be in range before anything is read by them."""
+    """Index tensors that must be checked before anything is read by them."""
     serial: bool = False
-    """Neighbours in the fastest dimension may meet in one element of the result."""
+    """Iterations along the fastest dimension may update the same element of the result."""
 
     @functools.cached_property
     def axes(self) -> tuple[Axis, ...]:
         return tuple(Axis(f"{self.node.name}.{dim}", s) for dim, s in enumerate(self.domain))
 
     @functools.cached_property
-    def index(self) -> Where:
+    def index(self) -> MultiIndex:
         return tuple(of_axis(axis) for axis in self.axes)
 
     @functools.cached_property
@@ -117,13 +118,13 @@ class Item:
 
     @functools.cached_property
     def columns(self) -> Size:
-        """Of a reduction: how many elements are combined into one, if they are neighbours."""
+        """How many elements a reduction combines into one."""
         assert isinstance(self.definition, Reduced)
         return product([self.domain[dim] for dim in self.definition.dims])
 
     @functools.cached_property
     def reduces_rows(self) -> bool:
-        """A reduction of neighbours, which leaves one value for each row."""
+        """A reduction over the fastest dimensions: one result for each row."""
         if not isinstance(self.definition, Reduced):
             return False
         dims = [dim for dim in self.order if dim in self.definition.dims]
@@ -131,7 +132,7 @@ class Item:
 
     @functools.cached_property
     def gathers(self) -> bool:
-        """Where it reads depends on what it has read."""
+        """It reads by indices that are loaded from memory."""
         return any(
             isinstance(atom, Gathered)
             for _, index in self.reads
@@ -145,7 +146,7 @@ class Item:
 
     @functools.cached_property
     def functions(self) -> int:
-        """How many operators are functions, which cost as much as several others."""
+        """How many of the operators are costly."""
         return functions_in(self.applied)
 
     @property
@@ -156,38 +157,38 @@ class Item:
     def is_reduction(self) -> bool:
         return not isinstance(self.definition, Mapped)
 
-    def position(self, index: Where) -> Index:
-        """Where an element of the result comes in the order of its own iteration."""
+    def position(self, index: MultiIndex) -> Index:
+        """The number of the iteration that computes an element of the result."""
         shape = shape_of(self.node)
         order = self.order
         if isinstance(self.definition, Reduced):
-            # In the order of what is reduced, however the result itself lies.
-            left = [dim for dim in range(len(self.domain)) if dim not in self.definition.dims]
-            keeps = len(shape) == len(self.domain)
-            places = {dim: dim if keeps else place for place, dim in enumerate(left)}
-            order = tuple(places[dim] for dim in self.order if dim in places)
+            # The iteration order is that of the source, whatever the strides of the result.
+            kept = [dim for dim in range(len(self.domain)) if dim not in self.definition.dims]
+            keepdim = len(shape) == len(self.domain)
+            result_dims = {dim: dim if keepdim else place for place, dim in enumerate(kept)}
+            order = tuple(result_dims[dim] for dim in self.order if dim in result_dims)
         return linear([index[dim] for dim in order], row_major([shape[dim] for dim in order]))
 
 
-def constant_at(node: fx.Node, index: Where, reader: Reader) -> Expression | None:
-    """An element of what is made of nothing: computed wherever it is read."""
+def constant_at(node: fx.Node, index: MultiIndex, reader: Reader) -> Expression | None:
+    """An element of a constant tensor, which is computed wherever it is read; else None."""
     definition = definition_of(node) if node.target in CONSTANTS else None
     return definition.element(index, reader) if isinstance(definition, Mapped) else None
 
 
 class Recorder:
-    """Gives dummies for elements, and keeps which were asked for."""
+    """A reader that records which elements are read, and returns placeholders for them."""
 
     def __init__(self) -> None:
-        self.reads: list[tuple[fx.Node, Where]] = []
+        self.reads: list[tuple[fx.Node, MultiIndex]] = []
 
-    def read(self, node: fx.Node, index: Where) -> Expression:
+    def read(self, node: fx.Node, index: MultiIndex) -> Expression:
         base, index = resolve(node, index)
         known = constant_at(base, index, self)
         if known is not None:
             return known
         self.reads.append((base, index))
-        return Name("?", base.meta["val"].dtype)
+        return Name("?", dtype_of(base))
 
     def size(self, size: Size) -> Expression:
         return Name("?", torch.int64)
@@ -204,24 +205,23 @@ def item_of(node: fx.Node, definition: Definition) -> Item:
     if isinstance(definition, Scattered):
         place = definition.place(item.index, recorder)
         fastest = item.axes[item.order[-1]] if item.order else None
-        straight = [each for each in place if fastest in set(each.axes())]
-        item.serial = not straight
+        item.serial = not any(fastest in set(each.axes()) for each in place)
         definition.start(tuple(Index() for _ in shape_of(node)), recorder)
     item.reads = recorder.reads
     item.applied = tuple(each.operator for each in walk(expression) if isinstance(each, Apply))
     return item
 
 
-class _Reading:
-    """Gives names for elements that say which they are."""
+class _Naming:
+    """A reader that returns, for each element, a name that says which it is."""
 
-    def read(self, node: fx.Node, index: Where) -> Expression:
+    def read(self, node: fx.Node, index: MultiIndex) -> Expression:
         base, index = resolve(node, index)
         known = constant_at(base, index, self)
         if known is not None:
             return known
         place = linear(index, row_major(shape_of(base)))
-        return Name(f"{base.name}{_shown(place)}", base.meta["val"].dtype)
+        return Name(f"{base.name}{_shown(place)}", dtype_of(base))
 
     def size(self, size: Size) -> Expression:
         return Name(str(size), torch.int64)
@@ -231,7 +231,7 @@ class _Reading:
 
 
 def _shown(index: Index) -> str:
-    """The same for the same places, whichever item they are read for."""
+    """A text for an index that does not depend on the item whose axes it has."""
     terms: list[str] = []
     for atom, coefficient in index.terms:
         match atom:
@@ -241,38 +241,41 @@ def _shown(index: Index) -> str:
                 terms.append(f"{type(atom).__name__}({_shown(of)},{by})*{coefficient}")
             case Gathered(value, _):
                 terms.append(f"[{identity_of(value)}]*{coefficient}")
+            case _:
+                assert_never(atom)
     return f"<{'+'.join(sorted(terms))}+{index.constant}>"
 
 
-def text_of(item: Item) -> Any:
-    """Items with the same text are the same tensor; what is scattered, or data checks, is its own.
+def value_key(item: Item) -> Hashable:
+    """A key for common subexpression elimination: items with the same key compute the same tensor.
 
-    Elements of one tensor at one place have one name, so that two spellings of a derivative meet.
+    It is built from the elements that are read, so that two ways to write one derivative have the
+    same key.  Reductions, scatters and items that check indices have a key of their own.
     """
     definition, node = item.definition, item.node
     if not isinstance(definition, Mapped) or definition.bounds:
         return node
-    reader: Reader = _Reading()
-    laid = (shape_of(node), strides_of(node), node.meta["val"].dtype)
-    return (identity_of(definition.element(item.index, reader)), *laid)
+    reader: Reader = _Naming()
+    layout = (shape_of(node), strides_of(node), dtype_of(node))
+    return (identity_of(definition.element(item.index, reader)), *layout)
 
 
-class _Through:
-    """A reader for which elements of some tensors are computed where they are read."""
+class _Inlining:
+    """A reader that computes the elements of some tensors instead of reading them."""
 
     def __init__(self, reader: Reader, known: Mapping[fx.Node, Mapped]) -> None:
         self.reader = reader
         self.known = known
-        self.made: dict[tuple[fx.Node, Where], Expression] = {}
+        self.elements: dict[tuple[fx.Node, MultiIndex], Expression] = {}
 
-    def read(self, node: fx.Node, index: Where) -> Expression:
+    def read(self, node: fx.Node, index: MultiIndex) -> Expression:
         base, index = resolve(node, index)
         found = self.known.get(base)
         if found is None:
             return self.reader.read(base, index)
-        if (base, index) not in self.made:
-            self.made[base, index] = found.element(index, self)
-        return self.made[base, index]
+        if (base, index) not in self.elements:
+            self.elements[base, index] = found.element(index, self)
+        return self.elements[base, index]
 
     def size(self, size: Size) -> Expression:
         return self.reader.size(size)
@@ -281,8 +284,11 @@ class _Through:
         return self.reader.position(index)
 
 
-def reading_through(item: Item, known: Mapping[fx.Node, Definition]) -> Item | None:
-    """The item with elements of `known` computed where it reads them; None if that cannot be."""
+def with_inlined(item: Item, known: Mapping[fx.Node, Definition]) -> Item | None:
+    """The item with the definitions of `known` inlined where it reads them.
+
+    None: it reads one that is not elementwise.
+    """
     read = {base for base, _ in item.reads} & known.keys()
     if not read:
         return item
@@ -290,35 +296,35 @@ def reading_through(item: Item, known: Mapping[fx.Node, Definition]) -> Item | N
     if not read <= mapped.keys():
         return None
     bounds = [bound for node in read for bound in mapped[node].bounds]
-    made = item_of(item.node, _through(item.definition, mapped, bounds))
-    made.checked = item.checked | needs_of_tensors(bound.node for bound in bounds)
-    return made
+    inlined = item_of(item.node, _inlined(item.definition, mapped, bounds))
+    inlined.checked = item.checked | needs_of_tensors(bound.node for bound in bounds)
+    return inlined
 
 
-def _through(
+def _inlined(
     definition: Definition, known: Mapping[fx.Node, Mapped], bounds: Sequence[Bound]
 ) -> Definition:
-    """The definition, reading through others; what they take for granted, it does as well."""
+    """The definition with others inlined, and with their `bounds`."""
     element = definition.element
     changed: Definition = replace(
         definition,
-        element=lambda index, reader: element(index, _Through(reader, known)),
+        element=lambda index, reader: element(index, _Inlining(reader, known)),
         bounds=(*definition.bounds, *bounds),
     )
     if isinstance(changed, Multiplied):
         left, right = changed.left, changed.right
         return replace(
             changed,
-            left=lambda index, reader: left(index, _Through(reader, known)),
-            right=lambda index, reader: right(index, _Through(reader, known)),
+            left=lambda index, reader: left(index, _Inlining(reader, known)),
+            right=lambda index, reader: right(index, _Inlining(reader, known)),
         )
     if not isinstance(changed, Scattered):
         return changed
     place, start = changed.place, changed.start
     return replace(
         changed,
-        place=lambda index, reader: place(index, _Through(reader, known)),
-        start=lambda index, reader: start(index, _Through(reader, known)),
+        place=lambda index, reader: place(index, _Inlining(reader, known)),
+        start=lambda index, reader: start(index, _Inlining(reader, known)),
     )
 
 
@@ -332,13 +338,15 @@ def _shaped(node: fx.Node, definition: Definition) -> Item:
         case Reduced(domain, dims, source):
             order = iteration_order(domain, strides_of(source))
             kept = tuple(dim for dim in order if dim not in dims)
-            gone = tuple(dim for dim in order if dim in dims)
-            if order not in ((*kept, *gone), (*gone, *kept)):
-                order = (*kept, *gone)
+            reduced = tuple(dim for dim in order if dim in dims)
+            if order not in ((*kept, *reduced), (*reduced, *kept)):
+                order = (*kept, *reduced)
             return Item(node, definition, domain, order)
         case Scattered(domain, source):
-            if len(domain) == source.meta["val"].dim() and all(
+            if len(domain) == rank_of(source) and all(
                 same(a, b) for a, b in zip(domain, shape_of(source), strict=True)
             ):
                 return Item(node, definition, domain, iteration_order(domain, strides_of(source)))
             return Item(node, definition, domain, iteration_order(domain, row_major(domain)))
+        case _:
+            assert_never(definition)

@@ -1,4 +1,4 @@
-"""How much memory is in use while each unit of a plan runs."""
+"""Lifetimes of values, and how much memory is in use while each unit of a plan runs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from itertools import accumulate
 import torch
 from torch import fx
 
+from adjoint.lower.row_tiles import Unit
 from adjoint.lower.sizes import estimate, product, sizes
-from adjoint.lower.tiling import Unit
 from adjoint.torch_private import trees
 
 
 class Lifetimes:
-    """From which unit to which a value is in memory, and how many bytes are at each."""
+    """The first and last unit of each value's lifetime, and the bytes in use at each unit."""
 
     def __init__(
         self,
@@ -26,42 +26,41 @@ class Lifetimes:
         shares: Callable[[fx.Node], bool],
         size_of: Callable[[fx.Node], int],
     ) -> None:
-        """`stored`: members of groups that are in memory.  `kept`: what is there when all is done,
-        in memory that is not counted.  `shares`: the result of a call may be memory of its
-        arguments.
+        """`stored`: members of groups that are stored in memory.  `kept`: values that outlive the
+        plan, whose memory is not counted.  `shares`: the result of a call may alias arguments.
         """
-        self.made: dict[fx.Node, int] = {}
+        self.first: dict[fx.Node, int] = {}
         self.readers: dict[fx.Node, list[int]] = {}
         for place, unit in enumerate(units):
             for node in results_of(unit, stored):
-                self.made[node] = place
+                self.first[node] = place
             for node in reads_of(unit):
                 self.readers.setdefault(node, []).append(place)
         end = len(units)
         self.last = {
-            node: end if node in kept else self.readers.get(node, [first])[-1]
-            for node, first in self.made.items()
+            node: end if node in kept else self.readers.get(node, [begin])[-1]
+            for node, begin in self.first.items()
         }
         for unit in reversed(units):
             if isinstance(unit, fx.Node) and shares(unit):
                 for node in reads_of(unit):
-                    if node in self.made:
+                    if node in self.first:
                         self.last[node] = max(self.last[node], self.last[unit])
         spans = (
-            (first, self.last[node], size_of(node))
-            for node, first in self.made.items()
+            (begin, self.last[node], size_of(node))
+            for node, begin in self.first.items()
             if node not in kept and not is_held_elsewhere(node)
         )
         self.bytes = profile(end, spans)
-        """For each unit."""
+        """Bytes in use at each unit."""
 
     @property
     def most(self) -> int:
         return max(self.bytes, default=0)
 
     def is_there(self, node: fx.Node, place: int) -> bool:
-        """While the unit at `place` runs; what the caller gave is always."""
-        return node not in self.made or self.made[node] <= place <= self.last[node]
+        """In memory while the unit at `place` runs; inputs always are."""
+        return node not in self.first or self.first[node] <= place <= self.last[node]
 
 
 def profile(count: int, spans: Iterable[tuple[int, int, int]]) -> list[int]:
@@ -74,14 +73,14 @@ def profile(count: int, spans: Iterable[tuple[int, int, int]]) -> list[int]:
 
 
 def results_of(unit: Unit, stored: Set[fx.Node]) -> list[fx.Node]:
-    """What a unit leaves in memory."""
+    """The values that a unit stores."""
     if isinstance(unit, fx.Node):
         return [unit]
     return [node for node in unit.members if node in stored]
 
 
 def reads_of(unit: Unit, needs: Mapping[fx.Node, Set[fx.Node]]) -> Set[fx.Node]:
-    """What a unit reads from memory."""
+    """The values that a unit reads from memory."""
     if isinstance(unit, fx.Node):
         return needs[unit]
     found: set[fx.Node] = set()
@@ -92,12 +91,12 @@ def reads_of(unit: Unit, needs: Mapping[fx.Node, Set[fx.Node]]) -> Set[fx.Node]:
 
 
 def bytes_of(node: fx.Node) -> int:
-    """How many bytes a value has; what is unknown counts as something middling."""
+    """How many bytes a value has, roughly where sizes are symbolic."""
     leaves = trees.leaves(node.meta.get("val"))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     return sum(estimate(product(sizes(each.shape))) * each.dtype.itemsize for each in tensors)
 
 
 def is_held_elsewhere(node: fx.Node) -> bool:
-    """It takes no memory of its own: it is part of another value, or of the program."""
+    """It has no memory of its own: it is part of another value, or a constant of the program."""
     return node.op == "get_attr" or node.target is operator.getitem

@@ -1,4 +1,4 @@
-"""What loops are written with: names for buffers and sizes, and indices as expressions."""
+"""The operands of a nest: buffers and sizes under names, and indices as expressions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import torch
 from torch import fx
+from typing_extensions import assert_never
 
 from adjoint.errors import SourceLine
 from adjoint.graph.metadata import source_of
@@ -16,10 +17,10 @@ from adjoint.loops.expressions import walk as walk_expression
 from adjoint.loops.plan import Grid, Scratch
 from adjoint.loops.statements import Buffer, Kernel, Merge, Statement, Store, expressions, walk
 from adjoint.loops.teams import Tile
-from adjoint.lower.index import Axis, Gathered, Index, Quotient, linear
+from adjoint.lower.index import Atom, Axis, Gathered, Index, Quotient, Remainder, linear
 from adjoint.lower.items import Item, strides_of
 from adjoint.lower.sizes import Size, is_one, simplified
-from adjoint.lower.views import Where
+from adjoint.lower.views import MultiIndex, dtype_of
 
 Operand: TypeAlias = fx.Node | Scratch
 
@@ -28,20 +29,20 @@ CHUNKS = "chunks"
 
 @dataclass(frozen=True, eq=False)
 class Nest:
-    """A kernel, and what it is called with."""
+    """A kernel, and the operands of its launch."""
 
     kernel: Kernel
     operands: tuple[Operand, ...]
     extents: tuple[Size, ...]
-    """Sizes that the kernel takes; before them it takes the number of chunks."""
+    """Sizes that the kernel takes, after the number of chunks."""
     work: Size
-    """How many elements it goes through."""
+    """How many elements it iterates over."""
     items: tuple[Item, ...]
     grid: Grid | None = None
 
 
 class Operands:
-    """What kernels that belong together use, each under one name."""
+    """Buffers and sizes that several kernels of one group use under the same names."""
 
     def __init__(self, work: Size, items: Sequence[Item] = ()) -> None:
         self.work = work
@@ -67,37 +68,43 @@ class Operands:
 
     def expression(self, index: Index) -> Expression:
         """An index in terms of the counters of loops."""
-        made: Expression | None = None
+        total: Expression | None = None
         for atom, coefficient in index.terms:
-            if isinstance(atom, Axis):
-                counter = self.counters.get(atom)
-                if counter is None:
-                    # The last axis of its run counts for all of it.
-                    continue
-                part = counter
-            elif isinstance(atom, Gathered):
-                part = self.gathered(atom)
-            else:
-                name = "floordiv" if isinstance(atom, Quotient) else "mod"
-                part = apply(name, self.expression(atom.of), self.size(atom.by))
+            part = self.atom(atom)
+            if part is None:
+                continue
             if not is_one(coefficient):
                 part = part * self.size(coefficient)
-            made = part if made is None else made + part
-        if made is None:
+            total = part if total is None else total + part
+        if total is None:
             return self.size(index.constant)
         if isinstance(index.constant, int) and index.constant == 0:
-            return made
-        return made + self.size(index.constant)
+            return total
+        return total + self.size(index.constant)
+
+    def atom(self, atom: Atom) -> Expression | None:
+        """None: an axis that is merged with the next, whose counter counts both."""
+        match atom:
+            case Axis():
+                return self.counters.get(atom)
+            case Gathered():
+                return self.gathered(atom)
+            case Quotient(of, by):
+                return apply("floordiv", self.expression(of), self.size(by))
+            case Remainder(of, by):
+                return apply("mod", self.expression(of), self.size(by))
+            case _:
+                assert_never(atom)
 
     def gathered(self, atom: Gathered) -> Expression:
-        """An index that has been read; what was called before has seen to it that it is one."""
+        """An index loaded from memory; a step before the kernel has checked it."""
         return atom.value
 
-    def load(self, node: fx.Node, index: Where) -> Expression:
+    def load(self, node: fx.Node, index: MultiIndex) -> Expression:
         offset = self.position(linear(index, strides_of(node)))
-        return Load(self.operand(node), offset, node.meta["val"].dtype)
+        return Load(self.operand(node), offset, dtype_of(node))
 
-    def store(self, node: fx.Node, index: Where, value: Expression) -> Store:
+    def store(self, node: fx.Node, index: MultiIndex, value: Expression) -> Store:
         name = self.operand(node)
         return Store(name, self.position(linear(index, strides_of(node))), value)
 
@@ -110,13 +117,13 @@ class Operands:
         grid: Grid | None = None,
         tile: Tile | None = None,
     ) -> Nest:
-        """A kernel of statements, with what they use; it takes sizes after `taken`."""
+        """A kernel of statements and its operands; its extents are `taken`, then sizes."""
         found = [e for statement in walk(body) for e in expressions(statement)]
         seen: set[int] = set()
-        leaves = [leaf for each in found for leaf in walk_expression(each, seen)]
-        buffers = {leaf.buffer for leaf in leaves if isinstance(leaf, Load)}
+        parts = [part for each in found for part in walk_expression(each, seen)]
+        buffers = {part.buffer for part in parts if isinstance(part, Load)}
         written = {s.buffer for s in walk(body) if isinstance(s, Store | Merge)}
-        extents = {leaf.name for leaf in leaves if isinstance(leaf, Extent)}
+        extents = {part.name for part in parts if isinstance(part, Extent)}
         operands = {
             operand: short for operand, short in self.operands.items() if short in buffers | written
         }
@@ -140,14 +147,11 @@ class Operands:
 
 
 class Checked(Operands):
-    """Nobody waits for the device to say what an index is: the thread that reads it checks."""
+    """Each thread checks the indices it loads: the host does not wait for the device."""
 
     def gathered(self, atom: Gathered) -> Expression:
         return apply("within", atom.value, self.size(atom.size))
 
 
 def _dtype(operand: Operand) -> torch.dtype:
-    dtype: torch.dtype = (
-        operand.dtype if isinstance(operand, Scratch) else operand.meta["val"].dtype
-    )
-    return dtype
+    return operand.dtype if isinstance(operand, Scratch) else dtype_of(operand)

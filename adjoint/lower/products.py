@@ -1,14 +1,12 @@
-"""Matrix products that are kernels of ours, where threads are very many.
+"""Matrix products as GPU kernels, fused with what is around them.
 
-A library multiplies what lies in memory, and what is made of the product goes there and back once
-more.  Where a matrix is tall and narrow, as in a network that goes through very many rows, that
-takes as long as to multiply.  So such a product computes what is made of its elements before it
-stores them, and what it multiplies, if that is little, as it reads it.
+A product of a tall and a narrow matrix, as in a network applied to many rows, is memory-bound: a
+library call and separate kernels around it would load and store its operands and its result once
+more.  The kernel inlines cheap operands, and has the items that read its result as its epilogue.
 """
 
 from __future__ import annotations
 
-import sympy
 import torch
 from torch import fx
 
@@ -17,53 +15,57 @@ from adjoint.loops.plan import Grid
 from adjoint.loops.statements import Accumulator, Assign, Loop, Mapping, Statement, Update
 from adjoint.loops.teams import QUAD, tile_of
 from adjoint.lower.definitions import Multiplied, Reader, Scattered
-from adjoint.lower.fusion import Group
-from adjoint.lower.grids import ready_for
+from adjoint.lower.grids import scatter_starts
+from adjoint.lower.groups import Group
 from adjoint.lower.index import Axis, linear, of_axis
 from adjoint.lower.items import Item, base_of, resolve, strides_of
-from adjoint.lower.nests import Builder, kept_index
+from adjoint.lower.nests import Builder
 from adjoint.lower.operands import Checked, Nest
-from adjoint.lower.sizes import Size, estimate, product, quotient, simplified
-from adjoint.lower.views import Where, shape_of
+from adjoint.lower.partial_sums import kept_index
+from adjoint.lower.sizes import Size, ceiling, estimate, product, quotient
+from adjoint.lower.views import MultiIndex, dtype_of, shape_of
 from adjoint.torch_private.cuda import matmuls_avoid_tf32
 
 aten = torch.ops.aten
 
-# With fewer rows, all of a product is a few tiles.
-LEAST_ROWS = 256
+# With fewer rows there are too few tiles.
+MIN_ROWS = 256
 
-# So many rows there are, if no one knows.
-TALL = 1 << 14
+# A symbolic number of rows counts as this.
+ASSUMED_ROWS = 1 << 14
 
-# Columns, and what is summed over.
-LEAST = 16
-MOST = 512
+# Limits of the columns and of the inner dimension.
+MIN_NARROW = 16
+MAX_NARROW = 512
 
-# Sums that a library takes longer for.
-SHORT = 64
+# Up to this inner dimension, a product by itself is faster than the library's.
+MAX_SHORT_INNER = 64
 
 
 def product_of(node: fx.Node) -> Multiplied | None:
-    """What a matrix product is, if it is to be a kernel of ours."""
-    if node.target is not aten.mm.default or node.meta["val"].dtype != torch.float32:
+    """The definition of a matrix product; None: it is a library call."""
+    if node.target is not aten.mm.default or dtype_of(node) != torch.float32:
         return None
     x, y = node.args[:2]
     assert isinstance(x, fx.Node)
     assert isinstance(y, fx.Node)
     (rows, inner), (_, columns) = shape_of(x), shape_of(y)
-    if not (_is_narrow(inner) and _is_narrow(columns) and estimate(rows, TALL) >= LEAST_ROWS):
+    many = estimate(rows, ASSUMED_ROWS)
+    if not (_is_narrow(inner) and _is_narrow(columns) and many >= MIN_ROWS):
         return None
-    along = _lies_along(y, 0)
-    if not _lies_along(x, 1) or not (along or _lies_along(y, 1)) or not matmuls_avoid_tf32():
+    k_contiguous = _is_contiguous(y, 0)
+    if not _is_contiguous(x, 1) or not (k_contiguous or _is_contiguous(y, 1)):
         return None
-    tile = tile_of(estimate(rows, TALL), estimate(columns), estimate(inner), along)
+    if not matmuls_avoid_tf32():
+        return None
+    tile = tile_of(many, estimate(columns), estimate(inner), k_contiguous)
     if tile is None:
         return None
 
-    def left(index: Where, reader: Reader) -> Expression:
+    def left(index: MultiIndex, reader: Reader) -> Expression:
         return reader.read(x, (index[0], index[2]))
 
-    def right(index: Where, reader: Reader) -> Expression:
+    def right(index: MultiIndex, reader: Reader) -> Expression:
         return reader.read(y, (index[2], index[1]))
 
     return Multiplied(
@@ -81,11 +83,11 @@ def product_of(node: fx.Node) -> Multiplied | None:
 
 
 def _is_narrow(size: Size) -> bool:
-    return isinstance(size, int) and LEAST <= size <= MOST and size % QUAD == 0
+    return isinstance(size, int) and MIN_NARROW <= size <= MAX_NARROW and size % QUAD == 0
 
 
-def _lies_along(node: fx.Node, dim: int) -> bool:
-    """Whether neighbours in memory are neighbours in that dimension, and quads begin as quads."""
+def _is_contiguous(node: fx.Node, dim: int) -> bool:
+    """Whether a matrix is contiguous along `dim`, and its quads are aligned."""
     axes = [Axis(f"d{place}", size) for place, size in enumerate(shape_of(node))]
     base, index = resolve(node, tuple(of_axis(axis) for axis in axes))
     offset = linear(index, strides_of(base))
@@ -95,19 +97,19 @@ def _lies_along(node: fx.Node, dim: int) -> bool:
 
 
 def is_plain_product(group: Group) -> bool:
-    """One of what lies in memory, of which nothing else is made: the library has it as fast."""
+    """A product with nothing fused to it, for which the library is at least as fast."""
     if group.product is None or len(group.members) > 1:
         return False
     node, inner = group.product.node, group.product.domain[2]
-    is_read = {base for base, _ in group.product.reads}
-    plain = is_read == {base_of(each) for each in node.all_input_nodes}
-    return plain and isinstance(inner, int) and inner > SHORT
+    read = {base for base, _ in group.product.reads}
+    plain = read == {base_of(each) for each in node.all_input_nodes}
+    return plain and isinstance(inner, int) and inner > MAX_SHORT_INNER
 
 
 def product_nests(group: Group, stored: set[fx.Node]) -> list[Nest]:
     """The kernels that compute a group with a product."""
     assert group.product is not None
-    return [*ready_for(group, stored), _Product(group, stored, group.product).nest_of_tiles()]
+    return [*scatter_starts(group, stored), _Product(group, stored, group.product).tiles()]
 
 
 class _Product(Checked, Builder):
@@ -121,14 +123,15 @@ class _Product(Checked, Builder):
         shape = [*group.shape[:-2], columns // QUAD, QUAD, inner // QUAD, QUAD]
         super().__init__(group, stored, None, shape=shape)
         self.tile = definition.tile
-        high, wide = _tiles(self.rows, self.tile.rows), _tiles(columns, self.tile.columns)
+        high, wide = ceiling(self.rows, self.tile.rows), ceiling(columns, self.tile.columns)
         self.grid = Grid(product([high, wide]))
 
-    def nest_of_tiles(self) -> Nest:
+    def tiles(self) -> Nest:
+        """The kernel: loops over rows, columns and k, which the tile says how to divide."""
         outer, columns, inner = self.axes[:-4], self.axes[-4:-2], self.axes[-2:]
         self.counters.update((axis, Counter(axis.name)) for axis in (*columns, *inner))
         set_row = self.unfold([(axis,) for axis in outer], Counter("r"))
-        body = self._over(columns, (*self._sum(inner), *self._finished_sum()))
+        body = self._over(columns, (*self._sum(inner), *self._epilogue()))
         over = Loop("r", integer(0), self.size(self.rows), (*set_row, *body), Mapping.PARALLEL)
         team = self.tile.team
         return self.nest("kernel", (over,), team=team, grid=self.grid, tile=self.tile)
@@ -146,29 +149,23 @@ class _Product(Checked, Builder):
             *self._over(inner, (add,)),
         ]
 
-    def _finished_sum(self) -> list[Statement]:
-        """The element, and what is made of it."""
-        done = Name("product", torch.float32)
-        self.available[self.item.node] = done
-        made: list[Statement] = [Assign(done.name, self.definition.finish(self._name, self))]
+    def _epilogue(self) -> list[Statement]:
+        """The element of the product, and the items that read it."""
+        element = Name("product", torch.float32)
+        self.available[self.item.node] = element
+        finished = self.definition.finish(self._name, self)
+        statements: list[Statement] = [Assign(element.name, finished)]
         if self.item.node in self.stored:
             index = kept_index(self.item, self.index_of(self.item))
-            made.append(self.store(self.item.node, index, done))
+            statements.append(self.store(self.item.node, index, element))
         for item in self.group.items:
             if isinstance(item.definition, Scattered):
-                made.append(self.scattered(item, self.index_of(item, rows=True)))
+                statements.append(self.scattered(item, self.index_of(item, rows=True)))
             elif item is not self.item:
-                made += self._row_item(item)
-        return made
+                statements += self.row_item(item)
+        return statements
 
     def _over(self, axes: list[Axis], body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         for axis in reversed(axes):
             body = (Loop(axis.name, integer(0), self.size(axis.extent), body),)
         return body
-
-
-def _tiles(size: Size, side: int) -> Size:
-    """How many tiles there are along a side."""
-    if isinstance(size, int):
-        return -(-size // side)
-    return simplified(sympy.floor((size + side - 1) / side))

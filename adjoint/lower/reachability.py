@@ -1,4 +1,4 @@
-"""What needs what, directly or through others, while more becomes known to."""
+"""The transitive closure of dependencies, updated as dependencies are added."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 
 class Reachability:
-    """For each unit, the set of all that it needs and itself, as the bits of a number."""
+    """For each unit, the set of itself and all that it depends on, as the bits of an integer."""
 
     def __init__(self) -> None:
         self._places: dict[Hashable, int] = {}
@@ -16,15 +16,15 @@ class Reachability:
         return unit in self._places
 
     def bit(self, unit: Hashable) -> int:
-        """The set of `unit` alone; of one that is not there, nothing."""
+        """The set of `unit` alone; empty if it was never added."""
         return 1 << self._places[unit] if unit in self._places else 0
 
     def row(self, unit: Hashable) -> int:
-        """All that `unit` needs."""
+        """The set of `unit` and all that it depends on."""
         return self._rows[self._places[unit]]
 
     def add(self, unit: Hashable, needed: int) -> None:
-        """`unit` needs all of the set `needed`, and so does what needs `unit`."""
+        """`unit`, and everything that depends on it, depends on the set `needed`."""
         place = self._places.setdefault(unit, len(self._places))
         if place == len(self._rows):
             self._rows.append(1 << place)

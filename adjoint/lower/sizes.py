@@ -1,17 +1,19 @@
-"""Sizes: integers where they are known, expressions over the sizes of inputs where they are not."""
+"""Sizes: integers, or symbolic expressions over the sizes of inputs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import sympy
 import torch
 
+from adjoint.loops.plan import Size as Size
 from adjoint.torch_private.symbols import expression
 
-Size: TypeAlias = "int | sympy.Expr"
+# A symbolic size of an input, where decisions need a number.
+ASSUMED_SIZE = 1024
 
 
 def size_of(value: Any) -> Size:
@@ -27,7 +29,7 @@ def sizes(values: Iterable[Any]) -> tuple[Size, ...]:
 
 
 def same(one: Size, other: Size) -> bool:
-    """Equal, whatever the sizes of inputs are."""
+    """Equal for all sizes of inputs."""
     if isinstance(one, int) and isinstance(other, int):
         return one == other
     return bool(sympy.expand(one - other) == 0)
@@ -36,10 +38,10 @@ def same(one: Size, other: Size) -> bool:
 def product(values: Sequence[Size]) -> Size:
     if all(isinstance(value, int) for value in values):
         return math.prod(values)
-    made: Size = 1
+    total: Size = 1
     for value in values:
-        made = made * value
-    return simplified(made)
+        total = total * value
+    return simplified(total)
 
 
 def simplified(value: Size) -> Size:
@@ -50,7 +52,7 @@ def simplified(value: Size) -> Size:
 
 
 def quotient(value: Size, by: Size) -> Size | None:
-    """`value / by` where that is an integer for all sizes; else None."""
+    """`value / by` if that is an integer for all sizes of inputs; else None."""
     if isinstance(by, int) and by == 1:
         return value
     if isinstance(value, int) and isinstance(by, int):
@@ -64,12 +66,12 @@ def quotient(value: Size, by: Size) -> Size | None:
 
 
 def ceiling(value: Size, by: int) -> Size:
-    """How many times `by` it takes to have `value`."""
+    """`value / by`, rounded up."""
     return -(-value // by) if isinstance(value, int) else sympy.ceiling(value / by)
 
 
 def is_below(value: Size, bound: Size) -> bool:
-    """value < bound, for all sizes."""
+    """value < bound, for all sizes of inputs."""
     room = simplified(bound - value)
     return isinstance(room, int) and room > 0
 
@@ -78,8 +80,8 @@ def is_one(value: Size) -> bool:
     return isinstance(value, int) and value == 1
 
 
-def estimate(value: Size, otherwise: int = 1024) -> int:
-    """A number to decide by: for an unknown size, a middling one."""
+def estimate(value: Size, assumed: int = ASSUMED_SIZE) -> int:
+    """A number for decisions about speed: symbolic sizes of inputs count as `assumed`."""
     if isinstance(value, int):
         return value
-    return max(1, int(value.subs(dict.fromkeys(value.free_symbols, otherwise))))
+    return max(1, int(value.subs(dict.fromkeys(value.free_symbols, assumed))))

@@ -1,14 +1,14 @@
-"""Transposes: elements that are read along one direction, and stored along another.
+"""Transposes: loads that are contiguous along one axis, and stores along another.
 
-    parallel for g in range(tiles):             a team of threads takes a tile of elements
-        team tile0: f32[1056]
-        vector for k in range(1024):            along the direction in which they lie in memory
+    parallel for g in range(tiles):             a team of threads computes a tile of elements
+        team tile0: f32[1056]                   in shared memory
+        vector for k in range(1024):            along the axis in which loads are contiguous
             tile0[...] = x[...]
-        vector for k in range(1024):            along that in which results are stored
+        vector for k in range(1024):            along the axis in which stores are contiguous
             out[...] = tile0[...] + y[...]
 
-So threads side by side read neighbours and store neighbours.  Past its last row or column a tensor
-has that one once more: edges need no other code, and what is stored twice is the same.
+Both loads and stores are coalesced.  Tiles that reach beyond the last row or column clamp their
+indices: elements at the edge are computed more than once, and the same value is stored again.
 """
 
 from __future__ import annotations
@@ -41,38 +41,37 @@ from adjoint.loops.statements import (
     walk,
 )
 from adjoint.lower.definitions import Mapped
-from adjoint.lower.fusion import Group
+from adjoint.lower.groups import Group
 from adjoint.lower.index import Axis, Gathered, Index, linear, of_axis
 from adjoint.lower.items import strides_of
 from adjoint.lower.nests import Builder
 from adjoint.lower.operands import Checked, Nest
 from adjoint.lower.sizes import Size, ceiling, estimate, product, quotient, simplified
-from adjoint.lower.views import Where
+from adjoint.lower.views import MultiIndex, dtype_of
 
-TEAM = 256
+TEAM_THREADS = 256
 
-# Elements along a side of a tile: of four bytes or more, and of fewer.
+# Elements along a side of a tile, for elements of at least BANK_BYTES and for smaller ones.
 SIDE = 32
 LONG_SIDE = 64
 
-# What neighbouring threads read or store at a time, in bytes, so that each has a bank of its own.
-BANK = 4
+# The width of a bank of shared memory.
+BANK_BYTES = 4
 
-# Memory that a block may have, in bytes.
-MOST_MEMORY = 48 << 10
+MAX_SHARED_BYTES = 48 << 10
 
-# Elements so far apart, or nearer, count as neighbours.
-NEAR = 4
+# Accesses with at most this stride, in elements, count as contiguous.
+MAX_CONTIGUOUS_STRIDE = 4
 
-# A shorter row is read whole, or nearly, by the threads that are at work at a time.
-SHORTEST = 16
+# Shorter rows are in the cache as a whole while threads read across them.
+MIN_ROW_ELEMENTS = 16
 
-# What is smaller comes from a cache fast enough, however it is read.
-LEAST_BYTES = 1 << 21
+# Less data is in the cache, and fast to read in any order.
+MIN_BYTES_TO_TILE = 1 << 21
 
 
 def transposed(group: Group, stored: set[fx.Node], shape: Sequence[Size]) -> Nest | str:
-    """A kernel that goes through `shape` by tiles; or why not: "" if nothing is read across."""
+    """A kernel that transposes by tiles; or why there is none: "" if nothing is transposed."""
     if len(shape) < 2 or not all(isinstance(item.definition, Mapped) for item in group.items):
         return ""
     tiling = _Tiles(group, stored, shape).tiling()
@@ -86,15 +85,14 @@ class _Access:
 
     @property
     def dtype(self) -> torch.dtype:
-        found: torch.dtype = self.node.meta["val"].dtype
-        return found
+        return dtype_of(self.node)
 
     @property
     def itemsize(self) -> int:
         return self.dtype.itemsize
 
-    def step(self, axis: Axis) -> Size | None:
-        """How far apart in memory neighbours along `axis` are; None if that varies."""
+    def stride(self, axis: Axis) -> Size | None:
+        """The stride along `axis`; None if it is not constant."""
         for atom, _ in self.offset.terms:
             if isinstance(atom, Gathered):
                 return None
@@ -102,24 +100,27 @@ class _Access:
                 return None
         return self.offset.coefficient(axis)
 
-    def runs_along(self, axis: Axis) -> bool:
-        step = self.step(axis)
-        return isinstance(step, int) and 0 < abs(step) <= NEAR
+    def is_coalesced(self, axis: Axis) -> bool:
+        """Threads along `axis` access contiguous elements."""
+        stride = self.stride(axis)
+        return isinstance(stride, int) and 0 < abs(stride) <= MAX_CONTIGUOUS_STRIDE
 
-    def runs_across(self, axis: Axis) -> bool:
-        return self.step(axis) not in (0, None) and not self.runs_along(axis)
+    def is_strided(self, axis: Axis) -> bool:
+        """Threads along `axis` access elements that are far apart."""
+        return self.stride(axis) not in (0, None) and not self.is_coalesced(axis)
 
 
 @dataclass(frozen=True)
 class _Tiling:
     along: Axis
-    """The direction in which results are stored."""
+    """The axis along which stores are coalesced."""
     across: Axis
-    """That in which others are read."""
+    """The axis along which transposed loads are coalesced."""
     staged: tuple[_Access, ...]
+    """Loads that go through shared memory."""
     side: int
     widths: dict[Axis, int]
-    """How many neighbours a thread takes, in each direction."""
+    """How many adjacent elements a thread accesses, along each axis."""
 
 
 class _Tiles(Checked, Builder):
@@ -129,40 +130,41 @@ class _Tiles(Checked, Builder):
         self.loads: dict[int, tuple[Load, _Access]] = {}
         self.stores: list[_Access] = []
         self.staged: dict[_Access, Expression] = {}
-        """What is read from memory of the team, and where."""
-        self.places: dict[Axis, Index] = {}
+        """Loads that are in shared memory, and their elements there."""
+        self.substituted: dict[Axis, Index] = {}
+        """Indices of axes in terms of those of the current loop."""
 
-    def load(self, node: fx.Node, index: Where) -> Expression:
+    def load(self, node: fx.Node, index: MultiIndex) -> Expression:
         access = _Access(node, linear(index, strides_of(node)))
         if access in self.staged:
             return self.staged[access]
-        made = super().load(node, index)
-        assert isinstance(made, Load)
-        self.loads[id(made)] = made, access
-        return made
+        load = super().load(node, index)
+        assert isinstance(load, Load)
+        self.loads[id(load)] = load, access
+        return load
 
-    def store(self, node: fx.Node, index: Where, value: Expression) -> Store:
+    def store(self, node: fx.Node, index: MultiIndex, value: Expression) -> Store:
         self.stores.append(_Access(node, linear(index, strides_of(node))))
         return super().store(node, index, value)
 
     def expression(self, index: Index) -> Expression:
-        return super().expression(index.replaced(self.places))
+        return super().expression(index.replaced(self.substituted))
 
-    # What is read across
+    # The choice of axes
 
     def tiling(self) -> _Tiling | str:
-        """How to go by tiles, or why not."""
+        """The axes of tiles, and the loads that go through shared memory; or why not."""
         self.counters.update((axis, Counter(axis.name)) for axis in self.axes)
-        # Not what is read in some places only: elsewhere there may be nothing to read.
-        sure = [self.loads[id(each)][1] for each in _sure_loads(self._row())]
-        ways = [axis for axis in self.axes if all(each.runs_along(axis) for each in self.stores)]
-        if not ways:
+        # Not conditional loads: elsewhere their addresses may be out of bounds.
+        loads = [self.loads[id(each)][1] for each in _unconditional_loads(self.row())]
+        axes = [axis for axis in self.axes if all(s.is_coalesced(axis) for s in self.stores)]
+        if not axes:
             return ""
-        along = ways[-1]
+        along = axes[-1]
         found: dict[Axis, dict[_Access, None]] = {}
-        for access in sure:
-            if access.runs_across(along):
-                for axis in (axis for axis in self.axes if access.runs_along(axis)):
+        for access in loads:
+            if access.is_strided(along):
+                for axis in (axis for axis in self.axes if access.is_coalesced(axis)):
                     found.setdefault(axis, {})[access] = None
         if not found:
             return ""
@@ -174,18 +176,19 @@ class _Tiles(Checked, Builder):
 
     def _why_not(self, along: Axis, across: Axis, read: list[_Access]) -> str:
         for axis in (along, across):
-            if estimate(axis.extent) < SHORTEST:
+            if estimate(axis.extent) < MIN_ROW_ELEMENTS:
                 return f"rows of {axis.extent} are short"
         count = estimate(self.group.count) * sum(each.itemsize for each in read)
-        return f"{count} bytes are few" if count < LEAST_BYTES else ""
+        return f"{count} bytes are few" if count < MIN_BYTES_TO_TILE else ""
 
     def _sized(self, along: Axis, across: Axis, read: list[_Access]) -> _Tiling:
-        least = min(each.itemsize for each in (*self.stores, *read))
-        width = max(1, BANK // least)
-        side = LONG_SIDE if width > 1 and _memory(read, LONG_SIDE) <= MOST_MEMORY else SIDE
+        smallest = min(each.itemsize for each in (*self.stores, *read))
+        width = max(1, BANK_BYTES // smallest)
+        fits = _shared_bytes(read, LONG_SIDE) <= MAX_SHARED_BYTES
+        side = LONG_SIDE if width > 1 and fits else SIDE
         staged: list[_Access] = []
         for access in read:
-            if _memory([*staged, access], side) <= MOST_MEMORY:
+            if _shared_bytes([*staged, access], side) <= MAX_SHARED_BYTES:
                 staged.append(access)
         widths = {
             axis: width if quotient(axis.extent, width) is not None else 1
@@ -210,7 +213,7 @@ class _Tiles(Checked, Builder):
 
         def compute(place: Expression) -> list[Statement]:
             self.staged = {a: Load(name, place, a.dtype) for a, name in names.items()}
-            return self._row()
+            return self.row()
 
         reading = self._over_tile(tiling, first, across, read)
         computing = self._over_tile(tiling, first, along, compute)
@@ -219,7 +222,7 @@ class _Tiles(Checked, Builder):
         count = product([axis.extent for axis in grid])
         body = (*memory, *start, reading, computing)
         loop = Loop("g", integer(0), self.size(count), body, Mapping.PARALLEL)
-        return self.nest("kernel", (loop,), team=TEAM, grid=Grid(count))
+        return self.nest("kernel", (loop,), team=TEAM_THREADS, grid=Grid(count))
 
     def _loaded(self, access: _Access) -> Load:
         return Load(self.operand(access.node), self.position(access.offset), access.dtype)
@@ -229,38 +232,38 @@ class _Tiles(Checked, Builder):
         tiling: _Tiling,
         first: dict[Axis, Expression],
         fast: Axis,
-        made: Callable[[Expression], list[Statement]],
+        statements: Callable[[Expression], list[Statement]],
     ) -> Loop:
-        """The elements of a tile, those along `fast` by neighbouring threads.
+        """A loop over the elements of a tile, in which adjacent threads are adjacent along `fast`.
 
-        `first`: the number of the tile in each direction.  `made`: statements for an element, with
-        its place in memory of the team.
+        `first`: the number of the tile along each axis.  `statements`: those for an element,
+        given its offset in shared memory.
         """
         slow = tiling.across if fast is tiling.along else tiling.along
         side, width = tiling.side, tiling.widths[fast]
         threads, extent = side // width, quotient(fast.extent, width)
         assert extent is not None
         stores = fast is tiling.across
-        # One name would say that both loops read the same.
+        # Different names in the two loops, so that loads of one are not taken for the other's.
         rows, groups = (
             Axis(f"{axis.name}.{'read' if stores else 'made'}", count)
             for axis, count in ((slow, slow.extent), (fast, extent))
         )
-        neighbour = Axis("v", width)
+        lane = Axis("v", width)
         row, column = Name("row", torch.int64), Name("column", torch.int64)
         number, rest = (apply(how, Counter("k"), integer(threads)) for how in ("floordiv", "mod"))
         start = [
             *self._numbered(rows, first[slow] * side, row, number, side, stores),
             *self._numbered(groups, first[fast] * threads, column, rest, threads, stores),
         ]
-        self.places = {slow: of_axis(rows), fast: of_axis(groups) * width + of_axis(neighbour)}
+        self.substituted = {slow: of_axis(rows), fast: of_axis(groups) * width + of_axis(lane)}
         self.counters |= {axis: Name(axis.name, torch.int64) for axis in (rows, groups)}
-        self.counters[neighbour] = Counter("v")
+        self.counters[lane] = Counter("v")
         steps = {tiling.along: _pitch(side), tiling.across: 1}
         place = _times(row, steps[slow]) + _times(column, width * steps[fast])
         if width > 1:
             place = place + _times(Counter("v"), steps[fast])
-        inside = made(place)
+        inside = statements(place)
         if width > 1:
             inside = [Loop("v", integer(0), integer(width), tuple(inside))]
         body = (*start, *inside)
@@ -269,10 +272,10 @@ class _Tiles(Checked, Builder):
     def _numbered(
         self, axis: Axis, first: Expression, name: Name, number: Expression, side: int, stores: bool
     ) -> list[Statement]:
-        """A place in a tile, and which element of the tensor is there.
+        """Assign a position in the tile, and the index of the element there, clamped to the tensor.
 
-        Where a tile reaches beyond the tensor it has the last element once more.  All places are
-        stored in, but only those of the tensor are read.
+        The loop that `stores` fills the whole tile, and clamps the index.  The other clamps the
+        position, so that it reads only elements of the tensor.
         """
         element = first + name
         if not isinstance(axis.extent, int) or axis.extent % side:
@@ -288,18 +291,17 @@ def _times(value: Expression, by: int) -> Expression:
     return value if by == 1 else value * by
 
 
-def _memory(accesses: Sequence[_Access], side: int) -> int:
-    """Bytes of their tiles."""
+def _shared_bytes(accesses: Sequence[_Access], side: int) -> int:
+    """Shared memory for tiles of these loads."""
     return sum(side * _pitch(side) * each.itemsize for each in accesses)
 
 
 def _pitch(side: int) -> int:
-    """From one row of a tile to the next: odd, so that columns, too, are in banks of their own."""
+    """The stride between rows of a tile: odd, so that columns have no bank conflicts either."""
     return side + 1
 
 
-def _sure_loads(body: Sequence[Statement]) -> Iterator[Load]:
-    """Those that are read in any case."""
+def _unconditional_loads(body: Sequence[Statement]) -> Iterator[Load]:
     seen: set[int] = set()
     work = [each for statement in walk(tuple(body)) for each in expressions(statement)]
     while work:
@@ -309,5 +311,5 @@ def _sure_loads(body: Sequence[Statement]) -> Iterator[Load]:
         seen.add(id(expression))
         if isinstance(expression, Load):
             yield expression
-        unsure = expression.value if isinstance(expression, Guarded) else None
-        work += [each for each in children(expression) if each is not unsure]
+        conditional = expression.value if isinstance(expression, Guarded) else None
+        work += [each for each in children(expression) if each is not conditional]

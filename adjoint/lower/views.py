@@ -1,4 +1,4 @@
-"""Views cost nothing: where an element of a view is, in the tensor that it is a view of."""
+"""Views are never computed: an index into a view becomes an index into the tensor behind it."""
 
 from __future__ import annotations
 
@@ -9,59 +9,73 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
+from adjoint.graph.metadata import tensor_of, value_of
 from adjoint.lower.index import Index, reshaped
 from adjoint.lower.sizes import Size, is_one, size_of, sizes
 
 aten = torch.ops.aten
 
-Where: TypeAlias = "tuple[Index, ...]"
-Rule: TypeAlias = Callable[..., Where]
+# One index for each dimension.
+MultiIndex: TypeAlias = "tuple[Index, ...]"
+Rule: TypeAlias = Callable[..., MultiIndex]
 
 
 def shape_of(node: fx.Node) -> tuple[Size, ...]:
-    return sizes(node.meta["val"].shape)
+    return sizes(tensor_of(node).shape)
 
 
-def _reshape(node: fx.Node, index: Where, source: fx.Node, *args: Any) -> Where:
+def rank_of(node: fx.Node) -> int:
+    return tensor_of(node).dim()
+
+
+def dtype_of(node: fx.Node) -> torch.dtype:
+    return tensor_of(node).dtype
+
+
+def _reshape(node: fx.Node, index: MultiIndex, source: fx.Node, *args: Any) -> MultiIndex:
     return reshaped(index, shape_of(node), shape_of(source))
 
 
-def _same(node: fx.Node, index: Where, source: fx.Node, *args: Any) -> Where:
+def _same(node: fx.Node, index: MultiIndex, source: fx.Node, *args: Any) -> MultiIndex:
     return index
 
 
-def _turn(node: fx.Node, index: Where, source: fx.Node) -> Where:
+def _reverse(node: fx.Node, index: MultiIndex, source: fx.Node) -> MultiIndex:
     return tuple(reversed(index))
 
 
-def _transpose(node: fx.Node, index: Where, source: fx.Node, one: int, other: int) -> Where:
+def _transpose(
+    node: fx.Node, index: MultiIndex, source: fx.Node, one: int, other: int
+) -> MultiIndex:
     moved = list(index)
     if moved:
         moved[one], moved[other] = moved[other], moved[one]
     return tuple(moved)
 
 
-def _permute(node: fx.Node, index: Where, source: fx.Node, dims: Sequence[int]) -> Where:
+def _permute(node: fx.Node, index: MultiIndex, source: fx.Node, dims: Sequence[int]) -> MultiIndex:
     moved: list[Index] = [Index()] * len(index)
     for place, dim in enumerate(dims):
         moved[dim] = index[place]
     return tuple(moved)
 
 
-def _expand(node: fx.Node, index: Where, source: fx.Node, *args: Any, **kwargs: Any) -> Where:
+def _expand(
+    node: fx.Node, index: MultiIndex, source: fx.Node, *args: Any, **kwargs: Any
+) -> MultiIndex:
     return broadcast(index, shape_of(source))
 
 
-def broadcast(index: Where, shape: Sequence[Size]) -> Where:
-    """The element of a smaller tensor that meets the one at `index`."""
+def broadcast(index: MultiIndex, shape: Sequence[Size]) -> MultiIndex:
+    """The index into a tensor of sizes `shape` that broadcasts to the element at `index`."""
     trailing = index[len(index) - len(shape) :]
     return tuple(
         Index() if is_one(size) else each for each, size in zip(trailing, shape, strict=True)
     )
 
 
-def _select(node: fx.Node, index: Where, source: fx.Node, dim: int, at: Any) -> Where:
-    size = source.meta["val"].dim()
+def _select(node: fx.Node, index: MultiIndex, source: fx.Node, dim: int, at: Any) -> MultiIndex:
+    size = rank_of(source)
     dim %= size
     place = size_of(at)
     if isinstance(place, int) and place < 0:
@@ -71,14 +85,14 @@ def _select(node: fx.Node, index: Where, source: fx.Node, dim: int, at: Any) -> 
 
 def _slice(
     node: fx.Node,
-    index: Where,
+    index: MultiIndex,
     source: fx.Node,
     dim: int = 0,
     start: Any = None,
     end: Any = None,
     step: int = 1,
-) -> Where:
-    dim %= source.meta["val"].dim()
+) -> MultiIndex:
+    dim %= rank_of(source)
     size = shape_of(source)[dim]
     first = 0 if start is None else size_of(start)
     if not isinstance(first, int) or (first and not isinstance(size, int)):
@@ -90,7 +104,7 @@ def _slice(
     return (*index[:dim], index[dim] * size_of(step) + first, *index[dim + 1 :])
 
 
-def _flip(node: fx.Node, index: Where, source: fx.Node, dims: Sequence[int]) -> Where:
+def _flip(node: fx.Node, index: MultiIndex, source: fx.Node, dims: Sequence[int]) -> MultiIndex:
     flipped, shape = list(index), shape_of(source)
     for dim in dims:
         flipped[dim] = flipped[dim] * -1 + (shape[dim] - 1)
@@ -98,9 +112,9 @@ def _flip(node: fx.Node, index: Where, source: fx.Node, dims: Sequence[int]) -> 
 
 
 def _diagonal(
-    node: fx.Node, index: Where, source: fx.Node, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> Where:
-    rank = source.meta["val"].dim()
+    node: fx.Node, index: MultiIndex, source: fx.Node, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> MultiIndex:
+    rank = rank_of(source)
     dim1, dim2 = dim1 % rank, dim2 % rank
     along = index[-1]
     rest = iter(index[:-1])
@@ -114,17 +128,21 @@ def _diagonal(
     )
 
 
-def _unfold(node: fx.Node, index: Where, source: fx.Node, dim: int, size: int, step: int) -> Where:
-    if source.meta["val"].dim() == 0:
+def _unfold(
+    node: fx.Node, index: MultiIndex, source: fx.Node, dim: int, size: int, step: int
+) -> MultiIndex:
+    if rank_of(source) == 0:
         return ()
-    dim %= source.meta["val"].dim()
+    dim %= rank_of(source)
     return (*index[:dim], index[dim] * step + index[-1], *index[dim + 1 : -1])
 
 
-def _split(node: fx.Node, index: Where, source: fx.Node, length: Any, dim: int = 0) -> Where:
-    """`getitem(split(source, ...), k)`."""
+def _split(
+    node: fx.Node, index: MultiIndex, source: fx.Node, length: Any, dim: int = 0
+) -> MultiIndex:
+    """The view of `getitem(split(source, ...), k)`."""
     part: int = node.args[1]  # type: ignore[assignment]
-    dim %= source.meta["val"].dim()
+    dim %= rank_of(source)
     if isinstance(length, (list, tuple)):
         before: Size = sum((size_of(each) for each in length[:part]), 0)
     else:
@@ -132,9 +150,9 @@ def _split(node: fx.Node, index: Where, source: fx.Node, length: Any, dim: int =
     return (*index[:dim], index[dim] + before, *index[dim + 1 :])
 
 
-def _unbind(node: fx.Node, index: Where, source: fx.Node, dim: int = 0) -> Where:
+def _unbind(node: fx.Node, index: MultiIndex, source: fx.Node, dim: int = 0) -> MultiIndex:
     part: int = node.args[1]  # type: ignore[assignment]
-    dim %= source.meta["val"].dim()
+    dim %= rank_of(source)
     return (*index[:dim], Index((), part), *index[dim:])
 
 
@@ -153,14 +171,14 @@ VIEWS: dict[Any, Rule] = {
     aten.squeeze.default: _reshape,
     aten.squeeze.dim: _reshape,
     aten.squeeze.dims: _reshape,
-    aten.t.default: _turn,
+    aten.t.default: _reverse,
     aten.transpose.int: _transpose,
     aten.unfold.default: _unfold,
     aten.unsqueeze.default: _reshape,
     aten.view.default: _reshape,
 }
 
-# Views among several results of one op.
+# Operators with several results, each of which is a view.
 PARTS: dict[Any, Rule] = {
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,
@@ -168,8 +186,8 @@ PARTS: dict[Any, Rule] = {
 }
 
 
-def view_of(node: fx.Node) -> tuple[fx.Node, Callable[[Where], Where]] | None:
-    """What `node` is a view of, and where its elements are there; None if it is no view."""
+def view_of(node: fx.Node) -> tuple[fx.Node, Callable[[MultiIndex], MultiIndex]] | None:
+    """The tensor behind a view, and the map of indices from the view to it; None if no view."""
     if node.op != "call_function":
         return None
     rule, call = VIEWS.get(node.target), node
@@ -180,10 +198,10 @@ def view_of(node: fx.Node) -> tuple[fx.Node, Callable[[Where], Where]] | None:
         return None
     source, args = call.args[0], [_number(arg) for arg in call.args[1:]]
     kwargs = {name: _number(arg) for name, arg in call.kwargs.items()}
-    found = rule
-    return source, lambda index: found(node, index, source, *args, **kwargs)
+    to_source = rule
+    return source, lambda index: to_source(node, index, source, *args, **kwargs)
 
 
 def _number(arg: Any) -> Any:
-    """A size that the graph computes, as its fake value."""
-    return fx.map_arg(arg, lambda node: node.meta["val"])
+    """An argument with the fake values of sizes that the graph computes."""
+    return fx.map_arg(arg, value_of)

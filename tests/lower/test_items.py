@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from adjoint.lower.definitions import definition_of
-from adjoint.lower.items import Item, item_of, iteration_order, reading_through, resolve
+from adjoint.lower.items import Item, item_of, iteration_order, resolve, with_inlined
 from tests.lowering import graph_of
 
 
@@ -68,23 +68,23 @@ def test_a_scatter_whose_neighbours_may_meet_is_serial() -> None:
 def test_an_item_may_compute_what_it_reads_on_the_spot() -> None:
     x = torch.ones(3, 4)
     doubled, moved = items(lambda x: (x * 2)[1:] + 1, x)
-    through = reading_through(moved, {doubled.node: doubled.definition})
+    through = with_inlined(moved, {doubled.node: doubled.definition})
     assert through is not None
     ((base, index),) = through.reads
     assert base.op == "placeholder"
     assert index[0].constant == 1
     assert through.domain == moved.domain
-    assert reading_through(moved, {moved.node: moved.definition}) is moved, "it reads no such"
+    assert with_inlined(moved, {moved.node: moved.definition}) is moved, "it reads no such"
 
 
 def test_sums_are_not_computed_on_the_spot() -> None:
     total, less = items(lambda x: x - x.sum(1, keepdim=True), torch.ones(3, 4))
-    assert reading_through(less, {total.node: total.definition}) is None
+    assert with_inlined(less, {total.node: total.definition}) is None
 
 
 def test_what_is_checked_for_a_read_is_checked_for_who_reads_through_it() -> None:
     picked, more = items(lambda x, i: x[i] + 1, torch.ones(3, 4), torch.arange(2))
-    made = reading_through(more, {picked.node: picked.definition})
+    made = with_inlined(more, {picked.node: picked.definition})
     assert made is not None
     assert made.bounds == picked.bounds != ()
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, fx
 
 from adjoint.lower.definitions import definition_of
-from adjoint.lower.fusion import Group, Level
+from adjoint.lower.groups import Group, Level
 from adjoint.lower.items import item_of
 from adjoint.lower.lifetimes import Lifetimes, bytes_of, profile, reads_of, results_of
-from tests.lower.test_tiling import with_any_rows
+from tests.lower.test_row_tiles import with_any_rows
 from tests.lowering import graph_of
 
 X = torch.zeros(4, 8)
@@ -41,7 +41,7 @@ def chain(x: Tensor) -> Tensor:
 def test_a_value_is_there_until_it_is_last_read() -> None:
     one, two, three, total = units = nodes_of(chain)
     found = lives(units)
-    assert [(found.made[each], found.last[each]) for each in units] == [
+    assert [(found.first[each], found.last[each]) for each in units] == [
         (0, 3),
         (1, 2),
         (2, 3),

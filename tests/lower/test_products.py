@@ -8,12 +8,12 @@ import torch
 from torch.nn.functional import silu
 
 from adjoint.loops.plan import Launch
-from adjoint.lower.fusion import MOST_BESIDE
-from adjoint.lower.products import TALL
-from tests.lower.test_tiling import with_any_rows
+from adjoint.lower.groups import MAX_EPILOGUE_READS
+from adjoint.lower.products import ASSUMED_ROWS
+from tests.lower.test_row_tiles import with_any_rows
 from tests.lowering import CLOSE, GRID, calls, check, graph_of, grid_program, launches, lower
 
-ROWS = TALL + 37
+ROWS = ASSUMED_ROWS + 37
 
 
 def products(function: Callable[..., Any], *inputs: torch.Tensor) -> tuple[list[Launch], int]:
@@ -71,7 +71,7 @@ def test_what_takes_long_is_not_computed_for_each_tile() -> None:
 
 def test_what_it_makes_is_not_read_beside_it() -> None:
     x, w = torch.randn(ROWS, 32), torch.randn(32, 64)
-    beside = [torch.randn(ROWS, 64) for _ in range(MOST_BESIDE)]
+    beside = [torch.randn(ROWS, 64) for _ in range(MAX_EPILOGUE_READS)]
 
     def function(x: torch.Tensor, w: torch.Tensor, *beside: torch.Tensor) -> list[torch.Tensor]:
         product = x @ w

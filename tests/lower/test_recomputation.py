@@ -11,10 +11,10 @@ from torch import Tensor
 
 from adjoint.loops.plan import Argument, LibraryCall, Plan, SlotKind, operands_of
 from adjoint.loops.show import show_plan
-from adjoint.lower import planning, recomputation
-from adjoint.lower.products import TALL
+from adjoint.lower import recomputation, scheduling
+from adjoint.lower.products import ASSUMED_ROWS
 from adjoint.torch_private import trees
-from tests.lowering import DRAWING_GRID, GRID, calls, graph_of, grid_program, launches, lower
+from tests.lowering import DRAWING_GRID, GRID, graph_of, grid_program, launches, lower
 
 X = torch.randn(24, 32, dtype=torch.float64) / 4
 W = torch.randn(32, 32, dtype=torch.float64) / 4
@@ -25,9 +25,9 @@ BYTES = 24 * 32 * 8
 def planned(function: Callable[..., Any], *inputs: Tensor, traffic: float = 10.0) -> Plan:
     """Values are computed again however little memory is in use, and (almost) whatever it costs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recomputation, "LEAST_PEAK", 1)
-        patch.setattr(recomputation, "MOST_TRAFFIC", traffic)
-        patch.setattr(recomputation, "WORTH", 0)
+        patch.setattr(recomputation, "MIN_PEAK_BYTES", 1)
+        patch.setattr(recomputation, "MAX_EXTRA_TRAFFIC", traffic)
+        patch.setattr(recomputation, "MIN_SAVING_PER_TRAFFIC", 0)
         return lower(graph_of(function, inputs), GRID)
 
 
@@ -95,27 +95,10 @@ def with_late_kernel(x: Tensor, w: Tensor, wide: Tensor) -> list[Tensor]:
     return [(a * d + y * x).exp().sum(0)]
 
 
-def test_before_a_late_call_a_twin_is_made() -> None:
-    plain, plan, less = both(with_late_call, X, W, WIDE)
-    assert less == BYTES
-    assert len(launches(plan)) == len(launches(plain)) + 1
-    assert len(calls(plan)) == len(calls(plain))
-
-
-def test_a_twin_has_the_name_of_the_value() -> None:
-    """By that it is known if its kernel is refused."""
-    graph_module = graph_of(with_late_call, (X, W, WIDE))
-    names = {node.name for node in graph_module.graph.nodes}
-    plan = planned(with_late_call, X, W, WIDE)
-    made = [name for each in launches(plan) for name in each.nodes]
-    assert set(made) <= names
-    assert made.count("mul_1") == 2
-
-
 @pytest.fixture
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another pass sees to kernels that read what a value is made of anyway: not here."""
-    monkeypatch.setattr(planning, "read_less", lambda groups, nodes, outside: groups)
+    monkeypatch.setattr(scheduling, "eliminate_loads", lambda groups, nodes, outside: groups)
 
 
 @pytest.mark.usefixtures("_alone")
@@ -142,11 +125,11 @@ def test_what_would_only_take_the_place_of_another_is_not_computed_again() -> No
 
 
 def test_what_is_gained_must_be_worth_the_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recomputation, "LEAST_PEAK", 1)
-    monkeypatch.setattr(recomputation, "MOST_TRAFFIC", 10.0)
+    monkeypatch.setattr(recomputation, "MIN_PEAK_BYTES", 1)
+    monkeypatch.setattr(recomputation, "MAX_EXTRA_TRAFFIC", 10.0)
 
     def peak(worth: float) -> int:
-        monkeypatch.setattr(recomputation, "WORTH", worth)
+        monkeypatch.setattr(recomputation, "MIN_SAVING_PER_TRAFFIC", worth)
         return peak_of(lower(graph_of(with_late_call, (X, W, WIDE)), GRID))
 
     assert peak(0) == peak(1e9) - BYTES
@@ -184,17 +167,6 @@ def test_what_was_never_stored_may_be_stored_instead() -> None:
         a, b = y * (1 - x), y * (2 - x * x)
         d = middle(a, w, wide) + middle(b, w, wide)
         return [a.t() @ d, b.t() @ d]
-
-    assert both(function, X, W, WIDE)[2] == BYTES
-
-
-def test_views_of_twins_are_as_those_of_the_value() -> None:
-    def function(x: Tensor, w: Tensor, wide: Tensor) -> list[Tensor]:
-        y = x @ w
-        a = y * (1 - x * x)
-        d = middle(a, w, wide)
-        one, other = a.split(16, 1)
-        return [one.t() @ d, d.t() @ other, (y * d).sum()]
 
     assert both(function, X, W, WIDE)[2] == BYTES
 
@@ -239,8 +211,8 @@ def test_nothing_is_drawn_again() -> None:
 
     graph_module = graph_of(function, (X, W, WIDE))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recomputation, "LEAST_PEAK", 1)
-        patch.setattr(recomputation, "MOST_TRAFFIC", 10.0)
+        patch.setattr(recomputation, "MIN_PEAK_BYTES", 1)
+        patch.setattr(recomputation, "MAX_EXTRA_TRAFFIC", 10.0)
         plan = lower(graph_module, DRAWING_GRID)
     assert "philox" in show_plan(plan)
     assert show_plan(plan) == show_plan(lower(graph_module, DRAWING_GRID))
@@ -248,7 +220,7 @@ def test_nothing_is_drawn_again() -> None:
 
 def test_little_memory_is_left_as_it_is() -> None:
     plain = lower(graph_of(with_late_call, (X, W, WIDE)), GRID)
-    assert peak_of(plain) < recomputation.LEAST_PEAK
+    assert peak_of(plain) < recomputation.MIN_PEAK_BYTES
     assert show_plan(plain) != show_plan(planned(with_late_call, X, W, WIDE))
 
 
@@ -272,10 +244,10 @@ def test_layers_of_a_network_and_their_derivatives() -> None:
         gradients = [x.t() @ y for x, y in zip(values, reversed(through), strict=False)]
         return [*gradients, last.sum(0)]
 
-    x = torch.randn(TALL, 16) / 4
+    x = torch.randn(ASSUMED_ROWS, 16) / 4
     weights = [torch.randn(16, 16) / 4 for _ in range(4)]
     plain, plan, less = both(function, x, *weights)
-    assert less >= 2 * TALL * 16 * 4
+    assert less >= 2 * ASSUMED_ROWS * 16 * 4
     tiles = [sum(each.kernel.tile is not None for each in launches(p)) for p in (plain, plan)]
     assert tiles[0] == tiles[1] > 4
 

@@ -69,4 +69,4 @@ def test_one() -> None:
 
 def test_an_estimate_is_a_number() -> None:
     assert estimate(7) == 7
-    assert estimate(S * T, otherwise=10) == 100
+    assert estimate(S * T, assumed=10) == 100

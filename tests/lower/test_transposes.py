@@ -33,7 +33,7 @@ def is_by_tiles(launch: Launch) -> bool:
 def wherever_it_can_be(**sides: int) -> Iterator[None]:
     """Tiles for sizes that tests have time for, too."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"LEAST_BYTES": 0, "SHORTEST": 2, **sides}.items():
+        for name, value in {"MIN_BYTES_TO_TILE": 0, "MIN_ROW_ELEMENTS": 2, **sides}.items():
             patch.setattr(transposes, name, value)
         yield
 

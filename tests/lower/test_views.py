@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from adjoint.lower.views import PARTS, VIEWS
-from tests.lowering import calls, check, launches
+from adjoint.lower.views import PARTS, VIEWS, dtype_of, rank_of, shape_of
+from tests.lowering import calls, check, graph_of, launches
 
 aten = torch.ops.aten
 
@@ -84,3 +84,10 @@ def test_a_view_of_what_a_kernel_makes_is_returned() -> None:
 
 def test_no_dimensions() -> None:
     check(lambda x: x.view(1, 1).expand(2, 3) + x.reshape([]).view(1), torch.tensor(3.0))
+
+
+def test_the_shape_and_dtype_of_a_node() -> None:
+    graph = graph_of(lambda x: x.to(torch.int32) > 1, [torch.ones(3, 4)]).graph
+    nodes = [node for node in graph.nodes if node.op != "output"]
+    assert [dtype_of(node) for node in nodes] == [torch.float32, torch.int32, torch.bool]
+    assert {(shape_of(node), rank_of(node)) for node in nodes} == {((3, 4), 2)}

@@ -1,4 +1,4 @@
-"""Definitions: what one element of the result of an operator is.  One module for each family."""
+"""Definitions: how an element of an operator's result is computed.  One module for each family."""
 
 from adjoint.lower.definitions.elements import (
     Bound,

@@ -1,4 +1,4 @@
-"""Tensors made of nothing: they are computed anew wherever they are used."""
+"""Constant tensors: never stored, but computed wherever they are read."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from adjoint.loops.expressions import Expression, cast, constant
-from adjoint.lower.definitions.elements import Definition, Mapped, Reader, decline_if, dtype_of
-from adjoint.lower.views import Where
+from adjoint.lower.definitions.elements import Definition, Mapped, Reader, decline_if
+from adjoint.lower.views import MultiIndex, dtype_of
 
 aten = torch.ops.aten
 
@@ -29,8 +29,8 @@ def _new_full(node: fx.Node, source: Any, size: Any, value: Any, **options: Any)
 
 def _filled(node: fx.Node, value: Any) -> Mapped:
     decline_if(not isinstance(value, (int, float)) or dtype_of(node).is_complex)
-    made = constant(value, dtype_of(node))
-    return Mapped(lambda index, reader: made)
+    number = constant(value, dtype_of(node))
+    return Mapped(lambda index, reader: number)
 
 
 def _scalar(node: fx.Node, value: Any, **options: Any) -> Mapped:
@@ -50,7 +50,7 @@ def _arange(node: fx.Node, *args: Any, **options: Any) -> Mapped:
     dtype = dtype_of(node)
     decline_if(dtype.is_floating_point or not all(isinstance(n, int) for n in (start, step)))
 
-    def element(index: Where, reader: Reader) -> Expression:
+    def element(index: MultiIndex, reader: Reader) -> Expression:
         return cast(reader.position(index[0] * step + start), dtype)
 
     return Mapped(element)

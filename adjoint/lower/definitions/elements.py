@@ -1,7 +1,7 @@
-"""What the elements of a tensor are: mapped from others, reduced from others, or scattered into it.
+"""Definitions of tensors: elementwise maps, reductions, matrix products and scatters.
 
-A definition says how one element is computed from elements of the arguments, without saying when or
-whether those are in memory.
+A definition says how one element is computed from elements of the arguments.  Whether those are in
+memory, in registers or inlined is decided later.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-import torch
 from torch import fx
 
 from adjoint.loops.expressions import Constant, Expression
 from adjoint.loops.teams import Tile
 from adjoint.lower.index import Index
 from adjoint.lower.sizes import Size
-from adjoint.lower.views import Where
+from adjoint.lower.views import MultiIndex
 
 
 class Reader(Protocol):
-    """Gives the elements that a definition asks for."""
+    """Provides the expressions of the elements that a definition reads."""
 
-    def read(self, node: fx.Node, index: Where) -> Expression: ...
+    def read(self, node: fx.Node, index: MultiIndex) -> Expression:
+        """The element of `node` at `index`."""
+        ...
 
     def size(self, size: Size) -> Expression:
         """A size, as an int64."""
@@ -34,7 +35,7 @@ class Reader(Protocol):
         ...
 
 
-Element: TypeAlias = Callable[[Where, Reader], Expression]
+Element: TypeAlias = Callable[[MultiIndex, Reader], Expression]
 
 
 @dataclass(frozen=True)
@@ -46,19 +47,21 @@ class Bound:
     high: Size
     op: str
     dim: int
-    """The dimension of size `high` of the operator `op`."""
+    """The dimension of the operator's argument that has size `high`, for the message."""
     error: type[Exception] = IndexError
 
 
 @dataclass(frozen=True)
 class Mapped:
+    """Elementwise: each element is computed by itself."""
+
     element: Element
     bounds: tuple[Bound, ...] = ()
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """Elements of `domain`, combined along `dims`."""
+    """A reduction: elements of `domain`, combined along `dims`."""
 
     domain: tuple[Size, ...]
     dims: tuple[int, ...]
@@ -72,26 +75,29 @@ class Reduced:
 
 @dataclass(frozen=True, kw_only=True)
 class Multiplied(Reduced):
-    """A matrix product: `left` is an element of row m and k, `right` one of k and column n.
+    """A matrix product: a reduction over k of `left` at (m, k) times `right` at (k, n).
 
-    Its domain is (m, n, k); an element is one times the other.
+    Its domain is (m, n, k).
     """
 
     left: Element
     right: Element
     tile: Tile
-    """What a team computes at a time."""
+    """The part of the product that a team computes."""
 
 
 @dataclass(frozen=True)
 class Scattered:
-    """Each element of `domain` is combined with the one at `place`, which begins as `start`."""
+    """A scatter: each element of `domain` is combined with the result's element at `place`.
+
+    The elements of the result begin as `start`.
+    """
 
     domain: tuple[Size, ...]
     source: fx.Node
     operator: str
     start: Element
-    place: Callable[[Where, Reader], Where]
+    place: Callable[[MultiIndex, Reader], MultiIndex]
     element: Element
     bounds: tuple[Bound, ...] = field(default=())
 
@@ -100,14 +106,9 @@ Definition: TypeAlias = Mapped | Reduced | Scattered
 
 
 class Declined(Exception):
-    """Not in this case."""
+    """The operator has no definition for these arguments: it is a library call."""
 
 
 def decline_if(condition: bool) -> None:
     if condition:
         raise Declined
-
-
-def dtype_of(node: fx.Node) -> torch.dtype:
-    dtype: torch.dtype = node.meta["val"].dtype
-    return dtype

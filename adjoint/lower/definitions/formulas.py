@@ -1,4 +1,4 @@
-"""Elements that a formula gives of the elements at the same place of other tensors."""
+"""Pointwise operators: a formula of `lower/pointwise.py`, applied to broadcast arguments."""
 
 from __future__ import annotations
 
@@ -8,39 +8,40 @@ from typing import Any
 import torch
 from torch import fx
 
+from adjoint.graph.metadata import value_of
 from adjoint.loops.expressions import Expression, cast, constant
 from adjoint.loops.pointwise import MASKS, TABLE, Pointwise, computed_in
-from adjoint.lower.definitions.elements import Definition, Mapped, Reader, decline_if, dtype_of
+from adjoint.lower.definitions.elements import Definition, Mapped, Reader, decline_if
 from adjoint.lower.sizes import product
-from adjoint.lower.views import Where, broadcast, shape_of
+from adjoint.lower.views import MultiIndex, broadcast, dtype_of, shape_of
 
 aten = torch.ops.aten
 
 
 def by_formula(node: fx.Node) -> Mapped | None:
-    """What the table of pointwise formulas says, in the types in which eager computes."""
+    """The definition by a pointwise formula, in the types in which eager computes."""
     entry = TABLE[node.target]
     result = dtype_of(node)
     numbers = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, fx.Node)]
     if any(isinstance(number, complex) for number in numbers):
         return None
     tensors = [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, fx.Node)]
-    if not tensors or not all(isinstance(a.meta["val"], torch.Tensor) for a in tensors):
+    if not tensors or not all(isinstance(value_of(a), torch.Tensor) for a in tensors):
         return None
-    if _only_torch_can(node, entry, result):
+    if _is_left_to_eager(node, entry, result):
         return None
-    met = _promoted(node) if entry.compares else result
-    meeting = computed_in(met)
+    promoted = _promoted(node) if entry.compares else result
+    argument_dtype = computed_in(promoted)
     masks = MASKS.get(node.target, ())
     options = {k: v for k, v in node.kwargs.items() if k not in _LAYOUT}
 
-    def element(index: Where, reader: Reader) -> Expression:
+    def element(index: MultiIndex, reader: Reader) -> Expression:
         def argument(place: int, arg: Any) -> Any:
             if not isinstance(arg, fx.Node):
                 rounded = isinstance(arg, (int, float)) and (entry.compares or entry.rounds)
-                return constant(arg, met).value if rounded else arg
+                return constant(arg, promoted).value if rounded else arg
             value = reader.read(arg, broadcast(index, shape_of(arg)))
-            return value if place in masks else cast(value, meeting)
+            return value if place in masks else cast(value, argument_dtype)
 
         args = [argument(place, arg) for place, arg in enumerate(node.args)]
         kwargs = {name: argument(-1, arg) for name, arg in options.items()}
@@ -54,12 +55,13 @@ def by_formula(node: fx.Node) -> Mapped | None:
     return Mapped(element)
 
 
-def _only_torch_can(node: fx.Node, entry: Pointwise, result: torch.dtype) -> bool:
-    """Integers divided by what may be zero, where eager raises, and powers of them; and whole
-    quotients of half types, which eager rounds at each step unless the divisor is one number.
+def _is_left_to_eager(node: fx.Node, entry: Pointwise, result: torch.dtype) -> bool:
+    """Integer powers, and integer division by what may be zero, where eager raises.
+
+    Also floor division of half types by a tensor, which eager rounds at each step.
     """
     if result.is_floating_point:
-        by = node.args[1] if node.target in _WHOLE_QUOTIENTS else None
+        by = node.args[1] if node.target in _FLOOR_DIVISIONS else None
         return result.itemsize == 2 and isinstance(by, fx.Node)
     if node.target in (aten.pow.Scalar, aten.pow.Tensor_Tensor):
         return True
@@ -67,13 +69,14 @@ def _only_torch_can(node: fx.Node, entry: Pointwise, result: torch.dtype) -> boo
     return isinstance(by, fx.Node) or (isinstance(by, (int, float)) and by == 0)
 
 
-_WHOLE_QUOTIENTS = (aten.div.Tensor_mode, aten.floor_divide.default)
+_FLOOR_DIVISIONS = (aten.div.Tensor_mode, aten.floor_divide.default)
+# Keyword arguments that do not change the values.
 _LAYOUT = frozenset({"memory_format", "layout", "device", "pin_memory", "non_blocking", "dtype"})
 
 
 def _promoted(node: fx.Node) -> torch.dtype:
     values: list[Any] = [
-        arg.meta["val"] if isinstance(arg, fx.Node) else arg
+        value_of(arg) if isinstance(arg, fx.Node) else arg
         for arg in node.args
         if isinstance(arg, (fx.Node, int, float))
     ]
@@ -90,7 +93,7 @@ def _mse_loss_backward(
     decline_if(not dtype.is_floating_point)
     count = product(shape_of(x))
 
-    def element(index: Where, reader: Reader) -> Expression:
+    def element(index: MultiIndex, reader: Reader) -> Expression:
         g = cast(reader.read(cotangent, broadcast(index, shape_of(cotangent))), dtype)
         gap = cast(reader.read(x, index), dtype) - cast(reader.read(y, index), dtype)
         by = 2.0 if reduction != 1 else constant(2, dtype) / cast(reader.size(count), dtype)

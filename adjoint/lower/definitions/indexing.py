@@ -1,4 +1,4 @@
-"""Elements by index: read from where indices say, or added there."""
+"""Gathers and scatters: elements read from, or added to, the places that index tensors name."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from adjoint.graph.metadata import tensor_of, value_of
 from adjoint.loops.expressions import Expression, cast, constant
 from adjoint.loops.pointwise import where
 from adjoint.lower.definitions.elements import (
@@ -19,23 +20,23 @@ from adjoint.lower.definitions.elements import (
     Reader,
     Scattered,
     decline_if,
-    dtype_of,
 )
 from adjoint.lower.index import Gathered, Index
 from adjoint.lower.sizes import Size, size_of, sizes
-from adjoint.lower.views import Where, broadcast, shape_of
+from adjoint.lower.views import MultiIndex, broadcast, dtype_of, rank_of, shape_of
 
 aten = torch.ops.aten
 
 
 def _wrapped(value: Expression, size: Size, reader: Reader) -> Index:
-    """An index as torch means it: a negative one counts from the end."""
+    """An index loaded from memory, of which a negative value counts from the end."""
     value = cast(value, torch.int64)
-    made = where(value < 0, value + reader.size(size), value)
-    return Index(((Gathered(made, size), 1),))
+    wrapped = where(value < 0, value + reader.size(size), value)
+    return Index(((Gathered(wrapped, size), 1),))
 
 
 def _plain(value: Expression, size: Size) -> Index:
+    """An index loaded from memory that is not negative."""
     return Index(((Gathered(cast(value, torch.int64), size), 1),))
 
 
@@ -45,12 +46,14 @@ def _is_index(node: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Indexing:
-    """`x[indices]`: which dims of the result run over what."""
+    """`x[indices]`: how dimensions of the result correspond to those of `x`."""
 
     x: tuple[Size, ...]
     indices: tuple[fx.Node | None, ...]
     common: tuple[Size, ...]
+    """The broadcast shape of the index tensors."""
     at: int
+    """The dimension of the result at which `common` begins."""
 
     @classmethod
     def of(cls, x: fx.Node, indices: Sequence[Any]) -> _Indexing:
@@ -58,22 +61,22 @@ class _Indexing:
         decline_if(not given or not all(_is_index(each) for _, each in given))
         places = [place for place, _ in given]
         together = places == list(range(places[0], places[-1] + 1))
-        common = torch.broadcast_shapes(*(each.meta["val"].shape for _, each in given))
+        common = torch.broadcast_shapes(*(tensor_of(each).shape for _, each in given))
         return cls(shape_of(x), tuple(indices), sizes(common), places[0] if together else 0)
 
-    def place(self, index: Where, reader: Reader) -> Where:
+    def place(self, index: MultiIndex, reader: Reader) -> MultiIndex:
         """The index into `x` for an index of the result."""
         run = index[self.at : self.at + len(self.common)]
         rest = iter((*index[: self.at], *index[self.at + len(self.common) :]))
-        made: list[Index] = []
+        place: list[Index] = []
         for dim, size in enumerate(self.x):
             picked = self.indices[dim] if dim < len(self.indices) else None
             if picked is None:
-                made.append(next(rest))
+                place.append(next(rest))
             else:
                 value = reader.read(picked, broadcast(run, shape_of(picked)))
-                made.append(_wrapped(value, size, reader))
-        return tuple(made)
+                place.append(_wrapped(value, size, reader))
+        return tuple(place)
 
     def bounds(self, node: fx.Node) -> tuple[Bound, ...]:
         return tuple(
@@ -84,10 +87,10 @@ class _Indexing:
 
 
 def _bound(node: fx.Node, picked: fx.Node, low: Size, high: Size, dim: int) -> Bound:
-    """What the operator of `node`, or the one it is a part of, demands of indices."""
+    """The range of the indices `picked`, and the error of the operator that `node` came from."""
     op = node.meta.get("part_of", node.target)
     error = RuntimeError if op in _RAISING_RUNTIME_ERRORS else IndexError
-    if op is aten.index_add.default and node.meta["val"].dim() > 1:
+    if op is aten.index_add.default and rank_of(node) > 1:
         error = RuntimeError
     return Bound(picked, low, high, str(op.overloadpacket), dim, error)
 
@@ -104,10 +107,10 @@ def _index(node: fx.Node, x: fx.Node, indices: Sequence[Any]) -> Mapped:
 
 
 def _index_select(node: fx.Node, x: fx.Node, dim: int, picked: fx.Node) -> Mapped:
-    decline_if(x.meta["val"].dim() == 0 or picked.meta["val"].dim() == 0)
-    dim %= x.meta["val"].dim()
+    decline_if(rank_of(x) == 0 or rank_of(picked) == 0)
+    dim %= rank_of(x)
 
-    def element(index: Where, reader: Reader) -> Expression:
+    def element(index: MultiIndex, reader: Reader) -> Expression:
         place = _plain(reader.read(picked, (index[dim],)), shape_of(x)[dim])
         return reader.read(x, (*index[:dim], place, *index[dim + 1 :]))
 
@@ -117,9 +120,9 @@ def _index_select(node: fx.Node, x: fx.Node, dim: int, picked: fx.Node) -> Mappe
 def _embedding(
     node: fx.Node, weight: fx.Node, picked: fx.Node, *options: Any, **named: Any
 ) -> Mapped:
-    rank = picked.meta["val"].dim()
+    rank = rank_of(picked)
 
-    def element(index: Where, reader: Reader) -> Expression:
+    def element(index: MultiIndex, reader: Reader) -> Expression:
         row = _plain(reader.read(picked, index[:rank]), shape_of(weight)[0])
         return reader.read(weight, (row, index[rank]))
 
@@ -127,10 +130,10 @@ def _embedding(
 
 
 def _gather(node: fx.Node, x: fx.Node, dim: int, picked: fx.Node, **options: Any) -> Mapped:
-    decline_if(x.meta["val"].dim() == 0 or picked.meta["val"].dim() == 0)
-    dim %= x.meta["val"].dim()
+    decline_if(rank_of(x) == 0 or rank_of(picked) == 0)
+    dim %= rank_of(x)
 
-    def element(index: Where, reader: Reader) -> Expression:
+    def element(index: MultiIndex, reader: Reader) -> Expression:
         place = _plain(reader.read(picked, index), shape_of(x)[dim])
         return reader.read(x, (*index[:dim], place, *index[dim + 1 :]))
 
@@ -140,14 +143,14 @@ def _gather(node: fx.Node, x: fx.Node, dim: int, picked: fx.Node, **options: Any
 def _index_add(
     node: fx.Node, x: fx.Node, dim: int, picked: fx.Node, source: fx.Node, *, alpha: Any = 1
 ) -> Scattered:
-    decline_if(source.meta["val"].dim() == 0 or picked.meta["val"].dim() == 0)
-    dim %= x.meta["val"].dim()
+    decline_if(rank_of(source) == 0 or rank_of(picked) == 0)
+    dim %= rank_of(x)
 
-    def place(index: Where, reader: Reader) -> Where:
+    def place(index: MultiIndex, reader: Reader) -> MultiIndex:
         to = _plain(reader.read(picked, (index[dim],)), shape_of(x)[dim])
         return (*index[:dim], to, *index[dim + 1 :])
 
-    def element(index: Where, reader: Reader) -> Expression:
+    def element(index: MultiIndex, reader: Reader) -> Expression:
         value = reader.read(source, index)
         return value if alpha == 1 else value * alpha
 
@@ -159,7 +162,7 @@ def _scattered(
     node: fx.Node,
     x: fx.Node,
     source: fx.Node,
-    place: Callable[[Where, Reader], Where],
+    place: Callable[[MultiIndex, Reader], MultiIndex],
     element: Element,
     bounds: tuple[Bound, ...],
     domain: tuple[Size, ...] | None = None,
@@ -189,7 +192,7 @@ def _index_put(
     ]
     domain = (*rest[: indexing.at], *indexing.common, *rest[indexing.at :])
 
-    def element(index: Where, reader: Reader) -> Expression:
+    def element(index: MultiIndex, reader: Reader) -> Expression:
         return reader.read(values, broadcast(index, shape_of(values)))
 
     return _scattered(
@@ -200,10 +203,10 @@ def _index_put(
 def _scatter_add(
     node: fx.Node, x: fx.Node, dim: int, picked: fx.Node, source: fx.Node
 ) -> Scattered:
-    decline_if(x.meta["val"].dim() == 0 or picked.meta["val"].dim() == 0)
-    dim %= x.meta["val"].dim()
+    decline_if(rank_of(x) == 0 or rank_of(picked) == 0)
+    dim %= rank_of(x)
 
-    def place(index: Where, reader: Reader) -> Where:
+    def place(index: MultiIndex, reader: Reader) -> MultiIndex:
         to = _plain(reader.read(picked, index), shape_of(x)[dim])
         return (*index[:dim], to, *index[dim + 1 :])
 
@@ -227,13 +230,13 @@ def _embedding_backward(
     by_frequency: bool,
 ) -> Scattered:
     decline_if(by_frequency or not isinstance(padding, int))
-    rank, dtype, rows = picked.meta["val"].dim(), dtype_of(node), size_of(_value(count))
+    rank, dtype, rows = rank_of(picked), dtype_of(node), size_of(_value(count))
     decline_if(dtype in (torch.float16, torch.bfloat16))
 
-    def place(index: Where, reader: Reader) -> Where:
+    def place(index: MultiIndex, reader: Reader) -> MultiIndex:
         return (_plain(reader.read(picked, index[:rank]), rows), index[rank])
 
-    def element(index: Where, reader: Reader) -> Expression:
+    def element(index: MultiIndex, reader: Reader) -> Expression:
         value = reader.read(cotangent, index)
         if padding < 0:
             return value
@@ -252,7 +255,7 @@ def _embedding_backward(
 
 
 def _value(arg: Any) -> Any:
-    return arg.meta["val"] if isinstance(arg, fx.Node) else arg
+    return value_of(arg) if isinstance(arg, fx.Node) else arg
 
 
 RULES: dict[Any, Callable[..., Definition]] = {

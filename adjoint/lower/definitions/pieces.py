@@ -1,4 +1,4 @@
-"""Tensors put together of pieces of others: joined, padded, repeated, cut."""
+"""Concatenation, padding, repetition, triangles, and the backward operators of views."""
 
 from __future__ import annotations
 
@@ -10,25 +10,29 @@ from torch import fx
 
 from adjoint.loops.expressions import Expression, Guarded, apply, cast, constant
 from adjoint.loops.pointwise import where
-from adjoint.lower.definitions.elements import Definition, Mapped, Reader, decline_if, dtype_of
+from adjoint.lower.definitions.elements import Definition, Mapped, Reader, decline_if
 from adjoint.lower.index import Index
 from adjoint.lower.sizes import Size, is_one, same
-from adjoint.lower.views import Where, shape_of
+from adjoint.lower.views import MultiIndex, dtype_of, rank_of, shape_of
 
 aten = torch.ops.aten
 
 
+# Each part of a concatenation is a branch for each element.
+MAX_CONCATENATED = 8
+
+
 def _cat(node: fx.Node, tensors: Sequence[fx.Node], dim: int = 0) -> Mapped:
-    # An empty tensor of one dimension may stand among others of any: eager skips it.
-    parts = [t for t in tensors if not (t.meta["val"].dim() == 1 and shape_of(t)[0] == 0)]
-    decline_if(not parts or len(parts) > 8)
-    dim %= node.meta["val"].dim()
+    # Eager skips empty tensors of one dimension, whatever the rank of the others.
+    parts = [t for t in tensors if not (rank_of(t) == 1 and shape_of(t)[0] == 0)]
+    decline_if(not parts or len(parts) > MAX_CONCATENATED)
+    dim %= rank_of(node)
     dtype = dtype_of(node)
     starts: list[Size] = [0]
     for part in parts:
         starts.append(starts[-1] + shape_of(part)[dim])
 
-    def element(index: Where, reader: Reader) -> Expression:
+    def element(index: MultiIndex, reader: Reader) -> Expression:
         def part(number: int) -> Expression:
             moved = (*index[:dim], index[dim] + starts[number] * -1, *index[dim + 1 :])
             return cast(reader.read(parts[number], moved), dtype)
@@ -47,7 +51,7 @@ def _cat(node: fx.Node, tensors: Sequence[fx.Node], dim: int = 0) -> Mapped:
 
 
 def _pad(node: fx.Node, x: fx.Node, pad: Sequence[Any], value: Any = 0) -> Mapped:
-    rank, shape, dtype = x.meta["val"].dim(), shape_of(x), dtype_of(node)
+    rank, shape, dtype = rank_of(x), shape_of(x), dtype_of(node)
     decline_if(not all(isinstance(each, int) for each in pad))
     before = [0] * rank
     touched = [False] * rank
@@ -55,7 +59,7 @@ def _pad(node: fx.Node, x: fx.Node, pad: Sequence[Any], value: Any = 0) -> Mappe
         before[rank - 1 - place] = pad[2 * place]
         touched[rank - 1 - place] = bool(pad[2 * place] or pad[2 * place + 1])
 
-    def element(index: Where, reader: Reader) -> Expression:
+    def element(index: MultiIndex, reader: Reader) -> Expression:
         moved = tuple(each + -first for each, first in zip(index, before, strict=True))
         conditions: list[Expression] = []
         for dim in range(rank):
@@ -79,12 +83,12 @@ def _guarded(
 
 
 def _select_backward(node: fx.Node, x: fx.Node, shape: Any, dim: int, at: int) -> Mapped:
-    dim %= node.meta["val"].dim()
+    dim %= rank_of(node)
     size = shape_of(node)[dim]
     decline_if(not isinstance(at, int))
     place: Size = at if at >= 0 else at + size
 
-    def element(index: Where, reader: Reader) -> Expression:
+    def element(index: MultiIndex, reader: Reader) -> Expression:
         inside = reader.position(index[dim]).equals(reader.size(place))
         value = reader.read(x, (*index[:dim], *index[dim + 1 :]))
         return where(inside, value, constant(0, value.dtype))
@@ -95,13 +99,13 @@ def _select_backward(node: fx.Node, x: fx.Node, shape: Any, dim: int, at: int) -
 def _slice_backward(
     node: fx.Node, x: fx.Node, shape: Any, dim: int, start: Any, end: Any, step: Any
 ) -> Mapped:
-    dim %= node.meta["val"].dim()
+    dim %= rank_of(node)
     size = shape_of(node)[dim]
     decline_if(step != 1 or not isinstance(start, int) or not isinstance(size, int))
     assert isinstance(size, int)
     first = min(max(0, start if start >= 0 else start + size), size)
 
-    def element(index: Where, reader: Reader) -> Expression:
+    def element(index: MultiIndex, reader: Reader) -> Expression:
         moved = index[dim] + -first
         here = reader.position(moved)
         value = reader.read(x, (*index[:dim], moved, *index[dim + 1 :]))
@@ -117,7 +121,7 @@ def _repeat(node: fx.Node, x: fx.Node, repeats: Sequence[Any]) -> Mapped:
     shape = shape_of(x)
     extra = len(repeats) - len(shape)
 
-    def element(index: Where, reader: Reader) -> Expression:
+    def element(index: MultiIndex, reader: Reader) -> Expression:
         inner = index[extra:]
         wrapped = tuple(
             Index() if is_one(size) else each % size
@@ -130,7 +134,7 @@ def _repeat(node: fx.Node, x: fx.Node, repeats: Sequence[Any]) -> Mapped:
 
 def _triangle(upper: bool) -> Callable[..., Mapped]:
     def rule(node: fx.Node, x: fx.Node, diagonal: int = 0) -> Mapped:
-        def element(index: Where, reader: Reader) -> Expression:
+        def element(index: MultiIndex, reader: Reader) -> Expression:
             value = reader.read(x, index)
             offset = reader.position(index[-1] + index[-2] * -1)
             inside = offset >= diagonal if upper else offset <= diagonal

@@ -1,8 +1,7 @@
-"""Sums, products, extremes and truth along dimensions."""
+"""Reductions along dimensions: sum, mean, product, minimum, maximum, all and any."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,10 +9,11 @@ import torch
 from torch import fx
 
 from adjoint.loops.expressions import Expression, cast, constant
+from adjoint.loops.operators import identity
 from adjoint.loops.pointwise import computed_in
-from adjoint.lower.definitions.elements import Definition, Reader, Reduced, decline_if, dtype_of
+from adjoint.lower.definitions.elements import Definition, Reader, Reduced, decline_if
 from adjoint.lower.sizes import Size, product
-from adjoint.lower.views import Where, shape_of
+from adjoint.lower.views import MultiIndex, dtype_of, shape_of
 
 aten = torch.ops.aten
 
@@ -36,15 +36,7 @@ def _mean(
 
 def _extreme(operator: str) -> Callable[..., Reduced]:
     def reduction(node: fx.Node, x: fx.Node, dim: Any = (), keep: bool = False) -> Reduced:
-        dtype, largest = dtype_of(node), operator == "minimum"
-        if dtype.is_floating_point:
-            start: float = math.inf if largest else -math.inf
-        elif dtype == torch.bool:
-            start = largest
-        else:
-            limits = torch.iinfo(dtype)
-            start = limits.max if largest else limits.min
-        return _reduction(node, x, dim, operator, start)
+        return _reduction(node, x, dim, operator, identity(operator, dtype_of(node)))
 
     return reduction
 
@@ -81,7 +73,7 @@ def _reduction(
     result = dtype_of(node)
     kept_in = computed_in(result)
 
-    def element(index: Where, reader: Reader) -> Expression:
+    def element(index: MultiIndex, reader: Reader) -> Expression:
         return cast(reader.read(x, index), kept_in)
 
     def finished(total: Expression, reader: Reader) -> Expression:

@@ -1,4 +1,4 @@
-"""Which operator has which definition.  An operator without one is called as it is."""
+"""The table of definitions by operator.  An operator without one is a library call."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ FAMILIES = (creation, formulas, indexing, pieces, random, reductions)
 
 RULES = {op: rule for family in FAMILIES for op, rule in family.RULES.items()}
 
-# What is made of nothing: it is computed anew wherever it is used.
+# Operators whose result is computed wherever it is read.
 CONSTANTS = frozenset(creation.RULES)
 
 
 def definition_of(node: fx.Node) -> Definition | None:
-    """How to compute `node`, unless it is to be called as it is."""
+    """The definition of a node's value; None: it is a library call."""
     if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
         return None
     if node.target in TABLE:

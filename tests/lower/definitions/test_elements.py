@@ -3,20 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from adjoint.lower.definitions.elements import Declined, decline_if, dtype_of
-from tests.lowering import check, graph_of
+from adjoint.lower.definitions.elements import Declined, decline_if
+from tests.lowering import check
 
 
 def test_declining() -> None:
     decline_if(False)
     with pytest.raises(Declined):
         decline_if(True)
-
-
-def test_the_dtype_of_a_node() -> None:
-    graph = graph_of(lambda x: x.to(torch.int32) > 1, [torch.ones(3)]).graph
-    found = [dtype_of(node) for node in graph.nodes if node.op != "output"]
-    assert found == [torch.float32, torch.int32, torch.bool]
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3), (2, 0, 3)])

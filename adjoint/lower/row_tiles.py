@@ -1,8 +1,8 @@
-"""Tiling: groups and products that follow one another are run some rows at a time.
+"""Row tiles: groups and matrix products over the same rows run together, tile by tile.
 
-What a group writes for a few rows is still in the cache when the next one reads it.  A region is a
-set of units that all go through the same rows: kernels over them, products of them with a matrix,
-and sums over them, which are known only after the region.
+What one unit writes for a tile of rows is in the cache when the next unit reads it.  The units are
+kernels over the rows, products of the rows with a matrix, and sums over the rows, whose results are
+complete only after all tiles.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ from typing import TypeAlias
 import torch
 from torch import fx
 
-from adjoint.lower.fusion import Group, Level, equal
+from adjoint.lower.groups import Group, Level, equal
 from adjoint.lower.index import Axis, Index, leading, linear, of_axis, row_major
 from adjoint.lower.items import resolve, strides_of
 from adjoint.lower.sizes import Size, estimate, is_one, product, quotient, same
-from adjoint.lower.views import shape_of
+from adjoint.lower.views import dtype_of, shape_of
 
 Unit: TypeAlias = "Group | fx.Node"
 
-# Fewer rows are not worth it.
-LEAST_ROWS = 512
+# The fewest rows that are tiled, and the fewest bytes of intermediate values: less stays in the
+# cache without tiles.
+MIN_ROWS = 512
+MIN_BYTES_TO_TILE = 1 << 20
 
-# A region must go through this many bytes, or else everything stays in the cache anyway.
-LEAST_BYTES = 1 << 20
+# A symbolic number of rows counts as this.
+ASSUMED_ROWS = 4096
 
 
 @dataclass(frozen=True)
 class Side:
-    """An argument of a product, as two strides into a tensor."""
+    """An argument of a product: an offset into a tensor, and two strides."""
 
     base: fx.Node
     offset: Size
@@ -40,17 +42,19 @@ class Side:
 
 
 @dataclass(eq=False)
-class Region:
+class RowTiling:
+    """Units that run together, tile by tile."""
+
     rows: Size
     units: list[Unit] = field(default_factory=list)
-    made: set[fx.Node] = field(default_factory=set)
-    """Values that are there row by row."""
+    tiled: set[fx.Node] = field(default_factory=set)
+    """Values of which a tile has its rows."""
     after: set[fx.Node] = field(default_factory=set)
-    """Values that are there only when all rows are done."""
+    """Values that are complete only after all tiles."""
 
 
 def side_of(node: fx.Node) -> Side | None:
-    """A matrix as BLAS takes it: one dimension after another, each in its own memory."""
+    """A matrix as BLAS takes it, by rows or by columns; None if its strides do not allow it."""
     shape = shape_of(node)
     axes = [Axis(f"{node.name}.{dim}", size) for dim, size in enumerate(shape)]
     try:
@@ -70,7 +74,7 @@ def side_of(node: fx.Node) -> Side | None:
 
 
 def _reaches(stride: Size, count: Size) -> bool:
-    """So far that `count` elements lie between; in what is expanded or flipped it does not."""
+    """The stride leaves room for `count` elements: not so in expanded or flipped tensors."""
     if isinstance(stride, int) and isinstance(count, int):
         return stride >= count
     return same(stride, count)
@@ -80,15 +84,15 @@ def is_product(unit: Unit) -> bool:
     return isinstance(unit, fx.Node) and unit.target is torch.ops.aten.mm.default
 
 
-def tiled(
+def with_row_tiles(
     units: Sequence[Unit],
     needed: Callable[[Unit], list[Unit]],
     is_candidate: Callable[[Unit], bool],
-) -> list[Unit | Region]:
-    """The units in an order in which they can run, with regions where they pay."""
+) -> list[Unit | RowTiling]:
+    """The units in an order in which they can run, with row tiles where they pay."""
     remaining = list(units)
     done: set[int] = set()
-    result: list[Unit | Region] = []
+    result: list[Unit | RowTiling] = []
     needs = {id(unit): [id(n) for n in needed(unit)] for unit in units}
 
     def ready(unit: Unit, also: set[int]) -> bool:
@@ -96,31 +100,33 @@ def tiled(
 
     while remaining:
         unit = next(u for u in remaining if ready(u, set()))
-        region = _started(unit) if is_candidate(unit) else None
-        if region is not None:
-            _grown(region, remaining, ready, needs, is_candidate)
-        if region is None or not _pays(region):
+        tiling = _started(unit) if is_candidate(unit) else None
+        if tiling is not None:
+            _grow(tiling, remaining, ready, is_candidate)
+        if tiling is None or not _pays(tiling):
             result.append(unit)
             done.add(id(unit))
             remaining.remove(unit)
             continue
-        result.append(region)
-        inside = {id(each) for each in region.units}
+        result.append(tiling)
+        inside = {id(each) for each in tiling.units}
         done |= inside
         remaining = [u for u in remaining if id(u) not in inside]
     return result
 
 
-def _started(unit: Unit) -> Region | None:
+def _started(unit: Unit) -> RowTiling | None:
+    """Row tiles with one unit."""
     for rows in _rows_of(unit):
-        if estimate(rows, 4096) >= LEAST_ROWS:
-            region = Region(rows)
-            if _enters(unit, region):
-                return region
+        if estimate(rows, ASSUMED_ROWS) >= MIN_ROWS:
+            tiling = RowTiling(rows)
+            if _enters(unit, tiling):
+                return tiling
     return None
 
 
 def _rows_of(unit: Unit) -> list[Size]:
+    """The numbers of rows that the unit may be tiled by."""
     if isinstance(unit, Group):
         return [product(unit.shape[:count]) for count in range(1, len(unit.shape) + 1)]
     left = unit.args[0]
@@ -128,52 +134,54 @@ def _rows_of(unit: Unit) -> list[Size]:
     return list(shape_of(left))
 
 
-def _grown(
-    region: Region,
+def _grow(
+    tiling: RowTiling,
     remaining: Sequence[Unit],
     ready: Callable[[Unit, set[int]], bool],
-    needs: dict[int, list[int]],
     is_candidate: Callable[[Unit], bool],
 ) -> None:
-    inside = {id(each) for each in region.units}
+    """Add all units that fit."""
+    inside = {id(each) for each in tiling.units}
     grew = True
     while grew:
         grew = False
         for unit in remaining:
             if id(unit) in inside or not is_candidate(unit) or not ready(unit, inside):
                 continue
-            if _enters(unit, region):
+            if _enters(unit, tiling):
                 inside.add(id(unit))
                 grew = True
 
 
-def _pays(region: Region) -> bool:
-    products = sum(map(is_product, region.units))
-    if len(region.units) < 2 or (not products and len(region.units) < 3):
+def _pays(tiling: RowTiling) -> bool:
+    products = sum(map(is_product, tiling.units))
+    if len(tiling.units) < 2 or (not products and len(tiling.units) < 3):
         return False
-    values = [node.meta["val"] for node in region.made]
-    held = sum(estimate(product(shape_of(n)), 4096) * n.meta["val"].itemsize for n in region.made)
-    return bool(values) and held >= LEAST_BYTES
+    sizes = [
+        estimate(product(shape_of(node)), ASSUMED_ROWS) * dtype_of(node).itemsize
+        for node in tiling.tiled
+    ]
+    return bool(sizes) and sum(sizes) >= MIN_BYTES_TO_TILE
 
 
-def _enters(unit: Unit, region: Region) -> bool:
-    """Add the unit, if it can be computed for some rows from what is there for those rows."""
+def _enters(unit: Unit, tiling: RowTiling) -> bool:
+    """Add the unit, if some rows of it can be computed from the same rows of the others."""
     if isinstance(unit, Group):
-        if not _group_fits(unit, region):
+        if not _group_fits(unit, tiling):
             return False
         for item, level in unit.members.values():
-            (region.after if level is Level.AFTER else region.made).add(item.node)
+            (tiling.after if level is Level.AFTER else tiling.tiled).add(item.node)
     else:
-        sums = _product_fits(unit, region)
+        sums = _product_fits(unit, tiling)
         if sums is None:
             return False
-        (region.after if sums else region.made).add(unit)
-    region.units.append(unit)
+        (tiling.after if sums else tiling.tiled).add(unit)
+    tiling.units.append(unit)
     return True
 
 
-def _group_fits(group: Group, region: Region) -> bool:
-    rows = region.rows
+def _group_fits(group: Group, tiling: RowTiling) -> bool:
+    rows = tiling.rows
     if leading(group.shape, rows) is None:
         return False
     if group.columns is not None:
@@ -182,21 +190,21 @@ def _group_fits(group: Group, region: Region) -> bool:
             return False
     for item, level in group.members.values():
         dims = leading(item.shape, rows)
-        if item.serial or dims is None or item.checked & (region.made | region.after):
+        if item.serial or dims is None or item.checked & (tiling.tiled | tiling.after):
             return False
         if level is not Level.AFTER and row_stride(item.node, rows) is None:
             return False
         row = linear([item.index[dim] for dim in item.order[:dims]], row_major(item.shape[:dims]))
         for base, index in item.reads:
-            if base in region.after:
+            if base in tiling.after:
                 return False
-            if base in region.made and not equal(_row_of(base, index, rows), row):
+            if base in tiling.tiled and not equal(_row_of(base, index, rows), row):
                 return False
     return True
 
 
 def _row_of(base: fx.Node, index: Sequence[Index], rows: Size) -> Index:
-    """The row of an element of a tensor that lies by rows."""
+    """The row of an element of a tensor whose leading dimensions are the rows."""
     shape = shape_of(base)
     dims = leading(shape, rows)
     assert dims is not None
@@ -204,7 +212,10 @@ def _row_of(base: fx.Node, index: Sequence[Index], rows: Size) -> Index:
 
 
 def row_stride(node: fx.Node, rows: Size) -> Size | None:
-    """From one row to the next, if the first dimensions are the rows and each lies together."""
+    """The stride from one row to the next; None if rows are not the leading dimensions.
+
+    None also if rows are not equally spaced, or overlap.
+    """
     shape, strides = shape_of(node), strides_of(node)
     dims = leading(shape, rows)
     if dims is None:
@@ -224,7 +235,7 @@ def row_stride(node: fx.Node, rows: Size) -> Size | None:
 
 
 def sums_over_rows(node: fx.Node, rows: Size) -> Iterator[bool]:
-    """The ways in which a product may be one of rows: along them, or summed over them."""
+    """Whether a product may have the rows as its own (False), or sum over them (True)."""
     left = node.args[0]
     assert isinstance(left, fx.Node)
     if same(shape_of(left)[0], rows):
@@ -233,23 +244,23 @@ def sums_over_rows(node: fx.Node, rows: Size) -> Iterator[bool]:
         yield True
 
 
-def _product_fits(node: fx.Node, region: Region) -> bool | None:
-    """Whether it sums over rows; None if it does not fit."""
-    if node.meta["val"].dtype not in (torch.float32, torch.float64):
+def _product_fits(node: fx.Node, tiling: RowTiling) -> bool | None:
+    """Whether the product sums over rows; None if it does not fit."""
+    if dtype_of(node) not in (torch.float32, torch.float64):
         return None
     left, right = (side_of(arg) for arg in node.args[:2] if isinstance(arg, fx.Node))
     if left is None or right is None:
         return None
-    if left.base in region.after or right.base in region.after:
+    if left.base in tiling.after or right.base in tiling.after:
         return None
-    for sums in sums_over_rows(node, region.rows):
+    for sums in sums_over_rows(node, tiling.rows):
         if sums:
             rowed = [(left, left.strides[1]), (right, right.strides[0])]
         else:
             rowed = [(left, left.strides[0])]
-            if right.base in region.made or row_stride(node, region.rows) is None:
+            if right.base in tiling.tiled or row_stride(node, tiling.rows) is None:
                 continue
-        if all(_steps_by_row(side, stride, region.rows) for side, stride in rowed):
+        if all(_steps_by_row(side, stride, tiling.rows) for side, stride in rowed):
             return sums
     return None
 

@@ -1,8 +1,7 @@
-"""What a kernel can compute from what it reads anyway, it does not read.
+"""Load elimination after fusion: a kernel recomputes a value from tensors that it reads anyway.
 
-Once it is known what is computed together, a value may turn out to be made of tensors that its
-readers read besides.  Then they compute it again: that takes no time where threads wait for memory,
-and if all of them do so, no one stores it.
+On a memory-bound target the arithmetic is free, and the load is saved.  If all readers recompute
+the value, its store is saved, too.
 """
 
 from __future__ import annotations
@@ -14,31 +13,31 @@ from typing import TypeAlias
 from torch import fx
 
 from adjoint.lower.definitions import CONSTANTS, Mapped, Multiplied
-from adjoint.lower.fusion import Group, Level
+from adjoint.lower.groups import Group, Level
 from adjoint.lower.index import Axis, of_axis
 from adjoint.lower.inlining import bytes_for, is_quick, is_small
-from adjoint.lower.items import Item, reading_through
-from adjoint.lower.views import Where
+from adjoint.lower.items import Item, with_inlined
+from adjoint.lower.views import MultiIndex
 
-# Where a tensor is read, by the places of axes instead of their names.
-Read: TypeAlias = tuple[fx.Node, Where]
+# A read tensor, and the index in terms of the numbers of axes: comparable between items.
+Read: TypeAlias = tuple[fx.Node, MultiIndex]
 
 
-def read_less(
+def eliminate_loads(
     groups: Sequence[Group], nodes: Iterable[fx.Node], outside: Set[fx.Node]
 ) -> list[Group]:
-    """The groups, with items changed, and without those that no one reads any more.
+    """The groups with values recomputed, and without values that are no longer read.
 
-    `nodes`: all of them, in order.  `outside`: what others than items need.
+    `nodes`: those of all items, in order.  `outside`: values that library calls or outputs need.
     """
-    rereading = _Rereading(groups, outside)
-    # The last first: who computes one of them reads what it is made of.
+    search = _LoadElimination(groups, outside)
+    # Last first: a group that recomputes a value reads its sources, which may be recomputed next.
     for node in reversed(list(nodes)):
-        rereading.consider(node)
+        search.consider(node)
     return [group for group in groups if group.members]
 
 
-class _Rereading:
+class _LoadElimination:
     def __init__(self, groups: Sequence[Group], outside: Set[fx.Node]) -> None:
         self.outside = outside
         self.group_of = {node: group for group in groups for node in group.members}
@@ -69,15 +68,15 @@ class _Rereading:
             self._update(home)
 
     def _others(self, node: fx.Node) -> set[Group]:
-        """The groups that read it from memory."""
+        """The groups that read the value from memory."""
         return self.readers.get(node, set()) - {self.group_of.get(node)}
 
     def _chosen(self, item: Item, more: Mapping[Group, Set[fx.Node]]) -> list[Group]:
-        """The groups that compute an item again, if they read so much more for it."""
+        """The groups that should recompute an item; `more`: what each has to read in addition."""
         if item.node not in self.outside and len(more) == len(self._others(item.node)):
             read = [base for each in more.values() for base in each]
             stored = [base for base in set(read) if not self._is_stored(base)]
-            # Without it there is one store less, and one load less for each reader.
+            # It saves one store, and one load for each reader.
             gain = bytes_for(item.node, item.count) * (1 + len(more))
             if sum(bytes_for(base, item.count) for base in (*read, *stored)) < gain:
                 return list(more)
@@ -101,26 +100,26 @@ def _bases(group: Group) -> set[fx.Node]:
 
 @dataclass(frozen=True)
 class _Change:
-    """Members of a group that compute what they read so far."""
+    """Members of a group that recompute a value instead of reading it."""
 
     members: dict[fx.Node, tuple[Item, Level]]
     more: set[fx.Node]
-    """What they read for it that the group does not read anyway."""
+    """Tensors that they read for it and the group did not read before."""
 
 
-def _change(group: Group, again: Item) -> _Change | None:
-    """None: one of them would wait too long for what it reads, or has no time to compute it."""
-    at_hand = {read for item in group.items for read in _reads(item)}
+def _change(group: Group, value: Item) -> _Change | None:
+    """None: recomputing the value is slower than reading it."""
+    read = {read for item in group.items for read in _reads(item)}
     change = _Change({}, set())
     for node, (item, level) in group.members.items():
-        changed = reading_through(item, {again.node: again.definition})
-        assert changed is not None, "what is mapped can be read through"
+        changed = with_inlined(item, {value.node: value.definition})
+        assert changed is not None, "elementwise definitions can be inlined"
         if changed is item:
             continue
-        new = {base for base, _ in _reads(changed) - at_hand if not is_small(base, item.count)}
+        new = {base for base, _ in _reads(changed) - read if not is_small(base, item.count)}
         if isinstance(item.definition, Multiplied) or (new and changed.gathers):
             return None
-        if not is_quick(again, item):
+        if not is_quick(value, item):
             return None
         change.members[node] = changed, level
         change.more.update(new)

@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from adjoint.loops.plan import Plan, Product, RowTiles, SlotKind
-from adjoint.lower.tiling import LEAST_ROWS, Side, row_stride, side_of, sums_over_rows
+from adjoint.lower.row_tiles import MIN_ROWS, Side, row_stride, side_of, sums_over_rows
 from adjoint.target import cpu_target
 from tests.lowering import graph_of, lower, native_program, program_of
 
@@ -329,7 +329,7 @@ def test_other_rows_than_those_at_hand_are_not_read_in_a_region() -> None:
 
 
 def test_few_rows_and_few_bytes_are_not_tiled() -> None:
-    few = LEAST_ROWS - 1
+    few = MIN_ROWS - 1
     assert not regions(program_of(layers, [random(few, 24), W, V, U]).plan)
     assert not regions(program_of(layer, [random(600, 5), W[:5, :5], random(5), V[:5, :5]]).plan)
 

@@ -1,0 +1,29 @@
+"""Compositions: operators of several loops as torch programs of simpler operators.
+
+Half types are computed in float32 and rounded at the end, as in eager's kernels.  One module for
+each family.
+"""
+
+from adjoint.lower.compositions import (
+    activations,
+    losses,
+    normalization,
+    pieces,
+    products,
+    softmax,
+    statistics,
+)
+from adjoint.lower.compositions.registry import COMPOSITIONS, Composition, Declined
+
+__all__ = [
+    "COMPOSITIONS",
+    "Composition",
+    "Declined",
+    "activations",
+    "losses",
+    "normalization",
+    "pieces",
+    "products",
+    "softmax",
+    "statistics",
+]

@@ -1,0 +1,38 @@
+"""The table of compositions by operator, and what its entries share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Composition = Callable[..., Any]
+
+COMPOSITIONS: dict[Any, Composition] = {}
+
+
+class Declined(Exception):
+    """The composition does not apply to these arguments: the operator stays."""
+
+
+def composition(*ops: Any) -> Callable[[Composition], Composition]:
+    """Register the composition of operators."""
+
+    def register(function: Composition) -> Composition:
+        COMPOSITIONS.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+def widened(x: Tensor) -> Tensor:
+    """Half types as float32."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def require_real(*tensors: Tensor | None) -> None:
+    """Decline unless all tensors are floating-point."""
+    if any(t is not None and not t.dtype.is_floating_point for t in tensors):
+        raise Declined

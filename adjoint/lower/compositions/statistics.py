@@ -1,0 +1,91 @@
+"""Variance, standard deviation and vector norms.
+
+Variances are computed in two passes, mean first, for accuracy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from adjoint.lower.compositions.registry import Declined, composition, require_real, widened
+
+aten = torch.ops.aten
+
+
+def _unbiased(
+    x: Tensor, dim: Sequence[int] | None, correction: float | None, keepdim: bool
+) -> tuple[Tensor, Tensor]:
+    require_real(x)
+    if x.dim() == 0:
+        raise Declined
+    axes = list(range(x.dim())) if not dim else [d % x.dim() for d in dim]
+    count: object = math.prod(x.shape[axis] for axis in axes)
+    correction = 1 if correction is None else correction
+    if not isinstance(count, int) or count <= correction:
+        raise Declined
+    wide = widened(x)
+    mean = wide.mean(axes, keepdim=True)
+    centered = wide - mean
+    variance = (centered * centered).sum(axes, keepdim=keepdim) / (count - correction)
+    return variance, mean if keepdim else mean.squeeze(axes)
+
+
+@composition(aten.var.correction)
+def _var(
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Tensor:
+    return _unbiased(x, dim, correction, keepdim)[0].to(x.dtype)
+
+
+@composition(aten.std.correction)
+def _std(
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Tensor:
+    return _unbiased(x, dim, correction, keepdim)[0].sqrt().to(x.dtype)
+
+
+@composition(aten.var_mean.correction)
+def _var_mean(
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> tuple[Tensor, Tensor]:
+    variance, mean = _unbiased(x, dim, correction, keepdim)
+    return variance.to(x.dtype), mean.to(x.dtype)
+
+
+@composition(aten.linalg_vector_norm.default)
+def _vector_norm(
+    x: Tensor,
+    ord: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    require_real(x)
+    if dtype is not None or x.numel() == 0:
+        raise Declined
+    wide = widened(x)
+    axes = list(range(x.dim()) if dim is None else dim)
+    if ord == 2:
+        return (wide * wide).sum(axes, keepdim=keepdim).sqrt().to(x.dtype)
+    if ord == 1:
+        return wide.abs().sum(axes, keepdim=keepdim).to(x.dtype)
+    if ord == math.inf:
+        return wide.abs().amax(axes, keepdim=keepdim).to(x.dtype)
+    raise Declined

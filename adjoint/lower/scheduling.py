@@ -1,0 +1,267 @@
+"""Scheduling: which nodes become kernels, which are library calls, and in which order they run.
+
+Nodes with a definition become items, which are fused into groups.  A *unit* is a group, or a node
+that is a library call.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Hashable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjoint.failing import works_on
+from adjoint.graph.metadata import output_node
+from adjoint.graph.purity import is_impure
+from adjoint.loops.verify import DTYPES
+from adjoint.lower.calls import is_returned, may_alias, needs_of_call, needs_of_tensors
+from adjoint.lower.definitions import CONSTANTS, Definition, Scattered, definition_of
+from adjoint.lower.fusion import fuse
+from adjoint.lower.groups import Group
+from adjoint.lower.inlining import inlined
+from adjoint.lower.items import Item, base_of, item_of, value_key
+from adjoint.lower.load_elimination import eliminate_loads
+from adjoint.lower.products import is_plain_product, product_of
+from adjoint.lower.recomputation import Recomputation
+from adjoint.lower.row_tiles import Unit
+from adjoint.lower.views import PARTS, dtype_of, view_of
+from adjoint.target import CPU, Target
+
+aten = torch.ops.aten
+
+
+def is_plain(value: Any, device: torch.device = CPU) -> bool:
+    """A tensor that kernels for `device` can read and write."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dtype in DTYPES
+        and value.device == device
+        and value.layout is torch.strided
+    )
+
+
+class Schedule:
+    def __init__(
+        self, graph_module: fx.GraphModule, target: Target, called: Collection[str]
+    ) -> None:
+        """`called`: names of nodes that have to be library calls."""
+        self.target = target
+        self.device = target.device
+        self.called = called
+        self.module = graph_module
+        self.graph = graph_module.graph
+        self.items: dict[fx.Node, Item] = {}
+        self.needs: dict[fx.Node, set[fx.Node]] = {}
+        """The dependencies of each node that runs."""
+        self.group_of: dict[fx.Node, Group] = {}
+        self.stored: set[fx.Node] = set()
+        """Items that are stored in memory."""
+        self.twins: dict[fx.Node, fx.Node] = {}
+        """Nodes that recompute a value, and the node of that value."""
+
+    def scheduled(self) -> list[Unit]:
+        """The units, each after its dependencies."""
+        live = self._live()
+        self._classify(live)
+        live = [node for node in live if node in self.needs]
+        self._fuse(live)
+        live = [n for n in live if n not in self.items or n in self.group_of]
+        self._decide_storage(live)
+        self.escaping = self._escaping()
+        units = self._sorted(live)
+        if not self.target.waits_for_memory:
+            return units
+        search = Recomputation(units, self.graph, self.needs, self.stored, self.escaping, may_alias)
+        units, self.twins = search.run(self.target.rates.operators_per_byte)
+        return units
+
+    def outputs(self) -> Any:
+        """What the graph returns, with nodes for values."""
+        return output_node(self.graph).args[0]
+
+    def returned(self) -> list[fx.Node]:
+        """The nodes that the graph returns."""
+        return output_node(self.graph).all_input_nodes
+
+    # Items and library calls
+
+    def _live(self) -> list[fx.Node]:
+        """The nodes to run, in order: those that outputs depend on, and those with effects."""
+        found: set[fx.Node] = set()
+        work = [node for node in self.graph.nodes if node.op == "output" or is_impure(node)]
+        while work:
+            node = work.pop()
+            if node not in found:
+                found.add(node)
+                if node.target not in CONSTANTS or self._item(node) is None:
+                    work += node.all_input_nodes
+        return [n for n in self.graph.nodes if n in found and n.op not in ("output", "placeholder")]
+
+    def _classify(self, live: Iterable[fx.Node]) -> None:
+        """Find the items and the dependencies of all nodes; eliminate common subexpressions."""
+        found: dict[fx.Node, Item | None] = {}
+        firsts: dict[Hashable, fx.Node] = {}
+        for node in live:
+            item = found[node] = self._item(node)
+            first = node if item is None else firsts.setdefault(value_key(item), node)
+            # Two tensors that are returned must not become one.
+            if first is not node and not is_returned(node):
+                node.replace_all_uses_with(first)
+                del found[node]
+                # It must not count as a reader of its arguments.
+                self.graph.erase_node(node)
+        items = {node: item for node, item in found.items() if item is not None}
+        if self.target.waits_for_memory:
+            items = inlined(items)
+        for node in found:
+            if found[node] is None:
+                self.needs[node] = needs_of_call(node)
+            elif node in items:
+                item = self.items[node] = items[node]
+                self.needs[node] = {base for base, _ in item.reads}
+                item.checked = needs_of_tensors(bound.node for bound in item.bounds)
+                self.needs[node] |= item.checked
+        # Nodes with effects keep their order.
+        effects = [node for node in self.needs if is_impure(node)]
+        for earlier, later in itertools.pairwise(effects):
+            self.needs[later].add(earlier)
+
+    @works_on("node")
+    def _item(self, node: fx.Node) -> Item | None:
+        """The item that computes a node; None if it is a library call."""
+        # Constants read at most the sizes of their arguments.
+        read = [] if node.target in CONSTANTS else node.all_input_nodes
+        if not is_plain(node.meta.get("val"), self.device) or not all(map(self._is_readable, read)):
+            return None
+        definition = None if node.name in self.called else definition_of(node)
+        if self.target.has_product_kernels and node.name not in self.called:
+            definition = definition or product_of(node)
+        if definition is None or _differs_from_eager(node, definition, self.target):
+            return None
+        if self.target.checks_indices_in_kernels:
+            definition = replace(definition, bounds=())
+        try:
+            item = item_of(node, definition)
+        except NotImplementedError:
+            return None
+        # Empty tensors are left to eager.
+        return None if 0 in item.domain else item
+
+    def _is_readable(self, node: fx.Node) -> bool:
+        value: Any = node.meta.get("val")
+        # A constant scalar is inlined into kernels, whatever its device.
+        is_number = isinstance(value, torch.Tensor) and not value.dim()
+        is_number = is_number and base_of(node).target in CONSTANTS
+        return is_plain(value, value.device if is_number else self.device)
+
+    # Groups
+
+    def _fuse(self, live: Iterable[fx.Node]) -> None:
+        outside = {base_of(node) for node in self._needed_outside(live)}
+        groups = fuse(self.items.values(), self.needs, outside, self.target)
+        if self.target.waits_for_memory:
+            groups = eliminate_loads(groups, self.items, outside)
+        for group in groups:
+            if is_plain_product(group):
+                (node,) = group.members
+                del self.items[node]
+                self.needs[node] = needs_of_call(node)
+                continue
+            for item in group.items:
+                self.group_of[item.node] = group
+                self.items[item.node] = item
+                self.needs[item.node] = {base for base, _ in item.reads} | item.checked
+
+    def _needed_outside(self, live: Iterable[fx.Node]) -> list[fx.Node]:
+        """Values that library calls, index checks or the caller need."""
+        wanted = list(self.returned())
+        for node in live:
+            if node in self.items:
+                wanted += [bound.node for bound in self.items[node].bounds]
+            elif not (view_of(node) or node.target in PARTS):
+                wanted += node.all_input_nodes
+        return wanted
+
+    def _decide_storage(self, live: Iterable[fx.Node]) -> None:
+        """Find the values that are needed outside of the group that computes them."""
+        live = list(live)
+        wanted = self._needed_outside(live)
+        for node in live:
+            if node in self.items:
+                here = self.group_of[node]
+                reads = [base for base, _ in self.items[node].reads]
+                wanted += [base for base in reads if self.group_of.get(base) is not here]
+        for node in wanted:
+            base = base_of(node)
+            if base in self.items:
+                self.stored.add(base)
+
+    def _escaping(self) -> set[fx.Node]:
+        """Values that outlive the program: outputs, and what they may share memory with."""
+        found: set[fx.Node] = set()
+        work = list(self.returned())
+        while work:
+            node = work.pop()
+            if node not in found:
+                found.add(node)
+                if node not in self.items and node.op == "call_function" and may_alias(node):
+                    work += node.all_input_nodes
+        return found
+
+    # Order
+
+    def _unit_of(self, node: fx.Node) -> Unit | None:
+        """The unit that computes `node`; inputs and views have none."""
+        if node in self.group_of:
+            return self.group_of[node]
+        if node.op == "placeholder" or view_of(node) is not None or node.target in PARTS:
+            return None
+        return node
+
+    def needed(self, unit: Unit) -> list[Unit]:
+        """The units that a unit depends on."""
+        nodes = list(unit.members) if isinstance(unit, Group) else [unit]
+        found = [self._unit_of(need) for node in nodes for need in self.needs[node]]
+        return [each for each in found if each is not None and each is not unit]
+
+    def _sorted(self, live: list[fx.Node]) -> list[Unit]:
+        """Each unit after its dependencies, and otherwise where the last of its nodes stands."""
+        done: set[int] = set()
+        result: list[Unit] = []
+        for node in live:
+            unit = self._unit_of(node)
+            if unit is None or (isinstance(unit, Group) and node is not list(unit.members)[-1]):
+                continue
+            stack: list[tuple[Unit, bool]] = [(unit, False)]
+            while stack:
+                each, ready = stack.pop()
+                if id(each) in done:
+                    continue
+                if ready:
+                    done.add(id(each))
+                    result.append(each)
+                else:
+                    stack.append((each, True))
+                    stack += [(n, False) for n in self.needed(each) if id(n) not in done]
+        return result
+
+
+def _differs_from_eager(node: fx.Node, definition: Definition, target: Target) -> bool:
+    """A kernel would give other numbers than eager does, or than the same kernel in another run."""
+    if node.target in _ROUNDED_DIVISIONS and dtype_of(node).itemsize == 2:
+        return not target.divides_halves_as_eager
+    if not isinstance(definition, Scattered) or target.scatters_in_order:
+        return False
+    return torch.are_deterministic_algorithms_enabled()
+
+
+_ROUNDED_DIVISIONS = frozenset(
+    getattr(packet, overload)
+    for packet in (aten.div, aten.fmod, aten.remainder, aten.floor_divide)
+    for overload in packet.overloads()
+    if packet is not aten.div or overload.endswith("_mode")
+)
