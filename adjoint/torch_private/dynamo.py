@@ -17,11 +17,17 @@ import torch
 from torch import fx
 from torch._C._dynamo import guards
 from torch._dynamo import convert_frame, exc
-from torch._dynamo.source import TensorProperty, TensorPropertySource
+from torch._dynamo.source import (
+    CallMethodItemSource,
+    FloatTensorSource,
+    TensorProperty,
+    TensorPropertySource,
+)
 from torch._functorch.autograd_function import autograd_function_apply
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import _config as shape_config
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from adjoint.torch_private.fake import fake_mode_with, storage_key, with_full_storage
 from adjoint.torch_private.modes import isolated
@@ -71,6 +77,7 @@ def fresh_fakes(
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     fakes: list[Any] = list(examples)
     pairs = list(zip(placeholders, examples, strict=True))
+    items = _items(shape_env)
     for base in _bases_not_passed(examples):
         # Dynamo has no guards on it.  It matters only where inputs share memory that is mutated,
         # and such a program is specialized on the storage offset of each input.
@@ -90,7 +97,32 @@ def fresh_fakes(
             source=getattr(symbolic, "tensor_source", None),
         )
         fakes[index] = with_full_storage(fake, example)
+        for name in _item_names(node) & items.keys():
+            fakes[index].item_memo = items[name]
     return mode, fakes
+
+
+def _items(shape_env: ShapeEnv | None) -> dict[str, torch.SymInt | torch.SymFloat]:
+    """The symbolic numbers that Dynamo has guards for, by the names of their sources."""
+    tracked = getattr(shape_env, "tracked_fakes", None) or ()
+    return {
+        _name(each.source): each.fake
+        for each in tracked
+        if isinstance(each.fake, (torch.SymInt, torch.SymFloat))
+    }
+
+
+def _item_names(node: fx.Node) -> set[str]:
+    """How Dynamo may name the number that an input without axes holds.
+
+    A new fake has a symbol of its own for that number, which guards cannot refer to.  A float of
+    the user's frame is such an input as well, and its source is that of the float.
+    """
+    source = getattr(node.meta.get("grapharg"), "source", None)
+    if source is None:
+        return set()
+    sources = (CallMethodItemSource(source), CallMethodItemSource(FloatTensorSource(source)))
+    return {_name(each) for each in (source, *sources)}
 
 
 class SpecializationNeeded(RuntimeError):

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+from torch import Tensor
 from torch._dynamo import convert_frame
 from torch.fx.experimental import _config as shape_config
 
+from adjoint import backend, compiler
 from adjoint.torch_private import dynamo
 from adjoint.torch_private.dynamo import dict_version
 
@@ -191,3 +193,43 @@ def test_inputs_that_share_memory_in_one_way_after_another(
             for want, got in zip((*expected, *theirs), (*actual, *mine), strict=True):
                 assert torch.equal(want, got), (name, size)
                 assert want.requires_grad == got.requires_grad, (name, size)
+
+
+def raised(x: Tensor, power: float) -> Any:
+    return x * power**2.0 * (power + 1) ** power
+
+
+def cut(x: Tensor, count: Tensor) -> Tensor:
+    kept = x[: count.item()] ** 2
+    count.add_(1)
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("function", "numbers"),
+    [(raised, (6.0, 7.5, 0.5)), (cut, (torch.tensor(2), torch.tensor(4), torch.tensor(3)))],
+)
+def test_guards_on_a_number_that_an_input_holds(
+    function: Callable[..., Tensor], numbers: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs: list[Any] = []
+
+    def compile_and_count(*given: Any) -> Any:
+        graphs.append(compiler.compile_graph(*given))
+        return graphs[-1]
+
+    monkeypatch.setattr(backend, "compile_graph", compile_and_count)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="adjoint", dynamic=True)
+    settings: dict[str, Any] = {"capture_scalar_outputs": True, "suppress_errors": False}
+    with torch._dynamo.config.patch(settings):
+        for number in numbers:
+            x = torch.randn(5, dtype=torch.float64, requires_grad=True)
+            results = []
+            for program in (compiled, function):
+                given = number.clone() if isinstance(number, Tensor) else number
+                result = program(x, given)
+                (grad,) = torch.autograd.grad(result.sum(), x)
+                results.append((result, grad, given))
+            torch.testing.assert_close(*results)
+    assert len(graphs) == 1
