@@ -200,9 +200,11 @@ class Compiler:
             inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
             with isolated(), assuming(backward):
                 linear = with_finite_factors(backward, inputs[saved:])
-            joint = differentiate(linear, present, range(saved, len(inputs)))
-            joint = self._optimized(joint, LINEAR)
-            return Split(joint).transposed(), present
+            make = partial(differentiate, linear, present, range(saved, len(inputs)))
+            order = 1 + order_of_graph(linear.graph)
+            joint = self._optimized(self._stage("differentiate", order, make), LINEAR)
+            made = self._stage("partition", order, Split(joint).transposed)
+            return made, present
 
     def composed(self, graph_module: fx.GraphModule) -> fx.GraphModule:
         """The graph, to be run op by op where torch differentiates the ops."""

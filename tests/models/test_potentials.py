@@ -156,7 +156,7 @@ def assert_trained_alike(
 
 def assert_differentiated(programs: Sequence[Any]) -> None:
     """The graphs ran, and none was left to eager autograd."""
-    graphs = [graph for program in programs for graph in program._loaded.values()]
+    graphs = [graph for program in programs for graph in program.runnables()]
     assert graphs
     assert all(isinstance(graph, DifferentiableGraph) and not graph._eager for graph in graphs)
     assert any(graph.grad_programs() for graph in graphs)

@@ -61,7 +61,7 @@ class Compilations(list[Any]):
 
     def assert_differentiated(self) -> None:
         """Graphs ran, all derivatives were ours, and there were some."""
-        graphs = [graph for program in self for graph in program._loaded.values()]
+        graphs = [graph for program in self for graph in program.runnables()]
         assert graphs, "nothing was compiled"
         assert all(isinstance(graph, DifferentiableGraph) and not graph._eager for graph in graphs)
         assert any(graph.grad_programs() for graph in graphs), "nothing was differentiated"
