@@ -113,12 +113,18 @@ def _of_variance(
         if freedom <= 0:
             # As eager has it: a finite number over nothing, and nothing over nothing.
             return cotangent * torch.where(x == x.mean(), math.nan, math.inf)
-        return cotangent * (x - x.mean()) * 2 / freedom
+        return _twice_over(cotangent, freedom) * (x - x.mean())
     axes = list(_listed(dim)) or list(range(x.dim()))
-    # Divides a tensor: of numbers, a division by zero would be an error.
-    share = restore_axes(cotangent, x, axes, keepdim) * 2 / (_count(x, axes) - correction)
-    found: torch.Tensor = share * (x - x.mean(axes, keepdim=True))
-    return found
+    share = _twice_over(restore_axes(cotangent, x, axes, keepdim), _count(x, axes) - correction)
+    return share * (x - x.mean(axes, keepdim=True))
+
+
+def _twice_over(cotangent: torch.Tensor, freedom: Any) -> torch.Tensor:
+    """2 cotangent / freedom.  Where `freedom` may be zero a tensor is divided, not a number."""
+    if isinstance(freedom, int | float) and freedom:
+        return cotangent * (2 / freedom)
+    divided: torch.Tensor = cotangent * 2 / freedom
+    return divided
 
 
 @vjp(aten.prod.default)

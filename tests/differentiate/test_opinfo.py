@@ -50,11 +50,16 @@ def ops_of(dtype: torch.dtype, device: str = "cpu") -> list[Any]:
     return [op for op in op_db if op.supports_autograd and op.supports_dtype(dtype, device)]
 
 
+# Ops whose second derivative takes minutes: a graph of many steps for each of many samples.
+LONG = {"nn.functional.ctc_loss"}
+
+
 def cases(dtype: torch.dtype, device: str = "cpu") -> list[Any]:
-    """All ops; those that are not in the shard are slow."""
+    """All ops; those that are not in the shard, or take long, are slow."""
     return [
-        pytest.param(op, id=name_of(op), marks=[] if index % SHARD == 0 else [pytest.mark.slow])
+        pytest.param(op, id=name_of(op), marks=[] if is_quick else [pytest.mark.slow])
         for index, op in enumerate(ops_of(dtype, device))
+        for is_quick in [index % SHARD == 0 and name_of(op) not in LONG]
     ]
 
 
