@@ -97,6 +97,8 @@ class Compiler:
     observer: Observer = unobserved
     reported: set[str] | None = None
     """The failures that the user has been told of, if all is compiled for one program."""
+    _inner: list[float] = field(default_factory=list, compare=False, repr=False)
+    """For each stage that runs now, seconds spent in the stages it asked for in turn."""
 
     # capture
 
@@ -144,26 +146,36 @@ class Compiler:
                 wrt = [*wrt, *range(count - len(cuts), count)]
                 of = outputs_with_derivative(graph_module, wrt) if cuts else of
             joint = self._joint(graph_module, of, wrt)
-            split = Split(joint)
-            forward = self._forward(joint, split, wrt)
-            backward = split.backward(forward.nodes, forward.saved)
-            executed = forward.graph_module
-            primal = self._passes(PRIMAL, executed, joint.order - 1)
-            differentiable = frozenset(outputs_with_derivative(primal, wrt))
-            segments = segments_of(primal, wrt, cuts) if cuts else None
-            if cuts:
-                executed = self._passes(LINEAR, joined(executed, cuts), joint.order - 1)
-            made = Derivative(
-                primal,
-                results,
-                forward.saved,
-                differentiable,
-                backward,
-                frozenset(requiring) - differentiable,
-                executed,
-                segments,
-            )
-            return self._stage("partition", joint.order, lambda: made)
+            make = partial(self._partition, joint, wrt, results, frozenset(requiring), cuts)
+            return self._stage("partition", joint.order, make)
+
+    def _partition(
+        self,
+        joint: Joint,
+        wrt: Sequence[int],
+        results: int,
+        requiring: frozenset[int],
+        cuts: tuple[int, ...],
+    ) -> Derivative:
+        split = Split(joint)
+        forward = self._forward(joint, split, wrt)
+        backward = split.backward(forward.nodes, forward.saved)
+        executed = forward.graph_module
+        primal = self._passes(PRIMAL, executed, joint.order - 1)
+        differentiable = frozenset(outputs_with_derivative(primal, wrt))
+        segments = segments_of(primal, wrt, cuts) if cuts else None
+        if cuts:
+            executed = self._passes(LINEAR, joined(executed, cuts), joint.order - 1)
+        return Derivative(
+            primal,
+            results,
+            forward.saved,
+            differentiable,
+            backward,
+            requiring - differentiable,
+            executed,
+            segments,
+        )
 
     def backward(self, derivative: Derivative, of: Sequence[int], wrt: Sequence[int]) -> Backward:
         """The backward graph for cotangents of the outputs at the positions `of`."""
@@ -174,14 +186,14 @@ class Compiler:
             joint = self._joint(derivative.graph_module, of, wrt, everywhere=True)
             split = Split(joint)
             nodes = [node for node, _ in split.results]
+            make = partial(split.backward, nodes, derivative.saved)
             try:
-                made = split.backward(nodes, derivative.saved)
+                return self._stage("partition", joint.order, make)
             except NotSaved:
                 # What all cotangents need was saved; for those that are missing zeros will do.
                 if first is None or not set(of) <= set(derivative.cotangents_of(first)):
                     raise
                 return first
-            return self._stage("partition", joint.order, lambda: made)
 
     def narrowed(self, backward: Backward, wanted: frozenset[int]) -> Backward:
         """The same without the gradients at other places than `wanted`."""
@@ -315,9 +327,16 @@ class Compiler:
 
     def _stage(self, name: str, order: int, make: Callable[[], Value]) -> Value:
         """What a stage makes, verified and shown to the observer."""
+        self._inner.append(0.0)
         begun = time.perf_counter()
-        made = make()
-        self._seen(Sighting(name, order, made, time.perf_counter() - begun))
+        try:
+            made = make()
+        finally:
+            seconds = time.perf_counter() - begun
+            own = seconds - self._inner.pop()
+            if self._inner:
+                self._inner[-1] += seconds
+        self._seen(Sighting(name, order, made, own))
         if self.options.verify:
             _verify(name, made)
         return made

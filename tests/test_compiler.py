@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, fx
 
 import adjoint
-from adjoint.compiler import compile_graph
+from adjoint.compiler import Compiler, compile_graph
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.derivative import Backward, Derivative, Joint
 from adjoint.graph.origins import for_part_of, origins_of, replace
@@ -180,3 +181,25 @@ def test_capture_and_run() -> None:
     captured = adjoint.capture(program, x)
     assert torch.equal(adjoint.run(captured, x), program(x))
     assert "aten.sin.default" in captured.show()
+
+
+def test_the_time_of_a_stage_is_its_own() -> None:
+    seen: list[Sighting] = []
+    compiler = Compiler(Options(target="reference"), seen.append)
+
+    def slow() -> int:
+        time.sleep(0.2)
+        return 1
+
+    def outer() -> int:
+        return compiler._stage("inner", 0, slow)
+
+    def fails() -> int:
+        raise KeyError
+
+    assert compiler._stage("outer", 0, outer) == 1
+    inner, whole = seen
+    assert inner.seconds >= 0.2 > 0.1 > whole.seconds >= 0
+    with pytest.raises(KeyError):
+        compiler._stage("fails", 0, fails)
+    assert compiler._inner == []

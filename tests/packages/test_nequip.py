@@ -12,7 +12,7 @@ from tests.packages.steps import MARKS, Compilations, assert_trained_alike, pack
 from tests.packages.structures import CUTOFF, SIZES, Boxes, boxes
 
 # A guard on a size that no input has, made while an expression of sizes is written into the graph.
-pytestmark = [*MARKS, pytest.mark.skip(reason="Dynamo's guards raise IndexError between graphs")]
+pytestmark = [*MARKS, pytest.mark.skip(reason="not rerun since its guards were mended")]
 
 NAMES = ("energy", "forces", "virial", "stress")
 
