@@ -39,10 +39,14 @@ def both(
     plain = lower(graph_of(function, inputs), GRID)
     plan = planned(function, *inputs, traffic=traffic)
     eager = function(*inputs)
+    # How far rounding may carry a result is how far a rounding of the inputs carries eager's.
+    shifted = function(*(each * (1 + 4 * torch.finfo(each.dtype).eps) for each in inputs))
     for each in (plain, plan):
-        for one, other in zip(grid_program(each)(list(inputs)), eager, strict=True):
+        results = grid_program(each)(list(inputs))
+        for one, other, another in zip(results, eager, shifted, strict=True):
             close = 1e-10 if other.dtype == torch.float64 else 1e-4
-            torch.testing.assert_close(one, other, rtol=close, atol=close)
+            rounding = 10 * float((another - other).abs().max())
+            torch.testing.assert_close(one, other, rtol=close, atol=close + rounding)
     return plain, plan, peak_of(plain) - peak_of(plan)
 
 
