@@ -43,6 +43,7 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
 
 DTYPE = lying("dtype", lambda x: x.float() * 3, torch.empty_like)
 LAYOUT = lying("layout", lambda x: (x * 3).t().contiguous().t(), torch.empty_like)
+GAPS = lying("gaps", lambda x: x.new_empty(4, 12)[:, ::2].copy_(x * 3), torch.empty_like)
 SHAPE = lying("shape", lambda x: x[:2] * 3, torch.empty_like)
 ARGUMENT = lying("argument", lambda x: x, torch.empty_like)
 PAIR = lying("pair", lambda x: (x * 2, x.double() * 3), lambda x: (x + 0, x + 0))
@@ -87,6 +88,19 @@ def test_a_program_is_made_anew_from_what_is_true(op: Any, dynamic: bool) -> Non
     node = next(n for n in program.graph_module.graph.nodes if n.target is op)
     real = op(torch.rand(4, 6).to(dtype))
     assert node.meta["val"].dtype == real.dtype
+
+
+def test_a_result_with_gaps_is_read_by_the_program_there_is() -> None:
+    def function(x: Tensor) -> Tensor:
+        out: Tensor = GAPS(x.sin()).exp() * 2
+        return out
+
+    program = compiled(function, torch.rand(4, 6))
+    for _ in range(2):
+        x = torch.rand(4, 6)
+        (ours,) = program([x])
+        torch.testing.assert_close(ours, function(x))
+    assert program._remakes == 0
 
 
 def test_one_of_several_results() -> None:
