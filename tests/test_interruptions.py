@@ -27,7 +27,7 @@ from adjoint import kernels
 
 PACKAGE = str(Path(adjoint.__file__).parent)
 ERRORS = [KeyboardInterrupt, MemoryError]
-FEW, MANY = 3, 40
+FEW, MANY = 2, 40
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def penalty(number: int) -> Any:
     """Another function for each number, with derivatives of its derivatives."""
 
     def function(x: Tensor) -> Tensor:
-        return (x.sin() * number + (x @ x).exp()).sum() * x.cos().softmax(0).sum()
+        return (x.sin() * number + x @ x).sum() * x.cos().sum()
 
     return function
 
@@ -60,7 +60,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 def test_nothing_stays_of_a_function_that_is_gone(way: str) -> None:
     used(WAYS[way](penalty(1)))
     before, count = there(), len(kernels._KERNELS)
-    for number in range(2, 5):
+    for number in range(2, 4):
         used(WAYS[way](penalty(number)))
     assert there() - before == Counter()
     assert len(kernels._KERNELS) <= count
@@ -84,9 +84,9 @@ def compile_some(first, count):
         compiled = torch.compile(eval(text), backend=backend)
         compiled(torch.randn(5, requires_grad=True)).backward()
 
-compile_some(1, 20)
+compile_some(1, 10)
 before = resident()
-compile_some(21, count)
+compile_some(11, count)
 print(resident() - before)
 """
 
@@ -116,8 +116,8 @@ needs_statm = pytest.mark.skipif(
 
 @needs_statm
 def test_resident_memory_comes_back() -> None:
-    (megabytes,) = grown(20, "adjoint")
-    assert megabytes < 10
+    (megabytes,) = grown(12, "adjoint")
+    assert megabytes < 6
 
 
 @needs_statm

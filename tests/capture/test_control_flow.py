@@ -394,8 +394,11 @@ def stepping(steps: int, counter: Any, x: Tensor) -> Any:
     return (while_loop(lambda i, x: i < steps, step, (counter, x))[1] ** 2).sum()
 
 
-@pytest.mark.parametrize("counter", [0, torch.tensor(0)], ids=["number", "tensor"])
-@pytest.mark.parametrize("steps", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("steps", "counter"),
+    [(0, 0), (1, torch.tensor(0)), (3, 0), (3, torch.tensor(0))],
+    ids=["none", "one, counted by a tensor", "three", "three, counted by a tensor"],
+)
 def test_jacobians_of_a_loop(steps: int, counter: Any) -> None:
     x, func, loop = plain(3), torch.func, partial(stepping, steps, counter)
     written_out = partial(stepping, steps, 0)

@@ -260,12 +260,12 @@ def drawn(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return decorate
 
 
-@drawn(300)
+@drawn(100)
 def test_a_random_program(program: Program) -> None:
     holds(program, Route.DIRECT)
 
 
-@drawn(80)
+@drawn(30)
 def test_a_random_program_through_dynamo(program: Program) -> None:
     holds(program, Route.DYNAMO)
 

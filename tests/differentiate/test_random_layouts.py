@@ -13,7 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 # Seeds of one test.  Of each set of tests so many run by default.
 TOGETHER = 20
-BY_DEFAULT = 2
+BY_DEFAULT = 1
 
 
 def seeds(count: int) -> list[Any]:

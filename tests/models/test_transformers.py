@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -412,17 +412,27 @@ def assert_same(actual: Any, expected: Any, dtype: torch.dtype) -> None:
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-ALL = [
-    *(pytest.param(family, id=name) for name, family in FAMILIES.items()),
-    *(
-        pytest.param(family, id=name, marks=pytest.mark.slow)
-        for name, family in MORE_FAMILIES.items()
-    ),
-]
+# Evaluation is training without dropout: of most families `make test` trains only.
+ALSO_EVALUATED = ("bert", "gpt2")
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("family", ALL)
+def cases(families: Iterable[str]) -> list[Any]:
+    """Each family, in evaluation and in training."""
+    return [
+        pytest.param(
+            {**FAMILIES, **MORE_FAMILIES}[name],
+            training,
+            id=f"{name}-{'train' if training else 'eval'}",
+            marks=[]
+            if name in FAMILIES and (training or name in ALSO_EVALUATED)
+            else [pytest.mark.slow],
+        )
+        for name in families
+        for training in (False, True)
+    ]
+
+
+@pytest.mark.parametrize(("family", "training"), cases([*FAMILIES, *MORE_FAMILIES]))
 def test_a_family_compiled_is_as_in_eager(
     family: Family, training: bool, compiled: list[Any]
 ) -> None:
@@ -440,13 +450,14 @@ def test_a_family_compiled_is_as_in_eager(
     assert compiled
 
 
-@pytest.mark.parametrize("name", ["bert", "clip", "gpt2", "llama", "swin", "vit"])
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-def test_a_family_captured_directly_is_as_in_eager(name: str, training: bool) -> None:
-    model, inputs = FAMILIES[name].make(use_cache=False)
+@pytest.mark.parametrize(
+    ("family", "training"), cases(["bert", "clip", "gpt2", "llama", "swin", "vit"])
+)
+def test_a_family_captured_directly_is_as_in_eager(family: Family, training: bool) -> None:
+    model, inputs = family.make(use_cache=False)
     model.train(training)
     original = copy.deepcopy(model)
     expected = observe(original, original, inputs)
     captured = adjoint.capture(model, dynamic=False, **inputs)
     program = functools.partial(adjoint.run, captured)
-    assert_same(observe(program, model, inputs), expected, FAMILIES[name].dtype)
+    assert_same(observe(program, model, inputs), expected, family.dtype)

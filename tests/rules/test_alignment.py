@@ -14,12 +14,12 @@ IN_A_ROW = torch.tensor([1, 2, 2, 1, 3])
 @pytest.mark.parametrize(
     ("targets", "inputs", "lengths", "options"),
     [
-        (PADDED, (6, 5), (3, 2), {}),
-        (PADDED, torch.tensor([6, 5]), torch.tensor([3, 2]), {"reduction": "none"}),
-        (IN_A_ROW, (6, 5), (3, 2), {"reduction": "sum"}),
-        (IN_A_ROW, torch.tensor([6, 5]), torch.tensor([3, 2]), {"reduction": "sum"}),
-        (IN_A_ROW, (3, 5), (3, 2), {"zero_infinity": True}),
-        (torch.tensor([[1, 0, 0], [1, 3, 2]]), (6, 5), (3, 0), {"blank": 2}),
+        (PADDED, (4, 3), (3, 2), {}),
+        (PADDED, torch.tensor([4, 3]), torch.tensor([3, 2]), {"reduction": "none"}),
+        (IN_A_ROW, (4, 3), (3, 2), {"reduction": "sum"}),
+        (IN_A_ROW, torch.tensor([4, 3]), torch.tensor([3, 2]), {"reduction": "sum"}),
+        (IN_A_ROW, (3, 3), (3, 2), {"zero_infinity": True}),
+        (torch.tensor([[1, 0, 0], [1, 3, 2]]), (4, 3), (3, 0), {"blank": 2}),
     ],
     ids=["padded", "tensors", "in-a-row", "in-a-row-tensors", "impossible", "empty"],
 )
@@ -29,8 +29,8 @@ def test_the_loss_has_a_second_derivative(
     def function(x: torch.Tensor) -> torch.Tensor:
         return ctc_loss(x.log_softmax(-1), targets, inputs, lengths, **options)
 
-    check(function, [real(6, 2, 4)], 1)
-    is_right(function, real(6, 2, 4), first=False)
+    check(function, [real(4, 2, 4)], 1)
+    is_right(function, real(4, 2, 4), first=False)
 
 
 def test_one_sequence_needs_no_batch() -> None:
@@ -43,8 +43,8 @@ def test_one_sequence_needs_no_batch() -> None:
 
 def test_an_impossible_target_is_as_in_eager() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
-        inputs: Any = (3, 5)
+        inputs: Any = (3, 3)
         lengths: Any = (3, 2)
         return ctc_loss(x.log_softmax(-1), IN_A_ROW, inputs, lengths, reduction="none")
 
-    check(function, [real(6, 2, 4)], 1)
+    check(function, [real(4, 2, 4)], 1)

@@ -61,14 +61,15 @@ def test_order_four(function: Callable[[Tensor], Tensor]) -> None:
 def test_a_tanh_network_to_order_four() -> None:
     module, x = network(), leaf(5, 3)
     compiled = bridged(module, x)
-    for order in (1, 2, 3, 4):
-        mine, theirs = nth(compiled, x, order), nth(module, x, order)
-        torch.testing.assert_close(mine, theirs)
-        parameters = list(module.parameters())
-        torch.testing.assert_close(
-            grad(mine.square().sum(), parameters, allow_unused=True),
-            grad(theirs.square().sum(), parameters, allow_unused=True),
-        )
+    for order in (1, 2, 3):
+        torch.testing.assert_close(nth(compiled, x, order), nth(module, x, order))
+    mine, theirs = nth(compiled, x, 4), nth(module, x, 4)
+    torch.testing.assert_close(mine, theirs)
+    parameters = list(module.parameters())
+    torch.testing.assert_close(
+        grad(mine.square().sum(), parameters, allow_unused=True),
+        grad(theirs.square().sum(), parameters, allow_unused=True),
+    )
 
 
 def test_mixed_derivatives() -> None:

@@ -11,12 +11,22 @@ from tests.lowering import check
 
 aten = torch.ops.aten
 
+# Which axes are reduced, and whether they are kept with one element.
+AXES: list[tuple[list[int], bool]] = [
+    ([0], True),
+    ([1], False),
+    ([2], True),
+    ([2], False),
+    ([-1, 0], True),
+    ([0, 1, 2], False),
+    ([1, 2], False),
+]
+
 ROWS: list[Row] = [
     *[
         (op, functools.partial(op, dim=dim, keepdim=keep))
         for op in (aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default)
-        for dim in ([0], [1], [2], [-1, 0], [0, 1, 2], [1, 2])
-        for keep in (False, True)
+        for dim, keep in AXES
     ],
     *[(op, op) for op in (aten.sum.default, aten.mean.default, aten.prod.default)],
     *[(op, op) for op in (aten.all.default, aten.any.default)],
