@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from adjoint.runtime.cpu.memory import ResultPool
-from adjoint.runtime.cpu.program import CpuProgram, CpuWriter
+from adjoint.runtime.cpu.program import CpuBinding, CpuProgram, CpuWriter
 from adjoint.runtime.gpu.cuda_graphs import CudaGraphs
 from adjoint.runtime.gpu.program import used_inputs
 from adjoint.runtime.gpu.results import AllocateSlot
@@ -68,10 +68,15 @@ class StandIn:
     ) -> torch.Tensor:
         key = (shape, strides, dtype)
         if key not in self.pools:
-            self.pools[key] = ResultPool(*key)
+            self.pools[key] = ResultPool(dtype)
             # What it forgets would be held by one less than before.
             self.pools[key].MAX_BUFFERS = 64
-        return self.pools[key].take()
+        return self.pools[key].take(shape, strides)
+
+    def allocate(
+        self, slot: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        return self.new(shape, strides, dtype)
 
     def capture(self, work: Callable[[int], T], stream: int) -> tuple[Replayed, T]:
         if self.error is not None:
@@ -82,8 +87,14 @@ class StandIn:
         return self.made[-1], result
 
 
-class Place:
+class Held:
     is_stale = False
+
+
+class Place:
+    def __init__(self, *sizes: int) -> None:
+        self.lease = Held()
+        self.sizes: tuple[int, ...] | None = (*sizes, 1)
 
 
 class Program:
@@ -124,6 +135,10 @@ class Asking(CpuWriter):
         return f"new({slot}, {shape}, {strides}, {dtype})"
 
 
+class LeasedBinding(CpuBinding):
+    lease = Held()
+
+
 class CapturedProgram(CpuProgram):
     """A CPU program whose calls are captured as those of a GPU program are."""
 
@@ -136,11 +151,11 @@ class CapturedProgram(CpuProgram):
         self.places: dict[Any, Any] = {}
 
     def _writer(self, checks: bool = False) -> CpuWriter:
-        return Asking(self.plan, self.runs, checks)
+        return Asking(self.host, self.runs, checks)
 
     def __call__(self, inputs: list[Any]) -> Any:
-        sizes = self._sizes(inputs)
+        sizes = (*self._sizes(inputs), 1)
         if sizes not in self.places:
-            self.places[sizes] = self._binding(sizes, 1)
-            self.places[sizes].is_stale = False
+            binding = self.places[sizes] = LeasedBinding(self.host, self._bind)
+            binding.bind(sizes)
         return self.cuda_graphs(inputs, self.places[sizes], 1)

@@ -35,7 +35,7 @@ def _check_every_other_run() -> None:
 
     def called(self: CpuProgram, inputs: list[Any]) -> Any:
         if self._checked_function is not None:
-            for binding in [each for found in [*self._bindings.values()] for each in found]:
+            for binding in list(self._bindings):
                 binding.is_checked = not binding.is_checked
         return call(self, inputs)
 

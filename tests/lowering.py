@@ -18,9 +18,10 @@ from adjoint.loops.plan import Launch, LibraryCall, Plan, RowTiles
 from adjoint.lower import planning
 from adjoint.options import Options
 from adjoint.runtime.cpu.engine import load
-from adjoint.runtime.cpu.program import CpuBinding, CpuProgram
+from adjoint.runtime.cpu.program import CpuBinding, CpuHost, CpuProgram
 from adjoint.runtime.gpu.program import GpuProgram
 from adjoint.runtime.loops import LoopProgram
+from adjoint.runtime.plans.hostcode import Value
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.target import CPU, NVPTX, Machine, Target, cpu_target, cuda_target
 
@@ -83,16 +84,19 @@ class _ManyThreads(CpuProgram):
 
     def __call__(self, inputs: list[Any]) -> Any:
         # One thread: what several would meet in is put together by instructions of a GPU.
-        sizes = self._sizes(inputs)
-        binding = _ManyChunks(self.plan, self.runs, self.functions, sizes, 1)
+        binding = CpuBinding(self.host, self._bind)
+        binding.bind((*self._sizes(inputs), 1))
         return self._run(inputs, binding, 1)
 
+    def _host(self) -> CpuHost:
+        return _ManyChunks(self.plan, self.runs, self.functions, 1)
 
-class _ManyChunks(CpuBinding):
-    def chunks(self, step: Launch | RowTiles) -> int:
+
+class _ManyChunks(CpuHost):
+    def chunks(self, step: Launch | RowTiles) -> Value:
         assert isinstance(step, Launch)
         assert step.grid is not None
-        return min(3, self.size(step.grid.rows)) or 1
+        return self.size(step.grid.rows).at_most(3).at_least(1)
 
 
 def grid_program_of(function: Callable[..., Any], inputs: Sequence[Any]) -> CpuProgram:

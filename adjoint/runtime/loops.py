@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from adjoint.loops.evaluate import evaluate
-from adjoint.loops.plan import Launch, Plan, RowTiles, Scratch
-from adjoint.runtime.plans.binding import Binding, binding_failures, span_of
+from adjoint.loops.plan import Launch, Plan, RowTiles, Scratch, SlotKind
+from adjoint.runtime.plans.binding import MakeTensors, PythonBinding, binding_failures, span_of
+from adjoint.runtime.plans.host import Host
+from adjoint.runtime.plans.hostcode import Value
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.plans.runs import Run
 from adjoint.runtime.plans.writing import Writer
@@ -21,30 +23,49 @@ from adjoint.target import Target
 
 
 class LoopProgram(PlanProgram):
+    host: LoopHost
+
     def __init__(self, plan: Plan, target: Target) -> None:
         super().__init__(plan, target.device)
 
     def __call__(self, inputs: list[Any]) -> Any:
         with binding_failures():
-            binding = LoopBinding(self.plan, self.runs, self._sizes(inputs))
+            binding = LoopBinding(self.host, self.runs, self._bind)
+            binding.bind((*self._sizes(inputs), 2))
         return (self._run if binding.is_checked else self._run_checked)(inputs, binding)
 
+    def _host(self) -> LoopHost:
+        return LoopHost(self.plan)
+
     def _writer(self, checks: bool = False) -> LoopWriter:
-        return LoopWriter(self.plan, self.runs, checks)
+        return LoopWriter(self.host, self.runs, checks)
 
 
-class LoopBinding(Binding):
-    def __init__(self, plan: Plan, runs: Sequence[Run], sizes: Sequence[int]) -> None:
-        super().__init__(plan, sizes)
+class LoopHost(Host):
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.launches = {
+            step: [self.chunks(step), *self.code.sizes(step.extents)] for step in plan.launches
+        }
+        """The extents of each kernel."""
+        self.sizes_end = len(self.code.instructions)
+
+    def chunks(self, step: Launch | RowTiles) -> Value:
+        """As for two threads: sums over rows are put together from parts."""
+        grid = step.grid if isinstance(step, Launch) else None
+        work = self.size(step.work if grid is None else grid.rows)
+        return work.at_least(1).at_most(self.threads)
+
+
+class LoopBinding(PythonBinding):
+    host: LoopHost
+
+    def __init__(self, host: LoopHost, runs: Sequence[Run], make_tensors: MakeTensors) -> None:
+        super().__init__(host, make_tensors)
         self.runs = [self._evaluation(run) for run in runs]
 
     def _memory(self, count: int) -> torch.Tensor:
         return torch.empty(count, dtype=torch.uint8, device="cpu")
-
-    def chunks(self, step: Launch | RowTiles) -> int:
-        """As if there were two threads: sums over rows are put together from parts."""
-        grid = step.grid if isinstance(step, Launch) else None
-        return min(2, max(1, self.size(step.work if grid is None else grid.rows)))
 
     def _evaluation(self, run: Run) -> Callable[..., None]:
         def evaluated(*call_slots: torch.Tensor) -> None:
@@ -57,21 +78,24 @@ class LoopBinding(Binding):
 
     def _evaluate(self, launch: Launch, slots: dict[int, torch.Tensor]) -> None:
         kernel = launch.kernel
+        extents = [self._number(value) for value in self.host.launches[launch]]
         buffers = [
-            self._scratch(each, launch) if isinstance(each, Scratch) else _flat(slots[each])
+            self._scratch(each, extents[0]) if isinstance(each, Scratch) else _flat(slots[each])
             for each in launch.operands
         ]
-        extents = [self.chunks(launch), *self.ints(launch.extents)]
         evaluate(
             kernel,
             dict(zip([buffer.name for buffer in kernel.buffers], buffers, strict=True)),
             dict(zip(kernel.extents, extents, strict=True)),
         )
 
-    def _scratch(self, scratch: Scratch, launch: Launch) -> torch.Tensor:
-        start = self.start + self.offsets[scratch]
-        count = self.size(scratch.count) * self.chunks(launch) * scratch.dtype.itemsize
-        return self.arena[start : start + count].view(scratch.dtype)
+    def _number(self, value: Value) -> int:
+        return self.words[value.index]
+
+    def _scratch(self, scratch: Scratch, chunks: int) -> torch.Tensor:
+        start = self._number(self.host.offsets[scratch]) // scratch.dtype.itemsize
+        (count,) = self.ints([scratch.count])
+        return self.typed(scratch.dtype)[start : start + count * chunks]
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -80,12 +104,16 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class LoopWriter(Writer):
-    def __init__(self, plan: Plan, runs: Sequence[Run], checks: bool = False) -> None:
-        super().__init__(plan, runs, checks)
+    def __init__(self, host: Host, runs: Sequence[Run], checks: bool = False) -> None:
+        super().__init__(host, runs, checks)
         self.constants.update(empty_strided=torch.empty_strided)
 
     def new(self, slot: int, shape: str, strides: str, dtype: str) -> str:
         return f'empty_strided({shape}, {strides}, dtype={dtype}, device="cpu")'
+
+    def tensors(self) -> list[int]:
+        slots = self.plan.slots
+        return [slot.number for slot in slots if slot.kind is SlotKind.TEMPORARY]
 
     def enter(self, place: int, call_slots: Sequence[int]) -> None:
         self.line(f"runs[{place}]({', '.join(f's{slot}' for slot in call_slots)})")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import sympy
 import torch
+from sympy.logic.boolalg import BooleanAtom
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -17,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import (
     free_unbacked_symbols,
     statically_known_true,
 )
-from torch.utils._sympy.functions import FloorDiv
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -91,6 +93,86 @@ class _Arithmetic(PythonReferenceAnalysis):
 def evaluate(expr: sympy.Basic, bindings: dict[sympy.Symbol, Any]) -> Any:
     """`expr` computed in Python, or traced if the bindings are fx proxies."""
     return sympy_interp(_Arithmetic, bindings, expr)
+
+
+def _infix(sign: str) -> Any:
+    return staticmethod(lambda a, b: f"({a} {sign} {b})")
+
+
+class _Source(_Arithmetic):
+    """Expressions as Python source."""
+
+    @staticmethod
+    def constant(c: Any, dtype: torch.dtype) -> Any:
+        return repr(PythonReferenceAnalysis.constant(c, dtype))
+
+    @classmethod
+    def sym_sum(cls, args: Sequence[Any]) -> Any:
+        return f"({' + '.join(args)})"
+
+    @staticmethod
+    def minimum(a: Any, b: Any) -> Any:
+        return f"min({a}, {b})"
+
+    @staticmethod
+    def maximum(a: Any, b: Any) -> Any:
+        return f"max({a}, {b})"
+
+    @staticmethod
+    def not_(a: Any) -> Any:
+        return f"(not {a})"
+
+    add, mul, floordiv = _infix("+"), _infix("*"), _infix("//")
+    mod = python_mod = _infix("%")
+    eq, ne, lt, gt = _infix("=="), _infix("!="), _infix("<"), _infix(">")
+    le, ge, and_, or_ = _infix("<="), _infix(">="), _infix("and"), _infix("or")
+
+
+# Parts of expressions that `_Source` has, besides those of `_RECORDED`.
+_COMPARED = (
+    *(sympy.Eq, sympy.Ne, sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge),
+    *(sympy.And, sympy.Or, sympy.Not, BooleanAtom),
+)
+
+
+class NotTraceable(Exception):
+    """The expression has a part that recorded integers have no operation for."""
+
+
+class _Recorded(_Arithmetic):
+    """Expressions of integers that record what is done with them."""
+
+    @staticmethod
+    def minimum(a: Any, b: Any) -> Any:
+        return b.at_most(a) if isinstance(a, int) else a.at_most(b)
+
+    @staticmethod
+    def maximum(a: Any, b: Any) -> Any:
+        return b.at_least(a) if isinstance(a, int) else a.at_least(b)
+
+    @staticmethod
+    def pow_by_natural(a: Any, b: int) -> Any:
+        value: Any = 1
+        for _ in range(b):
+            value = value * a
+        return value
+
+
+_RECORDED = (
+    *(sympy.Integer, sympy.Symbol, sympy.Add, sympy.Mul, FloorDiv, CleanDiv, Mod, PythonMod),
+    *(sympy.Mod, Max, Min, sympy.Max, sympy.Min),
+)
+
+
+def evaluate_recorded(expr: sympy.Basic, bindings: dict[sympy.Symbol, Any]) -> Any:
+    """`expr` computed of objects that record additions, products, quotients, `at_most`, ..."""
+    for part in sympy.preorder_traversal(expr):
+        is_power = isinstance(part, sympy.Pow) and part.exp.is_Integer and part.exp > 0
+        if not (is_power or isinstance(part, _RECORDED)):
+            raise NotTraceable(str(part))
+        if isinstance(part, sympy.Symbol) and part not in bindings:
+            raise NotTraceable(str(part))
+    return sympy_interp(_Recorded, bindings, expr)
 
 
 def _chosen(condition: Any, value: Any, otherwise: Any) -> Any:
@@ -241,9 +323,31 @@ def first_violated(
         if symbol.is_Integer and int(symbol) != size:
             return f"a size is {symbol}"
     for expr in expressions:
-        if expr.free_symbols <= sizes.keys() and not evaluate(expr, dict(sizes)):
+        found = predicate(expr)
+        values = [sizes.get(symbol) for symbol in found.symbols]
+        if None not in values and not found.holds(*values):
             return str(expr)
     return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicate:
+    """An assumption about sizes, as a Python function of the symbols in it."""
+
+    symbols: tuple[sympy.Symbol, ...]
+    holds: Callable[..., bool]
+
+
+@functools.lru_cache(maxsize=4096)
+def predicate(expr: sympy.Basic) -> Predicate:
+    """`expr` as a function: to evaluate the expression itself takes a hundred times as long."""
+    found = tuple(symbols_of(expr))
+    parts = sympy.preorder_traversal(expr)
+    if not all(isinstance(part, (*_RECORDED, *_COMPARED)) for part in parts):
+        return Predicate(found, lambda *sizes: evaluate(expr, dict(zip(found, sizes, strict=True))))
+    names = {symbol: f"s{place}" for place, symbol in enumerate(found)}
+    text = f"lambda {', '.join(names.values())}: {sympy_interp(_Source, names, expr)}"
+    return Predicate(found, eval(text))
 
 
 def assert_equal_size(one: Any, other: Any) -> None:

@@ -174,7 +174,7 @@ def test_only_the_first_run_of_a_binding_is_checked() -> None:
     program = native_program(captured.graph_module)
     assert isinstance(program, CpuProgram)
     program([x])
-    (binding,) = next(iter(program._bindings.values()))
+    (binding,) = program._bindings
     assert binding.is_checked
     assert program._checked_function is not None
     assert "checked_call(" in program._writer(checks=True).text()[0]

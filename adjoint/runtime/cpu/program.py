@@ -11,18 +11,12 @@ import torch
 from adjoint.loops.plan import Launch, Plan, RowTiles, Slot, SlotKind, operands_of
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import runner
-from adjoint.runtime.cpu.memory import (
-    Lifetime,
-    ResultPool,
-    Word,
-    Words,
-    assign_offsets,
-    cache_bytes,
-    keep_freed_memory,
-    share,
-)
+from adjoint.runtime.cpu.memory import ResultPool, cache_bytes, keep_freed_memory, share
 from adjoint.runtime.cpu.tiles import row_tile_words, tile_runner
-from adjoint.runtime.plans.binding import Addresses, NativeBinding, binding_failures
+from adjoint.runtime.plans.binding import MakeTensors, NativeBinding, binding_failures
+from adjoint.runtime.plans.host import Addresses, Host, NativeHost
+from adjoint.runtime.plans.hostcode import Value, Word
+from adjoint.runtime.plans.layout import ALIGNMENT
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.plans.runs import Run
 from adjoint.runtime.plans.writing import NativeWriter
@@ -40,77 +34,74 @@ TILE_ROWS_MULTIPLE = 16
 # With fewer rows, matrix products are too slow for tiling to pay.
 MIN_TILE_ROWS = 256
 
-# Bindings kept, for the most recent input sizes: each owns the memory of all temporaries.
-MAX_BINDINGS = 2
-
 
 class CpuProgram(PlanProgram):
+    host: CpuHost
+
     def __init__(self, plan: Plan, functions: Mapping[Launch, NativeFunction]) -> None:
         keep_freed_memory()
-        super().__init__(plan, CPU)
-        self._share = share()
         self.functions = functions
         """The native code of each kernel, kept alive by the program."""
-        self._bindings: dict[Any, list[CpuBinding]] = {}
+        super().__init__(plan, CPU)
+        self._share = share()
+        self._bindings: list[CpuBinding] = []
+        """Those that no call uses now."""
+
+    def _host(self) -> CpuHost:
+        return CpuHost(self.plan, self.runs, self.functions, torch.get_num_threads())
 
     def _writer(self, checks: bool = False) -> CpuWriter:
-        return CpuWriter(self.plan, self.runs, checks)
+        return CpuWriter(self.host, self.runs, checks)
 
-    def _binding(self, sizes: Sequence[int], threads: int) -> CpuBinding:
+    def _binding(self, threads: int) -> CpuBinding:
         with binding_failures():
-            return CpuBinding(self.plan, self.runs, self.functions, sizes, threads)
+            if threads > self.host.max_threads:
+                self.host = self._host()
+            return CpuBinding(self.host, self._bind)
 
     def __call__(self, inputs: list[Any]) -> Any:
         threads = torch.get_num_threads()
-        sizes = self._sizes(inputs)
-        key = (threads, sizes)
-        free = self._bindings.get(key)
-        if free is None:
-            while len(self._bindings) >= MAX_BINDINGS:
-                self._bindings.pop(next(iter(self._bindings)))
-            free = self._bindings[key] = []
+        sizes = (*self._sizes(inputs), threads)
         # A concurrent or nested call gets a binding of its own.
         try:
-            binding = free.pop()
+            binding = self._bindings.pop()
+            if threads > binding.host.max_threads:
+                binding = self._binding(threads)
         except IndexError:
-            binding = self._binding(sizes, threads)
+            binding = self._binding(threads)
         try:
+            if binding.sizes != sizes:
+                with binding_failures():
+                    binding.bind(sizes)
             if binding.is_checked:
                 return self._run(inputs, binding, threads)
             return self._run_checked(inputs, binding, threads)
         finally:
-            free.append(binding)
+            self._bindings.append(binding)
 
 
-class CpuBinding(NativeBinding):
+class CpuHost(NativeHost):
     def __init__(
         self,
         plan: Plan,
         runs: Sequence[Run],
         functions: Mapping[Launch, NativeFunction],
-        sizes: Sequence[int],
-        threads: int,
+        max_threads: int,
     ) -> None:
-        self.threads = threads
-        self._local: dict[RowTiles, tuple[dict[Any, int], int]] = {}
-        super().__init__(plan, runs, functions, sizes)
-        self.pools = {
-            slot.number: ResultPool(self.shapes[slot.number], self.strides[slot.number], slot.dtype)
-            for slot in plan.slots
-            if slot.kind is SlotKind.OUTPUT and slot.dtype is not None and _may_be_large(slot)
-        }
+        """`max_threads`: row tiles have arguments for this many threads."""
+        self.max_threads = max_threads
+        self._local: dict[RowTiles, tuple[dict[int, Value], Value]] = {}
+        super().__init__(plan, runs, functions)
 
-    def _memory(self, count: int) -> torch.Tensor:
-        return torch.empty(count, dtype=torch.uint8, device=CPU)
+    def chunks(self, step: Launch | RowTiles) -> Value:
+        share = self.size(step.work) // MIN_ELEMENTS_PER_THREAD
+        return share.at_most(self.threads).at_least(1)
 
-    def chunks(self, step: Launch | RowTiles) -> int:
-        return max(1, min(self.threads, self.size(step.work) // MIN_ELEMENTS_PER_THREAD))
-
-    def _entry(self, step: Launch | RowTiles, address: Addresses, words: Words) -> list[Word]:
+    def _entry(self, step: Launch | RowTiles, address: Addresses) -> list[Word]:
         """The addresses of the function and of its arguments."""
         if isinstance(step, RowTiles):
-            return [tile_runner(), row_tile_words(self, step, address, words)]
-        return [self.functions[step].address, words.put(self._arguments(step, address))]
+            return [tile_runner(), row_tile_words(self, step, address)]
+        return [self.functions[step].address, self.code.put(self.arguments(step, address))]
 
     # Row tiles
 
@@ -118,56 +109,73 @@ class CpuBinding(NativeBinding):
         steps = enumerate(self.plan.steps)
         return [(position, step) for position, step in steps if isinstance(step, RowTiles)]
 
-    def _lifetimes(self) -> dict[Any, Lifetime]:
+    def _lifetimes(self) -> dict[Any, tuple[int, int, Value]]:
         lifetimes = super()._lifetimes()
         for position, tiles in self._tiles():
             size = self.local_stride(tiles) * self.chunks(tiles)
-            lifetimes[tiles] = Lifetime(position, position, size)
+            lifetimes[tiles] = (position, position, size)
         return lifetimes
 
-    def _assign_offsets(self) -> tuple[dict[Any, int], int]:
-        offsets, total = super()._assign_offsets()
+    def _lay_out(self) -> tuple[dict[Any, Value], Value]:
+        offsets, total = super()._lay_out()
         for _, tiles in self._tiles():
-            for slot_number, offset in self.local_offsets(tiles)[0].items():
-                offsets[slot_number] = offsets[tiles] + offset
+            for slot_number, offset in self._local_rows(tiles)[0].items():
+                offsets[slot_number] = offsets[tiles] + offset * self._rows_of_memory(tiles)
         return offsets, total
 
-    def local_offsets(self, tiles: RowTiles) -> tuple[dict[Any, int], int]:
-        """Offsets of the local slots within a thread's memory for one tile, and its bytes."""
+    def _local_rows(self, tiles: RowTiles) -> tuple[dict[int, Value], Value]:
+        """Offsets of the local slots within one row of a tile, and the bytes of the row."""
         if tiles not in self._local:
-            self._local[tiles] = assign_offsets(self._local_lifetimes(tiles, self.tile_rows(tiles)))
+            spans: dict[int, tuple[int, int]] = {}
+            for position, step in enumerate(tiles.body):
+                for operand in operands_of(step):
+                    if isinstance(operand, int) and self.plan.slots[operand].kind is SlotKind.LOCAL:
+                        first, _ = spans.get(operand, (position, position))
+                        spans[operand] = (first, position)
+            lifetimes = [(*span, self.row_bytes(tiles, slot)) for slot, span in spans.items()]
+            offsets, total = self.code.layout(lifetimes, 1)
+            self._local[tiles] = dict(zip(spans, offsets, strict=True)), total
         return self._local[tiles]
 
-    def local_stride(self, tiles: RowTiles) -> int:
-        return self.local_offsets(tiles)[1]
+    def _rows_of_memory(self, tiles: RowTiles) -> Value:
+        """So many that the memory of each local slot is aligned."""
+        return self.tile_rows(tiles).rounded_up(ALIGNMENT)
 
-    def _local_lifetimes(self, tiles: RowTiles, rows: int) -> dict[int, Lifetime]:
-        lifetimes: dict[int, Lifetime] = {}
-        for position, step in enumerate(tiles.body):
-            for operand in operands_of(step):
-                if isinstance(operand, int) and self.plan.slots[operand].kind is SlotKind.LOCAL:
-                    first = lifetimes[operand].first if operand in lifetimes else position
-                    size = rows * self.row_bytes(tiles, operand)
-                    lifetimes[operand] = Lifetime(first, position, size)
-        return lifetimes
+    def local_stride(self, tiles: RowTiles) -> Value:
+        """The bytes of a thread's memory for one tile."""
+        return self._local_rows(tiles)[1] * self._rows_of_memory(tiles)
 
-    def row_bytes(self, tiles: RowTiles, number: int) -> int:
+    def row_bytes(self, tiles: RowTiles, number: int) -> Value:
         dtype = self.plan.slots[number].dtype
         assert dtype is not None
         return self.size(tiles.strides[number]) * dtype.itemsize
 
-    def tile_rows(self, tiles: RowTiles) -> int:
+    def tile_rows(self, tiles: RowTiles) -> Value:
         """The rows of a tile: what they read and write should stay in the L2 cache."""
-        rows = self.size(tiles.rows)
-        _, row_bytes = assign_offsets(self._local_lifetimes(tiles, 1))
+        row_bytes = self._local_rows(tiles)[1]
         for number in tiles.strides:
             if self.plan.slots[number].kind is not SlotKind.LOCAL:
                 # Streamed through the cache once, so that it is counted half.
-                row_bytes += self.row_bytes(tiles, number) // 2
-        fitting = cache_bytes() * 3 // 4 // max(1, row_bytes)
+                row_bytes = row_bytes + self.row_bytes(tiles, number) // 2
+        fitting = (cache_bytes() * 3 // 4) // row_bytes.at_least(1)
         fitting = fitting // TILE_ROWS_MULTIPLE * TILE_ROWS_MULTIPLE
-        share = -(-rows // self.chunks(tiles))
-        return max(1, min(max(MIN_TILE_ROWS, fitting), share))
+        share = -(-self.size(tiles.rows) // self.chunks(tiles))
+        return fitting.at_least(MIN_TILE_ROWS).at_most(share).at_least(1)
+
+
+class CpuBinding(NativeBinding):
+    host: CpuHost
+
+    def __init__(self, host: CpuHost, make_tensors: MakeTensors) -> None:
+        super().__init__(host, make_tensors)
+        self.pools = {
+            slot.number: ResultPool(slot.dtype)
+            for slot in host.plan.slots
+            if slot.kind is SlotKind.OUTPUT and slot.dtype is not None and _may_be_large(slot)
+        }
+
+    def _memory(self, count: int) -> torch.Tensor:
+        return torch.empty(count, dtype=torch.uint8, device=CPU)
 
 
 def _may_be_large(slot: Slot) -> bool:
@@ -182,13 +190,13 @@ def _may_be_large(slot: Slot) -> bool:
 class CpuWriter(NativeWriter):
     parameters = "inputs, binding, threads"
 
-    def __init__(self, plan: Plan, runs: Sequence[Run], checks: bool = False) -> None:
-        super().__init__(plan, runs, checks)
+    def __init__(self, host: Host, runs: Sequence[Run], checks: bool = False) -> None:
+        super().__init__(host, runs, checks)
         self.constants.update(cpu=CPU, empty_strided=torch.empty_strided, native=runner())
 
     def new(self, slot: int, shape: str, strides: str, dtype: str) -> str:
         if _may_be_large(self.plan.slots[slot]):
-            return f"binding.pools[{slot}].take()"
+            return f"binding.pools[{slot}].take({shape}, {strides})"
         return f"empty_strided({shape}, {strides}, dtype={dtype}, device=cpu)"
 
     def native(self) -> None:

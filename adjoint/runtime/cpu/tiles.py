@@ -17,11 +17,11 @@ import torch
 
 from adjoint.loops.plan import Launch, Matrix, Product, RowTiles, Scratch, SlotKind
 from adjoint.runtime.cpu.engine import add_symbol, load_resident
-from adjoint.runtime.cpu.memory import Word, WordAddress, Words
+from adjoint.runtime.plans.hostcode import Value, Word, WordAddress
 
 if TYPE_CHECKING:
-    from adjoint.runtime.cpu.program import CpuBinding
-    from adjoint.runtime.plans.binding import Addresses
+    from adjoint.runtime.cpu.program import CpuHost
+    from adjoint.runtime.plans.host import Addresses
 
 # The BLAS function of a dtype, LLVM's type and its bytes.
 _GEMM = {torch.float32: ("sgemm_", "float", 4), torch.float64: ("dgemm_", "double", 8)}
@@ -241,18 +241,12 @@ def _gemm(dtype: torch.dtype) -> int:
     return load_resident(_gemm_text(name, kind), f"adjoint.{name}")
 
 
-def row_tile_words(
-    binding: CpuBinding,
-    tiles: RowTiles,
-    address: Addresses,
-    words: Words,
-) -> WordAddress:
+def row_tile_words(host: CpuHost, tiles: RowTiles, address: Addresses) -> WordAddress:
     """The argument block of `adjoint.tiles` for one `RowTiles` step."""
-    chunks, rows = binding.chunks(tiles), binding.size(tiles.rows)
-    block = binding.tile_rows(tiles)
+    words = host.code
     threads: list[Word] = []
-    for index in range(chunks):
-        thread = _Thread(binding, address, words, index, tiles)
+    for index in range(host.max_threads):
+        thread = _Thread(host, address, index, tiles)
         begin = [thread.launch(launch) for launch in tiles.begin]
         body = [
             thread.launch(step) if isinstance(step, Launch) else thread.product(step)
@@ -266,7 +260,8 @@ def row_tile_words(
             words.put([word for pair in body for word in pair]),
             len(body),
         ]
-    return words.put([rows, block, chunks, *threads])
+    rows, chunks = host.size(tiles.rows), host.chunks(tiles)
+    return words.put([rows, host.tile_rows(tiles), chunks, *threads])
 
 
 class _Thread:
@@ -274,15 +269,13 @@ class _Thread:
 
     def __init__(
         self,
-        binding: CpuBinding,
+        host: CpuHost,
         address: Addresses,
-        words: Words,
         thread: int,
         tiles: RowTiles,
     ) -> None:
-        self.binding = binding
+        self.host = host
         self.address = address
-        self.words = words
         self.thread = thread
         self.tiles = tiles
         self.patches: list[list[Word]] = []
@@ -293,9 +286,9 @@ class _Thread:
         arguments: WordAddress,
         position: int,
         base: Word,
-        first: int,
+        first: Value | int,
         last: int,
-        offset: int = 0,
+        offset: Value | int = 0,
     ) -> None:
         """Before each tile, argument `position` = base + first row * first + last row * last."""
         word = WordAddress(arguments.index + position)
@@ -305,15 +298,9 @@ class _Thread:
         """The code of a kernel, and its arguments."""
         bases = [self.base(operand) for operand in launch.operands]
         first_row = len(bases) + 2
-        arguments = self.words.put(
-            [
-                *bases,
-                self.binding.chunks(launch),
-                self.thread,
-                0,
-                0,
-                *self.binding.ints(launch.extents),
-            ]
+        extents = self.host.code.sizes(launch.extents)
+        arguments = self.host.code.put(
+            [*bases, self.host.chunks(launch), self.thread, 0, 0, *extents]
         )
         for position, (operand, base) in enumerate(zip(launch.operands, bases, strict=True)):
             if self.is_local(operand):
@@ -321,31 +308,32 @@ class _Thread:
                 self.patch(arguments, position, base, -self.row_bytes(operand), 0)
         self.patch(arguments, first_row, 0, 1, 0)
         self.patch(arguments, first_row + 1, 0, 0, 1)
-        return [self.binding.functions[launch].address, arguments]
+        return [self.host.functions[launch].address, arguments]
 
     def is_local(self, operand: int | Scratch) -> bool:
-        return isinstance(operand, int) and self.binding.plan.slots[operand].kind is SlotKind.LOCAL
+        return isinstance(operand, int) and self.host.plan.slots[operand].kind is SlotKind.LOCAL
 
     def base(self, operand: int | Scratch) -> Word:
         """The address of an operand; of a local one, this thread's."""
-        found: Word = self.address(operand)
+        found = self.address(operand)
         if self.is_local(operand):
-            assert isinstance(found, int)
-            return found + self.thread * self.binding.local_stride(self.tiles)
+            assert isinstance(found, Value)
+            return found + self.host.local_stride(self.tiles) * self.thread
         return found
 
-    def row_bytes(self, operand: int | Scratch) -> int:
+    def row_bytes(self, operand: int | Scratch) -> Value:
         assert isinstance(operand, int)
-        return self.binding.row_bytes(self.tiles, operand)
+        return self.host.row_bytes(self.tiles, operand)
 
     def product(self, product: Product) -> list[Word]:
         """The code of a matrix product, and its arguments in the order that `GEMM` says."""
         itemsize = _GEMM[product.dtype][2]
-        m, n, k = self.binding.ints(product.shape)
+        m, n, k = self.host.code.sizes(product.shape)
         left = self.matrix(product.left, (m, k))
         right = self.matrix(product.right, (k, n))
         base, leading = self.result(product.result, n, itemsize)
-        arguments = self.words.put([*left, *right, base, leading, m, n, k, int(product.sums)])
+        sums = int(product.sums)
+        arguments = self.host.code.put([*left, *right, base, leading, m, n, k, sums])
         self.move(arguments, _LEFT, product.left, itemsize, by_rows=True)
         self.move(arguments, _RIGHT, product.right, itemsize, by_rows=product.sums)
         if isinstance(product.result, int) and not self.is_local(product.result):
@@ -354,29 +342,29 @@ class _Thread:
         self.patch(arguments, _INNER if product.sums else _ROWS, 0, -1, 1)
         return [_gemm(product.dtype), arguments]
 
-    def matrix(self, matrix: Matrix, shape: tuple[int, int]) -> list[Word]:
+    def matrix(self, matrix: Matrix, shape: tuple[Value, Value]) -> list[Word]:
         """Address, leading dimension and BLAS's transposition flag of a factor."""
-        row_stride, column_stride = self.binding.ints(matrix.strides)
+        row_stride, column_stride = self.host.code.sizes(matrix.strides)
         base = self.base(matrix.slot)
-        if column_stride == 1:
-            return [base, max(row_stride, shape[1]), ord("N")]
-        return [base, max(column_stride, shape[0]), ord("T")]
+        if column_stride.known == 1:
+            return [base, row_stride.at_least(shape[1]), ord("N")]
+        assert row_stride.known == 1
+        return [base, column_stride.at_least(shape[0]), ord("T")]
 
     def move(
         self, arguments: WordAddress, position: int, matrix: Matrix, itemsize: int, by_rows: bool
     ) -> None:
         """Let a factor begin at its offset and, if its rows are tiled, at the tile's first row."""
-        offset = self.binding.size(matrix.offset) * itemsize
+        offset = self.host.size(matrix.offset) * itemsize
         is_tiled = by_rows and not self.is_local(matrix.slot)
         row_bytes = self.row_bytes(matrix.slot) if is_tiled else 0
-        if row_bytes or offset:
+        if is_tiled or offset.known != 0:
             self.patch(arguments, position, self.base(matrix.slot), row_bytes, 0, offset)
 
-    def result(self, operand: int | Scratch, columns: int, itemsize: int) -> tuple[Word, int]:
+    def result(self, operand: int | Scratch, columns: Value, itemsize: int) -> tuple[Word, Value]:
         """Address and leading dimension of a product's result."""
         if isinstance(operand, Scratch):
-            count = self.binding.size(operand.count) * itemsize
             start = self.address(operand)
-            assert isinstance(start, int)
-            return start + self.thread * count, columns
+            assert isinstance(start, Value)
+            return start + self.host.size(operand.count) * (itemsize * self.thread), columns
         return self.base(operand), self.row_bytes(operand) // itemsize

@@ -60,6 +60,12 @@ class CudaCapturer:
         # Allocates on the current device, which is the program's whenever it runs.
         self.new = empty_strided
 
+    def allocate(
+        self, slot: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Memory for the result at a slot, of which nothing is remembered."""
+        return empty_strided(shape, strides, dtype)
+
     def is_capturing(self) -> bool:
         return is_capturing()
 

@@ -85,6 +85,11 @@ class Capturer(Protocol):
         """Allocates a result."""
         ...
 
+    @property
+    def allocate(self) -> AllocateSlot:
+        """Allocates the result at a slot."""
+        ...
+
     def capture(self, work: Callable[[int], T], stream: int) -> tuple[Launchable, T]:
         """Capture what `work` launches on the stream that it is given, for replays on `stream`.
 
@@ -93,10 +98,23 @@ class Capturer(Protocol):
         ...
 
 
-class ProgramMemory(Protocol):
-    """The binding that a call uses: temporaries for one stream and one set of sizes."""
+class Memory(Protocol):
+    """Memory for temporaries."""
 
-    is_stale: bool
+    @property
+    def is_stale(self) -> bool: ...
+
+
+class BoundSizes(Protocol):
+    """The binding that a call uses."""
+
+    @property
+    def lease(self) -> Memory: ...
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """The input sizes and, last, the number of threads."""
+        ...
 
 
 class InputBuffer:
@@ -140,11 +158,11 @@ class CapturedCall:
     def __init__(
         self,
         graph: Launchable,
-        binding: ProgramMemory,
+        lease: Memory,
         input_buffers: Mapping[int, InputBuffer],
         static_results: Mapping[int, torch.Tensor],
     ) -> None:
-        self.binding = binding
+        self.lease = lease
         self._graph = graph
         self._input_buffers = input_buffers
         self._static_results = static_results
@@ -175,7 +193,9 @@ class CapturedCall:
 class CallKind(NamedTuple):
     """What decides the layout of a call's results."""
 
-    binding: Any
+    binding: BoundSizes
+    lease: Memory
+    sizes: tuple[int, ...]
     settings: Hashable
     numbers: tuple[Any, ...]
     strides: tuple[tuple[int, ...], ...]
@@ -230,9 +250,11 @@ class CudaGraphs:
         """Small inputs whose addresses change."""
         self._copied_inputs: tuple[CallKind, list[int]] | None = None
         """The inputs that are copied into buffers of a graph, for one kind of call."""
+        self._last_sizes: tuple[int, ...] | None = None
+        self._seen_sizes: dict[tuple[int, ...], None] = {}
 
-    def __call__(self, inputs: list[Any], binding: Any, stream: int) -> Any:
-        if self.why or not self._busy.acquire(blocking=False):
+    def __call__(self, inputs: list[Any], binding: BoundSizes, stream: int) -> Any:
+        if self.why or self._are_new(binding) or not self._busy.acquire(blocking=False):
             return self._run_uncaptured(inputs, binding, stream)
         try:
             kind = None if self._capturer.is_capturing() else self._kind(inputs, binding)
@@ -247,9 +269,23 @@ class CudaGraphs:
         finally:
             self._busy.release()
 
-    def _run_uncaptured(self, inputs: list[Any], binding: Any, stream: int) -> Any:
+    def _are_new(self, binding: BoundSizes) -> bool:
+        """There was no call with these sizes: where sizes change, nothing is looked at further."""
+        sizes = binding.sizes
+        if sizes == self._last_sizes:
+            return False
+        self._last_sizes = sizes
+        assert sizes is not None
+        if len(sizes) == 1 or sizes in self._seen_sizes:
+            return False
+        while len(self._seen_sizes) >= MAX_REMEMBERED_KEYS:
+            self._seen_sizes.pop(next(iter(self._seen_sizes)))
+        self._seen_sizes[sizes] = None
+        return True
+
+    def _run_uncaptured(self, inputs: list[Any], binding: BoundSizes, stream: int) -> Any:
         detach_inputs(inputs)
-        return self._run(inputs, binding, stream, ResultAllocator(self._capturer.new))
+        return self._run(inputs, binding, stream, self._capturer.allocate)
 
     def _run_first(self, kind: CallKind, inputs: list[Any], stream: int) -> Any:
         """Run the first call of a kind, and find the layout of its results."""
@@ -301,7 +337,7 @@ class CudaGraphs:
         new = self._capturer.new
         return {n: new(each.shape, each.strides, each.dtype) for n, each in layout.small}
 
-    def _kind(self, inputs: Sequence[Any], binding: Any) -> CallKind | None:
+    def _kind(self, inputs: Sequence[Any], binding: BoundSizes) -> CallKind | None:
         """The kind of a call; None if it cannot be captured."""
         if not self._tensors and not self._numbers:
             for n in self._used:
@@ -313,8 +349,11 @@ class CudaGraphs:
         tensors = self._tensors_of(inputs)
         if any(map(torch.Tensor.is_neg, tensors)):
             return None
+        assert binding.sizes is not None
         return CallKind(
             binding,
+            binding.lease,
+            binding.sizes,
             self._capturer.settings(),
             tuple(inputs[n] for n in self._numbers),
             tuple(map(torch.Tensor.stride, tensors)),
@@ -351,14 +390,14 @@ class CudaGraphs:
         return False
 
     def _drop_stale(self) -> None:
-        self._captured = [pair for pair in self._captured if not pair[1].binding.is_stale]
-        self._layouts = {s: kept for s, kept in self._layouts.items() if not s.binding.is_stale}
+        self._captured = [pair for pair in self._captured if not pair[1].lease.is_stale]
+        self._layouts = {s: kept for s, kept in self._layouts.items() if not s.lease.is_stale}
         self._last_kind = None
 
     def _replayable(self, key: CallKey | None) -> CapturedCall | None:
         """A captured call for `key` whose small results are not referenced any more."""
         for n, (each, captured) in enumerate(self._captured):
-            if each != key or captured.binding.is_stale:
+            if each != key or captured.lease.is_stale:
                 continue
             held = captured.held()
             if not held:
@@ -448,7 +487,7 @@ class CudaGraphs:
             return None
         # References to the results are counted from here on.
         del work, targets
-        captured = CapturedCall(graph, key.kind.binding, buffers, static_results)
+        captured = CapturedCall(graph, key.kind.lease, buffers, static_results)
         self._captured.append((key, captured))
         return captured
 
@@ -468,7 +507,7 @@ class _CallInto:
     inputs: Sequence[Any]
     targets: Mapping[int, torch.Tensor]
     layout: ResultLayout
-    binding: Any
+    binding: BoundSizes
     capturer: Capturer
 
     def __call__(self, stream: int, checked: bool = True) -> None:

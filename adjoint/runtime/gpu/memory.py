@@ -1,8 +1,8 @@
 """Memory for temporaries, shared by all programs on a stream.
 
 Programs on a stream run one after another, and no temporary outlives its call: the memory that the
-largest program needs is enough for all.  When it grows, existing bindings become stale and release
-the old memory.  It is freed with the last binding that uses it.
+largest program needs is enough for all.  When it grows, those who used the old memory find their
+lease stale.  It is freed with the last of them.
 """
 
 from __future__ import annotations
@@ -15,34 +15,56 @@ from weakref import WeakSet
 
 import torch
 
+# Sizes that change need more now and then: memory grows by at least this factor.
+GROWTH_FACTOR = 1.25
+
 
 class User(Protocol):
-    """Refers to the memory of an arena until it is released."""
+    """Has tensors in the memory of an arena."""
 
-    def release(self) -> None: ...
+    def release(self) -> None:
+        """Let go of them."""
+        ...
+
+
+class Lease:
+    """Memory that may be used until it is stale."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self.is_stale = False
+        self.users: WeakSet[User] = WeakSet()
+
+    def release(self) -> None:
+        """Let go of the memory, though somebody holds the lease."""
+        self.is_stale = True
+        self.memory = NO_MEMORY
+        for user in list(self.users):
+            user.release()
+        self.users.clear()
+
+
+NO_MEMORY = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class Arena:
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.users: WeakSet[User] = WeakSet()
-        self.memory: Callable[[], torch.Tensor | None] = lambda: None
-        """The current memory, if a binding still uses it."""
+        self._lease: Callable[[], Lease | None] = lambda: None
+        """The current memory, if somebody still uses it."""
         self.busy = threading.Lock()
 
-    def take(self, count: int, user: User) -> torch.Tensor:
+    def lease(self, count: int) -> Lease:
         """At least `count` bytes, for one call at a time."""
-        memory = self.memory()
-        if memory is None or count > memory.numel():
-            # Free the old memory first, so that the allocator can reuse it.
-            memory = None
-            for each in list(self.users):
-                each.release()
-            self.users.clear()
-            memory = torch.empty(count, dtype=torch.uint8, device=self.device)
-            self.memory = weakref.ref(memory)
-        self.users.add(user)
-        return memory
+        lease = self._lease()
+        if lease is None or count > lease.memory.numel():
+            if lease is not None:
+                count = max(count, min(2 * count, int(lease.memory.numel() * GROWTH_FACTOR)))
+                # Free the old memory first, so that the allocator can reuse it.
+                lease.release()
+            lease = Lease(torch.empty(count, dtype=torch.uint8, device=self.device))
+            self._lease = weakref.ref(lease)
+        return lease
 
 
 _ARENAS: dict[tuple[torch.device, int], Arena] = {}

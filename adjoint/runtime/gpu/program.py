@@ -26,13 +26,14 @@ from adjoint.loops.plan import (
 from adjoint.loops.teams import threads_per_block
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import STORE_ADDRESSES, add_symbol, load_resident
-from adjoint.runtime.cpu.memory import Word, WordAddress, Words
 from adjoint.runtime.gpu.capture import CudaCapturer
 from adjoint.runtime.gpu.cuda_graphs import CudaGraphs
 from adjoint.runtime.gpu.driver import check, launch_address, use_in_this_thread
-from adjoint.runtime.gpu.memory import Arena, arena_of
-from adjoint.runtime.gpu.results import ResultAllocator
-from adjoint.runtime.plans.binding import Addresses, NativeBinding, binding_failures
+from adjoint.runtime.gpu.memory import NO_MEMORY, Arena, Lease, arena_of
+from adjoint.runtime.plans.binding import MakeTensors, NativeBinding, binding_failures
+from adjoint.runtime.plans.host import Addresses, Host, NativeHost
+from adjoint.runtime.plans.hostcode import Value, Word, WordAddress
+from adjoint.runtime.plans.layout import ALIGNMENT
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.plans.runs import Run
 from adjoint.runtime.plans.writing import NativeWriter
@@ -41,10 +42,12 @@ from adjoint.torch_private import trees
 from adjoint.torch_private.cuda import current_device, is_capturing, raw_stream
 
 # Bytes: kernels load 16 bytes at a time, so inputs must be aligned.
-ALIGNMENT = 16
+INPUT_ALIGNMENT = 16
 
 
 class GpuProgram(PlanProgram):
+    host: GpuHost
+
     # Replays depend on nothing but the addresses of inputs.
     forgets_histories = True
 
@@ -52,10 +55,11 @@ class GpuProgram(PlanProgram):
         self, plan: Plan, functions: Mapping[Launch, NativeFunction], target: Target
     ) -> None:
         device = target.device
-        super().__init__(plan, device)
         self.functions = functions
         """The native code of each kernel, kept alive by the program."""
-        self._bindings: dict[Any, GpuBinding] = {}
+        super().__init__(plan, device)
+        self._bindings: dict[int, GpuBinding] = {}
+        """One for each stream."""
         why = why_not_capturable(plan) if target.captures_cuda_graphs else "it is switched off"
         self.capturer = CudaCapturer(device)
         self.cuda_graphs = CudaGraphs(self._run, used_inputs(plan), self.capturer, why)
@@ -73,40 +77,42 @@ class GpuProgram(PlanProgram):
         if is_capturing() or not arena.busy.acquire(blocking=False):
             # A nested or concurrent call, or one that the caller captures: with memory of its own.
             detach_inputs(inputs)
-            own = self._bound_in(Arena(self.device), inputs)
+            own = self._binding(Arena(self.device), inputs)
             run = self._run if own.is_checked else self._run_checked
-            return run(inputs, own, stream, ResultAllocator(self.capturer.new))
+            return run(inputs, own, stream, self.capturer.allocate)
         try:
-            binding = self._captured(arena, stream, inputs)
+            binding = self._bound(arena, stream, inputs)
             if not binding.is_checked:
                 detach_inputs(inputs)
-                return self._run_checked(
-                    inputs, binding, stream, ResultAllocator(self.capturer.new)
-                )
+                return self._run_checked(inputs, binding, stream, self.capturer.allocate)
             return self.cuda_graphs(inputs, binding, stream)
         finally:
             arena.busy.release()
 
-    def _captured(self, arena: Arena, stream: int, inputs: Sequence[Any]) -> GpuBinding:
-        key = (stream, self._sizes(inputs))
-        binding = self._bindings.get(key)
-        if binding is None or binding.is_stale:
-            binding = self._bound_in(arena, inputs)
-            self._keep(key, binding)
+    def _bound(self, arena: Arena, stream: int, inputs: Sequence[Any]) -> GpuBinding:
+        binding = self._bindings.get(stream)
+        if binding is None:
+            while len(self._bindings) >= MAX_STREAMS:
+                self._bindings.pop(next(iter(self._bindings)))
+            binding = self._bindings[stream] = self._binding(arena, inputs)
+            return binding
+        sizes = (*self._sizes(inputs), 1)
+        if binding.sizes != sizes or binding.lease.is_stale:
+            with binding_failures():
+                binding.bind(sizes)
         return binding
 
-    def _bound_in(self, arena: Arena, inputs: Sequence[Any]) -> GpuBinding:
+    def _binding(self, arena: Arena, inputs: Sequence[Any]) -> GpuBinding:
         with binding_failures():
-            return GpuBinding(self.plan, self.runs, self.functions, self._sizes(inputs), arena)
+            binding = GpuBinding(self.host, self._bind, arena)
+            binding.bind((*self._sizes(inputs), 1))
+            return binding
 
-    def _keep(self, key: Any, binding: GpuBinding) -> None:
-        self._bindings.pop(key, None)
-        while len(self._bindings) >= MAX_BINDINGS:
-            self._bindings.pop(next(iter(self._bindings)))
-        self._bindings[key] = binding
+    def _host(self) -> GpuHost:
+        return GpuHost(self.plan, self.runs, self.functions)
 
     def _writer(self, checks: bool = False) -> GpuWriter:
-        return GpuWriter(self.plan, self.runs, checks)
+        return GpuWriter(self.host, self.runs, checks)
 
 
 def used_inputs(plan: Plan) -> list[int]:
@@ -131,65 +137,70 @@ def why_not_capturable(plan: Plan) -> str:
     return ""
 
 
-# Bindings own no memory here, so that those of many sizes are kept.
-MAX_BINDINGS = 64
+# Streams for which a program keeps a binding.
+MAX_STREAMS = 16
 
 
-class GpuBinding(NativeBinding):
-    def __init__(
-        self,
-        plan: Plan,
-        runs: Sequence[Run],
-        functions: Mapping[Launch, NativeFunction],
-        sizes: Sequence[int],
-        arena: Arena,
-    ) -> None:
-        self.taken_from = arena
-        self.is_stale = False
-        super().__init__(plan, runs, functions, sizes)
-
-    def release(self) -> None:
-        self.is_stale = True
-        self.tensors = {}
-        self.arena = torch.empty(0, dtype=torch.uint8)
-
-    def _memory(self, count: int) -> torch.Tensor:
-        return self.taken_from.take(count, self)
-
-    def chunks(self, step: Launch | RowTiles) -> int:
+class GpuHost(NativeHost):
+    def chunks(self, step: Launch | RowTiles) -> Value:
         assert isinstance(step, Launch)
         grid = step.grid
         assert grid is not None
-        rows = self.size(grid.rows)
-        most = max(1, FULL_OCCUPANCY_THREADS // max(1, self.size(grid.threads)))
-        return max(1, min(-(-rows // grid.min_rows), most))
+        most = FULL_OCCUPANCY_THREADS // self.size(grid.threads).at_least(1)
+        chunks = -(-self.size(grid.rows) // grid.min_rows)
+        return chunks.at_most(most.at_least(1)).at_least(1)
 
-    def _entry(self, step: Launch | RowTiles, address: Addresses, words: Words) -> list[Word]:
+    def _entry(self, step: Launch | RowTiles, address: Addresses) -> list[Word]:
         """The address of: the function, the grid size, the block size and the arguments."""
         assert isinstance(step, Launch)
         grid = step.grid
         assert grid is not None
-        values, code = self._arguments(step, address), self.functions[step].address
+        values, code = self.arguments(step, address), self.functions[step].address
         team = step.kernel.team
-        teams = self.size(grid.count) * (self.chunks(step) if grid.chunked else 1)
+        teams = self.size(grid.count)
+        if grid.chunked:
+            teams = teams * self.chunks(step)
         block = threads_per_block(team)
-        first = words.put(values)
-        pointers = words.put([WordAddress(first.index + place) for place in range(len(values))])
-        return [words.put([code, -(-teams * team // block), block, pointers])]
+        first = self.code.put(values)
+        pointers = self.code.put([WordAddress(first.index + n) for n in range(len(values))])
+        return [self.code.put([code, -(-(teams * team) // block), block, pointers])]
+
+
+class GpuBinding(NativeBinding):
+    def __init__(self, host: GpuHost, make_tensors: MakeTensors, arena: Arena) -> None:
+        super().__init__(host, make_tensors)
+        self._taken_from = arena
+        self.lease = Lease(NO_MEMORY)
+
+    def release(self) -> None:
+        self.tensors.clear()
+        self.flat.clear()
+        self.arena = NO_MEMORY
+
+    def _take_memory(self, count: int) -> None:
+        lease = self._taken_from.lease(count + ALIGNMENT)
+        if lease is not self.lease:
+            self.release()
+            self.lease = lease
+            lease.users.add(self)
+            self.set_memory(lease.memory)
+
+    def _memory(self, count: int) -> torch.Tensor:
+        return self._taken_from.lease(count).memory
 
 
 class GpuWriter(NativeWriter):
     parameters = "inputs, binding, stream, new"
 
-    def __init__(self, plan: Plan, runs: Sequence[Run], checks: bool = False) -> None:
-        super().__init__(plan, runs, checks)
+    def __init__(self, host: Host, runs: Sequence[Run], checks: bool = False) -> None:
+        super().__init__(host, runs, checks)
         self.constants.update(native=launcher(), failed=_failed)
 
     def new(self, slot: int, shape: str, strides: str, dtype: str) -> str:
         return f"new({slot}, {shape}, {strides}, {dtype})"
 
     def is_unreadable(self, name: str) -> str:
-        return f"{super().is_unreadable(name)} or {name}.data_ptr() % {ALIGNMENT}"
+        return f"{super().is_unreadable(name)} or {name}.data_ptr() % {INPUT_ALIGNMENT}"
 
     def native(self) -> None:
         self.line("code = native(*call, stream)")

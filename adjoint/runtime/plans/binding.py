@@ -1,45 +1,42 @@
-"""A binding: a program for one set of input sizes.
+"""A binding: the words and the memory of one call at a time.
 
-It owns the memory of the program's temporaries, and the views of them.  The bindings of native
-programs also hold the arguments of each kernel, in which a call only has to store the addresses of
-its own inputs and outputs.
+It owns the memory of the program's temporaries, and the views of them.  For another set of sizes
+the host code of the program is executed anew; nothing is kept for sizes of earlier calls.
 """
 
 from __future__ import annotations
 
 import contextlib
+import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import sympy
 import torch
 
 from adjoint.graph.boundary import passes_through
-from adjoint.loops.plan import (
-    Argument,
-    Launch,
-    LibraryCall,
-    Number,
-    Plan,
-    RowTiles,
-    Scratch,
-    Size,
-    Slot,
-    SlotKind,
-    operands_of,
-)
-from adjoint.runtime.code import NativeFunction
-from adjoint.runtime.cpu.memory import ALIGNMENT, CallAddress, Lifetime, Word, Words, assign_offsets
-from adjoint.runtime.plans.runs import Run, is_fixed_view, last_uses, numbers_of
-from adjoint.torch_private import symbols, trees
+from adjoint.loops.plan import LibraryCall, Size
+from adjoint.runtime.plans.host import Host, NativeHost
+from adjoint.runtime.plans.hostcode import Undefined, execute
+from adjoint.runtime.plans.interpreter import interpreter
+from adjoint.runtime.plans.layout import ALIGNMENT
+from adjoint.torch_private import symbols
 
-Addresses: TypeAlias = "Callable[[int | Scratch], int | CallAddress]"
+# Makes the tensors of temporaries that library calls use, given the binding.
+MakeTensors: TypeAlias = Callable[["Binding"], None]
+
+# Memory that a binding has beyond what it needs now: it is given up when it is more than so many
+# times as much, and this much is added when sizes that change need more.
+MAX_UNUSED_FACTOR = 4
+GROWTH_FACTOR = 1.25
+
+# How often library results are checked for sizes of other kinds: with other axes empty or of one.
+MAX_CHECKED_KINDS = 8
 
 
 class BindingFailed(Exception):
-    """No binding could be made for some sizes; `__cause__` says why.  Nothing has run."""
+    """A program cannot run for some sizes; `__cause__` says why.  Nothing has run."""
 
 
 @contextlib.contextmanager
@@ -56,152 +53,152 @@ def binding_failures() -> Iterator[None]:
 class Binding(ABC):
     """The values of all sizes, and memory for the program's temporaries."""
 
-    def __init__(self, plan: Plan, sizes: Sequence[int]) -> None:
-        self.plan = plan
-        self.is_checked = not any(
-            isinstance(step, LibraryCall) and step.expected for step in plan.steps
-        )
-        """The results of library calls need no check (any more)."""
-        self.known = {symbol: n for (symbol, _, _), n in zip(plan.symbols, sizes, strict=True)}
-        self._sizes: dict[Size, int] = {}
-        self.shapes = {s.number: self.ints(s.shape) for s in plan.slots if s.shape is not None}
-        self.strides = {s.number: self.ints(s.strides) for s in plan.slots if s.shape is not None}
-        self.numbers = {index: self.size(leaf.size) for index, leaf in enumerate(numbers_of(plan))}
-        self.offsets, total = self._assign_offsets()
-        """The offset of each temporary and each kernel's scratch memory in the arena, in bytes."""
-        self.arena = self._memory(total + ALIGNMENT)
-        self.start = -self.arena.data_ptr() % ALIGNMENT
+    def __init__(self, host: Host, make_tensors: MakeTensors) -> None:
+        self.host = host
+        self._make_tensors = make_tensors
+        self._memory_of_words = np.array([*host.code.words, 0], dtype=np.int64)
+        self.words = memoryview(self._memory_of_words.data)
+        """The words of the host code, of which generated functions read sizes."""
+        self._set_sizes = struct.Struct(f"{len(host.symbols) + 1}q").pack_into
+        self.sizes: tuple[int, ...] | None = None
+        """The input sizes, and the number of threads, that it is bound for now."""
+        self.arena = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self.flat: dict[torch.dtype, torch.Tensor] = {}
         self.tensors: dict[int, Any] = {}
-        for slot in plan.slots:
-            if slot.kind is SlotKind.TEMPORARY:
-                self.tensors[slot.number] = self._tensor(slot)
-        self._views()
-
-    @abstractmethod
-    def chunks(self, step: Launch | RowTiles) -> int:
-        """The number of chunks into which the rows of a step are divided."""
+        self._checks = any(isinstance(s, LibraryCall) and s.expected for s in host.plan.steps)
+        self._checked_kinds: set[tuple[int, ...]] = set()
+        self.is_checked = not self._checks
+        """The results of library calls need no check: they had one for sizes of this kind."""
 
     @abstractmethod
     def _memory(self, count: int) -> torch.Tensor:
         """`count` bytes for temporaries."""
 
-    def size(self, size: Size) -> int:
-        """The value of a size."""
-        if isinstance(size, int):
-            return size
-        if size not in self._sizes:
-            self._sizes[size] = int(symbols.evaluate(sympy.sympify(size), dict(self.known)))
-        return self._sizes[size]
+    @abstractmethod
+    def _execute(self, start: int, stop: int) -> None:
+        """Execute instructions of the host code."""
+
+    def bind(self, sizes: tuple[int, ...]) -> None:
+        """Compute everything for other sizes, the last of which is the number of threads."""
+        self.sizes = None
+        host, words = self.host, self.words
+        self._set_sizes(words, 0, *sizes)
+        if host.code.in_python:
+            pairs = zip(host.plan.symbols, sizes, strict=False)
+            known = {symbol: size for (symbol, _, _), size in pairs}
+            for index, expr in host.code.in_python:
+                words[index] = int(symbols.evaluate(expr, known))
+        self._execute(0, host.sizes_end)
+        self._take_memory(words[host.total.index])
+        self._make_tensors(self)
+        self._finish()
+        if self._checks:
+            self.is_checked = self._kind_of(sizes) in self._checked_kinds
+        self.sizes = sizes
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Compute what depends on addresses."""
+
+    def _take_memory(self, count: int) -> None:
+        have = self.arena.numel() - ALIGNMENT
+        if count > have or have > MAX_UNUSED_FACTOR * (count + ALIGNMENT):
+            if count > have > 0:
+                count = max(count, min(int(have * GROWTH_FACTOR), 2 * count))
+            self.arena, self.flat = torch.empty(0, dtype=torch.uint8, device="cpu"), {}
+            self.tensors.clear()
+            self.set_memory(self._memory(count + ALIGNMENT))
+
+    def set_memory(self, arena: torch.Tensor) -> None:
+        self.arena = arena
+        start = -arena.data_ptr() % ALIGNMENT
+        self._start = start
+        self.words[self.host.base.index] = arena.data_ptr() + start
+
+    def typed(self, dtype: torch.dtype) -> torch.Tensor:
+        """The memory for temporaries as elements of one dtype."""
+        found = self.flat.get(dtype)
+        if found is None:
+            usable = (self.arena.numel() - self._start) // ALIGNMENT * ALIGNMENT
+            found = self.arena[self._start : self._start + usable].view(dtype)
+            self.flat[dtype] = found
+        return found
 
     def ints(self, values: Sequence[Size]) -> tuple[int, ...]:
-        return tuple(map(self.size, values))
+        """Sizes that the plan expects of a library call's result."""
+        assert self.sizes is not None
+        known = {s: n for (s, _, _), n in zip(self.host.plan.symbols, self.sizes, strict=False)}
+        return tuple(
+            value if isinstance(value, int) else int(symbols.evaluate(value, dict(known)))
+            for value in values
+        )
 
-    def bytes_of(self, slot: Slot) -> int:
-        assert slot.dtype is not None
-        shape, strides = self.shapes[slot.number], self.strides[slot.number]
-        return span_of(shape, strides) * slot.dtype.itemsize
+    def _kind_of(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Which axes are empty, or of one element: what library ops may treat differently."""
+        return tuple([min(size, 2) for size in sizes[:-1]])
 
-    def _assign_offsets(self) -> tuple[dict[Any, int], int]:
-        """The offset of each temporary and each kernel's scratch memory, and the total bytes."""
-        return assign_offsets(self._lifetimes())
-
-    def _lifetimes(self) -> dict[Any, Lifetime]:
-        last = last_uses(self.plan)
-        lifetimes: dict[Any, Lifetime] = {}
-        for position, step in enumerate(self.plan.steps):
-            written = [step.result] if isinstance(step, LibraryCall) else operands_of(step)
-            for operand in written:
-                if isinstance(operand, Scratch):
-                    assert not isinstance(step, LibraryCall)
-                    size = self.size(operand.count) * self.chunks(step) * operand.dtype.itemsize
-                    first = lifetimes[operand].first if operand in lifetimes else position
-                    lifetimes[operand] = Lifetime(first, position, size)
-                    continue
-                slot = self.plan.slots[operand]
-                if slot.kind is SlotKind.TEMPORARY and operand not in lifetimes:
-                    lifetimes[operand] = Lifetime(
-                        position, last.get(operand, position), self.bytes_of(slot)
-                    )
-        return lifetimes
-
-    def _tensor(self, slot: Slot) -> torch.Tensor:
-        assert slot.dtype is not None
-        shape, strides = self.shapes[slot.number], self.strides[slot.number]
-        offset = self.start + self.offsets[slot.number]
-        piece = self.arena[offset : offset + self.bytes_of(slot)].view(slot.dtype)
-        return piece.as_strided(shape, strides)
-
-    def _views(self) -> None:
-        """Make the views of temporaries, which are the same in every call."""
-        for step in self.plan.steps:
-            if isinstance(step, LibraryCall) and is_fixed_view(step, self.tensors):
-                args, kwargs = trees.map_leaves(self._value, (step.args, step.kwargs))
-                self.tensors[step.result] = step.target(*args, **kwargs)
-
-    def _value(self, leaf: Any) -> Any:
-        if isinstance(leaf, Argument):
-            return self.tensors[leaf.slot]
-        return self.size(leaf.size) if isinstance(leaf, Number) else leaf
+    def set_checked(self) -> None:
+        """The results of library calls were as expected for these sizes."""
+        assert self.sizes is not None
+        self.is_checked = True
+        self._checked_kinds.add(self._kind_of(self.sizes))
+        if len(self._checked_kinds) == MAX_CHECKED_KINDS:
+            self._checks = False
 
 
 class NativeBinding(Binding):
-    """Also the argument blocks of native kernels, which a call completes with its addresses."""
+    """Also the argument blocks of native kernels."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        runs: Sequence[Run],
-        functions: Mapping[Launch, NativeFunction],
-        sizes: Sequence[int],
-    ) -> None:
-        super().__init__(plan, sizes)
-        self.functions = functions
-        base = self.arena.data_ptr() + self.start
-        addresses = {key: base + offset for key, offset in self.offsets.items()}
-        addresses.update(
-            (number, tensor.data_ptr())
-            for number, tensor in self.tensors.items()
-            if isinstance(tensor, torch.Tensor)
-        )
-        self.runs = [self._bound(run, addresses) for run in runs]
+    host: NativeHost
 
-    @abstractmethod
-    def _entry(self, step: Launch | RowTiles, address: Addresses, words: Words) -> list[Word]:
-        """The words of a step in the list that the native runner executes."""
+    def __init__(self, host: NativeHost, make_tensors: MakeTensors) -> None:
+        super().__init__(host, make_tensors)
+        base = self._memory_of_words.ctypes.data
+        for index, to in host.code.addresses:
+            self.words[index] = base + 8 * to
+        self._code = np.array([*host.code.instructions, (0, 0, 0, 0)], dtype=np.int64)
+        self._interpreter = interpreter()
+        self.runs = [self._runnable(place) for place in range(len(host.runs))]
 
-    def _arguments(self, step: Launch, address: Addresses) -> list[Word]:
-        """The arguments of a kernel: buffers, number of chunks, extents."""
-        buffers = [address(operand) for operand in step.operands]
-        return [*buffers, self.chunks(step), *self.ints(step.extents)]
+    def _execute(self, start: int, stop: int) -> None:
+        if start == stop:
+            return
+        code = self._code.ctypes.data + 32 * start
+        failed = self._interpreter(self._memory_of_words.ctypes.data, code, stop - start)
+        if failed:
+            raise Undefined("a size is divided by zero")
 
-    def _bound(self, run: Run, addresses: Mapping[Any, int]) -> tuple[Any, ...]:
+    def _finish(self) -> None:
+        for slot, address in self.host.views.items():
+            tensor = self.tensors[slot]
+            self.words[address.index] = tensor.data_ptr() if isinstance(tensor, torch.Tensor) else 0
+        self._execute(self.host.sizes_end, len(self.host.code.instructions))
+
+    def _runnable(self, place: int) -> tuple[Any, ...]:
         """A run's address table, the arguments of the native call, and what these point to."""
-        table = np.zeros(len(run.call_slots) + 1, dtype=np.int64)
-        words = Words()
-        index_of = {slot: index for index, slot in enumerate(run.call_slots)}
-
-        def address(operand: int | Scratch) -> int | CallAddress:
-            if isinstance(operand, int) and operand in index_of:
-                return CallAddress(index_of[operand])
-            return addresses[operand]
-
-        steps: list[Word] = []
-        for _, step in run.steps:
-            steps += self._entry(step, address, words)
-        count = len(run.steps)
-        first = words.put(steps)
-        memory, bindings = words.finish()
-        stores = np.array(bindings or [[0, 0]], dtype=np.int64)
-        keep = (table, memory, stores)
-        base = memory.ctypes.data
+        run = self.host.runs[place]
+        table = np.zeros(run.call_slots + 1, dtype=np.int64)
+        base = self._memory_of_words.ctypes.data
+        stores = [[base + 8 * index, source] for index, source in run.call_addresses]
+        kept = np.array(stores or [[0, 0]], dtype=np.int64)
         call = (
-            stores.ctypes.data,
-            len(bindings),
+            kept.ctypes.data,
+            len(stores),
             table.ctypes.data,
-            base + 8 * first.index,
-            count,
+            base + 8 * run.first,
+            run.steps,
         )
-        return memoryview(table.data), call, keep
+        return memoryview(table.data), call, (table, kept)
+
+
+class PythonBinding(Binding):
+    """A binding whose host code runs in Python."""
+
+    def _execute(self, start: int, stop: int) -> None:
+        execute(self.host.code.instructions[start:stop], self.words)
+
+    def _finish(self) -> None:
+        """Nothing does: kernels are given tensors."""
 
 
 def span_of(shape: Sequence[int], strides: Sequence[int]) -> int:

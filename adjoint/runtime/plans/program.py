@@ -11,6 +11,7 @@ import torch
 from adjoint.loops.plan import Plan
 from adjoint.runtime.checking import UnexpectedResult, restoring_generators
 from adjoint.runtime.plans.binding import Binding
+from adjoint.runtime.plans.host import Host
 from adjoint.runtime.plans.runs import runs_of
 from adjoint.runtime.plans.writing import Writer
 
@@ -25,7 +26,9 @@ class PlanProgram(ABC):
         self.plan = plan
         self.device = device
         self.runs = runs_of(plan)
-        self._run = self._made(self._writer())
+        self.host = self._host()
+        """What the host computes for a call."""
+        self._run, self._bind = self._made(self._writer())
         self._checked_function: Callable[..., Any] | None = None
         """The same function, with checks of what library calls return."""
 
@@ -33,20 +36,22 @@ class PlanProgram(ABC):
     def __call__(self, inputs: list[Any]) -> Any: ...
 
     @abstractmethod
+    def _host(self) -> Host: ...
+
+    @abstractmethod
     def _writer(self, checks: bool = False) -> Writer: ...
 
-    def _made(self, writer: Writer) -> Callable[..., Any]:
+    def _made(self, writer: Writer) -> tuple[Callable[..., Any], Callable[[Binding], None]]:
         source, constants = writer.text()
         namespace: dict[str, Any] = {**constants}
         name = f"<adjoint program of {len(self.plan.steps)} steps>"
         exec(compile(source, name, "exec"), namespace)
-        run: Callable[..., Any] = namespace["run"]
-        return run
+        return namespace["run"], namespace["bind"]
 
     def _run_checked(self, inputs: list[Any], binding: Binding, *more: Any) -> Any:
         """Run and check what library calls return; on `UnexpectedResult` nothing has changed."""
         if self._checked_function is None:
-            self._checked_function = self._made(self._writer(checks=True))
+            self._checked_function, _ = self._made(self._writer(checks=True))
         kept = list(inputs)
         with restoring_generators(self.device):
             try:
@@ -54,7 +59,7 @@ class PlanProgram(ABC):
             except UnexpectedResult:
                 inputs[:] = kept
                 raise
-        binding.is_checked = True
+        binding.set_checked()
         return results
 
     def _sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:

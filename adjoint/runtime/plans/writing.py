@@ -1,4 +1,5 @@
-"""Generates the Python function of a plan: runs of kernels, and library calls between them."""
+"""Generates the Python functions of a plan: one makes the tensors that library calls use of the
+memory for temporaries; the other runs kernels, and library calls between them."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ from typing import Any
 
 import torch
 
-from adjoint.loops.plan import Argument, LibraryCall, Number, Plan, SlotKind
+from adjoint.loops.plan import Argument, LibraryCall, Number, SlotKind
 from adjoint.runtime.checking import checked_call
+from adjoint.runtime.plans.host import Host
+from adjoint.runtime.plans.hostcode import Value
 from adjoint.runtime.plans.runs import (
     INNER,
     Run,
@@ -19,6 +22,7 @@ from adjoint.runtime.plans.runs import (
     last_uses,
     numbers_in,
 )
+from adjoint.torch_private import trees
 
 
 def fit(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
@@ -28,7 +32,10 @@ def fit(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) 
 
 
 class Writer(ABC):
-    """Generates the source of a plan's Python function, and the constants that it refers to."""
+    """Generates the source of a plan's Python functions, and the constants that they refer to.
+
+    Sizes that are no constants are read from the words of the binding.
+    """
 
     parameters = "inputs, binding"
 
@@ -40,20 +47,67 @@ class Writer(ABC):
     def enter(self, place: int, call_slots: Sequence[int]) -> None:
         """Write the execution of a run of kernels."""
 
-    def __init__(self, plan: Plan, runs: Sequence[Run], checks: bool = False) -> None:
-        self.plan = plan
+    def __init__(self, host: Host, runs: Sequence[Run], checks: bool = False) -> None:
+        self.host = host
+        self.plan = plan = host.plan
         self.runs = runs
         self.checks = checks
         self.lines: list[str] = []
         self.constants: dict[str, Any] = {
             "fit": fit,
             "checked_call": checked_call,
+            "as_strided": torch.as_strided,
         }
         self.fixed = {slot.number for slot in plan.slots if slot.kind is SlotKind.TEMPORARY}
         self.made: set[int] = set()
         self.count = 0
+        self.place = 0
+        """How many sizes among the arguments of library calls come before the next."""
 
     def text(self) -> tuple[str, dict[str, Any]]:
+        """The source, and the constants."""
+        self._run_text()
+        self.lines.append("")
+        self._bind_text()
+        return "\n".join(self.lines) + "\n", self.constants
+
+    def tensors(self) -> list[int]:
+        """The temporaries that have to be tensors: library calls and the caller use them."""
+        used: set[int] = set()
+        for step in self.plan.steps:
+            if isinstance(step, LibraryCall):
+                used |= {*arguments_of(step), step.result}
+        used |= {leaf.slot for leaf in trees.leaves(self.plan.outputs) if _is_argument(leaf)}
+        kinds = self.plan.slots
+        return sorted(slot for slot in used if kinds[slot].kind is SlotKind.TEMPORARY)
+
+    def _bind_text(self) -> None:
+        self.lines.append("def bind(binding):")
+        self.line("tensors, w = binding.tensors, binding.words")
+        fixed: set[int] = set()
+        typed: dict[torch.dtype, str] = {}
+        for slot in self.tensors():
+            dtype = self.plan.slots[slot].dtype
+            assert dtype is not None
+            if dtype not in typed:
+                typed[dtype] = f"flat{len(typed)}"
+                self.line(f"{typed[dtype]} = binding.typed({self.constant(dtype, 'dtype')})")
+            offset = f"{self.number(self.host.offsets[slot])} // {dtype.itemsize}"
+            where = f"{self.sizes('shapes', slot)}, {self.sizes('strides', slot)}, {offset}"
+            self.line(f"tensors[{slot}] = as_strided({typed[dtype]}, {where})")
+            fixed.add(slot)
+        place = 0
+        for step in self.plan.steps:
+            if isinstance(step, LibraryCall):
+                if is_fixed_view(step, fixed):
+                    fixed.add(step.result)
+                    self.fixed.add(step.result)
+                    self.place = place
+                    target, args = self._call(step)
+                    self.line(f"tensors[{step.result}] = {target}({', '.join(args)})")
+                place += len(list(numbers_in(step)))
+
+    def _run_text(self) -> None:
         plan = self.plan
         last = last_uses(plan)
         ends: dict[int, list[int]] = {}
@@ -64,7 +118,7 @@ class Writer(ABC):
         if names:
             self.line(f"{names}, = inputs")
         self.line("inputs.clear()")
-        self.line("tensors, runs = binding.tensors, binding.runs")
+        self.line("tensors, runs, w = binding.tensors, binding.runs, binding.words")
         read = {operand for run in self.runs for operand in run.call_slots}
         read |= {
             slot
@@ -76,12 +130,12 @@ class Writer(ABC):
         for slot in plan.inputs:
             if slot in read:
                 self.fitted(slot)
-        number = 0
+        place_of_number = 0
         first_of = {run.steps[0][0]: place for place, run in enumerate(self.runs)}
         for place, step in enumerate(plan.steps):
             if isinstance(step, LibraryCall):
-                self.invoke(step, number, read)
-                number += len(list(numbers_in(step)))
+                self.invoke(step, place_of_number, read)
+                place_of_number += len(list(numbers_in(step)))
             elif place in first_of:
                 self.run(first_of[place])
             for slot in ends.get(place, ()):
@@ -89,7 +143,6 @@ class Writer(ABC):
                     self.line(f"s{slot} = None")
         returned = self.tree(plan.outputs)
         self.line(f"return {returned}")
-        return "\n".join(self.lines) + "\n", self.constants
 
     def line(self, text: str) -> None:
         self.lines.append(f"    {text}")
@@ -110,11 +163,11 @@ class Writer(ABC):
         return f"{name}.is_neg() or not {name}.data_ptr()"
 
     def sizes(self, what: str, slot: int) -> str:
-        held = self.plan.slots[slot]
-        values = held.shape if what == "shapes" else held.strides
-        if all(isinstance(value, int) for value in values or ()):
-            return repr(tuple(values or ()))
-        return f"binding.{what}[{slot}]"
+        values = self.host.shapes if what == "shapes" else self.host.strides
+        return f"({''.join(f'{self.number(value)}, ' for value in values[slot])})"
+
+    def number(self, value: Value) -> str:
+        return f"w[{value.index}]" if value.known is None else str(value.known)
 
     def allocated(self, slot: int) -> None:
         if self.plan.slots[slot].kind is SlotKind.OUTPUT and slot not in self.made:
@@ -129,16 +182,20 @@ class Writer(ABC):
             self.allocated(slot)
         self.enter(place, call_slots)
 
-    def invoke(self, step: LibraryCall, number: int, read: set[int]) -> None:
+    def _call(self, step: LibraryCall) -> tuple[str, list[str]]:
+        """The function that a library call calls, and its arguments."""
+        args = [self.tree(arg) for arg in step.args]
+        args += [f"{name}={self.tree(value)}" for name, value in step.kwargs.items()]
+        name = getattr(step.target, "__name__", "call").replace(".", "_")
+        return self.constant(step.target, name if name.isidentifier() else "call"), args
+
+    def invoke(self, step: LibraryCall, place: int, read: set[int]) -> None:
         if is_fixed_view(step, self.fixed):
             self.fixed.add(step.result)
             return
         self.allocated(step.result)
-        self.number = number
-        args = [self.tree(arg) for arg in step.args]
-        args += [f"{name}={self.tree(value)}" for name, value in step.kwargs.items()]
-        name = getattr(step.target, "__name__", "call").replace(".", "_")
-        target = self.constant(step.target, name if name.isidentifier() else "call")
+        self.place = place
+        target, args = self._call(step)
         if step.writes:
             self.line(f"{target}({', '.join([*args, f'out={self.value(step.result)}'])})")
             return
@@ -159,8 +216,8 @@ class Writer(ABC):
             case Argument(slot):
                 return self.value(slot)
             case Number():
-                self.number += 1
-                return f"binding.numbers[{self.number - 1}]"
+                self.place += 1
+                return self.number(self.host.numbers[self.place - 1])
             case tuple():
                 return f"({''.join(f'{self.tree(each)}, ' for each in tree)})"
             case list():
@@ -174,6 +231,10 @@ class Writer(ABC):
                 return repr(tree)
             case _:
                 return self.constant(tree, "value")
+
+
+def _is_argument(leaf: Any) -> bool:
+    return isinstance(leaf, Argument)
 
 
 class NativeWriter(Writer):

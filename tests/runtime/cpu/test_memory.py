@@ -13,88 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from adjoint.runtime.cpu import memory
-from adjoint.runtime.cpu.memory import (
-    ALIGNMENT,
-    PROGRAMS_PER_TRIM,
-    CallAddress,
-    Lifetime,
-    ResultPool,
-    WordAddress,
-    Words,
-    assign_offsets,
-    cache_bytes,
-    share,
-)
+from adjoint.runtime.cpu.memory import PROGRAMS_PER_TRIM, ResultPool, cache_bytes, share
 from tests.lowering import program_of
-
-INTERVALS = st.lists(
-    st.builds(
-        lambda first, length, size: Lifetime(first, first + length, size),
-        st.integers(0, 12),
-        st.integers(0, 6),
-        st.integers(0, 1000),
-    ),
-    max_size=25,
-)
-
-
-@given(INTERVALS)
-def test_what_lives_at_the_same_time_lies_apart(lifetimes: list[Lifetime]) -> None:
-    places, total = assign_offsets(dict(enumerate(lifetimes)))
-    for i, one in enumerate(lifetimes):
-        assert places[i] % ALIGNMENT == 0
-        assert 0 <= places[i] <= places[i] + one.size <= total
-        for j, other in enumerate(lifetimes[:i]):
-            if one.first <= other.last and other.first <= one.last:
-                apart = places[i] + one.size <= places[j] or places[j] + other.size <= places[i]
-                assert apart, (one, other)
-
-
-def test_memory_is_used_again() -> None:
-    chain = {step: Lifetime(step, step + 1, 640) for step in range(10)}
-    assert assign_offsets(chain)[1] == 2 * 640
-
-
-def test_what_fits_a_gap_goes_there() -> None:
-    lifetimes = {
-        "gap": Lifetime(0, 2, 128),
-        "after": Lifetime(1, 9, 64),
-        "small": Lifetime(3, 5, 100),
-    }
-    places, total = assign_offsets(lifetimes)
-    assert places == {"gap": 0, "after": 128, "small": 0}
-    assert total == 192
-
-
-def test_small_ones_do_not_stand_in_the_way() -> None:
-    """What begins first would lie where the large ones are to follow one another."""
-    lifetimes = {
-        "early": Lifetime(0, 1, 1280),
-        "small": Lifetime(1, 3, 64),
-        "late": Lifetime(2, 3, 1344),
-    }
-    assert assign_offsets(lifetimes)[1] == 1344 + 64
-
-
-def test_nothing_needs_no_memory() -> None:
-    assert assign_offsets({}) == ({}, 0)
-
 
 # Memory of results --------------------------------------------------------------------------------
 
 
 def test_memory_nobody_holds_is_used_again() -> None:
-    pool = ResultPool((4, 5), (5, 1), torch.float32)
-    first = pool.take()
+    pool = ResultPool(torch.float32)
+    first = pool.take((4, 5), (5, 1))
     assert (first.shape, first.stride(), first.dtype) == ((4, 5), (5, 1), torch.float32)
     address = first.data_ptr()
     first.add_(1)
     del first
-    second = pool.take()
+    second = pool.take((4, 5), (5, 1))
     assert second.data_ptr() == address
     assert (second._version, second._base, second.requires_grad) == (0, None, False)
 
@@ -112,19 +46,27 @@ def test_memory_nobody_holds_is_used_again() -> None:
     ],
 )
 def test_memory_that_is_held_is_left_alone(hold: Callable[[torch.Tensor], Any]) -> None:
-    pool = ResultPool((4, 5), (5, 1), torch.float32)
-    taken = pool.take()
+    pool = ResultPool(torch.float32)
+    taken = pool.take((4, 5), (5, 1))
     address = taken.data_ptr()
     held = hold(taken)
     del taken
-    others = [pool.take() for _ in range(2 * ResultPool.MAX_BUFFERS)]
+    others = [pool.take((4, 5), (5, 1)) for _ in range(2 * ResultPool.MAX_BUFFERS)]
     assert len({address, *(other.data_ptr() for other in others)}) == 1 + len(others)
     del held
 
 
+def test_memory_of_other_sizes_is_let_go() -> None:
+    pool = ResultPool(torch.float32)
+    pool.take((4, 5), (5, 1))
+    other = pool.take((5, 4), (1, 5))
+    assert (other.shape, other.stride()) == ((5, 4), (1, 5))
+    assert len(pool._buffers) == 1
+
+
 def test_little_is_kept() -> None:
-    pool = ResultPool((4, 5), (5, 1), torch.float32)
-    held = [pool.take() for _ in range(3 * ResultPool.MAX_BUFFERS)]
+    pool = ResultPool(torch.float32)
+    held = [pool.take((4, 5), (5, 1)) for _ in range(3 * ResultPool.MAX_BUFFERS)]
     assert len({tensor.data_ptr() for tensor in held}) == len(held)
     assert len(pool._buffers) == ResultPool.MAX_BUFFERS
 
@@ -165,19 +107,6 @@ def test_large_results_are_made_in_the_same_memory_again() -> None:
     program = program_of(lambda x: [x.exp()], [LARGE])
     addresses = {program([LARGE])[0].data_ptr() for _ in range(5)}
     assert len(addresses) == 1
-
-
-# Words --------------------------------------------------------------------------------------------
-
-
-def test_words_hold_addresses_of_one_another() -> None:
-    words = Words()
-    first = words.put([7, CallAddress(3)])
-    words.put([first, WordAddress(1)])
-    memory, bindings = words.finish()
-    base = memory.ctypes.data
-    assert memory[:4].tolist() == [7, 0, base, base + 8]
-    assert bindings == [[base + 8, 3]]
 
 
 def test_a_core_has_a_cache() -> None:

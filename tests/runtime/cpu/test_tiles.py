@@ -8,7 +8,7 @@ from torch import Tensor
 
 from adjoint.loops.plan import RowTiles
 from adjoint.runtime.cpu import tiles
-from adjoint.runtime.cpu.program import CpuBinding
+from adjoint.runtime.cpu.program import CpuHost
 from adjoint.runtime.cpu.tiles import has_blas, tile_runner
 from tests.lowering import program_of
 
@@ -38,7 +38,7 @@ def test_torch_brings_a_blas() -> None:
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("block", [1, 7, 16, 618, 619, ROWS, 5000])
 def test_blocks_of_any_size(block: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CpuBinding, "tile_rows", lambda binding, region: block)
+    monkeypatch.setattr(CpuHost, "tile_rows", lambda host, tiles: host.code.constant(block))
     program = program_of(step, INPUTS)
     assert any(isinstance(each, RowTiles) for each in program.plan.steps)
     before = torch.get_num_threads()

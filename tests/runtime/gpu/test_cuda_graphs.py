@@ -126,7 +126,7 @@ class TestAddresses:
     def test_memory_inside_that_has_moved_ends_a_recording(self) -> None:
         x = large()
         program = settled(double, x)
-        program.place.is_stale = True
+        program.place.lease.is_stale = True
         program.place = Place()
         torch.testing.assert_close(program(x)[0], 2 * x)
         assert program.replays == 1

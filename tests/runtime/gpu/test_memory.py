@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import weakref
+
 import torch
 
 from adjoint.runtime.gpu.memory import Arena, arena_of
@@ -16,22 +18,25 @@ class Tenant:
 
 
 def test_programs_share_memory_until_it_grows() -> None:
-    arena, first, second, third = Arena(CPU), Tenant(), Tenant(), Tenant()
-    memory = arena.take(100, first)
-    assert arena.take(80, second).data_ptr() == memory.data_ptr()
-    assert [each.left for each in (first, second)] == [False, False]
-    assert arena.take(200, third).numel() >= 200
-    assert [each.left for each in (first, second, third)] == [True, True, False]
+    arena, first, second = Arena(CPU), Tenant(), Tenant()
+    lease = arena.lease(100)
+    lease.users.update((first, second))
+    assert arena.lease(80) is lease
+    larger = arena.lease(200)
+    assert larger.memory.numel() >= 200
+    assert lease.is_stale
+    assert lease.memory.numel() == 0
+    assert [each.left for each in (first, second)] == [True, True]
 
 
 def test_memory_goes_with_the_last_who_uses_it() -> None:
-    arena, tenant = Arena(CPU), Tenant()
-    assert arena.memory() is None
-    memory = arena.take(100, tenant)
-    assert arena.memory() is memory
-    del memory
-    assert arena.memory() is None
-    assert arena.take(50, tenant).numel() == 50
+    arena = Arena(CPU)
+    lease = arena.lease(100)
+    memory = weakref.ref(lease.memory)
+    assert arena.lease(50) is lease
+    del lease
+    assert memory() is None
+    assert arena.lease(50).memory.numel() == 50
 
 
 def test_each_stream_has_its_own() -> None:

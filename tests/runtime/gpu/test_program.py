@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from adjoint.runtime.cpu.engine import add_symbol, load_resident
-from adjoint.runtime.cpu.memory import CallAddress, WordAddress, Words
 from adjoint.runtime.gpu.program import LAUNCHER, GpuProgram, used_inputs, why_not_capturable
+from adjoint.runtime.plans.hostcode import CallAddress, HostCode, WordAddress
 from tests.lowering import GRID, graph_of, lower, native_program
 
 needs_gpu = [
@@ -38,17 +38,21 @@ def test_the_launcher_hands_each_kernel_its_arguments() -> None:
     word = ctypes.c_int64
     launcher = ctypes.CFUNCTYPE(word, word, word, word, word, word, word)(code)
 
-    def entry(words: Words, function: int, blocks: int, value: int) -> WordAddress:
+    words = HostCode()
+
+    def entry(function: int, blocks: int, value: int) -> WordAddress:
         first = words.put([CallAddress(0), value])
         pointers = words.put([WordAddress(first.index), WordAddress(first.index + 1)])
         return words.put([function, blocks, 256, pointers])
 
-    words = Words()
-    entries = [entry(words, 5, 3, 11), entry(words, 6, 0, 12), entry(words, 99, 1, 13)]
-    steps = words.put([*entries, entry(words, 7, 1, 14)])
-    memory, bindings = words.finish()
+    steps = words.put([entry(5, 3, 11), entry(6, 0, 12), entry(99, 1, 13), entry(7, 1, 14)])
+    memory = np.array(words.words, dtype=np.int64)
+    base = memory.ctypes.data
+    for index, to in words.addresses:
+        memory[index] = base + 8 * to
+    bindings = [[base + 8 * index, source] for index, source in words.call_addresses]
     table, places = np.array([1234], dtype=np.int64), np.array(bindings, dtype=np.int64)
-    start = memory.ctypes.data + 8 * steps.index
+    start = base + 8 * steps.index
     failed = launcher(places.ctypes.data, len(bindings), table.ctypes.data, start, 4, 77)
     assert failed == 700
     assert seen == [(5, 3, 256, 77, [1234, 11]), (99, 1, 256, 77, [1234, 13])]

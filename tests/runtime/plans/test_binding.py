@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from adjoint.loops.plan import SlotKind
-from adjoint.runtime.cpu.memory import ALIGNMENT
 from adjoint.runtime.plans.binding import BindingFailed, binding_failures, span_of
+from adjoint.runtime.plans.layout import ALIGNMENT
 from tests.lowering import program_of
 
 
@@ -30,14 +30,13 @@ def test_what_fails_is_not_bound_and_interruptions_are_not_failures() -> None:
 def test_inner_tensors_lie_in_one_piece_of_memory() -> None:
     x = torch.rand(64, 48)
     program = program_of(lambda x: [((x.exp() @ x.t()).sort(1).values.sin() @ x).sort(1)[0]], [x])
-    binding = program._binding([], 1)
-    inner = [slot.number for slot in program.plan.slots if slot.kind is SlotKind.TEMPORARY]
+    binding = program._binding(1)
+    binding.bind((1,))
+    inner = [slot for slot in program.plan.slots if slot.number in binding.tensors]
     assert len(inner) > 1
-    for number in inner:
-        tensor = binding.tensors[number]
+    for slot in inner:
+        assert slot.kind is SlotKind.TEMPORARY
+        tensor = binding.tensors[slot.number]
         assert tensor.untyped_storage().data_ptr() == binding.arena.data_ptr()
         assert tensor.data_ptr() % ALIGNMENT == 0
-        assert (tensor.shape, tensor.stride()) == (
-            binding.shapes[number],
-            binding.strides[number],
-        )
+        assert (tensor.shape, tensor.stride()) == (slot.shape, slot.strides)

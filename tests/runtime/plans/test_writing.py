@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from adjoint.runtime.cpu.program import CpuWriter
+from adjoint.runtime.code import NativeFunction
+from adjoint.runtime.cpu.program import CpuHost, CpuWriter
 from adjoint.runtime.plans.runs import runs_of
 from adjoint.runtime.plans.writing import fit
 from tests.lowering import graph_of, lower
@@ -20,7 +21,9 @@ def test_fit_lays_out_anew() -> None:
 
 def text_of(function: Callable[..., Any], *inputs: torch.Tensor) -> str:
     plan = lower(graph_of(function, inputs))
-    return CpuWriter(plan, runs_of(plan)).text()[0]
+    functions = {launch: NativeFunction(0, None) for launch in plan.launches}
+    host = CpuHost(plan, runs_of(plan), functions, 1)
+    return CpuWriter(host, runs_of(plan)).text()[0]
 
 
 def test_a_run_of_kernels_is_one_native_call() -> None:

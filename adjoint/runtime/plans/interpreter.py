@@ -1,0 +1,300 @@
+"""The native interpreter of host code: a few nanoseconds for an instruction."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Iterator
+
+from adjoint.runtime.cpu.engine import load_resident
+from adjoint.runtime.plans.hostcode import Op
+
+
+class _Function:
+    """The text of a native function over 64-bit integers, written as structured code.
+
+    Operands are the names of values, or numbers.  Variables are memory: LLVM makes them registers.
+    """
+
+    def __init__(self, name: str, parameters: str, internal: bool = True) -> None:
+        self._head = f"define {'internal ' if internal else ''}i64 @{name}({parameters}) {{"
+        self._variables: list[str] = []
+        self._lines: list[str] = []
+        self._count = 0
+
+    def text(self) -> str:
+        return "\n".join([self._head, "entry:", *self._variables, *self._lines, "}\n"])
+
+    def _new(self, prefix: str = "v") -> str:
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    def do(self, text: str) -> str:
+        """The value of an instruction."""
+        name = f"%{self._new()}"
+        self._lines.append(f"  {name} = {text}")
+        return name
+
+    def variable(self, value: str | int = 0) -> str:
+        name = f"%{self._new('var')}"
+        self._variables.append(f"  {name} = alloca i64")
+        self.set(name, value)
+        return name
+
+    def set(self, variable: str, value: str | int) -> None:
+        self._lines.append(f"  store i64 {value}, ptr {variable}")
+
+    def get(self, variable: str) -> str:
+        return self.do(f"load i64, ptr {variable}")
+
+    def at(self, base: str, index: str | int) -> str:
+        return self.do(f"getelementptr i64, ptr {base}, i64 {index}")
+
+    def load(self, base: str, index: str | int) -> str:
+        return self.get(self.at(base, index))
+
+    def store(self, value: str | int, base: str, index: str | int) -> None:
+        self.set(self.at(base, index), value)
+
+    def binary(self, op: str, a: str | int, b: str | int) -> str:
+        return self.do(f"{op} i64 {a}, {b}")
+
+    def largest(self, a: str | int, b: str | int) -> str:
+        return self.choose(self.binary("icmp sgt", a, b), a, b)
+
+    def choose(self, condition: str, a: str | int, b: str | int) -> str:
+        return self.do(f"select i1 {condition}, i64 {a}, i64 {b}")
+
+    def both(self, a: str, b: str) -> str:
+        return self.do(f"and i1 {a}, {b}")
+
+    def label(self, name: str) -> None:
+        self._lines.append(f"{name}:")
+
+    def go(self, text: str) -> None:
+        self._lines.append(f"  br {text}")
+
+    def result(self, value: str | int) -> None:
+        self._lines.append(f"  ret i64 {value}")
+
+    @contextlib.contextmanager
+    def when(self, condition: str) -> Iterator[None]:
+        inside, after = self._new("when"), self._new("after")
+        self.go(f"i1 {condition}, label %{inside}, label %{after}")
+        self.label(inside)
+        yield
+        self.go(f"label %{after}")
+        self.label(after)
+
+    @contextlib.contextmanager
+    def loop(self, count: str | int, start: str | int = 0) -> Iterator[str]:
+        """From `start` on, below `count`; the value is the index."""
+        index = self.variable()
+        self.set(index, start)
+        with self.repeated(lambda: self.binary("icmp slt", self.get(index), count)):
+            yield self.get(index)
+            self.set(index, self.binary("add", self.get(index), 1))
+
+    @contextlib.contextmanager
+    def repeated(self, condition: Callable[[], str]) -> Iterator[None]:
+        test, inside, after = self._new("test"), self._new("loop"), self._new("done")
+        self.go(f"label %{test}")
+        self.label(test)
+        self.go(f"i1 {condition()}, label %{inside}, label %{after}")
+        self.label(inside)
+        yield
+        self.go(f"label %{test}")
+        self.label(after)
+
+
+def _best_fit() -> str:
+    """`layout._best_fit`: the total.  Blocks are kept in the order of addresses.
+
+    In the order of first steps (`%drops`), a block whose lifetime has ended is forgotten.
+    """
+    f = _Function(
+        "adjoint.best.fit",
+        "i64 %n, ptr %first, ptr %last, ptr %size, ptr %order, ptr %offset, ptr %placed,"
+        " i64 %drops",
+    )
+    starts, ends = f.at("%placed", "%n"), f.at("%placed", f.binary("mul", "%n", 2))
+    count, total = f.variable(), f.variable()
+    drops = f.binary("icmp ne", "%drops", 0)
+    with f.loop("%n") as turn:
+        block = f.load("%order", turn)
+        first, last = f.load("%first", block), f.load("%last", block)
+        size = f.load("%size", block)
+        with f.when(drops):
+            kept = f.variable()
+            f.set(kept, 0)
+            with f.loop(f.get(count)) as place:
+                other = f.load("%placed", place)
+                with f.when(f.binary("icmp sge", f.load("%last", other), first)):
+                    to = f.get(kept)
+                    f.store(other, "%placed", to)
+                    f.store(f.load(starts, place), starts, to)
+                    f.store(f.load(ends, place), ends, to)
+                    f.set(kept, f.binary("add", to, 1))
+            f.set(count, f.get(kept))
+        end, best, room = f.variable(), f.variable(), f.variable()
+        f.set(end, 0)
+        f.set(best, -1)
+        f.set(room, 2**63 - 1)
+        with f.loop(f.get(count)) as place:
+            other = f.load("%placed", place)
+            begins = f.binary("icmp sle", f.load("%first", other), last)
+            ended = f.binary("icmp sge", f.load("%last", other), first)
+            with f.when(f.both(begins, ended)):
+                gap = f.binary("sub", f.load(starts, place), f.get(end))
+                fits = f.binary("icmp sge", gap, size)
+                with f.when(f.both(fits, f.binary("icmp slt", gap, f.get(room)))):
+                    f.set(best, f.get(end))
+                    f.set(room, gap)
+                f.set(end, f.largest(f.get(end), f.load(ends, place)))
+        found = f.binary("icmp sge", f.get(best), 0)
+        start = f.choose(found, f.get(best), f.get(end))
+        stop = f.binary("add", start, size)
+        f.store(start, "%offset", block)
+        f.set(total, f.largest(f.get(total), stop))
+        # Insert it before those that begin later.
+        to = f.variable()
+        f.set(to, f.get(count))
+        moving = f.variable()
+        f.set(moving, 1)
+        with f.repeated(
+            lambda: f.both(
+                f.binary("icmp ne", f.get(moving), 0), f.binary("icmp sgt", f.get(to), 0)
+            )
+        ):
+            before = f.binary("sub", f.get(to), 1)
+            begin = f.load(starts, before)
+            later = f.binary("icmp sgt", begin, start)
+            f.set(moving, f.do(f"zext i1 {later} to i64"))
+            with f.when(later):
+                here = f.get(to)
+                f.store(f.load("%placed", before), "%placed", here)
+                f.store(begin, starts, here)
+                f.store(f.load(ends, before), ends, here)
+                f.set(to, before)
+        f.store(block, "%placed", f.get(to))
+        f.store(start, starts, f.get(to))
+        f.store(stop, ends, f.get(to))
+        f.set(count, f.binary("add", f.get(count), 1))
+    f.result(f.get(total))
+    return f.text()
+
+
+def _layout() -> str:
+    """`layout.assign_offsets`, of the table that `HostCode.layout` makes."""
+    f = _Function("adjoint.layout", "ptr %words, ptr %table")
+    n, alignment, goal = f.load("%table", 0), f.load("%table", 1), f.load("%table", 2)
+
+    def column(number: int) -> str:
+        return f.at("%table", f.binary("add", f.binary("mul", n, number), 3))
+
+    first, last, size_at, offset_at, order, events = map(column, range(6))
+    size, by_size, offsets, others, placed = map(column, (7, 8, 9, 10, 11))
+    with f.loop(n) as block:
+        count = f.largest(f.load("%words", f.load(size_at, block)), 1)
+        up = f.binary("sub", f.binary("add", count, alignment), 1)
+        f.store(f.binary("mul", f.binary("sdiv", up, alignment), alignment), size, block)
+    fit = f"call i64 @adjoint.best.fit(i64 {n}, ptr {first}, ptr {last}, ptr {size}, ptr "
+    total = f.variable(f.do(f"{fit}{order}, ptr {offsets}, ptr {placed}, i64 1)"))
+    live, peak = f.variable(), f.variable()
+    with f.loop(f.binary("mul", n, 2)) as turn:
+        event = f.load(events, turn)
+        starts = f.binary("icmp sgt", event, 0)
+        block = f.choose(
+            starts, f.binary("sub", event, 1), f.binary("sub", f.binary("sub", 0, event), 1)
+        )
+        bytes_ = f.load(size, block)
+        change = f.choose(starts, bytes_, f.binary("sub", 0, bytes_))
+        f.set(live, f.binary("add", f.get(live), change))
+        f.set(peak, f.largest(f.get(peak), f.get(live)))
+    with f.when(f.binary("icmp sgt", f.get(total), f.get(peak))):
+        # Sort by size, the largest first; those of equal size stay in order.
+        with f.loop(n) as turn:
+            block = f.load(order, turn)
+            count = f.load(size, block)
+            to, moving = f.variable(), f.variable()
+            f.set(to, turn)
+            f.set(moving, 1)
+            with f.repeated(
+                lambda: f.both(
+                    f.binary("icmp ne", f.get(moving), 0), f.binary("icmp sgt", f.get(to), 0)
+                )
+            ):
+                before = f.binary("sub", f.get(to), 1)
+                other = f.load(by_size, before)
+                smaller = f.binary("icmp slt", f.load(size, other), count)
+                f.set(moving, f.do(f"zext i1 {smaller} to i64"))
+                with f.when(smaller):
+                    f.store(other, by_size, f.get(to))
+                    f.set(to, before)
+            f.store(block, by_size, f.get(to))
+        less = f.do(f"{fit}{by_size}, ptr {others}, ptr {placed}, i64 0)")
+        with f.when(f.binary("icmp slt", less, f.get(total))):
+            f.set(total, less)
+            with f.loop(n) as block:
+                f.store(f.load(others, block), offsets, block)
+    with f.loop(n) as block:
+        f.store(f.load(offsets, block), "%words", f.load(offset_at, block))
+    f.store(f.get(total), "%words", goal)
+    f.result(0)
+    return f.text()
+
+
+def _interpreter() -> str:
+    """Executes instructions; 0, or one more than the place of one that divides by zero."""
+    f = _Function("adjoint.compute", "ptr %words, ptr %code, i64 %count", internal=False)
+    with f.loop("%count") as place:
+        at = f.at("%code", f.binary("mul", place, 4))
+        op, result = f.load(at, 0), f.load(at, 1)
+        x_at, y_at = f.load(at, 2), f.load(at, 3)
+        is_layout = f.binary("icmp eq", op, int(Op.LAYOUT))
+        f.go(f"i1 {is_layout}, label %layout, label %arithmetic")
+        f.label("layout")
+        f.do(f"call i64 @adjoint.layout(ptr %words, ptr {f.at('%words', x_at)})")
+        f.go("label %next")
+        f.label("arithmetic")
+        x, y = f.load("%words", x_at), f.load("%words", y_at)
+        simple = {Op.ADD: "add", Op.SUB: "sub", Op.MUL: "mul", Op.MIN: "", Op.MAX: ""}
+        cases = " ".join(f"i64 {int(each)}, label %{each.name}" for each in simple)
+        f._lines.append(f"  switch i64 {op}, label %divide [ {cases} ]")
+        for each, name in simple.items():
+            f.label(each.name)
+            if name:
+                value = f.binary(name, x, y)
+            else:
+                less = f.binary("icmp slt" if each is Op.MIN else "icmp sgt", x, y)
+                value = f.choose(less, x, y)
+            f.store(value, "%words", result)
+            f.go("label %next")
+        f.label("divide")
+        undefined = f.binary("icmp eq", y, 0)
+        f.go(f"i1 {undefined}, label %undefined, label %defined")
+        f.label("undefined")
+        f.result(f.binary("add", place, 1))
+        f.label("defined")
+        quotient, rest = f.binary("sdiv", x, y), f.binary("srem", x, y)
+        # LLVM rounds towards zero: one less where signs differ and something is left.
+        inexact = f.binary("icmp ne", rest, 0)
+        opposite = f.binary("icmp slt", f.binary("xor", rest, y), 0)
+        corrects = f.both(inexact, opposite)
+        floor = f.choose(corrects, f.binary("sub", quotient, 1), quotient)
+        modulo = f.choose(corrects, f.binary("add", rest, y), rest)
+        is_div = f.binary("icmp eq", op, int(Op.DIV))
+        f.store(f.choose(is_div, floor, modulo), "%words", result)
+        f.go("label %next")
+        f.label("next")
+    f.result(0)
+    return f.text()
+
+
+@functools.cache
+def interpreter() -> Callable[[int, int, int], int]:
+    """The native function that executes instructions, given addresses of words and of code."""
+    word = ctypes.c_int64
+    text = _best_fit() + _layout() + _interpreter()
+    return ctypes.CFUNCTYPE(word, word, word, word)(load_resident(text, "adjoint.compute"))
