@@ -51,7 +51,7 @@ def ops_of(dtype: torch.dtype, device: str = "cpu") -> list[Any]:
 
 
 # Ops whose second derivative takes minutes: a graph of many steps for each of many samples.
-LONG = {"nn.functional.ctc_loss"}
+LONG = {"grid_sampler_3d", "nn.functional.ctc_loss"}
 
 
 def cases(dtype: torch.dtype, device: str = "cpu") -> list[Any]:

@@ -115,10 +115,19 @@ def test_no_more_memory_than_a_block_has() -> None:
 
 
 SIZES = [(31, 33), (32, 64), (65, 63), (64, 34), (2, 40), (100, 3), (1, 40), (40, 1)]
+DTYPES = [torch.bool, torch.uint8, torch.int64, F16, BF16, F32, F64]
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, F16, BF16, F32, F64])
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [
+        pytest.param(
+            sizes, dtype, marks=[] if sizes == SIZES[0] or dtype == F32 else [pytest.mark.slow]
+        )
+        for sizes in SIZES
+        for dtype in DTYPES
+    ],
+)
 def test_edges(sizes: tuple[int, int], dtype: torch.dtype) -> None:
     x = (torch.rand(3, *sizes) * 4).to(dtype)
     y = torch.rand(3, *reversed(sizes)).to(F32)
