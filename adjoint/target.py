@@ -41,7 +41,7 @@ class Loader(Enum):
 
 class Feature(Enum):
     BLAS = "blas"
-    """A library multiplies matrices inside of kernels, some rows at a time."""
+    """Native code can call a library that multiplies matrices, or some rows of them."""
     VECTOR_ATOMICS = "vector atomics"
     """One instruction adds four neighbouring float32 numbers to memory."""
 
@@ -104,9 +104,14 @@ class Target:
         return self.mapping is LoopMapping.GRID
 
     @property
+    def has_native_products(self) -> bool:
+        """Native code calls a library for matrix products, without going through torch."""
+        return Feature.BLAS in self.features and not self.has_grid
+
+    @property
     def tiles_rows(self) -> bool:
         """Kernels and matrix products that go through the same rows run together, tile by tile."""
-        return Feature.BLAS in self.features and not self.has_grid
+        return self.has_native_products
 
     @property
     def has_product_kernels(self) -> bool:

@@ -10,7 +10,7 @@ from adjoint.graph.metadata import entry_mode, has_hooks, mode_of
 from adjoint.lower.scheduling import is_plain
 from adjoint.options import Options
 from adjoint.runtime.cpu import machines
-from adjoint.runtime.cpu.tiles import has_blas
+from adjoint.runtime.cpu.products import has_blas
 from adjoint.target import CPU, REFERENCE, Target, cpu_target, cuda_target, loops_target
 from adjoint.torch_private import trees
 

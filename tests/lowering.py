@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from adjoint import pipeline
 from adjoint.compiler import Compiler
 from adjoint.emit.llvm import emit_module
-from adjoint.loops.plan import Launch, LibraryCall, Plan, RowTiles
+from adjoint.loops.plan import Launch, LibraryCall, NativeStep, Plan
 from adjoint.lower import planning
 from adjoint.options import Options
 from adjoint.runtime.cpu.engine import load
@@ -93,7 +93,7 @@ class _ManyThreads(CpuProgram):
 
 
 class _ManyChunks(CpuHost):
-    def chunks(self, step: Launch | RowTiles) -> Value:
+    def chunks(self, step: NativeStep) -> Value:
         assert isinstance(step, Launch)
         assert step.grid is not None
         return self.size(step.grid.rows).at_most(3).at_least(1)

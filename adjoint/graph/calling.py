@@ -239,6 +239,14 @@ class CallingConvention:
         return None if self.writes or len(given) < len(self.sources) else given
 
     @functools.cached_property
+    def plain_results(self) -> list[int] | None:
+        """The outputs that are the results, if these are nothing else and no input changes."""
+        recipes = [self.recipes[position] for position in self.results]
+        outputs = [recipe.index for recipe in recipes if isinstance(recipe, FromGraph)]
+        is_plain = self.leaves_inputs_unchanged and len(outputs) == len(recipes)
+        return outputs if is_plain else None
+
+    @functools.cached_property
     def leaves_inputs_unchanged(self) -> bool:
         """Neither data nor metadata of the caller's inputs change."""
         changes = (self.metadata_changes, self.writes, self.requires_grad_changes, self.versions)

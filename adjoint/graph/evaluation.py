@@ -26,6 +26,10 @@ class InputsWithHistory(list[Any]):
     """Inputs that autograd may have histories for, which the results must not inherit."""
 
 
+class InOwnMemory(list[Any]):
+    """Outputs of a graph, of which no two share memory, nor does one with an input."""
+
+
 def detach_inputs(inputs: list[Any]) -> None:
     """Replace inputs that have histories by detached tensors over the same storage."""
     if isinstance(inputs, InputsWithHistory):

@@ -146,7 +146,7 @@ class Matrix:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """A matrix product inside of row tiles: some rows of `left @ right`, or a sum over them."""
+    """A matrix product by the BLAS; inside of row tiles some rows of it, or a sum over them."""
 
     left: Matrix
     right: Matrix
@@ -176,10 +176,13 @@ class RowTiles:
     """For each slot that is tiled: the stride from one row to the next."""
 
 
-Step: TypeAlias = Launch | LibraryCall | RowTiles
+Step: TypeAlias = Launch | LibraryCall | RowTiles | Product
+
+# Steps that native code runs.
+NativeStep: TypeAlias = Launch | RowTiles | Product
 
 
-def operands_of(step: Launch | Product | RowTiles) -> list[int | Scratch]:
+def operands_of(step: NativeStep) -> list[int | Scratch]:
     """The slots and workspaces that a step reads or writes."""
     match step:
         case Launch(_, operands):

@@ -218,12 +218,14 @@ def _merged(target: str, operator: str, value: Expression) -> str:
 
 
 def show_plan(plan: Plan) -> str:
-    """The kernels and library calls of a plan; those of row tiles are indented."""
+    """The kernels, products and library calls of a plan; those of row tiles are indented."""
     lines: list[str] = []
     for step in plan.steps:
         match step:
             case Launch(kernel):
                 lines.append(show(kernel))
+            case Product():
+                lines.append(_part(step))
             case LibraryCall(target):
                 lines.append(f"call {getattr(target, '__name__', target)}\n")
             case RowTiles(rows, _, begin, body):

@@ -56,6 +56,9 @@ from adjoint.torch_private.symbols import input_symbols
 
 aten = torch.ops.aten
 
+# What the BLAS multiplies.
+BLAS_DTYPES = (torch.float32, torch.float64)
+
 # How many elements a row of row tiles counts as, when the number of threads is decided.
 WORK_OF_A_ROW = 256
 
@@ -280,6 +283,17 @@ class _Planning(Schedule):
             return Argument(self.slots[leaf].number)
         return Number(size_of(leaf)) if isinstance(leaf, torch.SymInt) else leaf
 
+    def _is_native_product(self, node: fx.Node) -> bool:
+        """Native code multiplies the matrices, which lie as the BLAS takes them."""
+        if not (self.target.has_native_products and is_product(node)):
+            return False
+        if dtype_of(node) not in BLAS_DTYPES or not is_plain(tensor_of(node), self.device):
+            return False
+        sides = [side_of(arg) for arg in node.args[:2] if isinstance(arg, fx.Node)]
+        return all(
+            each is not None and is_plain(tensor_of(each.base), self.device) for each in sides
+        )
+
     def _call(self, node: fx.Node) -> None:
         line = source_of(node)
         if node.op == "get_attr":
@@ -288,6 +302,10 @@ class _Planning(Schedule):
             why = why_not_capturable(node, self.device)
             number = self.slots[node].number
             self.steps.append(LibraryCall(lambda: value, (), {}, number, uncapturable=why))
+            return
+        if self._is_native_product(node):
+            slot = self._slot(node, self._kind(node))
+            self.steps.append(self._product(node, slot.number, False))
             return
         for source in node.all_input_nodes:
             self._ensure(source)

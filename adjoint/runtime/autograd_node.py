@@ -16,7 +16,7 @@ from torch import fx
 from adjoint.errors import DifferentiationError
 from adjoint.graph.boundary import attempt, differentiating, warn_of_fallback
 from adjoint.graph.derivative import Backward, Derivative, Segments
-from adjoint.graph.evaluation import InputsWithHistory, detach_inputs, evaluate
+from adjoint.graph.evaluation import InOwnMemory, InputsWithHistory, detach_inputs, evaluate
 from adjoint.graph.purity import is_impure_graph
 from adjoint.graph.sizes import Sizes
 from adjoint.runtime.calling import Standing
@@ -28,10 +28,12 @@ from adjoint.runtime.specializations import (
     shown,
 )
 from adjoint.torch_private.batches import is_batched
-from adjoint.torch_private.dynamo import compiling
+from adjoint.torch_private.dynamo import compiling, left_alone_by_dynamo
 from adjoint.torch_private.modes import (
     ReachedNodes,
+    apply_node,
     is_autocast_enabled,
+    set_grad_enabled,
     without_autocast,
     zero_cotangent,
 )
@@ -145,17 +147,22 @@ class GradProgram:
     def __call__(
         self, inputs: Sequence[Any], sizes: Sizes, standing: Standing | None = None
     ) -> Sequence[Any]:
-        # First, so that a device is at work while autograd takes note.
-        with torch.no_grad():
+        is_grad_enabled = torch.is_grad_enabled()
+        try:
+            # First, so that a device is at work while autograd takes note.
+            set_grad_enabled(False)
             outputs = self.forward(inputs)
-        if self.derivative.segments is not None:
-            outputs = list(outputs) if standing is None else standing.separate(outputs)
-            segments = self.derivative.segments
-            return self._in_segments(segments, list(inputs), outputs, sizes, standing)
-        with torch.enable_grad():
+            set_grad_enabled(True)
+            if self.derivative.segments is not None:
+                outputs = list(outputs) if standing is None else standing.separate(outputs)
+                segments = self.derivative.segments
+                return self._in_segments(segments, list(inputs), outputs, sizes, standing)
             traced = [inputs[index] for index in self.wrt]
-            noted = _Node.apply(self, sizes, inputs, outputs, *traced)  # type: ignore[no-untyped-call]
-        return noted[: self.derivative.results]  # type: ignore[no-any-return]
+            noted = apply_node(_Node, self, sizes, inputs, outputs, *traced)
+        finally:
+            set_grad_enabled(is_grad_enabled)
+        results = noted[: self.derivative.results]
+        return InOwnMemory(results) if isinstance(outputs, InOwnMemory) else results
 
     def _in_segments(
         self,
@@ -165,25 +172,22 @@ class GradProgram:
         sizes: Sizes,
         standing: Standing | None,
     ) -> Sequence[Any]:
-        """The results, each with the history of its segment."""
+        """The results, each with the history of its segment; grad is enabled."""
         count = len(inputs)
         of_output = segments.of_output
         inputs += [None] * len(segments.cuts)
-        with torch.enable_grad():
-            for number, segment in enumerate(self.segments):
-                # Those of later segments are no outputs of this one, nor saved for it.
-                own = [n for n, each in enumerate(of_output) if each == number]
-                there = [
-                    v if n <= number else None for v, n in zip(outputs, of_output, strict=True)
-                ]
-                traced = [inputs[index] for index in segment.wrt]
-                noted = _Node.apply(segment, sizes, inputs, there, *traced)  # type: ignore[no-untyped-call]
-                for place in own:
-                    outputs[place] = noted[place]
-                for place, cut in enumerate(segments.cuts):
-                    if of_output[cut] == number:
-                        found = outputs[cut] if standing is None else standing.at(cut, outputs)
-                        inputs[count + place] = found
+        for number, segment in enumerate(self.segments):
+            # Those of later segments are no outputs of this one, nor saved for it.
+            own = [n for n, each in enumerate(of_output) if each == number]
+            there = [v if n <= number else None for v, n in zip(outputs, of_output, strict=True)]
+            traced = [inputs[index] for index in segment.wrt]
+            noted = apply_node(_Node, segment, sizes, inputs, there, *traced)
+            for place in own:
+                outputs[place] = noted[place]
+            for place, cut in enumerate(segments.cuts):
+                if of_output[cut] == number:
+                    found = outputs[cut] if standing is None else standing.at(cut, outputs)
+                    inputs[count + place] = found
         return outputs[: self.derivative.results]
 
     def forward(self, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -360,7 +364,7 @@ class _Node(torch.autograd.Function):
 
     # A frame that Dynamo compiles may call autograd, and this; it is no part of the user's program.
     @staticmethod
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @left_alone_by_dynamo
     def backward(ctx: Any, *cotangents: Any) -> Any:
         program: GradProgram = ctx.program
         order = program.derivative.order

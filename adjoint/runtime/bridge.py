@@ -44,7 +44,12 @@ from adjoint.runtime.specializations import (
 from adjoint.torch_private.batches import vmap_over_batch
 from adjoint.torch_private.dynamo import compiling
 from adjoint.torch_private.fake import DATA_DEPENDENT
-from adjoint.torch_private.modes import functorch_is_active, has_tangent
+from adjoint.torch_private.modes import (
+    are_ops_observed,
+    functorch_is_active,
+    has_tangent,
+    set_grad_enabled,
+)
 
 # How often a graph is compiled anew because a library op returned something else than its fake.
 MAX_REMAKES = 16
@@ -106,7 +111,7 @@ class DifferentiableGraph:
     def _called(
         self, inputs: Sequence[Any], known: Sizes | None, standing: Standing | None
     ) -> Sequence[Any]:
-        if functorch_is_active() or has_tangent(inputs):
+        if are_ops_observed() and (functorch_is_active() or has_tangent(inputs)):
             return self._by_ops(inputs)
         wrt = self._inputs_of_interest(inputs)
         if not wrt:
@@ -127,15 +132,18 @@ class DifferentiableGraph:
 
     def run(self, inputs: list[Any], known: Sizes | None = None) -> Sequence[Any]:
         """The outputs, without a history; `inputs` is empty then."""
-        if functorch_is_active() or has_tangent(inputs):
-            with torch.no_grad():
-                return self._by_ops(inputs)
-        loaded = self._plain or self._load()
+        is_grad_enabled = torch.is_grad_enabled()
+        if is_grad_enabled:
+            set_grad_enabled(False)
         try:
-            with torch.no_grad():
-                return loaded(inputs)
+            if are_ops_observed() and (functorch_is_active() or has_tangent(inputs)):
+                return self._by_ops(inputs)
+            return (self._plain or self._load())(inputs)
         except UnexpectedResult as error:
             self._remake(error, self._sizes(inputs, known))
+        finally:
+            if is_grad_enabled:
+                set_grad_enabled(True)
         return self.run(inputs, known)
 
     def _remake(self, error: UnexpectedResult, sizes: Sizes) -> None:

@@ -28,7 +28,7 @@ from adjoint.graph.calling import (
     View,
     Window,
 )
-from adjoint.graph.evaluation import strided_from_start
+from adjoint.graph.evaluation import InOwnMemory, strided_from_start
 from adjoint.graph.metadata import Mode
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import storage_key, storage_keys
@@ -169,7 +169,10 @@ def finish(
     made: dict[int, Any] | None = None,
 ) -> list[Any]:
     """Change the caller's inputs and make the results; some may be `made` already."""
-    results = _Results(calling, inputs, _in_own_memory(calling, inputs, outputs), made)
+    outputs = _in_own_memory(calling, inputs, outputs)
+    if calling.plain_results is not None and made is None:
+        return [outputs[index] for index in calling.plain_results]
+    results = _Results(calling, inputs, outputs, made)
     if not calling.leaves_inputs_unchanged:
         _change(calling, inputs, results)
     return [results.at(position) for position in calling.results]
@@ -226,6 +229,8 @@ def _in_own_memory(
     A graph says values.  Where two of them lie is the business of what runs the graph, which may
     have computed one as a view of another.
     """
+    if isinstance(outputs, InOwnMemory):
+        return outputs
     taken = storage_keys(inputs)
     separate = list(outputs)
     for index in calling.unaliased_outputs:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from adjoint.loops.evaluate import evaluate
-from adjoint.loops.plan import Launch, Plan, RowTiles, Scratch, SlotKind
+from adjoint.loops.plan import Launch, NativeStep, Plan, Scratch, SlotKind
 from adjoint.runtime.plans.binding import MakeTensors, PythonBinding, binding_failures, span_of
 from adjoint.runtime.plans.host import Host
 from adjoint.runtime.plans.hostcode import Value
@@ -50,10 +50,10 @@ class LoopHost(Host):
         """The extents of each kernel."""
         self.sizes_end = len(self.code.instructions)
 
-    def chunks(self, step: Launch | RowTiles) -> Value:
+    def chunks(self, step: NativeStep) -> Value:
         """As for two threads: sums over rows are put together from parts."""
-        grid = step.grid if isinstance(step, Launch) else None
-        work = self.size(step.work if grid is None else grid.rows)
+        assert isinstance(step, Launch), "row tiles and products need a BLAS"
+        work = self.size(step.work if step.grid is None else step.grid.rows)
         return work.at_least(1).at_most(self.threads)
 
 
@@ -71,7 +71,7 @@ class LoopBinding(PythonBinding):
         def evaluated(*call_slots: torch.Tensor) -> None:
             slots = {**self.tensors, **dict(zip(run.call_slots, call_slots, strict=True))}
             for _, step in run.steps:
-                assert isinstance(step, Launch), "row tiles need a BLAS"
+                assert isinstance(step, Launch)
                 self._evaluate(step, slots)
 
         return evaluated

@@ -10,12 +10,12 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import sympy
 import torch
 from torch import fx
-from torch._C._dynamo import guards
+from torch._C._dynamo import eval_frame, guards
 from torch._dynamo import convert_frame, exc
 from torch._dynamo.source import (
     CallMethodItemSource,
@@ -32,6 +32,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from adjoint.torch_private.fake import fake_mode_with, storage_key, with_full_storage
 from adjoint.torch_private.modes import isolated
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 # Dynamo's own lock.  Tracing, differentiation and lowering share fake modes and patch parts of
 # torch, so they need one; a second lock could deadlock with Dynamo's if two threads took them in
 # different orders.
@@ -46,6 +48,18 @@ def compiling() -> Iterator[None]:
     """Differentiate and lower graphs: in one thread at a time, isolated from the caller's modes."""
     with COMPILING, isolated():
         yield
+
+
+def left_alone_by_dynamo(function: Function) -> Function:
+    """Neither the frames of a function nor those that they call are compiled.
+
+    As `torch.compiler.disable`, but without a wrapper that every call goes through.
+    """
+    skipped = eval_frame._FrameExecStrategy(
+        eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
+    )
+    eval_frame.set_code_exec_strategy(function.__code__, skipped)
+    return function
 
 
 _FAILURES = (

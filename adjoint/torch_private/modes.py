@@ -27,6 +27,8 @@ __all__ = [
     "TorchDispatchMode",
     "TorchFunctionMode",
     "above_autograd",
+    "apply_node",
+    "are_ops_observed",
     "below_autograd",
     "control_flow_calls_its_operator",
     "custom_functions_applied_by",
@@ -48,6 +50,7 @@ __all__ = [
     "preserving_versions",
     "replaced",
     "saved_tensor_hooks",
+    "set_grad_enabled",
     "set_version",
     "share_version_counter",
     "transform_requires_grad",
@@ -138,6 +141,19 @@ def forward_mode_is_enabled() -> bool:
     return bool(forward_ad._is_fwd_grad_enabled())
 
 
+def are_ops_observed() -> bool:
+    """A `torch.func` transform, forward mode or a dispatch mode has to see each op."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or forward_ad._current_level >= 0
+    )
+
+
+# `torch.no_grad` and `torch.enable_grad` without the overhead of a context manager.
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+
+
 def functorch_is_active() -> bool:
     """A `torch.func` transform or a batched backward is running."""
     return torch._C._are_functorch_transforms_active()
@@ -200,7 +216,7 @@ def share_version_counter(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def is_autocast_enabled() -> bool:
     """Autocast is enabled for some device type."""
-    return any(map(torch.is_autocast_enabled, _AUTOCAST_DEVICES))
+    return torch._C._is_any_autocast_enabled()
 
 
 @contextlib.contextmanager
@@ -403,6 +419,14 @@ def _will_run(node: Any) -> bool | str:
         if "leaf node" not in str(error):
             raise
         return _RETURNED
+
+
+def apply_node(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """`function.apply(*args)`, where no `torch.func` transform is active.
+
+    Torch's own method looks for tensors of transforms that have ended, in Python.
+    """
+    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
 
 
 def zero_cotangent(node: Any, index: int) -> torch.Tensor:

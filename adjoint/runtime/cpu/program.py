@@ -7,11 +7,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from typing_extensions import assert_never
 
-from adjoint.loops.plan import Launch, Plan, RowTiles, Slot, SlotKind, operands_of
+from adjoint.loops.plan import (
+    Launch,
+    NativeStep,
+    Plan,
+    Product,
+    RowTiles,
+    Slot,
+    SlotKind,
+    operands_of,
+)
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import runner
 from adjoint.runtime.cpu.memory import ResultPool, cache_bytes, keep_freed_memory, share
+from adjoint.runtime.cpu.products import gemm, whole_product_words
 from adjoint.runtime.cpu.tiles import row_tile_words, tile_runner
 from adjoint.runtime.plans.binding import MakeTensors, NativeBinding, binding_failures
 from adjoint.runtime.plans.host import Addresses, Host, NativeHost
@@ -93,15 +104,22 @@ class CpuHost(NativeHost):
         self._local: dict[RowTiles, tuple[dict[int, Value], Value]] = {}
         super().__init__(plan, runs, functions)
 
-    def chunks(self, step: Launch | RowTiles) -> Value:
+    def chunks(self, step: NativeStep) -> Value:
+        assert not isinstance(step, Product), "the BLAS shares out its own work"
         share = self.size(step.work) // MIN_ELEMENTS_PER_THREAD
         return share.at_most(self.threads).at_least(1)
 
-    def _entry(self, step: Launch | RowTiles, address: Addresses) -> list[Word]:
+    def _entry(self, step: NativeStep, address: Addresses) -> list[Word]:
         """The addresses of the function and of its arguments."""
-        if isinstance(step, RowTiles):
-            return [tile_runner(), row_tile_words(self, step, address)]
-        return [self.functions[step].address, self.code.put(self.arguments(step, address))]
+        match step:
+            case Launch():
+                return [self.functions[step].address, self.code.put(self.arguments(step, address))]
+            case RowTiles():
+                return [tile_runner(), row_tile_words(self, step, address)]
+            case Product():
+                return [gemm(step.dtype), whole_product_words(self.code, step, address)]
+            case _:
+                assert_never(step)
 
     # Row tiles
 

@@ -7,24 +7,17 @@ calls the kernels and products in order.  Products are calls of the BLAS in torc
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import platform
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from adjoint.loops.plan import Launch, Matrix, Product, RowTiles, Scratch, SlotKind
-from adjoint.runtime.cpu.engine import add_symbol, load_resident
+from adjoint.runtime.cpu.engine import load_resident
+from adjoint.runtime.cpu.products import INNER, LEFT, RESULT, RIGHT, ROWS, gemm, product_words
 from adjoint.runtime.plans.hostcode import Value, Word, WordAddress
 
 if TYPE_CHECKING:
     from adjoint.runtime.cpu.program import CpuHost
     from adjoint.runtime.plans.host import Addresses
-
-# The BLAS function of a dtype, LLVM's type and its bytes.
-_GEMM = {torch.float32: ("sgemm_", "float", 4), torch.float64: ("dgemm_", "double", 8)}
 
 TEXT = """\
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
@@ -152,93 +145,11 @@ end:
 }
 """
 
-# BLAS is column-major: row-major C = A B is column-major C' = B' A'.
-GEMM = """\
-declare void @{name}(ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr)
-
-; args: a, lda, transpose a, b, ldb, transpose b, c, ldc, rows, columns, inner, accumulate
-define void @adjoint.{name}(ptr %args, i64 %threads) {{
-  %alpha = alloca {kind}
-  %beta = alloca {kind}
-  store {kind} 1.0, ptr %alpha
-{loads}
-  %adds = icmp ne i64 %v11, 0
-  %keep = select i1 %adds, {kind} 1.0, {kind} 0.0
-  store {kind} %keep, ptr %beta
-  %a = inttoptr i64 %v0 to ptr
-  %b = inttoptr i64 %v3 to ptr
-  %c = inttoptr i64 %v6 to ptr
-{flush}
-  call void @{name}(ptr %p5, ptr %p2, ptr %p9, ptr %p8, ptr %p10, ptr %alpha, ptr %b,
-    ptr %p4, ptr %a, ptr %p1, ptr %beta, ptr %c, ptr %p7)
-{restore}
-  ret void
-}}
-"""
-
-# Products flush subnormals to zero (the FTZ and DAZ bits of MXCSR): they vanish in the sums, and
-# arithmetic with them is microcoded.
-FLUSH = """\
-  %before = alloca i32
-  %during = alloca i32
-  call void @llvm.x86.sse.stmxcsr(ptr %before)
-  %old = load i32, ptr %before
-  %new = or i32 %old, 32832
-  store i32 %new, ptr %during
-  call void @llvm.x86.sse.ldmxcsr(ptr %during)
-"""
-RESTORE = "  call void @llvm.x86.sse.ldmxcsr(ptr %before)"
-DECLARED = """\
-declare void @llvm.x86.sse.stmxcsr(ptr)
-declare void @llvm.x86.sse.ldmxcsr(ptr)
-"""
-
-
-# Positions among the arguments of a product.
-_LEFT, _RIGHT, _RESULT, _ROWS, _INNER = 0, 3, 6, 8, 10
-
-
-def _gemm_text(name: str, kind: str) -> str:
-    lines: list[str] = []
-    for place in range(12):
-        lines += [
-            f"  %at{place} = getelementptr i64, ptr %args, i64 {place}",
-            f"  %v{place} = load i64, ptr %at{place}",
-            f"  %p{place} = alloca i32",
-            f"  %n{place} = trunc i64 %v{place} to i32",
-            f"  store i32 %n{place}, ptr %p{place}",
-        ]
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return GEMM.format(name=name, kind=kind, loads="\n".join(lines), flush="", restore="")
-    text = GEMM.format(name=name, kind=kind, loads="\n".join(lines), flush=FLUSH, restore=RESTORE)
-    return DECLARED + text
-
-
-@functools.cache
-def has_blas() -> bool:
-    """Whether torch's library exports a BLAS.  If so, generated code may call it afterwards."""
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    if not library.exists():
-        return False
-    loaded = ctypes.CDLL(str(library))
-    for name, _, _ in _GEMM.values():
-        if not hasattr(loaded, name):
-            return False
-        add_symbol(name, int(ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0))
-    return True
-
 
 @functools.cache
 def tile_runner() -> int:
     """The address of the native function that runs row tiles."""
     return load_resident(TEXT, "adjoint.tiles")
-
-
-@functools.cache
-def _gemm(dtype: torch.dtype) -> int:
-    assert has_blas()
-    name, kind, _ = _GEMM[dtype]
-    return load_resident(_gemm_text(name, kind), f"adjoint.{name}")
 
 
 def row_tile_words(host: CpuHost, tiles: RowTiles, address: Addresses) -> WordAddress:
@@ -327,29 +238,19 @@ class _Thread:
 
     def product(self, product: Product) -> list[Word]:
         """The code of a matrix product, and its arguments in the order that `GEMM` says."""
-        itemsize = _GEMM[product.dtype][2]
-        m, n, k = self.host.code.sizes(product.shape)
-        left = self.matrix(product.left, (m, k))
-        right = self.matrix(product.right, (k, n))
+        itemsize, code = product.dtype.itemsize, self.host.code
+        n = code.size(product.shape[1])
         base, leading = self.result(product.result, n, itemsize)
-        sums = int(product.sums)
-        arguments = self.host.code.put([*left, *right, base, leading, m, n, k, sums])
-        self.move(arguments, _LEFT, product.left, itemsize, by_rows=True)
-        self.move(arguments, _RIGHT, product.right, itemsize, by_rows=product.sums)
+        words = product_words(code, product, self.base, (base, leading), int(product.sums))
+        # A tile's patches add the offsets of factors.
+        arguments = code.put([*words, 0, 0])
+        self.move(arguments, LEFT, product.left, itemsize, by_rows=True)
+        self.move(arguments, RIGHT, product.right, itemsize, by_rows=product.sums)
         if isinstance(product.result, int) and not self.is_local(product.result):
-            self.patch(arguments, _RESULT, base, self.row_bytes(product.result), 0)
+            self.patch(arguments, RESULT, base, self.row_bytes(product.result), 0)
         # The extent that counts rows is that of the tile: last row - first row.
-        self.patch(arguments, _INNER if product.sums else _ROWS, 0, -1, 1)
-        return [_gemm(product.dtype), arguments]
-
-    def matrix(self, matrix: Matrix, shape: tuple[Value, Value]) -> list[Word]:
-        """Address, leading dimension and BLAS's transposition flag of a factor."""
-        row_stride, column_stride = self.host.code.sizes(matrix.strides)
-        base = self.base(matrix.slot)
-        if column_stride.known == 1:
-            return [base, row_stride.at_least(shape[1]), ord("N")]
-        assert row_stride.known == 1
-        return [base, column_stride.at_least(shape[0]), ord("T")]
+        self.patch(arguments, INNER if product.sums else ROWS, 0, -1, 1)
+        return [gemm(product.dtype, flushes=True), arguments]
 
     def move(
         self, arguments: WordAddress, position: int, matrix: Matrix, itemsize: int, by_rows: bool

@@ -19,8 +19,8 @@ from adjoint.loops.plan import (
     Argument,
     Launch,
     LibraryCall,
+    NativeStep,
     Plan,
-    RowTiles,
     operands_of,
 )
 from adjoint.loops.teams import threads_per_block
@@ -48,9 +48,6 @@ INPUT_ALIGNMENT = 16
 class GpuProgram(PlanProgram):
     host: GpuHost
 
-    # Replays depend on nothing but the addresses of inputs.
-    forgets_histories = True
-
     def __init__(
         self, plan: Plan, functions: Mapping[Launch, NativeFunction], target: Target
     ) -> None:
@@ -58,6 +55,8 @@ class GpuProgram(PlanProgram):
         self.functions = functions
         """The native code of each kernel, kept alive by the program."""
         super().__init__(plan, device)
+        # Replays depend on nothing but the addresses of inputs.
+        self.forgets_histories = True
         self._bindings: dict[int, GpuBinding] = {}
         """One for each stream."""
         why = why_not_capturable(plan) if target.captures_cuda_graphs else "it is switched off"
@@ -142,7 +141,7 @@ MAX_STREAMS = 16
 
 
 class GpuHost(NativeHost):
-    def chunks(self, step: Launch | RowTiles) -> Value:
+    def chunks(self, step: NativeStep) -> Value:
         assert isinstance(step, Launch)
         grid = step.grid
         assert grid is not None
@@ -150,7 +149,7 @@ class GpuHost(NativeHost):
         chunks = -(-self.size(grid.rows) // grid.min_rows)
         return chunks.at_most(most.at_least(1)).at_least(1)
 
-    def _entry(self, step: Launch | RowTiles, address: Addresses) -> list[Word]:
+    def _entry(self, step: NativeStep, address: Addresses) -> list[Word]:
         """The address of: the function, the grid size, the block size and the arguments."""
         assert isinstance(step, Launch)
         grid = step.grid

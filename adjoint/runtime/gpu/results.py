@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from adjoint.graph.evaluation import InputsWithHistory
+from adjoint.graph.evaluation import InOwnMemory, InputsWithHistory
 from adjoint.runtime.plans.binding import span_of
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import storage_key
@@ -157,6 +157,9 @@ class ResultLayout:
     @functools.cached_property
     def _list(self) -> type[list[Any]] | type[tuple[Any, ...]] | None:
         """The type of the results, if they are one flat list or tuple."""
+        whole = [number for _, number in self._whole]
+        if len(set(whole)) == len(whole) == len(self.results):
+            return InOwnMemory
         for kind in (list, tuple):
             if self.spec == trees.flatten(kind([0] * len(self.results)))[1]:
                 return kind
@@ -222,7 +225,7 @@ def layout_of_results(
     for place, each in enumerate(inputs):
         if isinstance(each, torch.Tensor):
             given.setdefault(storage_key(each), []).append(place)
-    leaves, spec = trees.flatten(outputs)
+    leaves, spec = trees.flatten(list(outputs) if isinstance(outputs, InOwnMemory) else outputs)
     numbers: dict[Any, int] = {}
     tensors: list[torch.Tensor] = []
     made: list[NewTensor] = []

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 from adjoint.loops.plan import (
     Launch,
     LibraryCall,
+    NativeStep,
     Plan,
-    RowTiles,
     Scratch,
     Size,
     Slot,
@@ -52,7 +52,7 @@ class Host(ABC):
         """Up to here nothing depends on an address."""
 
     @abstractmethod
-    def chunks(self, step: Launch | RowTiles) -> Value:
+    def chunks(self, step: NativeStep) -> Value:
         """The number of chunks into which the rows of a step are divided."""
 
     def size(self, size: Size) -> Value:
@@ -126,7 +126,7 @@ class NativeHost(Host):
         self.runs = [self._run(run) for run in runs]
 
     @abstractmethod
-    def _entry(self, step: Launch | RowTiles, address: Addresses) -> list[Word]:
+    def _entry(self, step: NativeStep, address: Addresses) -> list[Word]:
         """The words of a step in the list that the native runner executes."""
 
     def arguments(self, step: Launch, address: Addresses) -> list[Word]:

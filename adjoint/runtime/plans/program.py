@@ -12,20 +12,19 @@ from adjoint.loops.plan import Plan
 from adjoint.runtime.checking import UnexpectedResult, restoring_generators
 from adjoint.runtime.plans.binding import Binding
 from adjoint.runtime.plans.host import Host
-from adjoint.runtime.plans.runs import runs_of
+from adjoint.runtime.plans.runs import has_new_results, runs_of
 from adjoint.runtime.plans.writing import Writer
 
 
 class PlanProgram(ABC):
     """Runs a plan.  Clears the list of inputs that it is given, so that they can be freed early."""
 
-    forgets_histories = False
-    """Inputs must be detached, because their addresses are all that the program uses of them."""
-
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self.plan = plan
         self.device = device
         self.runs = runs_of(plan)
+        self.forgets_histories = has_new_results(plan)
+        """No result can have a history, whether or not the inputs do."""
         self.host = self._host()
         """What the host computes for a call."""
         self._run, self._bind = self._made(self._writer())

@@ -6,11 +6,10 @@ from collections.abc import Container, Iterator
 
 from adjoint.loops.plan import (
     Argument,
-    Launch,
     LibraryCall,
+    NativeStep,
     Number,
     Plan,
-    RowTiles,
     SlotKind,
     operands_of,
 )
@@ -24,7 +23,7 @@ class Run:
     """Consecutive kernels, without a library call between them."""
 
     def __init__(self) -> None:
-        self.steps: list[tuple[int, Launch | RowTiles]] = []
+        self.steps: list[tuple[int, NativeStep]] = []
         self.call_slots: list[int] = []
         """Slots whose address is known only in a call: inputs, results of calls and outputs."""
 
@@ -74,6 +73,18 @@ def numbers_in(step: LibraryCall) -> Iterator[Number]:
     for leaf in trees.leaves((step.args, step.kwargs)):
         if isinstance(leaf, Number):
             yield leaf
+
+
+def has_new_results(plan: Plan) -> bool:
+    """Kernels write all results, each in memory of its own, and each is returned once."""
+    leaves = trees.leaves(plan.outputs)
+    slots = [leaf.slot for leaf in leaves if isinstance(leaf, Argument)]
+    return (
+        isinstance(plan.outputs, (list, tuple))
+        and len(slots) == len(leaves) == len(plan.outputs)
+        and len(set(slots)) == len(slots)
+        and all(plan.slots[slot].kind is SlotKind.OUTPUT for slot in slots)
+    )
 
 
 def last_uses(plan: Plan) -> dict[int, int]:

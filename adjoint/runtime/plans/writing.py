@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from adjoint.graph.evaluation import InOwnMemory
 from adjoint.loops.plan import Argument, LibraryCall, Number, SlotKind
 from adjoint.runtime.checking import checked_call
 from adjoint.runtime.plans.host import Host
@@ -18,6 +19,7 @@ from adjoint.runtime.plans.runs import (
     INNER,
     Run,
     arguments_of,
+    has_new_results,
     is_fixed_view,
     last_uses,
     numbers_in,
@@ -57,6 +59,7 @@ class Writer(ABC):
             "fit": fit,
             "checked_call": checked_call,
             "as_strided": torch.as_strided,
+            "InOwnMemory": InOwnMemory,
         }
         self.fixed = {slot.number for slot in plan.slots if slot.kind is SlotKind.TEMPORARY}
         self.made: set[int] = set()
@@ -142,6 +145,8 @@ class Writer(ABC):
                 if slot not in self.fixed and plan.slots[slot].kind not in INNER:
                     self.line(f"s{slot} = None")
         returned = self.tree(plan.outputs)
+        if has_new_results(plan):
+            returned = f"InOwnMemory({returned})"
         self.line(f"return {returned}")
 
     def line(self, text: str) -> None:

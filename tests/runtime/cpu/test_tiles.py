@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from adjoint.loops.plan import RowTiles
-from adjoint.runtime.cpu import tiles
+from adjoint.runtime.cpu import products
+from adjoint.runtime.cpu.products import has_blas
 from adjoint.runtime.cpu.program import CpuHost
-from adjoint.runtime.cpu.tiles import has_blas, tile_runner
+from adjoint.runtime.cpu.tiles import tile_runner
 from tests.lowering import program_of
 
 ROWS = 1237
@@ -86,10 +87,10 @@ def test_tiny_numbers_count_as_zero_in_products_only(dtype: torch.dtype) -> None
 
 
 def test_other_processors_have_no_such_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ("mxcsr" in tiles._gemm_text("sgemm_", "float")) == (
+    assert ("mxcsr" in products._gemm_text("sgemm_", "float", True)) == (
         platform.machine() in ("x86_64", "AMD64")
     )
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    text = tiles._gemm_text("sgemm_", "float")
+    text = products._gemm_text("sgemm_", "float", True)
     assert "mxcsr" not in text
     assert "call void @sgemm_(" in text
