@@ -22,6 +22,7 @@ from adjoint.differentiate.eager import is_left_to_eager
 from adjoint.differentiate.segments import cut_into_segments, joined, segments_of
 from adjoint.differentiate.selections import with_finite_factors
 from adjoint.differentiate.sweep import differentiate, differentiate_where_possible
+from adjoint.failing import call_user_code
 from adjoint.graph.boundary import attempt, capturing, differentiating, location_of_graph
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.copying import copied
@@ -230,7 +231,9 @@ class Compiler:
         everywhere: bool = False,
     ) -> Joint:
         """The optimized joint graph, of the outputs with a derivative; `everywhere`: of all."""
-        make = differentiate if everywhere else differentiate_where_possible
+        # What eager is to take over, it takes over as a whole, before anything has run.
+        some = partial(differentiate_where_possible, some=self.options.unsupported == "eager")
+        make = differentiate if everywhere else some
         order = 1 + order_of_graph(graph_module.graph)
         joint = self._stage("differentiate", order, lambda: make(graph_module, of, wrt))
         return self._optimized(joint, extended(JOINT, "joint", self.options.passes))
@@ -322,7 +325,8 @@ class Compiler:
         self, passes: Sequence[Pass], graph_module: fx.GraphModule, order: int
     ) -> fx.GraphModule:
         for each in passes:
-            graph_module = self._stage(each.name, order, partial(each, graph_module))
+            run = partial(call_user_code, each.run, graph_module)
+            graph_module = self._stage(each.name, order, run)
         return graph_module
 
     def _stage(self, name: str, order: int, make: Callable[[], Value]) -> Value:
@@ -342,7 +346,7 @@ class Compiler:
         return made
 
     def _seen(self, sighting: Sighting) -> None:
-        self.observer(sighting)
+        call_user_code(self.observer, sighting)
         if self.options.progress:
             PROGRESS(sighting)
 

@@ -290,7 +290,7 @@ STAGES: dict[str, tuple[Any, str, bool]] = {
     "partition": (split.Split, "forward", False),
     "reverse": (compiler.Compiler, "backward", False),
     "narrow": (compiler.Compiler, "narrowed", True),
-    "sizes": (symbols, "violated", False),
+    "sizes": (symbols, "first_violated", False),
     "lower": (compiler, "lower", True),
     "emit": (kernels, "emit_module", True),
     "load": (kernels, "load", True),

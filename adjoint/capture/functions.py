@@ -94,7 +94,9 @@ def apply(
         by_place = dict(zip((places[index] for index in given), cotangents, strict=True))
         each = [by_place.get(place) for place in range(len(results))]
         gradients = call_user_code(function.backward, context, *each)  # type: ignore[attr-defined]
-        return _by_operand(args, gradients if isinstance(gradients, tuple) else (gradients,))
+        found = gradients if isinstance(gradients, tuple) else (gradients,)
+        _check_count(tracer, function, args, found)
+        return _by_operand(args, found)
 
     is_nested = tracer.reversing.count(function) == _MAX_NESTED_BACKWARDS
     patterns = [] if is_nested else _patterns(context, tensors)
@@ -150,7 +152,7 @@ def apply(
 def apply_custom_op(run: Callable[[], Any]) -> Any:
     """Run a custom op below autograd, with its node marked with the mode of the call."""
     with as_under(current_mode()):
-        return run()
+        return call_user_code(run)
 
 
 def _patterns(context: Any, results: Sequence[torch.Tensor]) -> list[tuple[int, ...] | None]:
@@ -259,11 +261,32 @@ def hook(tracer: Tracer, tensor: torch.Tensor, change: Callable[..., Any]) -> Pe
     return PermanentHook()
 
 
+def _check_count(
+    tracer: Tracer,
+    function: type,
+    args: tuple[Any, ...],
+    gradients: tuple[torch.Tensor | None, ...],
+) -> None:
+    """Raise where autograd does: there is one gradient for each argument, then only Nones."""
+    count = len(gradients)
+    while count > len(args) and gradients[count - 1] is None:
+        count -= 1
+    if count != len(args):
+        raise CaptureError(
+            f"the custom function {function.__name__}",
+            f"its backward returned an incorrect number of gradients (expected {len(args)}, "
+            f"got {count})",
+            "return a gradient, or None, for each argument of its forward",
+            tracer.emitter.source(),
+        )
+
+
 def _by_operand(
     args: tuple[Any, ...], gradients: tuple[torch.Tensor | None, ...]
 ) -> dict[int, torch.Tensor]:
     """By the id of each tensor among `args`: its gradient, summed if it occurs more than once."""
     found: dict[int, torch.Tensor] = {}
+    # Autograd ignores Nones after the last argument's.
     for arg, gradient in zip(args, gradients, strict=False):
         if isinstance(arg, torch.Tensor) and gradient is not None:
             found[id(arg)] = found[id(arg)] + gradient if id(arg) in found else gradient

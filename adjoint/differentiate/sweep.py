@@ -20,7 +20,8 @@ from adjoint.differentiate.bodies import LoopCall, reverse_cond, reverse_loop
 from adjoint.differentiate.copying import inline, inputs_of, refuse_outside
 from adjoint.differentiate.expansion import expand
 from adjoint.errors import DifferentiationError
-from adjoint.failing import works_on
+from adjoint.failing import call_user_code, works_on
+from adjoint.graph.boundary import is_raised_in_user_code
 from adjoint.graph.copying import copy_node
 from adjoint.graph.derivative import Joint, order_of_graph
 from adjoint.graph.descriptors import Gradient, Tangent
@@ -75,18 +76,21 @@ def differentiate(graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence
 
 
 def differentiate_where_possible(
-    graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]
+    graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence[int], some: bool = False
 ) -> Joint:
     """The joint graph for those of the outputs `of` that have a derivative.
 
     For the others there is an error when a cotangent arrives, as there is in eager torch.
+    `some`: it is an error at once if none has one.
     """
     try:
         return differentiate(graph_module, of, wrt)
     except DifferentiationError as error:
-        depends_on_data = isinstance(error.__cause__, DATA_DEPENDENT)
-        kept = [] if depends_on_data else [n for n in of if _is_possible(graph_module, n, wrt)]
-        if not kept:
+        if isinstance(error.__cause__, DATA_DEPENDENT):
+            raise
+        kept = [n for n in of if _is_possible(graph_module, n, wrt)]
+        # Eager can run a derivative of the user's that cannot be traced.
+        if not kept and (some or is_raised_in_user_code(error.__cause__)):
             raise
     return differentiate(graph_module, kept, wrt)
 
@@ -317,7 +321,7 @@ class Sweep:
             elif node.target is with_backward:
                 self._reverse_function(node, cotangent)
             elif rule is not None:
-                gradients = rule(cotangent, out, *args, **kwargs)
+                gradients = call_user_code(rule, cotangent, out, *args, **kwargs)
                 self._distribute(node, rule, gradients)
             else:
                 self._derive(node, cotangent, out, args, kwargs)
@@ -352,7 +356,7 @@ class Sweep:
     def _give(self, node: fx.Node, rule: Any, argument: Any, gradient: Any) -> None:
         if not (isinstance(argument, fx.Node) and argument in self.active):
             return
-        gradient = gradient() if callable(gradient) else gradient
+        gradient = call_user_code(gradient) if callable(gradient) else gradient
         self._note(node, argument, gradient)
         try:
             self._accumulate(argument, gradient)
@@ -411,7 +415,18 @@ class Sweep:
         gradients = inline(backward, entering, self._copy_reverse)
         for operand, gradient in zip(operands, gradients, strict=True):
             if isinstance(operand, fx.Node) and isinstance(gradient, fx.Node):
-                self._accumulate(operand, given.get(gradient, gradient.meta["val"]))
+                found = given.get(gradient, gradient.meta["val"])
+                try:
+                    self._accumulate(operand, found)
+                except RuntimeError as error:
+                    raise DifferentiationError(
+                        "an autograd.Function",
+                        self.order,
+                        f"its backward returned an invalid gradient: of shape {list(found.shape)} "
+                        f"for an argument of shape {list(operand.meta['val'].shape)}",
+                        source_of(node),
+                        "return gradients of the arguments' shapes",
+                    ) from error
 
     def _copy_reverse(
         self, owner: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]
@@ -449,7 +464,12 @@ class Sweep:
                 gradients = formula()
             if conditions:
                 gradients = self._provided(gradients, conditions, formula)
-        except (RuntimeError, NotImplementedError) as error:
+        except Exception as error:
+            if is_raised_in_user_code(error):
+                said = f"its derivative raised {type(error).__name__}: {error}"
+                raise self._error(node, said) from error
+            if not isinstance(error, RuntimeError | NotImplementedError):
+                raise
             raise self._error(node, str(error).splitlines()[0]) from error
         for argument in arguments:
             gradient = gradients.get(id(argument.meta["val"]))

@@ -106,6 +106,8 @@ class differentiating:
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
         if error is None or not isinstance(error, Exception) or passes_through(error):
             return
+        if is_raised_in_user_code(error):
+            return
         location = location_of(error, lambda: location_of_graph(self.graph_module))
         order = 1 + order_of_graph(self.graph_module.graph)
         raise DifferentiationError(
@@ -126,7 +128,7 @@ def attempt(
     try:
         return make()
     except Exception as error:
-        if passes_through(error):
+        if passes_through(error) or is_raised_in_user_code(error):
             raise
         warn_of_failure(error, graph_module, otherwise, reported)
         return None
@@ -221,7 +223,21 @@ def location_of_function(function: Callable[..., Any]) -> Location:
     return Location(name, line_of_code(code, code.co_firstlineno))
 
 
-def _is_from_user_code(error: Exception, checked: bool) -> bool:
+def is_raised_in_user_code(error: BaseException | None) -> bool:
+    """Code of the user's that a stage called raised it: a derivative, a pass, an observer.
+
+    Rules of ours run operators as well; what those raise has not passed through a file of the
+    user's on its way to the boundary.
+    """
+    if not isinstance(error, Exception) or passes_through(error):
+        return False
+    frames = _frames(error.__traceback__)
+    return _is_from_user_code(error) and any(
+        is_user_file(frame.f_code.co_filename) for frame, _ in frames
+    )
+
+
+def _is_from_user_code(error: Exception, checked: bool = False) -> bool:
     """Eager would raise it too: the innermost frame of ours is a call into the user's program."""
     frames = [frame for frame, _ in _frames(error.__traceback__)]
     ours = [index for index, frame in enumerate(frames) if _is_ours(frame)]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from adjoint.failing import call_user_code
 from adjoint.rules.registry import VJPS
 from adjoint.torch_private import trees
 from adjoint.torch_private.composites import by_torch_formula
@@ -45,7 +46,7 @@ def pull_back(
     with torch.enable_grad():
         args, kwargs = trees.map_leaves(leaf, (args, kwargs))
         with _as_defined(function):
-            result = function(*args, **kwargs)
+            result = call_user_code(function, *args, **kwargs)
         results = trees.leaves(result)
         pairs = [
             (out, cotangent)
@@ -55,7 +56,8 @@ def pull_back(
         if not pairs:
             return {}
         inputs = [twins[id(tensor)] for tensor in active]
-        gradients = torch.autograd.grad(
+        gradients = call_user_code(
+            torch.autograd.grad,
             [out for out, _ in pairs],
             inputs,
             [cotangent for _, cotangent in pairs],

@@ -14,7 +14,12 @@ import torch
 from torch import fx
 
 from adjoint.errors import DifferentiationError
-from adjoint.graph.boundary import attempt, differentiating, warn_of_fallback
+from adjoint.graph.boundary import (
+    attempt,
+    differentiating,
+    is_raised_in_user_code,
+    warn_of_fallback,
+)
 from adjoint.graph.derivative import Backward, Derivative, Segments
 from adjoint.graph.evaluation import InOwnMemory, InputsWithHistory, detach_inputs, evaluate
 from adjoint.graph.purity import is_impure_graph
@@ -308,7 +313,10 @@ class GradProgram:
         """
         graph_module = self.derivative.graph_module
         if kept is None or kept.have_changed or is_impure_graph(graph_module.graph):
-            raise error from error.__cause__
+            cause = error.__cause__
+            if cause is not None and is_raised_in_user_code(cause):
+                raise cause
+            raise error from cause
         if not self._has_failed:
             warn_of_fallback(f"eager autograd takes over: {error}", error.source)
             self._has_failed = True

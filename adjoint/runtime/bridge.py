@@ -23,6 +23,7 @@ from torch import fx
 from adjoint.errors import DifferentiationError
 from adjoint.graph.boundary import (
     differentiating,
+    is_raised_in_user_code,
     location_of_graph,
     warn_of_failure,
     warn_of_fallback,
@@ -232,10 +233,13 @@ class DifferentiableGraph:
         return found[0]
 
     def _leave_to_eager(self, error: DifferentiationError) -> None:
-        """What depends on data no graph can say; for the rest, the user has to ask for it."""
+        """What depends on data no graph can say, and a derivative of the user's that raises is to
+        raise where eager would; for the rest, the user has to ask for it.
+        """
         falls_back = self.compiler.options.unsupported == "eager"
-        if not (falls_back or isinstance(error.__cause__, DATA_DEPENDENT)):
-            raise error from error.__cause__
+        cause = error.__cause__
+        if not (falls_back or isinstance(cause, DATA_DEPENDENT) or is_raised_in_user_code(cause)):
+            raise error from cause
         warn_of_fallback(f"eager autograd takes over: {error}", error.source)
         self._eager = True
 

@@ -14,6 +14,7 @@ from torch import fx
 
 from adjoint.compiler import Compiler
 from adjoint.errors import CaptureError, DifferentiationError, OutsideLevelError
+from adjoint.graph.boundary import is_raised_in_user_code
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.evaluation import evaluate
 from adjoint.options import Options
@@ -103,7 +104,8 @@ def in_torch(function: Function, error: Exception, run: Callable[[], Any]) -> An
     if isinstance(error, OutsideLevelError):
         return run()
     if isinstance(error, DifferentiationError):
-        raise error
+        cause = error.__cause__
+        raise cause if cause is not None and is_raised_in_user_code(cause) else error
     if isinstance(error, TooManyPrograms) or getattr(error, "depends_on_data", False):
         tell(function, error)
         return run()
