@@ -7,18 +7,8 @@ it is compiled for the arguments at hand and run, and torch.autograd can differe
 returns.
 """
 
-from adjoint.transforms.api import (
-    grad,
-    hessian,
-    hvp,
-    jacfwd,
-    jacrev,
-    jvp,
-    linearize,
-    value_and_grad,
-    vjp,
-    vmap,
-)
+from adjoint.transforms.api import grad, hvp, jvp, linearize, value_and_grad, vjp, vmap
+from adjoint.transforms.jacobians import hessian, jacfwd, jacrev
 
 __all__ = [
     "grad",

@@ -10,13 +10,11 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
-from torch import fx
 
 from adjoint.compiler import Compiler
 from adjoint.errors import CaptureError, DifferentiationError, OutsideLevelError
 from adjoint.graph.boundary import is_raised_in_user_code
 from adjoint.graph.captured import CapturedProgram
-from adjoint.graph.evaluation import evaluate
 from adjoint.options import Options
 from adjoint.runtime.calling import call as run_graph
 from adjoint.torch_private import trees
@@ -233,123 +231,6 @@ class Program:
         results = run_graph(self.graph, self.captured.calling, self._leaves(call))
         assert self.captured.signature is not None
         return trees.unflatten(results, self.captured.signature.out_spec)
-
-
-class _Linear:
-    """The derivative at a point, to be called from anywhere."""
-
-    def __init__(self, compiler: Compiler, graph_module: fx.GraphModule) -> None:
-        self._graph_module = graph_module
-        self._compiled = compiler.differentiable(graph_module)
-
-    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        tracer = current_tracer()
-        if not isinstance(tracer, Tracer):
-            return self._compiled(inputs)
-        # In another program it is part of that.
-        known = [tracer.known(each) for each in inputs]
-        return evaluate(self._graph_module, known, captured=True)  # type: ignore[no-any-return]
-
-
-class PullBack:
-    """A function at a point, in two programs: its value with what is saved, and its derivative."""
-
-    def __init__(
-        self,
-        compiler: Compiler,
-        linearized: Function,
-        value_of: Function,
-        call: Call,
-        axes: Callable[[torch.Tensor], Sequence[bool]],
-    ) -> None:
-        points: list[Linearized] = []
-        self.given: list[int] = []
-
-        def forward(*primals: Any) -> Any:
-            point = linearized(primals)
-            value = value_of(point.value)
-            results = range(len(trees.leaves(value)))
-            self.given = [place for place in point.differentiable if place in results]
-            points.append(point)
-            return point.value, point.saved(self.given)
-
-        self.forward = Program(compiler, forward, call, axes)
-        self.memory = self.forward.memory
-        self.is_shared = self.forward.is_shared
-        (point,) = points
-        reverse = point.reverse_graph(self.given)
-        self.reverse = None if reverse is None else _Linear(compiler, reverse)
-        self.forward.close()
-
-    def is_for(self, call: Call) -> bool:
-        """Whether both programs hold for the sizes in the call."""
-        return self.forward.is_for(call)
-
-    def __call__(self, call: Call) -> tuple[Any, Callable[[Sequence[Any]], list[Any]]]:
-        """The value at a point, and the function from cotangents of its leaves."""
-        leaves = trees.leaves(call.args)
-        value, saved = self.forward(call)
-
-        def pull_back(cotangents: Sequence[Any]) -> list[Any]:
-            found: Sequence[Any] = [None] * len(leaves)
-            if self.reverse is not None:
-                found = self.reverse([*saved, *(cotangents[i] for i in self.given)])
-            return [
-                torch.zeros_like(leaf) if each is None else each
-                for leaf, each in zip(leaves, found, strict=True)
-            ]
-
-        return value, pull_back
-
-
-class PushForward:
-    """A function at a point, in two programs: its value with what is saved, and its derivative
-    along tangents."""
-
-    def __init__(
-        self,
-        compiler: Compiler,
-        linearized: Function,
-        call: Call,
-        axes: Callable[[torch.Tensor], Sequence[bool]],
-    ) -> None:
-        points: list[Linearized] = []
-
-        def forward(*primals: Any) -> Any:
-            point = linearized(primals)
-            points.append(point)
-            return point.value, point.saved(point.differentiable)
-
-        self.forward = Program(compiler, forward, call, axes)
-        self.memory = self.forward.memory
-        self.is_shared = self.forward.is_shared
-        (point,) = points
-        self.given = point.differentiable
-        found = point.forward_graph(self.given)
-        pushed, self.present = (None, []) if found is None else found
-        self.push = None if pushed is None else _Linear(compiler, pushed)
-        self.forward.close()
-
-    def is_for(self, call: Call) -> bool:
-        """Whether both programs hold for the sizes in the call."""
-        return self.forward.is_for(call)
-
-    def __call__(self, call: Call) -> tuple[Any, Callable[[Sequence[Any]], list[Any]]]:
-        """The value at a point, and the function from tangents to tangents of its tensors."""
-        value, saved = self.forward(call)
-        results = [each for each in trees.leaves(value) if isinstance(each, torch.Tensor)]
-
-        def push_forward(tangents: Sequence[Any]) -> list[Any]:
-            zeros = [torch.zeros_like(each) for each in results]
-            if self.push is None:
-                return zeros
-            given = [zeros[place] for place in self.given]
-            along = [tangents[place] for place in self.present]
-            for place, each in zip(self.given, self.push([*saved, *given, *along]), strict=True):
-                zeros[place] = zeros[place] if each is None else each
-            return zeros
-
-        return value, push_forward
 
 
 def _captured(

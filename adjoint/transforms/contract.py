@@ -14,6 +14,10 @@ from adjoint.torch_private import trees
 
 ArgNums = int | tuple[int, ...]
 
+# Transforms as torch's errors name them.
+VJP = "vjp(f, *primals)"
+JVP = "jvp(f, primals, tangents)"
+
 
 def places_of(argnums: ArgNums, count: int) -> tuple[int, ...]:
     """The places among `count` arguments that `argnums` names, counted from the first."""

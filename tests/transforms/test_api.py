@@ -12,29 +12,10 @@ from torch import Tensor, nn
 import adjoint
 from adjoint.errors import DifferentiationError
 from tests.differentiation import assert_finite_difference
+from tests.functions import close, scalar, vector
 from tests.parity import leaf, plain
 
 func: Any = torch.func
-
-
-def scalar(x: Tensor) -> Tensor:
-    return (x.sin() * x.exp()).sum() + (x**4).mean()
-
-
-def vector(x: Tensor) -> Tensor:
-    return torch.stack([x[0] * x[1], x[1].sin(), x[2] ** 3, x.prod()])
-
-
-def of_tree(tree: dict[str, Any], scale: float = 1.0) -> Tensor:
-    return (tree["a"].sin() @ tree["b"][0]).square().sum() * scale + tree["b"][1].sum()  # type: ignore[no-any-return]
-
-
-def tree() -> dict[str, Any]:
-    return {"a": plain(2, 3), "b": (plain(3, 2), plain(4))}
-
-
-def close(mine: Any, theirs: Any) -> None:
-    torch.testing.assert_close(mine, theirs)
 
 
 # Against torch.func -------------------------------------------------------------------------------
@@ -44,12 +25,6 @@ def close(mine: Any, theirs: Any) -> None:
 def test_of_a_scalar(name: str) -> None:
     x = plain(3)
     close(getattr(adjoint, name)(scalar)(x), getattr(func, name)(scalar)(x))
-
-
-@pytest.mark.parametrize("name", ["jacrev", "jacfwd", "hessian"])
-def test_of_a_vector(name: str) -> None:
-    x = plain(3)
-    close(getattr(adjoint, name)(vector)(x), getattr(func, name)(vector)(x))
 
 
 def test_the_value_comes_first() -> None:
@@ -63,32 +38,6 @@ def test_the_value_comes_first() -> None:
 def test_of_a_number(name: str) -> None:
     x = torch.tensor(0.7, dtype=torch.float64)
     close(getattr(adjoint, name)(torch.sin)(x), getattr(func, name)(torch.sin)(x))
-
-
-@pytest.mark.parametrize("argnums", [0, 1, -1, (0, 1), (1, 0), (1,)])
-@pytest.mark.parametrize("name", ["grad", "jacrev", "jacfwd", "hessian"])
-def test_argnums(name: str, argnums: Any) -> None:
-    def function(x: Tensor, y: Tensor) -> Tensor:
-        return (x.sin() * y**2).sum() * x.prod()
-
-    x, y = plain(2), plain(2)
-    mine = getattr(adjoint, name)(function, argnums)(x, y)
-    # `torch.func.jacfwd` gives zeros for argument -1.
-    place = 1 if argnums == -1 else argnums
-    close(mine, getattr(func, name)(function, place)(x, y))
-
-
-@pytest.mark.parametrize("name", ["grad", "jacrev", "jacfwd", "hessian"])
-def test_trees(name: str) -> None:
-    given = tree()
-    close(getattr(adjoint, name)(of_tree)(given), getattr(func, name)(of_tree)(given))
-
-
-def test_other_arguments_and_keywords() -> None:
-    given = tree()
-    close(adjoint.grad(of_tree)(given, 2.0), func.grad(of_tree)(given, 2.0))
-    close(adjoint.grad(of_tree)(given, scale=3.0), func.grad(of_tree)(given, scale=3.0))
-    close(adjoint.grad(of_tree)(given, scale=4.0), func.grad(of_tree)(given, scale=4.0))
 
 
 def test_aux() -> None:
@@ -116,20 +65,6 @@ def test_aux() -> None:
     close(pull_back(torch.ones_like(value)), (wanted,))
 
 
-def test_results_in_a_tree() -> None:
-    def function(x: Tensor) -> dict[str, Any]:
-        return {"a": x.sin(), "b": [x.sum(), x * 2]}
-
-    x = plain(3)
-    for name in ("jacrev", "jacfwd"):
-        close(getattr(adjoint, name)(function)(x), getattr(func, name)(function)(x))
-
-
-def test_rows_in_chunks() -> None:
-    x = plain(3)
-    close(adjoint.jacrev(vector, chunk_size=2)(x), func.jacrev(vector)(x))
-
-
 def test_jvp() -> None:
     x, v = plain(3), plain(3)
     close(adjoint.jvp(vector, (x,), (v,)), func.jvp(vector, (x,), (v,)))
@@ -149,37 +84,6 @@ def test_jvp_of_a_result_that_does_not_depend_on_the_argument() -> None:
     _, (one, other) = adjoint.jvp(function, (x,), (v,))
     close(one, x.cos() * v)
     close(other, torch.zeros(2, dtype=torch.float64))
-
-
-def test_vjp() -> None:
-    x, cotangent = plain(3), plain(4)
-    value, pull_back = adjoint.vjp(vector, x)
-    wanted, theirs = func.vjp(vector, x)
-    close(value, wanted)
-    assert not value.requires_grad
-    close(pull_back(cotangent), theirs(cotangent))
-    close(pull_back(2 * cotangent), theirs(2 * cotangent))
-
-
-def test_vjp_of_trees() -> None:
-    def function(given: dict[str, Any], y: Tensor) -> dict[str, Tensor]:
-        return {"one": of_tree(given) * y, "two": given["a"].exp()}
-
-    given, y = tree(), plain(2)
-    value, pull_back = adjoint.vjp(function, given, y)
-    wanted, theirs = func.vjp(function, given, y)
-    close(value, wanted)
-    cotangents = {"one": plain(2), "two": plain(2, 3)}
-    close(pull_back(cotangents), theirs(cotangents))
-
-
-def test_vjp_with_a_result_that_depends_on_nothing() -> None:
-    def function(x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.detach().sum(), torch.ones(2, dtype=torch.float64)
-
-    x = plain(3)
-    value, pull_back = adjoint.vjp(function, x)
-    close(pull_back(value), (torch.zeros_like(x),))
 
 
 def test_hvp() -> None:
@@ -218,14 +122,6 @@ def test_both_modes_of_an_op(
     close(adjoint.jacrev(function, places)(*given), columns)
 
 
-@pytest.mark.parametrize("name", ["jacrev", "jacfwd"])
-def test_nothing_by_something_and_something_by_nothing(name: str) -> None:
-    for rows, columns in [(0, 3), (2, 0)]:
-        x, w = plain(columns), plain(rows, columns)
-        found = getattr(adjoint, name)(lambda w, x: w @ x, (0, 1))(w, x)
-        assert [each.shape for each in found] == [(rows, rows, columns), (rows, columns)]
-
-
 # Finite differences -------------------------------------------------------------------------------
 
 
@@ -255,30 +151,6 @@ def nest(grad: Callable[..., Any], function: Any, order: int) -> Any:
 def test_nested_grads(function: Callable[[Tensor], Tensor], order: int) -> None:
     x = torch.tensor(0.7, dtype=torch.float64)
     close(nest(adjoint.grad, function, order)(x), nest(func.grad, function, order)(x))
-
-
-@pytest.mark.parametrize(
-    "outer",
-    ["jacrev", "jacfwd"],
-)
-@pytest.mark.parametrize("inner", ["jacrev", "jacfwd"])
-def test_nested_jacobians(outer: str, inner: str) -> None:
-    x = plain(3)
-
-    def nested(namespace: Any) -> Any:
-        return getattr(namespace, outer)(getattr(namespace, inner)(vector))(x)
-
-    close(nested(adjoint), nested(func))
-
-
-def test_the_hessian_of_a_hessian() -> None:
-    x = plain(2)
-
-    def function(x: Tensor) -> Tensor:
-        return (x**4).prod()
-
-    mine = adjoint.hessian(adjoint.hessian(function))(x)
-    close(mine, func.hessian(func.hessian(function))(x))
 
 
 def test_a_penalty_on_a_gradient() -> None:
@@ -401,17 +273,6 @@ def test_autograd_outside() -> None:
     (third,) = torch.autograd.grad(product.sum(), x)
     rows = func.jacrev(func.hessian(scalar))(x.detach())
     close(third, rows.sum((0, 1)))
-
-
-def test_autograd_through_vjp() -> None:
-    x, cotangent = leaf(3), leaf(4)
-    results = []
-    for namespace in (adjoint, func):
-        value, pull_back = namespace.vjp(vector, x)
-        (pulled,) = pull_back(cotangent)
-        assert value.requires_grad
-        results.append(torch.autograd.grad((pulled.square().sum() + value.sum()), [x, cotangent]))
-    close(*results)
 
 
 def test_autograd_inside() -> None:

@@ -1,0 +1,60 @@
+"""The arguments that a transform differentiates with respect to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from adjoint.torch_private import trees
+from adjoint.transforms import contract
+from adjoint.transforms.contract import ArgNums
+
+
+class ChosenArguments:
+    """The arguments that a transform is with respect to."""
+
+    def __init__(self, args: tuple[Any, ...], places: Sequence[int] | None = None) -> None:
+        """`places`: None for all."""
+        self.args = args
+        self.single = False
+        self.places = range(len(args)) if places is None else places
+        chosen = tuple(args[place] for place in self.places)
+        self.leaves, self.form = trees.flatten(chosen)
+        self.tangents: list[torch.Tensor] = []
+        contract.check_primals(self.leaves)
+
+    @classmethod
+    def named(cls, args: tuple[Any, ...], argnums: ArgNums) -> ChosenArguments:
+        """Those that the user asked for."""
+        chosen = cls(args, contract.places_of(argnums, len(args)))
+        chosen.single = isinstance(argnums, int)
+        return chosen
+
+    @classmethod
+    def along(cls, primals: tuple[Any, ...], tangents: Any) -> ChosenArguments:
+        """All of `primals`, with a tangent for each leaf."""
+        leaves, form = trees.flatten(primals)
+        along = contract.tangents_of(leaves, form, tangents)
+        chosen = cls(primals)
+        chosen.tangents = along
+        return chosen
+
+    def of(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        """`function` of the chosen leaves alone."""
+
+        def on_leaves(*leaves: torch.Tensor) -> Any:
+            args = list(self.args)
+            for place, value in zip(
+                self.places, trees.unflatten(list(leaves), self.form), strict=True
+            ):
+                args[place] = value
+            return function(*args, **kwargs)
+
+        return on_leaves
+
+    def packed(self, leaves: Sequence[Any]) -> Any:
+        """`leaves` in the form of the chosen arguments."""
+        packed = trees.unflatten(list(leaves), self.form)
+        return packed[0] if self.single else packed
