@@ -14,11 +14,15 @@ from typing import Any
 
 import torch
 import torch._dynamo
+from torch import fx
 from torch.utils import _pytree
 
 import adjoint
 from adjoint.compiler import Compiler
+from adjoint.differentiate.sweep import differentiate
 from adjoint.graph.captured import CapturedProgram
+from adjoint.graph.purity import remove_dead_code
+from adjoint.graph.verify import verify
 from adjoint.options import Options
 from adjoint.runtime.bridge import DifferentiableGraph
 from adjoint.runtime.calling import call
@@ -310,3 +314,27 @@ def _assert_close(mine: Any, theirs: Any, tolerance: float | None, what: str) ->
     torch.testing.assert_close(
         mine, theirs, rtol=allowed, atol=allowed, equal_nan=True, msg=lambda m: f"{what}: {m}"
     )
+
+
+def joint_of(
+    function: Callable[..., Any],
+    *args: Any,
+    of: Sequence[int] = (0,),
+    wrt: Sequence[int] = (0,),
+    dynamic: bool = False,
+) -> fx.GraphModule:
+    """The joint graph, without what nothing needs."""
+    joint = differentiate(
+        adjoint.capture(function, *args, dynamic=dynamic).graph_module, of, wrt
+    ).graph_module
+    remove_dead_code(joint.graph)
+    verify(joint)
+    return joint
+
+
+def reverse_nodes(joint: fx.GraphModule, order: int = 1) -> list[fx.Node]:
+    return [node for node in joint.graph.nodes if node.meta.get("order") == order]
+
+
+def targets(joint: fx.GraphModule) -> list[Any]:
+    return [node.target for node in reverse_nodes(joint)]

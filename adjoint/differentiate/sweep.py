@@ -7,17 +7,18 @@ a zero: it is never a tensor, and a node whose cotangents are all missing has no
 
 from __future__ import annotations
 
-import contextlib
 import operator
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from adjoint.differentiate.activity import active_nodes, getitem_path
+from adjoint.differentiate.activity import active_nodes
 from adjoint.differentiate.bodies import LoopCall, reverse_cond, reverse_loop
+from adjoint.differentiate.checks import FormulaTracer, where_checks_hold
 from adjoint.differentiate.copying import inline, inputs_of, refuse_outside
+from adjoint.differentiate.cotangents import Cotangents
 from adjoint.differentiate.expansion import expand
 from adjoint.errors import DifferentiationError
 from adjoint.failing import call_user_code, works_on
@@ -39,18 +40,16 @@ from adjoint.graph.metadata import (
     set_output_descriptors,
     source_of,
 )
-from adjoint.graph.operations import LOOPS, has_bodies, provided, with_backward, with_data
+from adjoint.graph.operations import LOOPS, has_bodies, with_backward, with_data
 from adjoint.graph.origins import Origin, begin, origins_of
 from adjoint.graph.sizes import assuming
 from adjoint.rules.derived import pull_back
 from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, VJPS
-from adjoint.torch_private import symbols, trees
+from adjoint.torch_private import trees
 from adjoint.torch_private.fake import DATA_DEPENDENT, fake_mode_of
 from adjoint.torch_private.modes import enable_python_dispatcher, isolated
-from adjoint.torch_private.operators import OpOverload
 from adjoint.trace.emission import as_under
 from adjoint.trace.subgraph import finish_graph
-from adjoint.trace.tracer import Tracer
 
 
 def differentiate(graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]) -> Joint:
@@ -69,7 +68,7 @@ def differentiate(graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence
     return Joint(
         joint,
         sweep.order,
-        frozenset(origin for node in sweep.reached for origin in origins_of(node)),
+        frozenset(origin for node in sweep.cotangents.reached for origin in origins_of(node)),
         frozenset(sweep.entangled()),
         frozenset(described[wrt[place]] for place in zeros),
     )
@@ -121,16 +120,14 @@ class Sweep:
         self.primal = graph_module
         self.inputs = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
         self.of, self.wrt = list(of), list(wrt)
-        self.tracer = _Derivation(fake_mode_of(graph_module), refuse_outside)
+        self.tracer = FormulaTracer(fake_mode_of(graph_module), refuse_outside)
         self.copies: dict[fx.Node, fx.Node] = {}
-        self.cotangents: dict[fx.Node, Any] = {}
-        self.reached: set[fx.Node] = set()
-        """The nodes that have had a cotangent."""
         self.given: dict[fx.Node, list[fx.Node]] = {}
         """For ops of several results, the arguments that the cotangents there were lead to."""
         self.written: set[fx.Node] = set()
         """Reverse nodes that the user wrote, under modes of the user's."""
         self.active = active_nodes(graph_module, [self.inputs[place] for place in wrt])
+        self.cotangents = Cotangents(self.tracer, self.active)
         self.order = 1 + order_of_graph(graph_module.graph)
 
     @works_on("node")
@@ -212,7 +209,7 @@ class Sweep:
         set_descriptor(tangent, Tangent(descriptor, order=self.order))
         value = tangent.meta["val"]
         self.tracer.scope.new(value, tangent)
-        self._accumulate(node, value)
+        self.cotangents.add(node, value)
 
     def _copy_forward(self) -> None:
         emitter = self.tracer.emitter
@@ -253,57 +250,15 @@ class Sweep:
 
     # Cotangents -------------------------------------------------------------------------------
 
-    def _accumulate(self, node: fx.Node, cotangent: Any) -> None:
-        """Add to the cotangent of `node`, which is a tensor."""
-        if cotangent is None or node not in self.active or self._is_zero(cotangent):
-            return
-        self.reached.add(node)
-        value = node.meta["val"]
-        if node.target is operator.getitem:
-            several, path = getitem_path(node)
-            slots = self.cotangents.setdefault(several, {})
-            slots[path] = self._sum(slots.get(path), self._fitted(cotangent, value))
-        else:
-            self.cotangents[node] = self._sum(
-                self.cotangents.get(node), self._fitted(cotangent, value)
-            )
-
-    def _is_zero(self, cotangent: torch.Tensor) -> bool:
-        """A formula said zero by a tensor of zeros, or by a view of one."""
-        node = self.tracer.node(cotangent)
-        while isinstance(node.target, OpOverload) and node.target.is_view:
-            (node, *_) = node.all_input_nodes
-        return node.target in _ZEROS
-
-    def _sum(self, one: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
-        if one is None:
-            return other
-        with as_under(Mode()):
-            return one + other
-
-    def _fitted(self, cotangent: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """`cotangent` in the shape and dtype of the value it belongs to."""
-        with as_under(Mode()):
-            if cotangent.is_complex() and not value.is_complex():
-                cotangent = torch.real(cotangent)
-            if axes := symbols.axes_of_unbacked_size(cotangent.shape, value.shape):
-                cotangent = cotangent.sum(axes, keepdim=True)
-            # Else the first sizes of tuples of different lengths are compared, and told apart.
-            if cotangent.dim() != value.dim() or cotangent.shape != value.shape:
-                cotangent = cotangent.sum_to_size(value.shape)
-            if cotangent.dtype != value.dtype:
-                cotangent = cotangent.to(value.dtype)
-            return cotangent
-
     def _gradient(self, node: fx.Node) -> fx.Node | None:
-        cotangent = self.cotangents.get(node)
+        cotangent = self.cotangents.of(node)
         return None if cotangent is None else self.tracer.node(cotangent)
 
     # Rules ------------------------------------------------------------------------------------
 
     @works_on("node")
     def _pull_back(self, node: fx.Node) -> None:
-        cotangent = self.cotangents.pop(node, None)
+        cotangent = self.cotangents.take(node)
         if cotangent is None or node not in self.active or node.target in NON_DIFFERENTIABLE:
             return
         emitter = self.tracer.emitter
@@ -311,8 +266,6 @@ class Sweep:
         emitter.region = node.meta.get("region")
         emitter.grad_of = GradOf(node.name, str(node.target), self.order)
         out = node.meta["val"]
-        if isinstance(cotangent, dict):
-            cotangent = _arranged(cotangent, out)
         args, kwargs = self._values((node.args, node.kwargs))
         with as_under(Mode()):
             rule = VJPS.get(node.target)
@@ -359,7 +312,7 @@ class Sweep:
         gradient = call_user_code(gradient) if callable(gradient) else gradient
         self._note(node, argument, gradient)
         try:
-            self._accumulate(argument, gradient)
+            self.cotangents.add(argument, gradient)
         except RuntimeError as error:
             raise self._error(
                 node,
@@ -394,7 +347,7 @@ class Sweep:
             )
         for place, gradient in gradients.items():
             if isinstance(operands[place], fx.Node):
-                self._accumulate(operands[place], gradient)
+                self.cotangents.add(operands[place], gradient)
 
     def _reverse_function(self, node: fx.Node, cotangents: Any) -> None:
         """The backward half of a custom function, which takes zeros for missing cotangents."""
@@ -417,7 +370,7 @@ class Sweep:
             if isinstance(operand, fx.Node) and isinstance(gradient, fx.Node):
                 found = given.get(gradient, gradient.meta["val"])
                 try:
-                    self._accumulate(operand, found)
+                    self.cotangents.add(operand, found)
                 except RuntimeError as error:
                     raise DifferentiationError(
                         "an autograd.Function",
@@ -460,10 +413,7 @@ class Sweep:
                 self.tracer.answer = None
 
         try:
-            with self.tracer.conditional() as conditions:
-                gradients = formula()
-            if conditions:
-                gradients = self._provided(gradients, conditions, formula)
+            gradients = where_checks_hold(self.tracer, formula)
         except Exception as error:
             if is_raised_in_user_code(error):
                 said = f"its derivative raised {type(error).__name__}: {error}"
@@ -474,34 +424,11 @@ class Sweep:
         for argument in arguments:
             gradient = gradients.get(id(argument.meta["val"]))
             self._note(node, argument, gradient)
-            self._accumulate(argument, gradient)
+            self.cotangents.add(argument, gradient)
 
     def _note(self, node: fx.Node, argument: fx.Node, gradient: Any) -> None:
         if isinstance(node.meta["val"], (tuple, list)) and gradient is not None:
             self.given.setdefault(node, []).append(argument)
-
-    def _provided(
-        self,
-        gradients: dict[int, torch.Tensor],
-        conditions: Sequence[torch.Tensor],
-        formula: Callable[[], dict[int, torch.Tensor]],
-    ) -> dict[int, torch.Tensor]:
-        """`gradients`, which the formula gives where the conditions hold; elsewhere it raises."""
-        for condition in conditions:
-            message = self._refusal(formula)
-            gradients = {
-                key: provided(gradient, condition, message) for key, gradient in gradients.items()
-            }
-        return gradients
-
-    def _refusal(self, formula: Callable[[], object]) -> str:
-        """What torch says where a condition of its formula does not hold."""
-        with self.tracer.conditional(holds=False):
-            try:
-                formula()
-            except RuntimeError as error:
-                return str(error)
-        raise RuntimeError("its formula depends on data")
 
     def _twin(self, value: torch.Tensor, requires_grad: bool) -> torch.Tensor:
         with self.tracer.paused(), torch.no_grad():
@@ -514,56 +441,11 @@ class Sweep:
         return DifferentiationError(str(node.target), self.order, why, source_of(node))
 
 
-_ZEROS = {
-    torch.ops.aten.zeros.default,
-    torch.ops.aten.zeros_like.default,
-    torch.ops.aten.new_zeros.default,
-}
-
-
-class _Derivation(Tracer):
-    """The tracer of derivatives, in which torch's formulas may check what only data can tell.
-
-    One is that a loss of complex singular vectors does not depend on their phases.  The formula
-    goes on as if the check had held, and what was checked is returned as a condition.
-    """
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._holds = True
-        self._conditions: list[torch.Tensor] | None = None
-
-    @contextlib.contextmanager
-    def conditional(self, holds: bool = True) -> Iterator[list[torch.Tensor]]:
-        """Collect the conditions of what runs here; each of them `holds`, or none does."""
-        conditions: list[torch.Tensor] = []
-        before = self._conditions, self._holds
-        self._conditions, self._holds = conditions, holds
-        try:
-            yield conditions
-        finally:
-            self._conditions, self._holds = before
-
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if op is torch.ops.aten.allclose.default and self._conditions is not None:
-            with self, torch.no_grad():
-                self._conditions.append(torch.isclose(*args, **(kwargs or {})).all())
-            return self._holds
-        return super().__torch_dispatch__(op, types, args, kwargs)
-
-
 def _selected(node: fx.Node) -> list[fx.Node]:
     """The tensors that are selected from what `node` gives, lists inside tuples too."""
     items = [user for user in node.users if user.target is operator.getitem]
     inner = [each for item in items for each in _selected(item)]
     return [*(n for n in items if isinstance(n.meta.get("val"), torch.Tensor)), *inner]
-
-
-def _arranged(cotangents: Mapping[tuple[int, ...], Any], out: Any, path: Any = ()) -> Any:
-    """One cotangent, or None, for each tensor in `out`, which may be nested."""
-    if not isinstance(out, (tuple, list)):
-        return cotangents.get(path)
-    return tuple(_arranged(cotangents, each, (*path, i)) for i, each in enumerate(out))
 
 
 def _attributes(module: fx.GraphModule) -> dict[str, Any]:

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import adjoint
+from adjoint.differentiate.sweep import differentiate
+from adjoint.graph.operations import provided
+
+
+def size(a: Tensor) -> Tensor:
+    return torch.linalg.svd(a)[0].abs().sin().sum()  # type: ignore[no-any-return]
+
+
+def phase(a: Tensor) -> Tensor:
+    return torch.linalg.svd(a)[0].real.sum()  # type: ignore[no-any-return]
+
+
+def matrix() -> Tensor:
+    return torch.randn(3, 3, dtype=torch.complex128)
+
+
+def test_a_check_of_torchs_formula_is_a_condition_in_the_graph() -> None:
+    for function in (size, phase):
+        module = adjoint.capture(function, matrix().requires_grad_()).graph_module
+        joint = differentiate(module, [0], [0]).graph_module
+        assert any(node.target is provided for node in joint.graph.nodes)
+
+
+def test_a_check_that_passes_changes_nothing_and_one_that_fails_raises_torchs_error() -> None:
+    a = matrix()
+    torch.testing.assert_close(adjoint.grad(size)(a), torch.func.grad(size)(a))
+    with pytest.raises(RuntimeError, match="up to multiplication by"):
+        adjoint.grad(phase)(a)
