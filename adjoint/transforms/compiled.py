@@ -26,9 +26,10 @@ from adjoint.torch_private.modes import (
     outside_functorch,
 )
 from adjoint.trace.tracer import Tracer, current_tracer
-from adjoint.transforms.fingerprint import Fingerprint, Transformed
+from adjoint.transforms.fingerprint import Fingerprint
 from adjoint.transforms.kinds import Call, Memory
 from adjoint.transforms.linear import Linearized
+from adjoint.transforms.reachable import Transformed
 from adjoint.transforms.table import Programs, TooManyPrograms, programs_of, tell
 
 Function = Callable[..., Any]

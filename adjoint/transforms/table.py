@@ -21,8 +21,9 @@ import torch
 from adjoint.errors import CaptureError, FallbackWarning, OutsideLevelError
 from adjoint.runtime.specializations import Specializations
 from adjoint.torch_private.dynamo import COMPILING
-from adjoint.transforms.fingerprint import Fingerprint, Same, owner_of
+from adjoint.transforms.fingerprint import Fingerprint, owner_of
 from adjoint.transforms.kinds import Call, Memory, look_at, without_sizes
+from adjoint.transforms.reachable import Same
 
 # Functions of one code that read different values, for which programs are kept.
 MAX_MEANINGS = 8
