@@ -16,8 +16,8 @@ from adjoint.lower.definitions import Definition, Mapped
 from adjoint.lower.groups import Group, Level, enter
 from adjoint.lower.inlining import is_small
 from adjoint.lower.items import Item, with_inlined
-from adjoint.lower.reachability import Reachability
 from adjoint.lower.sizes import Size, estimate, quotient, same
+from adjoint.lower.transitive_closure import TransitiveClosure
 from adjoint.target import Target
 
 # Limits of one group: more would not fit into registers and caches, and compile slowly.
@@ -61,7 +61,7 @@ class _Fusion:
         """The number of each group, in the order in which they were created."""
         self.group_of: dict[fx.Node, Group] = {}
         self.deferred: dict[fx.Node, Item] = {}
-        self.reached = Reachability()
+        self.reached = TransitiveClosure()
         """Of groups, and of nodes that are in none."""
 
     def run(self, items: Iterable[Item]) -> list[Group]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 
-class Reachability:
+class TransitiveClosure:
     """For each unit, the set of itself and all that it depends on, as the bits of an integer."""
 
     def __init__(self) -> None:

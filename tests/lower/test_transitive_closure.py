@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import random
 
-from adjoint.lower.reachability import Reachability
+from adjoint.lower.transitive_closure import TransitiveClosure
 
 
 def test_what_is_needed_through_others() -> None:
-    reached = Reachability()
+    reached = TransitiveClosure()
     for unit in "abc":
         reached.add(unit, 0)
     reached.add("b", reached.row("a"))
@@ -19,7 +19,7 @@ def test_what_is_needed_through_others() -> None:
 
 
 def test_what_needed_a_unit_needs_what_that_comes_to_need() -> None:
-    reached = Reachability()
+    reached = TransitiveClosure()
     for unit in "abcd":
         reached.add(unit, 0)
     reached.add("c", reached.row("b"))
@@ -34,7 +34,7 @@ def test_random_edges_in_any_order() -> None:
     needs: dict[int, set[int]] = {unit: {unit} for unit in range(12)}
     for v, u in sorted(edges):
         needs[v] |= needs[u]
-    reached = Reachability()
+    reached = TransitiveClosure()
     for unit in range(12):
         reached.add(unit, 0)
     chance.shuffle(edges)
