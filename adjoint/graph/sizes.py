@@ -53,6 +53,11 @@ class Sizing:
         self._known: tuple[int, Sizes] | None = None
         """How much had been assumed, and sizes for which it holds: most calls are for those."""
 
+    @property
+    def count(self) -> int:
+        """How much is assumed now."""
+        return len(self._assumed)
+
     def of(self, inputs: Sequence[Any]) -> Sizes:
         """The number that each symbol is for `inputs`."""
         return {

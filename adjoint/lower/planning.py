@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -48,10 +49,11 @@ from adjoint.lower.operands import Nest
 from adjoint.lower.products import product_nests
 from adjoint.lower.row_tiles import RowTiling, Unit, is_product, row_stride, side_of, with_row_tiles
 from adjoint.lower.scheduling import Schedule, is_plain
-from adjoint.lower.sizes import Size, simplified, size_of
+from adjoint.lower.sizes import Size, is_one, product, same, simplified, size_of, sizes
 from adjoint.lower.views import PARTS, dtype_of, shape_of, view_of
 from adjoint.target import Target
 from adjoint.torch_private import trees
+from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.symbols import input_symbols
 
 aten = torch.ops.aten
@@ -87,12 +89,28 @@ def require_within(
             raise error(f"index {wrong} is out of bounds for {where}")
 
 
+def _shows_all(view: fx.Node, base: fx.Node, slot: Slot) -> bool:
+    """The view has each element of a result once, in the same memory."""
+    if slot.kind is not SlotKind.OUTPUT:
+        return False
+    shown, whole = tensor_of(view), tensor_of(base)
+    if storage_key(shown) != storage_key(whole) or shown.dtype != whole.dtype:
+        return False
+    offsets = sizes((shown.storage_offset(), whole.storage_offset()))
+    strides = zip(shape_of(base), sizes(whole.stride()), slot.strides, strict=True)
+    if not same(*offsets) or not all(same(a, b) or is_one(size) for size, a, b in strides):
+        return False
+    return same(product(shape_of(view)), product(shape_of(base)))
+
+
 class _Planning(Schedule):
     def __init__(
         self, graph_module: fx.GraphModule, target: Target, called: Collection[str]
     ) -> None:
         super().__init__(graph_module, target, called)
         self.slots: dict[fx.Node, Slot] = {}
+        self.shown: dict[fx.Node, fx.Node] = {}
+        """Returned views, and the results that are allocated with their shape and strides."""
         self.check_slots: list[Slot] = []
         """Results of index checks, which are no values of the graph."""
         self.steps: list[Step] = []
@@ -109,7 +127,7 @@ class _Planning(Schedule):
         self.users = self._users(units)
         for unit in units:
             self._step(unit)
-        for node in self.returned():
+        for node in self._views_to_make():
             self._ensure(node)
         outputs = trees.map_leaves(self._argument, self.outputs())
         slots = sorted([*self.slots.values(), *self.check_slots], key=lambda slot: slot.number)
@@ -156,6 +174,31 @@ class _Planning(Schedule):
                     for bound in self.items[node].bounds if node in self.items else ():
                         users.setdefault(base_of(bound.node), set()).add(0)
         return users
+
+    def _views_to_make(self) -> list[fx.Node]:
+        """The returned nodes, but for views of results that can be allocated as the view itself.
+
+        Kernels know addresses and their own strides alone, so that the tensor of a result may have
+        the shape and strides of its only view.
+        """
+        called = [step for step in self.steps if isinstance(step, LibraryCall)]
+        leaves = [leaf for call in called for leaf in trees.leaves((call.args, call.kwargs))]
+        tensors = {leaf.slot for leaf in leaves if isinstance(leaf, Argument)}
+        tensors |= {call.result for call in called}
+        returned = self.returned()
+        bases = Counter(map(base_of, returned))
+        remaining: list[fx.Node] = []
+        for node in returned:
+            base = base_of(node)
+            slot = self.slots.get(base)
+            is_alone = slot is not None and slot.number not in tensors and bases[base] == 1
+            if node is base or slot is None or not (is_alone and _shows_all(node, base, slot)):
+                remaining.append(node)
+                continue
+            shown = replace(slot, shape=shape_of(node), strides=sizes(tensor_of(node).stride()))
+            self.slots[base] = shown
+            self.shown[node] = base
+        return remaining
 
     def _ensure(self, node: fx.Node) -> None:
         """Give a slot to a view that a library call or the caller needs as a tensor."""
@@ -280,7 +323,7 @@ class _Planning(Schedule):
 
     def _argument(self, leaf: Any) -> Any:
         if isinstance(leaf, fx.Node):
-            return Argument(self.slots[leaf].number)
+            return Argument(self.slots[self.shown.get(leaf, leaf)].number)
         return Number(size_of(leaf)) if isinstance(leaf, torch.SymInt) else leaf
 
     def _is_native_product(self, node: fx.Node) -> bool:

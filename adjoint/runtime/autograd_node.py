@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import fx
@@ -23,7 +23,7 @@ from adjoint.graph.boundary import (
 from adjoint.graph.derivative import Backward, Derivative, Segments
 from adjoint.graph.evaluation import InOwnMemory, InputsWithHistory, detach_inputs, evaluate
 from adjoint.graph.purity import is_impure_graph
-from adjoint.graph.sizes import Sizes
+from adjoint.graph.sizes import Sizes, Sizing
 from adjoint.runtime.calling import Standing
 from adjoint.runtime.executable import Derivatives, Executable
 from adjoint.runtime.specializations import (
@@ -80,6 +80,16 @@ class _Version:
     narrowed: Specializations[tuple[int, ...], _Ready]
 
 
+class _LastBackward(NamedTuple):
+    """What the last backward was for, and the graph it ran."""
+
+    key: tuple[tuple[int, ...], tuple[int, ...], Sizes, int]
+    """Outputs with cotangents, gradients asked for, sizes, and how much was assumed of these."""
+    sizing: Sizing
+    ready: _Ready
+    own_sizes: Sizes
+
+
 @dataclass(frozen=True)
 class _Kinds:
     """What is the same in all calls, so that it is looked at once."""
@@ -130,6 +140,7 @@ class GradProgram:
         self._has_failed = False
         """A backward graph could not be built, and the user was told."""
         self._kinds: _Kinds | None = None
+        self._last: _LastBackward | None = None
         self._forward: Executable | None = None
         self._backwards: Specializations[tuple[int, ...], SizeSpecializations[_Version]]
         # The last place is for all cotangents, with zeros for those that are missing.
@@ -231,6 +242,9 @@ class GradProgram:
 
         `wanted`: places in `wrt` of the inputs whose gradients someone waits for.
         """
+        last = self._last
+        if last is not None and last.key == (of, wanted, sizes, last.sizing.count):
+            return last.ready, last.own_sizes
         with differentiating(self.derivative.graph_module):
             versions = self._backwards.get(of)
             found = None if versions is None else versions.find(sizes)
@@ -244,7 +258,10 @@ class GradProgram:
                         why = f"{full}; now sizes are {shown(sizes)}"
                         op = "a function of symbolic sizes"
                         raise DifferentiationError(op, 1, why) from full.__cause__
-            return self._narrowed(found.value, wanted), found.own(sizes)
+            ready, own_sizes = self._narrowed(found.value, wanted), found.own(sizes)
+        key = (of, wanted, sizes, found.sizing.count)
+        self._last = _LastBackward(key, found.sizing, ready, own_sizes)
+        return ready, own_sizes
 
     def _versions(self, of: tuple[int, ...]) -> SizeSpecializations[_Version]:
         versions = self._backwards.get(of)
@@ -360,11 +377,14 @@ class _Node(torch.autograd.Function):
         ctx.program, ctx.sizes = program, sizes
         ctx.kept = _Kept(inputs) if program.falls_back else None
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*[outputs[i] for i in kinds.fixed])
+        if kinds.fixed:
+            ctx.mark_non_differentiable(*[outputs[i] for i in kinds.fixed])
         ctx.numbers = [(place, saved[place]) for place in kinds.numbers]
         for place in kinds.numbers:
             saved[place] = None
         ctx.save_for_backward(*saved)
+        if not kinds.others:
+            return tuple(outputs)
         returned = list(outputs)
         for place in kinds.others:
             returned[place] = None
@@ -381,7 +401,7 @@ class _Node(torch.autograd.Function):
             return _NO_TENSORS + (None,) * len(program.wrt)
         of = program.pattern(given)
         following = ctx.next_functions  # Each time it is asked for, all of them are made.
-        wanted = program.following.that_run([node for node, _ in following])
+        wanted = program.following.that_run([node for node, _ in following], given)
         try:
             ready, sizes = program.backward(of, wanted, ctx.sizes)
         except DifferentiationError as error:

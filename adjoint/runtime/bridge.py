@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import fx
@@ -66,6 +66,22 @@ MAX_INPUT_SETS = 32
 _GradPrograms: TypeAlias = Specializations[tuple[int, ...], "tuple[GradProgram | None]"]
 
 
+class _LastCall(NamedTuple):
+    """What the last call that autograd follows was for, and what it led to."""
+
+    wrt: tuple[int, ...]
+    sizes: Sizes
+    program: GradProgram
+    own_sizes: Sizes
+    sizing: Sizing
+    assumed: int
+
+    @property
+    def holds(self) -> bool:
+        """Nothing more has been assumed since."""
+        return self.sizing.count == self.assumed
+
+
 class DifferentiableGraph:
     """A graph that runs, and can be differentiated by autograd any number of times."""
 
@@ -80,6 +96,7 @@ class DifferentiableGraph:
         self._remakes = 0
         self._versions = self._no_versions()
         self._versions.add(graph_module, None)
+        self._last: _LastCall | None = None
 
     def _no_versions(self) -> SizeSpecializations[_GradPrograms]:
         return SizeSpecializations(
@@ -117,19 +134,26 @@ class DifferentiableGraph:
         wrt = self._inputs_of_interest(inputs)
         if not wrt:
             return self.run(list(inputs), known)
-        found = None
+        found, sizes = None, self._sizes(inputs, known)
         if not self._eager:
+            last = self._last
+            if last is not None and last.wrt == wrt and last.sizes == sizes and last.holds:
+                return last.program(inputs, last.own_sizes, standing)
             try:
                 with differentiating(self.graph_module):
-                    found = self._grad_program(wrt, self._sizes(inputs, known))
+                    found = self._grad_program(wrt, sizes)
             except DifferentiationError as error:
                 self._leave_to_eager(error)
         if found is None:
             return evaluate(self.graph_module, inputs)  # type: ignore[no-any-return]
-        grad_program, sizes = found
+        grad_program, version = found
         if grad_program is None:
             return self.run(list(inputs), known)
-        return grad_program(inputs, sizes, standing)
+        own_sizes = version.own(sizes)
+        self._last = _LastCall(
+            wrt, sizes, grad_program, own_sizes, version.sizing, version.sizing.count
+        )
+        return grad_program(inputs, own_sizes, standing)
 
     def run(self, inputs: list[Any], known: Sizes | None = None) -> Sequence[Any]:
         """The outputs, without a history; `inputs` is empty then."""
@@ -159,10 +183,10 @@ class DifferentiableGraph:
                     self.graph_module, names = resized(self._captured, sizes)
                     self._versions = self._no_versions()
                     self._versions.add(self.graph_module, names)
-                    self._plain = self._ops = None
+                    self._plain = self._ops = self._last = None
                     return
             warn_of_failure(error, self.graph_module)
-            self._eager = True
+            self._eager, self._last = True, None
             self._plain = functools.partial(evaluate, self.graph_module)
 
     def _load(self) -> Executable:
@@ -193,18 +217,19 @@ class DifferentiableGraph:
         return [each for each in made if each is not None]
 
     def _sizes(self, inputs: Sequence[Any], known: Sizes | None) -> Sizes:
-        return {**(known or {}), **self._sizing.of(inputs)}
+        found = self._sizing.of(inputs)
+        return {**known, **found} if known else found
 
     def _grad_program(
         self, wrt: tuple[int, ...], sizes: Sizes
-    ) -> tuple[GradProgram | None, Sizes] | None:
-        """What is differentiated for `sizes`, with these in its terms; None: eager autograd is."""
+    ) -> tuple[GradProgram | None, Version[_GradPrograms]] | None:
+        """What is differentiated for `sizes`, and the version it is of; None: eager autograd is."""
         for version in tuple(self._versions.versions):
             if version.violated(sizes) is None:
                 made = self._made(version, wrt)
                 # To make it, more may have been assumed.
                 if version.violated(sizes) is None:
-                    return made, version.own(sizes)
+                    return made, version
         with compiling():
             try:
                 made_anew = self._versions.make(sizes)
@@ -214,7 +239,7 @@ class DifferentiableGraph:
                 warn_of_fallback(message, place.source)
                 return None
             assert made_anew is not None, "a graph can be differentiated for all sizes"
-            return self._made(made_anew, wrt), made_anew.own(sizes)
+            return self._made(made_anew, wrt), made_anew
 
     def _made(self, version: Version[_GradPrograms], wrt: tuple[int, ...]) -> GradProgram | None:
         found = version.value.get(wrt)
@@ -245,9 +270,9 @@ class DifferentiableGraph:
 
     def _inputs_of_interest(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         """Positions of the inputs that autograd differentiates with respect to."""
-        if torch.is_inference_mode_enabled():
-            return ()  # There autograd is off, also in regions that enable grad.
-        if entry_mode(self.graph_module).grad_enabled and not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and entry_mode(self.graph_module).grad_enabled:
             return ()
         places = enumerate(inputs)
-        return tuple([i for i, v in places if isinstance(v, torch.Tensor) and v.requires_grad])
+        found = tuple([i for i, v in places if isinstance(v, torch.Tensor) and v.requires_grad])
+        # In inference mode autograd is off, also in regions that enable grad.
+        return () if found and torch.is_inference_mode_enabled() else found

@@ -12,12 +12,17 @@ from torch import fx
 from adjoint.errors import CaptureError, DifferentiationError
 from adjoint.graph.boundary import warn_of_fallback
 from adjoint.graph.captured import CapturedProgram
-from adjoint.runtime.calling import Runnable, call
+from adjoint.graph.evaluation import InOwnMemory
+from adjoint.runtime.calling import Runnable, call, finish
 from adjoint.runtime.specializations import Specializations
 from adjoint.torch_private.dynamo import COMPILING
 from adjoint.torch_private.fake import storage_key
+from adjoint.torch_private.modes import is_autocast_enabled
 
 Sharing: TypeAlias = tuple[Any, ...]
+
+# A graph, the positions of its inputs, and the positions of the results among its outputs.
+DirectWay: TypeAlias = tuple[Runnable, list[int], list[int]]
 
 
 # Patterns of inputs that share memory for which captures of one function are kept.
@@ -62,10 +67,17 @@ class EntryPoint:
         self._by_sharing: Specializations[Sharing, _Variant] = Specializations(MAX_SHARING_PATTERNS)
         self._pattern: Sharing | None = None
         self._eager = eager
+        self._direct: DirectWay | None = None
         self._said: set[str] = set()
         """Why it ran in eager torch."""
 
     def __call__(self, *inputs: Any) -> Any:
+        if self._direct is not None and not is_autocast_enabled():
+            graph, places, results = self._direct
+            outputs = graph([inputs[place] for place in places])
+            if isinstance(outputs, InOwnMemory):
+                return [outputs[place] for place in results]
+            return finish(self.first.calling, inputs, outputs)
         try:
             variant = self._for(inputs)
             runnable = variant.runnable or self._loaded(variant)
@@ -84,7 +96,18 @@ class EntryPoint:
         with COMPILING:
             if variant.runnable is None:
                 variant.runnable = self._load(variant.captured.graph_module)
+                if variant is self._first:
+                    self._direct = self._direct_way(variant.runnable)
             return variant.runnable
+
+    def _direct_way(self, runnable: Runnable) -> DirectWay | None:
+        """The graph, its inputs and its results, if a call is nothing but to run it on them."""
+        captured, calling = self.first, self.first.calling
+        if self._written or self._placed or captured.bound or captured.closed_over:
+            return None
+        if calling.plain_inputs is None or calling.plain_results is None or calling.view_values:
+            return None
+        return runnable, calling.plain_inputs, calling.plain_results
 
     def _in_eager(self, error: CaptureError | DifferentiationError, inputs: Sequence[Any]) -> Any:
         assert self._eager is not None

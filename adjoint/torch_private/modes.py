@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -380,30 +381,53 @@ def has_dispatch_mode() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0
 
 
-# With more captured leaves than this, the answers of the last run are reused.
-MAX_LEAVES_ASKED = 4
+# Runs for which gradients are assumed to be needed, as they were the last time.
+MAX_RUNS_UNASKED = 16
+
+# Kinds of runs that are remembered.
+MAX_KINDS = 64
 
 
 class ReachedNodes:
     """Which successors of an autograd node the current backward will execute or return.
 
-    For a leaf whose gradient `autograd.grad` returns, torch answers by raising an error, which is
-    slow.  Where there are many such leaves, and the first of them is one again, the others are
-    assumed to be, too; all other nodes are queried in each run.
+    To ask takes microseconds, and for a leaf whose gradient `autograd.grad` returns torch answers
+    by raising an error, which is slower.  So where all were reached, and of leaves that were
+    returned, the same is assumed of the next runs of that kind: that may only compute too much.
+    All other nodes are asked about in each run.
     """
 
     def __init__(self) -> None:
-        self._returned: tuple[int, ...] = ()
+        self._assumed: dict[Hashable, _Assumed] = {}
 
-    def that_run(self, nodes: Sequence[Any]) -> tuple[int, ...]:
-        """Their indices; may include leaves whose gradient is not needed in this run."""
-        assumed = self._returned
-        if assumed and _will_run(nodes[assumed[0]]) is not _RETURNED:
-            assumed = ()
-        answers = [_RETURNED if n in assumed else _will_run(node) for n, node in enumerate(nodes)]
-        returned = tuple([n for n, answer in enumerate(answers) if answer is _RETURNED])
-        self._returned = returned if len(returned) > MAX_LEAVES_ASKED else ()
-        return tuple([n for n, answer in enumerate(answers) if answer])
+    def that_run(self, nodes: Sequence[Any], kind: Hashable) -> tuple[int, ...]:
+        """Their indices; may include some whose gradient is not needed in this run.
+
+        `kind`: what tells runs of this node apart that may be for different gradients.
+        """
+        assumed = self._assumed.get(kind)
+        if assumed is None or assumed.runs == MAX_RUNS_UNASKED:
+            answers = [_will_run(node) for node in nodes]
+            is_all = all(answers)
+            known = [n for n, answer in enumerate(answers) if is_all or answer is _RETURNED]
+            if len(self._assumed) > MAX_KINDS:
+                self._assumed.clear()
+            self._assumed[kind] = _Assumed(frozenset(known), is_all, 1)
+            return tuple([n for n, answer in enumerate(answers) if answer])
+        assumed.runs += 1
+        if assumed.is_all:
+            return tuple(range(len(nodes)))
+        reached = assumed.reached
+        return tuple([n for n, node in enumerate(nodes) if n in reached or _will_run(node)])
+
+
+@dataclasses.dataclass
+class _Assumed:
+    """Nodes that are taken to be reached, for how many runs by now."""
+
+    reached: frozenset[int]
+    is_all: bool
+    runs: int
 
 
 _RETURNED = "returned"

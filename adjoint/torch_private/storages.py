@@ -1,4 +1,4 @@
-"""Reference counts of storages."""
+"""Storages: how many refer to one, and new ones without the overhead of argument parsing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 
 import torch
+from torch._C._dynamo import guards
 
 
 class Holders:
@@ -29,3 +30,7 @@ class Holders:
 
 
 _uses: Callable[[int], int] = torch._C._storage_Use_Count
+
+# `torch.empty_strided` on the CPU, whatever the default device is.
+empty_strided: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
+empty_strided = guards._empty_strided_cpu  # type: ignore[attr-defined]

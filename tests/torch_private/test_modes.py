@@ -266,7 +266,7 @@ class Asking(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
         nodes = [node for node, _ in ctx.next_functions]
-        Asking.found.append(Asking.following.that_run(nodes))
+        Asking.found.append(Asking.following.that_run(nodes, object()))
         Asking.zeros = [modes.zero_cotangent(ctx, 1), modes.zero_cotangent(*ctx.next_functions[0])]
         return cotangents
 
@@ -292,24 +292,29 @@ def test_autograd_says_where_it_goes_on() -> None:
     assert (one.shape, other.shape) == ((2, 2), (1, 2))
 
 
-def test_of_many_leaves_one_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
-    grad = torch.autograd.grad
+def test_what_was_reached_is_for_some_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: dict[str, Any] = {"a": True, "b": True, "c": modes._RETURNED}
     asked: list[Any] = []
-    original = modes._will_run
 
-    def counted(node: Any) -> Any:
+    def answered(node: Any) -> Any:
         asked.append(node)
-        return original(node)
+        return answers[node]
 
-    monkeypatch.setattr(modes, "_will_run", counted)
-    assert wanted_of(lambda loss, leaves: grad(loss, leaves[2:]), 9) == tuple(range(2, 9))
+    monkeypatch.setattr(modes, "_will_run", answered)
+    following = modes.ReachedNodes()
+    for _ in range(modes.MAX_RUNS_UNASKED):
+        assert following.that_run("abc", "all") == (0, 1, 2)
+    assert asked == ["a", "b", "c"]
+    answers.update(a=False)
+    assert following.that_run("abc", "all") == (1, 2)
     asked.clear()
-    assert wanted_of(lambda loss, leaves: grad(loss, leaves[1:]), 9) == tuple(range(1, 9))
-    assert len(asked) == 3
-    assert wanted_of(lambda loss, leaves: grad(loss, leaves[3]), 9) == (3,)
-    assert wanted_of(lambda loss, leaves: loss.backward(inputs=[leaves[1]]), 9) == (1,)
+    # A leaf that was returned is not asked about; what was not reached is, in every run.
+    answers.update(a=True, b=False, c=False)
+    assert following.that_run("abc", "all") == (0, 2)
+    assert asked == ["a", "b"]
+    assert following.that_run("abc", "another kind") == (0,)
 
 
 def test_only_the_error_about_leaves_is_an_answer() -> None:
     with pytest.raises(RuntimeError, match="backward pass"):
-        modes.ReachedNodes().that_run([torch.ones(1, requires_grad=True).exp().grad_fn])
+        modes.ReachedNodes().that_run([torch.ones(1, requires_grad=True).exp().grad_fn], 0)

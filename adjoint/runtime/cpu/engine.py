@@ -11,10 +11,9 @@ before it is loaded.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import llvmlite.binding as llvm
 from llvmlite.binding import newpassmanagers
@@ -163,55 +162,3 @@ def _is_known(name: str) -> bool:
         if address:
             _add(name, address)
     return name in _KNOWN
-
-
-# The first part of a native run: for each pair (address of a word, index) of %bindings, stores
-# entry `index` of the call's address table in that word.  Continues at %step, or at %end if there
-# are no steps.
-STORE_ADDRESSES = """\
-  %none = icmp eq i64 %bound, 0
-  br i1 %none, label %bind.end, label %bind
-bind:
-  %b = phi i64 [ 0, %entry ], [ %b.next, %bind ]
-  %pair = getelementptr { ptr, i64 }, ptr %bindings, i64 %b
-  %place = load ptr, ptr %pair
-  %from = getelementptr i64, ptr %pair, i64 1
-  %slot = load i64, ptr %from
-  %at = getelementptr i64, ptr %table, i64 %slot
-  %value = load i64, ptr %at
-  store i64 %value, ptr %place
-  %b.next = add i64 %b, 1
-  %b.more = icmp ult i64 %b.next, %bound
-  br i1 %b.more, label %bind, label %bind.end
-bind.end:
-  %idle = icmp eq i64 %count, 0
-  br i1 %idle, label %end, label %step
-"""
-
-RUNNER = f"""\
-define i64 @adjoint.run(
-    ptr %bindings, i64 %bound, ptr %table, ptr %steps, i64 %count, i64 %threads) {{
-entry:
-{STORE_ADDRESSES}
-step:
-  %s = phi i64 [ 0, %bind.end ], [ %s.next, %step ]
-  %call = getelementptr {{ ptr, ptr }}, ptr %steps, i64 %s
-  %function = load ptr, ptr %call
-  %args.at = getelementptr i64, ptr %call, i64 1
-  %args = load ptr, ptr %args.at
-  call void %function(ptr %args, i64 %threads)
-  %s.next = add i64 %s, 1
-  %s.more = icmp ult i64 %s.next, %count
-  br i1 %s.more, label %step, label %end
-end:
-  ret i64 0
-}}
-"""
-
-
-@functools.cache
-def runner() -> Callable[..., int]:
-    """The native function that stores a call's addresses and calls a run of kernels in order."""
-    word = ctypes.c_int64
-    kind = ctypes.CFUNCTYPE(word, word, word, word, word, word, word)
-    return kind(load_resident(RUNNER, "adjoint.run"))

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adjoint.torch_private.storages import Holders
+from adjoint.torch_private.storages import Holders, empty_strided
 
 # Where the system does not report a size: most CPUs have at least as much.
 DEFAULT_CACHE_BYTES = 1 << 20
@@ -99,6 +99,6 @@ class ResultPool:
             if holders.are_gone():
                 # `.data` shares the memory, but not the version counter, and is no view.
                 return tensor.data
-        new = torch.empty_strided(shape, strides, dtype=self.dtype, device=CPU)
+        new = empty_strided(shape, strides, self.dtype)
         self._buffers = [*self._buffers[-self.MAX_BUFFERS + 1 :], (new, Holders(new))]
         return new.data

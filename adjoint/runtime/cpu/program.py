@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from adjoint.loops.plan import (
     operands_of,
 )
 from adjoint.runtime.code import NativeFunction
-from adjoint.runtime.cpu.engine import runner
+from adjoint.runtime.cpu.callables import kernel_runner
 from adjoint.runtime.cpu.memory import ResultPool, cache_bytes, keep_freed_memory, share
 from adjoint.runtime.cpu.products import gemm, whole_product_words
 from adjoint.runtime.cpu.tiles import row_tile_words, tile_runner
@@ -32,6 +32,7 @@ from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.plans.runs import Run
 from adjoint.runtime.plans.writing import NativeWriter
 from adjoint.target import CPU
+from adjoint.torch_private.storages import empty_strided
 
 # With fewer elements, waking a thread takes longer than its work.
 MIN_ELEMENTS_PER_THREAD = 8192
@@ -192,6 +193,9 @@ class CpuBinding(NativeBinding):
             if slot.kind is SlotKind.OUTPUT and slot.dtype is not None and _may_be_large(slot)
         }
 
+    def _runner(self, words: int) -> Callable[..., int]:
+        return kernel_runner()(words)
+
     def _memory(self, count: int) -> torch.Tensor:
         return torch.empty(count, dtype=torch.uint8, device=CPU)
 
@@ -210,12 +214,12 @@ class CpuWriter(NativeWriter):
 
     def __init__(self, host: Host, runs: Sequence[Run], checks: bool = False) -> None:
         super().__init__(host, runs, checks)
-        self.constants.update(cpu=CPU, empty_strided=torch.empty_strided, native=runner())
+        self.constants.update(empty_strided=empty_strided)
 
     def new(self, slot: int, shape: str, strides: str, dtype: str) -> str:
         if _may_be_large(self.plan.slots[slot]):
             return f"binding.pools[{slot}].take({shape}, {strides})"
-        return f"empty_strided({shape}, {strides}, dtype={dtype}, device=cpu)"
+        return f"empty_strided({shape}, {strides}, {dtype})"
 
-    def native(self) -> None:
-        self.line("native(*call, threads)")
+    def native(self, call: str) -> None:
+        self.line(f"{call}threads)")

@@ -6,7 +6,6 @@ for temporaries is shared by all programs of the stream.  Repeated calls replay 
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,7 +24,8 @@ from adjoint.loops.plan import (
 )
 from adjoint.loops.teams import threads_per_block
 from adjoint.runtime.code import NativeFunction
-from adjoint.runtime.cpu.engine import STORE_ADDRESSES, add_symbol, load_resident
+from adjoint.runtime.cpu.callables import STORE_ADDRESSES, runner
+from adjoint.runtime.cpu.engine import add_symbol
 from adjoint.runtime.gpu.capture import CudaCapturer
 from adjoint.runtime.gpu.cuda_graphs import CudaGraphs
 from adjoint.runtime.gpu.driver import check, launch_address, use_in_this_thread
@@ -171,6 +171,9 @@ class GpuBinding(NativeBinding):
         self._taken_from = arena
         self.lease = Lease(NO_MEMORY)
 
+    def _runner(self, words: int) -> Callable[..., int]:
+        return launcher()(words)
+
     def release(self) -> None:
         self.tensors.clear()
         self.flat.clear()
@@ -193,7 +196,7 @@ class GpuWriter(NativeWriter):
 
     def __init__(self, host: Host, runs: Sequence[Run], checks: bool = False) -> None:
         super().__init__(host, runs, checks)
-        self.constants.update(native=launcher(), failed=_failed)
+        self.constants.update(failed=_failed)
 
     def new(self, slot: int, shape: str, strides: str, dtype: str) -> str:
         return f"new({slot}, {shape}, {strides}, {dtype})"
@@ -201,8 +204,8 @@ class GpuWriter(NativeWriter):
     def is_unreadable(self, name: str) -> str:
         return f"{super().is_unreadable(name)} or {name}.data_ptr() % {INPUT_ALIGNMENT}"
 
-    def native(self) -> None:
-        self.line("code = native(*call, stream)")
+    def native(self, call: str) -> None:
+        self.line(f"code = {call}stream)")
         self.line("if code:")
         self.line("    failed(code)")
 
@@ -252,9 +255,7 @@ end:
 
 
 @functools.cache
-def launcher() -> Callable[..., int]:
-    """The native function that stores a call's addresses and launches a run of kernels."""
+def launcher() -> Callable[[int], Callable[..., int]]:
+    """Makes callables that store a call's addresses and launch a run of kernels."""
     add_symbol("cuLaunchKernel", launch_address())
-    word = ctypes.c_int64
-    kind = ctypes.CFUNCTYPE(word, word, word, word, word, word, word)
-    return kind(load_resident(LAUNCHER, "adjoint.launch"))
+    return runner(LAUNCHER, "adjoint.launch")

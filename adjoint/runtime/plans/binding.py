@@ -13,15 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from adjoint.graph.boundary import passes_through
 from adjoint.loops.plan import LibraryCall, Size
-from adjoint.runtime.plans.host import Host, NativeHost
+from adjoint.runtime.plans.host import Host, HostRun, NativeHost
 from adjoint.runtime.plans.hostcode import Undefined, execute
 from adjoint.runtime.plans.interpreter import interpreter
 from adjoint.runtime.plans.layout import ALIGNMENT
 from adjoint.torch_private import symbols
+
+Words: TypeAlias = npt.NDArray[np.int64]
 
 # Makes the tensors of temporaries that library calls use, given the binding.
 MakeTensors: TypeAlias = Callable[["Binding"], None]
@@ -75,8 +78,12 @@ class Binding(ABC):
         """`count` bytes for temporaries."""
 
     @abstractmethod
-    def _execute(self, start: int, stop: int) -> None:
-        """Execute instructions of the host code."""
+    def _compute_sizes(self) -> None:
+        """Execute the host code up to where it depends on addresses."""
+
+    @abstractmethod
+    def _compute_addresses(self) -> None:
+        """Execute the rest."""
 
     def bind(self, sizes: tuple[int, ...]) -> None:
         """Compute everything for other sizes, the last of which is the number of threads."""
@@ -88,17 +95,13 @@ class Binding(ABC):
             known = {symbol: size for (symbol, _, _), size in pairs}
             for index, expr in host.code.in_python:
                 words[index] = int(symbols.evaluate(expr, known))
-        self._execute(0, host.sizes_end)
+        self._compute_sizes()
         self._take_memory(words[host.total.index])
         self._make_tensors(self)
-        self._finish()
+        self._compute_addresses()
         if self._checks:
             self.is_checked = self._kind_of(sizes) in self._checked_kinds
         self.sizes = sizes
-
-    @abstractmethod
-    def _finish(self) -> None:
-        """Compute what depends on addresses."""
 
     def _take_memory(self, count: int) -> None:
         have = self.arena.numel() - ALIGNMENT
@@ -157,48 +160,55 @@ class NativeBinding(Binding):
         for index, to in host.code.addresses:
             self.words[index] = base + 8 * to
         self._code = np.array([*host.code.instructions, (0, 0, 0, 0)], dtype=np.int64)
-        self._interpreter = interpreter()
-        self.runs = [self._runnable(place) for place in range(len(host.runs))]
+        end = len(host.code.instructions)
+        self._sizes_code = self._interpreted(0, host.sizes_end)
+        self._addresses_code = self._interpreted(host.sizes_end, end)
+        runs = [self._run_words(run) for run in host.runs]
+        self._kept = [kept for _, kept in runs]
+        self.runs = [self._runner(words.ctypes.data) for words, _ in runs]
+        """Each run of kernels, given the addresses of a call, and one more number."""
 
-    def _execute(self, start: int, stop: int) -> None:
-        if start == stop:
-            return
-        code = self._code.ctypes.data + 32 * start
-        failed = self._interpreter(self._memory_of_words.ctypes.data, code, stop - start)
-        if failed:
+    def _interpreted(self, start: int, stop: int) -> tuple[Callable[..., int], Words]:
+        """A callable that executes some instructions, and the words it depends on."""
+        base, code = self._memory_of_words.ctypes.data, self._code.ctypes.data + 32 * start
+        words = np.array([base, 0, 0, code, stop - start], dtype=np.int64)
+        return interpreter()(words.ctypes.data), words
+
+    def _compute_sizes(self) -> None:
+        execute, _ = self._sizes_code
+        if execute(0):
             raise Undefined("a size is divided by zero")
 
-    def _finish(self) -> None:
+    def _compute_addresses(self) -> None:
         for slot, address in self.host.views.items():
             tensor = self.tensors[slot]
             self.words[address.index] = tensor.data_ptr() if isinstance(tensor, torch.Tensor) else 0
-        self._execute(self.host.sizes_end, len(self.host.code.instructions))
+        execute, _ = self._addresses_code
+        execute(0)
 
-    def _runnable(self, place: int) -> tuple[Any, ...]:
-        """A run's address table, the arguments of the native call, and what these point to."""
-        run = self.host.runs[place]
+    @abstractmethod
+    def _runner(self, words: int) -> Callable[..., int]:
+        """The run of kernels described by the five words at an address (`callables.py`)."""
+
+    def _run_words(self, run: HostRun) -> tuple[Words, tuple[Words, ...]]:
+        """The words that describe a run, and all memory that has to stay for it."""
         table = np.zeros(run.call_slots + 1, dtype=np.int64)
         base = self._memory_of_words.ctypes.data
-        stores = [[base + 8 * index, source] for index, source in run.call_addresses]
-        kept = np.array(stores or [[0, 0]], dtype=np.int64)
-        call = (
-            kept.ctypes.data,
-            len(stores),
-            table.ctypes.data,
-            base + 8 * run.first,
-            run.steps,
-        )
-        return memoryview(table.data), call, (table, kept)
+        places = [[base + 8 * index, source] for index, source in run.call_addresses]
+        stores = np.array(places or [[0, 0]], dtype=np.int64)
+        addresses = (stores.ctypes.data, len(places), table.ctypes.data)
+        words = np.array([*addresses, base + 8 * run.first, run.steps], dtype=np.int64)
+        return words, (words, table, stores)
 
 
 class PythonBinding(Binding):
     """A binding whose host code runs in Python."""
 
-    def _execute(self, start: int, stop: int) -> None:
-        execute(self.host.code.instructions[start:stop], self.words)
+    def _compute_sizes(self) -> None:
+        execute(self.host.code.instructions, self.words)
 
-    def _finish(self) -> None:
-        """Nothing does: kernels are given tensors."""
+    def _compute_addresses(self) -> None:
+        """There are none: kernels are given tensors."""
 
 
 def span_of(shape: Sequence[int], strides: Sequence[int]) -> int:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 from collections.abc import Callable, Iterator
 
-from adjoint.runtime.cpu.engine import load_resident
+from adjoint.runtime.cpu.callables import runner
 from adjoint.runtime.plans.hostcode import Op
 
 
@@ -17,8 +16,8 @@ class _Function:
     Operands are the names of values, or numbers.  Variables are memory: LLVM makes them registers.
     """
 
-    def __init__(self, name: str, parameters: str, internal: bool = True) -> None:
-        self._head = f"define {'internal ' if internal else ''}i64 @{name}({parameters}) {{"
+    def __init__(self, name: str, parameters: str) -> None:
+        self._head = f"define internal i64 @{name}({parameters}) {{"
         self._variables: list[str] = []
         self._lines: list[str] = []
         self._count = 0
@@ -247,7 +246,7 @@ def _layout() -> str:
 
 def _interpreter() -> str:
     """Executes instructions; 0, or one more than the place of one that divides by zero."""
-    f = _Function("adjoint.compute", "ptr %words, ptr %code, i64 %count", internal=False)
+    f = _Function("adjoint.compute", "ptr %words, i64 %0, ptr %1, ptr %code, i64 %count, i64 %2")
     with f.loop("%count") as place:
         at = f.at("%code", f.binary("mul", place, 4))
         op, result = f.load(at, 0), f.load(at, 1)
@@ -293,8 +292,8 @@ def _interpreter() -> str:
 
 
 @functools.cache
-def interpreter() -> Callable[[int, int, int], int]:
-    """The native function that executes instructions, given addresses of words and of code."""
-    word = ctypes.c_int64
+def interpreter() -> Callable[[int], Callable[..., int]]:
+    """Makes callables that execute instructions, described by five words (`callables.py`): the
+    address of the words, two that are not used, the address of the code and its length."""
     text = _best_fit() + _layout() + _interpreter()
-    return ctypes.CFUNCTYPE(word, word, word, word)(load_resident(text, "adjoint.compute"))
+    return runner(text, "adjoint.compute")

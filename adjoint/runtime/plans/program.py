@@ -63,6 +63,8 @@ class PlanProgram(ABC):
 
     def _sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         return tuple(
-            inputs[place] if dim < 0 else inputs[place].shape[dim]
-            for _, place, dim in self.plan.symbols
+            [
+                inputs[place] if dim < 0 else inputs[place].shape[dim]
+                for _, place, dim in self.plan.symbols
+            ]
         )

@@ -77,13 +77,12 @@ def numbers_in(step: LibraryCall) -> Iterator[Number]:
 
 def has_new_results(plan: Plan) -> bool:
     """Kernels write all results, each in memory of its own, and each is returned once."""
-    leaves = trees.leaves(plan.outputs)
-    slots = [leaf.slot for leaf in leaves if isinstance(leaf, Argument)]
-    return (
-        isinstance(plan.outputs, (list, tuple))
-        and len(slots) == len(leaves) == len(plan.outputs)
-        and len(set(slots)) == len(slots)
-        and all(plan.slots[slot].kind is SlotKind.OUTPUT for slot in slots)
+    if not isinstance(plan.outputs, (list, tuple)):
+        return False
+    given = [each for each in plan.outputs if each is not None]
+    slots = [each.slot for each in given if isinstance(each, Argument)]
+    return len(set(slots)) == len(given) and all(
+        plan.slots[slot].kind is SlotKind.OUTPUT for slot in slots
     )
 
 

@@ -3,7 +3,6 @@ memory for temporaries; the other runs kernels, and library calls between them."
 
 from __future__ import annotations
 
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -243,16 +242,11 @@ def _is_argument(leaf: Any) -> bool:
 
 
 class NativeWriter(Writer):
-    """For native kernels: a run is one native call, given a table of addresses."""
+    """For native kernels: a run is one native call, given addresses."""
 
     def enter(self, place: int, call_slots: Sequence[int]) -> None:
-        pack = self.constant(struct.Struct(f"{len(call_slots)}q").pack_into, "pack")
-        self.line(f"table, call, _ = runs[{place}]")
-        if call_slots:
-            addresses = ", ".join(f"s{slot}.data_ptr()" for slot in call_slots)
-            self.line(f"{pack}(table, 0, {addresses})")
-        self.native()
+        self.native(f"runs[{place}]({''.join(f's{slot}.data_ptr(), ' for slot in call_slots)}")
 
     @abstractmethod
-    def native(self) -> None:
-        """Write the native call."""
+    def native(self, call: str) -> None:
+        """Write the native call, to be completed by its last argument."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from adjoint.runtime.cpu import machines
-from adjoint.runtime.cpu.engine import LLVMError, load, runner
+from adjoint.runtime.cpu.engine import LLVMError, load
 
 ADD = "define i64 @add(i64 %a, i64 %b) {\n  %c = add i64 %a, %b\n  ret i64 %c\n}\n"
 
@@ -80,10 +80,6 @@ def test_what_code_generation_calls_and_no_one_defines_is_refused() -> None:
     text = "define fp128 @q(fp128 %x) {\n  %y = fadd fp128 %x, %x\n  ret fp128 %y\n}\n"
     with pytest.raises(LLVMError, match="no definition of __addtf3"):
         load(text, ["q"])
-
-
-def test_the_runner_is_made_once() -> None:
-    assert runner() is runner()
 
 
 PROGRAM = """
