@@ -16,7 +16,7 @@ from adjoint.graph.metadata import describe_value
 from adjoint.torch_private import trees
 from adjoint.torch_private.batches import is_at_vmap_level, run_below_vmap
 from adjoint.torch_private.checkpoint import forward_context, split_arguments
-from adjoint.torch_private.modes import is_functorch_wrapper
+from adjoint.torch_private.functorch import is_functorch_wrapper
 from adjoint.torch_private.operators import HigherOrderOperator, dense_kernel, recorded_loop
 from adjoint.trace.interpretation import Interpreter
 from adjoint.trace.scope import Liftable

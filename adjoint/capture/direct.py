@@ -19,7 +19,8 @@ from adjoint.graph.sizes import Guards
 from adjoint.torch_private import trees
 from adjoint.torch_private.dynamo import COMPILING, general_shapes
 from adjoint.torch_private.fake import make_fake, new_fake_mode
-from adjoint.torch_private.modes import outside_functorch, without_observers
+from adjoint.torch_private.functorch import outside_functorch
+from adjoint.torch_private.modes import without_observers
 
 # Which axes of a tensor have symbolic sizes; True: all axes of arguments.
 Dynamic: TypeAlias = bool | Callable[[torch.Tensor], Sequence[bool]]

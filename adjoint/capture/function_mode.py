@@ -12,12 +12,8 @@ from adjoint.capture import control_flow, functions
 from adjoint.errors import CaptureError, OutsideLevelError
 from adjoint.failing import call_user_code
 from adjoint.torch_private import trees
-from adjoint.torch_private.modes import (
-    TorchFunctionMode,
-    innermost,
-    is_functorch_wrapper,
-    transform_requires_grad,
-)
+from adjoint.torch_private.functorch import innermost, is_functorch_wrapper, transform_requires_grad
+from adjoint.torch_private.modes import TorchFunctionMode
 from adjoint.torch_private.operators import HigherOrderOperator
 from adjoint.trace.metadata_changes import change_history
 from adjoint.trace.subclasses import is_made_of_fakes

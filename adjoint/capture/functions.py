@@ -18,7 +18,7 @@ from adjoint.failing import call_user_code
 from adjoint.graph.operations import apply_function
 from adjoint.source import user_line
 from adjoint.torch_private.dynamo import differentiable_backward
-from adjoint.torch_private.modes import is_of_custom_op, materializes_grads
+from adjoint.torch_private.patches import is_of_custom_op, materializes_grads
 from adjoint.trace.emission import as_under, current_mode
 from adjoint.trace.interpretation import Interpreter
 from adjoint.trace.subgraph import Body, match_lifted, opaque

@@ -30,11 +30,11 @@ from adjoint.torch_private.fake import (
     op_without_fake,
     reads_missing_data,
 )
-from adjoint.torch_private.modes import (
+from adjoint.torch_private.functorch import outside_functorch
+from adjoint.torch_private.patches import (
     control_flow_calls_its_operator,
     custom_functions_applied_by,
     custom_ops_applied_by,
-    outside_functorch,
 )
 from adjoint.trace.checkpoints import under_policy
 from adjoint.trace.emission import current_mode

@@ -32,7 +32,7 @@ from adjoint.graph.calling import (
 from adjoint.graph.metadata import Mode
 from adjoint.graph.operations import as_leaf
 from adjoint.torch_private import trees
-from adjoint.torch_private.modes import share_version_counter
+from adjoint.torch_private.autograd import share_version_counter
 from adjoint.trace import aliasing, geometry
 from adjoint.trace.aliasing import Alias, Link
 from adjoint.trace.tracer import Tracer

@@ -32,16 +32,15 @@ from adjoint.runtime.specializations import (
     Specializations,
     shown,
 )
-from adjoint.torch_private.batches import is_batched
-from adjoint.torch_private.dynamo import compiling, left_alone_by_dynamo
-from adjoint.torch_private.modes import (
+from adjoint.torch_private.autograd import (
     ReachedNodes,
     apply_node,
-    is_autocast_enabled,
     set_grad_enabled,
-    without_autocast,
     zero_cotangent,
 )
+from adjoint.torch_private.batches import is_batched
+from adjoint.torch_private.dynamo import compiling, left_alone_by_dynamo
+from adjoint.torch_private.modes import is_autocast_enabled, without_autocast
 
 # Backward graphs for this many patterns of missing cotangents; after that, zeros are made.
 MAX_PATTERNS = 8

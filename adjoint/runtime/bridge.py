@@ -42,15 +42,12 @@ from adjoint.runtime.specializations import (
     Version,
     shown,
 )
+from adjoint.torch_private.autograd import has_tangent, set_grad_enabled
 from adjoint.torch_private.batches import vmap_over_batch
 from adjoint.torch_private.dynamo import compiling
 from adjoint.torch_private.fake import DATA_DEPENDENT
-from adjoint.torch_private.modes import (
-    are_ops_observed,
-    functorch_is_active,
-    has_tangent,
-    set_grad_enabled,
-)
+from adjoint.torch_private.functorch import functorch_is_active
+from adjoint.torch_private.modes import are_ops_observed
 
 # How often a graph is compiled anew because a library op returned something else than its fake.
 MAX_REMAKES = 16

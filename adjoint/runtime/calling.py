@@ -31,8 +31,9 @@ from adjoint.graph.calling import (
 from adjoint.graph.evaluation import InOwnMemory, strided_from_start
 from adjoint.graph.metadata import Mode
 from adjoint.torch_private import trees
+from adjoint.torch_private.autograd import set_version
 from adjoint.torch_private.fake import storage_key, storage_keys
-from adjoint.torch_private.modes import is_autocast_enabled, set_version, without_autocast
+from adjoint.torch_private.modes import is_autocast_enabled, without_autocast
 
 
 @runtime_checkable

@@ -11,7 +11,8 @@ from torch import fx
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch.utils import checkpoint
 
-from adjoint.torch_private.modes import TorchDispatchMode, replaced
+from adjoint.torch_private.modes import TorchDispatchMode
+from adjoint.torch_private.patches import replaced
 
 # Called with a function that runs an op and one that maps its result to the policy's decision;
 # returns the result.

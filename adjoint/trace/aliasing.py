@@ -29,8 +29,8 @@ from torch.autograd.graph import Node
 from adjoint.errors import CaptureError
 from adjoint.graph.metadata import Mode, value_of
 from adjoint.graph.operations import with_data
+from adjoint.torch_private.autograd import above_autograd
 from adjoint.torch_private.fake import storage_key
-from adjoint.torch_private.modes import above_autograd
 from adjoint.torch_private.operators import OpOverload
 from adjoint.trace.emission import Emitter
 from adjoint.trace.views import ViewStep, has_internal_overlap, undo

@@ -13,7 +13,7 @@ from typing import Any
 
 from adjoint.failing import call_user_code
 from adjoint.graph.metadata import CheckpointRegion, region_of, set_region
-from adjoint.torch_private.modes import Hooks, saved_tensor_hooks
+from adjoint.torch_private.autograd import Hooks, saved_tensor_hooks
 from adjoint.trace.emission import Emitter
 
 

@@ -28,12 +28,9 @@ from adjoint.graph.metadata import (
 )
 from adjoint.source import user_line
 from adjoint.torch_private import symbols, trees
+from adjoint.torch_private.autograd import Hooks, forward_mode_is_enabled
 from adjoint.torch_private.fake import fake_call
-from adjoint.torch_private.modes import (
-    Hooks,
-    enable_python_dispatcher,
-    forward_mode_is_enabled,
-)
+from adjoint.torch_private.modes import enable_python_dispatcher
 from adjoint.torch_private.operators import OpOverload
 
 aten = torch.ops.aten

@@ -14,7 +14,8 @@ from torch import fx
 
 from adjoint.graph.operations import build_subclass
 from adjoint.torch_private.fake import FakeTensor
-from adjoint.torch_private.modes import is_functorch_wrapper, is_traceable_wrapper_subclass
+from adjoint.torch_private.functorch import is_functorch_wrapper
+from adjoint.torch_private.modes import is_traceable_wrapper_subclass
 from adjoint.trace.aliasing import UNRECORDED, Alias
 from adjoint.trace.emission import Emitter
 

@@ -20,11 +20,11 @@ from adjoint.failing import call_user_code, works_on
 from adjoint.graph.metadata import set_value, tensor_of, value_of
 from adjoint.graph.operations import in_order, take_attribute
 from adjoint.torch_private import symbols, trees
+from adjoint.torch_private.autograd import below_autograd
 from adjoint.torch_private.effects import is_effectful
 from adjoint.torch_private.fake import FakeTensor, FakeTensorMode, fake_call, storage_key
 from adjoint.torch_private.modes import (
     TorchDispatchMode,
-    below_autograd,
     dispatch_modes,
     is_traceable_wrapper_subclass,
     without_torch_function,

@@ -16,7 +16,7 @@ from adjoint.errors import CaptureError
 from adjoint.failing import call_user_code
 from adjoint.graph.metadata import Mode, tensor_of, value_of
 from adjoint.graph.operations import on_copies
-from adjoint.torch_private.modes import preserving_versions, set_version
+from adjoint.torch_private.autograd import preserving_versions, set_version
 from adjoint.torch_private.operators import OpOverload
 from adjoint.trace import aliasing, overlap
 from adjoint.trace.emission import current_mode, needs_node

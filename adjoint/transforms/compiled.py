@@ -19,12 +19,12 @@ from adjoint.options import Options
 from adjoint.runtime.calling import call as run_graph
 from adjoint.torch_private import trees
 from adjoint.torch_private.dynamo import DynamoError
-from adjoint.torch_private.modes import (
+from adjoint.torch_private.functorch import (
     functorch_is_active,
-    has_torch_function_mode,
     is_functorch_wrapper,
     outside_functorch,
 )
+from adjoint.torch_private.modes import has_torch_function_mode
 from adjoint.trace.tracer import Tracer, current_tracer
 from adjoint.transforms.fingerprint import Fingerprint
 from adjoint.transforms.kinds import Call, Memory

@@ -27,7 +27,7 @@ from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import storage_key
-from adjoint.torch_private.modes import outside_functorch
+from adjoint.torch_private.functorch import outside_functorch
 from adjoint.trace.subgraph import Body
 from adjoint.trace.tracer import Tracer
 

@@ -9,8 +9,8 @@ import torch
 
 from adjoint.errors import CaptureError
 from adjoint.graph.metadata import Mode, mode_of, source_of, value_of
+from adjoint.torch_private.autograd import below_autograd
 from adjoint.torch_private.fake import FakeTensorMode, make_fake, new_fake_mode
-from adjoint.torch_private.modes import below_autograd
 from adjoint.trace.emission import Emitter, as_under, current_mode
 
 aten = torch.ops.aten

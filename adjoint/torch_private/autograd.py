@@ -1,0 +1,159 @@
+"""The state of autograd: versions, saved-tensor hooks, forward mode, which nodes will run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch.autograd import forward_ad
+
+# Pack and unpack hooks of saved tensors.
+Hooks: TypeAlias = tuple[Callable[..., Any], Callable[..., Any]]
+
+
+def below_autograd() -> contextlib.AbstractContextManager[Any]:
+    """Run ops as inside autograd's own kernels: no history is recorded."""
+    return torch._C._AutoDispatchBelowAutograd()
+
+
+def above_autograd() -> contextlib.AbstractContextManager[Any]:
+    """Undo `below_autograd`: autograd may have to regenerate the `grad_fn` of a view."""
+    exclude = torch._C._dispatch_tls_local_exclude_set()
+    for name in (
+        "AutogradFunctionality",
+        "AutogradOther",
+        "AutogradNestedTensor",
+        "ADInplaceOrView",
+    ):
+        exclude = exclude.remove(getattr(torch._C.DispatchKey, name))
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), exclude)
+
+
+@contextlib.contextmanager
+def preserving_versions(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Run a mutating op without increasing the version counters of `tensors` again."""
+    versions = [(each, each._version) for each in tensors if not each.is_inference()]
+    yield
+    for tensor, version in versions:
+        if tensor._version != version:
+            set_version(tensor, version)
+
+
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Set the version counter of `tensor` and of all tensors that share it."""
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+def share_version_counter(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """The two tensors have one version counter.  Found out by changing it."""
+    if one.is_inference() or other.is_inference():
+        return one.is_inference() == other.is_inference()
+    before = (one._version, other._version)
+    set_version(one, max(before) + 1)
+    shared = other._version == one._version
+    set_version(one, before[0])
+    return shared
+
+
+def saved_tensor_hooks() -> Hooks | None:
+    """The innermost default hooks for saved tensors."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def has_tangent(values: Sequence[Any]) -> bool:
+    """Some value is a dual tensor of torch's forward mode."""
+    if forward_ad._current_level < 0:
+        return False
+    tensors = (value for value in values if isinstance(value, torch.Tensor))
+    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
+def forward_mode_is_enabled() -> bool:
+    """Torch's forward mode computes tangents of ops that run now."""
+    return bool(forward_ad._is_fwd_grad_enabled())
+
+
+# `torch.no_grad` and `torch.enable_grad` without the overhead of a context manager.
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+
+
+# Runs for which gradients are assumed to be needed, as they were the last time.
+MAX_RUNS_UNASKED = 16
+
+
+# Kinds of runs that are remembered.
+MAX_KINDS = 64
+
+
+class ReachedNodes:
+    """Which successors of an autograd node the current backward will execute or return.
+
+    To ask takes microseconds, and for a leaf whose gradient `autograd.grad` returns torch answers
+    by raising an error, which is slower.  So where all were reached, and of leaves that were
+    returned, the same is assumed of the next runs of that kind: that may only compute too much.
+    All other nodes are asked about in each run.
+    """
+
+    def __init__(self) -> None:
+        self._assumed: dict[Hashable, _Assumed] = {}
+
+    def that_run(self, nodes: Sequence[Any], kind: Hashable) -> tuple[int, ...]:
+        """Their indices; may include some whose gradient is not needed in this run.
+
+        `kind`: what tells runs of this node apart that may be for different gradients.
+        """
+        assumed = self._assumed.get(kind)
+        if assumed is None or assumed.runs == MAX_RUNS_UNASKED:
+            answers = [_will_run(node) for node in nodes]
+            is_all = all(answers)
+            known = [n for n, answer in enumerate(answers) if is_all or answer is _RETURNED]
+            if len(self._assumed) > MAX_KINDS:
+                self._assumed.clear()
+            self._assumed[kind] = _Assumed(frozenset(known), is_all, 1)
+            return tuple([n for n, answer in enumerate(answers) if answer])
+        assumed.runs += 1
+        if assumed.is_all:
+            return tuple(range(len(nodes)))
+        reached = assumed.reached
+        return tuple([n for n, node in enumerate(nodes) if n in reached or _will_run(node)])
+
+
+@dataclasses.dataclass
+class _Assumed:
+    """Nodes that are taken to be reached, for how many runs by now."""
+
+    reached: frozenset[int]
+    is_all: bool
+    runs: int
+
+
+_RETURNED = "returned"
+
+
+def _will_run(node: Any) -> bool | str:
+    """Whether autograd will execute `node`; `_RETURNED` if it returns the node's gradient."""
+    if node is None:
+        return True
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError as error:
+        if "leaf node" not in str(error):
+            raise
+        return _RETURNED
+
+
+def apply_node(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """`function.apply(*args)`, where no `torch.func` transform is active.
+
+    Torch's own method looks for tensors of transforms that have ended, in Python.
+    """
+    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+
+
+def zero_cotangent(node: Any, index: int) -> torch.Tensor:
+    """A zero cotangent for output `index` of `node`."""
+    like = node._input_metadata[index]
+    return torch.zeros(like.shape, dtype=like.dtype, device=like.device)

@@ -1,0 +1,39 @@
+"""The levels of `torch.func` that are active, and the tensors that they wrap."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+
+def is_functorch_wrapper(value: Any) -> bool:
+    """A tensor wrapped by a level of a `torch.func` transform."""
+    return isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(
+        value
+    )
+
+
+def innermost(value: Any) -> Any:
+    """The tensor below all `torch.func` wrappers of `value`."""
+    while is_functorch_wrapper(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return value
+
+
+def transform_requires_grad() -> bool:
+    """A `torch.func` transform is calling `requires_grad_` on its own tensors."""
+    return bool(torch._C._functorch.get_inplace_requires_grad_allowed())
+
+
+def functorch_is_active() -> bool:
+    """A `torch.func` transform or a batched backward is running."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def outside_functorch() -> contextlib.AbstractContextManager[Sequence[Any]]:
+    """Leave all levels of `torch.func` for a while; the context's value is their stack."""
+    return temporarily_clear_interpreter_stack()
