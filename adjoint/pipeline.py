@@ -10,6 +10,7 @@ from functools import partial
 
 from adjoint.lower.decompositions import decompose
 from adjoint.lower.draws import draw_in_kernels
+from adjoint.lower.value_numbering import merge_equal_values
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.optimize.masks import narrow_masks
 from adjoint.partition.softmax import close_softmax, open_softmax
@@ -37,7 +38,8 @@ POST = (NARROW_MASKS,)
 
 def lowering(target: Target) -> tuple[Pass, ...]:
     """On the same graph, before it is lowered for `target`."""
+    merge = Pass("merge-equal-values", partial(merge_equal_values, target=target))
     if not target.draws_in_kernels:
-        return (DECOMPOSE,)
+        return (DECOMPOSE, merge)
     draw = Pass("draw-in-kernels", partial(draw_in_kernels, device=target.device))
-    return (draw, DECOMPOSE)
+    return (draw, DECOMPOSE, merge)

@@ -7,7 +7,7 @@ from torch import fx
 from typing_extensions import assert_never
 
 from adjoint.graph.metadata import entry_mode, has_hooks, mode_of
-from adjoint.lower.scheduling import is_plain
+from adjoint.lower.selection import is_plain
 from adjoint.options import Options
 from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.products import has_blas

@@ -39,7 +39,7 @@ def stages(seen: list[Sighting]) -> list[tuple[str, int]]:
     return [(each.stage, each.order) for each in seen]
 
 
-RUN = [*(each.name for each in POST), "decompose", "lower", "emit", "load"]
+RUN = [*(each.name for each in POST), "decompose", "merge-equal-values", "lower", "emit", "load"]
 DIFFERENTIATED = ["differentiate", *(each.name for each in JOINT)]
 
 

@@ -12,7 +12,7 @@ from torch import fx
 from adjoint.failing import works_on
 from adjoint.graph.copying import GraphCopy
 from adjoint.graph.origins import for_part_of, inherit
-from adjoint.lower.compositions import COMPOSITIONS, Composition, Declined
+from adjoint.lower.compositions import COMPOSITIONS, Composition, NoComposition
 from adjoint.lower.sizes import same, sizes
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import fake_call, fake_mode_of
@@ -81,7 +81,7 @@ def _expanded(
     with fake_mode, recorder, torch.no_grad():
         try:
             results = program(*args, **kwargs)
-        except Declined:
+        except NoComposition:
             results = None
     expected = node.meta["val"]
     if results is None or not _alike(results, expected):

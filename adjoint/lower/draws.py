@@ -20,7 +20,7 @@ from adjoint.graph.descriptors import Seeds
 from adjoint.graph.metadata import set_descriptor
 from adjoint.graph.operations import random_bits
 from adjoint.loops.pointwise import computed_in
-from adjoint.lower.compositions import Composition, Declined
+from adjoint.lower.compositions import Composition, NoComposition
 from adjoint.lower.decompositions import rewrite
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import fake_mode_of
@@ -181,7 +181,7 @@ WHOLE = {
 
 def _require(condition: bool) -> None:
     if not condition:
-        raise Declined
+        raise NoComposition
 
 
 def _above_zero(drawn: torch.Tensor, bits: int, dtype: torch.dtype) -> torch.Tensor:

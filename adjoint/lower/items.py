@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -12,7 +12,6 @@ from typing_extensions import assert_never
 
 from adjoint.graph.metadata import tensor_of
 from adjoint.loops.expressions import Apply, Expression, Name, walk
-from adjoint.loops.show import identity_of
 from adjoint.lower.calls import is_view, needs_of_tensors
 from adjoint.lower.definitions import (
     CONSTANTS,
@@ -29,8 +28,6 @@ from adjoint.lower.index import (
     Axis,
     Gathered,
     Index,
-    Quotient,
-    Remainder,
     linear,
     of_axis,
     row_major,
@@ -210,54 +207,6 @@ def item_of(node: fx.Node, definition: Definition) -> Item:
     item.reads = recorder.reads
     item.applied = tuple(each.operator for each in walk(expression) if isinstance(each, Apply))
     return item
-
-
-class _Naming:
-    """A reader that returns, for each element, a name that says which it is."""
-
-    def read(self, node: fx.Node, index: MultiIndex) -> Expression:
-        base, index = resolve(node, index)
-        known = constant_at(base, index, self)
-        if known is not None:
-            return known
-        place = linear(index, row_major(shape_of(base)))
-        return Name(f"{base.name}{_shown(place)}", dtype_of(base))
-
-    def size(self, size: Size) -> Expression:
-        return Name(str(size), torch.int64)
-
-    def position(self, index: Index) -> Expression:
-        return Name(_shown(index), torch.int64)
-
-
-def _shown(index: Index) -> str:
-    """A text for an index that does not depend on the item whose axes it has."""
-    terms: list[str] = []
-    for atom, coefficient in index.terms:
-        match atom:
-            case Axis(name):
-                terms.append(f"{name.rpartition('.')[2]}*{coefficient}")
-            case Quotient(of, by) | Remainder(of, by):
-                terms.append(f"{type(atom).__name__}({_shown(of)},{by})*{coefficient}")
-            case Gathered(value, _):
-                terms.append(f"[{identity_of(value)}]*{coefficient}")
-            case _:
-                assert_never(atom)
-    return f"<{'+'.join(sorted(terms))}+{index.constant}>"
-
-
-def value_key(item: Item) -> Hashable:
-    """A key for common subexpression elimination: items with the same key compute the same tensor.
-
-    It is built from the elements that are read, so that two ways to write one derivative have the
-    same key.  Reductions, scatters and items that check indices have a key of their own.
-    """
-    definition, node = item.definition, item.node
-    if not isinstance(definition, Mapped) or definition.bounds:
-        return node
-    reader: Reader = _Naming()
-    layout = (shape_of(node), strides_of(node), dtype_of(node))
-    return (identity_of(definition.element(item.index, reader)), *layout)
 
 
 class _Inlining:

@@ -48,7 +48,8 @@ from adjoint.lower.nests import nest_of, partial_product, tile_nests
 from adjoint.lower.operands import Nest
 from adjoint.lower.products import product_nests
 from adjoint.lower.row_tiles import RowTiling, Unit, is_product, row_stride, side_of, with_row_tiles
-from adjoint.lower.scheduling import Schedule, is_plain
+from adjoint.lower.scheduling import Schedule
+from adjoint.lower.selection import is_plain
 from adjoint.lower.sizes import Size, is_one, product, same, simplified, size_of, sizes
 from adjoint.lower.views import PARTS, dtype_of, shape_of, view_of
 from adjoint.target import Target

@@ -7,41 +7,29 @@ that is a library call.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Hashable, Iterable
-from dataclasses import replace
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 from torch import fx
 
-from adjoint.failing import works_on
 from adjoint.graph.metadata import output_node
 from adjoint.graph.purity import is_impure
-from adjoint.loops.verify import DTYPES
-from adjoint.lower.calls import is_returned, may_alias, needs_of_call, needs_of_tensors
-from adjoint.lower.definitions import CONSTANTS, Definition, Scattered, definition_of
+from adjoint.lower.calls import may_alias, needs_of_call, needs_of_tensors
+from adjoint.lower.definitions import CONSTANTS
 from adjoint.lower.fusion import fuse
 from adjoint.lower.groups import Group
 from adjoint.lower.inlining import inlined
-from adjoint.lower.items import Item, base_of, item_of, value_key
+from adjoint.lower.items import Item, base_of
 from adjoint.lower.load_elimination import eliminate_loads
-from adjoint.lower.products import is_plain_product, product_of
+from adjoint.lower.products import is_plain_product
 from adjoint.lower.recomputation import Recomputation
 from adjoint.lower.row_tiles import Unit
-from adjoint.lower.views import PARTS, dtype_of, view_of
-from adjoint.target import CPU, Target
+from adjoint.lower.selection import Selection
+from adjoint.lower.views import PARTS, view_of
+from adjoint.target import Target
 
 aten = torch.ops.aten
-
-
-def is_plain(value: Any, device: torch.device = CPU) -> bool:
-    """A tensor that kernels for `device` can read and write."""
-    return (
-        isinstance(value, torch.Tensor)
-        and value.dtype in DTYPES
-        and value.device == device
-        and value.layout is torch.strided
-    )
 
 
 class Schedule:
@@ -51,7 +39,7 @@ class Schedule:
         """`called`: names of nodes that have to be library calls."""
         self.target = target
         self.device = target.device
-        self.called = called
+        self.selection = Selection(target, called)
         self.module = graph_module
         self.graph = graph_module.graph
         self.items: dict[fx.Node, Item] = {}
@@ -97,23 +85,13 @@ class Schedule:
             node = work.pop()
             if node not in found:
                 found.add(node)
-                if node.target not in CONSTANTS or self._item(node) is None:
+                if node.target not in CONSTANTS or self.selection.item(node) is None:
                     work += node.all_input_nodes
         return [n for n in self.graph.nodes if n in found and n.op not in ("output", "placeholder")]
 
     def _classify(self, live: Iterable[fx.Node]) -> None:
-        """Find the items and the dependencies of all nodes; eliminate common subexpressions."""
-        found: dict[fx.Node, Item | None] = {}
-        firsts: dict[Hashable, fx.Node] = {}
-        for node in live:
-            item = found[node] = self._item(node)
-            first = node if item is None else firsts.setdefault(value_key(item), node)
-            # Two tensors that are returned must not become one.
-            if first is not node and not is_returned(node):
-                node.replace_all_uses_with(first)
-                del found[node]
-                # It must not count as a reader of its arguments.
-                self.graph.erase_node(node)
+        """Find the items and the dependencies of all nodes."""
+        found = {node: self.selection.item(node) for node in live}
         items = {node: item for node, item in found.items() if item is not None}
         if self.target.waits_for_memory:
             items = inlined(items)
@@ -129,34 +107,6 @@ class Schedule:
         effects = [node for node in self.needs if is_impure(node)]
         for earlier, later in itertools.pairwise(effects):
             self.needs[later].add(earlier)
-
-    @works_on("node")
-    def _item(self, node: fx.Node) -> Item | None:
-        """The item that computes a node; None if it is a library call."""
-        # Constants read at most the sizes of their arguments.
-        read = [] if node.target in CONSTANTS else node.all_input_nodes
-        if not is_plain(node.meta.get("val"), self.device) or not all(map(self._is_readable, read)):
-            return None
-        definition = None if node.name in self.called else definition_of(node)
-        if self.target.has_product_kernels and node.name not in self.called:
-            definition = definition or product_of(node)
-        if definition is None or _differs_from_eager(node, definition, self.target):
-            return None
-        if self.target.checks_indices_in_kernels:
-            definition = replace(definition, bounds=())
-        try:
-            item = item_of(node, definition)
-        except NotImplementedError:
-            return None
-        # Empty tensors are left to eager.
-        return None if 0 in item.domain else item
-
-    def _is_readable(self, node: fx.Node) -> bool:
-        value: Any = node.meta.get("val")
-        # A constant scalar is inlined into kernels, whatever its device.
-        is_number = isinstance(value, torch.Tensor) and not value.dim()
-        is_number = is_number and base_of(node).target in CONSTANTS
-        return is_plain(value, value.device if is_number else self.device)
 
     # Groups
 
@@ -248,20 +198,3 @@ class Schedule:
                     stack.append((each, True))
                     stack += [(n, False) for n in self.needed(each) if id(n) not in done]
         return result
-
-
-def _differs_from_eager(node: fx.Node, definition: Definition, target: Target) -> bool:
-    """A kernel would give other numbers than eager does, or than the same kernel in another run."""
-    if node.target in _ROUNDED_DIVISIONS and dtype_of(node).itemsize == 2:
-        return not target.divides_halves_as_eager
-    if not isinstance(definition, Scattered) or target.scatters_in_order:
-        return False
-    return torch.are_deterministic_algorithms_enabled()
-
-
-_ROUNDED_DIVISIONS = frozenset(
-    getattr(packet, overload)
-    for packet in (aten.div, aten.fmod, aten.remainder, aten.floor_divide)
-    for overload in packet.overloads()
-    if packet is not aten.div or overload.endswith("_mode")
-)

@@ -13,12 +13,12 @@ from adjoint.lower.compositions import (
     softmax,
     statistics,
 )
-from adjoint.lower.compositions.registry import COMPOSITIONS, Composition, Declined
+from adjoint.lower.compositions.registry import COMPOSITIONS, Composition, NoComposition
 
 __all__ = [
     "COMPOSITIONS",
     "Composition",
-    "Declined",
+    "NoComposition",
     "activations",
     "losses",
     "normalization",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from adjoint.lower.compositions.registry import Declined, composition, require_real
+from adjoint.lower.compositions.registry import NoComposition, composition, require_real
 
 aten = torch.ops.aten
 
@@ -16,7 +16,7 @@ def _nll_loss(
 ) -> tuple[Tensor, Tensor]:
     require_real(x)
     if x.dim() != 2 or weight is not None or x.dtype not in (torch.float32, torch.float64):
-        raise Declined
+        raise NoComposition
     counts = target != ignored
     safe = torch.where(counts, target, torch.zeros_like(target))
     picked = x.gather(1, safe.unsqueeze(1)).squeeze(1)
@@ -38,7 +38,7 @@ def _nll_loss_backward(
     total: Tensor,
 ) -> Tensor:
     if x.dim() != 2 or weight is not None or x.dtype not in (torch.float32, torch.float64):
-        raise Declined
+        raise NoComposition
     counts = (target != ignored).unsqueeze(1)
     scale = cotangent / total if reduction == 1 else cotangent
     scale = scale.unsqueeze(1) if reduction == 0 else scale
@@ -81,7 +81,7 @@ def _bce_with_logits(
 ) -> Tensor:
     require_real(x, y)
     if pos_weight is not None:
-        raise Declined
+        raise NoComposition
     loss = (1 - y) * x + (-x).clamp_min(0) + torch.log1p(torch.exp(-x.abs()))
     return _reduced(loss if weight is None else loss * weight, reduction)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from adjoint.lower.compositions.registry import Declined, composition, require_real, widened
+from adjoint.lower.compositions.registry import NoComposition, composition, require_real, widened
 
 aten = torch.ops.aten
 
@@ -25,7 +25,7 @@ def _layer_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     require_real(x)
     if not x.is_contiguous() or x.numel() == 0:
-        raise Declined
+        raise NoComposition
     axes = list(range(x.dim() - len(normalized_shape), x.dim()))
     wide = widened(x)
     mean = wide.mean(axes, keepdim=True)
@@ -50,7 +50,7 @@ def _layer_norm_backward(
 ) -> tuple[Tensor | None, ...]:
     require_real(x)
     if not x.is_contiguous() or x.numel() == 0:
-        raise Declined
+        raise NoComposition
     first = x.dim() - len(normalized_shape)
     axes, rest = list(range(first, x.dim())), list(range(first))
     g, wide = widened(cotangent), widened(x)
@@ -97,7 +97,7 @@ def _group_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     require_real(x)
     if not x.is_contiguous() or x.numel() == 0:
-        raise Declined
+        raise NoComposition
     wide = widened(x).reshape(N, group, C // group, HxW)
     mean = wide.mean([2, 3], keepdim=True)
     centered = wide - mean
@@ -123,7 +123,7 @@ def _group_norm_backward(
 ) -> tuple[Tensor | None, ...]:
     require_real(x)
     if not (x.is_contiguous() and cotangent.is_contiguous()) or x.numel() == 0:
-        raise Declined
+        raise NoComposition
     shape = (N, group, C // group, HxW)
     g, wide = widened(cotangent).reshape(shape), widened(x).reshape(shape)
     mean, rstd = (widened(each).reshape(N, group, 1, 1) for each in (mean, rstd))

@@ -13,7 +13,7 @@ Composition = Callable[..., Any]
 COMPOSITIONS: dict[Any, Composition] = {}
 
 
-class Declined(Exception):
+class NoComposition(Exception):
     """The composition does not apply to these arguments: the operator stays."""
 
 
@@ -35,4 +35,4 @@ def widened(x: Tensor) -> Tensor:
 def require_real(*tensors: Tensor | None) -> None:
     """Decline unless all tensors are floating-point."""
     if any(t is not None and not t.dtype.is_floating_point for t in tensors):
-        raise Declined
+        raise NoComposition

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from adjoint.lower.compositions.registry import Declined, composition, require_real, widened
+from adjoint.lower.compositions.registry import NoComposition, composition, require_real, widened
 
 aten = torch.ops.aten
 
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     require_real(x)
     if x.dim() == 0:
-        raise Declined
+        raise NoComposition
     wide = widened(x)
     e = (wide - wide.amax(dim, keepdim=True)).exp()
     return (e / e.sum(dim, keepdim=True)).to(torch.float32 if half_to_float else x.dtype)
@@ -26,7 +26,7 @@ def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     require_real(x)
     if x.dim() == 0:
-        raise Declined
+        raise NoComposition
     wide = widened(x)
     shifted = wide - wide.amax(dim, keepdim=True)
     result = shifted - shifted.exp().sum(dim, keepdim=True).log()
@@ -37,7 +37,7 @@ def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 def _softmax_backward(cotangent: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     require_real(y)
     if y.dim() == 0:
-        raise Declined
+        raise NoComposition
     g, wide = widened(cotangent), widened(y)
     return (wide * (g - (g * wide).sum(dim, keepdim=True))).to(dtype)
 
@@ -46,7 +46,7 @@ def _softmax_backward(cotangent: Tensor, y: Tensor, dim: int, dtype: torch.dtype
 def _log_softmax_backward(cotangent: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     require_real(y)
     if y.dim() == 0:
-        raise Declined
+        raise NoComposition
     g, wide = widened(cotangent), widened(y)
     return (g - wide.exp() * g.sum(dim, keepdim=True)).to(dtype)
 
@@ -55,7 +55,7 @@ def _log_softmax_backward(cotangent: Tensor, y: Tensor, dim: int, dtype: torch.d
 def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     require_real(x)
     if x.dim() == 0:
-        raise Declined
+        raise NoComposition
     highest = x.amax(dim, keepdim=True)
     safe = torch.where(highest.abs() == math.inf, torch.zeros_like(highest), highest)
     total = (x - safe).exp().sum(dim, keepdim=True).log() + safe

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from adjoint.lower.compositions.registry import Declined, composition, require_real, widened
+from adjoint.lower.compositions.registry import NoComposition, composition, require_real, widened
 
 aten = torch.ops.aten
 
@@ -21,12 +21,12 @@ def _unbiased(
 ) -> tuple[Tensor, Tensor]:
     require_real(x)
     if x.dim() == 0:
-        raise Declined
+        raise NoComposition
     axes = list(range(x.dim())) if not dim else [d % x.dim() for d in dim]
     count: object = math.prod(x.shape[axis] for axis in axes)
     correction = 1 if correction is None else correction
     if not isinstance(count, int) or count <= correction:
-        raise Declined
+        raise NoComposition
     wide = widened(x)
     mean = wide.mean(axes, keepdim=True)
     centered = wide - mean
@@ -79,7 +79,7 @@ def _vector_norm(
 ) -> Tensor:
     require_real(x)
     if dtype is not None or x.numel() == 0:
-        raise Declined
+        raise NoComposition
     wide = widened(x)
     axes = list(range(x.dim()) if dim is None else dim)
     if ord == 2:
@@ -88,4 +88,4 @@ def _vector_norm(
         return wide.abs().sum(axes, keepdim=keepdim).to(x.dtype)
     if ord == math.inf:
         return wide.abs().amax(axes, keepdim=keepdim).to(x.dtype)
-    raise Declined
+    raise NoComposition

@@ -105,10 +105,10 @@ class Scattered:
 Definition: TypeAlias = Mapped | Reduced | Scattered
 
 
-class Declined(Exception):
+class NoDefinition(Exception):
     """The operator has no definition for these arguments: it is a library call."""
 
 
 def decline_if(condition: bool) -> None:
     if condition:
-        raise Declined
+        raise NoDefinition

@@ -7,7 +7,7 @@ from torch import fx
 
 from adjoint.loops.pointwise import TABLE
 from adjoint.lower.definitions import creation, formulas, indexing, pieces, random, reductions
-from adjoint.lower.definitions.elements import Declined, Definition
+from adjoint.lower.definitions.elements import Definition, NoDefinition
 
 FAMILIES = (creation, formulas, indexing, pieces, random, reductions)
 
@@ -26,5 +26,5 @@ def definition_of(node: fx.Node) -> Definition | None:
     rule = RULES.get(node.target)
     try:
         return None if rule is None else rule(node, *node.args, **node.kwargs)
-    except Declined:
+    except NoDefinition:
         return None

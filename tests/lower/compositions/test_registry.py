@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from adjoint.lower.compositions.registry import COMPOSITIONS, Declined, require_real, widened
+from adjoint.lower.compositions.registry import COMPOSITIONS, NoComposition, require_real, widened
 from tests.lower.compositions import (
     test_activations,
     test_losses,
@@ -36,5 +36,5 @@ def test_half_types_are_widened() -> None:
 
 def test_integers_are_declined() -> None:
     require_real(torch.ones(2), None)
-    with pytest.raises(Declined):
+    with pytest.raises(NoComposition):
         require_real(torch.ones(2), torch.ones(2, dtype=torch.int64))

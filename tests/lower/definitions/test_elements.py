@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from adjoint.lower.definitions.elements import Declined, decline_if
+from adjoint.lower.definitions.elements import NoDefinition, decline_if
 from tests.lowering import check
 
 
 def test_declining() -> None:
     decline_if(False)
-    with pytest.raises(Declined):
+    with pytest.raises(NoDefinition):
         decline_if(True)
 
 
