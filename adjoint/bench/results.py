@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from typing_extensions import Self
 
 PEERS = ("eager", "inductor", "func_inductor", "jax")
 # Under torch.func, Inductor compiles the derivatives, too; where that fails or there are none, its
@@ -23,7 +24,19 @@ MAX_ERROR_OVER_EAGER = 10.0
 
 
 @dataclass(frozen=True)
-class Task:
+class _Message:
+    """A dataclass that processes send each other as JSON."""
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class Task(_Message):
     """What one process measures, and how."""
 
     workload: str
@@ -35,16 +48,9 @@ class Task:
     args: str | None = None
     """The arguments of a user's function, as Python."""
 
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Task:
-        return cls(**json.loads(text))
-
 
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(_Message):
     """Results of one process: seconds, bytes, and the relative error of what it computed."""
 
     step: float
@@ -54,13 +60,6 @@ class Measurement:
     """None: there was no reference to compare with."""
     in_float64: bool = True
     """The error is against eager in float64, not in the precision of the step."""
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Measurement:
-        return cls(**json.loads(text))
 
 
 @dataclass(frozen=True)

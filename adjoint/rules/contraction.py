@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from adjoint.rules.pointwise import conjugate
-from adjoint.rules.registry import vjp
+from adjoint.rules.registry import Rule, vjp
 
 aten = torch.ops.aten
 
@@ -55,19 +55,6 @@ def matrix_product(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
     return of_x, of_y
 
 
-@vjp(aten.addmm.default, aten.baddbmm.default)
-def added_matrix_product(
-    cotangent: Any, out: Any, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1
-) -> Any:
-    """Of beta bias + alpha x y."""
-    of_x, of_y = matrix_product(cotangent, out, x, y)
-    return (
-        lambda: _scaled(cotangent, beta),
-        lambda: _scaled(of_x(), alpha),
-        lambda: _scaled(of_y(), alpha),
-    )
-
-
 @vjp(aten.mv.default)
 def matrix_vector_product(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
     """dx = g y^H, dy = x^H g."""
@@ -77,17 +64,24 @@ def matrix_vector_product(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
     )
 
 
-@vjp(aten.addmv.default)
-def added_matrix_vector_product(
-    cotangent: Any, out: Any, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1
-) -> Any:
-    """Of beta bias + alpha x y."""
-    of_x, of_y = matrix_vector_product(cotangent, out, x, y)
-    return (
-        lambda: _scaled(cotangent, beta),
-        lambda: _scaled(of_x(), alpha),
-        lambda: _scaled(of_y(), alpha),
-    )
+def _with_bias(product: Rule) -> Rule:
+    """The rule of beta bias + alpha x y, given that of x y."""
+
+    def rule(
+        cotangent: Any, out: Any, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1
+    ) -> Any:
+        of_x, of_y = product(cotangent, out, x, y)
+        return (
+            lambda: _scaled(cotangent, beta),
+            lambda: _scaled(of_x(), alpha),
+            lambda: _scaled(of_y(), alpha),
+        )
+
+    return rule
+
+
+vjp(aten.addmm.default, aten.baddbmm.default)(_with_bias(matrix_product))
+vjp(aten.addmv.default)(_with_bias(matrix_vector_product))
 
 
 @vjp(aten.dot.default)

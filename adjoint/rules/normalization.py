@@ -29,11 +29,12 @@ def _reciprocal_deviation(variance: torch.Tensor, rstd: torch.Tensor) -> torch.T
     return value * (1 + change * value.square()).rsqrt()
 
 
-def _pull_back(
-    g: torch.Tensor, centered: torch.Tensor, rstd: torch.Tensor, axes: list[int]
+def input_cotangent(
+    g: torch.Tensor, y: torch.Tensor, rstd: torch.Tensor, axes: list[int]
 ) -> torch.Tensor:
-    y = centered * rstd
-    return rstd * (g - g.mean(axes, keepdim=True) - y * (g * y).mean(axes, keepdim=True))
+    """rstd (g - mean(g) - y mean(g y)): the cotangent of x, given that of y."""
+    along = (g * y).mean(axes, keepdim=True)
+    return (g - g.mean(axes, keepdim=True) - y * along) * rstd
 
 
 @composition(aten.native_layer_norm_backward.default)
@@ -55,7 +56,7 @@ def layer_norm_backward(
     of_x = of_weight = of_bias = None
     if output_mask[0]:
         g = cotangent if weight is None else cotangent * weight
-        of_x = _pull_back(g, centered, deviation, axes)
+        of_x = input_cotangent(g, centered * deviation, deviation, axes)
     if output_mask[1] and weight is not None:
         of_weight = _sum(cotangent * centered * deviation, rest)
     if output_mask[2]:
@@ -105,7 +106,7 @@ def group_norm_backward(
     of_x = of_weight = of_bias = None
     if output_mask[0]:
         weighted = g if weight is None else g * weight.reshape(group, C // group, 1)
-        of_x = _pull_back(weighted, centered, deviation, axes).reshape(x.shape)
+        of_x = input_cotangent(weighted, centered * deviation, deviation, axes).reshape(x.shape)
     if output_mask[1] and weight is not None:
         of_weight = (g * centered * deviation).sum([0, 3]).reshape(C)
     if output_mask[2]:
@@ -140,7 +141,9 @@ def batch_norm_backward(
         centered = x - running_mean.reshape(shape)
         deviation = (running_var.reshape(shape) + eps).rsqrt()
     if output_mask[0]:
-        of_x = _pull_back(g, centered, deviation, axes) if train else g * deviation
+        of_x = g * deviation
+        if train:
+            of_x = input_cotangent(g, centered * deviation, deviation, axes)
     if output_mask[1]:
         of_weight = (cotangent * centered * deviation).sum(axes)
     if output_mask[2]:

@@ -181,6 +181,7 @@ def kthvalue(cotangent: Any, out: Any, x: Any, k: Any, dim: int = -1, keepdim: b
 def _scattered(
     cotangent: torch.Tensor, index: torch.Tensor, x: torch.Tensor, dim: int, keepdim: bool
 ) -> torch.Tensor:
+    """Zeros like `x`, with each cotangent at the index along `dim` of the element it is for."""
     if x.dim() == 0:
         return cotangent
     place = restore_axes(index, x, dim, keepdim)
@@ -200,17 +201,13 @@ def topk(
     sorted: bool = True,
 ) -> Any:
     """Each cotangent goes to the element that was selected."""
-    if x.dim() == 0:
-        return (cotangent[0],)
-    return (cotangent[0].new_zeros(x.shape).scatter(dim, out[1], cotangent[0]),)
+    return (_scattered(cotangent[0], out[1], x, dim, keepdim=True),)
 
 
 @vjp(aten.sort.default)
 def sort(cotangent: Any, out: Any, x: Any, dim: int = -1, descending: bool = False) -> Any:
     """Each cotangent goes to the element that was selected."""
-    if x.dim() == 0:
-        return (cotangent[0],)
-    return (cotangent[0].new_zeros(x.shape).scatter(dim, out[1], cotangent[0]),)
+    return (_scattered(cotangent[0], out[1], x, dim, keepdim=True),)
 
 
 @vjp(aten.logsumexp.default)

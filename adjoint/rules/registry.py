@@ -21,7 +21,7 @@ The ops that a rule emits have rules of their own, so higher orders need nothing
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from adjoint.torch_private.operators import OpOverload, named_arguments
@@ -38,23 +38,21 @@ NON_DIFFERENTIABLE: set[Any] = set()
 
 def vjp(*ops: OpOverload) -> Callable[[RuleT], RuleT]:
     """Register the only rule of `ops`."""
-
-    def register(rule: RuleT) -> RuleT:
-        for op in ops:
-            assert op not in VJPS, f"{op} has two rules"
-            VJPS[op] = rule
-        return rule
-
-    return register
+    return _registered(VJPS, ops)
 
 
 def composition(*ops: OpOverload) -> Callable[[RuleT], RuleT]:
     """Register what `ops` compute, as a composition of differentiable ops."""
+    return _registered(COMPOSITIONS, ops)
 
+
+def _registered(
+    table: dict[Any, Callable[..., Any]], ops: Sequence[OpOverload]
+) -> Callable[[RuleT], RuleT]:
     def register(function: RuleT) -> RuleT:
         for op in ops:
-            assert op not in COMPOSITIONS, f"{op} has two compositions"
-            COMPOSITIONS[op] = function
+            assert op not in table, f"{op} is registered twice"
+            table[op] = function
         return function
 
     return register

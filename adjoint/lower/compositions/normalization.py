@@ -11,8 +11,17 @@ import torch
 from torch import Tensor
 
 from adjoint.lower.compositions.registry import NoComposition, composition, require_real, widened
+from adjoint.rules.normalization import input_cotangent
 
 aten = torch.ops.aten
+
+
+def _normalized(x: Tensor, axes: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(x - mean) rstd, mean and rstd."""
+    mean = x.mean(axes, keepdim=True)
+    centered = x - mean
+    rstd = ((centered * centered).mean(axes, keepdim=True) + eps).rsqrt()
+    return centered * rstd, mean, rstd
 
 
 @composition(aten.native_layer_norm.default)
@@ -27,11 +36,7 @@ def _layer_norm(
     if not x.is_contiguous() or x.numel() == 0:
         raise NoComposition
     axes = list(range(x.dim() - len(normalized_shape), x.dim()))
-    wide = widened(x)
-    mean = wide.mean(axes, keepdim=True)
-    centered = wide - mean
-    rstd = ((centered * centered).mean(axes, keepdim=True) + eps).rsqrt()
-    y = centered * rstd
+    y, mean, rstd = _normalized(widened(x), axes, eps)
     y = y if weight is None else y * widened(weight)
     y = y if bias is None else y + widened(bias)
     return y.to(x.dtype), mean, rstd
@@ -58,8 +63,7 @@ def _layer_norm_backward(
     of_x = of_weight = of_bias = None
     if output_mask[0]:
         weighted = g if weight is None else g * widened(weight)
-        along = (weighted * normal).mean(axes, keepdim=True)
-        of_x = ((weighted - weighted.mean(axes, keepdim=True) - normal * along) * rstd).to(x.dtype)
+        of_x = input_cotangent(weighted, normal, rstd, axes).to(x.dtype)
     if output_mask[1] and weight is not None:
         of_weight = ((g * normal).sum(rest) if rest else g * normal).to(weight.dtype)
     if output_mask[2]:
@@ -99,10 +103,7 @@ def _group_norm(
     if not x.is_contiguous() or x.numel() == 0:
         raise NoComposition
     wide = widened(x).reshape(N, group, C // group, HxW)
-    mean = wide.mean([2, 3], keepdim=True)
-    centered = wide - mean
-    rstd = ((centered * centered).mean([2, 3], keepdim=True) + eps).rsqrt()
-    y = centered * rstd
+    y, mean, rstd = _normalized(wide, [2, 3], eps)
     y = y if weight is None else y * _channels(weight, group)
     y = y if bias is None else y + _channels(bias, group)
     return y.reshape(x.shape).to(x.dtype), mean.reshape(N, group), rstd.reshape(N, group)
@@ -131,9 +132,7 @@ def _group_norm_backward(
     of_x = of_weight = of_bias = None
     if output_mask[0]:
         weighted = g if weight is None else g * _channels(weight, group)
-        along = (weighted * normal).mean([2, 3], keepdim=True)
-        of_x = (weighted - weighted.mean([2, 3], keepdim=True) - normal * along) * rstd
-        of_x = of_x.reshape(x.shape).to(x.dtype)
+        of_x = input_cotangent(weighted, normal, rstd, [2, 3]).reshape(x.shape).to(x.dtype)
     # Summed over positions first and then over samples, so that both sums are contiguous.
     if output_mask[1] and weight is not None:
         of_weight = (g * normal).sum(3).sum(0).reshape(weight.shape).to(weight.dtype)

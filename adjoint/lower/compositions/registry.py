@@ -36,3 +36,10 @@ def require_real(*tensors: Tensor | None) -> None:
     """Decline unless all tensors are floating-point."""
     if any(t is not None and not t.dtype.is_floating_point for t in tensors):
         raise NoComposition
+
+
+def require_real_with_axes(x: Tensor) -> None:
+    """Decline unless the tensor is floating-point and not a scalar."""
+    require_real(x)
+    if x.dim() == 0:
+        raise NoComposition

@@ -11,7 +11,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from adjoint.lower.compositions.registry import NoComposition, composition, require_real, widened
+from adjoint.lower.compositions.registry import (
+    NoComposition,
+    composition,
+    require_real,
+    require_real_with_axes,
+    widened,
+)
 
 aten = torch.ops.aten
 
@@ -19,9 +25,7 @@ aten = torch.ops.aten
 def _unbiased(
     x: Tensor, dim: Sequence[int] | None, correction: float | None, keepdim: bool
 ) -> tuple[Tensor, Tensor]:
-    require_real(x)
-    if x.dim() == 0:
-        raise NoComposition
+    require_real_with_axes(x)
     axes = list(range(x.dim())) if not dim else [d % x.dim() for d in dim]
     count: object = math.prod(x.shape[axis] for axis in axes)
     correction = 1 if correction is None else correction
