@@ -6,7 +6,7 @@ import torch
 from torch import fx
 from typing_extensions import assert_never
 
-from adjoint.graph.metadata import entry_mode, has_hooks, mode_of
+from adjoint.graph.metadata import entry_mode, has_hooks, mode_of, value_or_none
 from adjoint.lower.selection import is_plain
 from adjoint.options import Options
 from adjoint.runtime.cpu import machines
@@ -44,7 +44,7 @@ def _device_of(graph_module: fx.GraphModule) -> torch.device | None:
     calls = [node for node in graph_module.graph.nodes if node.op == "call_function"]
     if any(has_hooks(n) or mode_of(n).inference != entry.inference for n in calls):
         return None
-    leaves = [leaf for n in graph_module.graph.nodes for leaf in trees.leaves(n.meta.get("val"))]
+    leaves = [leaf for n in graph_module.graph.nodes for leaf in trees.leaves(value_or_none(n))]
     devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
     # Numbers may lie on the processor beside tensors on another device.
     device = next(iter(devices - {CPU} or devices), None)

@@ -121,6 +121,14 @@ def questions_of_device(text: str) -> list[str]:
     return [f"line {n}" for n, line in enumerate(text.splitlines(), 1) if asks.search(line)]
 
 
+def raw_fake_values(text: str) -> list[str]:
+    """Lines that read or write fake values of nodes without an accessor."""
+    raw = re.compile(
+        r"""\.meta\[["']val["']\]|\.meta\.get\(["']val["']|["']val["'] (not )?in \w+\.meta"""
+    )
+    return [f"line {n}" for n, line in enumerate(text.splitlines(), 1) if raw.search(line)]
+
+
 def missing_paths(text: str) -> list[str]:
     """The paths of modules, packages, tests and documents in a text that are not there."""
     spans = re.findall(r"`([^`\s]+)`", text)
@@ -307,6 +315,24 @@ def test_a_question_of_the_device_is_found() -> None:
     text = "a = x.device.type == 'cuda'\nb = x.is_cuda\nc = device != CPU\n"
     assert questions_of_device(text) == ["line 1", "line 2", "line 3"]
     assert questions_of_device("if target.has_grid: device = target.device") == []
+
+
+def test_fake_values_are_read_through_accessors() -> None:
+    """`graph/metadata.py` has them; `torch_private/` lies below it."""
+    own = ("adjoint/graph/metadata.py", "adjoint/torch_private/")
+    found = [
+        f"{relative(path)} {at}"
+        for path in sources("adjoint")
+        if not relative(path).startswith(own)
+        for at in raw_fake_values(path.read_text())
+    ]
+    assert found == []
+
+
+def test_a_raw_fake_value_is_found() -> None:
+    text = 'a = n.meta["val"]\nb = n.meta.get("val")\nc = "val" in n.meta\n'
+    assert raw_fake_values(text) == ["line 1", "line 2", "line 3"]
+    assert raw_fake_values('made.meta = {"val": 1}\nd = value_of(n)') == []
 
 
 DOCUMENTS = ["ARCHITECTURE.md", "CONTRIBUTING.md"]

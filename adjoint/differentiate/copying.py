@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from adjoint.graph.copying import copy_node
-from adjoint.graph.metadata import entry_mode, output_node
+from adjoint.graph.metadata import entry_mode, output_node, value_or_none
 from adjoint.graph.origins import origins_of
 from adjoint.graph.purity import remove_dead_code
 from adjoint.torch_private.fake import fake_mode_of
@@ -29,7 +29,7 @@ class Copying:
 
     def input(self, node: fx.Node) -> fx.Node:
         """The next input, which stands for the input `node` of another graph."""
-        made = self.emitter.placeholder(node.name, node.meta.get("val"))
+        made = self.emitter.placeholder(node.name, value_or_none(node))
         origins_of(node)
         made.meta.update(node.meta)
         return made
@@ -45,7 +45,7 @@ class Copying:
             copy = copy_node(self.emitter.graph, node, copies.__getitem__)
         origins_of(node)
         copy.meta = dict(node.meta)
-        self.emitter.bind_symbols(copy, node.meta.get("val"))
+        self.emitter.bind_symbols(copy, value_or_none(node))
         return copy
 
     def finish(self, outputs: Sequence[Any]) -> fx.GraphModule:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.graph.metadata import has_hooks
+from adjoint.graph.metadata import has_hooks, value_or_none
 from adjoint.graph.operations import apply_function, has_backward_per_pattern, in_order, on_copies
 from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.torch_private import trees
@@ -30,7 +30,7 @@ def is_left_to_eager(graph_module: fx.GraphModule) -> bool:
         )
         or has_hooks(node)
         or _has_sparse_gradient(node)
-        or any(_is_subclass(leaf) for leaf in trees.leaves(node.meta.get("val")))
+        or any(_is_subclass(leaf) for leaf in trees.leaves(value_or_none(node)))
         for node in graph_module.graph.nodes
     ) or any(map(is_left_to_eager, subgraphs_of(graph_module).values()))
 

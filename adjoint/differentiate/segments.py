@@ -23,10 +23,12 @@ from adjoint.graph.derivative import Segments, saved_output
 from adjoint.graph.descriptors import EarlierResult
 from adjoint.graph.metadata import (
     Mode,
+    computes_tensor,
     output_descriptors,
     outputs_of,
     set_descriptor,
     set_output_descriptors,
+    value_of,
 )
 from adjoint.graph.purity import remove_dead_code
 from adjoint.torch_private.fake import fake_mode_of
@@ -54,7 +56,7 @@ def cut_into_segments(
         if node.op == "call_function"
         and node in active
         and node not in earlier
-        and isinstance(node.meta.get("val"), torch.Tensor)
+        and computes_tensor(node)
         and any(user in active and segment[user] > segment[node] for user in node.users)
     ]
     outputs = [*outputs_of(graph_module.graph), *crossing]
@@ -70,7 +72,7 @@ def cut_into_segments(
         entering[node] = copy.graph.placeholder(f"result_{place}")
         # A value stands for one node.
         with fake_mode_of(graph_module), torch.no_grad():
-            entering[node].meta = {"val": node.meta["val"].detach(), "mode": Mode()}
+            entering[node].meta = {"val": value_of(node).detach(), "mode": Mode()}
         set_descriptor(entering[node], EarlierResult(described[place]))
     for node in graph_module.graph.nodes:
         if node.op == "placeholder":

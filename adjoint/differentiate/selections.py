@@ -28,7 +28,7 @@ from torch import fx
 
 from adjoint.failing import works_on
 from adjoint.graph.copying import GraphCopy
-from adjoint.graph.metadata import GradOf, has_value, value_of
+from adjoint.graph.metadata import GradOf, grad_of, has_value, value_of
 from adjoint.graph.origins import for_part_of
 from adjoint.graph.reachability import dependents
 from adjoint.graph.subgraphs import subgraphs_of
@@ -91,7 +91,7 @@ class _FiniteFactors(GraphCopy):
 
     def copy(self, node: fx.Node) -> None:
         copy = self.add(node)
-        of = node.meta.get("grad_of")
+        of = grad_of(node)
         if of is None:
             return
         args: Any = node.args
@@ -112,7 +112,7 @@ class _FiniteFactors(GraphCopy):
             return value
         may_be_linear = self.linear is None or value in self.linear
         args: list[Any] = list(value.args)
-        if value.meta.get("grad_of") != mask.of or not may_be_linear:
+        if grad_of(value) != mask.of or not may_be_linear:
             return self.copies[value]
         if value.target in _LINEAR:
             args = [self._finite(each, mask) for each in args]

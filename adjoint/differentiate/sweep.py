@@ -29,16 +29,22 @@ from adjoint.graph.descriptors import Gradient, Tangent
 from adjoint.graph.metadata import (
     GradOf,
     Mode,
+    computes_tensor,
     derivative_order,
     descriptor_of,
     entry_mode,
+    has_value,
     input_descriptors,
     output_descriptors,
     outputs_of,
+    region_of,
     set_descriptor,
     set_mode,
     set_output_descriptors,
+    set_value,
     source_of,
+    value_of,
+    value_or_none,
 )
 from adjoint.graph.operations import LOOPS, has_bodies, with_backward, with_data
 from adjoint.graph.origins import Origin, begin, origins_of
@@ -164,11 +170,7 @@ class Sweep:
             if node in self.active and len(items) > 1:
                 # What is known as the result of a custom function is known as nothing else.
                 own = node.args[2] if node.target is with_backward else ()
-                values = [
-                    n
-                    for n in node.all_input_nodes
-                    if isinstance(n.meta.get("val"), torch.Tensor) and n not in own
-                ]
+                values = [n for n in node.all_input_nodes if computes_tensor(n) and n not in own]
                 found += [*values, *items]
         return [origin for node in found for origin in origins_of(node)]
 
@@ -205,9 +207,9 @@ class Sweep:
 
     def _seed(self, node: fx.Node, descriptor: Any) -> None:
         """The tangent of an output is the first cotangent of its node."""
-        tangent = self.tracer.emitter.placeholder("tangent", node.meta["val"])
+        tangent = self.tracer.emitter.placeholder("tangent", value_of(node))
         set_descriptor(tangent, Tangent(descriptor, order=self.order))
-        value = tangent.meta["val"]
+        value = value_of(tangent)
         self.tracer.scope.new(value, tangent)
         self.cotangents.add(node, value)
 
@@ -225,14 +227,14 @@ class Sweep:
         """From now on, the value of `node` is that of `copy`."""
         taken = {user.args[1] for user in node.users if user.target is operator.getitem}
         self._know_results(copy, taken)
-        self.tracer.emitter.bind_symbols(copy, copy.meta.get("val"))
+        self.tracer.emitter.bind_symbols(copy, value_or_none(copy))
 
     def _know_results(self, copy: fx.Node, taken: Container[Any] = ()) -> None:
         """The tensors that `copy` gives, but for those that are `taken`.
 
         Rules speak of all results of an op, also of those that the program does not use.
         """
-        value = copy.meta.get("val")
+        value = value_or_none(copy)
         if isinstance(value, (tuple, list)):
             for index, each in enumerate(value):
                 if index not in taken and isinstance(each, (torch.Tensor, tuple, list)):
@@ -243,7 +245,7 @@ class Sweep:
             while node.target is operator.getitem:
                 node, index = node.args  # type: ignore[assignment]
                 path.insert(0, index)
-                part = node.meta["val"]
+                part = value_of(node)
                 for index in path:
                     part = part[index]
                 self.tracer.scope.new(part, copy)
@@ -263,9 +265,9 @@ class Sweep:
             return
         emitter = self.tracer.emitter
         emitter.line = source_of(node)
-        emitter.region = node.meta.get("region")
+        emitter.region = region_of(node)
         emitter.grad_of = GradOf(node.name, str(node.target), self.order)
-        out = node.meta["val"]
+        out = value_of(node)
         args, kwargs = self._values((node.args, node.kwargs))
         with as_under(Mode()):
             rule = VJPS.get(node.target)
@@ -281,9 +283,9 @@ class Sweep:
 
     def _values(self, tree: Any) -> Any:
         def value(node: fx.Node) -> Any:
-            if node.op == "get_attr" and "val" not in node.meta:
+            if node.op == "get_attr" and not has_value(node):
                 return getattr(self.primal, str(node.target))
-            return node.meta["val"]
+            return value_of(node)
 
         return fx.map_arg(tree, value)
 
@@ -317,12 +319,12 @@ class Sweep:
             raise self._error(
                 node,
                 f"its rule {rule.__name__} returned a cotangent of shape {list(gradient.shape)} "
-                f"for an argument of shape {list(argument.meta['val'].shape)}",
+                f"for an argument of shape {list(value_of(argument).shape)}",
             ) from error
 
     def _reverse_bodies(self, node: fx.Node, cotangents: Any, args: Any) -> None:
         """A branch or a loop of reverse bodies."""
-        out, nodes = node.meta["val"], node.args
+        out, nodes = value_of(node), node.args
         operands: Any
         if node.target in LOOPS:
             form = LOOPS[node.target]
@@ -352,7 +354,7 @@ class Sweep:
     def _reverse_function(self, node: fx.Node, cotangents: Any) -> None:
         """The backward half of a custom function, which takes zeros for missing cotangents."""
         body, _, results, saved, *operands = node.args
-        out = node.meta["val"]
+        out = value_of(node)
         complete = [
             torch.zeros_like(each) if cotangent is None else cotangent
             for each, cotangent in zip(out, cotangents, strict=True)
@@ -368,7 +370,7 @@ class Sweep:
         gradients = inline(backward, entering, self._copy_reverse)
         for operand, gradient in zip(operands, gradients, strict=True):
             if isinstance(operand, fx.Node) and isinstance(gradient, fx.Node):
-                found = given.get(gradient, gradient.meta["val"])
+                found = given.get(gradient, value_of(gradient))
                 try:
                     self.cotangents.add(operand, found)
                 except RuntimeError as error:
@@ -376,7 +378,7 @@ class Sweep:
                         "an autograd.Function",
                         self.order,
                         f"its backward returned an invalid gradient: of shape {list(found.shape)} "
-                        f"for an argument of shape {list(operand.meta['val'].shape)}",
+                        f"for an argument of shape {list(value_of(operand).shape)}",
                         source_of(node),
                         "return gradients of the arguments' shapes",
                     ) from error
@@ -391,16 +393,16 @@ class Sweep:
             copy = copy_node(emitter.graph, node, values.__getitem__)
         copy.meta = {**node.meta, "grad_of": emitter.grad_of, "order": self.order}
         begin(copy)  # The same node, computed here from other values.
-        if "val" in node.meta:
+        if has_value(node):
             # A value stands for one node, and a body may be copied to several places.
-            copy.meta["val"] = emitter.snapshot(node.meta["val"])
+            set_value(copy, emitter.snapshot(value_of(node)))
         self.written.add(copy)
         self._know(node, copy)
         return copy
 
     def _derive(self, node: fx.Node, cotangent: Any, out: Any, args: Any, kwargs: Any) -> None:
         arguments = [n for n in node.all_input_nodes if n in self.active]
-        active = [n.meta["val"] for n in arguments]
+        active = [value_of(n) for n in arguments]
         cotangents = trees.leaves(cotangent)
         function: Any = COMPOSITIONS.get(node.target) or node.target
 
@@ -422,12 +424,12 @@ class Sweep:
                 raise
             raise self._error(node, str(error).splitlines()[0]) from error
         for argument in arguments:
-            gradient = gradients.get(id(argument.meta["val"]))
+            gradient = gradients.get(id(value_of(argument)))
             self._note(node, argument, gradient)
             self.cotangents.add(argument, gradient)
 
     def _note(self, node: fx.Node, argument: fx.Node, gradient: Any) -> None:
-        if isinstance(node.meta["val"], (tuple, list)) and gradient is not None:
+        if isinstance(value_of(node), (tuple, list)) and gradient is not None:
             self.given.setdefault(node, []).append(argument)
 
     def _twin(self, value: torch.Tensor, requires_grad: bool) -> torch.Tensor:
@@ -445,7 +447,7 @@ def _selected(node: fx.Node) -> list[fx.Node]:
     """The tensors that are selected from what `node` gives, lists inside tuples too."""
     items = [user for user in node.users if user.target is operator.getitem]
     inner = [each for item in items for each in _selected(item)]
-    return [*(n for n in items if isinstance(n.meta.get("val"), torch.Tensor)), *inner]
+    return [*(n for n in items if computes_tensor(n)), *inner]
 
 
 def _attributes(module: fx.GraphModule) -> dict[str, Any]:

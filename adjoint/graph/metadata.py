@@ -74,6 +74,16 @@ def value_of(node: Node) -> Any:
     return node.meta["val"]
 
 
+def value_or_none(node: Node) -> Any:
+    """The fake value of a node; None also if it carries none, as the output node."""
+    return node.meta.get("val")
+
+
+def computes_tensor(node: Node) -> bool:
+    """Whether the value of a node is one tensor."""
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
 def tensor_of(node: Node) -> torch.Tensor:
     """The fake tensor of a node that computes one."""
     value = value_of(node)
@@ -111,6 +121,11 @@ def set_mode(node: Node, mode: Mode) -> None:
 def derivative_order(node: Node) -> int:
     """The order of the derivative that a node belongs to; 0: it is the program's own."""
     return cast("int", node.meta.get("order", 0))
+
+
+def grad_of(node: Node) -> GradOf | None:
+    """What a reverse node is the derivative of; None for a node of the program itself."""
+    return cast("GradOf | None", node.meta.get("grad_of"))
 
 
 def has_hooks(node: Node) -> bool:

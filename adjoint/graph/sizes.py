@@ -16,6 +16,7 @@ from torch import fx
 
 from adjoint.graph.copying import GraphCopy
 from adjoint.graph.evaluation import call_on_fakes
+from adjoint.graph.metadata import has_value, set_value, value_of, value_or_none
 from adjoint.graph.operations import has_bodies
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
@@ -46,7 +47,7 @@ class Sizing:
     ) -> None:
         """`assumed`: what is assumed; None: all that is noted of these symbols, now and later."""
         inputs = graph_module.graph.find_nodes(op="placeholder")
-        self._shown = symbols.symbol_positions(node.meta.get("val") for node in inputs)
+        self._shown = symbols.symbol_positions(value_or_none(node) for node in inputs)
         if assumed is None:
             assumed = symbols.assumed(fake_mode_of(graph_module).shape_env)
         self._assumed = assumed
@@ -162,22 +163,22 @@ def _copied(
             if node.op == "output":
                 continue
             if node.op == "placeholder":
-                values[node] = _like(node.meta.get("val"), new, fake_mode)
+                values[node] = _like(value_or_none(node), new, fake_mode)
             elif node.op == "get_attr":
                 values[node] = _constant(graph_module, node, fake_mode, new)
                 if isinstance(values[node], fx.GraphModule):
                     bodies[str(node.target)] = values[node]
             elif has_bodies(node):
                 # The sizes of what it gives are known; for them it need not run.
-                values[node] = tuple(_like(each, new, fake_mode) for each in node.meta["val"])
+                values[node] = tuple(_like(each, new, fake_mode) for each in value_of(node))
             else:
                 symbols.guard_open_decisions(
                     node.target, *fx.map_arg((node.args, node.kwargs), values.get)
                 )
                 values[node] = call_on_fakes(node, values)
-                _learn(node.meta.get("val"), values[node], new)
-            if "val" in node.meta:
-                copy.meta["val"] = values[node]
+                _learn(value_or_none(node), values[node], new)
+            if has_value(node):
+                set_value(copy, values[node])
     made = copying.finish()
     for name, body in bodies.items():
         setattr(made, name, body)

@@ -31,6 +31,7 @@ from adjoint.graph.metadata import (
     outputs_of,
     source_of,
     value_of,
+    value_or_none,
 )
 from adjoint.graph.show import show_call, show_target
 from adjoint.graph.subgraphs import subgraphs_of
@@ -96,7 +97,7 @@ def _verify_order(graph: Graph) -> None:
 def _verify_values(graph: Graph) -> None:
     owners: dict[int, Node] = {}
     for node in graph.nodes:
-        value = node.meta.get("val")
+        value = value_or_none(node)
         if node.op in ("placeholder", "call_function") and isinstance(value, torch.Tensor):
             owner = owners.setdefault(id(value), node)
             if owner is not node:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import sympy
 from torch import fx
 
+from adjoint.graph.metadata import value_or_none
 from adjoint.loops.plan import Plan
 from adjoint.torch_private import symbols
 from adjoint.torch_private.dynamo import general_shapes
@@ -39,7 +40,7 @@ class Noted:
     def _can_be_checked(self) -> bool:
         """Each new assumption is about sizes of inputs."""
         inputs = self.graph_module.graph.find_nodes(op="placeholder")
-        shown = symbols.symbol_positions(node.meta.get("val") for node in inputs)
+        shown = symbols.symbol_positions(value_or_none(node) for node in inputs)
         known = {symbol for symbol, _, _ in shown}
         return all(expr.free_symbols <= known for expr in self.all[self.before :])
 

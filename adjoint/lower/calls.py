@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from adjoint.graph.metadata import value_or_none
 from adjoint.graph.purity import is_collective
 from adjoint.loops.plan import ExpectedTensor
 from adjoint.lower.sizes import sizes
@@ -74,7 +75,7 @@ def expected_of(node: fx.Node) -> tuple[ExpectedTensor | None, ...]:
     target = node.target
     if not isinstance(target, OpOverload) or is_view(node) or target in _COPIES_IF_NEEDED:
         return ()
-    return tuple(map(_expected, trees.leaves(node.meta.get("val"))))
+    return tuple(map(_expected, trees.leaves(value_or_none(node))))
 
 
 def _expected(value: Any) -> ExpectedTensor | None:

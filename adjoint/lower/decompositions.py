@@ -11,6 +11,7 @@ from torch import fx
 
 from adjoint.failing import works_on
 from adjoint.graph.copying import GraphCopy
+from adjoint.graph.metadata import value_of, value_or_none
 from adjoint.graph.origins import for_part_of, inherit
 from adjoint.lower.compositions import COMPOSITIONS, Composition, NoComposition
 from adjoint.lower.sizes import same, sizes
@@ -68,22 +69,22 @@ def _expanded(
     used: Sequence[fx.Node],
 ) -> fx.Node | list[fx.Node | None] | None:
     """The nodes that hold the results of `program`; None if it will not do."""
-    values = [n.meta.get("val") for n in node.all_input_nodes]
+    values = [value_or_none(n) for n in node.all_input_nodes]
     shapes: list[Any] = [value.shape for value in values if isinstance(value, torch.Tensor)]
     if any(isinstance(size, int) and size == 0 for shape in shapes for size in shape):
         return None
     graph = copy.graph
     recorder = _Recorder(graph, for_part_of(node, None))
     for each in (*node.all_input_nodes, *used):
-        recorder.nodes[id(each.meta["val"])] = copy.copies[each]
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        recorder.nodes[id(value_of(each))] = copy.copies[each]
+    args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
     start = len(graph.nodes)
     with fake_mode, recorder, torch.no_grad():
         try:
             results = program(*args, **kwargs)
         except NoComposition:
             results = None
-    expected = node.meta["val"]
+    expected = value_of(node)
     if results is None or not _alike(results, expected):
         for extra in reversed(list(graph.nodes)[start:]):
             graph.erase_node(extra)

@@ -17,7 +17,13 @@ import torch
 from torch import fx
 
 from adjoint.graph.descriptors import Seeds
-from adjoint.graph.metadata import set_descriptor
+from adjoint.graph.metadata import (
+    computes_tensor,
+    set_descriptor,
+    set_value,
+    value_of,
+    value_or_none,
+)
 from adjoint.graph.operations import random_bits
 from adjoint.loops.pointwise import computed_in
 from adjoint.lower.compositions import Composition, NoComposition
@@ -57,7 +63,7 @@ def draw_in_kernels(graph_module: fx.GraphModule, device: torch.device) -> fx.Gr
         if not _is_draw(node, device):
             return None
         # Of several results what was drawn is the last.
-        numbers = Numbers(seeds.meta["val"], streams, _tensors(node)[-1])
+        numbers = Numbers(value_of(seeds), streams, _tensors(node)[-1])
         return functools.partial(DRAWS[node.target], numbers)
 
     made = rewrite(copy, program_of, [seeds])
@@ -73,7 +79,7 @@ def streams_of(graph: fx.Graph) -> int:
 
 
 def _tensors(node: fx.Node) -> list[torch.Tensor]:
-    leaves = trees.leaves(node.meta.get("val"))
+    leaves = trees.leaves(value_or_none(node))
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
@@ -81,7 +87,7 @@ def _is_draw(node: fx.Node, device: torch.device) -> bool:
     if node.target not in DRAWS or any(value.device != device for value in _tensors(node)):
         return False
     constants = [each for each in node.all_input_nodes if each.op == "get_attr"]
-    return all(isinstance(each.meta.get("val"), torch.Tensor) for each in constants)
+    return all(computes_tensor(each) for each in constants)
 
 
 def _with_seeds(graph_module: fx.GraphModule, device: torch.device) -> fx.Node:
@@ -92,7 +98,7 @@ def _with_seeds(graph_module: fx.GraphModule, device: torch.device) -> fx.Node:
         seeds = graph.placeholder("seeds")
     set_descriptor(seeds, Seeds())
     with fake_mode_of(graph_module):
-        seeds.meta["val"] = torch.empty(2, dtype=torch.int64, device=device)
+        set_value(seeds, torch.empty(2, dtype=torch.int64, device=device))
     return seeds
 
 

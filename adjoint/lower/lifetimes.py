@@ -9,6 +9,7 @@ from itertools import accumulate
 import torch
 from torch import fx
 
+from adjoint.graph.metadata import value_or_none
 from adjoint.lower.row_tiles import Unit
 from adjoint.lower.sizes import estimate, product, sizes
 from adjoint.torch_private import trees
@@ -92,7 +93,7 @@ def reads_of(unit: Unit, needs: Mapping[fx.Node, Set[fx.Node]]) -> Set[fx.Node]:
 
 def bytes_of(node: fx.Node) -> int:
     """How many bytes a value has, roughly where sizes are symbolic."""
-    leaves = trees.leaves(node.meta.get("val"))
+    leaves = trees.leaves(value_or_none(node))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     return sum(estimate(product(sizes(each.shape))) * each.dtype.itemsize for each in tensors)
 

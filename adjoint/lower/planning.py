@@ -13,7 +13,7 @@ from torch import fx
 from adjoint.failing import works_on
 from adjoint.graph.capturable import why_not_capturable
 from adjoint.graph.evaluation import eager_callable
-from adjoint.graph.metadata import source_of, tensor_of
+from adjoint.graph.metadata import source_of, tensor_of, value_or_none
 from adjoint.loops.plan import (
     Argument,
     Launch,
@@ -135,7 +135,7 @@ class _Planning(Schedule):
         return Plan(
             tuple(slots),
             tuple(self.slots[node].number for node in inputs),
-            tuple(input_symbols([node.meta.get("val") for node in inputs])),
+            tuple(input_symbols([value_or_none(node) for node in inputs])),
             tuple(self.steps),
             outputs,
         )
@@ -146,7 +146,7 @@ class _Planning(Schedule):
         return len(self.slots) + len(self.check_slots)
 
     def _slot(self, node: fx.Node, kind: SlotKind) -> Slot:
-        value: Any = node.meta.get("val")
+        value: Any = value_or_none(node)
         number = self._next_slot()
         if is_plain(value, self.device):
             slot = Slot(number, kind, shape_of(node), strides_of(node), value.dtype)

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from adjoint.failing import works_on
+from adjoint.graph.metadata import value_or_none
 from adjoint.loops.verify import DTYPES
 from adjoint.lower.definitions import CONSTANTS, Definition, Scattered, definition_of
 from adjoint.lower.items import Item, base_of, item_of
@@ -53,7 +54,7 @@ class Selection:
         """The definition by which a kernel computes a node; None if it is a library call."""
         # Constants read at most the sizes of their arguments.
         read = [] if node.target in CONSTANTS else node.all_input_nodes
-        is_computable = is_plain(node.meta.get("val"), self.target.device)
+        is_computable = is_plain(value_or_none(node), self.target.device)
         if not is_computable or not all(map(self._is_readable, read)):
             return None
         definition = None if node.name in self.called else definition_of(node)
@@ -66,7 +67,7 @@ class Selection:
         return definition
 
     def _is_readable(self, node: fx.Node) -> bool:
-        value: Any = node.meta.get("val")
+        value: Any = value_or_none(node)
         # A constant scalar is inlined into kernels, whatever its device.
         is_number = isinstance(value, torch.Tensor) and not value.dim()
         is_number = is_number and base_of(node).target in CONSTANTS

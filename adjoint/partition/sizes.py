@@ -13,7 +13,7 @@ import sympy
 import torch
 from torch import fx
 
-from adjoint.graph.metadata import Mode
+from adjoint.graph.metadata import Mode, value_of, value_or_none
 from adjoint.torch_private import symbols
 
 aten = torch.ops.aten
@@ -26,7 +26,7 @@ def sizes_beside(saved: Sequence[fx.Node], primals: Iterable[fx.Node]) -> list[f
     known: set[sympy.Basic] = set(_shown(saved))
     found: list[fx.Node] = []
     for node in primals:
-        value = node.meta.get("val")
+        value = value_or_none(node)
         if isinstance(value, torch.Tensor):
             for symbol, query, axis in symbols.size_symbols(value):
                 # Strides and offsets are saved where they are asked for.
@@ -45,7 +45,7 @@ def read_sizes_of(known: Sequence[fx.Node], graph: fx.Graph, available: Containe
     """Read sizes off values that there are: which one was read first does not matter."""
     shown = _shown(known)
     for node in list(graph.nodes):
-        size = node.meta.get("val")
+        size = value_or_none(node)
         if node in available or not isinstance(size, torch.SymInt) or not _is_read(node, available):
             continue
         place = shown.get(symbols.expression(size))
@@ -65,7 +65,7 @@ def _shown(nodes: Iterable[fx.Node]) -> dict[sympy.Basic, tuple[fx.Node, int | N
     """For each size that is seen in a value: which, and along which axis if it is a tensor."""
     shown: dict[sympy.Basic, tuple[fx.Node, int | None]] = {}
     for node in nodes:
-        value = node.meta.get("val")
+        value = value_or_none(node)
         axes: Sequence[Any] = ()
         if isinstance(value, torch.Tensor):
             axes = list(enumerate(value.shape))
@@ -81,5 +81,5 @@ def _asked(node: fx.Node, axis: int, at: fx.Node) -> fx.Node:
     """A new query for a size of `node`, placed after `at`."""
     with node.graph.inserting_after(at):
         made = node.graph.call_function(aten.sym_size.int, (node, axis))
-    made.meta = {"val": node.meta["val"].shape[axis], "mode": Mode()}
+    made.meta = {"val": value_of(node).shape[axis], "mode": Mode()}
     return made

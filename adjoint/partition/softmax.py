@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from adjoint.graph.copying import GraphCopy
+from adjoint.graph.metadata import value_of
 from adjoint.graph.origins import for_part_of, replace
 from adjoint.graph.purity import remove_dead_code
 from adjoint.partition.split import is_cheap
@@ -29,7 +30,7 @@ def open_softmax(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Write each log-softmax that is worth recomputing as its maximum, its sum and the rest."""
     graph = graph_module.graph
     for node in graph.find_nodes(op="call_function", target=aten._log_softmax.default):
-        if is_cheap(node) and node.meta["val"].dim() and not node.args[2]:
+        if is_cheap(node) and value_of(node).dim() and not node.args[2]:
             with graph.inserting_before(node):
                 opened = _opened(node)
             replace(node, opened)
@@ -69,7 +70,7 @@ def _is_opened(node: fx.Node) -> bool:
 def _opened(node: fx.Node) -> fx.Node:
     def call(op: Any, *args: Any) -> fx.Node:
         made = node.graph.call_function(op, args)
-        values = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args]
+        values = [value_of(arg) if isinstance(arg, fx.Node) else arg for arg in args]
         made.meta = for_part_of(node, op(*values))
         return made
 

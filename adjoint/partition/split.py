@@ -20,12 +20,15 @@ from torch import fx
 from adjoint.graph.derivative import Backward, Joint, saved_output
 from adjoint.graph.descriptors import EarlierResult, Gradient, Input, SavedInput, Tangent
 from adjoint.graph.metadata import (
+    computes_tensor,
     derivative_order,
     descriptor_of,
     output_descriptors,
     outputs_of,
     set_descriptor,
     set_output_descriptors,
+    value_of,
+    value_or_none,
 )
 from adjoint.graph.origins import Origin, have
 from adjoint.graph.purity import is_impure
@@ -262,10 +265,10 @@ def is_free(node: fx.Node) -> bool:
     if not isinstance(node.target, OpOverload):
         # A selection is saved as what it selects.  Numbers are computed again from those that they
         # are made of: derivatives of a backward graph may need others that are made of them.
-        return isinstance(node.meta.get("val"), SYMBOLIC) and node.target is not operator.getitem
+        return isinstance(value_or_none(node), SYMBOLIC) and node.target is not operator.getitem
     if node.target in _CONSTANTS and not node.all_input_nodes:
         return True
-    return bool(node.target.is_view) and not isinstance(node.meta.get("val"), (tuple, list))
+    return bool(node.target.is_view) and not isinstance(value_or_none(node), (tuple, list))
 
 
 def is_cheap(node: fx.Node) -> bool:
@@ -276,12 +279,12 @@ def is_cheap(node: fx.Node) -> bool:
     """
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
-    if not isinstance(node.meta.get("val"), torch.Tensor) or is_impure(node):
+    if not computes_tensor(node) or is_impure(node):
         return False
     if node.target in _BY_INDEX or _is_cast(node) or _is_short_product(node):
         return True
     if node.target in _SOFTMAX:
-        return bool(_origin(node.args[0]).itemsize < node.meta["val"].itemsize)
+        return bool(_origin(node.args[0]).itemsize < value_of(node).itemsize)
     tags = node.target.tags
     if torch.Tag.pointwise not in tags or torch.Tag.nondeterministic_seeded in tags:
         return False
@@ -292,8 +295,8 @@ def _is_short_product(node: fx.Node) -> bool:
     """A product of matrices whose elements are sums of a few terms, as of points and directions."""
     if node.target is not aten.mm.default:
         return False
-    inner = node.args[1].meta["val"].shape[0]  # type: ignore[union-attr]
-    is_exact = node.meta["val"].dtype in (torch.float32, torch.float64)
+    inner = value_of(node.args[1]).shape[0]  # type: ignore[arg-type]
+    is_exact = value_of(node).dtype in (torch.float32, torch.float64)
     return is_exact and isinstance(inner, int) and inner <= FEW_TERMS
 
 
@@ -302,7 +305,7 @@ def _is_cast(node: fx.Node) -> bool:
     # A size, which is no node, becomes a tensor by it as well.
     if node.target is not aten._to_copy.default or not isinstance(node.args[0], fx.Node):
         return False
-    source, result = node.args[0].meta["val"], node.meta["val"]
+    source, result = value_of(node.args[0]), value_of(node)
     return bool(source.device == result.device and source.layout == result.layout)
 
 
@@ -310,7 +313,7 @@ def _origin(node: Any) -> torch.Tensor:
     """The tensor that views and casts have led from."""
     while (is_free(node) and node.all_input_nodes) or _is_cast(node):
         node = node.all_input_nodes[0]
-    value: torch.Tensor = node.meta["val"]
+    value: torch.Tensor = value_of(node)
     return value
 
 
@@ -324,7 +327,7 @@ def _made_again_from(wanted: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def _bytes(node: fx.Node) -> int:
-    value = node.meta.get("val")
+    value = value_or_none(node)
     if not isinstance(value, torch.Tensor):
         return UNBOUNDED if isinstance(value, (tuple, list)) else 1
     return 1 + math.prod(hint(size) for size in value.shape) * value.dtype.itemsize

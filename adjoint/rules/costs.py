@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from adjoint.graph.metadata import value_of
 from adjoint.loops.expressions import Apply, Name, walk
 from adjoint.loops.operators import COSTLY
 from adjoint.loops.pointwise import TABLE
@@ -63,7 +64,7 @@ def is_quick(node: fx.Node) -> bool:
 def _hides_behind_memory(node: fx.Node, target: OpOverload) -> bool:
     """An activation of half-precision numbers on a GPU: computed while its argument is loaded,
     which its derivative needs anyway."""
-    value = node.meta["val"]
+    value = value_of(node)
     is_half = value.dtype in (torch.float16, torch.bfloat16)
     return value.device.type == "cuda" and is_half and target.overloadpacket in _ACTIVATIONS
 

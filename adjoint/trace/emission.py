@@ -25,6 +25,7 @@ from adjoint.graph.metadata import (
     set_source,
     set_value,
     value_of,
+    value_or_none,
 )
 from adjoint.source import user_line
 from adjoint.torch_private import symbols, trees
@@ -340,7 +341,7 @@ class Emitter:
 
 def value_at(leaf: Any) -> Any:
     """The fake value of a node; anything else is itself."""
-    return leaf.meta.get("val") if isinstance(leaf, fx.Node) else leaf
+    return value_or_none(leaf) if isinstance(leaf, fx.Node) else leaf
 
 
 def needs_node(result: Any) -> bool:

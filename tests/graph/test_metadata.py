@@ -13,9 +13,11 @@ from adjoint.graph.descriptors import Argument, Parameter, Result
 from adjoint.graph.metadata import (
     CheckpointRegion,
     Mode,
+    computes_tensor,
     describe_dtype,
     describe_value,
     descriptor_of,
+    grad_of,
     has_value,
     input_descriptors,
     mode_of,
@@ -31,6 +33,7 @@ from adjoint.graph.metadata import (
     set_value,
     source_of,
     value_of,
+    value_or_none,
 )
 
 
@@ -49,9 +52,21 @@ def test_a_node_carries_what_was_set() -> None:
     assert descriptor_of(node) == Argument(0, "args[0]")
 
 
+def test_which_nodes_compute_a_tensor() -> None:
+    node = Graph().placeholder("x")
+    set_value(node, torch.ones(2))
+    assert computes_tensor(node)
+    assert value_or_none(node) is value_of(node)
+    set_value(node, (torch.ones(2),))
+    assert not computes_tensor(node)
+
+
 def test_what_a_bare_node_answers() -> None:
     node = Graph().placeholder("x")
     assert not has_value(node)
+    assert value_or_none(node) is None
+    assert not computes_tensor(node)
+    assert grad_of(node) is None
     assert source_of(node) is None
     assert mode_of(node) == Mode(grad_enabled=True, inference=False)
     assert region_of(node) is None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 
+from adjoint.graph.metadata import computes_tensor
 from adjoint.loops.pointwise import TABLE
 from adjoint.lower.definitions import creation, formulas, indexing, pieces, random, reductions
 from adjoint.lower.definitions.elements import Definition, NoDefinition
@@ -19,7 +19,7 @@ CONSTANTS = frozenset(creation.RULES)
 
 def definition_of(node: fx.Node) -> Definition | None:
     """The definition of a node's value; None: it is a library call."""
-    if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
+    if node.op != "call_function" or not computes_tensor(node):
         return None
     if node.target in TABLE:
         return formulas.by_formula(node)
