@@ -1,4 +1,4 @@
-"""Pointwise operators: a formula of `lower/pointwise.py`, applied to broadcast arguments."""
+"""Pointwise operators: a formula of `loops/pointwise.py`, applied to broadcast arguments."""
 
 from __future__ import annotations
 
