@@ -1,4 +1,4 @@
-"""A graph that grows by copies of the nodes of others."""
+"""Building a graph out of copies of nodes of other graphs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Copy = Callable[[fx.GraphModule, fx.Node, dict[fx.Node, Any]], Any]
 
 
 class Copying:
-    """The graph under construction, of one that it takes the place of."""
+    """A graph under construction that will replace the graph `like`."""
 
     def __init__(self, like: fx.GraphModule) -> None:
         self.like = like
@@ -35,7 +35,7 @@ class Copying:
         return made
 
     def copy(self, owner: fx.GraphModule, node: fx.Node, copies: dict[fx.Node, Any]) -> fx.Node:
-        """`node` of the graph `owner`, its arguments as in `copies`."""
+        """A copy of a node of the graph `owner`; `copies` has those of its arguments."""
         if node.op == "placeholder":
             return self.input(node)
         if node.op == "get_attr":
@@ -68,7 +68,7 @@ def inline(body: fx.GraphModule, copies: dict[fx.Node, Any], copy: Copy) -> Any:
 
 
 def refuse_outside(tensor: torch.Tensor) -> torch.Tensor:
-    """A derivative is made of the values of its graph alone."""
+    """Refuse tensors from outside: a derivative uses only values of its graph."""
     raise AssertionError("a rule uses a tensor that is none of its arguments")
 
 

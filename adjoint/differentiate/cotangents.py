@@ -55,7 +55,7 @@ class Cotangents:
     def take(self, node: fx.Node) -> Any:
         """The cotangent of a node, in the form of its value; None if there is none.
 
-        Nothing comes to it any more, so that it is forgotten.
+        The sweep is past all users of the node, so that nothing can be added any more.
         """
         if (several := self._several.pop(node, None)) is not None:
             return _arranged(several, value_of(node))

@@ -36,7 +36,7 @@ def is_left_to_eager(graph_module: fx.GraphModule) -> bool:
 
 
 def _has_sparse_gradient(node: fx.Node) -> bool:
-    """An embedding for whose gradient the user wants the rows that were read, and no others."""
+    """An embedding with `sparse=True`, whose gradient holds only the rows that were read."""
     place = _SPARSE.get(node.target)
     return place is not None and len(node.args) > place and bool(node.args[place])
 

@@ -111,7 +111,7 @@ def _is_possible(graph_module: fx.GraphModule, output: int, wrt: Sequence[int]) 
 def _body_differentiated(
     body: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]
 ) -> tuple[fx.GraphModule, Sequence[Any]]:
-    """The joint graph of a body, and the sizes that it takes from around, after all else."""
+    """The joint graph of a body, and the sizes of the enclosing graph that are its last inputs."""
     sweep = Sweep(body, of, wrt)
     scope = sweep.tracer.scope
     scope.emitter.lift_number = scope.lift_number
@@ -129,9 +129,9 @@ class Sweep:
         self.tracer = FormulaTracer(fake_mode_of(graph_module), refuse_outside)
         self.copies: dict[fx.Node, fx.Node] = {}
         self.given: dict[fx.Node, list[fx.Node]] = {}
-        """For ops of several results, the arguments that the cotangents there were lead to."""
+        """For ops with several results: the arguments that got a cotangent."""
         self.written: set[fx.Node] = set()
-        """Reverse nodes that the user wrote, under modes of the user's."""
+        """Reverse nodes copied from a custom backward, which keep the modes the user wrote."""
         self.active = active_nodes(graph_module, [self.inputs[place] for place in wrt])
         self.cotangents = Cotangents(self.tracer, self.active)
         self.order = 1 + order_of_graph(graph_module.graph)
@@ -151,7 +151,7 @@ class Sweep:
             gradients = [self._gradient(self.inputs[place]) for place in self.wrt]
         for node in emitter.graph.nodes:
             if derivative_order(node) == self.order and node not in self.written:
-                # A derivative depends on all it is computed from, whatever way torch computes it.
+                # Formulas of torch may compute under `no_grad`; their results are differentiable.
                 set_mode(node, Mode())
         emitter.graph.output((*(self.copies.get(node, node) for node in outputs), *gradients))
         entering = [descriptor_of(self.inputs[place]) for place in self.wrt]
@@ -168,7 +168,7 @@ class Sweep:
         for node in self.primal.graph.nodes:
             items = [n for n in _selected(node) if n in self.active]
             if node in self.active and len(items) > 1:
-                # What is known as the result of a custom function is known as nothing else.
+                # The results of a custom function are saved as its outputs, not as its operands.
                 own = node.args[2] if node.target is with_backward else ()
                 values = [n for n in node.all_input_nodes if computes_tensor(n) and n not in own]
                 found += [*values, *items]
@@ -187,10 +187,11 @@ class Sweep:
         return [place for place in places if (self.inputs[self.wrt[place]], True) in found]
 
     def _depends_on(self, node: fx.Node, given: bool) -> list[tuple[fx.Node, bool]]:
-        """Where autograd goes on, and whether with a cotangent, if `node` is `given` one.
+        """The arguments that autograd visits after `node`, each with whether it gets a cotangent.
 
-        A custom function may give none, and takes zeros for one that it is not given.  Which
-        arguments an op gives one depends on which of its results have one.
+        `given`: whether `node` has a cotangent.  A custom function takes zeros for missing ones,
+        and may return None.  Which arguments of an op get one may depend on which of its results
+        do.
         """
         if node in self.given:
             return [(each, given) for each in self.given[node]]
@@ -224,15 +225,15 @@ class Sweep:
         emitter.recount_placeholders()
 
     def _know(self, node: fx.Node, copy: fx.Node) -> None:
-        """From now on, the value of `node` is that of `copy`."""
+        """Rules that use the fake value of `node` refer to `copy` from now on."""
         taken = {user.args[1] for user in node.users if user.target is operator.getitem}
         self._know_results(copy, taken)
         self.tracer.emitter.bind_symbols(copy, value_or_none(copy))
 
     def _know_results(self, copy: fx.Node, taken: Container[Any] = ()) -> None:
-        """The tensors that `copy` gives, but for those that are `taken`.
+        """Let fake tensors among the results of `copy` stand for them, except those `taken`.
 
-        Rules speak of all results of an op, also of those that the program does not use.
+        Rules may use all results of an op, also those that the program does not use.
         """
         value = value_or_none(copy)
         if isinstance(value, (tuple, list)):
@@ -392,9 +393,9 @@ class Sweep:
         else:
             copy = copy_node(emitter.graph, node, values.__getitem__)
         copy.meta = {**node.meta, "grad_of": emitter.grad_of, "order": self.order}
-        begin(copy)  # The same node, computed here from other values.
+        begin(copy)  # Computed here from other values: a value of its own.
         if has_value(node):
-            # A value stands for one node, and a body may be copied to several places.
+            # A fake value belongs to one node, and a body may be copied to several places.
             set_value(copy, emitter.snapshot(value_of(node)))
         self.written.add(copy)
         self._know(node, copy)
@@ -444,7 +445,7 @@ class Sweep:
 
 
 def _selected(node: fx.Node) -> list[fx.Node]:
-    """The tensors that are selected from what `node` gives, lists inside tuples too."""
+    """The `getitem` nodes that select tensors from the result of `node`, at any depth."""
     items = [user for user in node.users if user.target is operator.getitem]
     inner = [each for item in items for each in _selected(item)]
     return [*(n for n in items if computes_tensor(n)), *inner]

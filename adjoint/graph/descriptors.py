@@ -62,10 +62,12 @@ The stages of the compiler add descriptors in one order, and each may speak of e
    because the result of differentiating can be differentiated;
 4. side effects and random draws: `EffectToken`, `EffectTokenOut`, `Seeds`, which speak of nothing.
 
-Mechanics --------- Descriptors are frozen, compare by content, and can be keys of a dict. `Input`,
-`Output`, `DifferentiableInput`, ... are closed unions: `isinstance` understands them, and mypy
-checks that a `match` over one is exhaustive. An illegal nesting is an error in mypy, and a
-`TypeError` at run time.
+Mechanics
+---------
+Descriptors are frozen, compare by content, and can be keys of a dict. `Input`, `Output`,
+`DifferentiableInput`, ... are closed unions: `isinstance` understands them, and mypy checks that a
+`match` over one is exhaustive. An illegal nesting is an error in mypy, and a `TypeError` at run
+time.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ from adjoint.transforms.contract import ArgNums
 
 
 class ChosenArguments:
-    """The arguments that a transform is with respect to."""
+    """The arguments that a transform differentiates with respect to, as leaves."""
 
     def __init__(self, args: tuple[Any, ...], places: Sequence[int] | None = None) -> None:
-        """`places`: None for all."""
+        """`places`: positions of the chosen arguments; None for all."""
         self.args = args
         self.single = False
         self.places = range(len(args)) if places is None else places
@@ -27,7 +27,7 @@ class ChosenArguments:
 
     @classmethod
     def named(cls, args: tuple[Any, ...], argnums: ArgNums) -> ChosenArguments:
-        """Those that the user asked for."""
+        """The arguments that `argnums` names."""
         chosen = cls(args, contract.places_of(argnums, len(args)))
         chosen.single = isinstance(argnums, int)
         return chosen

@@ -1,4 +1,4 @@
-"""Transforms compiled on their first call for arguments of a kind."""
+"""Transforms as functions for users: compiled on the first call for each kind of arguments."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Setting:
     """How a transform is compiled: its options, and whether sizes are symbols."""
 
     def __init__(self, dynamic: bool | None = None, options: OptionMapping = None) -> None:
-        """`dynamic`: whether sizes are symbols at once, or never; None: once they change."""
+        """`dynamic`: sizes are symbols at once (True), never (False), or once they change."""
         self.dynamic = dynamic
-        # Where Dynamo traces a transform it traces this, too, and cannot make options.
+        # Dynamo traces this as part of a transform, and cannot trace the default options.
         self._options = None if options is None else Options.parse(options)
 
     @functools.cached_property
@@ -62,7 +62,7 @@ class Setting:
         return self.dynamic, self.compiler.options
 
 
-# The compiler of the transform that is being captured; those inside of it are part of its program.
+# The compiler of the outermost transform being captured; inner transforms use the same.
 _COMPILER: ContextVar[Compiler] = ContextVar("_COMPILER")
 
 
@@ -77,8 +77,10 @@ def linearized(
 
 
 def is_traced() -> bool:
-    """A transform called now is to be that of `torch.func`: Dynamo traces it, or a capture inside
-    a level of `torch.func`, which knows how to batch and differentiate ops but not graphs.
+    """Whether a transform called now must be that of `torch.func`.
+
+    Dynamo is tracing it, or a capture is, inside a level of `torch.func`: such a level can batch
+    and differentiate ops, but not our graphs.
     """
     if torch.compiler.is_compiling():
         return True
@@ -86,19 +88,20 @@ def is_traced() -> bool:
 
 
 def is_left_to_torch() -> bool:
-    """The same, because a level of `torch.func` around it, or a mode, is to see every op."""
+    """Whether `torch.func` should run, because a level of it, or a function mode, has to see every
+    op."""
     return functorch_is_active() or has_torch_function_mode()
 
 
-# What may keep a program from being made, be it the function's own error or not.
+# Exceptions that capturing a function may raise: the function's own errors, or our refusals.
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, TooManyPrograms)
 
 
 def in_torch(function: Function, error: Exception, run: Callable[[], Any]) -> Any:
-    """What `torch.func` gives where no program can be made, which the user is told once.
+    """Fall back to `torch.func`, with one warning, where no program can be made.
 
-    If it fails as well, the error is the function's own; but what capture refuses, too, is refused
-    for the reason that it gave.  What differentiation refuses is refused.
+    If `torch.func` fails as well, the error of the capture is raised if it was a refusal, and
+    otherwise the function's own error.  A `DifferentiationError` is raised without falling back.
     """
     if isinstance(error, OutsideLevelError):
         return run()
@@ -119,7 +122,10 @@ def in_torch(function: Function, error: Exception, run: Callable[[], Any]) -> An
 
 
 class Compiled(Transformed):
-    """A transform of `function`, written for a capture under way, as a function for any caller."""
+    """A transform of a function, to be called from anywhere.
+
+    The transform itself (`transformed`) is written to run inside a capture.
+    """
 
     def __init__(
         self,
@@ -131,11 +137,11 @@ class Compiled(Transformed):
         in_torch: Function | None = None,
         setting: Setting,
     ) -> None:
-        """`transform` is equal for equal transforms.
+        """`transform`: a key, equal for equal transforms.
 
-        `traced` is the same transform in terms of `torch.func`.  Dynamo can trace it, and levels
-        of `torch.func` around it inside a capture can batch it.
-        `in_torch`: the same where torch runs ops on real tensors, if that is another function.
+        `traced`: the same transform by `torch.func`, for Dynamo to trace and for levels of
+        `torch.func` around a capture to batch.  `in_torch`: the same for real tensors, if that has
+        to be another function.
         """
         self.transform = transform
         self.function = function
@@ -151,14 +157,13 @@ class Compiled(Transformed):
             return self._traced(*args, **kwargs)
         return self._run(args, kwargs)
 
-    # Dynamo compiles what is called from a frame that it gave up on; this is no user's program.
+    # Dynamo also compiles what a frame calls that it could not compile; this is not to be compiled.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _run(self, args: Any, kwargs: Any) -> Any:
         if current_tracer() is not None:
             return self._transformed(*args, **kwargs)
         if is_left_to_torch():
-            # Torch lacks some derivatives, above all in forward mode and of branches in a batch,
-            # that are here.
+            # If torch lacks a derivative (in forward mode, or of a batch of branches), ours runs.
             with contextlib.suppress(NotImplementedError, DynamoError, AssertionError):
                 return self._in_torch(*args, **kwargs)
         try:
@@ -170,7 +175,7 @@ class Compiled(Transformed):
         return program(call)
 
     def _programs(self) -> tuple[Fingerprint, Programs]:
-        """What the function depends on now, and the programs for that."""
+        """The fingerprint of the function as it is now, and its programs."""
         latest = self._latest
         if latest is None or not latest[0].holds(self.function):
             look = Fingerprint(self.function)
@@ -189,11 +194,11 @@ class Program:
         call: Call,
         axes: Callable[[torch.Tensor], Sequence[bool]],
     ) -> None:
-        """`axes`: which of a tensor have symbols for sizes."""
+        """`axes`: for a tensor, which of its sizes are symbols."""
         args, kwargs = call.args, call.kwargs
         with outside_functorch():
             args, kwargs = trees.map_leaves(_plain, (args, kwargs))
-        # What is made in inference mode has no derivative, also inside of what enables grad.
+        # Tensors made in inference mode have no derivative, even where grad is enabled inside.
         grad_enabled = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.set_grad_enabled(grad_enabled):
             captured = _captured(compiler, function, args, kwargs, axes)
@@ -207,17 +212,17 @@ class Program:
         taken = [places.get(id(each), each) for each in (*captured.bound, *captured.closed_over)]
         self._bound, self._closed = taken[: len(captured.bound)], taken[len(captured.bound) :]
         self.is_shared = all(isinstance(each, int) for each in taken)
-        # The tensors that a function holds are those of the call.
+        # Tensors that the function closes over are taken from each call, not from the capture.
         self.captured = replace(captured, bound=(), closed_over=())
         self.close()
 
     def close(self) -> None:
-        """All is made that belongs to the program: what was assumed so far must hold."""
+        """Compilation is complete: the assumptions made so far are the guards of the program."""
         if self.captured.guards is not None:
             self.captured.guards.close()
 
     def is_for(self, call: Call) -> bool:
-        """Whether the program holds for the sizes in the call."""
+        """Whether the guards on sizes hold for the call."""
         return self.captured.guards is None or self.captured.guards.hold(self._leaves(call))
 
     def _leaves(self, call: Call) -> list[Any]:
@@ -249,7 +254,7 @@ def _captured(
 
 
 def _plain(leaf: Any) -> Any:
-    """A tensor to capture with, where a level of `torch.func` hides the data."""
+    """An empty tensor like `leaf`, if a level of `torch.func` wraps it: a capture needs no data."""
     if not is_functorch_wrapper(leaf):
         return leaf
     with torch.no_grad():

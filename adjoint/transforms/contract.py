@@ -38,7 +38,7 @@ def places_of(argnums: ArgNums, count: int) -> tuple[int, ...]:
 
 
 def check_primals(leaves: Sequence[Any]) -> None:
-    """Refuse what no derivative is with respect to."""
+    """Refuse inputs that cannot be differentiated with respect to."""
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
             raise ValueError(f"Thing passed to transform API must be Tensor, got {type(leaf)}")
@@ -50,7 +50,7 @@ def check_primals(leaves: Sequence[Any]) -> None:
 
 
 def is_real_or_complex(value: torch.Tensor) -> bool:
-    """Its dtype approximates numbers, so that a derivative has a meaning."""
+    """Whether the dtype has derivatives: floating-point or complex."""
     return value.is_floating_point() or value.is_complex()
 
 
@@ -64,7 +64,7 @@ def check_is_tuple(primals: Any) -> None:
 
 
 def parts(returned: Any, has_aux: bool, transform: str) -> tuple[Any, Any]:
-    """What a function returned, as its value and what it gives besides."""
+    """What a function returned, as (value, aux)."""
     if not has_aux:
         return returned, None
     if not (isinstance(returned, tuple) and len(returned) == 2):
@@ -78,7 +78,7 @@ def parts(returned: Any, has_aux: bool, transform: str) -> tuple[Any, Any]:
 
 
 def scalar(value: Any) -> torch.Tensor:
-    """The value of a function whose gradient is asked for."""
+    """The value of a function whose gradient is asked for: a scalar tensor, or an error."""
     name = "grad_and_value(f)(*args)"
     if not isinstance(value, torch.Tensor):
         raise RuntimeError(f"{name}: Expected f(*args) to return a Tensor, got {type(value)}")
@@ -122,7 +122,7 @@ def check_differentiable(results: Sequence[torch.Tensor]) -> None:
 
 
 def check_real(values: Any, transform: str, kind: str) -> None:
-    """Refuse complex tensors, of which there are Jacobians of two kinds."""
+    """Refuse complex tensors, for which "the Jacobian" is ambiguous."""
     for place, leaf in enumerate(trees.leaves(values)):
         if isinstance(leaf, torch.Tensor) and leaf.is_complex():
             raise RuntimeError(
@@ -132,7 +132,7 @@ def check_real(values: Any, transform: str, kind: str) -> None:
 
 
 def check_chunk_size(transform: str, chunk_size: int | None) -> None:
-    """Refuse chunks of nothing."""
+    """Refuse a chunk size that is not positive."""
     if not (chunk_size is None or chunk_size > 0):
         raise ValueError(f"{transform}: `chunk_size` should be greater than 0, got {chunk_size}.")
 
@@ -203,7 +203,7 @@ def tangents_of(primals: Sequence[Any], form: trees.TreeSpec, given: Any) -> lis
 def matching_tangents(
     primals: Sequence[torch.Tensor], form: trees.TreeSpec, given: Any
 ) -> list[torch.Tensor]:
-    """The tangents `given` of `primals`, nothing of which is converted."""
+    """The tangents `given` of `primals`; other dtypes or shapes are refused, not converted."""
     leaves, spec = trees.flatten(given)
     if spec != form:
         raise RuntimeError(

@@ -57,7 +57,7 @@ def looked_up(scope: dict[str, Any], names: Sequence[str]) -> list[Any]:
         seen.add(id(each))
         found = [each[name] for name in names if name in each]
         inside += [one for one in found if may_be_used(one)]
-        # Modules in packages.
+        # Submodules of packages.
         scopes += [vars(s) for one in found if isinstance(one, ModuleType) for s in scopes_of(one)]
     return [each for each in used if not isinstance(each, ModuleType)] + inside
 
@@ -96,7 +96,7 @@ def _is_written_in_python(kind: type) -> bool:
 
 
 def attribute_in(scopes: Sequence[Any], name: str) -> list[Any]:
-    """What the name is, in the first of the scopes that has it."""
+    """The value of `name` in the first of the scopes that has it, in a list; None if none has."""
     return [next((scope[name] for scope in scopes if name in scope), None)]
 
 
@@ -108,7 +108,7 @@ def function_of(attribute: Any) -> Any:
 
 
 def scopes_of(value: Any) -> Sequence[Any]:
-    """Where attributes of a module or a class are looked up, unless that is torch's."""
+    """The modules or classes in which attributes are looked up, except torch's and ours."""
     if isinstance(value, ModuleType):
         return () if is_ours_or_torchs(value.__name__) else (value,)
     if isinstance(value, type):
@@ -121,7 +121,7 @@ def is_ours_or_torchs(module: Any) -> bool:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """What an object holds, by name."""
+    """The attributes of an object, by name; of an object of torch, plain values and tensors."""
     attributes = getattr(value, "__dict__", {})
     named = dict(attributes) if isinstance(attributes, dict) else {}
     named.update(

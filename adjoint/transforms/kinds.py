@@ -1,4 +1,4 @@
-"""Kinds of arguments: what is the same of all calls that one program is for."""
+"""Kinds of arguments: what all calls that one program serves have in common."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from adjoint.transforms.fingerprint import Fingerprint
 
 
 class Memory(enum.Flag):
-    """What a program takes for granted about the memory of its tensors."""
+    """What a program assumes about the memory of its tensors."""
 
     NOTHING = 0
     SHARING = enum.auto()
-    """Which of them share it: some are written to."""
+    """Which tensors share memory, because the program writes to some of them."""
     PLACES = enum.auto()
-    """Where in it each of them is: `as_strided` counts from where it begins."""
+    """The storage offset of each tensor, because `as_strided` uses absolute offsets."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of a call, and the tensors that the function holds."""
+    """The arguments of a call, and the tensors that the function closes over."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -36,9 +36,9 @@ class Call:
     """The tensors among the arguments."""
     held: tuple[torch.Tensor, ...]
     exact: tuple[Any, ...]
-    """Equal for calls that one program is for, whatever it assumes of sizes."""
+    """A key with all sizes and strides: equal keys have the same program."""
     general: tuple[Any, ...]
-    """Equal for calls that differ in sizes and strides alone."""
+    """A key without sizes, strides, dtypes and devices."""
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -53,9 +53,11 @@ def look_at(
     memory: Memory,
     function: Hashable,
 ) -> Call:
-    """A call as its program sees it.
+    """A call, with the keys by which its program is found.
 
-    `memory`: what it takes for granted; `function`: what it is for alone, if not None.
+    `held`: tensors that the function closes over.  `memory`: what programs assume about memory, and
+    so has to be part of the keys.  `function`: made part of the keys, if programs are for one
+    function object alone.
     """
     leaves, form = trees.leaves_and_structure((args, kwargs))
     given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -73,14 +75,14 @@ def look_at(
 
 
 def without_sizes(call: Call) -> Hashable:
-    """What is the same of calls with other sizes."""
+    """A key that is equal for calls that differ in sizes alone."""
     tensors = call.tensors
     looks = tuple([(type(each), _layout(each), *_WITHOUT_SHAPE(each)) for each in tensors])
     return (*call.general, looks)
 
 
 def _layout(tensor: torch.Tensor) -> Any:
-    """How a tensor lies in memory, whatever its sizes are."""
+    """The order of a tensor's strides, whether it is dense, and where strides are 0."""
     if tensor.layout is not torch.strided or tensor.is_contiguous():
         return tensor.dim()
     strides = tensor.stride()
@@ -92,7 +94,7 @@ def _layout(tensor: torch.Tensor) -> Any:
     return (is_dense, *order, *[stride == 0 for stride in strides])
 
 
-# What is the same of tensors that are of one kind, besides their strides.
+# What tensors of one kind have in common, besides their strides.
 _LOOKS = attrgetter("shape", "dtype", "device", "requires_grad", "layout")
 _WITHOUT_SHAPE = attrgetter("dtype", "device", "requires_grad", "layout")
 
@@ -105,7 +107,7 @@ def _strides(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
 
 
 class _Other:
-    """An argument that is no tensor: what makes it another one, and the tensors that it holds."""
+    """An argument that is not a tensor: a key for its value, and the tensors that it holds."""
 
     def __init__(self, leaf: Any) -> None:
         self.tensors: tuple[torch.Tensor, ...] = ()
@@ -113,14 +115,14 @@ class _Other:
         if is_fixed and not isinstance(leaf, (float, complex)):
             self.meaning = (type(leaf), leaf)
             return
-        # What is equal to nothing else may be changed, as modules are.
+        # Objects without an equality of their own, such as modules, may be changed between calls.
         look = Fingerprint(leaf)
         self.meaning = (type(leaf), look.mark)
         self.tensors = look.tensors
 
 
 def _sharing(tensors: Sequence[torch.Tensor], memory: Memory) -> Any:
-    """Which of the tensors are one; where that matters, also which share memory, and its places."""
+    """Which arguments are one tensor; if programs depend on it, also shared memory and offsets."""
     ids = list(map(id, tensors))
     same = tuple(map(ids.index, ids)) if len(set(ids)) < len(ids) else None
     if not memory:
@@ -130,7 +132,7 @@ def _sharing(tensors: Sequence[torch.Tensor], memory: Memory) -> Any:
 
 
 def _surroundings() -> Any:
-    """What the meaning of a program depends on besides its arguments."""
+    """Global state of torch that a captured program depends on."""
     devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     return (
         torch.is_grad_enabled(),

@@ -35,8 +35,8 @@ from adjoint.trace.tracer import Tracer
 class Linearized:
     """`function` at `inputs`: its value, and its derivative in both directions.
 
-    The function is captured as a body of the program under way; the value is computed once, with
-    what the derivative needs, and each use of the derivative adds the nodes for it.
+    The function is captured as a body inside the program that is being captured.  Its value is
+    computed once, together with the saved values; each use of the derivative adds nodes for it.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Linearized:
         inputs: Sequence[torch.Tensor],
         forward: bool = False,
     ) -> None:
-        """`forward`: as torch's forward mode has it, to which `no_grad` inside means nothing."""
+        """`forward`: differentiate under `no_grad`, too, as torch's forward mode does."""
         self.tracer = tracer
         self.compiler = compiler
         self.inputs = [tracer.known(each) for each in inputs]
-        # A derivative is of what is inside: a `no_grad` around it is about its results alone.
+        # A `no_grad` around a transform detaches its results; its function is differentiated still.
         with torch.enable_grad():
             body = Body(tracer)
             with _marked_as_transform(tracer):
@@ -73,7 +73,7 @@ class Linearized:
         self.draws = _draws(graph)
         if forward:
             _record_everywhere(graph)
-        # What two transforms inside have both computed would be differentiated twice.
+        # Two inner transforms may compute the same value, which need not be differentiated twice.
         merge_common_subexpressions(graph)
         self.wrt = tuple(range(len(self.inputs)))
         with tracer.paused(), outside_functorch():
@@ -82,7 +82,7 @@ class Linearized:
         self.outputs = list(evaluate(running, [*self.inputs, *self.lifted], captured=True))
         self.results = self.outputs[: len(tensors)]
         for tensor, value in zip(written, self.outputs[len(tensors) :], strict=False):
-            # Statistics that the function keeps: a derivative neither flows in nor out.
+            # Running statistics of the function, for instance: no derivative flows through them.
             tensor.copy_(value.detach())
         values = iter(self.results)
         filled = [next(values) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
@@ -164,7 +164,7 @@ class Linearized:
 
 @contextlib.contextmanager
 def _marked_as_transform(tracer: Tracer) -> Iterator[None]:
-    """Run a function whose tensors autograd keeps account of: it must not interfere."""
+    """Run the function of a transform: autograd must not see the histories of its tensors."""
     before, tracer.is_in_transform = tracer.is_in_transform, True
     try:
         yield
@@ -173,7 +173,7 @@ def _marked_as_transform(tracer: Tracer) -> Iterator[None]:
 
 
 def _twins(tracer: Tracer, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors like `inputs`, which require grad but are no leaves: they may be written to."""
+    """Tensors like `inputs` that require grad and are no leaves, so that they may be written to."""
     with tracer.paused():
         twins = [each.detach().clone().requires_grad_().clone() for each in inputs]
     for each, twin in zip(inputs, twins, strict=True):
@@ -201,9 +201,10 @@ def _draws(graph_module: fx.GraphModule) -> bool:
 
 
 def _record_everywhere(graph_module: fx.GraphModule, is_body: bool = False) -> None:
-    """Let the graph be differentiated where it ran under `no_grad`, too.
+    """Let the graph be differentiated where it ran under `no_grad`, too, as forward mode is.
 
-    Not where forward mode itself was off, but bodies are differentiated by rules of their own.
+    Nodes that ran with forward mode disabled stay constants, except in bodies of control flow, for
+    which torch has rules of its own.
     """
     for node in graph_module.graph.nodes:
         if node.op == "call_function":

@@ -1,12 +1,11 @@
-"""Where programs are found again: by the meaning of a function, then by the kind of arguments.
+"""The table of programs: by what a function means, then by the kind of its arguments.
 
-Functions that are made anew in every call, such as a lambda in a loop, have their code in common.
-Programs are kept for as long as that lives, a few for each code, and by the transforms that use
-them.
+Functions that are defined again in every call, such as a lambda in a loop, share a code object.
+The table refers to code objects weakly, and keeps a few programs for each.
 
-Sizes are numbers in the first program of a kind.  Those that have another value in a later call are
-symbols from then on, except that 0 and 1 are always numbers.  What a program assumes of its symbols
-is checked; for sizes of which it does not hold the program is made anew, up to a bound.
+Sizes are numbers in the first program of a kind.  A size that has another value in a later call is
+a symbol from then on, except that 0 and 1 stay numbers.  Guards check what a program assumes of its
+symbols; sizes that violate them get another program, up to a bound.
 """
 
 from __future__ import annotations
@@ -25,34 +24,34 @@ from adjoint.transforms.fingerprint import Fingerprint, owner_of
 from adjoint.transforms.kinds import Call, Memory, look_at, without_sizes
 from adjoint.transforms.reachable import Same
 
-# Functions of one code that read different values, for which programs are kept.
+# Meanings of functions with one code object for which programs are kept.
 MAX_MEANINGS = 8
 
-# Kinds of arguments of one transform; after that, the kind used longest ago is forgotten.
+# Kinds of arguments of one transform; beyond that, the one used longest ago is evicted.
 MAX_ARGUMENT_KINDS = 32
 MAX_SIZE_VERSIONS = 8
 
-# Calls for which the choice of a program is remembered.
+# Exact keys of calls whose program is remembered without looking at guards.
 MAX_CHOICES = 256
 
-# Programs made in a row of which none was used again; after that, no more are made.
+# Programs compiled in a row of which none was used twice; beyond that, none is compiled.
 MAX_MISSES = 64
 
 
 class TooManyPrograms(Exception):
-    """A function means something else in every call, or has sizes of another kind."""
+    """Every call would need a program of its own: a bound of the table is reached."""
 
 
 class Made(Protocol):
-    """A program."""
+    """A program of the table."""
 
     memory: Memory
-    """What it takes for granted of its arguments, and of tensors that the function holds."""
+    """What it assumes about the memory of arguments and of tensors that it closes over."""
     is_shared: bool
-    """It is for all functions of the meaning, not only for the one that it was captured from."""
+    """Whether it serves all functions of the meaning, not only the one it was captured from."""
 
     def is_for(self, call: Call) -> bool:
-        """Whether the sizes in the call are of those that the program is for."""
+        """Whether the program's guards on sizes hold for the call."""
         ...
 
 
@@ -66,20 +65,19 @@ class Programs:
         self._kinds: Specializations[Hashable, _Kind] = Specializations(MAX_ARGUMENT_KINDS)
         self._chosen: Specializations[Any, Any] = Specializations(MAX_CHOICES)
         self._usual: tuple[Any, Any] = (None, None)
-        """The last key and its program: to compare with one takes less than to look it up."""
+        """The last exact key and its program: a comparison is faster than a lookup."""
         self._memory = Memory.NOTHING
-        """What any of them takes for granted of memory is part of the kind."""
+        """What any of the programs assumes about memory, which is part of every key."""
         self._are_shared = True
-        """All of them are for all functions of the meaning; else the function is part of the kind.
-        """
+        """Whether all programs are shared; if not, the function is part of every key."""
         self._misses = 0
 
     def find(
         self, make: Make, look: Fingerprint, args: Any, kwargs: Any, dynamic: bool | None
     ) -> tuple[Any, Call]:
-        """The program for a call, made if it is missing, and the call as it sees it.
+        """The program for a call, compiled if it is missing, and the call with its keys.
 
-        `dynamic`: sizes are symbols at once, or never; None: once they change.
+        `dynamic`: sizes are symbols from the first call on (True), never, or once they change.
         """
         call = self._look_at(look, args, kwargs)
         usual, program = self._usual
@@ -136,14 +134,14 @@ class Programs:
         if kind is None:
             kind = _Kind(call, dynamic)
             if self._kinds.add(key, kind) is not None:
-                # Some of what was chosen went with the kind that was forgotten.
+                # Some of the remembered programs belong to the evicted kind.
                 self._chosen.clear()
                 self._usual = (None, None)
         return kind
 
 
 class _Kind:
-    """The programs for arguments that differ in sizes alone."""
+    """The programs for calls that differ in sizes alone."""
 
     def __init__(self, call: Call, dynamic: bool | None) -> None:
         self.programs: list[Any] = []
@@ -151,10 +149,10 @@ class _Kind:
         self._changing = [[dynamic is True] * len(shape) for shape in self._first]
         self._may_change = dynamic is not False
         self.failed: CaptureError | None = None
-        """Why there is no program: it would depend on data."""
+        """The refusal to capture a function that depends on data; it is raised again."""
 
     def learn(self, call: Call) -> None:
-        """Take note of the sizes that have changed."""
+        """Mark the sizes that differ from the first call's as symbols."""
         for tensor, first, changing in zip(call.tensors, self._first, self._changing, strict=True):
             for axis, (now, before) in enumerate(zip(tensor.shape, first, strict=True)):
                 changing[axis] |= now != before
@@ -173,8 +171,7 @@ class _Kind:
             except OutsideLevelError:
                 raise
             except (RuntimeError, TypeError):
-                # What needs numbers for sizes is captured with numbers, and fails again if that
-                # was not the reason.
+                # The function may need numbers for sizes.  If not, it fails again below.
                 self._may_change = False
         return make(call, _no_axes)
 
@@ -184,7 +181,7 @@ def _no_axes(tensor: torch.Tensor) -> list[bool]:
 
 
 class _Owned:
-    """The programs of functions with one code."""
+    """The programs of functions with one code object."""
 
     def __init__(self) -> None:
         self.programs: Specializations[Hashable, Programs] = Specializations(MAX_MEANINGS)
@@ -220,7 +217,7 @@ _TOLD: WeakKeyDictionary[Any, None] = WeakKeyDictionary()
 
 
 def tell(function: Any, error: Exception) -> None:
-    """Say once that a function is left to torch."""
+    """Warn once that a function is left to torch."""
     owner = owner_of(function)
     try:
         if owner in _TOLD:
