@@ -16,7 +16,9 @@ import sympy
 import torch
 from torch import fx
 from torch._C._dynamo import eval_frame, guards
-from torch._dynamo import convert_frame, exc
+from torch._dynamo import bytecode_transformation, convert_frame, exc
+from torch._dynamo import guards as dynamo_guards
+from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.source import (
     CallMethodItemSource,
     FloatTensorSource,
@@ -279,8 +281,11 @@ def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool], durin
         compiler = given.get("compiler_fn")
         if getattr(compiler, "compiler_name", None) != backend_name:
             return original(*args, **kwargs)
-        with during(_options_of(compiler), given["code"]):
-            return compile_twice(*args, **kwargs)
+        try:
+            with during(_options_of(compiler), given["code"]):
+                return compile_twice(*args, **kwargs)
+        finally:
+            _forget_code()
 
     def compile_twice(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -301,6 +306,27 @@ def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool], durin
 
     compile_frame._adjoint = True  # type: ignore[attr-defined]
     convert_frame._compile = compile_frame
+
+
+# Dynamo's functions that cache by code object: one without a bound, one for 128 of them.
+_CACHED_BY_CODE = (
+    (dynamo_guards, "code_framelocals_names_reversed_cached"),
+    (bytecode_transformation, "_cached_cleaned_instructions"),
+)
+
+
+def _forget_code() -> None:
+    """Drop what Dynamo would keep of a compiled frame's code, even after `torch._dynamo.reset()`.
+
+    Besides the caches, each compilation adds two captured stacks to the metrics of its thread.
+    """
+    for module, name in _CACHED_BY_CODE:
+        cached = getattr(module, name, None)
+        if cached is not None:
+            cached.cache_clear()
+    metrics: Any = dynamo_utils.get_metrics_context()
+    if not metrics.in_progress():
+        metrics._edits.clear()
 
 
 def _options_of(compiler: Any) -> Mapping[str, Any]:

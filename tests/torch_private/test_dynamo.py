@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -9,6 +11,7 @@ import torch
 import torch._dynamo
 from torch import Tensor
 from torch._dynamo import convert_frame
+from torch._dynamo.utils import get_metrics_context
 from torch.fx.experimental import _config as shape_config
 
 from adjoint import backend, compiler
@@ -35,6 +38,20 @@ def test_shapes_are_general_inside_only() -> None:
         assert shape_config.backed_size_oblivious
         assert not shape_config.use_duck_shape
     assert (shape_config.backed_size_oblivious, shape_config.use_duck_shape) == before
+
+
+def test_the_code_of_a_function_that_is_gone_is_freed() -> None:
+    def compiled(text: str) -> weakref.ReferenceType[Any]:
+        function: Any = eval(text)
+        torch.compile(function, backend="adjoint")(torch.rand(3))
+        return weakref.ref(function.__code__)
+
+    code = compiled("lambda x: x.sin() * 2")
+    assert not get_metrics_context()._edits
+    torch._dynamo.reset()
+    for _ in range(3):
+        gc.collect()
+    assert code() is None
 
 
 def test_frames_are_adapted_once() -> None:
