@@ -26,15 +26,6 @@ MARKS = [
     pytest.mark.filterwarnings("error::adjoint.errors.FallbackWarning"),
 ]
 
-# These pass with eager in place of the compiler.  Whoever sees one pass takes the mark away.
-UNSEEN = pytest.mark.skip(reason="not yet seen through adjoint as a whole")
-
-
-def unseen_but(names: Iterable[str], *seen: str) -> list[Any]:
-    """Parameters of a test that has been seen to pass with some of them."""
-    return [name if name in seen else pytest.param(name, marks=UNSEEN) for name in names]
-
-
 # How far from eager: sums are taken in other orders, and each derivative adds to that.
 TOLERANCE = 1e-9
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from tests.packages.steps import (
     MARKS,
-    UNSEEN,
     Compilations,
     assert_trained_alike,
     package,
@@ -145,7 +144,6 @@ def test_all_models_are_here() -> None:
     }
 
 
-@UNSEEN
 @pytest.mark.usefixtures("derived")
 @pytest.mark.parametrize("name", ENDS)
 def test_ends(name: str, compiled: Compilations) -> None:
@@ -153,7 +151,6 @@ def test_ends(name: str, compiled: Compilations) -> None:
     assert_trained_alike(model, predict, [3, 5], compiled)
 
 
-@UNSEEN
 @pytest.mark.parametrize(
     "options",
     [{"num_charge_channels": 2}, {"d2features": False}, {"hidden": ([4], [4], [4])}],

@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 from tests.packages.steps import (
     MARKS,
-    UNSEEN,
     Compilations,
     assert_trained_alike,
     package,
-    unseen_but,
 )
 from tests.packages.structures import CUTOFF, SIZES, Boxes, boxes
 
@@ -133,20 +131,18 @@ def test_all_models_are_here() -> None:
 
 
 @pytest.mark.usefixtures("derived")
-@pytest.mark.parametrize("name", unseen_but(MODELS, "MACE"))
+@pytest.mark.parametrize("name", MODELS)
 def test_models(name: str, compiled: Compilations) -> None:
     model = make(name, num_interactions=2 if name == "ScaleShiftMACE" else 1)
     assert_trained_alike(model, predict, structures(), compiled)
 
 
-@UNSEEN
 @pytest.mark.parametrize("name", ["MACE", "ScaleShiftMACE"])
 def test_parts_are_torchscript(name: str, compiled: Compilations) -> None:
     model = make(name, prepared=False)
     assert_trained_alike(model, predict, structures(), compiled)
 
 
-@UNSEEN
 @pytest.mark.parametrize("interaction", INTERACTIONS)
 def test_interactions(interaction: str, compiled: Compilations) -> None:
     options: dict[str, Any] = {"interaction_cls_first": interaction}
@@ -155,7 +151,6 @@ def test_interactions(interaction: str, compiled: Compilations) -> None:
     assert_trained_alike(make("ScaleShiftMACE", **options), predict, structures(), compiled)
 
 
-@UNSEEN
 @pytest.mark.parametrize("option", OPTIONS)
 def test_options(option: str, compiled: Compilations) -> None:
     model = make("ScaleShiftMACE", **OPTIONS[option])

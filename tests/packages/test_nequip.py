@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from tests.packages.steps import MARKS, Compilations, assert_trained_alike, package
 from tests.packages.structures import CUTOFF, SIZES, Boxes, boxes
 
-# A guard on a size that no input has, made while an expression of sizes is written into the graph.
-pytestmark = [*MARKS, pytest.mark.skip(reason="not rerun since its guards were mended")]
+pytestmark = MARKS
 
 NAMES = ("energy", "forces", "virial", "stress")
 

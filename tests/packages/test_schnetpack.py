@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from tests.packages.steps import (
     MARKS,
-    UNSEEN,
     Compilations,
     assert_trained_alike,
     package,
@@ -216,7 +215,6 @@ def test_all_models_are_here() -> None:
     assert exported == ATOMISTIC
 
 
-@UNSEEN
 @pytest.mark.usefixtures("derived")
 @pytest.mark.parametrize("name", REPRESENTATIONS)
 def test_representations(name: str, compiled: Compilations) -> None:
@@ -225,7 +223,6 @@ def test_representations(name: str, compiled: Compilations) -> None:
     assert_trained_alike(model, predict, structures(), compiled)
 
 
-@UNSEEN
 @pytest.mark.usefixtures("derived")
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_outputs(name: str, compiled: Compilations) -> None:

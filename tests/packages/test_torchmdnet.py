@@ -13,7 +13,6 @@ from tests.packages.steps import (
     Compilations,
     assert_trained_alike,
     package,
-    unseen_but,
 )
 from tests.packages.structures import CUTOFF, SIZES, Boxes, boxes
 
@@ -134,9 +133,15 @@ def test_models(name: str, compiled: Compilations) -> None:
     assert_trained_alike(make(name, **MODELS[name]), predict, structures(), compiled)
 
 
+UNWRITTEN = pytest.mark.skip(
+    reason="the package's kernels read memory that nobody wrote: in eager, gradients differ from "
+    "run to run"
+)
+
+
 @pytest.mark.parametrize(
     "name",
-    unseen_but(VARIANTS, "dipoles", "dipoles of vectors", "extent", "extent of vectors"),
+    [pytest.param(each, marks=UNWRITTEN) if each == "padded" else each for each in VARIANTS],
 )
 def test_variants(name: str, compiled: Compilations) -> None:
     assert_trained_alike(make(**VARIANTS[name]), predict_in_vacuum, structures(), compiled)
