@@ -43,7 +43,8 @@ def test_shapes_are_general_inside_only() -> None:
 def test_the_code_of_a_function_that_is_gone_is_freed() -> None:
     def compiled(text: str) -> weakref.ReferenceType[Any]:
         function: Any = eval(text)
-        torch.compile(function, backend="adjoint")(torch.rand(3))
+        run: Any = torch.compile(function, backend="adjoint")
+        run(torch.rand(3))
         return weakref.ref(function.__code__)
 
     code = compiled("lambda x: x.sin() * 2")
