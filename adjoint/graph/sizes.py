@@ -87,7 +87,12 @@ class Guards:
         """`values` are the fakes of the inputs."""
         self._shown = symbols.symbol_positions(values)
         self._strides = symbols.stride_symbol_positions(values)
-        self._values = [each if isinstance(each, torch.Tensor) else None for each in values]
+        self._numbers = [
+            (place, _numbers_of(each), each.layout is torch.strided)
+            for place, each in enumerate(values)
+            if isinstance(each, torch.Tensor)
+        ]
+        """Of each tensor its sizes and, if it has them, its strides."""
         self._shape_env = shape_env
         self._assumed: list[sympy.Basic] = []
         self.close()
@@ -103,24 +108,35 @@ class Guards:
             sizes[symbol] = inputs[place].shape[axis] if axis is not None else inputs[place]
         for symbol, place, axis in self._strides:
             sizes.setdefault(symbol, inputs[place].stride(axis))
-        pairs = zip(self._values, inputs, strict=True)
-        are_like = all(_is_like(fake, real, sizes) for fake, real in pairs if fake is not None)
-        return are_like and symbols.first_violated(self._assumed, sizes) is None
+        for place, expected, is_strided in self._numbers:
+            real = inputs[place]
+            numbers = (*real.shape, *real.stride()) if is_strided else tuple(real.shape)
+            if numbers != expected and not _are(numbers, expected, sizes):
+                return False
+        return symbols.first_violated(self._assumed, sizes) is None
 
 
-def _is_like(fake: torch.Tensor, real: torch.Tensor, sizes: Sizes) -> bool:
-    """The tensors have the same sizes and strides, where symbols are `sizes`."""
-    if fake.layout is not torch.strided:
-        return tuple(fake.shape) == tuple(real.shape)
-    numbers = zip((*fake.shape, *fake.stride()), (*real.shape, *real.stride()), strict=True)
-    return all(_number(size, sizes) == number for size, number in numbers)
+def _numbers_of(fake: torch.Tensor) -> tuple[int | sympy.Expr, ...]:
+    """The sizes and strides of a fake tensor."""
+    numbers = (*fake.shape, *fake.stride()) if fake.layout is torch.strided else fake.shape
+    found = ((symbols.unsimplified(number), number) for number in numbers)
+    return tuple(number if expr is None else expr for expr, number in found)
 
 
-def _number(size: Any, sizes: Sizes) -> Any:
-    expr = symbols.unsimplified(size)
-    if expr is None:
-        return size
-    return symbols.evaluate(expr, dict(sizes)) if expr.free_symbols <= sizes.keys() else None
+def _are(numbers: Sequence[int], expected: Sequence[int | sympy.Expr], sizes: Sizes) -> bool:
+    """The numbers are those expected, where symbols are `sizes`."""
+    if len(numbers) != len(expected):
+        return False
+    for number, size in zip(numbers, expected, strict=True):
+        if isinstance(size, sympy.Symbol):
+            if sizes.get(size) != number:
+                return False
+        elif size != number:
+            if isinstance(size, int) or not size.free_symbols <= sizes.keys():
+                return False
+            if symbols.value_of(size, sizes) != number:
+                return False
+    return True
 
 
 class NotResizable(Exception):

@@ -10,7 +10,7 @@ import sympy
 import torch
 
 from adjoint.loops.plan import Size as Size
-from adjoint.torch_private.symbols import expression
+from adjoint.torch_private.symbols import expression, floor_quotient
 
 # A symbolic size of an input, where decisions need a number.
 ASSUMED_SIZE = 1024
@@ -67,7 +67,7 @@ def quotient(value: Size, by: Size) -> Size | None:
 
 def ceiling(value: Size, by: int) -> Size:
     """`value / by`, rounded up."""
-    return -(-value // by) if isinstance(value, int) else sympy.ceiling(value / by)
+    return -(-value // by) if isinstance(value, int) else -floor_quotient(-value, by)
 
 
 def is_below(value: Size, bound: Size) -> bool:

@@ -62,6 +62,12 @@ def _numbers(shape_env: ShapeEnv) -> dict[sympy.Basic, sympy.Basic]:
     return known
 
 
+def floor_quotient(value: sympy.Expr, by: int) -> sympy.Expr:
+    """`value // by`, as torch writes it."""
+    quotient: sympy.Expr = FloorDiv(value, by)
+    return quotient
+
+
 def symbols_of(expr: sympy.Basic) -> list[sympy.Symbol]:
     """The symbols in `expr`, sorted by name."""
     return sorted(expr.free_symbols, key=str)
@@ -332,10 +338,16 @@ def first_violated(
 
 @dataclasses.dataclass(frozen=True)
 class Predicate:
-    """An assumption about sizes, as a Python function of the symbols in it."""
+    """An assumption about sizes, or a size, as a Python function of the symbols in it."""
 
     symbols: tuple[sympy.Symbol, ...]
-    holds: Callable[..., bool]
+    holds: Callable[..., Any]
+
+
+def value_of(expr: sympy.Basic, sizes: Mapping[sympy.Symbol, int]) -> Any:
+    """The number that an expression is for sizes."""
+    found = predicate(expr)
+    return found.holds(*[sizes[symbol] for symbol in found.symbols])
 
 
 @functools.lru_cache(maxsize=4096)
