@@ -132,7 +132,7 @@ class Alias:
         try:
             with above_autograd():
                 return self.tensor.requires_grad
-        except RuntimeError:
+        except (RuntimeError, _NOT_REPLAYED):
             return True  # Autograd refuses to regenerate the view, which is an error if it is used.
 
     @property
@@ -144,6 +144,14 @@ class Alias:
             if self.tensor.grad_fn is not None:
                 return (self.tensor.grad_fn, self.tensor.output_nr)
         return None
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether autograd has a node for this tensor, also where the node cannot be shown."""
+        try:
+            return self.gradient_edge is not None
+        except _NOT_REPLAYED:
+            return True
 
     def ancestors(self) -> Iterator[Alias]:
         """This alias, its parent, and so on to the root."""
@@ -159,6 +167,11 @@ class Alias:
         while alias is not None:
             yield alias
             alias = alias.moved_from or alias.parent
+
+
+# Autograd regenerates a view of a base that was changed in place by its strides; for fakes it
+# replays the view op, which raises this if the base no longer has the shape for it.
+_NOT_REPLAYED = ValueError
 
 
 def version(tensor: torch.Tensor) -> int:
@@ -181,7 +194,7 @@ def read(emitter: Emitter, alias: Alias) -> fx.Node:
     viewed = read(emitter, alias.parent)
     if not alias.starts_family:
         # Autograd regenerates a view once its base has changed, whatever mode it was made in.
-        recorded = alias.tensor is None or alias.gradient_edge is not None
+        recorded = alias.tensor is None or alias.is_computed
         alias.node = alias.step.emit(emitter, viewed, RECORDED if recorded else UNRECORDED)
     else:
         data = _data_of(emitter, alias, viewed)

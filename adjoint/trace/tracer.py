@@ -168,8 +168,9 @@ class Tracer(TorchDispatchMode):
         So a detached tensor with the gradient edge of what it was detached from has the same value
         and the same history.
         """
-        edge = alias.gradient_edge
-        for origin in self._detached_from(alias) if edge else ():
+        origins = list(self._detached_from(alias))
+        edge = alias.gradient_edge if origins else None
+        for origin in origins if edge else ():
             if origin.gradient_edge == edge:
                 assert origin.tensor is not None
                 return self.alias(origin.tensor)

@@ -40,6 +40,24 @@ def squeezed_and_detached_under_a_view(x: Tensor) -> Any:
 
 
 @table(square)
+def transposed_under_a_flat_view(x: Tensor) -> Any:
+    y = x * 2
+    flat = y.view(-1)
+    flat.mul_(x.view(-1))
+    y.t_()
+    return y.sin(), flat
+
+
+@table(square)
+def moved_under_a_flat_view(x: Tensor) -> Any:
+    y = x * 2
+    flat = y.view(-1)
+    flat.neg_()
+    y.unsqueeze_(0).transpose_(0, 2)
+    return y, flat
+
+
+@table(square)
 def another_dtype(x: Tensor) -> Any:
     y = x * 2
     v = y.detach().view(torch.int16)
