@@ -87,6 +87,11 @@ class Binding(ABC):
 
     def bind(self, sizes: tuple[int, ...]) -> None:
         """Compute everything for other sizes, the last of which is the number of threads."""
+        if torch.is_inference_mode_enabled():
+            # Tensors made there could not be written to by later calls elsewhere.
+            with torch.inference_mode(False), torch.no_grad():
+                self.bind(sizes)
+            return
         self.sizes = None
         host, words = self.host, self.words
         self._set_sizes(words, 0, *sizes)

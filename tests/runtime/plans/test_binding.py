@@ -40,3 +40,17 @@ def test_inner_tensors_lie_in_one_piece_of_memory() -> None:
         assert tensor.untyped_storage().data_ptr() == binding.arena.data_ptr()
         assert tensor.data_ptr() % ALIGNMENT == 0
         assert (tensor.shape, tensor.stride()) == (slot.shape, slot.strides)
+
+
+def test_memory_taken_in_inference_mode_is_written_to_elsewhere() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.bmm(x.sin(), y).cos().sort(1).values.exp()]
+
+    x, y = torch.rand(3, 4, 5), torch.rand(3, 5, 5)
+    program = program_of(function, [x, y])
+    with torch.inference_mode():
+        (inside,) = program([x, y])
+    assert inside.is_inference()
+    (outside,) = program([x, y])
+    assert not outside.is_inference()
+    torch.testing.assert_close([inside, outside], 2 * function(x, y))

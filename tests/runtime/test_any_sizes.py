@@ -1,0 +1,155 @@
+"""Sizes are arguments: none, one, equal ones, many, other ones in each call, from several threads.
+
+One compiled function is called with all of them, and compared with eager in float64 at orders 0
+to 2.  What a set of sizes leaves behind is nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+import adjoint
+
+WIDTH = 6
+
+
+def attention(x: Tensor, y: Tensor) -> Tensor:
+    return F.softmax(x @ y.t() / WIDTH, -1) @ y + x
+
+
+def messages(x: Tensor, y: Tensor) -> Tensor:
+    """Edges between the rows of both, their number the product of sizes."""
+    difference = (x[:, None] - y[None]).flatten(0, 1)
+    weight = torch.exp(-(difference.square().sum(-1)))
+    to = torch.arange(x.shape[0]).repeat_interleave(y.shape[0])
+    return torch.zeros_like(x).index_add(0, to, difference * weight[:, None]).tanh()
+
+
+def network(x: Tensor, y: Tensor) -> Tensor:
+    """Products and sums over both, and a view that is returned."""
+    z = torch.tanh(x @ (y.t() @ y)) + y.sum(0)
+    return (torch.cat([z, y]).sin() @ y.t()).t()
+
+
+def layers(x: Tensor, y: Tensor) -> Tensor:
+    z = F.layer_norm(torch.cat([x, y, x]), (WIDTH,))
+    return F.gelu(z[x.shape[0] // 2 :]).cumsum(0) * z.sum()
+
+
+FUNCTIONS = [attention, messages, network, layers]
+SIZES = [0, 1, 2, 3, 5, 8, 13, 40]
+
+
+def results(function: Callable[..., Tensor], x: Tensor, y: Tensor, order: int) -> list[Tensor]:
+    """The value and, of a sum over it, gradients and gradients of these."""
+    leaves = [x.detach().requires_grad_(order > 0), y.detach().requires_grad_(order > 0)]
+    value = function(*leaves)
+    found = [value.detach()]
+    loss = value.sin().sum()
+    for remaining in range(order, 0, -1):
+        grads = torch.autograd.grad(loss, leaves, create_graph=remaining > 1)
+        found += [each.detach() for each in grads]
+        loss = sum((each.square().sum() for each in grads), value.sum())
+    return found
+
+
+def drawn(generator: random.Random) -> tuple[Tensor, Tensor]:
+    m, n = generator.choice(SIZES), generator.choice(SIZES)
+    if generator.random() < 0.25:
+        n = m
+    seed = torch.Generator().manual_seed(generator.randrange(10**6))
+    return (
+        torch.randn(m, WIDTH, dtype=torch.float64, generator=seed),
+        torch.randn(n, WIDTH, dtype=torch.float64, generator=seed),
+    )
+
+
+def check_calls(
+    function: Callable[..., Tensor], compiled: Callable[..., Tensor], seed: int, calls: int
+) -> None:
+    generator = random.Random(seed)
+    for _ in range(calls):
+        x, y = drawn(generator)
+        order = generator.randrange(3)
+        ours = results(compiled, x, y, order)
+        for one, other in zip(ours, results(function, x, y, order), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(
+    "calls", [pytest.param(15, id="some"), pytest.param(150, id="many", marks=pytest.mark.slow)]
+)
+def test_sizes_that_change_in_each_call(function: Callable[..., Tensor], calls: int) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="adjoint", dynamic=True)
+    check_calls(function, compiled, 1, calls)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_sizes_through_a_transform(function: Callable[..., Tensor]) -> None:
+    ours = adjoint.grad(lambda x, y: function(x, y).sin().sum(), argnums=(0, 1))
+    eager = torch.func.grad(lambda x, y: function(x, y).sin().sum(), argnums=(0, 1))
+    generator = random.Random(2)
+    for _ in range(10):
+        x, y = drawn(generator)
+        torch.testing.assert_close(ours(x, y), eager(x, y), rtol=1e-8, atol=1e-8)
+
+
+def test_sizes_from_several_threads() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(attention, backend="adjoint", dynamic=True)
+    check_calls(attention, compiled, 3, 6)
+    failed: list[Exception] = []
+
+    def work(seed: int) -> None:
+        torch.set_num_threads(1)
+        try:
+            check_calls(attention, compiled, seed, 20)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
+def resident() -> int:
+    """Bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux says how much it is")
+def test_a_thousand_sizes_leave_nothing_behind() -> None:
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(attention, backend="adjoint", dynamic=True)
+    generator = random.Random(4)
+
+    def call() -> None:
+        m, n = generator.randrange(2, 300), generator.randrange(2, 300)
+        x = torch.rand(m, WIDTH, requires_grad=True)
+        compiled(x, torch.rand(n, WIDTH)).sum().backward()
+
+    for _ in range(150):
+        call()
+    gc.collect()
+    before, graphs = resident(), counters["stats"]["unique_graphs"]
+    for _ in range(1000):
+        call()
+    gc.collect()
+    assert counters["stats"]["unique_graphs"] == graphs
+    assert resident() - before < 8 << 20
