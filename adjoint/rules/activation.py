@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from adjoint.rules.registry import composition, vjp
 
@@ -12,13 +14,13 @@ aten = torch.ops.aten
 
 
 @composition(aten.hardsigmoid_backward.default)
-def hardsigmoid_backward(cotangent: Any, x: Any) -> Any:
+def hardsigmoid_backward(cotangent: Tensor, x: Tensor) -> Any:
     """A slope of 1/6 strictly between -3 and 3."""
     return torch.where((x > -3) & (x < 3), cotangent / 6, 0)
 
 
 @composition(aten.logit_backward.default)
-def logit_backward(cotangent: Any, x: Any, eps: float | None = None) -> Any:
+def logit_backward(cotangent: Tensor, x: Tensor, eps: float | None = None) -> Any:
     """1 / (x (1 - x)); zero where x was clamped to [eps, 1 - eps], undefined outside of [0, 1]."""
     low = 0.0 if eps is None else eps
     outside = (x < low) | (x > 1 - low)
@@ -29,7 +31,9 @@ def logit_backward(cotangent: Any, x: Any, eps: float | None = None) -> Any:
 
 
 @composition(aten._masked_softmax_backward.default)
-def masked_softmax_backward(cotangent: Any, out: Any, mask: Any, dim: int | None = None) -> Any:
+def masked_softmax_backward(
+    cotangent: Tensor, out: Tensor, mask: Tensor, dim: int | None = None
+) -> Any:
     """The backward of softmax over the positions that are not masked."""
     axis = out.dim() - 1 if dim is None else dim
     hidden = mask.to(torch.bool)
@@ -43,10 +47,10 @@ def masked_softmax_backward(cotangent: Any, out: Any, mask: Any, dim: int | None
 
 @vjp(aten.rrelu_with_noise_functional.default)
 def rrelu_with_noise(
-    cotangent: Any,
-    out: Any,
-    x: Any,
-    noise: Any,
+    cotangent: tuple[Tensor, None],
+    out: Sequence[Tensor],
+    x: Tensor,
+    noise: Tensor,
     lower: float = 0.125,
     upper: float = 1 / 3,
     training: bool = False,

@@ -12,10 +12,12 @@ labels with blanks between them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from adjoint.rules.registry import composition, vjp
@@ -41,13 +43,13 @@ class _Labels:
 
 @composition(aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor)
 def ctc_loss_backward(
-    cotangent: Any,
-    log_probs: Any,
-    targets: Any,
+    cotangent: Tensor,
+    log_probs: Tensor,
+    targets: Tensor,
     input_lengths: Any,
     target_lengths: Any,
-    neg_log_likelihood: Any,
-    log_alpha: Any,
+    neg_log_likelihood: Tensor,
+    log_alpha: Tensor,
     blank: int,
     zero_infinity: bool = False,
 ) -> Any:
@@ -150,10 +152,10 @@ def _penalty(skips: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @vjp(aten._ctc_loss.default, aten._ctc_loss.Tensor)
 def ctc_loss(
-    cotangent: Any,
-    out: Any,
-    log_probs: Any,
-    targets: Any,
+    cotangent: Sequence[Tensor | None],
+    out: Sequence[Tensor],
+    log_probs: Tensor,
+    targets: Tensor,
     input_lengths: Any,
     target_lengths: Any,
     blank: int = 0,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from adjoint.rules.pointwise import conjugate
 from adjoint.rules.registry import Rule, vjp
@@ -35,7 +37,7 @@ def _is_column_major(matrix: torch.Tensor) -> bool:
 
 
 @vjp(aten.mm.default, aten.bmm.default)
-def matrix_product(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
+def matrix_product(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Any:
     """dx = g y^H, dy = x^H g, each with the strides of the matrix that it is the gradient of.
 
     Autograd copies a gradient whose strides differ from its parameter's before storing it.
@@ -56,7 +58,7 @@ def matrix_product(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
 
 
 @vjp(aten.mv.default)
-def matrix_vector_product(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
+def matrix_vector_product(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Any:
     """dx = g y^H, dy = x^H g."""
     return (
         lambda: cotangent.unsqueeze(1) * conjugate(y),
@@ -85,26 +87,26 @@ vjp(aten.addmv.default)(_with_bias(matrix_vector_product))
 
 
 @vjp(aten.dot.default)
-def dot(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
+def dot(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Any:
     """dx = g y^*, dy = g x^*."""
     return (lambda: cotangent * conjugate(y), lambda: cotangent * conjugate(x))
 
 
 @vjp(aten.convolution_backward.default)
 def convolution_backward(
-    cotangents: Any,
-    outs: Any,
-    g: Any,
-    x: Any,
-    weight: Any,
-    bias_sizes: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    cotangents: Sequence[Tensor | None],
+    outs: Sequence[Tensor],
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
     transposed: bool,
-    output_padding: Any,
+    output_padding: Sequence[int],
     groups: int,
-    output_mask: Any,
+    output_mask: Sequence[bool],
 ) -> Any:
     """Of the gradients of y = x * w + b, which are bilinear in g and x, and in g and w.
 

@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from adjoint.rules.registry import composition
 
@@ -17,14 +18,14 @@ aten = torch.ops.aten
 
 
 @composition(aten._cdist_backward.default)
-def cdist_backward(cotangent: Any, x: Any, y: Any, p: float, distance: Any) -> Any:
+def cdist_backward(cotangent: Tensor, x: Tensor, y: Tensor, p: float, distance: Tensor) -> Any:
     """The sum over all points of y of the distances' derivatives with respect to a point of x."""
     difference = x.unsqueeze(-2) - y.unsqueeze(-3)
     return (slope(difference, distance.unsqueeze(-1), p) * cotangent.unsqueeze(-1)).sum(-2)
 
 
 @composition(aten._pdist_backward.default)
-def pdist_backward(cotangent: Any, x: Any, p: float, distance: Any) -> Any:
+def pdist_backward(cotangent: Tensor, x: Tensor, p: float, distance: Tensor) -> Any:
     """The distance of a pair has opposite derivatives with respect to its two points."""
     pairs = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device)
     one, other = pairs.unbind()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from adjoint.rules.registry import composition, composition_by_name
 
@@ -28,15 +29,15 @@ def embedding_bag_backward(
 
 @composition(aten._embedding_bag_dense_backward.default)
 def embedding_bag_dense_backward(
-    cotangent: Any,
-    indices: Any,
-    offset2bag: Any,
-    bag_size: Any,
-    maximum_indices: Any,
-    num_weights: Any,
+    cotangent: Tensor,
+    indices: Tensor,
+    offset2bag: Tensor,
+    bag_size: Tensor,
+    maximum_indices: Tensor,
+    num_weights: int,
     scale_grad_by_freq: bool,
     mode: int,
-    per_sample_weights: Any,
+    per_sample_weights: Tensor | None,
     padding_idx: int = -1,
 ) -> Any:
     """Each row receives the cotangents of the bags that contain it."""
@@ -60,11 +61,11 @@ def embedding_bag_dense_backward(
 
 @composition(aten._embedding_bag_per_sample_weights_backward.default)
 def embedding_bag_per_sample_weights_backward(
-    cotangent: Any,
-    weight: Any,
-    indices: Any,
-    offsets: Any,
-    offset2bag: Any,
+    cotangent: Tensor,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    offset2bag: Tensor,
     mode: int,
     padding_idx: int = -1,
 ) -> Any:

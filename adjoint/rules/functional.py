@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from adjoint.graph.operations import provided, with_data
 from adjoint.rules.registry import vjp
@@ -13,37 +14,41 @@ aten = torch.ops.aten
 
 
 @vjp(with_data)
-def with_data_vjp(cotangent: Any, out: Any, history: Any, data: Any) -> Any:
+def with_data_vjp(cotangent: Tensor, out: Tensor, history: Tensor, data: Tensor) -> Any:
     """The whole cotangent goes to `history`; `data` has no derivative."""
     return (cotangent, None)
 
 
 @vjp(provided)
-def provided_vjp(cotangent: Any, out: Any, value: Any, condition: Any, message: str) -> Any:
+def provided_vjp(
+    cotangent: Tensor, out: Tensor, value: Tensor, condition: Tensor, message: str
+) -> Any:
     """The identity in `value`."""
     return (cotangent,)
 
 
 @vjp(aten.copy.default)
-def copy(cotangent: Any, out: Any, x: Any, source: Any, *_: Any) -> Any:
+def copy(cotangent: Tensor, out: Tensor, x: Tensor, source: Tensor, *_: Any) -> Any:
     """x is overwritten by the source, which may have been broadcast and converted."""
     return (None, cotangent)
 
 
 @vjp(aten.fill.Tensor)
-def fill_tensor(cotangent: Any, out: Any, x: Any, value: Any) -> Any:
+def fill_tensor(cotangent: Tensor, out: Tensor, x: Tensor, value: Tensor) -> Any:
     """Every element is the value."""
     return (None, cotangent.sum())
 
 
 @vjp(aten.lift_fresh_copy.default, aten.clone.default)
-def clone(cotangent: Any, out: Any, x: Any, **_: Any) -> Any:
+def clone(cotangent: Tensor, out: Tensor, x: Tensor, **_: Any) -> Any:
     """The identity."""
     return (cotangent,)
 
 
 @vjp(aten.select_scatter.default)
-def select_scatter(cotangent: Any, out: Any, x: Any, new: Any, dim: int, index: Any) -> Any:
+def select_scatter(
+    cotangent: Tensor, out: Tensor, x: Tensor, new: Tensor, dim: int, index: int
+) -> Any:
     """The selected part comes from `new`, the rest from x."""
     kept = aten.select_scatter.default(cotangent, torch.zeros_like(new), dim, index)
     return kept, cotangent.select(dim, index)
@@ -51,7 +56,7 @@ def select_scatter(cotangent: Any, out: Any, x: Any, new: Any, dim: int, index: 
 
 @vjp(aten.slice_scatter.default)
 def slice_scatter(
-    cotangent: Any, out: Any, x: Any, new: Any, dim: int = 0, *place: Any, **named: Any
+    cotangent: Tensor, out: Tensor, x: Tensor, new: Tensor, dim: int = 0, *place: Any, **named: Any
 ) -> Any:
     """The slice comes from `new`, the rest from x."""
     kept = aten.slice_scatter.default(cotangent, torch.zeros_like(new), dim, *place, **named)
@@ -59,13 +64,15 @@ def slice_scatter(
 
 
 @vjp(aten.diagonal_scatter.default)
-def diagonal_scatter(cotangent: Any, out: Any, x: Any, new: Any, *place: Any, **named: Any) -> Any:
+def diagonal_scatter(
+    cotangent: Tensor, out: Tensor, x: Tensor, new: Tensor, *place: Any, **named: Any
+) -> Any:
     """The diagonal comes from `new`, the rest from x."""
     kept = aten.diagonal_scatter.default(cotangent, torch.zeros_like(new), *place, **named)
     return kept, aten.diagonal.default(cotangent, *place, **named)
 
 
 @vjp(aten.zero.default, aten.fill.Scalar)
-def overwritten(cotangent: Any, out: Any, x: Any, *_: Any) -> Any:
+def overwritten(cotangent: Tensor, out: Tensor, x: Tensor, *_: Any) -> Any:
     """x is overwritten."""
     return (None,)

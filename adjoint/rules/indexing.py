@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from adjoint.rules.registry import Rule, vjp
 from adjoint.torch_private.symbols import assert_equal_size
@@ -18,14 +19,19 @@ Part: TypeAlias = Callable[[], torch.Tensor]
 
 
 @vjp(aten.index.Tensor)
-def index(cotangent: Any, out: Any, x: Any, indices: Any) -> Any:
+def index(cotangent: Tensor, out: Tensor, x: Tensor, indices: Sequence[Tensor | None]) -> Any:
     """Add at the same indices."""
     return (aten.index_put.default(cotangent.new_zeros(x.shape), indices, cotangent, True),)
 
 
 @vjp(aten.index_put.default, aten._unsafe_index_put.default)
 def index_put(
-    cotangent: Any, out: Any, x: Any, indices: Any, values: Any, accumulate: bool = False
+    cotangent: Tensor,
+    out: Tensor,
+    x: Tensor,
+    indices: Sequence[Tensor | None],
+    values: Tensor,
+    accumulate: bool = False,
 ) -> Any:
     """Values read the cotangent at their indices; where they replace x, x has none."""
     return (
@@ -52,19 +58,23 @@ def _unbroadcast(read: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 @vjp(aten.gather.default)
-def gather(cotangent: Any, out: Any, x: Any, dim: int, index: Any, **_: Any) -> Any:
+def gather(cotangent: Tensor, out: Tensor, x: Tensor, dim: int, index: Tensor, **_: Any) -> Any:
     """Add at the same indices."""
     return (cotangent.new_zeros(x.shape).scatter_add(dim, index, cotangent),)
 
 
 @vjp(aten.scatter_add.default)
-def scatter_add(cotangent: Any, out: Any, x: Any, dim: int, index: Any, source: Any) -> Any:
+def scatter_add(
+    cotangent: Tensor, out: Tensor, x: Tensor, dim: int, index: Tensor, source: Tensor
+) -> Any:
     """The source reads the cotangent at its indices; what exceeds `index` was not used."""
     return (cotangent, None, None, lambda: _padded_to(cotangent.gather(dim, index), source))
 
 
 @vjp(aten.scatter.src)
-def scatter(cotangent: Any, out: Any, x: Any, dim: int, index: Any, source: Any) -> Any:
+def scatter(
+    cotangent: Tensor, out: Tensor, x: Tensor, dim: int, index: Tensor, source: Tensor
+) -> Any:
     """The source reads the cotangent at its indices; x has none where it was overwritten."""
     return (
         lambda: cotangent.scatter(dim, index, 0),
@@ -75,20 +85,29 @@ def scatter(cotangent: Any, out: Any, x: Any, dim: int, index: Any, source: Any)
 
 
 @vjp(aten.scatter.value)
-def scatter_value(cotangent: Any, out: Any, x: Any, dim: int, index: Any, value: Any) -> Any:
+def scatter_value(
+    cotangent: Tensor, out: Tensor, x: Tensor, dim: int, index: Tensor, value: float
+) -> Any:
     """x has no cotangent where it was overwritten."""
     return (cotangent.scatter(dim, index, 0),)
 
 
 @vjp(aten.index_select.default)
-def index_select(cotangent: Any, out: Any, x: Any, dim: int, index: Any) -> Any:
+def index_select(cotangent: Tensor, out: Tensor, x: Tensor, dim: int, index: Tensor) -> Any:
     """Add at the same indices."""
     return (cotangent.new_zeros(x.shape).index_add(dim, index, cotangent),)
 
 
 @vjp(aten.index_add.default)
 def index_add(
-    cotangent: Any, out: Any, x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1
+    cotangent: Tensor,
+    out: Tensor,
+    x: Tensor,
+    dim: int,
+    index: Tensor,
+    source: Tensor,
+    *,
+    alpha: float = 1,
 ) -> Any:
     """The source reads the cotangent at its indices."""
 
@@ -101,10 +120,10 @@ def index_add(
 
 @vjp(aten.embedding.default)
 def embedding(
-    cotangent: Any,
-    out: Any,
-    weight: Any,
-    indices: Any,
+    cotangent: Tensor,
+    out: Tensor,
+    weight: Tensor,
+    indices: Tensor,
     padding_idx: int = -1,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
@@ -116,11 +135,11 @@ def embedding(
 
 @vjp(aten.embedding_dense_backward.default)
 def embedding_dense_backward(
-    cotangent: Any,
-    out: Any,
-    rows: Any,
-    indices: Any,
-    num_weights: Any,
+    cotangent: Tensor,
+    out: Tensor,
+    rows: Tensor,
+    indices: Tensor,
+    num_weights: int,
     padding_idx: int,
     scale_grad_by_freq: bool,
 ) -> Any:

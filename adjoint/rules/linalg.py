@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from adjoint.graph.operations import provided
 from adjoint.rules.registry import vjp
@@ -13,7 +15,7 @@ aten = torch.ops.aten
 
 
 @vjp(aten.linalg_eig.default)
-def eig(cotangent: Any, out: Any, matrix: Any) -> Any:
+def eig(cotangent: Sequence[Tensor | None], out: Sequence[Tensor], matrix: Tensor) -> Any:
     """V^-H (diag(gL) + (V^H gV - V^H V diag(re diag(V^H gV))) / E) V^H, E = conj(L_j - L_i)"""
     values, vectors = out
     adjoint = vectors.mH
@@ -28,7 +30,7 @@ def eig(cotangent: Any, out: Any, matrix: Any) -> Any:
 
 
 @vjp(aten._linalg_eigh.default)
-def eigh(cotangent: Any, out: Any, matrix: Any, *_: Any) -> Any:
+def eigh(cotangent: Sequence[Tensor | None], out: Sequence[Tensor], matrix: Tensor, *_: Any) -> Any:
     """V (diag(gL) + skew(V^H gV) / E) V^H, E = L_j - L_i"""
     values, vectors = out
     inner = None

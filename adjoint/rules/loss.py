@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from adjoint.rules.registry import composition
 from adjoint.torch_private.operators import chunked_cross_entropy
@@ -16,12 +17,12 @@ _NONE, _MEAN = 0, 1
 
 @composition(aten.multi_margin_loss_backward.default)
 def multi_margin_loss_backward(
-    cotangent: Any,
-    x: Any,
-    target: Any,
+    cotangent: Tensor,
+    x: Tensor,
+    target: Tensor,
     p: float,
     margin: float,
-    weight: Any = None,
+    weight: Tensor | None = None,
     reduction: int = _MEAN,
 ) -> Any:
     """Of sum_{j != y} w_y max(0, margin - x_y + x_j)^p / classes."""
@@ -39,7 +40,7 @@ def multi_margin_loss_backward(
 
 @composition(aten.multilabel_margin_loss_backward.default)
 def multilabel_margin_loss_backward(
-    cotangent: Any, x: Any, target: Any, reduction: int, is_target: Any
+    cotangent: Tensor, x: Tensor, target: Tensor, reduction: int, is_target: Tensor
 ) -> Any:
     """Of sum_{y in labels} sum_{j not in labels} max(0, 1 - x_y + x_j) / classes.
 

@@ -11,9 +11,11 @@ x: rstd = (var(x) + eps)^(-1/2), where eps is implied by the given rstd.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from adjoint.rules.registry import composition, vjp
 
@@ -39,14 +41,14 @@ def input_cotangent(
 
 @composition(aten.native_layer_norm_backward.default)
 def layer_norm_backward(
-    cotangent: Any,
-    x: Any,
-    normalized_shape: Any,
-    mean: Any,
-    rstd: Any,
-    weight: Any,
-    bias: Any,
-    output_mask: Any,
+    cotangent: Tensor,
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
 ) -> Any:
     """Over the last axes."""
     axes = list(range(x.dim() - len(normalized_shape), x.dim()))
@@ -66,7 +68,12 @@ def layer_norm_backward(
 
 @composition(aten._fused_rms_norm_backward.default)
 def rms_norm_backward(
-    cotangent: Any, x: Any, normalized_shape: Any, rstd: Any, weight: Any, output_mask: Any
+    cotangent: Tensor,
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    rstd: Tensor,
+    weight: Tensor | None,
+    output_mask: Sequence[bool],
 ) -> Any:
     """Over the last axes, without a mean."""
     axes = list(range(x.dim() - len(normalized_shape), x.dim()))
@@ -84,16 +91,16 @@ def rms_norm_backward(
 
 @composition(aten.native_group_norm_backward.default)
 def group_norm_backward(
-    cotangent: Any,
-    x: Any,
-    mean: Any,
-    rstd: Any,
-    weight: Any,
-    N: Any,
-    C: Any,
-    HxW: Any,
+    cotangent: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    N: int,
+    C: int,
+    HxW: int,
     group: int,
-    output_mask: Any,
+    output_mask: Sequence[bool],
 ) -> Any:
     """Over groups of channels."""
     grouped = x.reshape(N, group, C // group, HxW)
@@ -116,16 +123,16 @@ def group_norm_backward(
 
 @composition(aten.native_batch_norm_backward.default, aten.batch_norm_backward.default)
 def batch_norm_backward(
-    cotangent: Any,
-    x: Any,
+    cotangent: Tensor,
+    x: Tensor,
     weight: Any,
-    running_mean: Any,
-    running_var: Any,
-    save_mean: Any,
-    save_invstd: Any,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
     train: bool,
     eps: float,
-    output_mask: Any,
+    output_mask: Sequence[bool],
     *reserve: Any,
 ) -> Any:
     """Over all axes but the second; outside of training, the statistics are constants."""
@@ -138,6 +145,8 @@ def batch_norm_backward(
         centered = x - x.mean(axes, keepdim=True)
         deviation = (centered.square().mean(axes, keepdim=True) + eps).rsqrt()
     else:
+        assert running_mean is not None, "statistics are given outside of training"
+        assert running_var is not None
         centered = x - running_mean.reshape(shape)
         deviation = (running_var.reshape(shape) + eps).rsqrt()
     if output_mask[0]:
@@ -153,13 +162,13 @@ def batch_norm_backward(
 
 @composition(aten.cudnn_batch_norm_backward.default, aten.miopen_batch_norm_backward.default)
 def cudnn_batch_norm_backward(
-    x: Any,
-    cotangent: Any,
-    weight: Any,
-    running_mean: Any,
-    running_var: Any,
-    save_mean: Any,
-    save_var: Any,
+    x: Tensor,
+    cotangent: Tensor,
+    weight: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_var: Tensor | None,
     epsilon: float,
     *reserve: Any,
 ) -> Any:
@@ -171,7 +180,13 @@ def cudnn_batch_norm_backward(
 
 
 @vjp(aten._weight_norm_interface.default)
-def weight_norm(cotangent: Any, out: Any, direction: Any, length: Any, dim: int = 0) -> Any:
+def weight_norm(
+    cotangent: Sequence[Tensor | None],
+    out: Sequence[Tensor],
+    direction: Tensor,
+    length: Tensor,
+    dim: int = 0,
+) -> Any:
     """By the kernel, plus the cotangent of the norms, which are a result too."""
     of_out, of_norms = cotangent
     of_direction = of_length = None
@@ -186,14 +201,14 @@ def weight_norm(cotangent: Any, out: Any, direction: Any, length: Any, dim: int 
 
 @vjp(aten.native_group_norm.default)
 def group_norm(
-    cotangent: Any,
-    out: Any,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    N: Any,
-    C: Any,
-    HxW: Any,
+    cotangent: Sequence[Tensor | None],
+    out: Sequence[Tensor],
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    N: int,
+    C: int,
+    HxW: int,
     group: int,
     eps: float,
 ) -> Any:
@@ -220,7 +235,12 @@ def group_norm(
 
 @vjp(aten._fused_rms_norm.default)
 def rms_norm(
-    cotangent: Any, out: Any, x: Any, normalized_shape: Any, weight: Any, eps: float | None
+    cotangent: Sequence[Tensor | None],
+    out: Sequence[Tensor],
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    eps: float | None,
 ) -> Any:
     """By the kernel, plus the cotangent of rstd, which is a result too."""
     of_out, of_rstd = cotangent
@@ -236,7 +256,9 @@ def rms_norm(
 
 
 @composition(aten._weight_norm_interface_backward.default)
-def weight_norm_backward(cotangent: Any, direction: Any, length: Any, norms: Any, dim: int) -> Any:
+def weight_norm_backward(
+    cotangent: Tensor, direction: Tensor, length: Tensor, norms: Tensor, dim: int
+) -> Any:
     """Of length * direction / |direction|, with norms over all axes but `dim`."""
     axes = [axis for axis in range(direction.dim()) if axis != dim % direction.dim()]
     norm = direction.square().sum(axes, keepdim=True).sqrt()

@@ -7,10 +7,11 @@ of the partial derivative, torch's convention for complex numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from adjoint.rules.registry import VJPS, Rule, composition, vjp
 
@@ -121,7 +122,7 @@ VJPS.update({op: rule_of(row, _over) for op, row in RECIPROCALS.items()})
 
 
 @vjp(aten.div.Tensor)
-def div(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
+def div(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Any:
     """dx = g / y, dy = -g out / y."""
     return (
         lambda: cotangent / conjugate(y),
@@ -130,7 +131,9 @@ def div(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
 
 
 @vjp(aten.div.Tensor_mode)
-def div_mode(cotangent: Any, out: Any, x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
+def div_mode(
+    cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor, *, rounding_mode: str | None = None
+) -> Any:
     """A rounded quotient is piecewise constant."""
     if rounding_mode is not None:
         return (lambda: cotangent.new_zeros(x.shape), lambda: cotangent.new_zeros(y.shape))
@@ -138,19 +141,19 @@ def div_mode(cotangent: Any, out: Any, x: Any, y: Any, *, rounding_mode: str | N
 
 
 @vjp(aten.tanh.default)
-def tanh(cotangent: Any, out: Any, x: Any) -> Any:
+def tanh(cotangent: Tensor, out: Tensor, x: Tensor) -> Any:
     """g (1 - out^2)"""
     return (aten.tanh_backward.default(cotangent, out),)
 
 
 @vjp(aten.sigmoid.default)
-def sigmoid(cotangent: Any, out: Any, x: Any) -> Any:
+def sigmoid(cotangent: Tensor, out: Tensor, x: Tensor) -> Any:
     """g out (1 - out)"""
     return (aten.sigmoid_backward.default(cotangent, out),)
 
 
 @vjp(aten.tanh_backward.default)
-def tanh_backward(cotangent: Any, out: Any, g: Any, y: Any) -> Any:
+def tanh_backward(cotangent: Tensor, out: Tensor, g: Tensor, y: Tensor) -> Any:
     """Of g conj(1 - y^2)."""
     return (
         lambda: aten.tanh_backward.default(cotangent, conjugate(y)),
@@ -159,7 +162,7 @@ def tanh_backward(cotangent: Any, out: Any, g: Any, y: Any) -> Any:
 
 
 @vjp(aten.sigmoid_backward.default)
-def sigmoid_backward(cotangent: Any, out: Any, g: Any, y: Any) -> Any:
+def sigmoid_backward(cotangent: Tensor, out: Tensor, g: Tensor, y: Tensor) -> Any:
     """Of g conj(y (1 - y))."""
     return (
         lambda: aten.sigmoid_backward.default(cotangent, conjugate(y)),
@@ -168,13 +171,15 @@ def sigmoid_backward(cotangent: Any, out: Any, g: Any, y: Any) -> Any:
 
 
 @vjp(aten.relu.default)
-def relu(cotangent: Any, out: Any, x: Any) -> Any:
+def relu(cotangent: Tensor, out: Tensor, x: Tensor) -> Any:
     """g where the result is positive."""
     return (aten.threshold_backward.default(cotangent, out, 0),)
 
 
 @vjp(aten.threshold_backward.default)
-def threshold_backward(cotangent: Any, out: Any, g: Any, x: Any, threshold: Any) -> Any:
+def threshold_backward(
+    cotangent: Tensor, out: Tensor, g: Tensor, x: Tensor, threshold: float
+) -> Any:
     """The same selection of the cotangent; x only selects."""
     return (
         lambda: aten.threshold_backward.default(cotangent, x, threshold),
@@ -183,39 +188,39 @@ def threshold_backward(cotangent: Any, out: Any, g: Any, x: Any, threshold: Any)
 
 
 @vjp(aten.silu.default)
-def silu(cotangent: Any, out: Any, x: Any) -> Any:
+def silu(cotangent: Tensor, out: Tensor, x: Tensor) -> Any:
     """g s (1 + x (1 - s)) with s = sigmoid(x)."""
     return (aten.silu_backward.default(cotangent, x),)
 
 
 @composition(aten.silu_backward.default)
-def silu_backward(cotangent: Any, x: Any) -> Any:
+def silu_backward(cotangent: Tensor, x: Tensor) -> Any:
     """g s (1 + x (1 - s)) with s = sigmoid(x)."""
     sigmoid = x.sigmoid()
     return cotangent * sigmoid * (1 + x * (1 - sigmoid))
 
 
 @vjp(aten.mish.default)
-def mish(cotangent: Any, out: Any, x: Any) -> Any:
+def mish(cotangent: Tensor, out: Tensor, x: Tensor) -> Any:
     """Of x tanh(softplus(x))."""
     return (aten.mish_backward.default(cotangent, x),)
 
 
 @composition(aten.mish_backward.default)
-def mish_backward(cotangent: Any, x: Any) -> Any:
+def mish_backward(cotangent: Tensor, x: Tensor) -> Any:
     """g (t + x s (1 - t^2)) with s = sigmoid(x), t = tanh(softplus(x))."""
     slope = torch.nn.functional.softplus(x).tanh()
     return cotangent * (slope + x * x.sigmoid() * (1 - slope * slope))
 
 
 @vjp(aten.abs.default)
-def absolute(cotangent: Any, out: Any, x: Any) -> Any:
+def absolute(cotangent: Tensor, out: Tensor, x: Tensor) -> Any:
     """g x / |x|; zero at zero."""
     return (cotangent * x.sgn(),)
 
 
 @vjp(aten.pow.Tensor_Scalar)
-def pow_scalar(cotangent: Any, out: Any, x: Any, exponent: Any) -> Any:
+def pow_scalar(cotangent: Tensor, out: Tensor, x: Tensor, exponent: Any) -> Any:
     """g e x^(e - 1)"""
     if not isinstance(exponent, (torch.SymInt, torch.SymFloat)) and exponent == 0:
         return (lambda: cotangent.new_zeros(x.shape),)
@@ -223,7 +228,7 @@ def pow_scalar(cotangent: Any, out: Any, x: Any, exponent: Any) -> Any:
 
 
 @vjp(aten.pow.Tensor_Tensor)
-def pow_tensor(cotangent: Any, out: Any, x: Any, exponent: Any) -> Any:
+def pow_tensor(cotangent: Tensor, out: Tensor, x: Tensor, exponent: Tensor) -> Any:
     """g e x^(e - 1) and g out log(x); zero for e = 0, and for 0^e with e >= 0.
 
     The mask is applied to the factor, by which forward mode multiplies tangents.
@@ -237,7 +242,7 @@ def pow_tensor(cotangent: Any, out: Any, x: Any, exponent: Any) -> Any:
 
 
 @vjp(aten.pow.Scalar)
-def pow_of_scalar(cotangent: Any, out: Any, x: Any, exponent: Any) -> Any:
+def pow_of_scalar(cotangent: Tensor, out: Tensor, x: float, exponent: Tensor) -> Any:
     """g out log(x)"""
     if x == 0:
         return (None, lambda: _exponent_cotangent(cotangent, out, out.new_full((), 0), exponent))
@@ -257,7 +262,7 @@ def _exponent_cotangent(
 
 
 @vjp(aten.atan2.default)
-def atan2(cotangent: Any, out: Any, y: Any, x: Any) -> Any:
+def atan2(cotangent: Tensor, out: Tensor, y: Tensor, x: Tensor) -> Any:
     """(g x, -g y) / (x^2 + y^2); zero at the origin."""
     squared = y * y + x * x
     scaled = cotangent * squared.reciprocal().masked_fill(squared == 0, 0)
@@ -265,7 +270,7 @@ def atan2(cotangent: Any, out: Any, y: Any, x: Any) -> Any:
 
 
 @vjp(aten.polar.default)
-def polar(cotangent: Any, out: Any, length: Any, angle: Any) -> Any:
+def polar(cotangent: Tensor, out: Tensor, length: Tensor, angle: Tensor) -> Any:
     """Of length exp(i angle).
 
     Torch's formula takes the direction from the result, which has none where the length is zero,
@@ -279,13 +284,15 @@ def polar(cotangent: Any, out: Any, length: Any, angle: Any) -> Any:
 
 
 @vjp(aten.hypot.default)
-def hypot(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
+def hypot(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Any:
     """g (x, y) / out"""
     return (lambda: cotangent * (x / out), lambda: cotangent * (y / out))
 
 
 @vjp(aten.addcdiv.default)
-def addcdiv(cotangent: Any, out: Any, x: Any, y: Any, z: Any, *, value: Any = 1) -> Any:
+def addcdiv(
+    cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor, z: Tensor, *, value: float = 1
+) -> Any:
     """Of x + value y / z."""
     return (
         cotangent,
@@ -295,14 +302,14 @@ def addcdiv(cotangent: Any, out: Any, x: Any, y: Any, z: Any, *, value: Any = 1)
 
 
 @vjp(aten.maximum.default)
-def maximum(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
+def maximum(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Any:
     """To the larger argument; where they are equal, half to each."""
     shared = _shared(cotangent, x, y)
     return (lambda: shared.masked_fill(x < y, 0), lambda: shared.masked_fill(x > y, 0))
 
 
 @vjp(aten.minimum.default)
-def minimum(cotangent: Any, out: Any, x: Any, y: Any) -> Any:
+def minimum(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Any:
     """To the smaller argument; where they are equal, half to each."""
     shared = _shared(cotangent, x, y)
     return (lambda: shared.masked_fill(x > y, 0), lambda: shared.masked_fill(x < y, 0))
@@ -314,19 +321,21 @@ def _shared(cotangent: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.
 
 
 @vjp(aten.clamp.default)
-def clamp(cotangent: Any, out: Any, x: Any, min: Any = None, max: Any = None) -> Any:
+def clamp(
+    cotangent: Tensor, out: Tensor, x: Tensor, min: float | None = None, max: float | None = None
+) -> Any:
     """g where x is within the bounds, or equal to one of them."""
     return (_within(cotangent, x, min, max),)
 
 
 @vjp(aten.clamp_min.default)
-def clamp_min(cotangent: Any, out: Any, x: Any, low: Any) -> Any:
+def clamp_min(cotangent: Tensor, out: Tensor, x: Tensor, low: float) -> Any:
     """g where x is at least the bound."""
     return (_within(cotangent, x, low, None),)
 
 
 @vjp(aten.clamp_max.default)
-def clamp_max(cotangent: Any, out: Any, x: Any, high: Any) -> Any:
+def clamp_max(cotangent: Tensor, out: Tensor, x: Tensor, high: float) -> Any:
     """g where x is at most the bound."""
     return (_within(cotangent, x, None, high),)
 
@@ -344,7 +353,7 @@ def _within(cotangent: torch.Tensor, x: torch.Tensor, low: Any, high: Any) -> to
 
 
 @vjp(aten.where.self)
-def where(cotangent: Any, out: Any, condition: Any, x: Any, y: Any) -> Any:
+def where(cotangent: Tensor, out: Tensor, condition: Tensor, x: Tensor, y: Tensor) -> Any:
     """To the argument that was selected."""
     return (
         None,
@@ -354,13 +363,15 @@ def where(cotangent: Any, out: Any, condition: Any, x: Any, y: Any) -> Any:
 
 
 @vjp(aten.masked_fill.Scalar)
-def masked_fill(cotangent: Any, out: Any, x: Any, mask: Any, value: Any) -> Any:
+def masked_fill(cotangent: Tensor, out: Tensor, x: Tensor, mask: Tensor, value: float) -> Any:
     """Zero where it was filled."""
     return (cotangent.masked_fill(mask, 0),)
 
 
 @vjp(aten.masked_fill.Tensor)
-def masked_fill_tensor(cotangent: Any, out: Any, x: Any, mask: Any, value: Any) -> Any:
+def masked_fill_tensor(
+    cotangent: Tensor, out: Tensor, x: Tensor, mask: Tensor, value: Tensor
+) -> Any:
     """Zero where it was filled; the value receives the sum over those elements."""
     return (
         lambda: cotangent.masked_fill(mask, 0),
@@ -370,7 +381,13 @@ def masked_fill_tensor(cotangent: Any, out: Any, x: Any, mask: Any, value: Any) 
 
 
 @vjp(aten.native_dropout.default)
-def native_dropout(cotangent: Any, out: Any, x: Any, p: float, train: bool | None = None) -> Any:
+def native_dropout(
+    cotangent: tuple[Tensor, None],
+    out: Sequence[Tensor],
+    x: Tensor,
+    p: float,
+    train: bool | None = None,
+) -> Any:
     """g / (1 - p) where it was kept."""
     if train is False:
         return (cotangent[0],)
@@ -379,6 +396,6 @@ def native_dropout(cotangent: Any, out: Any, x: Any, p: float, train: bool | Non
 
 
 @vjp(aten._to_copy.default)
-def to_copy(cotangent: Any, out: Any, x: Any, **_: Any) -> Any:
+def to_copy(cotangent: Tensor, out: Tensor, x: Tensor, **_: Any) -> Any:
     """The cotangent on x's device; the sweep converts its dtype."""
     return (cotangent.to(x.device),)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, composition
 
@@ -95,7 +96,7 @@ NON_DIFFERENTIABLE.update(getattr(prims, name).default for name in _PIECEWISE_CO
 
 
 @composition(prims.broadcast_in_dim.default)
-def broadcast_in_dim(x: Any, shape: Sequence[Any], broadcast_dimensions: Sequence[int]) -> Any:
+def broadcast_in_dim(x: Tensor, shape: Sequence[Any], broadcast_dimensions: Sequence[int]) -> Any:
     """Axis i of x is axis broadcast_dimensions[i] of the result."""
     unit: list[Any] = [1] * len(shape)
     for axis, target in enumerate(broadcast_dimensions):
@@ -104,7 +105,7 @@ def broadcast_in_dim(x: Any, shape: Sequence[Any], broadcast_dimensions: Sequenc
 
 
 @composition(prims.split_dim.default)
-def split_dim(x: Any, dim: int, outer_length: Any) -> Any:
+def split_dim(x: Tensor, dim: int, outer_length: int) -> Any:
     """One axis becomes two."""
     return x.unflatten(dim, (outer_length, x.shape[dim] // outer_length))
 
@@ -130,25 +131,31 @@ COMPOSITIONS[prims.amin.default] = functools.partial(_reduced, torch.amin)
 
 
 @composition(prims.var.default)
-def var(x: Any, dims: Any, correction: float | None = 1, *, output_dtype: Any = None) -> Any:
+def var(
+    x: Tensor,
+    dims: Sequence[int] | None,
+    correction: float | None = 1,
+    *,
+    output_dtype: int | None = None,
+) -> Any:
     """The variance over the axes `dims`."""
     value = torch.var(x, None if dims is None else list(dims), correction=correction)
     return value if output_dtype is None else value.to(output_dtype)
 
 
 @composition(prims.fft_r2c.default)
-def fft_r2c(x: Any, *, dim: Sequence[int], onesided: bool) -> Any:
+def fft_r2c(x: Tensor, *, dim: Sequence[int], onesided: bool) -> Any:
     """Unnormalized."""
     return aten._fft_r2c.default(x, dim, 0, onesided)
 
 
 @composition(prims.fft_c2r.default)
-def fft_c2r(x: Any, *, dim: Sequence[int], last_dim_size: Any) -> Any:
+def fft_c2r(x: Tensor, *, dim: Sequence[int], last_dim_size: int) -> Any:
     """Unnormalized."""
     return aten._fft_c2r.default(x, dim, 0, last_dim_size)
 
 
 @composition(prims.fft_c2c.default)
-def fft_c2c(x: Any, *, dim: Sequence[int], forward: bool) -> Any:
+def fft_c2c(x: Tensor, *, dim: Sequence[int], forward: bool) -> Any:
     """Unnormalized."""
     return aten._fft_c2c.default(x, dim, 0, forward)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from adjoint.rules.registry import composition, vjp
 
@@ -39,10 +40,10 @@ def _pull_back(
 
 @composition(aten._fake_quantize_learnable_per_tensor_affine_backward.default)
 def per_tensor_backward(
-    cotangent: Any,
-    x: Any,
-    scale: Any,
-    zero_point: Any,
+    cotangent: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
     quant_min: int,
     quant_max: int,
     grad_factor: float = 1.0,
@@ -58,10 +59,10 @@ def per_tensor_backward(
 
 @composition(aten._fake_quantize_learnable_per_channel_affine_backward.default)
 def per_channel_backward(
-    cotangent: Any,
-    x: Any,
-    scale: Any,
-    zero_point: Any,
+    cotangent: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
     axis: int,
     quant_min: int,
     quant_max: int,
@@ -79,7 +80,7 @@ def per_channel_backward(
 
 
 @vjp(aten._fake_quantize_learnable_per_tensor_affine.default)
-def per_tensor(cotangent: Any, out: Any, x: Any, *quantizer: Any, **named: Any) -> Any:
+def per_tensor(cotangent: Tensor, out: Tensor, x: Tensor, *quantizer: Any, **named: Any) -> Any:
     """By the kernel, which supports float32 only."""
     kernel = aten._fake_quantize_learnable_per_tensor_affine_backward.default
     pull_back = kernel if x.dtype == torch.float32 else per_tensor_backward

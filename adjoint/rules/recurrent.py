@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from adjoint.rules.registry import composition, vjp
 
@@ -13,17 +15,17 @@ aten = torch.ops.aten
 
 @vjp(aten._thnn_fused_gru_cell.default)
 def fused_gru_cell(
-    cotangent: Any,
-    out: Any,
-    input_gates: Any,
-    hidden_gates: Any,
-    hx: Any,
-    input_bias: Any = None,
-    hidden_bias: Any = None,
+    cotangent: tuple[Tensor, None],
+    out: Sequence[Tensor],
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    hx: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
 ) -> Any:
     """In ordinary ops: the workspace that the backward kernel takes has no derivative."""
     x, h = input_gates, hidden_gates
-    if input_bias is not None:
+    if input_bias is not None and hidden_bias is not None:
         x, h = x + input_bias, h + hidden_bias
     (xr, xz, xn), (hr, hz, hn) = x.chunk(3, 1), h.chunk(3, 1)
     reset, update = (xr + hr).sigmoid(), (xz + hz).sigmoid()
@@ -32,7 +34,7 @@ def fused_gru_cell(
 
 
 @composition(aten._thnn_fused_gru_cell_backward.default)
-def fused_gru_cell_backward(cotangent: Any, workspace: Any, has_bias: bool) -> Any:
+def fused_gru_cell_backward(cotangent: Tensor, workspace: Tensor, has_bias: bool) -> Any:
     """In terms of the kernel's workspace: r, z, n, h and b."""
     reset, update, new, hx, hn = workspace.chunk(5, 1)
     return _gru_cotangents(cotangent, reset, update, new, hx, hn, has_bias)

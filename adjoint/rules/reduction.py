@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from adjoint.rules.registry import vjp
 
@@ -29,25 +30,39 @@ def _listed(dim: Any) -> Sequence[int]:
 
 
 @vjp(aten.sum.default)
-def sum_all(cotangent: Any, out: Any, x: Any, **_: Any) -> Any:
+def sum_all(cotangent: Tensor, out: Tensor, x: Tensor, **_: Any) -> Any:
     """Every summand receives the cotangent unchanged."""
     return (cotangent.expand(x.shape),)
 
 
 @vjp(aten.sum.dim_IntList)
-def sum_dims(cotangent: Any, out: Any, x: Any, dim: Any, keepdim: bool = False, **_: Any) -> Any:
+def sum_dims(
+    cotangent: Tensor,
+    out: Tensor,
+    x: Tensor,
+    dim: Sequence[int] | None,
+    keepdim: bool = False,
+    **_: Any,
+) -> Any:
     """Every summand receives the cotangent unchanged."""
     return (restore_axes(cotangent, x, dim, keepdim).expand(x.shape),)
 
 
 @vjp(aten.mean.default)
-def mean_all(cotangent: Any, out: Any, x: Any, **_: Any) -> Any:
+def mean_all(cotangent: Tensor, out: Tensor, x: Tensor, **_: Any) -> Any:
     """An equal share for every element."""
     return ((cotangent / x.numel()).expand(x.shape),)
 
 
 @vjp(aten.mean.dim)
-def mean_dims(cotangent: Any, out: Any, x: Any, dim: Any, keepdim: bool = False, **_: Any) -> Any:
+def mean_dims(
+    cotangent: Tensor,
+    out: Tensor,
+    x: Tensor,
+    dim: Sequence[int] | None,
+    keepdim: bool = False,
+    **_: Any,
+) -> Any:
     """An equal share for every element."""
     axes = range(x.dim()) if dim is None or not _listed(dim) else _listed(dim)
     return ((restore_axes(cotangent, x, dim, keepdim) / _count(x, axes)).expand(x.shape),)
@@ -59,25 +74,41 @@ def _count(x: torch.Tensor, axes: Sequence[int]) -> Any:
 
 
 @vjp(aten.var.correction)
-def variance(cotangent: Any, out: Any, x: Any, dim: Any = None, **options: Any) -> Any:
+def variance(
+    cotangent: Tensor, out: Tensor, x: Tensor, dim: Sequence[int] | None = None, **options: Any
+) -> Any:
     """2 (x - mean) / (n - correction)."""
     return (_of_variance(cotangent, x, dim, **options),)
 
 
 @vjp(aten.std.correction)
-def deviation(cotangent: Any, out: Any, x: Any, dim: Any = None, **options: Any) -> Any:
+def deviation(
+    cotangent: Tensor, out: Tensor, x: Tensor, dim: Sequence[int] | None = None, **options: Any
+) -> Any:
     """That of the variance, over twice the deviation; zero where that is zero."""
     return (_of_variance(_of_root(cotangent, out), x, dim, **options),)
 
 
 @vjp(aten.var_mean.correction)
-def variance_and_mean(cotangent: Any, out: Any, x: Any, dim: Any = None, **options: Any) -> Any:
+def variance_and_mean(
+    cotangent: Sequence[Tensor | None],
+    out: Sequence[Tensor],
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    **options: Any,
+) -> Any:
     """Those of both."""
     return (_of_both(cotangent[0], cotangent[1], x, dim, **options),)
 
 
 @vjp(aten.std_mean.correction)
-def deviation_and_mean(cotangent: Any, out: Any, x: Any, dim: Any = None, **options: Any) -> Any:
+def deviation_and_mean(
+    cotangent: Sequence[Tensor | None],
+    out: Sequence[Tensor],
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    **options: Any,
+) -> Any:
     """Those of both."""
     of_variance = None if cotangent[0] is None else _of_root(cotangent[0], out[0])
     return (_of_both(of_variance, cotangent[1], x, dim, **options),)
@@ -95,7 +126,7 @@ def _of_both(
     if of_variance is not None:
         parts.append(_of_variance(of_variance, x, dim, keepdim=keepdim, **options))
     if of_mean is not None:
-        parts.append(mean_dims(of_mean, None, x, dim, keepdim)[0])
+        parts.append(mean_dims(of_mean, of_mean, x, dim, keepdim)[0])
     return sum(parts[1:], parts[0]) if parts else None
 
 
@@ -128,14 +159,16 @@ def _twice_over(cotangent: torch.Tensor, freedom: Any) -> torch.Tensor:
 
 
 @vjp(aten.prod.default)
-def product_of_all(cotangent: Any, out: Any, x: Any, **_: Any) -> Any:
+def product_of_all(cotangent: Tensor, out: Tensor, x: Tensor, **_: Any) -> Any:
     """The product of all other elements."""
     flat = x.to(out.dtype).reshape(-1)
     return ((cotangent * _product_of_others(flat, 0).conj()).reshape(x.shape),)
 
 
 @vjp(aten.prod.dim_int)
-def product(cotangent: Any, out: Any, x: Any, dim: int, keepdim: bool = False, **_: Any) -> Any:
+def product(
+    cotangent: Tensor, out: Tensor, x: Tensor, dim: int, keepdim: bool = False, **_: Any
+) -> Any:
     """The product of all other elements."""
     if x.dim() == 0:
         return (cotangent,)
@@ -158,7 +191,9 @@ def _product_of_others(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 @vjp(aten.amax.default, aten.amin.default)
-def extremum(cotangent: Any, out: Any, x: Any, dim: Any = (), keepdim: bool = False) -> Any:
+def extremum(
+    cotangent: Tensor, out: Tensor, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False
+) -> Any:
     """All elements that attain the extremum share the cotangent equally."""
     attained = x == restore_axes(out, x, dim, keepdim)
     axes = list(range(x.dim())) if not _listed(dim) else list(_listed(dim))
@@ -167,13 +202,26 @@ def extremum(cotangent: Any, out: Any, x: Any, dim: Any = (), keepdim: bool = Fa
 
 
 @vjp(aten.max.dim, aten.min.dim, aten.median.dim, aten.nanmedian.dim)
-def selected(cotangent: Any, out: Any, x: Any, dim: int, keepdim: bool = False) -> Any:
+def selected(
+    cotangent: tuple[Tensor, None],
+    out: Sequence[Tensor],
+    x: Tensor,
+    dim: int,
+    keepdim: bool = False,
+) -> Any:
     """The cotangent goes to the element that was selected."""
     return (_scattered(cotangent[0], out[1], x, dim, keepdim),)
 
 
 @vjp(aten.kthvalue.default)
-def kthvalue(cotangent: Any, out: Any, x: Any, k: Any, dim: int = -1, keepdim: bool = False) -> Any:
+def kthvalue(
+    cotangent: tuple[Tensor, None],
+    out: Sequence[Tensor],
+    x: Tensor,
+    k: int,
+    dim: int = -1,
+    keepdim: bool = False,
+) -> Any:
     """The cotangent goes to the element that was selected."""
     return (_scattered(cotangent[0], out[1], x, dim, keepdim),)
 
@@ -192,10 +240,10 @@ def _scattered(
 
 @vjp(aten.topk.default)
 def topk(
-    cotangent: Any,
-    out: Any,
-    x: Any,
-    k: Any,
+    cotangent: tuple[Tensor, None],
+    out: Sequence[Tensor],
+    x: Tensor,
+    k: int,
     dim: int = -1,
     largest: bool = True,
     sorted: bool = True,
@@ -205,13 +253,21 @@ def topk(
 
 
 @vjp(aten.sort.default)
-def sort(cotangent: Any, out: Any, x: Any, dim: int = -1, descending: bool = False) -> Any:
+def sort(
+    cotangent: tuple[Tensor, None],
+    out: Sequence[Tensor],
+    x: Tensor,
+    dim: int = -1,
+    descending: bool = False,
+) -> Any:
     """Each cotangent goes to the element that was selected."""
     return (_scattered(cotangent[0], out[1], x, dim, keepdim=True),)
 
 
 @vjp(aten.logsumexp.default)
-def logsumexp(cotangent: Any, out: Any, x: Any, dim: Any, keepdim: bool = False) -> Any:
+def logsumexp(
+    cotangent: Tensor, out: Tensor, x: Tensor, dim: Sequence[int], keepdim: bool = False
+) -> Any:
     """g exp(x - out)"""
     total = restore_axes(out, x, dim, keepdim)
     slope = (x - total).exp()
@@ -220,20 +276,20 @@ def logsumexp(cotangent: Any, out: Any, x: Any, dim: Any, keepdim: bool = False)
 
 
 @vjp(aten._softmax.default)
-def softmax(cotangent: Any, out: Any, x: Any, dim: int, half_to_float: bool) -> Any:
+def softmax(cotangent: Tensor, out: Tensor, x: Tensor, dim: int, half_to_float: bool) -> Any:
     """out (g - sum(g out))"""
     return (aten._softmax_backward_data.default(cotangent, out, dim, x.dtype),)
 
 
 @vjp(aten._log_softmax.default)
-def log_softmax(cotangent: Any, out: Any, x: Any, dim: int, half_to_float: bool) -> Any:
+def log_softmax(cotangent: Tensor, out: Tensor, x: Tensor, dim: int, half_to_float: bool) -> Any:
     """g - exp(out) sum(g)"""
     return (aten._log_softmax_backward_data.default(cotangent, out, dim, x.dtype),)
 
 
 @vjp(aten._softmax_backward_data.default)
 def softmax_backward(
-    cotangent: Any, out: Any, g: Any, y: Any, dim: int, input_dtype: torch.dtype
+    cotangent: Tensor, out: Tensor, g: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype
 ) -> Any:
     """Of y (g - sum(g y)): self-adjoint in g, and a product of two functions of y."""
     return (
@@ -248,7 +304,7 @@ def softmax_backward(
 
 @vjp(aten._log_softmax_backward_data.default)
 def log_softmax_backward(
-    cotangent: Any, out: Any, g: Any, y: Any, dim: int, input_dtype: torch.dtype
+    cotangent: Tensor, out: Tensor, g: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype
 ) -> Any:
     """Of g - exp(y) sum(g)."""
     return (

@@ -28,13 +28,13 @@ _CUBIC = -0.75
 
 @composition(aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default)
 def grid_sampler_backward(
-    cotangent: Any,
-    x: Any,
-    grid: Any,
+    cotangent: Tensor,
+    x: Tensor,
+    grid: Tensor,
     interpolation: int,
     padding: int,
     align_corners: bool,
-    output_mask: Any,
+    output_mask: Sequence[bool],
 ) -> Any:
     """Autograd's derivative of the samples, written in ordinary ops."""
     x, grid = (each if each.requires_grad else each.detach().requires_grad_() for each in (x, grid))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from adjoint.rules.derived import by_rule
 from adjoint.rules.registry import composition
@@ -14,22 +15,26 @@ aten = torch.ops.aten
 
 @composition(aten._segment_reduce_backward.default)
 def segment_reduce_backward(
-    cotangent: Any,
-    out: Any,
-    x: Any,
+    cotangent: Tensor,
+    out: Tensor,
+    x: Tensor,
     reduce: str,
     *,
-    lengths: Any = None,
-    offsets: Any = None,
+    lengths: Tensor | None = None,
+    offsets: Tensor | None = None,
     axis: int = 0,
-    initial: Any = None,
+    initial: float | None = None,
 ) -> Any:
     """Each element receives a share of its segment's cotangent.
 
     All elements equal to a maximum or minimum share its cotangent equally.
     """
-    ends = offsets[..., 1:] if lengths is None else lengths.cumsum(-1)
-    starts = offsets[..., :-1] if lengths is None else ends - lengths
+    if lengths is not None:
+        ends = lengths.cumsum(-1)
+        starts = ends - lengths
+    else:
+        assert offsets is not None, "segments have lengths or offsets"
+        ends, starts = offsets[..., 1:], offsets[..., :-1]
     rows = torch.arange(x.shape[axis], device=x.device).expand((*ends.shape[:-1], x.shape[axis]))
     segment = torch.searchsorted(ends.contiguous(), rows.contiguous(), right=True)
     covered = segment < ends.shape[-1]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from adjoint.rules.registry import composition, vjp
 
@@ -23,64 +24,70 @@ aten = torch.ops.aten
     aten.view_copy.default,
     aten._reshape_copy.default,
 )
-def reshaped(cotangent: Any, out: Any, x: Any, *_: Any, **__: Any) -> Any:
+def reshaped(cotangent: Tensor, out: Tensor, x: Tensor, *_: Any, **__: Any) -> Any:
     """Reshape to x's shape."""
     return (cotangent.reshape(x.shape),)
 
 
 @vjp(aten.expand.default)
-def expand(cotangent: Any, out: Any, x: Any, *_: Any, **__: Any) -> Any:
+def expand(cotangent: Tensor, out: Tensor, x: Tensor, *_: Any, **__: Any) -> Any:
     """The sweep sums over broadcast axes."""
     return (cotangent,)
 
 
 @vjp(aten.alias.default)
-def alias(cotangent: Any, out: Any, x: Any) -> Any:
+def alias(cotangent: Tensor, out: Tensor, x: Tensor) -> Any:
     """The identity."""
     return (cotangent,)
 
 
 @vjp(aten.permute.default)
-def permute(cotangent: Any, out: Any, x: Any, dims: Sequence[int]) -> Any:
+def permute(cotangent: Tensor, out: Tensor, x: Tensor, dims: Sequence[int]) -> Any:
     """The inverse permutation."""
     order = [dim % x.dim() for dim in dims]
     return (cotangent.permute([order.index(axis) for axis in range(x.dim())]),)
 
 
 @vjp(aten.transpose.int)
-def transpose(cotangent: Any, out: Any, x: Any, dim0: int, dim1: int) -> Any:
+def transpose(cotangent: Tensor, out: Tensor, x: Tensor, dim0: int, dim1: int) -> Any:
     """Swap the same two axes."""
     return (cotangent.transpose(dim0, dim1),)
 
 
 @vjp(aten.t.default)
-def t(cotangent: Any, out: Any, x: Any) -> Any:
+def t(cotangent: Tensor, out: Tensor, x: Tensor) -> Any:
     """Swap the same two axes."""
     return (cotangent.t(),)
 
 
 @vjp(aten.flip.default)
-def flip(cotangent: Any, out: Any, x: Any, dims: Sequence[int]) -> Any:
+def flip(cotangent: Tensor, out: Tensor, x: Tensor, dims: list[int]) -> Any:
     """Flip the same axes."""
     return (cotangent.flip(dims),)
 
 
 @vjp(aten.roll.default)
-def roll(cotangent: Any, out: Any, x: Any, shifts: Any, dims: Any = ()) -> Any:
+def roll(
+    cotangent: Tensor,
+    out: Tensor,
+    x: Tensor,
+    shifts: list[int] | int,
+    dims: list[int] | tuple[()] = (),
+) -> Any:
     """Roll by the opposite shifts."""
     back = [-each for each in (shifts if isinstance(shifts, (list, tuple)) else [shifts])]
     return (cotangent.roll(back, dims),)
 
 
 @vjp(aten.select.int)
-def select(cotangent: Any, out: Any, x: Any, dim: int, index: Any) -> Any:
+def select(cotangent: Tensor, out: Tensor, x: Tensor, dim: int, index: int) -> Any:
     """The cotangent in its position, zeros elsewhere."""
     return (aten.select_backward.default(cotangent, x.shape, dim, index),)
 
 
 @vjp(aten.select_backward.default)
 def select_backward(
-    cotangent: Any, out: Any, g: Any, input_sizes: Any, dim: int, index: Any
+    cotangent: Tensor, out: Tensor, g: Tensor, input_sizes: Sequence[int], dim: int, index: int
 ) -> Any:
     """The inverse selection."""
     return (cotangent.select(dim, index),)
@@ -88,13 +95,13 @@ def select_backward(
 
 @vjp(aten.slice.Tensor)
 def slice_(
-    cotangent: Any,
-    out: Any,
-    x: Any,
+    cotangent: Tensor,
+    out: Tensor,
+    x: Tensor,
     dim: int = 0,
-    start: Any = None,
-    end: Any = None,
-    step: Any = 1,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
 ) -> Any:
     """The cotangent in its position, zeros elsewhere."""
     start = 0 if start is None else start
@@ -104,7 +111,14 @@ def slice_(
 
 @vjp(aten.slice_backward.default)
 def slice_backward(
-    cotangent: Any, out: Any, g: Any, input_sizes: Any, dim: int, start: Any, end: Any, step: Any
+    cotangent: Tensor,
+    out: Tensor,
+    g: Tensor,
+    input_sizes: Sequence[int],
+    dim: int,
+    start: int,
+    end: int,
+    step: int,
 ) -> Any:
     """The inverse selection."""
     return (aten.slice.Tensor(cotangent, dim, start, end, step),)
@@ -112,7 +126,7 @@ def slice_backward(
 
 @vjp(aten.diagonal.default)
 def diagonal(
-    cotangent: Any, out: Any, x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1
+    cotangent: Tensor, out: Tensor, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Any:
     """The cotangent in its position, zeros elsewhere."""
     return (aten.diagonal_backward.default(cotangent, x.shape, offset, dim1, dim2),)
@@ -120,14 +134,20 @@ def diagonal(
 
 @vjp(aten.diagonal_backward.default)
 def diagonal_backward(
-    cotangent: Any, out: Any, g: Any, input_sizes: Any, offset: int, dim1: int, dim2: int
+    cotangent: Tensor,
+    out: Tensor,
+    g: Tensor,
+    input_sizes: Sequence[int],
+    offset: int,
+    dim1: int,
+    dim2: int,
 ) -> Any:
     """The inverse selection."""
     return (cotangent.diagonal(offset, dim1, dim2),)
 
 
 @vjp(aten.cat.default)
-def cat(cotangent: Any, out: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
+def cat(cotangent: Tensor, out: Tensor, tensors: Sequence[Any], dim: int = 0) -> Any:
     """Each tensor receives its part."""
 
     def part(start: Any, tensor: torch.Tensor) -> Any:
@@ -146,7 +166,7 @@ def cat(cotangent: Any, out: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
 
 
 @vjp(aten.stack.default)
-def stack(cotangent: Any, out: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
+def stack(cotangent: Tensor, out: Tensor, tensors: Sequence[Any], dim: int = 0) -> Any:
     """Each tensor receives its index along `dim`."""
     axis = dim % cotangent.dim()
 
@@ -157,7 +177,9 @@ def stack(cotangent: Any, out: Any, tensors: Sequence[Any], dim: int = 0) -> Any
 
 
 @vjp(aten.unbind.int)
-def unbind(cotangent: Any, out: Any, x: Any, dim: int = 0) -> Any:
+def unbind(
+    cotangent: Sequence[Tensor | None], out: Sequence[Tensor], x: Tensor, dim: int = 0
+) -> Any:
     """Stack the cotangents."""
     present = [index for index, each in enumerate(cotangent) if each is not None]
     if len(present) == 1:
@@ -167,7 +189,9 @@ def unbind(cotangent: Any, out: Any, x: Any, dim: int = 0) -> Any:
 
 
 @vjp(aten.split.Tensor, aten.split_with_sizes.default)
-def split(cotangent: Any, out: Any, x: Any, sizes: Any, dim: int = 0) -> Any:
+def split(
+    cotangent: Sequence[Tensor | None], out: Sequence[Tensor], x: Tensor, sizes: Any, dim: int = 0
+) -> Any:
     """Concatenate the cotangents."""
     return (torch.cat(_filled(cotangent, out), dim),)
 
@@ -181,32 +205,36 @@ def _filled(cotangents: Sequence[Any], outs: Sequence[Any]) -> list[torch.Tensor
 
 
 @vjp(aten.constant_pad_nd.default)
-def constant_pad(cotangent: Any, out: Any, x: Any, pad: Sequence[Any], value: Any = 0) -> Any:
+def constant_pad(
+    cotangent: Tensor, out: Tensor, x: Tensor, pad: Sequence[Any], value: float = 0
+) -> Any:
     """Pad by the opposite amounts: crop the padding, and zeros for what was cropped."""
     return (aten.constant_pad_nd.default(cotangent, [-each for each in pad]),)
 
 
 @vjp(aten._conj.default)
-def conj(cotangent: Any, out: Any, x: Any) -> Any:
+def conj(cotangent: Tensor, out: Tensor, x: Tensor) -> Any:
     """The conjugate."""
     return (cotangent.conj(),)
 
 
 @composition(aten.as_strided.default)
-def as_strided(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+def as_strided(
+    x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Any:
     """Offsets count from the first element of x, whose fake may lie within a larger storage."""
     return x.as_strided(size, stride, x.storage_offset() + (storage_offset or 0))
 
 
 @vjp(aten.as_strided_scatter.default)
 def as_strided_scatter(
-    cotangent: Any,
-    out: Any,
-    x: Any,
-    source: Any,
-    size: Any,
-    stride: Any,
-    storage_offset: Any = None,
+    cotangent: Tensor,
+    out: Tensor,
+    x: Tensor,
+    source: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
 ) -> Any:
     """The source receives the elements that it replaced; x receives the others.
 
