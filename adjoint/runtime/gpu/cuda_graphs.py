@@ -217,8 +217,17 @@ Run: TypeAlias = Callable[[list[Any], Any, int, AllocateSlot], Any]
 class CudaGraphs:
     """Runs a program, capturing CUDA graphs of its calls and replaying them."""
 
-    def __init__(self, run: Run, used: Sequence[int], capturer: Capturer, why: str = "") -> None:
+    def __init__(
+        self,
+        run: Run,
+        used: Sequence[int],
+        capturer: Capturer,
+        why: str = "",
+        detach: Callable[[list[Any]], None] = detach_inputs,
+    ) -> None:
+        """`detach`: what is done to inputs before the program itself runs."""
         self._run = run
+        self._detach = detach
         self._used = tuple(used)
         """The positions of the inputs that the program uses."""
         self._capturer = capturer
@@ -284,12 +293,12 @@ class CudaGraphs:
         return True
 
     def _run_uncaptured(self, inputs: list[Any], binding: BoundSizes, stream: int) -> Any:
-        detach_inputs(inputs)
+        self._detach(inputs)
         return self._run(inputs, binding, stream, self._capturer.allocate)
 
     def _run_first(self, kind: CallKind, inputs: list[Any], stream: int) -> Any:
         """Run the first call of a kind, and find the layout of its results."""
-        detach_inputs(inputs)
+        self._detach(inputs)
         allocator, given = ResultAllocator(self._capturer.new), list(inputs)
         outputs = self._run(inputs, kind.binding, stream, allocator)
         try:
@@ -311,7 +320,7 @@ class CudaGraphs:
         key = self._key(kind, inputs, large)
         captured = self._replayable(key)
         if captured is None:
-            detach_inputs(inputs)
+            self._detach(inputs)
             if self._finds_moving_inputs(inputs):
                 self._captured.clear()
                 key = self._key(kind, inputs, large)

@@ -35,7 +35,7 @@ from adjoint.runtime.plans.host import Addresses, Host, NativeHost
 from adjoint.runtime.plans.hostcode import Value, Word, WordAddress
 from adjoint.runtime.plans.layout import ALIGNMENT
 from adjoint.runtime.plans.program import PlanProgram
-from adjoint.runtime.plans.runs import Run
+from adjoint.runtime.plans.runs import Run, has_new_results
 from adjoint.runtime.plans.writing import NativeWriter
 from adjoint.target import Target
 from adjoint.torch_private import trees
@@ -61,7 +61,11 @@ class GpuProgram(PlanProgram):
         """One for each stream."""
         why = why_not_capturable(plan) if target.captures_cuda_graphs else "it is switched off"
         self.capturer = CudaCapturer(device)
-        self.cuda_graphs = CudaGraphs(self._run, used_inputs(plan), self.capturer, why)
+        # Results that kernels write have no history.
+        self._detach = _leave if has_new_results(plan) else detach_inputs
+        self.cuda_graphs = CudaGraphs(
+            self._run, used_inputs(plan), self.capturer, why, self._detach
+        )
 
     def __call__(self, inputs: list[Any]) -> Any:
         index = self.device.index
@@ -75,14 +79,14 @@ class GpuProgram(PlanProgram):
         arena = arena_of(self.device, stream)
         if is_capturing() or not arena.busy.acquire(blocking=False):
             # A nested or concurrent call, or one that the caller captures: with memory of its own.
-            detach_inputs(inputs)
+            self._detach(inputs)
             own = self._binding(Arena(self.device), inputs)
             run = self._run if own.is_checked else self._run_checked
             return run(inputs, own, stream, self.capturer.allocate)
         try:
             binding = self._bound(arena, stream, inputs)
             if not binding.is_checked:
-                detach_inputs(inputs)
+                self._detach(inputs)
                 return self._run_checked(inputs, binding, stream, self.capturer.allocate)
             return self.cuda_graphs(inputs, binding, stream)
         finally:
@@ -112,6 +116,10 @@ class GpuProgram(PlanProgram):
 
     def _writer(self, checks: bool = False) -> GpuWriter:
         return GpuWriter(self.host, self.runs, checks)
+
+
+def _leave(inputs: list[Any]) -> None:
+    """Inputs may have histories."""
 
 
 def used_inputs(plan: Plan) -> list[int]:
