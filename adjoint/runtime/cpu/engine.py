@@ -58,16 +58,19 @@ def add_symbol(name: str, address: int) -> None:
         _add(name, address)
 
 
-def compile_object(text: str, machine: Machine) -> bytes:
-    """Compile LLVM IR to an object file for `machine`."""
+def compile_object(text: str, machine: Machine, is_tuned: bool = True) -> bytes:
+    """Compile LLVM IR to an object file for `machine`.
+
+    Without `is_tuned` variables become registers and little else is done, in a tenth of the time.
+    """
     with _LOCK:
         _prepare()
     target = target_machine(machine)
     with parsed_module(text) as module:
         module.triple = target.triple
         module.data_layout = str(target.target_data)
-        builder = pass_builder(target, vectorize_loops=True)
-        with pass_manager(builder) as passes:
+        builder = pass_builder(target, vectorize_loops=is_tuned)
+        with pass_manager(builder, is_tuned) as passes:
             passes.run(module, builder)
         image: bytes = target.emit_object(module)
         return image
@@ -108,9 +111,16 @@ def pass_builder(target: llvm.TargetMachine, vectorize_loops: bool) -> llvm.Pass
 
 
 @contextlib.contextmanager
-def pass_manager(builder: llvm.PassBuilder) -> Iterator[llvm.ModulePassManager]:
-    """The builder's passes, freed at the end."""
-    passes = builder.getModulePassManager()
+def pass_manager(
+    builder: llvm.PassBuilder, is_tuned: bool = True
+) -> Iterator[llvm.ModulePassManager]:
+    """The builder's passes, or the fewest that are worth it; freed at the end."""
+    if is_tuned:
+        passes = builder.getModulePassManager()
+    else:
+        passes = newpassmanagers.create_new_module_pass_manager()
+        passes.add_sroa_pass()
+        passes.add_simplify_cfg_pass()
     # llvmlite does not free it: the `_dispose` that attribute lookup finds first does nothing.
     passes._owned = True
     try:
@@ -119,12 +129,12 @@ def pass_manager(builder: llvm.PassBuilder) -> Iterator[llvm.ModulePassManager]:
         newpassmanagers.NewPassManager._dispose(passes)
 
 
-def load(text: str, names: Sequence[str]) -> list[NativeFunction]:
+def load(text: str, names: Sequence[str], is_tuned: bool = True) -> list[NativeFunction]:
     """Compile `text` for this machine and load the functions `names` that it defines."""
     with _LOCK:
         _prepare()
         machine = machines.host()
-        image = compile_object(text, machine)
+        image = compile_object(text, machine, is_tuned)
         _require_symbols(image, names)
         # In the global context, which is never freed: the garbage collector frees engines in any
         # order.
@@ -136,8 +146,11 @@ def load(text: str, names: Sequence[str]) -> list[NativeFunction]:
 
 
 def load_resident(text: str, name: str) -> int:
-    """The address of the function `name` of `text`, loaded for as long as the process runs."""
-    (function,) = load(text, [name])
+    """The address of the function `name` of `text`, loaded for as long as the process runs.
+
+    These are glue between kernels: the time to compile them counts, their own does not.
+    """
+    (function,) = load(text, [name], is_tuned=False)
     _RESIDENT.append(function)
     return function.address
 
