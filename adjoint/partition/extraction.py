@@ -1,4 +1,4 @@
-"""Cutting a graph out of a joint graph: what it takes, what it computes, in which order."""
+"""Extracting from a joint graph the nodes between given inputs and outputs, in a given order."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def used_values(
     outputs: Sequence[Any],
     drawn: Set[fx.Node],
 ) -> list[fx.Node]:
-    """Which available values are needed to compute `outputs`, when the rest is recomputed.
+    """The available values that `outputs` are computed from, if everything else is recomputed.
 
-    `drawn` are random draws of the backward graph itself, which run here for the first time.
+    `drawn`: random draws that belong to the backward graph, and so are not repeated by it.
     """
     used: dict[fx.Node, None] = {}
     visited: set[fx.Node] = set(tangents)
@@ -59,10 +59,10 @@ def extract(
     kept: Sequence[fx.Node] = (),
     late: Set[fx.Node] | None = None,
 ) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:
-    """The graph that computes `outputs` from `inputs` and runs `kept`, and the copies in it.
+    """The graph that computes `outputs` from `inputs` and runs `kept`; and the copy of each node.
 
-    With `late`, a node that is not in it comes right before the first node of `late` that needs it:
-    what is recomputed is not held longer than necessary.
+    With `late`, each node outside of `late` is placed right before the first node of `late` that
+    needs it, so that a recomputed value is not held in memory longer than necessary.
     """
     copy = GraphCopy(module)
     for node in inputs:
@@ -73,13 +73,13 @@ def extract(
         copy.add(node)
     copy.returns(outputs)
     extracted = copy.finish()
-    # The module has the bodies of operators, which may draw random numbers.
+    # Only after `finish`: whether a node is dead depends on the bodies that the module holds.
     remove_dead_code(extracted.graph)
     return extracted, copy.copies
 
 
 def _put_off(nodes: Sequence[fx.Node], late: Set[fx.Node]) -> Iterator[fx.Node]:
-    """`nodes` reordered: those in `late` in their order, each after what it still needs."""
+    """`nodes`, reordered: those of `late` in their order, others right before their first user."""
     waiting = set(nodes)
     anchors = [n for n in nodes if n in late or is_impure(n)]
     for anchor in [*anchors, *nodes]:

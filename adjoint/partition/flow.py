@@ -1,4 +1,4 @@
-"""The cheapest cut of a network, by augmenting along shortest paths (Dinic's algorithm)."""
+"""Minimum cut of a network by maximum flow (Dinic's algorithm)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Generic, TypeVar
 
 Vertex = TypeVar("Vertex", bound=Hashable)
 
-# Cannot be cut.
+# The capacity of an edge that no minimum cut may contain.
 UNBOUNDED = 1 << 62
 
 
 class Network(Generic[Vertex]):
-    """Vertices joined by edges that carry at most so much."""
+    """A directed graph whose edges have capacities."""
 
     def __init__(self) -> None:
         self._numbers: dict[Vertex, int] = {}
@@ -28,7 +28,7 @@ class Network(Generic[Vertex]):
         return self._numbers[vertex]
 
     def add(self, tail: Vertex, head: Vertex, capacity: int) -> None:
-        """An edge; edge `2k` and its opposite `2k + 1` share what they carry."""
+        """Add an edge: number `2k`, with its residual edge `2k + 1` in the other direction."""
         start, end = self._number(tail), self._number(head)
         self._edges[start].append(len(self._heads))
         self._heads.append(end)
@@ -38,10 +38,7 @@ class Network(Generic[Vertex]):
         self._room.append(0)
 
     def reachable_without(self, source: Vertex, sink: Vertex) -> set[Vertex]:
-        """The side of the source in a cheapest cut between source and sink.
-
-        Of several, the one farthest from the source.
-        """
+        """The source's side of a minimum cut; of several such cuts, the one nearest to the sink."""
         start, end = self._number(source), self._number(sink)
         while True:
             levels = self._levels(start)
@@ -67,7 +64,7 @@ class Network(Generic[Vertex]):
         return levels
 
     def _augment(self, start: int, end: int, levels: list[int], used: list[int]) -> bool:
-        """Send as much as possible along one path, each step of which comes closer to the end."""
+        """Push flow along one path of the level graph; False if there is none left."""
         path: list[int] = []
         vertex = start
         while vertex != end:
@@ -98,7 +95,7 @@ class Network(Generic[Vertex]):
         while queue:
             vertex = queue.popleft()
             for edge in self._edges[vertex]:
-                # The opposite edge leads here.
+                # The residual edge leads from `tail` to `vertex`.
                 tail = self._heads[edge]
                 if self._room[edge ^ 1] > 0 and tail not in found:
                     found.add(tail)

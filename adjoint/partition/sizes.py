@@ -1,7 +1,8 @@
-"""Sizes in backward graphs: numbers that saved values show, or that are saved beside them.
+"""Symbolic sizes in backward graphs: read off saved tensors, or saved as numbers themselves.
 
-Which sizes a derivative asks for depends on which cotangents there are, and on which sizes turned
-out to be equal meanwhile.  So all of them can be had: a number costs nothing to save.
+Which sizes a backward graph needs depends on which cotangents are present, and on which sizes were
+assumed equal since the forward graph was made.  So every size of the forward graph stays available:
+saving a number costs next to nothing.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ _QUERIES = frozenset({aten.sym_size.int, aten.sym_stride.int, aten.sym_storage_o
 
 
 def sizes_beside(saved: Sequence[fx.Node], primals: Iterable[fx.Node]) -> list[fx.Node]:
-    """Nodes for the symbols in the values of `primals` that none of `saved` shows."""
+    """Nodes for the size symbols of `primals` that are not a size of any value in `saved`."""
     known: set[sympy.Basic] = set(_shown(saved))
     found: list[fx.Node] = []
     for node in primals:
         value = value_or_none(node)
         if isinstance(value, torch.Tensor):
             for symbol, query, axis in symbols.size_symbols(value):
-                # Strides and offsets are saved where they are asked for.
+                # A stride or offset is saved only if the backward graph itself uses it.
                 if query is aten.sym_size.int and symbol not in known:
                     known.add(symbol)
                     found.append(_asked(node, axis, at=node))
@@ -42,7 +43,7 @@ def sizes_beside(saved: Sequence[fx.Node], primals: Iterable[fx.Node]) -> list[f
 
 
 def read_sizes_of(known: Sequence[fx.Node], graph: fx.Graph, available: Container[fx.Node]) -> None:
-    """Read sizes off values that there are: which one was read first does not matter."""
+    """Replace each size of an unavailable value by an equal size of one of the `known` values."""
     shown = _shown(known)
     for node in list(graph.nodes):
         size = value_or_none(node)
@@ -55,14 +56,14 @@ def read_sizes_of(known: Sequence[fx.Node], graph: fx.Graph, available: Containe
 
 
 def _is_read(node: fx.Node, available: Container[fx.Node]) -> bool:
-    """A size that is an input, or that is read off a value which there is not."""
+    """Whether this size is an input, or is queried from a value that is not available."""
     if node.op == "placeholder":
         return True
     return node.target in _QUERIES and node.args[0] not in available
 
 
 def _shown(nodes: Iterable[fx.Node]) -> dict[sympy.Basic, tuple[fx.Node, int | None]]:
-    """For each size that is seen in a value: which, and along which axis if it is a tensor."""
+    """For each size: a node whose value has it, and the axis (None: the node is the number)."""
     shown: dict[sympy.Basic, tuple[fx.Node, int | None]] = {}
     for node in nodes:
         value = value_or_none(node)
@@ -78,7 +79,7 @@ def _shown(nodes: Iterable[fx.Node]) -> dict[sympy.Basic, tuple[fx.Node, int | N
 
 
 def _asked(node: fx.Node, axis: int, at: fx.Node) -> fx.Node:
-    """A new query for a size of `node`, placed after `at`."""
+    """A new `sym_size` node for an axis of `node`, inserted after `at`."""
     with node.graph.inserting_after(at):
         made = node.graph.call_function(aten.sym_size.int, (node, axis))
     made.meta = {"val": value_of(node).shape[axis], "mode": Mode()}

@@ -1,7 +1,8 @@
-"""A softmax in parts, so that its rows' maxima and sums can be saved without it.
+"""Opening softmax: written as simpler operators, so that only row maxima and row sums are saved.
 
-A softmax of half-precision numbers is computed again in the backward graph rather than saved.  Its
-maxima and sums, two numbers for each row, need not be: they go through the row once each.
+The backward graph recomputes a softmax of half-precision numbers instead of loading a saved one.
+The row maxima and row sums would each need another pass over the row; they are saved, because they
+are only two numbers for each row.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from adjoint.partition.split import is_cheap
 
 aten = torch.ops.aten
 
-# In the metadata of the node that stands for an opened softmax: along which axis it is one.
+# Metadata key of the last node of an opened softmax: the axis of the softmax.
 _AXIS = "softmax_axis"
 
-# Metadata of such a node that the operator itself does not have.
+# Metadata of that node which the closed operator must not have.
 _OPENED = frozenset({_AXIS, "part_of"})
 
 
 def open_softmax(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Write each log-softmax that is worth recomputing as its maximum, its sum and the rest."""
+    """Open each log-softmax that is worth recomputing: x - max - log(sum(exp(x - max)))."""
     graph = graph_module.graph
     for node in graph.find_nodes(op="call_function", target=aten._log_softmax.default):
         if is_cheap(node) and value_of(node).dim() and not node.args[2]:
@@ -38,9 +39,10 @@ def open_softmax(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 
 def close_softmax(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """A copy with each opened log-softmax as the operator it was; the graph, if there is none.
+    """A copy in which each opened log-softmax is one operator again; the graph itself if none is.
 
-    A derivative of the copy is that of the operator, and needs no more than it did before.
+    The copy is differentiated by the rule for log-softmax, so its derivative needs the same values
+    as before the softmax was opened.
     """
     if not any(map(_is_opened, graph_module.graph.nodes)):
         return graph_module
@@ -60,7 +62,7 @@ def close_softmax(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _is_opened(node: fx.Node) -> bool:
-    """An opened softmax, of which also the argument is there."""
+    """Whether this is the last node of an opened softmax whose argument is still in the graph."""
     if _AXIS not in node.meta or node.op != "call_function":
         return False
     shifted = node.args[0]
@@ -75,7 +77,7 @@ def _opened(node: fx.Node) -> fx.Node:
         return made
 
     x, dim, _ = node.args
-    # The result does not depend on what is subtracted, so that nothing flows back through it.
+    # The result does not depend on the number subtracted, so no gradient flows through it.
     highest = call(aten.detach.default, call(aten.amax.default, x, [dim], True))
     shifted = call(aten.sub.Tensor, x, highest)
     total = call(aten.sum.dim_IntList, call(aten.exp.default, shifted), [dim], True)

@@ -1,9 +1,10 @@
 """Splitting a joint graph: which values the forward graph keeps for the backward graph.
 
-What the reverse nodes need is saved or computed again: the fewest bytes are saved from which the
-rest follows by operations that cost little where they are fused with their readers.  Inputs are
-saved only where a formula itself needs them, as eager saves them: the user may write to others.
-What is computed again is computed where it is first needed, and not held before.
+A value that the reverse nodes need is either saved or recomputed.  A minimum cut finds the fewest
+bytes to save from which the rest can be recomputed by operators that cost little when fused with
+their readers.  An input is saved only if a derivative formula reads it, as in eager: saving others
+would raise errors where the user writes to them.  A recomputed value is computed right before its
+first use.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ class Forward:
 
     graph_module: fx.GraphModule
     results: int
-    """How many of its outputs are those of the graph it was made of; the rest are saved values."""
+    """How many of its outputs are results of the original graph; the rest are saved values."""
     saved: tuple[Input, ...]
-    """Which inputs and, as `SavedInput`, which outputs are saved; outputs may be results."""
+    """The saved inputs and, as `SavedInput`, the saved outputs, some of which may be results."""
     nodes: tuple[Any, ...]
-    """The joint graph's nodes for the outputs."""
+    """For each output, its node in the joint graph."""
 
 
 def is_tangent(node: fx.Node, order: int) -> bool:
-    """The input that the last differentiation added."""
+    """Whether this is a tangent that the differentiation of this order added."""
     if node.op != "placeholder":
         return False
     descriptor = descriptor_of(node)
@@ -83,8 +84,8 @@ class Split:
         new = [isinstance(d, Gradient) and d.order == order for _, d in returned]
         self.results = [pair for pair, added in zip(returned, new, strict=True) if not added]
         self.gradients = [pair for pair, added in zip(returned, new, strict=True) if added]
-        # What a rule computes from primal values alone belongs to the backward graph as well: there
-        # it costs no memory.
+        # Nodes that a rule computes from primal values alone run in the backward graph too, so that
+        # their results need not be saved.
         self.reverse = {
             node for node in graph.nodes if derivative_order(node) == order
         } | descendants(graph, self.tangents)
@@ -94,10 +95,7 @@ class Split:
         return have((n for n in self.joint.graph.nodes if n not in self.reverse), origins)
 
     def needed(self, also: Sequence[fx.Node] = ()) -> list[fx.Node]:
-        """The values that the reverse nodes need, none of which is free to have again.
-
-        `also` are saved in any case.
-        """
+        """The values to save for the reverse nodes, in graph order, besides `also`."""
         needed: dict[fx.Node, None] = {}
         visited: set[fx.Node] = set()
         stack = [n for n in reversed(self.joint.graph.nodes) if n in self.reverse]
@@ -117,23 +115,23 @@ class Split:
         return sorted(self._fewest_bytes(needed, set(also)), key=order.__getitem__)
 
     def _fewest_bytes(self, needed: Iterable[fx.Node], saved: Set[fx.Node]) -> list[fx.Node]:
-        """The cheapest values to save from which `needed` can be computed again.
+        """The values of fewest bytes from which `needed` can be recomputed.
 
-        `saved` cost nothing.
+        Those in `saved` are saved in any case and cost nothing.
         """
         network: Network[Any] = Network()
         wanted = set(needed)
-        visited = _made_again_from(wanted)
+        visited = _recomputable_from(wanted)
         held = self._held(wanted, visited)
         for node in visited:
             if node in wanted:
                 network.add((node, "out"), "sink", UNBOUNDED)
-            # A result that is used further on is the user's to have, but no input.
+            # A result of an earlier segment is an input of this graph, but not one of the user's.
             is_input = node.op == "placeholder" and not _is_earlier_result(node)
             cost = (0 if node in wanted else UNBOUNDED) if is_input else _bytes(node)
             cost = 0 if node in saved else cost
             network.add((node, "in"), (node, "out"), cost)
-            if node in held or not _is_made_again(node):
+            if node in held or not _is_recomputable(node):
                 network.add("source", (node, "in"), UNBOUNDED)
                 continue
             for each in node.all_input_nodes:
@@ -142,12 +140,12 @@ class Split:
         return [n for n in visited if (n, "in") in near and (n, "out") not in near]
 
     def _held(self, wanted: set[fx.Node], region: set[fx.Node]) -> set[fx.Node]:
-        """Values that would be computed again early in the backward graph and held until late.
+        """Values whose recomputation saves no memory, because they would be held for long.
 
-        In a chain `x1 = x0 + f0, x2 = x1 + f1, ...` the last is needed first, and all others follow
-        from the first: all would be there at once, as if they had been saved, beside what they were
-        computed from.  So it is with a value that is needed at several times, and is made of one
-        that is needed at yet another.
+        In a chain `x1 = x0 + f0, x2 = x1 + f1, ...` the backward graph reads the last value first.
+        Recomputing it from `x0` computes all the others too, and they stay in memory until they are
+        read: as much memory as saving them, plus that of `f0, f1, ...`.  In general, this holds for
+        a value that is read at several times and computed from a value that is read at another.
         """
         first = self._first_needed()
         times: dict[fx.Node, int] = {}
@@ -155,10 +153,10 @@ class Split:
         for node in reversed(self.joint.graph.nodes):
             if node not in region:
                 continue
-            # A set of times, as bits.
+            # A bit set of times.
             times[node] = 1 << first[node] if node in wanted and node in first else 0
             for user in node.users:
-                if user in region and _is_made_again(user):
+                if user in region and _is_recomputable(user):
                     times[node] |= times[user]
         for node in region:
             several = times[node].bit_count() > 1
@@ -167,7 +165,7 @@ class Split:
         return held
 
     def _first_needed(self) -> dict[fx.Node, int]:
-        """For each value, after how many products in a row the reverse nodes first read it."""
+        """For each value, when it is first read: how many products in sequence come before."""
         products: dict[fx.Node, int] = {}
         first: dict[fx.Node, int] = {}
         for node in self.joint.graph.nodes:
@@ -188,7 +186,7 @@ class Split:
         return first
 
     def forward(self, also: Sequence[fx.Node] = ()) -> Forward:
-        """The forward graph, with what all reverse nodes need, and `also`, among its outputs."""
+        """The forward graph; it also returns `also` and the values that the reverse nodes need."""
         needed = list(dict.fromkeys([*self.needed(also), *also]))
         primals = [node for node in self.joint.graph.nodes if node not in self.reverse]
         needed += sizes_beside(needed, primals)
@@ -211,9 +209,9 @@ class Split:
         return Forward(graph_module, len(self.results), tuple(saved), tuple(outputs))
 
     def backward(self, nodes: Sequence[Any], saved: Sequence[Input]) -> Backward:
-        """The backward graph, of what a forward graph saved.
+        """The backward graph, whose inputs are values that a forward graph saved, and tangents.
 
-        `nodes` are this joint graph's nodes for the forward graph's outputs.
+        `nodes`: for each output of the forward graph, its node in this joint graph.
         """
         inputs = {descriptor_of(node): node for node in self.primals}
         available: dict[fx.Node, Input] = {}
@@ -224,7 +222,7 @@ class Split:
         available.update({inputs[each]: each for each in saved if each in inputs})
         read_sizes_of([*available, *self.tangents], self.joint.graph, available)
         gradients = [node for node, _ in self.gradients]
-        # What a backward formula draws is drawn when it runs.
+        # Random draws of a backward formula happen when the backward graph runs.
         drawn = [n for n in self.joint.graph.nodes if n in self.reverse and is_impure(n)]
         used = used_values(self.joint, available, self.tangents, [*gradients, *drawn], set(drawn))
         outputs = [n for n in used if available[n] not in inputs]
@@ -237,7 +235,7 @@ class Split:
         return Backward(graph_module, self.zeros)
 
     def transposed(self) -> fx.GraphModule:
-        """The graph from all inputs and the new tangents to the new gradients."""
+        """The graph that computes the gradients of this order from primals and its tangents."""
         gradients = [node for node, _ in self.gradients]
         graph_module, _ = extract(self.joint, [*self.primals, *self.tangents], gradients)
         set_output_descriptors(graph_module.graph, tuple(d for _, d in self.gradients))
@@ -245,7 +243,7 @@ class Split:
 
 
 def narrowed(backward: Backward, wanted: Set[int]) -> Backward:
-    """The backward graph without the gradients at other places than `wanted`: those are None."""
+    """The backward graph that returns only the gradients at positions `wanted`, others as None."""
     graph = backward.graph_module.graph
     returned = outputs_of(graph)
     kept = [node if place in wanted else None for place, node in enumerate(returned)]
@@ -257,14 +255,14 @@ def narrowed(backward: Backward, wanted: Set[int]) -> Backward:
 
 
 def is_free(node: fx.Node) -> bool:
-    """Costs nothing to have again: a view, a constant, a selection from several results."""
+    """Whether recomputing the node costs nothing: a view, a constant, arithmetic on sizes."""
     if node.op == "get_attr":
         return True
     if node.op != "call_function":
         return False
     if not isinstance(node.target, OpOverload):
-        # A selection is saved as what it selects.  Numbers are computed again from those that they
-        # are made of: derivatives of a backward graph may need others that are made of them.
+        # An item of a tuple is itself saved.  Sizes are recomputed from the sizes they depend on:
+        # derivatives of the backward graph may need other expressions of these.
         return isinstance(value_or_none(node), SYMBOLIC) and node.target is not operator.getitem
     if node.target in _CONSTANTS and not node.all_input_nodes:
         return True
@@ -272,10 +270,10 @@ def is_free(node: fx.Node) -> bool:
 
 
 def is_cheap(node: fx.Node) -> bool:
-    """Worth doing again: a few instructions for each element, or elements by index.
+    """Whether recomputing is cheaper than saving: few instructions for each element, or a gather.
 
-    Or a softmax of half as many bytes, which are read once more for less than it costs to write
-    what became of them, and to read that.
+    Also a softmax of a tensor in a narrower dtype: reading its argument once more is less traffic
+    than writing and reading the result.
     """
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
@@ -284,7 +282,7 @@ def is_cheap(node: fx.Node) -> bool:
     if node.target in _BY_INDEX or _is_cast(node) or _is_short_product(node):
         return True
     if node.target in _SOFTMAX:
-        return bool(_origin(node.args[0]).itemsize < value_of(node).itemsize)
+        return bool(_before_views_and_casts(node.args[0]).itemsize < value_of(node).itemsize)
     tags = node.target.tags
     if torch.Tag.pointwise not in tags or torch.Tag.nondeterministic_seeded in tags:
         return False
@@ -292,38 +290,38 @@ def is_cheap(node: fx.Node) -> bool:
 
 
 def _is_short_product(node: fx.Node) -> bool:
-    """A product of matrices whose elements are sums of a few terms, as of points and directions."""
+    """Whether this is a matrix product with a short inner dimension, as of points in space."""
     if node.target is not aten.mm.default:
         return False
     inner = value_of(node.args[1]).shape[0]  # type: ignore[arg-type]
     is_exact = value_of(node).dtype in (torch.float32, torch.float64)
-    return is_exact and isinstance(inner, int) and inner <= FEW_TERMS
+    return is_exact and isinstance(inner, int) and inner <= MAX_FUSED_TERMS
 
 
 def _is_cast(node: fx.Node) -> bool:
-    """To another type, on the same device."""
-    # A size, which is no node, becomes a tensor by it as well.
+    """Whether this is a cast to another dtype on the same device."""
+    # The operator also makes a tensor of a symbolic size, which is not a node.
     if node.target is not aten._to_copy.default or not isinstance(node.args[0], fx.Node):
         return False
     source, result = value_of(node.args[0]), value_of(node)
     return bool(source.device == result.device and source.layout == result.layout)
 
 
-def _origin(node: Any) -> torch.Tensor:
-    """The tensor that views and casts have led from."""
+def _before_views_and_casts(node: Any) -> torch.Tensor:
+    """The value that `node` is computed from by views and casts alone."""
     while (is_free(node) and node.all_input_nodes) or _is_cast(node):
         node = node.all_input_nodes[0]
     value: torch.Tensor = value_of(node)
     return value
 
 
-def _is_made_again(node: fx.Node) -> bool:
+def _is_recomputable(node: fx.Node) -> bool:
     return is_free(node) or is_cheap(node)
 
 
-def _made_again_from(wanted: Iterable[fx.Node]) -> set[fx.Node]:
-    """`wanted`, and all that it can be computed from at little cost."""
-    return reachable(wanted, lambda node: node.all_input_nodes if _is_made_again(node) else ())
+def _recomputable_from(wanted: Iterable[fx.Node]) -> set[fx.Node]:
+    """`wanted`, and the values from which cheap operators can recompute it, transitively."""
+    return reachable(wanted, lambda node: node.all_input_nodes if _is_recomputable(node) else ())
 
 
 def _bytes(node: fx.Node) -> int:
@@ -333,10 +331,10 @@ def _bytes(node: fx.Node) -> int:
     return 1 + math.prod(hint(size) for size in value.shape) * value.dtype.itemsize
 
 
-# A sum of no more terms is computed in loops with what follows.
-FEW_TERMS = 4
+# A matrix product with at most this inner dimension is fused with its readers.
+MAX_FUSED_TERMS = 4
 
-# What is before one of these and what is after it are not computed in one go.
+# Operators that are not fused: values read before and after one are needed at different times.
 _PRODUCTS = frozenset(
     {
         aten.addbmm,

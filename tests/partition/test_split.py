@@ -15,7 +15,7 @@ from adjoint.graph.descriptors import Saved, SavedInput, Tangent
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import input_descriptors, output_descriptors, outputs_of
 from adjoint.options import Options
-from adjoint.partition.split import FEW_TERMS, is_cheap, is_free, narrowed
+from adjoint.partition.split import MAX_FUSED_TERMS, is_cheap, is_free, narrowed
 from tests.control_flow import cond, scan
 from tests.parity import leaf, plain
 
@@ -219,11 +219,11 @@ def test_what_takes_long_is_not_computed_again() -> None:
         assert aten.mm.default in again
 
 
-@pytest.mark.parametrize("inner", [1, FEW_TERMS, FEW_TERMS + 1])
+@pytest.mark.parametrize("inner", [1, MAX_FUSED_TERMS, MAX_FUSED_TERMS + 1])
 def test_a_product_of_a_few_terms_is_computed_again(inner: int) -> None:
     args = leaf(50, inner), leaf(inner, 60)
     made = recorded(lambda x, y: (x @ y).square(), *args, wrt=(0, 1))
-    assert (aten.mm.default in saved_targets(made)) == (inner > FEW_TERMS)
+    assert (aten.mm.default in saved_targets(made)) == (inner > MAX_FUSED_TERMS)
 
 
 def test_rows_by_index_are_read_again() -> None:
