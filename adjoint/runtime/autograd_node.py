@@ -1,7 +1,7 @@
-"""One run of a graph as a node of autograd's graph, with the backward graphs it leads to.
+"""The autograd node of a graph, and its backward graphs.
 
-Backward graphs are compiled when autograd first needs them: one for each pattern of cotangents that
-it leaves out, and anew for sizes that an assumption made on the way does not hold for.
+A backward graph is compiled when autograd first needs it: for each pattern of missing cotangents,
+and again for sizes that violate an assumption of the existing ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from adjoint.graph.derivative import Backward, Derivative, Segments
 from adjoint.graph.evaluation import InOwnMemory, InputsWithHistory, detach_inputs, evaluate
 from adjoint.graph.purity import is_impure_graph
 from adjoint.graph.sizes import Sizes, Sizing
-from adjoint.runtime.calling import Standing
+from adjoint.runtime.calling import BetweenSegments
 from adjoint.runtime.executable import Derivatives, Executable
 from adjoint.runtime.specializations import (
     Full,
@@ -42,48 +42,48 @@ from adjoint.torch_private.batches import is_batched
 from adjoint.torch_private.dynamo import compiling, left_alone_by_dynamo
 from adjoint.torch_private.modes import is_autocast_enabled, without_autocast
 
-# Backward graphs for this many patterns of missing cotangents; after that, zeros are made.
+# Patterns of missing cotangents that get a backward graph; for others, zeros are passed instead.
 MAX_PATTERNS = 8
 
-# Backward graphs of one pattern for this many sets of assumptions about sizes.
+# Backward graphs of one pattern, each for other assumptions about sizes.
 MAX_SIZE_VERSIONS = 8
 
 
 class BackwardGraph(Protocol):
-    """A backward graph that runs."""
+    """A backward graph that can be run, and differentiated by autograd."""
 
     def backward(self, inputs: list[Any], known: Sizes, batched: bool) -> Sequence[Any]:
-        """Its outputs; `known` are sizes that the inputs may not show."""
+        """The gradients; `known`: the values of size symbols, some of which no input has."""
         ...
 
 
 @dataclass(frozen=True)
 class _Ready:
-    """A backward graph, to be run, and what it takes and gives as positions of a run."""
+    """A loaded backward graph; its inputs and outputs as positions in a run."""
 
     backward: Backward
     graph: BackwardGraph
     saved: list[int]
-    """Which of the saved values it takes."""
+    """Positions of the saved values that it takes."""
     of: tuple[int, ...]
-    """The outputs whose cotangents it takes."""
+    """Positions of the outputs whose cotangents it takes."""
     zeros: list[int]
-    """The gradients that it returns as None, and that are zeros in eager."""
+    """Positions of the gradients that it returns as None where eager returns zeros."""
 
 
 @dataclass(frozen=True)
 class _Version:
-    """A backward graph for some sizes, whole and for some of its gradients only."""
+    """A backward graph for some sizes: with all gradients, and with subsets of them."""
 
     whole: _Ready
     narrowed: Specializations[tuple[int, ...], _Ready]
 
 
 class _LastBackward(NamedTuple):
-    """What the last backward was for, and the graph it ran."""
+    """The key of the last backward, and the graph it ran: checked before the tables."""
 
     key: tuple[tuple[int, ...], tuple[int, ...], Sizes, int]
-    """Outputs with cotangents, gradients asked for, sizes, and how much was assumed of these."""
+    """Outputs with cotangents, needed gradients, sizes, and the number of assumptions then."""
     sizing: Sizing
     ready: _Ready
     own_sizes: Sizes
@@ -91,18 +91,18 @@ class _LastBackward(NamedTuple):
 
 @dataclass(frozen=True)
 class _Kinds:
-    """What is the same in all calls, so that it is looked at once."""
+    """Kinds of outputs and saved values: the same in all calls, so computed once."""
 
     fixed: list[int]
-    """Outputs that are tensors without a history."""
+    """Outputs that are tensors but not differentiable."""
     numbers: list[int]
-    """Saved values that are no tensors."""
+    """Saved values that are not tensors."""
     others: list[int]
     """Outputs of other segments."""
 
 
-class _Kept:
-    """The inputs of a run, for eager autograd to run it again."""
+class _KeptInputs:
+    """The inputs of a run, kept so that eager autograd can run the graph again."""
 
     def __init__(self, inputs: Sequence[Any]) -> None:
         self.inputs = tuple(inputs)
@@ -118,9 +118,9 @@ class _Kept:
 
 
 class GradProgram:
-    """A graph with its backward graphs, for one choice of inputs that require grad.
+    """A graph with its backward graphs, for one set of inputs that require grad.
 
-    A graph in segments has those of each segment, in grad programs of their own.
+    If the graph is divided into segments, each segment has a `GradProgram` of its own.
     """
 
     def __init__(
@@ -130,19 +130,19 @@ class GradProgram:
         compiler: Derivatives,
         make: Callable[[fx.GraphModule], BackwardGraph],
     ) -> None:
-        """`make` makes a backward graph ready to run and to be differentiated in turn."""
+        """`make` loads a backward graph, so that autograd can run and differentiate it."""
         self.derivative = derivative
         self.wrt = wrt
         self.compiler = compiler
         self.following = ReachedNodes()
         self._make = make
         self._has_failed = False
-        """A backward graph could not be built, and the user was told."""
+        """A backward graph could not be compiled, and the user was warned."""
         self._kinds: _Kinds | None = None
         self._last: _LastBackward | None = None
         self._forward: Executable | None = None
         self._backwards: Specializations[tuple[int, ...], SizeSpecializations[_Version]]
-        # The last place is for all cotangents, with zeros for those that are missing.
+        # One entry more: the graph that takes all cotangents, given zeros for missing ones.
         self._backwards = Specializations(MAX_PATTERNS + 1, evicts=False)
         if derivative.first is not None:
             self._versions(derivative.cotangents_of(derivative.first)).add(
@@ -156,22 +156,22 @@ class GradProgram:
 
     @property
     def falls_back(self) -> bool:
-        """What cannot be differentiated is left to eager autograd."""
+        """Whether eager autograd takes over what cannot be differentiated."""
         return self.compiler.options.unsupported == "eager"
 
     def __call__(
-        self, inputs: Sequence[Any], sizes: Sizes, standing: Standing | None = None
+        self, inputs: Sequence[Any], sizes: Sizes, between: BetweenSegments | None = None
     ) -> Sequence[Any]:
         is_grad_enabled = torch.is_grad_enabled()
         try:
-            # First, so that a device is at work while autograd takes note.
+            # Before the autograd node is made: a GPU computes meanwhile.
             set_grad_enabled(False)
             outputs = self.forward(inputs)
             set_grad_enabled(True)
             if self.derivative.segments is not None:
-                outputs = list(outputs) if standing is None else standing.separate(outputs)
+                outputs = list(outputs) if between is None else between.separate(outputs)
                 segments = self.derivative.segments
-                return self._in_segments(segments, list(inputs), outputs, sizes, standing)
+                return self._in_segments(segments, list(inputs), outputs, sizes, between)
             traced = [inputs[index] for index in self.wrt]
             noted = apply_node(_Node, self, sizes, inputs, outputs, *traced)
         finally:
@@ -185,14 +185,14 @@ class GradProgram:
         inputs: list[Any],
         outputs: list[Any],
         sizes: Sizes,
-        standing: Standing | None,
+        between: BetweenSegments | None,
     ) -> Sequence[Any]:
-        """The results, each with the history of its segment; grad is enabled."""
+        """The results, each with the autograd node of its segment; grad is enabled."""
         count = len(inputs)
         of_output = segments.of_output
         inputs += [None] * len(segments.cuts)
         for number, segment in enumerate(self.segments):
-            # Those of later segments are no outputs of this one, nor saved for it.
+            # Outputs of later segments are neither returned nor saved by this one.
             own = [n for n, each in enumerate(of_output) if each == number]
             there = [v if n <= number else None for v, n in zip(outputs, of_output, strict=True)]
             traced = [inputs[index] for index in segment.wrt]
@@ -201,14 +201,14 @@ class GradProgram:
                 outputs[place] = noted[place]
             for place, cut in enumerate(segments.cuts):
                 if of_output[cut] == number:
-                    found = outputs[cut] if standing is None else standing.at(cut, outputs)
+                    found = outputs[cut] if between is None else between.at(cut, outputs)
                     inputs[count + place] = found
         return outputs[: self.derivative.results]
 
     def forward(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """All outputs, saved values included."""
         loaded = self._forward or self._load()
-        # Regions that enable grad inside the graph have nothing to record: this node is the record.
+        # Ops under `enable_grad` inside the graph must not record: this node has the derivative.
         given = InputsWithHistory(inputs)
         if not getattr(loaded, "forgets_histories", False):
             detach_inputs(given)
@@ -221,7 +221,7 @@ class GradProgram:
             return self._forward
 
     def kinds(self, outputs: Sequence[Any], saved: Sequence[Any]) -> _Kinds:
-        """Which of these are tensors, in this and in every call."""
+        """The kinds of outputs and saved values, found in the first call."""
         if self._kinds is None:
             history = self.derivative.history
             own = self.derivative.own
@@ -237,9 +237,9 @@ class GradProgram:
     def backward(
         self, of: tuple[int, ...], wanted: tuple[int, ...], sizes: Sizes
     ) -> tuple[_Ready, Sizes]:
-        """The backward graph for cotangents of the outputs `of`, and `sizes` in its terms.
+        """The backward graph for cotangents of the outputs `of`, and `sizes` by its symbols.
 
-        `wanted`: places in `wrt` of the inputs whose gradients someone waits for.
+        `wanted`: positions in `wrt` of the inputs whose gradients this backward pass needs.
         """
         last = self._last
         if last is not None and last.key == (of, wanted, sizes, last.sizing.count):
@@ -277,7 +277,7 @@ class GradProgram:
     def _version(self, graph_module: fx.GraphModule, of: tuple[int, ...]) -> _Version:
         derivative = self.derivative
         if graph_module is not derivative.graph_module:
-            # The backward graph that came with the forward graph holds for other sizes.
+            # The first backward graph assumes other sizes.
             derivative = replace(derivative, graph_module=graph_module, first=None)
         made = self.compiler.backward(derivative, of, self.wrt)
         return _Version(self._ready(made), Specializations(MAX_PATTERNS, evicts=False))
@@ -311,21 +311,22 @@ class GradProgram:
         )
 
     def pattern(self, given: tuple[int, ...]) -> tuple[int, ...]:
-        """`given`, or all outputs once there are many patterns."""
+        """The pattern to compile for: `given`, or all outputs if there are too many patterns."""
         if given in self._backwards or len(self._backwards) < MAX_PATTERNS:
             return given
         return self.derivative.order
 
     def in_eager(
         self,
-        kept: _Kept | None,
+        kept: _KeptInputs | None,
         cotangents: Sequence[tuple[int, Any]],
         wanted: tuple[int, ...],
         error: DifferentiationError,
     ) -> list[Any]:
-        """The gradients by eager autograd, which runs the graph again, if its inputs are `kept`.
+        """The gradients by eager autograd, which runs the graph again on the `kept` inputs.
 
-        `cotangents` have the places of the outputs that they are of.
+        Raises `error` if they were not kept, or if another run might give other values.
+        `cotangents`: pairs of the position of an output and its cotangent.
         """
         graph_module = self.derivative.graph_module
         if kept is None or kept.have_changed or is_impure_graph(graph_module.graph):
@@ -337,7 +338,7 @@ class GradProgram:
             warn_of_fallback(f"eager autograd takes over: {error}", error.source)
             self._has_failed = True
         with torch.enable_grad():
-            # Autograd stops at these, and not where one input was computed from another.
+            # Views, so that autograd stops here even if one input was computed from another.
             inputs = list(kept.inputs)
             places = [self.wrt[place] for place in wanted]
             for place in places:
@@ -368,13 +369,13 @@ class _Node(torch.autograd.Function):
         outputs: Sequence[Any],
         *_: torch.Tensor,
     ) -> Any:
-        """The last arguments are what autograd differentiates with respect to."""
+        """The last arguments are the inputs that require grad: autograd has to see them."""
         derivative = program.derivative
         saved = [inputs[i] for i in derivative.saved_inputs]
         saved += [outputs[i] for i in derivative.saved_outputs]
         kinds = program.kinds(outputs, saved)
         ctx.program, ctx.sizes = program, sizes
-        ctx.kept = _Kept(inputs) if program.falls_back else None
+        ctx.kept = _KeptInputs(inputs) if program.falls_back else None
         ctx.set_materialize_grads(False)
         if kinds.fixed:
             ctx.mark_non_differentiable(*[outputs[i] for i in kinds.fixed])
@@ -389,7 +390,7 @@ class _Node(torch.autograd.Function):
             returned[place] = None
         return tuple(returned)
 
-    # A frame that Dynamo compiles may call autograd, and this; it is no part of the user's program.
+    # A backward pass inside a frame that Dynamo compiles must not trace into this function.
     @staticmethod
     @left_alone_by_dynamo
     def backward(ctx: Any, *cotangents: Any) -> Any:
@@ -399,7 +400,7 @@ class _Node(torch.autograd.Function):
         if not given:
             return _NO_TENSORS + (None,) * len(program.wrt)
         of = program.pattern(given)
-        following = ctx.next_functions  # Each time it is asked for, all of them are made.
+        following = ctx.next_functions  # Builds a new tuple at each access.
         wanted = program.following.that_run([node for node, _ in following], given)
         try:
             ready, sizes = program.backward(of, wanted, ctx.sizes)
@@ -426,7 +427,7 @@ class _Node(torch.autograd.Function):
         return (*_NO_TENSORS, *gradients)
 
 
-# Gradients of what `_Node` is given besides tensors.
+# Gradients of the arguments of `_Node.forward` that are not tensors.
 _NO_TENSORS = (None,) * 4
 
 
@@ -439,6 +440,6 @@ def _saved(ctx: Any) -> list[Any]:
     for place, number in ctx.numbers:
         values[place] = number
     if hasattr(ctx, "maybe_clear_saved_tensors"):
-        # Unless the graph is retained, what is saved is released as the backward graph uses it.
+        # Unless autograd retains the graph, saved tensors are freed while the backward graph runs.
         ctx.maybe_clear_saved_tensors()
     return values

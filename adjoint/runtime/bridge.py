@@ -1,13 +1,12 @@
 """The autograd bridge: a compiled graph is a node of torch's autograd graph, at every order.
 
-A graph whose inputs require grad runs as one `autograd.Function` (`autograd_node.py`).  What its
-backward needs are inputs and outputs of that function: values saved besides the results are among
-its outputs.  So its backward, which is a graph again, can be applied as such a function in turn
-when autograd wants to differentiate it (`create_graph=True`).  Cotangents that then reach saved
-values come back to the first function.
+A graph whose inputs require grad runs as one `autograd.Function` (`autograd_node.py`).  The saved
+values are inputs or outputs of that function, so autograd knows their history.  The backward is a
+graph again, and under `create_graph=True` it runs as such a function, too; cotangents of saved
+values then flow back to the first function.
 
-Where `torch.func` or forward mode is at work the graph runs op by op: they differentiate and batch
-each op.
+Under `torch.func` transforms and forward mode the graph runs op by op, because they differentiate
+and batch each op themselves.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import entry_mode
 from adjoint.graph.sizes import NotResizable, Sizes, Sizing, resized
 from adjoint.runtime.autograd_node import GradProgram
-from adjoint.runtime.calling import Standing
+from adjoint.runtime.calling import BetweenSegments
 from adjoint.runtime.checking import UnexpectedResult
 from adjoint.runtime.executable import Derivatives, Executable
 from adjoint.runtime.specializations import (
@@ -49,22 +48,22 @@ from adjoint.torch_private.fake import DATA_DEPENDENT
 from adjoint.torch_private.functorch import functorch_is_active
 from adjoint.torch_private.modes import are_ops_observed
 
-# How often a graph is compiled anew because a library op returned something else than its fake.
+# Recompilations of a graph because a library op returned something else than its fake predicted.
 MAX_REMAKES = 16
 
-# Derivatives of one graph for this many sets of assumptions about sizes; after that, eager torch.
+# Derivatives of one graph, each for other assumptions about sizes; after that, eager autograd.
 MAX_SIZE_VERSIONS = 8
 
-# Sets of inputs that require grad for which the derivatives of one graph are kept.
+# Derivatives of one graph, each for another set of inputs that require grad.
 MAX_INPUT_SETS = 32
 
-# For each set of inputs that require grad, the graph with its derivatives; None: nothing requires
-# grad then.
+# For each set of inputs that require grad, the graph with its derivatives; None: no output requires
+# grad.
 _GradPrograms: TypeAlias = Specializations[tuple[int, ...], "tuple[GradProgram | None]"]
 
 
 class _LastCall(NamedTuple):
-    """What the last call that autograd follows was for, and what it led to."""
+    """The key of the last differentiable call, and the program it ran: checked before tables."""
 
     wrt: tuple[int, ...]
     sizes: Sizes
@@ -75,18 +74,18 @@ class _LastCall(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Nothing more has been assumed since."""
+        """Whether no assumption has been added since."""
         return self.sizing.count == self.assumed
 
 
 class DifferentiableGraph:
-    """A graph that runs, and can be differentiated by autograd any number of times."""
+    """A graph that can be run, and differentiated by autograd any number of times."""
 
     def __init__(self, graph_module: fx.GraphModule, compiler: Derivatives) -> None:
         self.graph_module = self._captured = graph_module
         self.compiler = compiler
         self._eager = False
-        """The derivative cannot be built, and is left to eager autograd."""
+        """Whether eager autograd differentiates the graph, because its derivative failed."""
         self._plain: Executable | None = None
         self._ops: fx.GraphModule | None = None
         self._sizing = Sizing(graph_module)
@@ -107,24 +106,24 @@ class DifferentiableGraph:
         self,
         inputs: Sequence[Any],
         known: Sizes | None = None,
-        standing: Standing | None = None,
+        between: BetweenSegments | None = None,
     ) -> Sequence[Any]:
-        """The outputs; `known` are sizes that the inputs may not show.
+        """The outputs; `known`: the values of size symbols, some of which no input has.
 
-        `standing`: what later segments take for outputs of earlier ones.
+        `between`: makes the inputs of later segments from outputs of earlier ones.
         """
         try:
-            return self._called(inputs, known, standing)
+            return self._called(inputs, known, between)
         except UnexpectedResult as error:
             self._remake(error, self._sizes(inputs, known))
-        return self(inputs, known, standing)
+        return self(inputs, known, between)
 
-    def in_segments(self, inputs: Sequence[Any], standing: Standing) -> Sequence[Any]:
-        """The outputs, where the caller makes views of some that others are computed from."""
-        return self(inputs, standing=standing)
+    def in_segments(self, inputs: Sequence[Any], between: BetweenSegments) -> Sequence[Any]:
+        """The outputs; `between` replays views that other outputs are computed from."""
+        return self(inputs, between=between)
 
     def _called(
-        self, inputs: Sequence[Any], known: Sizes | None, standing: Standing | None
+        self, inputs: Sequence[Any], known: Sizes | None, between: BetweenSegments | None
     ) -> Sequence[Any]:
         if are_ops_observed() and (functorch_is_active() or has_tangent(inputs)):
             return self._by_ops(inputs)
@@ -135,7 +134,7 @@ class DifferentiableGraph:
         if not self._eager:
             last = self._last
             if last is not None and last.wrt == wrt and last.sizes == sizes and last.holds:
-                return last.program(inputs, last.own_sizes, standing)
+                return last.program(inputs, last.own_sizes, between)
             try:
                 with differentiating(self.graph_module):
                     found = self._grad_program(wrt, sizes)
@@ -150,10 +149,10 @@ class DifferentiableGraph:
         self._last = _LastCall(
             wrt, sizes, grad_program, own_sizes, version.sizing, version.sizing.count
         )
-        return grad_program(inputs, own_sizes, standing)
+        return grad_program(inputs, own_sizes, between)
 
     def run(self, inputs: list[Any], known: Sizes | None = None) -> Sequence[Any]:
-        """The outputs, without a history; `inputs` is empty then."""
+        """The outputs, without autograd history; clears `inputs`."""
         is_grad_enabled = torch.is_grad_enabled()
         if is_grad_enabled:
             set_grad_enabled(False)
@@ -169,9 +168,9 @@ class DifferentiableGraph:
         return self.run(inputs, known)
 
     def _remake(self, error: UnexpectedResult, sizes: Sizes) -> None:
-        """Compile the graph anew with what an op was seen to return, and its derivatives later.
+        """Recompile the graph with the layout that an op was observed to return.
 
-        If that cannot be known beforehand, the graph runs op by op from now on.
+        If that layout varies, or after too many recompilations, the graph runs op by op.
         """
         with compiling():
             self._remakes += 1
@@ -193,22 +192,22 @@ class DifferentiableGraph:
             return self._plain
 
     def backward(self, inputs: list[Any], known: Sizes, batched: bool) -> Sequence[Any]:
-        """The outputs of a backward graph, with a history if autograd is to differentiate them.
+        """The outputs of a backward graph, with a history under `create_graph=True`.
 
-        `batched`: for a batch of cotangents.
+        `batched`: cotangents are batched (`is_grads_batched=True`).
         """
         if batched:
             return vmap_over_batch(self._by_ops, inputs)
         return self(inputs, known) if torch.is_grad_enabled() else self.run(inputs, known)
 
     def _by_ops(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """The outputs, where `torch.func` or forward mode differentiates and batches each op."""
+        """The outputs, op by op: `torch.func` or forward mode differentiates and batches each."""
         if self._ops is None:
             self._ops = self.compiler.composed(self.graph_module)
         return evaluate(self._ops, inputs)  # type: ignore[no-any-return]
 
     def grad_programs(self) -> list[GradProgram]:
-        """The derivatives there are."""
+        """The derivatives that have been compiled."""
         tables = [version.value for version in self._versions.versions]
         made = [each for table in tables for (each,) in table.values()]
         return [each for each in made if each is not None]
@@ -220,11 +219,11 @@ class DifferentiableGraph:
     def _grad_program(
         self, wrt: tuple[int, ...], sizes: Sizes
     ) -> tuple[GradProgram | None, Version[_GradPrograms]] | None:
-        """What is differentiated for `sizes`, and the version it is of; None: eager autograd is."""
+        """The program for `sizes`, and the version that has it; None: eager autograd takes over."""
         for version in tuple(self._versions.versions):
             if version.violated(sizes) is None:
                 made = self._made(version, wrt)
-                # To make it, more may have been assumed.
+                # Compiling it may have added assumptions.
                 if version.violated(sizes) is None:
                     return made, version
         with compiling():
@@ -255,8 +254,10 @@ class DifferentiableGraph:
         return found[0]
 
     def _leave_to_eager(self, error: DifferentiationError) -> None:
-        """What depends on data no graph can say, and a derivative of the user's that raises is to
-        raise where eager would; for the rest, the user has to ask for it.
+        """Let eager autograd differentiate the graph, or raise `error` if that is not allowed.
+
+        It is allowed if the user asked for it, if the derivative depends on data, and if the user's
+        own derivative raised: eager then raises at the same place as without adjoint.
         """
         falls_back = self.compiler.options.unsupported == "eager"
         cause = error.__cause__
@@ -266,10 +267,10 @@ class DifferentiableGraph:
         self._eager = True
 
     def _inputs_of_interest(self, inputs: Sequence[Any]) -> tuple[int, ...]:
-        """Positions of the inputs that autograd differentiates with respect to."""
+        """Positions of the inputs that require grad; none if autograd is off."""
         if not torch.is_grad_enabled() and entry_mode(self.graph_module).grad_enabled:
             return ()
         places = enumerate(inputs)
         found = tuple([i for i, v in places if isinstance(v, torch.Tensor) and v.requires_grad])
-        # In inference mode autograd is off, also in regions that enable grad.
+        # Inference mode turns autograd off even under `enable_grad`.
         return () if found and torch.is_inference_mode_enabled() else found

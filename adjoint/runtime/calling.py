@@ -1,4 +1,4 @@
-"""Calling a pure graph as the program it was captured from: its effects, in eager torch."""
+"""Carrying out the calling convention of a graph: runs it, then applies its effects in eager."""
 
 from __future__ import annotations
 
@@ -44,53 +44,58 @@ class Segmented(Protocol):
         """The outputs."""
         ...
 
-    def in_segments(self, inputs: Sequence[Any], standing: Standing) -> Sequence[Any]:
-        """The outputs, where the caller makes views of some that others are computed from."""
+    def in_segments(self, inputs: Sequence[Any], between: BetweenSegments) -> Sequence[Any]:
+        """The outputs; `between` replays views that other outputs are computed from."""
         ...
 
 
 Runnable: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]] | Segmented
 
 
-def _move_from_start(x: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
+def _as_strided_from_start_(
+    x: torch.Tensor, size: Any, stride: Any, offset: int = 0
+) -> torch.Tensor:
     return x.as_strided_(size, stride, x.storage_offset() + offset)
 
 
 _FROM_START: dict[Any, Callable[..., torch.Tensor]] = {
     torch.ops.aten.as_strided.default: strided_from_start,
-    torch.ops.aten.as_strided_.default: _move_from_start,
+    torch.ops.aten.as_strided_.default: _as_strided_from_start_,
 }
 
 
 def call(graph: Runnable, calling: CallingConvention, inputs: Sequence[Any]) -> list[Any]:
-    """Run `graph` for `inputs`, change those that the program changes, and return its results.
+    """Run `graph` on `inputs`, apply the program's effects to them, and return its results.
 
-    Until the graph has run, nothing the caller can see has changed.
+    If the graph raises, nothing that the caller can see has changed.
     """
     if is_autocast_enabled():
         with without_autocast():
             return call(graph, calling, inputs)
-    standing = Standing(calling, inputs) if calling.view_values else None
+    between = BetweenSegments(calling, inputs) if calling.view_values else None
     if calling.requires_grad_changes:
         with _leaves(calling, inputs):
-            outputs = _outputs(graph, calling, inputs, standing)
+            outputs = _outputs(graph, calling, inputs, between)
     else:
-        outputs = _outputs(graph, calling, inputs, standing)
-    return finish(calling, inputs, outputs, None if standing is None else standing.made)
+        outputs = _outputs(graph, calling, inputs, between)
+    return finish(calling, inputs, outputs, None if between is None else between.made)
 
 
 def _outputs(
-    graph: Runnable, calling: CallingConvention, inputs: Sequence[Any], standing: Standing | None
+    graph: Runnable,
+    calling: CallingConvention,
+    inputs: Sequence[Any],
+    between: BetweenSegments | None,
 ) -> Sequence[Any]:
     given = graph_inputs(calling, inputs)
-    if standing is not None and isinstance(graph, Segmented):
-        return graph.in_segments(given, standing)
+    if between is not None and isinstance(graph, Segmented):
+        return graph.in_segments(given, between)
     return graph(given)
 
 
 @contextlib.contextmanager
 def _leaves(calling: CallingConvention, inputs: Sequence[Any]) -> Iterator[None]:
-    """Inputs that the program makes leaves are so when the graph runs; not if it fails."""
+    """Apply `requires_grad_` to inputs before the graph runs; undo it if the graph raises."""
     new = [inputs[flag.index] for flag in calling.requires_grad_changes if flag.requires_grad]
     for tensor in new:
         tensor.requires_grad_()
@@ -103,10 +108,10 @@ def _leaves(calling: CallingConvention, inputs: Sequence[Any]) -> Iterator[None]
 
 
 def graph_inputs(calling: CallingConvention, inputs: Sequence[Any]) -> list[Any]:
-    """What the graph is called with."""
+    """The inputs of the graph, made from the caller's inputs."""
     if calling.plain_inputs is not None:
         return [inputs[index] for index in calling.plain_inputs]
-    # The graph's ops may save an input that is about to be written to.
+    # An input that the graph saves for backward must not be written to: the graph gets a copy.
     saves = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     written = {_memory(write.to, inputs) for write in calling.writes} - {None} if saves else set()
     return [_source(source, inputs, written) for source in calling.sources]
@@ -139,10 +144,11 @@ def _whole_memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return flat.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
 
 
-class Standing:
-    """What later segments take for outputs of a graph: views that the caller gets are made first.
+class BetweenSegments:
+    """Makes the inputs of later segments from outputs of earlier ones.
 
-    So results that are computed from a view have their history by way of it.
+    An output that the caller receives as a replayed view is replayed first, so that results
+    computed from it have their autograd history through that view.
     """
 
     def __init__(self, calling: CallingConvention, inputs: Sequence[Any]) -> None:
@@ -152,11 +158,11 @@ class Standing:
         self._shown = dict(calling.view_values)
 
     def separate(self, outputs: Sequence[Any]) -> list[Any]:
-        """The outputs, before they have a history."""
+        """The outputs, each in memory of its own; called before they have autograd history."""
         return list(_in_own_memory(self.calling, self.inputs, outputs))
 
     def at(self, output: int, outputs: Sequence[Any]) -> Any:
-        """What stands for `output`, once all that it is made of has its history."""
+        """The input of a later segment for `output`, whose own history must be complete."""
         position = self._shown.get(output)
         if position is None:
             return outputs[output]
@@ -169,43 +175,43 @@ def finish(
     outputs: Sequence[Any],
     made: dict[int, Any] | None = None,
 ) -> list[Any]:
-    """Change the caller's inputs and make the results; some may be `made` already."""
+    """Mutate the caller's inputs and make the results, except those `made` already."""
     outputs = _in_own_memory(calling, inputs, outputs)
     if calling.plain_results is not None and made is None:
         return [outputs[index] for index in calling.plain_results]
     results = _Results(calling, inputs, outputs, made)
     if not calling.leaves_inputs_unchanged:
-        _change(calling, inputs, results)
+        _mutate_inputs(calling, inputs, results)
     return [results.at(position) for position in calling.results]
 
 
-def _change(calling: CallingConvention, inputs: Sequence[Any], results: _Results) -> None:
-    """Let become of the caller's inputs what becomes of them."""
+def _mutate_inputs(calling: CallingConvention, inputs: Sequence[Any], results: _Results) -> None:
+    """Apply the program's mutations to the caller's inputs."""
     counted = [(inputs[i], by) for i, by in calling.versions if not inputs[i].is_inference()]
     versions = [(tensor, tensor._version) for tensor, _ in counted]
-    # Views of an input that is about to be moved are made while it still shows what it showed.
+    # Views of an input are made before a metadata op changes the memory that the input covers.
     results.make_views_of({move.index for move in calling.metadata_changes})
     for move in calling.metadata_changes:
         if isinstance(move, AssignData):
             inputs[move.index].data = results.make(move.value)
         else:
-            _move(move, inputs, results)
+            _replay_metadata_op(move, inputs, results)
     for write in calling.writes:
         with _mode(Mode(grad_enabled=write.recorded)):
             target = _target(write.to, inputs)
-            _derive_anew(target)
+            _update_history(target)
             target.copy_(results.outputs[write.value])
     for flag in calling.requires_grad_changes:
         inputs[flag.index].requires_grad_(flag.requires_grad)
-    # Two of the caller's tensors may have one counter though neither is a view of the other.
+    # Set in two steps: tensors that are not views of each other may share a version counter.
     for tensor, version in versions:
         set_version(tensor, version)
     for tensor, by in counted:
         set_version(tensor, tensor._version + by)
 
 
-def _derive_anew(view: torch.Tensor) -> None:
-    """Let autograd see that the base of `view` was written to: an in-place op would not look."""
+def _update_history(view: torch.Tensor) -> None:
+    """Update the history of `view` after a write to its base; in-place ops do not do that."""
     with contextlib.suppress(RuntimeError):
         _ = view.grad_fn
 
@@ -225,10 +231,10 @@ def _target(to: FromCaller | BaseOf | MemoryOf, inputs: Sequence[Any]) -> torch.
 def _in_own_memory(
     calling: CallingConvention, inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> Sequence[Any]:
-    """`outputs`, those that are written to inputs or returned as no views of anything.
+    """`outputs`, with those copied that need their own storage and alias another tensor.
 
-    A graph says values.  Where two of them lie is the business of what runs the graph, which may
-    have computed one as a view of another.
+    A graph defines values, not memory: a program may compute one output as a view of another, or
+    of an input.
     """
     if isinstance(outputs, InOwnMemory):
         return outputs
@@ -247,7 +253,7 @@ def _in_own_memory(
 
 
 def _copied(value: torch.Tensor) -> torch.Tensor:
-    """A copy with its own memory, lying there in the same way."""
+    """A copy with the same strides, unless the tensor is expanded."""
     with _mode(Mode(grad_enabled=True, inference=value.is_inference())):
         copied = value.clone()
         if copied.layout is not torch.strided or copied.stride() == value.stride():
@@ -255,13 +261,13 @@ def _copied(value: torch.Tensor) -> torch.Tensor:
         if any(
             size > 1 and step == 0 for size, step in zip(value.shape, value.stride(), strict=True)
         ):
-            return copied  # An expanded value has no copy that lies as it does.
+            return copied  # Stride 0: elements of a copy cannot overlap.
         options: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
         return torch.empty_strided(value.shape, value.stride(), **options).copy_(value)
 
 
 class _Results:
-    """Makes the caller's results, each once."""
+    """Makes the tensors of a calling convention's recipes, each once."""
 
     def __init__(
         self,
@@ -276,13 +282,13 @@ class _Results:
         self._made = {} if made is None else made
 
     def at(self, position: int) -> Any:
-        """What stands at `position` of `calling.recipes`."""
+        """The value of the recipe at `position`."""
         if position not in self._made:
             self._made[position] = self.make(self.calling.recipes[position])
         return self._made[position]
 
     def make_views_of(self, indices: set[int]) -> None:
-        """Make the views of these inputs now."""
+        """Make all recipes that are views of these inputs."""
         for position, made in enumerate(self.calling.recipes):
             if isinstance(made, View) and self._input_of(made) in indices:
                 self.at(position)
@@ -301,7 +307,7 @@ class _Results:
                 return None
 
     def make(self, made: Recipe | FromRecipe) -> Any:
-        """A result as `made` says."""
+        """The value of a recipe."""
         match made:
             case FromCaller(index):
                 return self.inputs[index]
@@ -321,7 +327,7 @@ class _Results:
             return self._taken(view.steps, value)
         first, views = view.parts
         value = self._taken(first, value)
-        with _earlier(value):
+        with _with_earlier_version(value):
             return self._taken(views, value)
 
     def _taken(self, steps: Sequence[Step], value: torch.Tensor) -> torch.Tensor:
@@ -339,14 +345,14 @@ def _take(step: Step, value: torch.Tensor, outputs: Sequence[Any]) -> torch.Tens
             with _mode(step.mode):
                 return _replayed(step, value, outputs)
         case Overwrite(index):
-            with _unnoticed(value), torch.enable_grad():
+            with _preserving_version(value), torch.enable_grad():
                 value.copy_(outputs[index])
             return value
         case Window(dtype, shape, stride, offset):
             place, steps, first = _filled((shape, stride, offset), outputs)
             start = value.storage_offset() * value.dtype.itemsize // dtype.itemsize
             own = torch.empty(0, dtype=dtype, device=value.device)
-            with torch.no_grad(), _unnoticed(own):
+            with torch.no_grad(), _preserving_version(own):
                 own.set_(value.untyped_storage(), start + first, place, steps)
             return own
         case RequireGrad():
@@ -359,7 +365,7 @@ def _replayed(step: Replay, value: torch.Tensor, outputs: Sequence[Any]) -> torc
     if not step.is_fixed:
         args, kwargs = _filled(args, outputs), _filled(kwargs, outputs)
     if torch.Tag.inplace_view in step.op.tags:
-        with _unnoticed(value):
+        with _preserving_version(value):
             return op(value, *args, **kwargs)  # type: ignore[no-any-return]
     views = op(value, *args, **kwargs)
     taken: torch.Tensor = views if step.output is None else views[step.output]
@@ -367,8 +373,8 @@ def _replayed(step: Replay, value: torch.Tensor, outputs: Sequence[Any]) -> torc
 
 
 @contextlib.contextmanager
-def _unnoticed(tensor: torch.Tensor) -> Iterator[None]:
-    """Write without its being counted."""
+def _preserving_version(tensor: torch.Tensor) -> Iterator[None]:
+    """Restore the version counter of `tensor` after writes to it."""
     version = None if tensor.is_inference() else tensor._version
     yield
     if version is not None:
@@ -376,8 +382,8 @@ def _unnoticed(tensor: torch.Tensor) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _earlier(tensor: torch.Tensor) -> Iterator[None]:
-    """Make views as if before the last write to `tensor`."""
+def _with_earlier_version(tensor: torch.Tensor) -> Iterator[None]:
+    """Set back the version counter: views made here are regenerated by autograd when used."""
     if tensor.is_inference():
         yield
         return
@@ -387,7 +393,7 @@ def _earlier(tensor: torch.Tensor) -> Iterator[None]:
     set_version(tensor, now)
 
 
-def _move(move: ReplayMetadataOp, inputs: Sequence[Any], results: _Results) -> None:
+def _replay_metadata_op(move: ReplayMetadataOp, inputs: Sequence[Any], results: _Results) -> None:
     def filled(leaf: Any) -> Any:
         made = isinstance(leaf, (FromCaller, FromGraph, FromRecipe, View))
         return results.make(leaf) if made else leaf
@@ -398,7 +404,7 @@ def _move(move: ReplayMetadataOp, inputs: Sequence[Any], results: _Results) -> N
 
 
 def _filled(tree: Any, outputs: Sequence[Any]) -> Any:
-    """Arguments, with the numbers that the graph computed."""
+    """Arguments in which each `FromGraph` is replaced by that output."""
     if isinstance(tree, FromGraph):
         return outputs[tree.index]
     if isinstance(tree, dict):
@@ -409,7 +415,7 @@ def _filled(tree: Any, outputs: Sequence[Any]) -> Any:
 
 
 def _is_in(mode: Mode) -> bool:
-    """Whether what runs now runs under `mode`."""
+    """Whether `mode` is the current autograd mode."""
     if torch.is_grad_enabled() is not mode.grad_enabled:
         return False
     return not mode.inference or torch.is_inference_mode_enabled()

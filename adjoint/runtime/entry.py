@@ -1,4 +1,4 @@
-"""Where a compiled graph is entered: with flat inputs, whichever of them share memory."""
+"""The entry point of a compiled graph: finds the capture that fits how the inputs alias."""
 
 from __future__ import annotations
 
@@ -22,28 +22,27 @@ from adjoint.torch_private.modes import is_autocast_enabled
 Sharing: TypeAlias = tuple[Any, ...]
 
 # A graph, the positions of its inputs, and the positions of the results among its outputs.
-DirectWay: TypeAlias = tuple[Runnable, list[int], list[int]]
+DirectCall: TypeAlias = tuple[Runnable, list[int], list[int]]
 
-
-# Patterns of inputs that share memory for which captures of one function are kept.
+# Captures of one function, each for another pattern in which inputs alias.
 MAX_SHARING_PATTERNS = 16
 
 
 @dataclass
 class _Variant:
-    """A captured program, and what runs it."""
+    """A captured program, and its runnable once it is loaded."""
 
     captured: CapturedProgram
     runnable: Runnable | None = None
 
 
 class EntryPoint:
-    """What Dynamo calls in place of a graph of the user's, with flat inputs.
+    """The function that Dynamo calls in place of the user's graph, with flat inputs.
 
-    Which inputs are windows on one memory decides what a write to one of them means, so a capture
-    holds for one pattern of sharing, and for another pattern the graph is captured anew.  A program
-    that writes to no input holds for all.  Nor has Dynamo a guard for where in its memory an input
-    is, which `as_strided` and its like look at.
+    A write to an input changes all inputs that share its storage.  So a capture with writes is
+    valid for one pattern of aliasing, and the graph is captured again for another; a capture
+    without writes is valid for all.  Dynamo has no guards on storage offsets either: a capture
+    that depends on them, through `as_strided` for instance, is valid for these offsets only.
     """
 
     def __init__(
@@ -53,23 +52,23 @@ class EntryPoint:
         load: Callable[[fx.GraphModule], Runnable],
         eager: Callable[..., Any] | None = None,
     ) -> None:
-        """`load` makes a graph ready to run, and to be differentiated by autograd.
+        """`load` compiles a graph, so that autograd can run and differentiate it.
 
-        `eager` is the program itself, if it is to run where it cannot be captured or loaded.
+        `eager`: the program itself, to run if capture or loading fails; None: raise.
         """
         self.first = first
         self._first = _Variant(first)
         self._load = load
         self._written = tuple(write.to.index for write in first.calling.writes)
         self._placed = tuple(place.index for place in first.calling.placements)
-        # A graph that holds for all of them lets go of what it was captured from.
+        # A capture that is valid for all patterns need not keep the graph it was captured from.
         self._recapture = recapture if self._written or self._placed else None
         self._by_sharing: Specializations[Sharing, _Variant] = Specializations(MAX_SHARING_PATTERNS)
         self._pattern: Sharing | None = None
         self._eager = eager
-        self._direct: DirectWay | None = None
+        self._direct: DirectCall | None = None
         self._said: set[str] = set()
-        """Why it ran in eager torch."""
+        """Reasons for running in eager torch that the user was warned of."""
 
     def __call__(self, *inputs: Any) -> Any:
         if self._direct is not None and not is_autocast_enabled():
@@ -88,7 +87,7 @@ class EntryPoint:
         return call(runnable, variant.captured.calling, variant.captured.leaves(inputs))
 
     def runnables(self) -> list[Runnable]:
-        """What was made ready to run so far."""
+        """The graphs loaded so far."""
         variants = [self._first, *self._by_sharing.values()]
         return [each.runnable for each in variants if each.runnable is not None]
 
@@ -97,11 +96,11 @@ class EntryPoint:
             if variant.runnable is None:
                 variant.runnable = self._load(variant.captured.graph_module)
                 if variant is self._first:
-                    self._direct = self._direct_way(variant.runnable)
+                    self._direct = self._direct_call(variant.runnable)
             return variant.runnable
 
-    def _direct_way(self, runnable: Runnable) -> DirectWay | None:
-        """The graph, its inputs and its results, if a call is nothing but to run it on them."""
+    def _direct_call(self, runnable: Runnable) -> DirectCall | None:
+        """The direct call, if the calling convention has no effects, views or bound inputs."""
         captured, calling = self.first, self.first.calling
         if self._written or self._placed or captured.bound or captured.closed_over:
             return None
@@ -121,11 +120,11 @@ class EntryPoint:
             return self._first
         pattern = sharing(self.first.leaves(inputs), self._written, self._placed)
         if self._pattern is None:
-            # The first call is with the inputs that the first capture was made for.
+            # Dynamo makes the first call with the inputs of the first capture.
             self._pattern = pattern
         if pattern == self._pattern:
             return self._first
-        # What is captured here holds for the numbers at hand alone.
+        # Outside of Dynamo there are no guards on sizes: this capture is valid for these only.
         key = (pattern, tuple(map(_numbers, inputs)))
         found = self._by_sharing.get(key)
         if found is None:
@@ -137,9 +136,10 @@ class EntryPoint:
 
 
 def sharing(inputs: Sequence[Any], written: Sequence[int], placed: Sequence[int] = ()) -> Sharing:
-    """Which inputs show memory that is written to, and which part of it each shows.
+    """The aliasing pattern: which inputs share a storage that is written to, and their layouts.
 
-    So too of memory of which the program sees more than the inputs at `placed` show.
+    Also the storages of the inputs at `placed`, of which the program reads more than the inputs
+    cover.
     """
     memories = {storage_key(inputs[index]) for index in (*written, *placed)} - {None}
     groups: dict[Any, list[int]] = {}

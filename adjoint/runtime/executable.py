@@ -1,4 +1,4 @@
-"""What the runtime runs, and what the autograd bridge asks of the compiler."""
+"""The interfaces between the runtime and the compiler: executables, derivatives on demand."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import fx
 from adjoint.graph.derivative import Backward, Derivative
 from adjoint.options import Options
 
-# Runs a graph.  Takes its inputs out of the list, so that each can be freed after its last use.
-# One that has an attribute `forgets_histories` can be given `InputsWithHistory`.
+# Runs a graph.  Clears the list of inputs, so that each can be freed after its last use.  If it has
+# a true attribute `forgets_histories`, inputs that require grad need not be detached.
 Executable: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 
 
 class Derivatives(Protocol):
-    """What the bridge asks of the compiler, when autograd first needs it."""
+    """The part of the compiler that the autograd bridge calls when a derivative is needed."""
 
     @property
     def options(self) -> Options: ...
@@ -35,13 +35,13 @@ class Derivatives(Protocol):
         ...
 
     def narrowed(self, backward: Backward, wanted: frozenset[int]) -> Backward:
-        """The same without the gradients at other places than `wanted`."""
+        """A backward graph that computes only the gradients at the positions `wanted`."""
         ...
 
     def program(self, graph_module: fx.GraphModule) -> Executable:
-        """The graph, ready to run."""
+        """The graph, compiled and loaded."""
         ...
 
     def composed(self, graph_module: fx.GraphModule) -> fx.GraphModule:
-        """The graph, to be run op by op where torch differentiates the ops."""
+        """The graph with ops that torch can differentiate, for running it op by op."""
         ...

@@ -1,7 +1,7 @@
-"""A plan in plain Python: the loop evaluator runs the kernels, eager torch the calls between them.
+"""A plan in plain Python: the loop evaluator runs the kernels, eager torch the library calls.
 
-Slow, and needs neither LLVM nor a BLAS: it shows what plans mean, and is the least that a target
-has to bring.
+It is slow and needs neither LLVM nor a BLAS.  It defines what plans mean, and shows the minimum
+that a target has to implement.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LoopHost(Host):
         self.sizes_end = len(self.code.instructions)
 
     def chunks(self, step: NativeStep) -> Value:
-        """As for two threads: sums over rows are put together from parts."""
+        """At most two chunks, so that partial results of reductions over rows are combined."""
         assert isinstance(step, Launch), "row tiles and products need a BLAS"
         work = self.size(step.work if step.grid is None else step.grid.rows)
         return work.at_least(1).at_most(self.threads)

@@ -1,7 +1,7 @@
-"""The native programs of one graph: one for all sizes, or one for each kind of sizes.
+"""The native programs of one graph: one for all sizes, or one for each set of assumptions.
 
-A program holds for the sizes that its assumptions hold for.  For others the graph is compiled anew,
-up to a bound; sizes that there is no program for run op by op.
+For sizes that violate the assumptions of all programs the graph is compiled again, up to a bound;
+after that it runs op by op for such sizes.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from adjoint.runtime.specializations import Full, SizeSpecializations, Specializ
 from adjoint.torch_private.dynamo import compiling
 from adjoint.torch_private.modes import has_dispatch_mode
 
-# Programs of one graph for sizes of different kinds; after that, it runs op by op.
+# Programs of one graph, each for other assumptions about sizes; after that, it runs op by op.
 MAX_SIZE_VERSIONS = 8
 
-# Sets of sizes for which the choice of a program is remembered.
+# Sets of sizes for which the program found is cached.
 MAX_CHOICES = 4096
 
-# Compiles a graph to native code; None if it is to be run op by op.
+# Compiles a graph to native code; returns None if it should run op by op.
 Compile: TypeAlias = Callable[[fx.GraphModule], PlanProgram | None]
 
-# For what is done, and the graph it is done to, a context to do it in.
+# Given a verb and a graph ("lowering", graph): the context manager around that work.
 During: TypeAlias = Callable[[str, fx.GraphModule], contextlib.AbstractContextManager[None]]
 
 
@@ -41,7 +41,7 @@ def _unseen(doing: str, graph_module: fx.GraphModule) -> contextlib.AbstractCont
 
 
 class SizedPrograms:
-    """Runs a graph.  Takes its inputs out of the list that it is given."""
+    """Runs a graph.  Clears the list of inputs that it is given."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class SizedPrograms:
         during: During = _unseen,
         reported: set[str] | None = None,
     ) -> None:
-        """`make` compiles the graph, and `during` is a context to do that in.
+        """`make` compiles the graph, inside the context that `during` returns.
 
-        `reported` are the failures that the user has been told of.
+        `reported`: failures that the user has been warned of.
         """
         self.graph_module = graph_module
         self._reported = reported
@@ -65,9 +65,9 @@ class SizedPrograms:
         first = self._versions.versions[0].value if self._versions.versions else None
         self._is_native = first is not None
         self._general = first if first is not None and not first.plan.assumed else None
-        """The program, if it is for all sizes."""
+        """The program that has no assumptions, if there is one."""
         self._has_failed = False
-        """To compile it for other sizes failed, and is not tried again."""
+        """Whether compiling for other sizes failed; it is not tried again."""
         self._chosen: Specializations[tuple[int, ...], tuple[PlanProgram | None]]
         self._chosen = Specializations(MAX_CHOICES)
         self.forgets_histories = self._general is not None and self._general.forgets_histories
@@ -133,14 +133,14 @@ class SizedPrograms:
 
 
 def _assumed(graph_module: fx.GraphModule, program: PlanProgram) -> Sizing:
-    """A program assumes what had been assumed when it was compiled, and nothing that came later."""
+    """The assumptions made until the program was compiled; later ones do not concern it."""
     return Sizing(graph_module, program.plan.assumed)
 
 
 def _seeded(program: PlanProgram, inputs: list[Any]) -> bool:
-    """Add what the random numbers of the program begin with, if it draws any.
+    """Append the seeds to `inputs` if the program draws random numbers.
 
-    Not while somebody captures what is launched: replayed, it would draw the same again.
+    False while the caller captures a CUDA graph: each replay would draw the same numbers.
     """
     streams = program.plan.streams
     if streams:

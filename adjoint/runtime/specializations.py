@@ -1,8 +1,8 @@
-"""Bounded tables of specializations: what was compiled for one kind of calls.
+"""Bounded tables of specializations: compiled code, each entry for one kind of call.
 
-Sizes that the assumptions of a program hold for, patterns of missing cotangents, patterns of inputs
-that share memory, arguments of a transform: each is a table of this kind.  A table has a bound.  A
-full table either forgets what was used longest ago, or refuses, and then says why.
+There are tables by assumptions about sizes, by pattern of missing cotangents, by aliasing of inputs
+and by arguments of a transform.  A full table either evicts the entry used longest ago, or refuses
+a new one and gives the reason.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ Value = TypeVar("Value")
 
 
 class Full(Exception):
-    """There is no room for another specialization; the message says of what, and why not."""
+    """The table takes no further specialization; the message gives the reason."""
 
 
 class Specializations(Generic[Key, Value]):
-    """What was compiled for each key."""
+    """A bounded table: an entry for each key."""
 
     def __init__(self, bound: int, evicts: bool = True, what: str = "it") -> None:
-        """`evicts`: a full table forgets the entry used longest ago; else it refuses another."""
+        """`evicts`: a full table evicts the entry used longest ago; otherwise it raises `Full`."""
         self.bound = bound
         self.evicts = evicts
         self.what = what
         self._entries: OrderedDict[Key, Value] = OrderedDict()
 
     def get(self, key: Key) -> Value | None:
-        """The entry for `key`, which counts as used now."""
+        """The entry for `key`, which becomes the most recently used."""
         found = self._entries.get(key)
         if found is not None and self.evicts:
             self._entries.move_to_end(key)
         return found
 
     def add(self, key: Key, value: Value) -> Value | None:
-        """Keep `value` for `key`; what was forgotten for it, if anything."""
+        """Add an entry; returns the one that was evicted for it, if any."""
         forgotten = None
         if key not in self._entries and self.is_full:
             if not self.evicts:
@@ -57,7 +57,7 @@ class Specializations(Generic[Key, Value]):
 
     @property
     def refusal(self) -> str:
-        """Why a full table takes no more."""
+        """Why a full table refuses a new entry."""
         return f"{self.what} was made {self.bound} times for calls of different kinds"
 
     def clear(self) -> None:
@@ -78,28 +78,28 @@ class Specializations(Generic[Key, Value]):
 
 @dataclass(frozen=True)
 class Version(Generic[Value]):
-    """What was made of a graph, for the sizes its assumptions hold for."""
+    """The specialization of a graph to assumptions about sizes."""
 
     graph_module: fx.GraphModule
     sizing: Sizing
     names: Renaming | None
-    """Its symbols, by those of the graph it is a copy of; None: it is that graph."""
+    """From the original graph's size symbols to those of this copy; None: no copy."""
     value: Value
 
     def violated(self, sizes: Sizes) -> str | None:
-        """An assumption that does not hold for `sizes`, which are in terms of the first graph."""
+        """An assumption that `sizes`, by the original graph's symbols, violate; None: none."""
         return self.sizing.violated(renamed(sizes, self.names))
 
     def own(self, sizes: Sizes) -> Sizes:
-        """`sizes` in terms of its own symbols."""
+        """`sizes` by the symbols of this version."""
         return renamed(sizes, self.names)
 
 
 class SizeSpecializations(Generic[Value]):
-    """Versions of one graph: another one is made when no assumption of those there are holds.
+    """Versions of one graph; another is made for sizes that violate assumptions of each.
 
-    The first version is of the graph itself.  Others are of copies that assume nothing but what is
-    true of the sizes at hand.
+    The first version is made of the graph itself, others of copies that are traced again for the
+    sizes of the call, and assume only what holds for these.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class SizeSpecializations(Generic[Value]):
         what: str,
         sizing: Callable[[fx.GraphModule, Value], Sizing] = lambda graph, _: Sizing(graph),
     ) -> None:
-        """`make` compiles a version, or declines; `sizing` says what it assumes.
+        """`make` compiles a version, or returns None; `sizing` gives the assumptions of one.
 
-        `what` it is, in messages.
+        `what`: the name of a version in messages.
         """
         self.graph_module = graph_module
         self._make = make
@@ -122,14 +122,14 @@ class SizeSpecializations(Generic[Value]):
         self.versions: list[Version[Value]] = []
 
     def find(self, sizes: Sizes) -> Version[Value] | None:
-        """The version for `sizes`, if there is one."""
+        """A version whose assumptions hold for `sizes`, if there is one."""
         for version in tuple(self.versions):
             if version.violated(sizes) is None:
                 return version
         return None
 
     def make(self, sizes: Sizes) -> Version[Value] | None:
-        """A new version for `sizes`, None if `make` declines; `Full` if there is to be no other."""
+        """A new version for `sizes`; None if `make` returns None.  Raises `Full`."""
         if not self.versions:
             first = self.add(self.graph_module, None)
             if first is None or first.violated(sizes) is None:
@@ -144,7 +144,7 @@ class SizeSpecializations(Generic[Value]):
         return self.add(graph_module, names)
 
     def add(self, graph_module: fx.GraphModule, names: Renaming | None) -> Version[Value] | None:
-        """A version of a graph that is this one, or a copy of it with symbols called `names`."""
+        """Compile a version of the graph, or of a copy whose symbols are `names`."""
         value = self._make(graph_module)
         if value is None:
             return None
@@ -154,5 +154,5 @@ class SizeSpecializations(Generic[Value]):
 
 
 def shown(sizes: Sizes) -> str:
-    """Sizes as a message names them."""
+    """The text of sizes in a message: `s0=3, s1=4`."""
     return ", ".join(f"{symbol}={size}" for symbol, size in sizes.items())
