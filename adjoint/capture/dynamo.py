@@ -24,7 +24,7 @@ def capture_graph(
 ) -> CapturedProgram:
     """Capture a graph from Dynamo for inputs like `examples`.
 
-    `anew`: it is captured again, outside of Dynamo, for inputs that alias in another pattern.
+    `anew`: a later capture, outside of Dynamo, for inputs that alias in another pattern.
     """
     with dynamo.COMPILING, without_observers():
         return _capture_graph(graph_module, examples, anew)

@@ -31,10 +31,10 @@ def _nothing(ctx: Any) -> None: ...
 # A backward wrapped like this one may not be differentiated.
 _ONCE_DIFFERENTIABLE: Any = once_differentiable(_nothing)
 
-# Up to so many results, there is a backward for each pattern of missing cotangents.
+# With at most this many results, a backward is captured for each pattern of missing cotangents.
 _MAX_RESULTS_FOR_PATTERNS = 4
 
-# How deep backwards that apply their own function are captured.
+# The recursion depth to which backwards that apply their own function are captured.
 _MAX_NESTED_BACKWARDS = 2
 
 # The function by which torch implements backward hooks of modules.

@@ -122,7 +122,7 @@ class InputChanges:
         )
 
     def _became_leaf(self, index: int) -> bool:
-        """Whether an input is a leaf that was none, or whose `requires_grad` was another."""
+        """Whether an input became a leaf, or is a leaf whose `requires_grad` changed."""
         tensor, state = self.inputs.leaves[index].value, self.inputs.states[index]
         if tensor._is_view():
             return False

@@ -93,7 +93,7 @@ def capturing(what: Callable[[], Location], checked: bool = False) -> Iterator[N
 class differentiating:
     """A context in which an exception becomes a `DifferentiationError`.
 
-    A class and no generator, because it is entered in every call.
+    A class because it is entered in every call, and a generator would be slower.
     """
 
     __slots__ = ("graph_module",)
@@ -224,10 +224,10 @@ def location_of_function(function: Callable[..., Any]) -> Location:
 
 
 def is_raised_in_user_code(error: BaseException | None) -> bool:
-    """Code of the user's that a stage called raised it: a derivative, a pass, an observer.
+    """Whether the user's code raised it, called by a stage: a derivative, a pass, an observer.
 
-    Rules of ours run operators as well; what those raise has not passed through a file of the
-    user's on its way to the boundary.
+    An operator error inside one of our own rules does not count: no frame of its traceback is in a
+    file of the user's.
     """
     if not isinstance(error, Exception) or passes_through(error):
         return False
@@ -238,7 +238,7 @@ def is_raised_in_user_code(error: BaseException | None) -> bool:
 
 
 def _is_from_user_code(error: Exception, checked: bool = False) -> bool:
-    """Eager would raise it too: the innermost frame of ours is a call into the user's program."""
+    """Whether eager would raise it, too: our innermost frame calls into the user's program."""
     frames = [frame for frame, _ in _frames(error.__traceback__)]
     ours = [index for index, frame in enumerate(frames) if _is_ours(frame)]
     if not ours or not is_user_call(frames[ours[-1]].f_code):
@@ -280,7 +280,7 @@ def _line_of(node: fx.Node) -> SourceLine | None:
 
 
 def failure_text(error: Exception) -> str:
-    """A message for the user: the compiler failed, and with which exception."""
+    """A message for the user: the compiler failed with this exception."""
     text = str(error).strip().splitlines()
     summary = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
     return f"the compiler failed with {summary}"

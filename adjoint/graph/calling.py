@@ -1,7 +1,7 @@
 """The calling convention of a graph: where its inputs come from, and what its outputs are used for.
 
 A graph is pure.  The effects that its caller sees - inputs written in place, results that are views
-of inputs or of each other - are data here, which whatever runs the graph carries out:
+of inputs or of each other - are data here; the runtime carries them out:
 
 1. each graph input is taken from the caller's inputs (`InputSource`);
 2. the graph runs;
@@ -36,7 +36,7 @@ class FromCaller:
 
     index: int
     moved: bool = False
-    """Taken after `metadata_changes`, which let the input show other memory."""
+    """Whether it is read after `metadata_changes`, which may move it to other memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Replay:
 
     @functools.cached_property
     def is_fixed(self) -> bool:
-        """No argument is computed by the graph."""
+        """Whether no argument is computed by the graph."""
         leaves = trees.leaves((self.args, dict(self.kwargs)))
         return not any(isinstance(leaf, FromGraph) for leaf in leaves)
 
@@ -199,9 +199,9 @@ class SetRequiresGrad:
 
 @dataclass(frozen=True, slots=True)
 class StoragePlacement:
-    """An assumption: the storage offset and the storage size of an input.
+    """A guard on the storage offset and the storage size of an input.
 
-    The graph makes it where the program used an absolute storage offset.
+    A graph has it if the program used an absolute storage offset.
     """
 
     index: int
@@ -240,7 +240,7 @@ class CallingConvention:
 
     @functools.cached_property
     def plain_results(self) -> list[int] | None:
-        """The outputs that are the results, if these are nothing else and no input changes."""
+        """The outputs that are the results, if all results are outputs and no input changes."""
         recipes = [self.recipes[position] for position in self.results]
         outputs = [recipe.index for recipe in recipes if isinstance(recipe, FromGraph)]
         is_plain = self.leaves_inputs_unchanged and len(outputs) == len(recipes)

@@ -1,8 +1,8 @@
 """The one way to copy a graph: node by node, each with its metadata.
 
-A copy keeps the metadata of its original, `origin` included: to find a value of one graph in a copy
-of it, or in what a pass made of the copy, ask for its origin (`graph/origins.py`).  Nothing hands
-tables of copies around.
+A copy keeps the metadata of its original, including its origin (`graph/origins.py`).  By its origin
+a value is found in a copy, and in what passes made of the copy, so no table of copies is passed
+along.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Arguments = Callable[[fx.Node], Any]
 
 
 def copy_node(graph: fx.Graph, node: fx.Node, argument: Arguments) -> fx.Node:
-    """Append a copy of `node` to `graph`; `argument` says what stands for each of its arguments."""
+    """Append a copy of `node` to `graph`; `argument` maps each of its arguments to the new one."""
     copy = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
     # Set afterwards, because `create_node` would make nodes of symbolic sizes among the arguments.
     copy.args, copy.kwargs = fx.map_arg((node.args, node.kwargs), argument)
@@ -29,7 +29,7 @@ def copy_node(graph: fx.Graph, node: fx.Node, argument: Arguments) -> fx.Node:
 
 
 def _shared_meta(node: fx.Node) -> dict[str, Any]:
-    origins_of(node)  # So that the copy has the same.
+    origins_of(node)  # Creates them if needed, so that the copy has the same.
     return dict(node.meta)
 
 
@@ -42,14 +42,14 @@ class GraphCopy:
         self.copies: dict[fx.Node, fx.Node] = {}
 
     def add_input(self, node: fx.Node) -> fx.Node:
-        """A new input that stands for `node`, whatever that is in the original."""
+        """A new input in place of `node`, which may be any node of the original."""
         copy = self.graph.placeholder(node.name)
         copy.meta = _shared_meta(node)
         self.copies[node] = copy
         return copy
 
     def add(self, node: fx.Node, instead: Mapping[fx.Node, fx.Node] | None = None) -> fx.Node:
-        """A copy of `node`; arguments in `instead` are what that says, others their copies."""
+        """A copy of `node`, with arguments replaced by `instead`, or else by their copies."""
         known = self.copies if instead is None else {**self.copies, **instead}
         self.copies[node] = copy = copy_node(self.graph, node, known.__getitem__)
         return copy

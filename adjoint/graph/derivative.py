@@ -1,8 +1,8 @@
 """What differentiating and partitioning make of a graph, as plain data.
 
-`Joint` goes from the reverse sweep to the partition, `Derivative` from there to the autograd
-bridge.  Descriptors say what a graph takes and returns; positions among the inputs and outputs of a
-run are read off them here, once.
+The reverse sweep makes a `Joint`, and the partition makes a `Derivative` of it for the autograd
+bridge.  Descriptors say what a graph takes and returns; the positions of inputs and outputs that a
+run uses are computed from them here, once.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Joint:
 
     graph_module: fx.GraphModule
     order: int
-    """The order of the derivative: tangents and gradients of it are of this sweep."""
+    """The order of the derivative; this sweep added the tangents and gradients of that order."""
     reached: frozenset[Origin] = frozenset()
     """The forward values that had a cotangent."""
     entangled: frozenset[Origin] = frozenset()
-    """Arguments and results of operators with several differentiable results.  Which of them a
-    derivative reads depends on which results have cotangents."""
+    """Arguments and results of operators with several differentiable results.  A derivative reads
+    other ones of them for other sets of results that have cotangents."""
     zeros: frozenset[Input] = frozenset()
     """Inputs whose gradient is the constant None though the outputs depend on them: eager returns
     zeros there, not None."""
@@ -77,7 +77,7 @@ class Backward:
 
     @functools.cached_property
     def saved(self) -> tuple[Input, ...]:
-        """What it takes of the forward run, in the order of its inputs."""
+        """The saved values that it takes, in the order of its inputs."""
         return tuple(
             each
             for each in self.inputs
@@ -101,7 +101,7 @@ class Segments:
     """
 
     cuts: tuple[int, ...]
-    """The outputs that the last inputs of the differentiated graph stand for."""
+    """Outputs that later segments take as inputs, in the order of these last inputs."""
     of_output: tuple[int, ...]
     """The segment of each output."""
     inputs: tuple[frozenset[int], ...]
@@ -110,48 +110,48 @@ class Segments:
 
 @dataclass(frozen=True)
 class Derivative:
-    """A graph made ready to be differentiated with respect to some of its inputs."""
+    """A forward graph with saved values, differentiable with respect to some of its inputs."""
 
     graph_module: fx.GraphModule
-    """What is differentiated: it returns the results, then values that are saved beside them."""
+    """The graph that is differentiated: it returns the results, then further saved values."""
     results: int
     """How many of its outputs are results of the program."""
     saved: tuple[Input, ...]
     """The saved values: inputs by their own descriptors, outputs as `SavedInput`."""
     differentiable: frozenset[int]
-    """Outputs that depend on the inputs of interest."""
+    """Outputs that depend differentiably on these inputs."""
     first: Backward | None
-    """The backward graph that came out of the sweep which decided what is saved."""
+    """The backward graph of the sweep that determined the saved values."""
     requiring: frozenset[int] = frozenset()
-    """Results that require grad, as eager's do, though they depend on none of those inputs."""
+    """Results that require grad in eager, although they depend on none of these inputs."""
     executed: fx.GraphModule | None = None
-    """What runs, if it computes the outputs in another way than what is differentiated."""
+    """The graph that runs, if it is not the one that is differentiated."""
     segments: Segments | None = None
-    """Where results are computed from results; then what is differentiated has more inputs."""
+    """Set if results are computed from results; `graph_module` then has more inputs."""
     of_segment: frozenset[int] | None = None
-    """The outputs of the one segment that this is; None: all."""
+    """The outputs of this segment; None: the graph is not divided."""
 
     @property
     def runs(self) -> fx.GraphModule:
-        """The graph to be run."""
+        """The graph that runs."""
         return self.executed or self.graph_module
 
     @property
     def first_backward(self) -> Backward:
-        """The same, where it is known to be there."""
+        """`first`, which must not be None."""
         assert self.first is not None
         return self.first
 
-    # Asked for in every call, so each is computed once.
+    # Read in every call, so each is computed once.
 
     @functools.cached_property
     def order(self) -> tuple[int, ...]:
-        """The outputs that cotangents are of, in the order backward graphs take them."""
+        """The differentiable outputs, in the order in which backward graphs take cotangents."""
         return tuple(sorted(self.differentiable))
 
     @functools.cached_property
     def own(self) -> frozenset[int]:
-        """The outputs of the autograd node."""
+        """The outputs that the autograd node returns."""
         return frozenset(range(len(self._outputs))) if self.of_segment is None else self.of_segment
 
     @functools.cached_property
@@ -188,7 +188,7 @@ class Derivative:
         return {each: place for place, each in enumerate(self._outputs)}
 
     def described(self, outputs: Sequence[int]) -> tuple[Output, ...]:
-        """What the outputs at these positions are."""
+        """The descriptors of the outputs at these positions."""
         return tuple(self._outputs[place] for place in outputs)
 
     def cotangents_of(self, backward: Backward) -> tuple[int, ...]:
@@ -217,5 +217,5 @@ class Derivative:
 
 
 def saved_output(place: int, order: int) -> Saved:
-    """What the output at this position is called where it is saved for a derivative of `order`."""
+    """The descriptor of the output at this position, saved for a derivative of `order`."""
     return Saved(place, checked=True, order=order)

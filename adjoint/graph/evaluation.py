@@ -23,11 +23,11 @@ from adjoint.torch_private.operators import HigherOrderOperator, recorded_loop
 
 
 class InputsWithHistory(list[Any]):
-    """Inputs that autograd may have histories for, which the results must not inherit."""
+    """Inputs that may have autograd history, which the results must not inherit."""
 
 
 class InOwnMemory(list[Any]):
-    """Outputs of a graph, of which no two share memory, nor does one with an input."""
+    """Outputs of a graph that alias neither each other nor an input."""
 
 
 def detach_inputs(inputs: list[Any]) -> None:

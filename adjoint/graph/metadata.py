@@ -55,7 +55,7 @@ class CheckpointRegion:
 
 @dataclass(frozen=True, slots=True)
 class GradOf:
-    """What a node of a derivative is part of the derivative of: one forward node, at one order."""
+    """The forward node, and the order, whose derivative a reverse node belongs to."""
 
     node: str
     op: str
@@ -75,7 +75,7 @@ def value_of(node: Node) -> Any:
 
 
 def value_or_none(node: Node) -> Any:
-    """The fake value of a node; None also if it carries none, as the output node."""
+    """The fake value of a node; None also for a node without one, such as the output node."""
     return node.meta.get("val")
 
 
@@ -110,7 +110,7 @@ def has_mode(node: Node) -> bool:
 
 
 def mode_of(node: Node) -> Mode:
-    """The autograd mode of a node; what does not run, such as a placeholder, has the usual one."""
+    """The autograd mode of a node; for one that does not run (a placeholder), the default mode."""
     return cast("Mode", node.meta.get("mode", Mode()))
 
 

@@ -5,8 +5,8 @@ since they compute the same value.  A pass that merges two nodes, or puts a new 
 an old one, gives what is left the origins of both.  So a value of one graph is found in any graph
 that was made of it, whichever passes ran in between, and no stage hands tables of nodes to another.
 
-A node that a pass makes on the way to a value, such as the maximum of a row for its softmax, is a
-value of its own, and is `part_of` the operator it was made for.
+An intermediate node that a pass makes, such as the row maximum of a softmax, has an origin of its
+own, and is `part_of` the operator that the pass rewrote.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Origin:
 
 
 def begin(node: fx.Node) -> None:
-    """`node` computes a value that no other node computes."""
+    """Give `node` an origin of its own."""
     node.meta["origin"] = (Origin(node.name, next(_NUMBERS)),)
 
 
@@ -52,7 +52,7 @@ def origins_of(node: fx.Node) -> tuple[Origin, ...]:
 
 
 def inherit(node: fx.Node, other: fx.Node) -> None:
-    """`node` computes the value of `other` as well."""
+    """Add the origins of `other` to those of `node`, which computes the same value."""
     merged = dict.fromkeys((*origins_of(other), *origins_of(node)))
     node.meta["origin"] = tuple(sorted(merged, key=lambda each: each.number))
 
@@ -82,7 +82,7 @@ def _detached(leaf: Any) -> Any:
 
 
 def is_part(node: fx.Node) -> bool:
-    """A rewrite made the node on the way to another value."""
+    """Whether a rewrite made the node as an intermediate step towards another value."""
     return "part_of" in node.meta
 
 

@@ -1,7 +1,8 @@
-"""Sizes that a graph is for: what was assumed of them, and the same graph for others.
+"""Assumptions about symbolic sizes, their guards, and retracing a graph for other sizes.
 
-A graph of symbolic sizes is for all of them, until a rule or torch's formula looks at one while a
-derivative is made.  What it sees is true of the sizes that the graph was captured with.
+A captured graph of symbolic sizes is valid for all sizes.  A derivative rule, or lowering, may
+branch on a size: the branch is taken for the sizes that the graph was captured with, and what was
+compiled is valid only for sizes that take the same branch.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Renaming: TypeAlias = dict[sympy.Symbol, Any]
 
 @contextlib.contextmanager
 def assuming(graph_module: fx.GraphModule) -> Iterator[None]:
-    """Tell sizes apart only where something branches on them, and note each such assumption."""
+    """Keep sizes symbolic, and record each branch on one as an assumption."""
     shape_env = fake_mode_of(graph_module).shape_env
     with (
         general_shapes(),
@@ -40,34 +41,34 @@ def assuming(graph_module: fx.GraphModule) -> Iterator[None]:
 
 
 class Sizing:
-    """The symbols that a graph's inputs show, and what graphs with these symbols assume of them."""
+    """The size symbols of a graph's inputs, and the assumptions about them."""
 
     def __init__(
         self, graph_module: fx.GraphModule, assumed: Sequence[sympy.Basic] | None = None
     ) -> None:
-        """`assumed`: what is assumed; None: all that is noted of these symbols, now and later."""
+        """`assumed`: the assumptions; None: all recorded for these symbols, now and later."""
         inputs = graph_module.graph.find_nodes(op="placeholder")
         self._shown = symbols.symbol_positions(value_or_none(node) for node in inputs)
         if assumed is None:
             assumed = symbols.assumed(fake_mode_of(graph_module).shape_env)
         self._assumed = assumed
         self._known: tuple[int, Sizes] | None = None
-        """How much had been assumed, and sizes for which it holds: most calls are for those."""
+        """The number of assumptions, and sizes that satisfied them all: most calls repeat these."""
 
     @property
     def count(self) -> int:
-        """How much is assumed now."""
+        """The number of assumptions, which may grow."""
         return len(self._assumed)
 
     def of(self, inputs: Sequence[Any]) -> Sizes:
-        """The number that each symbol is for `inputs`."""
+        """The value of each size symbol for `inputs`."""
         return {
             symbol: inputs[place] if axis is None else inputs[place].shape[axis]
             for symbol, place, axis in self._shown
         }
 
     def violated(self, sizes: Sizes) -> str | None:
-        """An assumption that does not hold for `sizes`."""
+        """An assumption that `sizes` violate; None if all hold."""
         asked = (len(self._assumed), sizes)
         if asked == self._known:
             return None
@@ -78,9 +79,9 @@ class Sizing:
 
 
 class Guards:
-    """Which sizes and strides of its inputs a captured program is for.
+    """The guards of a captured program on sizes and strides of its inputs.
 
-    What the program, or its derivative, branched on while it was captured must be true of them.
+    Each branch that the program or its derivative took while it was captured is a guard.
     """
 
     def __init__(self, values: Sequence[Any], shape_env: Any) -> None:
@@ -92,17 +93,17 @@ class Guards:
             for place, each in enumerate(values)
             if isinstance(each, torch.Tensor)
         ]
-        """Of each tensor its sizes and, if it has them, its strides."""
+        """For each tensor: its position, its sizes and strides, and whether it has strides."""
         self._shape_env = shape_env
         self._assumed: list[sympy.Basic] = []
         self.close()
 
     def close(self) -> None:
-        """What has been branched on so far counts, and nothing that comes later."""
+        """Take the branches recorded so far as guards, and none recorded later."""
         self._assumed = [] if self._shape_env is None else symbols.guards_of(self._shape_env)
 
     def hold(self, inputs: Sequence[Any]) -> bool:
-        """Whether the program is for `inputs`."""
+        """Whether all guards hold for `inputs`."""
         sizes: Sizes = {}
         for symbol, place, axis in self._shown:
             sizes[symbol] = inputs[place].shape[axis] if axis is not None else inputs[place]
@@ -124,7 +125,7 @@ def _numbers_of(fake: torch.Tensor) -> tuple[int | sympy.Expr, ...]:
 
 
 def _are(numbers: Sequence[int], expected: Sequence[int | sympy.Expr], sizes: Sizes) -> bool:
-    """The numbers are those expected, where symbols are `sizes`."""
+    """Whether numbers equal the expected expressions, given the values `sizes` of symbols."""
     if len(numbers) != len(expected):
         return False
     for number, size in zip(numbers, expected, strict=True):
@@ -140,11 +141,14 @@ def _are(numbers: Sequence[int], expected: Sequence[int | sympy.Expr], sizes: Si
 
 
 class NotResizable(Exception):
-    """The graph has a part that is written for the sizes it was captured with."""
+    """The graph cannot be retraced: a part of it is specific to the sizes of its capture."""
 
 
 def resized(graph_module: fx.GraphModule, sizes: Sizes) -> tuple[fx.GraphModule, Renaming]:
-    """The same graph, of which nothing is assumed but what is true of `sizes`, and its symbols."""
+    """A copy retraced for `sizes` with new symbols, and these by the graph's own symbols.
+
+    The copy assumes only what holds for `sizes`.
+    """
     fake_mode = new_fake_mode()
     assert fake_mode.shape_env is not None
     new = symbols.fresh_symbols(fake_mode.shape_env, sizes)
@@ -155,13 +159,13 @@ def resized(graph_module: fx.GraphModule, sizes: Sizes) -> tuple[fx.GraphModule,
 
 
 def renamed(sizes: Sizes, names: Renaming | None) -> Sizes:
-    """`sizes` in terms of the symbols of a resized graph; None: of the graph itself."""
+    """`sizes` by the symbols of a retraced graph; `names` None: of the graph itself."""
     if names is None:
         return sizes
     found: Sizes = {}
     for symbol, size in sizes.items():
         name = names.get(symbol, symbol)
-        # Several symbols may be one number; one that is another must show.
+        # Several symbols may have become one constant: keep the size that differs from it.
         if name not in found or size != name:
             found[name] = size
     return found
@@ -185,7 +189,7 @@ def _copied(
                 if isinstance(values[node], fx.GraphModule):
                     bodies[str(node.target)] = values[node]
             elif has_bodies(node):
-                # The sizes of what it gives are known; for them it need not run.
+                # Its results have the sizes that they had, in new symbols; the body need not run.
                 values[node] = tuple(_like(each, new, fake_mode) for each in value_of(node))
             else:
                 symbols.guard_open_decisions(
@@ -202,7 +206,7 @@ def _copied(
 
 
 def _learn(before: Any, now: Any, new: dict[sympy.Symbol, Any]) -> None:
-    """Sizes that are known only in the run have new symbols from now on."""
+    """Map the data-dependent sizes of a result to the new symbols that retracing gave them."""
     for old, value in zip(trees.leaves(before), trees.leaves(now), strict=True):
         is_tensor = isinstance(old, torch.Tensor)
         sizes = zip(old.shape, value.shape, strict=True) if is_tensor else [(old, value)]
@@ -213,7 +217,7 @@ def _learn(before: Any, now: Any, new: dict[sympy.Symbol, Any]) -> None:
 
 
 def _like(value: Any, new: dict[sympy.Symbol, Any], fake_mode: FakeTensorMode) -> Any:
-    """A value like `value`, with the new sizes."""
+    """A fake like `value`, with sizes in the new symbols."""
 
     def number(size: Any) -> Any:
         expr = symbols.unsimplified(size)

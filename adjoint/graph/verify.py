@@ -4,7 +4,7 @@
 * Nodes are operators: functional ATen or custom ones, higher-order ones, those of
   `adjoint.graph.operations`, and arithmetic on numbers.
 * A node that computes carries a fake value and the autograd mode it ran under.
-* No two nodes carry the same fake tensor: who is given a fake tensor knows the node by it.
+* No two nodes carry the same fake tensor: rules and tracers identify a node by its fake tensor.
 * Each input and each output has a descriptor, and no two have the same.
 
 The same holds for subgraphs, except that their inputs and outputs are operands of the operator

@@ -43,11 +43,11 @@ class Link(Enum):
     """Whether an alias shares its parent's autograd history."""
 
     AUTOGRAD = auto()
-    """Yes if its tensor is a differentiable view."""
+    """It does if its tensor is a differentiable view."""
     FAMILY = auto()
-    """Yes: a tensor after `t_`, or a base that no tensor of the program shows."""
+    """It does: a tensor after `t_`, or a base that is not a tensor of the program."""
     FOREIGN = auto()
-    """No: for instance an input that shares a storage with others but is not a view of them."""
+    """It does not, such as an input that shares a storage with others but is no view of them."""
 
 
 @dataclass(eq=False)
@@ -68,7 +68,7 @@ class Alias:
 
     storage: Storage
     tensor: torch.Tensor | None
-    """The traced tensor; None for bases that no tensor of the program shows."""
+    """The traced tensor; None for a base that is not a tensor of the program."""
     parent: Alias | None = None
     step: ViewStep | None = None
     node: fx.Node | None = None
@@ -77,7 +77,7 @@ class Alias:
     stamp: int = 0
     link: Link = Link.AUTOGRAD
     dtype: torch.dtype | None = None
-    """The dtype of a storage that no tensor of the program shows as a whole."""
+    """The dtype of a whole storage that is an input but not a tensor of the program."""
     flat: Alias | None = None
     """The memory of this family as one flat alias, once it was needed."""
     is_hidden: bool = False
@@ -91,7 +91,7 @@ class Alias:
     """The alias of the tensor before a metadata op (`t_`, `as_strided_`, ...) made this one."""
     moved_by: OpOverload | None = None
     reaches_out_of: Alias | None = None
-    """What this is a differentiable view of, though it shows memory outside of that."""
+    """The alias that this is a differentiable view of, although it covers memory outside."""
     former: torch.Tensor | None = None
     """A snapshot of the tensor while it had this alias, once it has another."""
 

@@ -27,9 +27,9 @@ class Generators:
         self._drawn: dict[int, int] = {}
         """By generator: how often the program drew from it."""
         self._place: dict[int, int] = {}
-        """By generator: after how many of these draws its state is."""
+        """By generator: its current state, as the number of draws before it."""
         self._read: dict[int, tuple[torch.Tensor, int]] = {}
-        """By the id of a state that the program read: the state, and after how many draws it is."""
+        """By the id of a state that the program read: the state, and the number of draws before."""
         self._restored_at: SourceLine | None = None
         """The line that last set a state."""
         self._made: dict[int, torch.Generator] = {}
