@@ -123,6 +123,7 @@ def test_sizes_from_several_threads() -> None:
 THOUSAND = """
 import gc, random, torch
 from pathlib import Path
+from torch._dynamo.utils import counters
 from tests.runtime.test_any_sizes import WIDTH, attention
 
 def resident():
