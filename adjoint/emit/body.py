@@ -229,7 +229,7 @@ class Body(Arithmetic):
         return self.line(f"phi {kind} [ {otherwise}, %{label}.from ], [ {value}, %{label}.to ]")
 
     def is_index(self, expression: Expression) -> bool:
-        """Computed from counters and extents alone, so that it does not overflow."""
+        """Whether it is computed from counters and extents alone, and so cannot overflow."""
         known = self.index_like.get(id(expression))
         if known is None:
             match expression:

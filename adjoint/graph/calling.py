@@ -145,7 +145,7 @@ class View:
 
     @functools.cached_property
     def is_regenerated(self) -> bool:
-        """Autograd regenerates one of the views among the steps."""
+        """Whether Autograd regenerates one of the views among the steps."""
         return any(isinstance(step, Replay) and step.regenerated for step in self.steps)
 
     @functools.cached_property
@@ -248,7 +248,7 @@ class CallingConvention:
 
     @functools.cached_property
     def leaves_inputs_unchanged(self) -> bool:
-        """Neither data nor metadata of the caller's inputs change."""
+        """Whether neither data nor metadata of the caller's inputs change."""
         changes = (self.metadata_changes, self.writes, self.requires_grad_changes, self.versions)
         return not any(changes)
 

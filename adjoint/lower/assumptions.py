@@ -1,7 +1,7 @@
-"""What lowering assumes of sizes, which the program then checks in each call.
+"""Assumptions that lowering makes about sizes; the program checks them in each call.
 
-Lowering, like differentiation, branches on sizes only where it must.  Each time it does, the branch
-taken is noted, and the plan holds for the sizes that would take the same ones.
+Lowering, like differentiation, branches on symbolic sizes only where it must.  Each branch taken is
+recorded, and the plan is valid for sizes that would take the same branches.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Noted:
 
     graph_module: fx.GraphModule
     all: Sequence[sympy.Basic]
-    """What graphs of these symbols assume: torch takes it for granted here as well."""
+    """All assumptions about these symbols: torch simplifies expressions by earlier ones, too."""
     before: int
-    """How many of these there were before."""
+    """The number of assumptions before lowering."""
 
     def usable(self, plan: Plan) -> Plan | None:
         """The plan with its assumptions; None if it has no kernels, or cannot be checked."""
@@ -38,7 +38,7 @@ class Noted:
         return plan
 
     def _can_be_checked(self) -> bool:
-        """Each new assumption is about sizes of inputs."""
+        """Whether each new assumption is about sizes of inputs."""
         inputs = self.graph_module.graph.find_nodes(op="placeholder")
         shown = symbols.symbol_positions(value_or_none(node) for node in inputs)
         known = {symbol for symbol, _, _ in shown}
@@ -47,7 +47,7 @@ class Noted:
 
 @contextlib.contextmanager
 def noting_assumptions(graph_module: fx.GraphModule) -> Iterator[Noted]:
-    """Lower `graph_module` in this context; what was noted is complete after it."""
+    """Record assumptions made in this context; they are complete when it ends."""
     shape_env = fake_mode_of(graph_module).shape_env
     before = len(symbols.assumed(shape_env))
     with general_shapes(), symbols.assumptions(shape_env) as assumed:
@@ -55,7 +55,7 @@ def noting_assumptions(graph_module: fx.GraphModule) -> Iterator[Noted]:
 
 
 def _has_unknown_sizes(plan: Plan) -> bool:
-    """Some sizes are known only in the middle of a run."""
+    """Whether some sizes are known only in the middle of a run."""
     known = {symbol for symbol, _, _ in plan.symbols}
     sizes = [size for slot in plan.slots for size in (*(slot.shape or ()), *slot.strides)]
     sizes += [size for launch in plan.launches for size in launch.extents]

@@ -39,7 +39,7 @@ def needs_of_tensors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def may_alias(node: fx.Node) -> bool:
-    """The result may share memory with an argument."""
+    """Whether the result may share memory with an argument."""
     if node.target in WRITERS or not isinstance(node.target, OpOverload):
         return node.target not in WRITERS
     if node.target in _COPIES_IF_NEEDED or is_collective(node):
@@ -48,7 +48,7 @@ def may_alias(node: fx.Node) -> bool:
 
 
 def is_returned(node: fx.Node) -> bool:
-    """The program returns the value, or one that may share its memory."""
+    """Whether the program returns the value, or one that may share its memory."""
     return any(
         user.op == "output" or ((user.target in PARTS or may_alias(user)) and is_returned(user))
         for user in node.users
@@ -56,14 +56,14 @@ def is_returned(node: fx.Node) -> bool:
 
 
 def _is_alias(target: Any) -> bool:
-    """By its schema, the result shares memory with an argument."""
+    """Whether the schema declares that the result aliases an argument."""
     return isinstance(target, OpOverload) and any(
         result.alias_info is not None for result in target._schema.returns
     )
 
 
 def is_view(node: fx.Node) -> bool:
-    """The result shares memory with an argument, and the operator never copies."""
+    """Whether the result shares memory with an argument, and the operator never copies."""
     target = node.target
     if not isinstance(target, OpOverload) or target in _COPIES_IF_NEEDED:
         return False

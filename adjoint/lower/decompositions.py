@@ -68,7 +68,7 @@ def _expanded(
     fake_mode: Any,
     used: Sequence[fx.Node],
 ) -> fx.Node | list[fx.Node | None] | None:
-    """The nodes that hold the results of `program`; None if it will not do."""
+    """The nodes that compute the results of `program`; None if it does not apply."""
     values = [value_or_none(n) for n in node.all_input_nodes]
     shapes: list[Any] = [value.shape for value in values if isinstance(value, torch.Tensor)]
     if any(isinstance(size, int) and size == 0 for shape in shapes for size in shape):
@@ -115,7 +115,7 @@ def _laid_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _is_at_most_one(size: object) -> bool:
-    """Not for symbolic sizes."""
+    """Whether a size is 0 or 1; False for symbolic sizes."""
     return isinstance(size, int) and size <= 1
 
 
@@ -137,7 +137,7 @@ class _Recorder(TorchDispatchMode):
 
         node_args, node_kwargs = trees.map_leaves(leaf, (args, kwargs or {}))
         node = self.graph.call_function(op)
-        # Symbolic sizes stay among the arguments; `call_function` would have them be nodes.
+        # Symbolic sizes stay arguments; `call_function` would make nodes of them.
         node.args, node.kwargs = node_args, node_kwargs
         node.meta = {**self.meta, "val": result}
         self.kept.append(result)

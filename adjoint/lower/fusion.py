@@ -261,7 +261,7 @@ def _needs(item: Item) -> set[fx.Node]:
 
 
 def _is_cheap(item: Item) -> bool:
-    """Computing an element costs little more than reading it."""
+    """Whether computing an element costs little more than reading it."""
     return (
         isinstance(item.definition, Mapped)
         and not item.definition.bounds

@@ -281,7 +281,7 @@ class _Grid(Checked, Builder):
         return (("c", self.columns), *vector)
 
     def _is_in_registers(self, item: Item) -> bool:
-        """A reduction over rows whose partial results, a few for each thread, fit into registers.
+        """Whether the partial results of a reduction over rows, a few a thread, fit into registers.
 
         Each thread has the same columns in every row.
         """

@@ -128,7 +128,7 @@ def _fit(item: Item, group: Group, level: Level) -> _Fit | None:
 
 
 def _goes_with_product(item: Item, group: Group, level: Level) -> bool:
-    """A product starts a group; what reads its elements joins as its epilogue."""
+    """Whether products permit it: a product starts a group, and its readers join its epilogue."""
     if isinstance(item.definition, Multiplied):
         # A tile that gathers would wait for each index before it can load.
         return not group.members and not item.gathers
@@ -143,7 +143,7 @@ def _goes_with_product(item: Item, group: Group, level: Level) -> bool:
 
 
 def _is_scatter(group: Group, item: Item) -> bool:
-    """The epilogue of a product may add its results to memory instead of storing them."""
+    """Whether the item is a scatter in the epilogue of a product."""
     return group.product is not None and isinstance(item.definition, Scattered)
 
 
@@ -179,7 +179,7 @@ def _with_reduction(
 
 
 def _keeps_columns(kept: Size, columns: Size) -> bool:
-    """A reduction over rows has a result for every column, or a single one."""
+    """Whether a reduction over rows has a result for every column, or a single one."""
     return is_one(kept) or quotient(kept, columns) is not None
 
 
@@ -197,7 +197,7 @@ def _is_available(
     other_level: Level,
     columns: Size | None,
 ) -> bool:
-    """The element of `other` that `item` reads at `index` is the one just computed."""
+    """Whether the element of `other` that `item` reads at `index` is the one just computed."""
     if other_level is Level.AFTER:
         return False
     position = other.position(index)
@@ -220,7 +220,7 @@ def _row_number(item: Item, columns: Size) -> Index | None:
 
 
 def equal(one: Index, other: Index) -> bool:
-    """Equal for all values of axes, as far as terms show."""
+    """Whether two indices have equal terms, and so are equal for all values of axes."""
     left, right = dict(one.terms), dict(other.terms)
     return (
         left.keys() == right.keys()

@@ -99,7 +99,7 @@ class Index:
         return Index(tuple(whole), 0), Index(tuple(rest), self.constant)
 
     def is_within(self, bound: Size) -> bool:
-        """0 <= self < bound, certainly."""
+        """Whether 0 <= self < bound can be proved."""
         if not isinstance(self.constant, int) or self.constant < 0:
             return False
         highest: Size = self.constant

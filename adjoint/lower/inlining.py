@@ -64,7 +64,7 @@ def _is_worth_it(item: Item, items: Mapping[fx.Node, Item]) -> bool:
 
 
 def is_quick(item: Item, reader: Item) -> bool:
-    """Cheap enough for that reader to recompute it for each element it reads."""
+    """Whether the reader may recompute the item for each element that it reads."""
     return not _is_costly(item) and (same(reader.count, item.count) or _is_trivial(item))
 
 
@@ -98,7 +98,10 @@ def _is_read_once_an_element(node: fx.Node, count: Size, items: Mapping[fx.Node,
 
 
 def _may_compute(reader: Item, node: fx.Node, item: Item, cost: int) -> bool:
-    """A product computes its left operand once for each tile of columns, with few threads."""
+    """Whether the reader may compute the item.
+
+    A product computes its left operand once for each tile of columns, with few threads.
+    """
     if not isinstance(reader.definition, Multiplied):
         return True
     left, right = reader.node.args[:2]
@@ -132,7 +135,7 @@ def bytes_read(item: Item) -> float:
 
 
 def is_coalesced(item: Item, base: fx.Node, index: MultiIndex) -> bool:
-    """Adjacent iterations read adjacent elements, or the same."""
+    """Whether adjacent iterations read adjacent elements, or the same."""
     if not item.order:
         return True
     fastest = item.axes[item.order[-1]]
@@ -141,5 +144,5 @@ def is_coalesced(item: Item, base: fx.Node, index: MultiIndex) -> bool:
 
 
 def is_small(base: fx.Node, count: Size) -> bool:
-    """A tensor with far fewer elements than iterations: most reads hit the cache."""
+    """Whether a tensor has far fewer elements than iterations: most reads hit the cache."""
     return estimate(product(shape_of(base))) * 8 <= estimate(count)

@@ -121,7 +121,7 @@ class Item:
 
     @functools.cached_property
     def reduces_rows(self) -> bool:
-        """A reduction over the fastest dimensions: one result for each row."""
+        """Whether this reduces the fastest dimensions, to one result for each row."""
         if not isinstance(self.definition, Reduced):
             return False
         dims = [dim for dim in self.order if dim in self.definition.dims]
@@ -129,7 +129,7 @@ class Item:
 
     @functools.cached_property
     def gathers(self) -> bool:
-        """It reads by indices that are loaded from memory."""
+        """Whether it reads by indices that are loaded from memory."""
         return any(
             isinstance(atom, Gathered)
             for _, index in self.reads

@@ -184,7 +184,7 @@ class Iteration(Operands):
 
 
 def _is_contiguous(index: Index, outer: Axis, inner: Axis) -> bool:
-    """A step along `outer` is as many steps along `inner` as that has: they can be merged."""
+    """Whether the axes can be merged: the stride of `outer` spans exactly all of `inner`."""
     for atom, _ in index.terms:
         if isinstance(atom, Quotient | Remainder) and {outer, inner} & set(atom.of.axes()):
             return False

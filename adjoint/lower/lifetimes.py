@@ -60,12 +60,12 @@ class Lifetimes:
         return max(self.bytes, default=0)
 
     def is_there(self, node: fx.Node, place: int) -> bool:
-        """In memory while the unit at `place` runs; inputs always are."""
+        """Whether the value is in memory while the unit at `place` runs; inputs always are."""
         return node not in self.first or self.first[node] <= place <= self.last[node]
 
 
 def profile(count: int, spans: Iterable[tuple[int, int, int]]) -> list[int]:
-    """The bytes at each of `count` places, of spans from a first place to a last one."""
+    """The bytes in use at each of `count` places; a span has a first place, a last, and bytes."""
     changes = [0] * (count + 2)
     for first, last, size in spans:
         changes[first] += size
@@ -99,5 +99,5 @@ def bytes_of(node: fx.Node) -> int:
 
 
 def is_held_elsewhere(node: fx.Node) -> bool:
-    """It has no memory of its own: it is part of another value, or a constant of the program."""
+    """Whether the value has no memory of its own: an item of a tuple, or a constant."""
     return node.op == "get_attr" or node.target is operator.getitem

@@ -90,7 +90,7 @@ def share(count: Expression) -> tuple[Expression, Expression]:
 
 class PartialSums(Iteration):
     def is_total(self, item: Item) -> bool:
-        """A reduction of everything to one value: accumulated in a register."""
+        """Whether the item reduces all elements to one value, kept in a register."""
         return isinstance(item.definition, Reduced) and is_one(product(shape_of(item.node)))
 
     def total(self, item: Item) -> str:
@@ -145,7 +145,7 @@ class PartialSums(Iteration):
     # Sums in blocks
 
     def is_blocked(self, item: Item) -> bool:
-        """A sum over many rows, with as many results as the first such sum of the group."""
+        """Whether this sums over many rows, with as many results as the group's first such sum."""
         if not self._is_sum_over_rows(item) or self.is_total(item):
             return False
         sums = [each for each in self.group.items if self._is_sum_over_rows(each)]

@@ -59,7 +59,7 @@ from adjoint.torch_private.symbols import input_symbols
 
 aten = torch.ops.aten
 
-# What the BLAS multiplies.
+# Dtypes that the BLAS has matrix products for.
 BLAS_DTYPES = (torch.float32, torch.float64)
 
 # How many elements a row of row tiles counts as, when the number of threads is decided.
@@ -91,7 +91,7 @@ def require_within(
 
 
 def _shows_all(view: fx.Node, base: fx.Node, slot: Slot) -> bool:
-    """The view has each element of a result once, in the same memory."""
+    """Whether the view has each element of a result exactly once, in the same memory."""
     if slot.kind is not SlotKind.OUTPUT:
         return False
     shown, whole = tensor_of(view), tensor_of(base)
@@ -177,7 +177,7 @@ class _Planning(Schedule):
         return users
 
     def _views_to_make(self) -> list[fx.Node]:
-        """The returned nodes, but for views of results that can be allocated as the view itself.
+        """The returned nodes, without views of results that can be allocated as the view itself.
 
         Kernels know addresses and their own strides alone, so that the tensor of a result may have
         the shape and strides of its only view.
@@ -328,7 +328,7 @@ class _Planning(Schedule):
         return Number(size_of(leaf)) if isinstance(leaf, torch.SymInt) else leaf
 
     def _is_native_product(self, node: fx.Node) -> bool:
-        """Native code multiplies the matrices, which lie as the BLAS takes them."""
+        """Whether this is a matrix product whose operands have strides that the BLAS supports."""
         if not (self.target.has_native_products and is_product(node)):
             return False
         if dtype_of(node) not in BLAS_DTYPES or not is_plain(tensor_of(node), self.device):

@@ -97,7 +97,7 @@ def _is_contiguous(node: fx.Node, dim: int) -> bool:
 
 
 def is_plain_product(group: Group) -> bool:
-    """A product with nothing fused to it, for which the library is at least as fast."""
+    """Whether the group is a product with nothing fused, for which the library is as fast."""
     if group.product is None or len(group.members) > 1:
         return False
     node, inner = group.product.node, group.product.domain[2]

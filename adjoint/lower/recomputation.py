@@ -187,7 +187,7 @@ class Recomputation(Rematerialization):
         return self.recomputable[item]
 
     def reads_coalesced(self, reader: Item, node: fx.Node) -> bool:
-        """The reader reads each element of the value once, in order."""
+        """Whether the reader reads each element of the value once, in order."""
         if (reader, node) not in self.coalesced:
             places = [index for base, index in reader.reads if base is node]
             self.coalesced[reader, node] = not places or (
@@ -198,7 +198,7 @@ class Recomputation(Rematerialization):
         return self.coalesced[reader, node]
 
     def is_computed_inside(self, node: fx.Node, recipe: Recipe, place: int) -> bool:
-        """The unit can recompute the value where it reads it."""
+        """Whether the unit can recompute the value where it reads it."""
         group = self.units[place]
         if not isinstance(group, Group):
             return False
@@ -241,7 +241,7 @@ class Recomputation(Rematerialization):
         return total + sum(map(self.size, self.newly_stored(moves)))
 
     def lowers(self, moves: Sequence[Move], place: int) -> bool:
-        """Memory falls at `place`, and rises nowhere to what it is there now."""
+        """Whether memory falls at `place`, and nowhere rises to what `place` uses now."""
         first, last = self.lives.first, self.lives.last
         spans: list[tuple[int, int, int]] = []
         until: dict[fx.Node, int] = {}
@@ -280,7 +280,7 @@ def _independent(moves: Sequence[Move]) -> list[Move]:
 
 
 def _is_recomputable(item: Item) -> bool:
-    """Elementwise, with coalesced loads, and not random."""
+    """Whether the item is elementwise, has coalesced loads and draws no random numbers."""
     return (
         isinstance(item.definition, Mapped)
         and not item.checked

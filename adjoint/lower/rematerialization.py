@@ -125,7 +125,7 @@ class Rematerialization:
         return sum(map(self.size, (*self.read(unit), *results_of(unit, self.stored))))
 
     def is_there(self, node: fx.Node, place: int) -> bool:
-        """In memory while the unit at `place` runs."""
+        """Whether the value is in memory while the unit at `place` runs."""
         if node in self.group_of and node not in self.stored:
             return False
         return self.lives.is_there(node, place)

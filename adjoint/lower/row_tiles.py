@@ -1,6 +1,6 @@
 """Row tiles: groups and matrix products over the same rows run together, tile by tile.
 
-What one unit writes for a tile of rows is in the cache when the next unit reads it.  The units are
+The rows that one unit writes are still in the cache when the next unit reads them.  The units are
 kernels over the rows, products of the rows with a matrix, and sums over the rows, whose results are
 complete only after all tiles.
 """
@@ -74,7 +74,7 @@ def side_of(node: fx.Node) -> Side | None:
 
 
 def _reaches(stride: Size, count: Size) -> bool:
-    """The stride leaves room for `count` elements: not so in expanded or flipped tensors."""
+    """Whether the stride is at least `count`: it is not in expanded or flipped tensors."""
     if isinstance(stride, int) and isinstance(count, int):
         return stride >= count
     return same(stride, count)
@@ -165,7 +165,7 @@ def _pays(tiling: RowTiling) -> bool:
 
 
 def _enters(unit: Unit, tiling: RowTiling) -> bool:
-    """Add the unit, if some rows of it can be computed from the same rows of the others."""
+    """Add the unit, if each of its rows needs only the same rows of the others."""
     if isinstance(unit, Group):
         if not _group_fits(unit, tiling):
             return False

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 def is_plain(value: Any, device: torch.device = CPU) -> bool:
-    """A tensor that kernels for `device` can read and write."""
+    """Whether kernels for `device` can read and write this tensor."""
     return (
         isinstance(value, torch.Tensor)
         and value.dtype in DTYPES
@@ -75,7 +75,7 @@ class Selection:
 
 
 def _differs_from_eager(node: fx.Node, definition: Definition, target: Target) -> bool:
-    """A kernel would give other numbers than eager does, or than the same kernel in another run."""
+    """Whether a kernel would round otherwise than eager, or otherwise in another run."""
     if node.target in _ROUNDED_DIVISIONS and dtype_of(node).itemsize == 2:
         return not target.divides_halves_as_eager
     if not isinstance(definition, Scattered) or target.scatters_in_order:

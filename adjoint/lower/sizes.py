@@ -29,7 +29,7 @@ def sizes(values: Iterable[Any]) -> tuple[Size, ...]:
 
 
 def same(one: Size, other: Size) -> bool:
-    """Equal for all sizes of inputs."""
+    """Whether two sizes are equal for all sizes of inputs."""
     if isinstance(one, int) and isinstance(other, int):
         return one == other
     return bool(sympy.expand(one - other) == 0)
@@ -71,7 +71,7 @@ def ceiling(value: Size, by: int) -> Size:
 
 
 def is_below(value: Size, bound: Size) -> bool:
-    """value < bound, for all sizes of inputs."""
+    """Whether value < bound for all sizes of inputs."""
     room = simplified(bound - value)
     return isinstance(room, int) and room > 0
 

@@ -101,12 +101,12 @@ class _Access:
         return self.offset.coefficient(axis)
 
     def is_coalesced(self, axis: Axis) -> bool:
-        """Threads along `axis` access contiguous elements."""
+        """Whether threads along `axis` access contiguous elements."""
         stride = self.stride(axis)
         return isinstance(stride, int) and 0 < abs(stride) <= MAX_CONTIGUOUS_STRIDE
 
     def is_strided(self, axis: Axis) -> bool:
-        """Threads along `axis` access elements that are far apart."""
+        """Whether threads along `axis` access elements that are far apart."""
         return self.stride(axis) not in (0, None) and not self.is_coalesced(axis)
 
 

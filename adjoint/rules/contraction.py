@@ -28,7 +28,7 @@ def _scaled(value: torch.Tensor, factor: Any) -> torch.Tensor:
 
 
 def _is_column_major(matrix: torch.Tensor) -> bool:
-    """Columns are contiguous, as in the transpose of a weight."""
+    """Whether columns are contiguous, as in the transpose of a weight."""
     if matrix.dim() != 2:
         return False
     # A symbolic stride is not compared, which would guard on it.

@@ -1,7 +1,7 @@
-"""What ops cost: one table for those who save or recompute, and for those who fuse.
+"""The costs of ops: for the partition, which saves or recomputes, and for fusion.
 
-Costs are counted in operators of the loop language for each element.  What a pointwise op applies
-is read off its formula (`loops/pointwise.py`); only what has no formula is listed here.
+The cost of an op is the number of operators of the loop language for each element, read off the
+formula of a pointwise op (`loops/pointwise.py`).  Only ops without a formula are listed here.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from adjoint.torch_private.operators import OpOverload
 
 aten = torch.ops.aten
 
-# A math function takes about as long as so many operators that are instructions.
+# A math function takes about as long as this many operators that are single instructions.
 FUNCTION_COST_IN_OPERATORS = 8
 
-# Functions that lowering counts and partitioning does not.  A remainder takes many instructions, so
-# a kernel should not compute it more often than it must; but to save one costs a store and a load
-# of the whole tensor.  Draws are never recomputed: what draws is impure.
+# Functions that count as costly for lowering, but not for the partition.  A remainder takes many
+# instructions, so a kernel should not compute it twice; but recomputing it costs less than a store
+# and a load.  Random draws are impure, so the partition never recomputes them.
 _RECOMPUTED = frozenset({"fmod", "philox"})
 
 # Pointwise ops without a formula that take far longer than a load and a store.
@@ -34,22 +34,22 @@ _LIBRARY_FUNCTIONS = frozenset(
     {aten.digamma, aten.igamma, aten.igammac, aten.lgamma, aten.polygamma}
 )
 
-# Their derivatives are functions of their arguments, not of their results.
+# Activations whose derivatives are functions of the argument, not of the result.
 _ACTIVATIONS = frozenset({aten.gelu, aten.mish, aten.silu, aten.softplus})
 
 
 def functions_in(operators: Iterable[str]) -> int:
-    """How many of these operators are functions, each of which costs as much as several others."""
+    """How many of these operators are costly math functions."""
     return sum(operator in COSTLY for operator in operators)
 
 
 def effort(operators: int, functions: int) -> int:
-    """The cost of so many operators, of which some are functions."""
+    """The cost of `operators` operators, of which `functions` are costly math functions."""
     return operators + (FUNCTION_COST_IN_OPERATORS - 1) * functions
 
 
 def is_quick(node: fx.Node) -> bool:
-    """A pointwise op that is cheaper to recompute than to save: it applies no long function."""
+    """Whether a pointwise op applies no costly function, and so is cheaper to recompute."""
     target = node.target
     assert isinstance(target, OpOverload)
     if target.overloadpacket in _LIBRARY_FUNCTIONS:
@@ -62,14 +62,16 @@ def is_quick(node: fx.Node) -> bool:
 
 
 def _hides_behind_memory(node: fx.Node, target: OpOverload) -> bool:
-    """An activation of half-precision numbers on a GPU: computed while its argument is loaded,
-    which its derivative needs anyway."""
+    """Whether memory latency hides the cost: of an activation in half precision on a GPU.
+
+    Its derivative loads the argument anyway, and the activation is computed meanwhile.
+    """
     value = value_of(node)
     is_half = value.dtype in (torch.float16, torch.bfloat16)
     return value.device.type == "cuda" and is_half and target.overloadpacket in _ACTIVATIONS
 
 
-# Stands for an element: what is applied does not depend on its type.
+# A placeholder for any element: the operators applied do not depend on its dtype.
 _ELEMENT = Name("?", torch.float32)
 
 

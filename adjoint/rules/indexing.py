@@ -143,7 +143,10 @@ def embedding_dense_backward(
     padding_idx: int,
     scale_grad_by_freq: bool,
 ) -> Any:
-    """Each row reads where it was added.  Torch's own formula specializes on the row count."""
+    """Each row reads the cotangent at the index where it was added.
+
+    Torch's own formula specializes on the row count.
+    """
     flat = indices.reshape(-1)
     read = cotangent.index_select(0, flat)
     if scale_grad_by_freq:

@@ -85,7 +85,7 @@ def variance(
 def deviation(
     cotangent: Tensor, out: Tensor, x: Tensor, dim: Sequence[int] | None = None, **options: Any
 ) -> Any:
-    """That of the variance, over twice the deviation; zero where that is zero."""
+    """The derivative of the variance / (2 deviation); zero where the deviation is zero."""
     return (_of_variance(_of_root(cotangent, out), x, dim, **options),)
 
 
@@ -115,7 +115,7 @@ def deviation_and_mean(
 
 
 def _of_root(cotangent: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
-    """The cotangent of a number, of that of its root."""
+    """The cotangent of x, given that of root = sqrt(x): cotangent / (2 root)."""
     return (cotangent / (2 * root)).masked_fill(root == 0, 0)
 
 
@@ -142,7 +142,7 @@ def _of_variance(
     if dim is None or x.dim() == 0:
         freedom = x.numel() - correction
         if freedom <= 0:
-            # As eager has it: a finite number over nothing, and nothing over nothing.
+            # As in eager: x / 0 is infinite, and 0 / 0 is NaN.
             return cotangent * torch.where(x == x.mean(), math.nan, math.inf)
         return _twice_over(cotangent, freedom) * (x - x.mean())
     axes = list(_listed(dim)) or list(range(x.dim()))
@@ -151,7 +151,7 @@ def _of_variance(
 
 
 def _twice_over(cotangent: torch.Tensor, freedom: Any) -> torch.Tensor:
-    """2 cotangent / freedom.  Where `freedom` may be zero a tensor is divided, not a number."""
+    """2 cotangent / freedom; dividing a tensor by zero does not raise as dividing a number does."""
     if isinstance(freedom, int | float) and freedom:
         return cotangent * (2 / freedom)
     divided: torch.Tensor = cotangent * 2 / freedom

@@ -79,7 +79,7 @@ def checked_call(
 
 
 def _can_expect(op: Any, args: tuple[Any, ...], kwargs: Any, result: Any, leaf: Any) -> bool:
-    """The graph compiled again would expect the strides of `leaf`.
+    """Whether the graph compiled again would expect the strides of `leaf`.
 
     Not if it has gaps, as a tensor made like a part of another one, or if they vary between calls.
     """

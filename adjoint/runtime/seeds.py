@@ -44,5 +44,5 @@ def reserve_streams(generator: torch.Generator, streams: int) -> tuple[int, int]
 
 
 def draws_are_captured(device: torch.device) -> bool:
-    """A CUDA graph is being captured: what is drawn now would be drawn again by each replay."""
+    """Whether a CUDA graph is being captured, whose replays would repeat the same draws."""
     return device.type == "cuda" and is_capturing()

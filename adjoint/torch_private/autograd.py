@@ -48,7 +48,7 @@ def set_version(tensor: torch.Tensor, version: int) -> None:
 
 
 def share_version_counter(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """The two tensors have one version counter.  Found out by changing it."""
+    """Whether two tensors share a version counter, tested by changing it for a moment."""
     if one.is_inference() or other.is_inference():
         return one.is_inference() == other.is_inference()
     before = (one._version, other._version)
@@ -64,7 +64,7 @@ def saved_tensor_hooks() -> Hooks | None:
 
 
 def has_tangent(values: Sequence[Any]) -> bool:
-    """Some value is a dual tensor of torch's forward mode."""
+    """Whether some value is a dual tensor of torch's forward mode."""
     if forward_ad._current_level < 0:
         return False
     tensors = (value for value in values if isinstance(value, torch.Tensor))
@@ -72,7 +72,7 @@ def has_tangent(values: Sequence[Any]) -> bool:
 
 
 def forward_mode_is_enabled() -> bool:
-    """Torch's forward mode computes tangents of ops that run now."""
+    """Whether Torch's forward mode computes tangents of ops that run now."""
     return bool(forward_ad._is_fwd_grad_enabled())
 
 
@@ -80,7 +80,7 @@ def forward_mode_is_enabled() -> bool:
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 
 
-# Runs for which gradients are assumed to be needed, as they were the last time.
+# Runs that assume the last answers, before torch is asked again.
 MAX_RUNS_UNASKED = 16
 
 
@@ -91,19 +91,19 @@ MAX_KINDS = 64
 class ReachedNodes:
     """Which successors of an autograd node the current backward will execute or return.
 
-    To ask takes microseconds, and for a leaf whose gradient `autograd.grad` returns torch answers
-    by raising an error, which is slower.  So where all were reached, and of leaves that were
-    returned, the same is assumed of the next runs of that kind: that may only compute too much.
-    All other nodes are asked about in each run.
+    Asking torch takes microseconds, and longer for a leaf whose gradient `autograd.grad` returns:
+    there torch raises an error.  So if all successors were reached, and for leaves whose gradients
+    were returned, the next runs of that kind assume the same without asking.  A wrong assumption
+    only computes gradients that are not needed.  Other nodes are asked about in each run.
     """
 
     def __init__(self) -> None:
         self._assumed: dict[Hashable, _Assumed] = {}
 
     def that_run(self, nodes: Sequence[Any], kind: Hashable) -> tuple[int, ...]:
-        """Their indices; may include some whose gradient is not needed in this run.
+        """Indices of the nodes that will run; may include some that this run does not need.
 
-        `kind`: what tells runs of this node apart that may be for different gradients.
+        `kind`: a key that separates runs of this node that may need different gradients.
         """
         assumed = self._assumed.get(kind)
         if assumed is None or assumed.runs == MAX_RUNS_UNASKED:
@@ -123,7 +123,7 @@ class ReachedNodes:
 
 @dataclasses.dataclass
 class _Assumed:
-    """Nodes that are taken to be reached, for how many runs by now."""
+    """Nodes assumed to be reached, and the number of runs that have assumed it."""
 
     reached: frozenset[int]
     is_all: bool

@@ -10,7 +10,7 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 
 def is_batched(value: Any) -> bool:
-    """A batched cotangent, as a backward under `is_grads_batched=True` receives it."""
+    """Whether this is a batched cotangent, of a backward under `is_grads_batched=True`."""
     return isinstance(value, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(value)
 
 
@@ -44,7 +44,7 @@ def vmap_over_batch(
 
 
 def is_at_vmap_level(value: Any) -> bool:
-    """A tensor batched at the innermost level of `torch.func`, which is one of `vmap`."""
+    """Whether the innermost level of `torch.func` is a `vmap` that batches this tensor."""
     level = torch._C._functorch.maybe_current_level()
     return (
         level is not None
@@ -55,7 +55,7 @@ def is_at_vmap_level(value: Any) -> bool:
 
 
 def is_vmapped(value: Any) -> bool:
-    """A tensor batched at some level of `torch.func.vmap`."""
+    """Whether some level of `torch.func.vmap` batches this tensor."""
     functorch = torch._C._functorch
     while isinstance(value, torch.Tensor) and functorch.is_functorch_wrapped_tensor(value):
         if functorch.is_batchedtensor(value):

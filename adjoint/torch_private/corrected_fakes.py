@@ -118,7 +118,7 @@ def learn(op: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> 
 
 
 def is_known(op: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> bool:
-    """These are the facts that were learned for arguments of this kind."""
+    """Whether these are the facts that were learned for arguments of this kind."""
     facts = tuple(map(facts_of, tree_leaves(result)))
     return bool(_LEARNED) and _LEARNED.get(_key(op, args, kwargs)) == facts
 
@@ -132,7 +132,7 @@ def learn_alias(op: Any) -> bool:
 
 
 def returns_argument(op: Any) -> bool:
-    """A result of `op` was seen to alias an argument, which the schema does not declare."""
+    """Whether a result of `op` was seen to alias an argument, which the schema does not declare."""
     return op in _RETURN_ARGUMENTS
 
 
@@ -148,7 +148,7 @@ def _key(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _kind(leaf: Any) -> Any:
-    """What of an argument, besides sizes, dtypes and strides of results may depend on."""
+    """The properties of an argument, except sizes, that dtypes and strides of results depend on."""
     if isinstance(leaf, torch.Tensor):
         if leaf.layout is not torch.strided:
             return leaf.dtype, leaf.device.type, leaf.layout

@@ -25,7 +25,7 @@ empty_strided = guards._empty_strided_cuda  # type: ignore[attr-defined]
 
 
 def is_capturing() -> bool:
-    """The current stream is being captured into a CUDA graph."""
+    """Whether the current stream is being captured into a CUDA graph."""
     return torch._C._cuda_isCurrentStreamCapturing()
 
 
@@ -46,7 +46,7 @@ def numeric_settings() -> Hashable:
 
 
 def matmuls_avoid_tf32() -> bool:
-    """Matrix products of float32 tensors must be computed in float32."""
+    """Whether matrix products of float32 tensors must be computed in float32."""
     return torch._C._get_fp32_precision_getter("cuda", "matmul") != "tf32"
 
 

@@ -150,7 +150,7 @@ class SpecializationNeeded(RuntimeError):
 
 
 def _has_size_zero(example: Any) -> bool:
-    """Some symbolic size of an input was 0 in the call that is compiled."""
+    """Whether some symbolic size of an input was 0 in the call that is compiled."""
     sizes = example.shape if isinstance(example, torch.Tensor) else [example]
     return any(isinstance(size, torch.SymInt) and size.node.hint == 0 for size in sizes)
 
@@ -336,7 +336,7 @@ def _options_of(compiler: Any) -> Mapping[str, Any]:
 
 
 def is_general_attempt() -> bool:
-    """Dynamo is compiling a frame for general shapes, the first attempt of `adapt_frames`."""
+    """Whether Dynamo is compiling for general shapes, the first attempt of `adapt_frames`."""
     config: Any = shape_config
     return TracingContext.try_get() is not None and bool(config.backed_size_oblivious)
 

@@ -15,7 +15,7 @@ _by_arguments: Any = getattr(effects, "get_effect_key", None)
 
 
 def is_effectful(op: OpOverload) -> bool:
-    """The op must run exactly once, and in order with others like it: it prints, logs or counts."""
+    """Whether the op has side effects: it runs exactly once, in order with others of its kind."""
     if op.namespace == "aten" and op is not torch.ops.aten._print.default:
         return False
     if _by_op is not None:

@@ -54,7 +54,7 @@ DATA_DEPENDENT = (
 
 
 def reads_missing_data(error: Exception) -> bool:
-    """`error` was raised by C++ code that tried to read the data of a fake tensor."""
+    """Whether `error` was raised by C++ code that tried to read the data of a fake tensor."""
     return isinstance(error, RuntimeError) and "its data is not allocated yet" in str(error)
 
 
@@ -80,7 +80,7 @@ def new_fake_mode() -> FakeTensorMode:
 def fake_mode_with(shape_env: ShapeEnv | None) -> FakeTensorMode:
     """A fake mode that refuses tensors of other modes."""
     mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=False)
-    # Where it was made: all frames of the stack, as long as a program lives.
+    # The mode would keep its creation stack, all frames included, as long as a program lives.
     mode._stack_trace = traceback.StackSummary()
     return mode
 
@@ -142,5 +142,5 @@ def storage_keys(values: Iterable[Any]) -> set[Any]:
 
 
 def is_zero_tensor(zeros: torch.Tensor) -> bool:
-    """A ZeroTensor, without storage, as some formulas of autograd return; few ops support it."""
+    """Whether this is a ZeroTensor: returned by some autograd formulas, supported by few ops."""
     return bool(zeros._is_zerotensor())

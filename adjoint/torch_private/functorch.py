@@ -11,7 +11,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 
 def is_functorch_wrapper(value: Any) -> bool:
-    """A tensor wrapped by a level of a `torch.func` transform."""
+    """Whether a level of a `torch.func` transform wraps this tensor."""
     return isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(
         value
     )
@@ -25,12 +25,12 @@ def innermost(value: Any) -> Any:
 
 
 def transform_requires_grad() -> bool:
-    """A `torch.func` transform is calling `requires_grad_` on its own tensors."""
+    """Whether a `torch.func` transform is calling `requires_grad_` on its own tensors."""
     return bool(torch._C._functorch.get_inplace_requires_grad_allowed())
 
 
 def functorch_is_active() -> bool:
-    """A `torch.func` transform or a batched backward is running."""
+    """Whether a `torch.func` transform or a batched backward is running."""
     return torch._C._are_functorch_transforms_active()
 
 

@@ -38,12 +38,12 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
 def is_traceable_wrapper_subclass(tensor: Any) -> bool:
-    """A tensor subclass that wraps other tensors and implements `__tensor_flatten__`."""
+    """Whether this is a subclass that wraps tensors and implements `__tensor_flatten__`."""
     return _python_dispatch.is_traceable_wrapper_subclass(tensor)
 
 
 def are_ops_observed() -> bool:
-    """A `torch.func` transform, forward mode or a dispatch mode has to see each op."""
+    """Whether a `torch.func` transform, forward mode or a dispatch mode has to see each op."""
     return (
         torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack() > 0
@@ -72,7 +72,7 @@ def default_devices() -> tuple[torch.device, ...]:
 
 
 def has_torch_function_mode() -> bool:
-    """A `TorchFunctionMode` other than a device context is active."""
+    """Whether a `TorchFunctionMode` other than a device context is active."""
     return not all(isinstance(each, DeviceContext) for each in _function_modes())
 
 
@@ -81,7 +81,7 @@ def _function_modes() -> list[Any]:
 
 
 def is_autocast_enabled() -> bool:
-    """Autocast is enabled for some device type."""
+    """Whether Autocast is enabled for some device type."""
     return torch._C._is_any_autocast_enabled()
 
 
@@ -133,5 +133,5 @@ def _without_function_modes() -> Iterator[None]:
 
 
 def has_dispatch_mode() -> bool:
-    """A dispatch mode is active, to which kernels outside of torch's dispatcher are invisible."""
+    """Whether a dispatch mode is active; it would not see kernels that bypass the dispatcher."""
     return torch._C._len_torch_dispatch_stack() > 0

@@ -104,7 +104,7 @@ _OF_CUSTOM_OPS = "GeneratedBackwardFor_"
 
 
 def is_of_custom_op(function: type) -> bool:
-    """`torch.library` made this `autograd.Function` for a custom op."""
+    """Whether `torch.library` made this `autograd.Function` for a custom op."""
     return function.__name__.startswith(_OF_CUSTOM_OPS)
 
 
@@ -132,5 +132,5 @@ def custom_ops_applied_by(apply: Callable[..., Any], mode: TorchDispatchMode) ->
 
 
 def materializes_grads(context: Any) -> bool:
-    """`ctx.set_materialize_grads` of a function routed as above: zeros for missing cotangents."""
+    """Whether missing cotangents are zeros (`ctx.set_materialize_grads`), for such a function."""
     return bool(getattr(context, _MATERIALIZES, True))

@@ -22,7 +22,7 @@ class Holders:
         self._uses = _uses(self._address)
 
     def are_gone(self) -> bool:
-        """Nothing refers to the storage that did not at construction."""
+        """Whether no reference is left that did not exist at construction."""
         return (
             _uses(self._address) == self._uses
             and sys.getrefcount(self._storage) == self._references

@@ -39,16 +39,16 @@ def expression(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Ba
     return expr.xreplace(_numbers(shape_env)) if expr.free_symbols else expr
 
 
-# How many guards were read, and what they say.
+# The number of guards read so far, and the result of `_numbers` for them.
 _NUMBERS: WeakKeyDictionary[ShapeEnv, tuple[int, dict[sympy.Basic, sympy.Basic]]]
 _NUMBERS = WeakKeyDictionary()
 
 
 def _numbers(shape_env: ShapeEnv) -> dict[sympy.Basic, sympy.Basic]:
-    """The symbols that a guard says are a number, and that number.
+    """The symbols that a guard equates with a number, and that number.
 
-    In general shapes torch keeps symbols that are 0 or 1, though it has guarded that they are: a
-    reader of such a size would not know that it broadcasts.
+    For general shapes torch keeps such a symbol in sizes even if a guard says that it is 0 or 1;
+    without this table the axis would not be known to broadcast.
     """
     read, known = _NUMBERS.get(shape_env, (0, {}))
     if read != len(shape_env.guards):
@@ -81,7 +81,7 @@ def constant_value(expr: sympy.Basic) -> int | float | bool:
 
 
 class _Arithmetic(PythonReferenceAnalysis):
-    """Torch's evaluation of expressions, extended by piecewise ones, also of fx proxies."""
+    """Torch's evaluation of expressions, extended by piecewise expressions and fx proxies."""
 
     @staticmethod
     def expr_cond_pair(value: Any, holds: Any) -> tuple[Any, Any]:
@@ -171,7 +171,7 @@ _RECORDED = (
 
 
 def evaluate_recorded(expr: sympy.Basic, bindings: dict[sympy.Symbol, Any]) -> Any:
-    """`expr` computed of objects that record additions, products, quotients, `at_most`, ..."""
+    """`expr` evaluated on objects that record additions, products, quotients, `at_most`, ..."""
     for part in sympy.preorder_traversal(expr):
         is_power = isinstance(part, sympy.Pow) and part.exp.is_Integer and part.exp > 0
         if not (is_power or isinstance(part, _RECORDED)):
@@ -207,7 +207,7 @@ def size_symbols(tensor: torch.Tensor) -> Iterable[tuple[sympy.Symbol, Callable[
 
 
 def is_compound(size: Any) -> bool:
-    """The size is an expression, neither a number nor a single symbol."""
+    """Whether the size is an expression, neither a number nor a single symbol."""
     return isinstance(size, torch.SymInt) and not (
         (expr := expression(size)).is_Symbol or expr.is_number
     )
@@ -297,14 +297,14 @@ def stride_symbol_positions(values: Iterable[Any]) -> list[tuple[sympy.Symbol, i
 
 
 def unsimplified(size: Any) -> sympy.Basic | None:
-    """The expression of a size before guards were applied: a symbol, where one says it is 6."""
+    """The expression of a size without replacements by guards such as `s0 == 6`."""
     return size.node._expr if isinstance(size, torch.SymInt) else None
 
 
 def fresh_symbols(shape_env: ShapeEnv, sizes: dict[sympy.Symbol, int]) -> dict[sympy.Symbol, Any]:
     """For each symbol, a new one of `shape_env` with the given size as its hint; 0 stays a number.
 
-    Torch's symbolic expressions are not what it computes for empty tensors.
+    For empty tensors torch's symbolic expressions differ from the sizes it computes.
     """
     from torch._dynamo.source import ConstantSource
 
@@ -345,14 +345,14 @@ class Predicate:
 
 
 def value_of(expr: sympy.Basic, sizes: Mapping[sympy.Symbol, int]) -> Any:
-    """The number that an expression is for sizes."""
+    """The value of an expression for `sizes`."""
     found = predicate(expr)
     return found.holds(*[sizes[symbol] for symbol in found.symbols])
 
 
 @functools.lru_cache(maxsize=4096)
 def predicate(expr: sympy.Basic) -> Predicate:
-    """`expr` as a function: to evaluate the expression itself takes a hundred times as long."""
+    """`expr` compiled to a Python function, a hundred times as fast as evaluating it in sympy."""
     found = tuple(symbols_of(expr))
     parts = sympy.preorder_traversal(expr)
     if not all(isinstance(part, (*_RECORDED, *_COMPARED)) for part in parts):
@@ -434,7 +434,7 @@ def _guard_slice(
 
 
 def _guard_selected(x: torch.Tensor, dim: int, index: Any) -> None:
-    """That there is such an element."""
+    """Guard on the existence of the selected element."""
     _guard_index(x, dim, index)
     size = x.shape[dim]
     if not free_unbacked_symbols((index, size)):
@@ -442,16 +442,16 @@ def _guard_selected(x: torch.Tensor, dim: int, index: Any) -> None:
 
 
 def _guard_extremum(x: torch.Tensor, dim: Any = None, *_: Any, **__: Any) -> None:
-    """That there are elements: one of none there is not, which is an error."""
+    """Guard on axes not being empty: the extremum of an empty axis is an error."""
     axes = range(x.dim()) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
     for axis in axes if x.dim() else ():
         _guard_at_least(x.shape[axis], 1)
 
 
 def _guard_at_least(size: Any, least: Any) -> None:
-    """By lower bounds of its symbols as well.
+    """Guard on `size >= least`, and raise the lower bounds of its symbols to 1.
 
-    To sympy they are positive, so that torch takes it to be decided that a size is not 0.
+    Sympy takes symbols to be positive, so torch does not add a guard against size 0 by itself.
     """
     if isinstance(size, torch.SymInt) and not free_unbacked_symbols(size) and size >= least:
         for symbol in expression(size).free_symbols:
@@ -485,26 +485,26 @@ def input_symbols(fakes: Sequence[Any]) -> Iterator[tuple[sympy.Symbol, int, int
 
 
 def is_zero_in_capture(size: Any) -> bool:
-    """The size is 0 in the call being captured; if it is, the graph is specialized on that."""
+    """Whether the size is 0 in the call being captured; if so, the graph is specialized on it."""
     if isinstance(size, torch.SymInt) and not free_unbacked_symbols(size) and size.node.hint == 0:
         return int(size) == 0
     return type(size) is int and size == 0
 
 
 def is_unbacked(symbol: sympy.Symbol) -> bool:
-    """The symbol stands for a data-dependent number, known only in the run."""
+    """Whether the symbol stands for a data-dependent number, known only in the run."""
     return bool(symbol_is_type(symbol, SymT.UNBACKED_INT))
 
 
 def is_unbacked_int(value: Any) -> bool:
-    """`value` is an integer that depends on data."""
+    """Whether `value` is an integer that depends on data."""
     if not isinstance(value, torch.SymInt):
         return False
     return any(map(is_unbacked, symbols_of(expression(value))))
 
 
 def has_new_symbols(view: Any, viewed: torch.Tensor) -> bool:
-    """`view` has data-dependent sizes or offsets that `viewed` does not have."""
+    """Whether `view` has data-dependent sizes or offsets that `viewed` does not have."""
     return bool(free_unbacked_symbols(view) - free_unbacked_symbols(viewed))
 
 

@@ -56,7 +56,7 @@ def by_formula(node: fx.Node) -> Mapped | None:
 
 
 def _is_left_to_eager(node: fx.Node, entry: Pointwise, result: torch.dtype) -> bool:
-    """Integer powers, and integer division by what may be zero, where eager raises.
+    """Whether eager raises: for integer powers, and integer division that may be by zero.
 
     Also floor division of half types by a tensor, which eager rounds at each step.
     """

@@ -201,7 +201,7 @@ class CpuBinding(NativeBinding):
 
 
 def _may_be_large(slot: Slot) -> bool:
-    """The result may have `MIN_POOLED_BYTES` or more."""
+    """Whether the result may have `MIN_POOLED_BYTES` or more."""
     assert slot.shape is not None
     assert slot.dtype is not None
     sizes = [size for size in slot.shape if isinstance(size, int)]

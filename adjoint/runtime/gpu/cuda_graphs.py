@@ -73,7 +73,7 @@ class Capturer(Protocol):
     device: torch.device
 
     def is_capturing(self) -> bool:
-        """The caller is capturing what runs now."""
+        """Whether the caller is capturing what runs now."""
         ...
 
     def settings(self) -> Hashable:
@@ -144,7 +144,7 @@ def _have_no_memory(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _is_static_result(tensor: torch.Tensor) -> bool:
-    """The tensor is a small result in memory of a graph, and will have that address again."""
+    """Whether the tensor is a small result in memory of a graph: its address stays the same."""
     return _STATIC_STORAGES[tensor.untyped_storage().data_ptr()] > 0
 
 
@@ -279,7 +279,7 @@ class CudaGraphs:
             self._busy.release()
 
     def _are_new(self, binding: BoundSizes) -> bool:
-        """There was no call with these sizes: where sizes change, nothing is looked at further."""
+        """Whether these sizes have not been seen: such a call is not considered for capture."""
         sizes = binding.sizes
         if sizes == self._last_sizes:
             return False
@@ -453,7 +453,7 @@ class CudaGraphs:
         return None
 
     def _continues_last(self, key: CallKey, inputs: Sequence[Any]) -> bool:
-        """It differs from the last call only in inputs that are copied or became static."""
+        """Whether the call differs from the last one only in inputs that are copied or static."""
         before = self._latest
         if before is None or (key.kind, key.made) != (before.kind, before.made):
             return False

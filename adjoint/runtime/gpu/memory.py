@@ -1,8 +1,8 @@
 """Memory for temporaries, shared by all programs on a stream.
 
 Programs on a stream run one after another, and no temporary outlives its call: the memory that the
-largest program needs is enough for all.  When it grows, those who used the old memory find their
-lease stale.  It is freed with the last of them.
+largest program needs is enough for all.  When it grows, leases of the old memory become stale, and
+that memory is freed with the last of them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ GROWTH_FACTOR = 1.25
 
 
 class User(Protocol):
-    """Has tensors in the memory of an arena."""
+    """An object that has tensors in the memory of an arena."""
 
     def release(self) -> None:
-        """Let go of them."""
+        """Drop these tensors."""
         ...
 
 
@@ -36,7 +36,7 @@ class Lease:
         self.users: WeakSet[User] = WeakSet()
 
     def release(self) -> None:
-        """Let go of the memory, though somebody holds the lease."""
+        """Drop the memory, even if the lease is still referenced."""
         self.is_stale = True
         self.memory = NO_MEMORY
         for user in list(self.users):

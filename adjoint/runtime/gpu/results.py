@@ -125,7 +125,7 @@ class ResultLayout:
 
     @functools.cached_property
     def shown(self) -> list[NewTensor]:
-        """The new tensors with the strides of their result, if one view of all is the only one."""
+        """The new tensors, each with the strides of its result if that is its only view."""
         views: dict[int, list[Window | None]] = {}
         for each in self.results:
             if isinstance(each, FromNew):
@@ -151,7 +151,7 @@ class ResultLayout:
 
     @functools.cached_property
     def is_asked_for(self) -> bool:
-        """The program itself allocates all new tensors."""
+        """Whether the program itself allocates all new tensors."""
         return all(each.slot is not None for each in self.made)
 
     @functools.cached_property
@@ -279,7 +279,7 @@ def _is_inside(view: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def _overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Several elements share memory."""
+    """Whether several elements share memory."""
     return any(n > 1 and s == 0 for n, s in zip(shape, strides, strict=True))
 
 

@@ -1,7 +1,7 @@
-"""A binding: the words and the memory of one call at a time.
+"""A binding: the host code's words, and the memory of temporaries, for one call at a time.
 
-It owns the memory of the program's temporaries, and the views of them.  For another set of sizes
-the host code of the program is executed anew; nothing is kept for sizes of earlier calls.
+For another set of sizes the host code of the program is executed again; nothing is kept for sizes
+of earlier calls.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Words: TypeAlias = npt.NDArray[np.int64]
 # Makes the tensors of temporaries that library calls use, given the binding.
 MakeTensors: TypeAlias = Callable[["Binding"], None]
 
-# Memory that a binding has beyond what it needs now: it is given up when it is more than so many
-# times as much, and this much is added when sizes that change need more.
+# Memory for temporaries is freed when it is more than MAX_UNUSED_FACTOR times what the sizes need,
+# and allocated GROWTH_FACTOR times as large when sizes grow.
 MAX_UNUSED_FACTOR = 4
 GROWTH_FACTOR = 1.25
 
-# How often library results are checked for sizes of other kinds: with other axes empty or of one.
+# Kinds of sizes (which axes are empty, or of size 1) for which library results are checked.
 MAX_CHECKED_KINDS = 8
 
 
@@ -61,17 +61,17 @@ class Binding(ABC):
         self._make_tensors = make_tensors
         self._memory_of_words = np.array([*host.code.words, 0], dtype=np.int64)
         self.words = memoryview(self._memory_of_words.data)
-        """The words of the host code, of which generated functions read sizes."""
+        """The words of the host code; generated functions read sizes from them."""
         self._set_sizes = struct.Struct(f"{len(host.symbols) + 1}q").pack_into
         self.sizes: tuple[int, ...] | None = None
-        """The input sizes, and the number of threads, that it is bound for now."""
+        """The input sizes and, last, the number of threads that the words are computed for."""
         self.arena = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.flat: dict[torch.dtype, torch.Tensor] = {}
         self.tensors: dict[int, Any] = {}
         self._checks = any(isinstance(s, LibraryCall) and s.expected for s in host.plan.steps)
         self._checked_kinds: set[tuple[int, ...]] = set()
         self.is_checked = not self._checks
-        """The results of library calls need no check: they had one for sizes of this kind."""
+        """Whether the results of library calls were checked for sizes of this kind."""
 
     @abstractmethod
     def _memory(self, count: int) -> torch.Tensor:

@@ -104,7 +104,7 @@ class Value:
     __rmul__ = __mul__
 
 
-# What a word is at first: a number, a value that instructions compute, or an address.
+# The initial content of a word: a number, a value that instructions compute, or an address.
 Word: TypeAlias = "int | Value | CallAddress | WordAddress"
 
 _FOLDED: dict[Op, Callable[[int, int], int]] = {

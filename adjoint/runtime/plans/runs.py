@@ -53,7 +53,7 @@ def runs_of(plan: Plan) -> list[Run]:
 
 
 def is_fixed_view(step: LibraryCall, fixed: Container[int]) -> bool:
-    """A view of tensors that the binding owns, made once instead of in every call."""
+    """Whether the step is a view of tensors that the binding owns: made once, not in every call."""
     return step.is_view and all(slot in fixed for slot in arguments_of(step))
 
 
@@ -76,7 +76,7 @@ def numbers_in(step: LibraryCall) -> Iterator[Number]:
 
 
 def has_new_results(plan: Plan) -> bool:
-    """Kernels write all results, each in memory of its own, and each is returned once."""
+    """Whether kernels write all results, each in memory of its own, and each is returned once."""
     if not isinstance(plan.outputs, (list, tuple)):
         return False
     given = [each for each in plan.outputs if each is not None]
