@@ -5,24 +5,52 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from adjoint.bench import own, plot, table
-from adjoint.bench.results import Task
+from adjoint.bench import calls, own, plot, sizes, table
+from adjoint.bench.results import Table, Task
 from adjoint.bench.schedule import measure_in_process, run_all, standard_tasks
 from adjoint.bench.workloads import WORKLOADS
 from adjoint.finding import EXAMPLES, UsageError
 
 SYSTEMS = ("eager", "inductor", "func_inductor", "jax", "adjoint", "func_adjoint")
 
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of table: what it is measured of, by how many processes, and how it is shown."""
+
+    workloads: tuple[str, ...]
+    systems: tuple[str, ...]
+    runs: int
+    rendered: Callable[[Table], RenderableType]
+
+
+TABLES: dict[str, Kind] = {
+    "steps": Kind(tuple(WORKLOADS), SYSTEMS, 5, table.rendered),
+    "sizes": Kind(tuple(sizes.WORKLOADS), sizes.SYSTEMS, 1, sizes.rendered),
+    "calls": Kind(tuple(calls.CALLS), calls.SYSTEMS, 1, calls.rendered),
+}
+
+_ADDED = ", ".join(each for each in sizes.WORKLOADS if each not in WORKLOADS)
+
 _DESCRIPTION = f"""\
 Measure eager torch, Inductor, JAX and adjoint on the same work, each in fresh processes with
-caches off. Without FUNCTION, the four standard workloads: {", ".join(WORKLOADS)}.
+caches off. Without FUNCTION, the four standard workloads: {", ".join(WORKLOADS)}; or, of eager,
+Inductor and adjoint, one of two other tables:
+  --sizes  these workloads and {_ADDED}, a potential of PyTorch Geometric, with sizes that change in
+           each step. Columns: milliseconds at one size (one), on sizes never seen before (unseen;
+           x one: as a multiple), on the same sizes again; how many steps compiled something;
+           seconds of the first;
+  --calls  functions so small that the call is most of their time: microseconds, one CPU thread,
+           the tenth percentile of single calls.
 
 FUNCTION is module:function or path/to/file.py:function, in one of two forms:
   a function or torch.nn.Module that is called with --args, and differentiated if what it
@@ -60,11 +88,23 @@ def add_command(commands: Any) -> None:
         metavar="EXPRESSION",
         help=f"its arguments, as Python; otherwise its module's `{EXAMPLES}`",
     )
+    tables = parser.add_mutually_exclusive_group()
+    tables.add_argument("--sizes", action="store_true", help="steps whose sizes change")
+    tables.add_argument("--calls", action="store_true", help="the time of a call itself, on a CPU")
     parser.add_argument("--only", type=_names, metavar="WORKLOADS", help="such as pinn,forces")
     parser.add_argument("--systems", type=_names, help=f"of {','.join(SYSTEMS)}")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--runs", type=_positive, default=5, help="fresh processes of each")
-    parser.add_argument("--reps", type=_positive, default=20, help="timed steps in a process")
+    parser.add_argument(
+        "--runs",
+        type=_positive,
+        help="fresh processes of each (default: 5; 1 with --sizes or --calls)",
+    )
+    parser.add_argument(
+        "--reps",
+        type=_positive,
+        default=20,
+        help=f"timed steps in a process; with --calls, {calls.CALLS_IN_REP} calls each",
+    )
     parser.add_argument("--small", action="store_true", help="small sizes, to try it out")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one process")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
@@ -86,34 +126,17 @@ def run(parsed: argparse.Namespace, console: Console | None = None) -> int:
     """Measure, print the table and write the files asked for; the exit status."""
     console = console or Console()
     tasks = chosen_tasks(parsed)
+    kind = TABLES[_table(parsed)]
+    if parsed.plot is not None and (parsed.sizes or parsed.calls):
+        raise UsageError(f"--plot does not draw --{_table(parsed)}; leave one of them out")
     if parsed.plot is not None and parsed.plot.suffix not in (".svg", ".html"):
         raise UsageError(f"{parsed.plot} ends with neither .svg nor .html")
     for file in filter(None, (parsed.json, parsed.plot)):
         if not file.parent.is_dir():
             raise UsageError(f"there is no folder {file.parent} for {file.name}")
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("starting", total=len(tasks) * parsed.runs)
-        begun = False
-
-        def saw(task: Task, number: int) -> None:
-            nonlocal begun
-            progress.update(
-                bar,
-                advance=1 if begun else 0,
-                description=f"{task.workload} / {task.system}, run {number + 1} of {parsed.runs}",
-            )
-            begun = True
-
-        measure = functools.partial(measure_in_process, timeout=parsed.timeout)
-        measured = run_all(tasks, parsed.runs, measure, saw)
-    console.print(table.rendered(measured))
-    for line in table.notes(measured):
+    measured = _measured(tasks, parsed, console)
+    console.print(kind.rendered(measured))
+    for line in (*left_out(parsed), *table.notes(measured)):
         console.print(line)
     for line in table.failures(measured):
         console.print(line, style="red")
@@ -125,28 +148,80 @@ def run(parsed: argparse.Namespace, console: Console | None = None) -> int:
     return 0 if measured.is_sound() else 1
 
 
+def _measured(tasks: list[Task], parsed: argparse.Namespace, console: Console) -> Table:
+    """The results of all tasks, with a progress bar meanwhile."""
+    runs = parsed.runs or TABLES[_table(parsed)].runs
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("starting", total=len(tasks) * runs)
+        begun = False
+
+        def saw(task: Task, number: int) -> None:
+            nonlocal begun
+            progress.update(
+                bar,
+                advance=1 if begun else 0,
+                description=f"{task.workload} / {task.system}, run {number + 1} of {runs}",
+            )
+            begun = True
+
+        measure = functools.partial(measure_in_process, timeout=parsed.timeout)
+        return run_all(tasks, runs, measure, saw)
+
+
 def chosen_tasks(parsed: argparse.Namespace) -> list[Task]:
     """What was asked for, checked against what there is."""
     if parsed.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("torch finds no CUDA device")
-    known = SYSTEMS if parsed.function is None else own.SYSTEMS
-    systems = parsed.systems or [s for s in known if s != "jax" or _has_jax()]
-    _check("system", systems, known)
     if parsed.function is not None:
-        if parsed.only is not None:
-            raise UsageError("--only chooses among the standard workloads; leave it out")
-        return [
-            Task(parsed.function, system, parsed.device, parsed.reps, args=parsed.args)
-            for system in systems
-        ]
+        return _tasks_of_function(parsed)
     if parsed.args is not None:
         raise UsageError("--args are the arguments of a function; name one")
-    workloads = parsed.only or list(WORKLOADS)
-    _check("workload", workloads, tuple(WORKLOADS))
-    tasks = standard_tasks(workloads, systems, parsed.device, parsed.reps, parsed.small)
+    if parsed.calls and parsed.device != "cpu":
+        raise UsageError("--calls are measured on the CPU; leave --device out")
+    if parsed.sizes and parsed.reps > sizes.MAX_REPS:
+        raise UsageError(f"--sizes takes at most {sizes.MAX_REPS} --reps, each of other sizes")
+    kind = TABLES[_table(parsed)]
+    systems = parsed.systems or [s for s in kind.systems if s != "jax" or _has_jax()]
+    _check("system", systems, kind.systems)
+    workloads = parsed.only or [each for each in kind.workloads if sizes.missing(each) is None]
+    _check("workload", workloads, kind.workloads)
+    tasks = standard_tasks(
+        workloads, systems, parsed.device, parsed.reps, parsed.small, _table(parsed)
+    )
     if not tasks:
         raise UsageError(f"{', '.join(workloads)} cannot run on {', '.join(systems)}")
     return tasks
+
+
+def _tasks_of_function(parsed: argparse.Namespace) -> list[Task]:
+    if parsed.only is not None:
+        raise UsageError("--only chooses among the standard workloads; leave it out")
+    if parsed.sizes or parsed.calls:
+        raise UsageError(f"--{_table(parsed)} has workloads of its own; leave the function out")
+    systems = parsed.systems or list(own.SYSTEMS)
+    _check("system", systems, own.SYSTEMS)
+    return [
+        Task(parsed.function, system, parsed.device, parsed.reps, args=parsed.args)
+        for system in systems
+    ]
+
+
+def _table(parsed: argparse.Namespace) -> str:
+    return "sizes" if parsed.sizes else "calls" if parsed.calls else "steps"
+
+
+def left_out(parsed: argparse.Namespace) -> list[str]:
+    """The workloads that were not asked for by name and cannot run here."""
+    whys = {each: sizes.missing(each) for each in sizes.WORKLOADS}
+    if not parsed.sizes or parsed.only is not None:
+        return []
+    return [f"{each} is left out: {why}" for each, why in whys.items() if why is not None]
 
 
 def _check(kind: str, given: list[str], known: tuple[str, ...]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adjoint.bench.workloads import Step
+from adjoint.bench.workloads import Expected, Step
 
 # Steps between the first call and the timed ones.
 WARM_UP_STEPS = 3
@@ -35,30 +36,50 @@ class Timed:
 
 def timed(step: Step, reps: int, cuda: bool) -> Timed:
     """Run `step` once cold, `WARM_UP_STEPS` times to warm up, and `reps` times for the median."""
-    finish = torch.cuda.synchronize if cuda else _do_nothing
-
-    def once() -> tuple[float, Any]:
-        finish()
-        start = time.perf_counter()
-        returned = step.run()
-        finish()
-        return time.perf_counter() - start, returned
-
-    cold, returned = once()
-    # Copies, since a later step may overwrite the results; on the CPU, so that they do not count
-    # as memory of the step.
-    first = {name: x.detach().cpu().clone() for name, x in step.computed(returned).items()}
+    cold, returned = timed_call(step.run, cuda)
+    first = kept(step, returned)
     for _ in range(WARM_UP_STEPS):
         step.run()
     taken: list[float] = []
     for _ in range(reps):
-        seconds, returned = once()
+        seconds, returned = timed_call(step.run, cuda)
         taken.append(seconds)
     return Timed(cold, statistics.median(taken), first, step.computed(returned))
 
 
+def timed_call(run: Callable[..., Any], cuda: bool, args: Sequence[Any] = ()) -> tuple[float, Any]:
+    """The seconds of one call, until the device has finished, and what it returned."""
+    finish = torch.cuda.synchronize if cuda else _do_nothing
+    finish()
+    start = time.perf_counter()
+    returned = run(*args)
+    finish()
+    return time.perf_counter() - start, returned
+
+
 def _do_nothing() -> None:
     pass
+
+
+def timed_calls(run: Callable[..., Any], argument_sets: Sequence[Any], count: int) -> float:
+    """The seconds of one short call on the CPU, with each set of arguments in turn.
+
+    Each call is timed by itself, and the tenth percentile is taken: interruptions of the process
+    lengthen some calls, and shorten none.
+    """
+    clock = time.perf_counter_ns
+    taken: list[int] = []
+    for args in itertools.islice(itertools.cycle(argument_sets), count):
+        start = clock()
+        run(*args)
+        taken.append(clock() - start)
+    return sorted(taken)[count // 10] / 1e9
+
+
+def kept(step: Step, returned: Any) -> dict[str, Tensor]:
+    """Copies of what a step computed, since a later one may overwrite it; on the CPU, so that they
+    do not count as memory of the step."""
+    return {name: x.detach().cpu().clone() for name, x in step.computed(returned).items()}
 
 
 class PeakMemory:
@@ -87,6 +108,20 @@ def _peak_resident() -> int | None:
         return None
     found = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
     return None if found is None else int(found.group(1)) * 1024
+
+
+def largest_error(
+    computed: Sequence[Mapping[str, Tensor]], expected: Callable[[], Expected]
+) -> tuple[float | None, bool]:
+    """The largest error, and whether it is relative to eager in float64."""
+    try:
+        right = expected()
+    except torch.OutOfMemoryError:
+        return None, True
+    if not right.tensors:
+        return None, True
+    error = max(relative_error(found, right.tensors) for found in computed)
+    return error, right.in_float64
 
 
 def relative_error(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:

@@ -47,6 +47,8 @@ class Task(_Message):
     small: bool = False
     args: str | None = None
     """The arguments of a user's function, as Python."""
+    table: str = "steps"
+    """What is measured of it: `steps`, `sizes` (steps whose sizes change), `calls` (short ones)."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,12 @@ class Measurement(_Message):
     """None: there was no reference to compare with."""
     in_float64: bool = True
     """The error is against eager in float64, not in the precision of the step."""
+    unseen: float | None = None
+    """Where sizes change: seconds of a step on sizes never seen before; `step` is at one size."""
+    again: float | None = None
+    """The same for sizes that were seen, among others, once before."""
+    compiling_steps: int | None = None
+    """How many steps compiled something, the first among them."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,25 @@ class Row:
     @property
     def memory(self) -> float | None:
         return self._median([m.memory for m in self.measurements if m.memory is not None])
+
+    @property
+    def unseen(self) -> float | None:
+        return self._median([m.unseen for m in self.measurements if m.unseen is not None])
+
+    @property
+    def again(self) -> float | None:
+        return self._median([m.again for m in self.measurements if m.again is not None])
+
+    @property
+    def unseen_over_one(self) -> float | None:
+        """Of each process by itself: the machine may be slower while another runs."""
+        return self._median([m.unseen / m.step for m in self.measurements if m.unseen is not None])
+
+    @property
+    def compiling_steps(self) -> int | None:
+        """The most in any run."""
+        counts = [m.compiling_steps for m in self.measurements if m.compiling_steps is not None]
+        return max(counts, default=None)
 
     @property
     def error(self) -> float | None:
@@ -157,6 +184,12 @@ class Table:
         )
 
     def _row_as_dict(self, row: Row) -> dict[str, Any]:
+        changing = {
+            "unseen_s": row.unseen,
+            "again_s": row.again,
+            "unseen_over_one": row.unseen_over_one,
+            "compiling_steps": row.compiling_steps,
+        }
         return {
             "workload": row.workload,
             "system": row.system,
@@ -169,6 +202,7 @@ class Table:
             "step_over_eager": self.step_over_eager(row),
             "step_over_best_peer": self.step_over_best_peer(row),
             "cold_over_inductor": self.cold_over_inductor(row),
+            **({} if row.unseen is None else changing),
             "runs": [
                 {**dataclasses.asdict(m), "error": _finite(m.error)} for m in row.measurements
             ],

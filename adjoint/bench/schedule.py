@@ -15,7 +15,6 @@ from pathlib import Path
 
 from adjoint.bench.jax_workloads import WORKLOADS as IN_JAX
 from adjoint.bench.results import Failure, Measurement, Row, Table, Task, row
-from adjoint.bench.workloads import WORKLOADS
 
 Outcome = Measurement | Failure
 PACKAGE = Path(__file__).resolve().parent.parent.parent
@@ -25,7 +24,7 @@ def runs_on(workload: str, system: str) -> bool:
     """Whether the workload is written for the system."""
     if system == "jax":
         return workload in IN_JAX
-    return not (workload == "gpt" and system.startswith("func_"))
+    return not (workload in ("gpt", "schnet") and system.startswith("func_"))
 
 
 def turns(tasks: Sequence[Task], runs: int) -> list[list[Task]]:
@@ -100,12 +99,16 @@ def environment(task: Task, folder: str) -> dict[str, str]:
 
 
 def standard_tasks(
-    workloads: Sequence[str], systems: Sequence[str], device: str, reps: int, small: bool
+    workloads: Sequence[str],
+    systems: Sequence[str],
+    device: str,
+    reps: int,
+    small: bool,
+    table: str = "steps",
 ) -> list[Task]:
     """The pairs of standard workloads and systems that exist."""
-    assert set(workloads) <= WORKLOADS.keys()
     return [
-        Task(workload, system, device, reps, small)
+        Task(workload, system, device, reps, small, table=table)
         for workload in workloads
         for system in systems
         if runs_on(workload, system)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import rich.box
 import rich.table
 from rich.console import Group
@@ -13,12 +15,24 @@ _FAILURE_WIDTH = 90
 _SYSTEM_WIDTH = len("func_inductor")
 
 
+Cells = Callable[[Table, Row], list[str]]
+
+COLUMNS = ("step ms", "x eager", "x best", "cold s", "x ind.", "peak MiB", "error")
+
+
 def rendered(table: Table) -> Group:
+    """The table of steps."""
+    return rendered_by_workload(table, COLUMNS, cells)
+
+
+def rendered_by_workload(table: Table, columns: Sequence[str], cells: Cells) -> Group:
     """A table for each workload, whose name may be a long path; a line per system."""
-    return Group(*(_of_workload(table, workload) for workload in table.workloads()))
+    return Group(*(_of_workload(table, each, columns, cells) for each in table.workloads()))
 
 
-def _of_workload(table: Table, workload: str) -> rich.table.Table:
+def _of_workload(
+    table: Table, workload: str, columns: Sequence[str], cells: Cells
+) -> rich.table.Table:
     shown = rich.table.Table(
         title=f"[bold]{escape(workload)}[/]",
         title_justify="left",
@@ -29,33 +43,43 @@ def _of_workload(table: Table, workload: str) -> rich.table.Table:
     )
     # One width, so that the columns of all tables stand below each other.
     shown.add_column("system", no_wrap=True, min_width=_SYSTEM_WIDTH)
-    for name in ("step ms", "x eager", "x best", "cold s", "x ind.", "peak MiB", "error"):
+    for name in columns:
         shown.add_column(name, justify="right", no_wrap=True, min_width=7)
     for row in table.of(workload):
-        shown.add_row(_system(row), *cells(table, row))
+        shown.add_row(system_name(row.system), *cells(table, row))
     return shown
 
 
-def _system(row: Row) -> str:
-    return f"[bold]{row.system}[/]" if "adjoint" in row.system else row.system
+def system_name(system: str) -> str:
+    """As it is shown: ours stands out."""
+    return f"[bold]{system}[/]" if "adjoint" in system else system
 
 
 def cells(table: Table, row: Row) -> list[str]:
     """The cells of one row after the system's name."""
     if row.failure is not None:
         return ["[red]failed[/]", *["-"] * 5, ""]
-    error = "unchecked" if row.error is None else f"{row.error:.0e}"
-    if not row.in_float64:
-        error += "*"
     return [
-        "-" if row.step is None else f"{row.step * 1e3:.2f}",
-        _ratio(table.step_over_eager(row)),
-        _ratio(table.step_over_best_peer(row)),
-        "-" if row.cold is None else f"{row.cold:.2f}",
-        _ratio(table.cold_over_inductor(row)),
+        number(row.step, 1e3),
+        number(table.step_over_eager(row)),
+        number(table.step_over_best_peer(row)),
+        number(row.cold),
+        number(table.cold_over_inductor(row)),
         "-" if row.memory is None else f"{row.memory / 2**20:.0f}",
-        f"[red]{error}[/]" if table.looks_wrong(row) else error,
+        error(table, row),
     ]
+
+
+def number(value: float | None, scale: float = 1.0) -> str:
+    return "-" if value is None else f"{value * scale:.2f}"
+
+
+def error(table: Table, row: Row) -> str:
+    """The error, red where it is more than rounding."""
+    shown = "unchecked" if row.error is None else f"{row.error:.0e}"
+    if not row.in_float64:
+        shown += "*"
+    return f"[red]{shown}[/]" if table.looks_wrong(row) else shown
 
 
 def notes(table: Table) -> list[str]:
@@ -72,7 +96,3 @@ def failures(table: Table) -> list[str]:
         for row in table.rows
         if row.failure is not None
     ]
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

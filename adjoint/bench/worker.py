@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from adjoint.bench import calls, sizes
 from adjoint.bench.jax_workloads import step_in_jax
-from adjoint.bench.measure import PeakMemory, relative_error, timed
+from adjoint.bench.measure import PeakMemory, largest_error, timed
 from adjoint.bench.own import own_step
 from adjoint.bench.results import Measurement, Task
 from adjoint.bench.workloads import WORKLOADS, Expected, Step, step_of
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> None:
     """Measure, and write the measurement, or why there is none, to the result file."""
     task, result = Task.from_json(arguments[0]), Path(arguments[1])
     try:
-        measurement = measure(task)
+        measurement = MEASURES[task.table](task)
     except Exception as error:
         result.write_text(json.dumps({"failure": described(error)}))
         raise
@@ -42,7 +42,7 @@ def measure(task: Task) -> Measurement:
     measured = timed(step, task.reps, cuda)
     grown = _memory_of_jax() if cuda and task.system == "jax" else memory.grown()
     computed = [measured.first, measured.last] if step.repeats else [measured.first]
-    error, in_float64 = _largest_error(computed, expected)
+    error, in_float64 = largest_error(computed, expected)
     return Measurement(measured.step, measured.cold, grown, error, in_float64)
 
 
@@ -62,24 +62,17 @@ def _prepared(task: Task) -> tuple[Step, Callable[[], Expected]]:
     return step, expected
 
 
-def _largest_error(
-    computed: list[dict[str, Tensor]], expected: Callable[[], Expected]
-) -> tuple[float | None, bool]:
-    """The largest error, and whether it is relative to eager in float64."""
-    try:
-        right = expected()
-    except torch.OutOfMemoryError:
-        return None, True
-    if not right.tensors:
-        return None, True
-    error = max(relative_error(found, right.tensors) for found in computed)
-    return error, right.in_float64
-
-
 def _memory_of_jax() -> int | None:
     jax: Any = importlib.import_module("jax")
     peak: int | None = jax.devices()[0].memory_stats().get("peak_bytes_in_use")
     return peak
+
+
+MEASURES: dict[str, Callable[[Task], Measurement]] = {
+    "steps": measure,
+    "sizes": sizes.measure,
+    "calls": calls.measure,
+}
 
 
 def described(error: Exception) -> str:

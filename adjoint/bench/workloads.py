@@ -60,7 +60,7 @@ class Problem:
 class Step:
     """A function to time, and one that finds the named tensors in what it returned."""
 
-    run: Callable[[], Any]
+    run: Callable[..., Any]
     computed: Callable[[Any], dict[str, Tensor]]
     repeats: bool = True
     """Every run computes the same tensors."""
@@ -77,13 +77,30 @@ class Expected:
 
 def step_of(problem: Problem, system: str) -> Step:
     """One training step of `problem`, without the optimizer, on one of the torch systems."""
-    if system.startswith("func_"):
-        return _inside_step(problem, system)
-    net = problem.net if system == "eager" else torch.compile(problem.net, backend=system)
+    step = training_step(problem, system)
+    return replace(step, run=lambda: step.run(*problem.batch))
 
-    def run() -> None:
+
+def training_step(
+    problem: Problem,
+    system: str,
+    dynamic: bool | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Step:
+    """The same step as a function of the batch.
+
+    `options`: those of adjoint, or of Inductor.
+    """
+    settings: dict[str, Any] = {"dynamic": dynamic, "options": options}
+    if system.startswith("func_"):
+        return _inside_step(problem, system, settings)
+    net: Any = problem.net
+    if system != "eager":
+        net = torch.compile(problem.net, backend=system, **settings)
+
+    def run(*batch: Tensor) -> None:
         with torch.autocast("cuda", torch.bfloat16, enabled=problem.mixed):
-            loss = problem.outside(net, *problem.batch)
+            loss = problem.outside(net, *batch)
         problem.net.zero_grad(set_to_none=True)
         loss.backward()
 
@@ -94,15 +111,15 @@ def step_of(problem: Problem, system: str) -> Step:
     return Step(run, gradients)
 
 
-def _inside_step(problem: Problem, system: str) -> Step:
+def _inside_step(problem: Problem, system: str, settings: dict[str, Any]) -> Step:
     loss = problem.inside[system](problem.net)
     if system == "func_adjoint":
         parameters = {name: p.detach() for name, p in problem.net.named_parameters()}
-        both = value_and_grad(loss)
+        both = value_and_grad(loss, **settings)
     else:
         parameters = dict(problem.net.named_parameters())
-        both = torch.compile(_torch_value_and_grad(loss))
-    return Step(lambda: both(parameters, *problem.batch), lambda returned: returned[1])
+        both = torch.compile(_torch_value_and_grad(loss), **settings)
+    return Step(lambda *batch: both(parameters, *batch), lambda returned: returned[1])
 
 
 def _torch_value_and_grad(function: Transform) -> Transform:

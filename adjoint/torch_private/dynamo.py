@@ -52,6 +52,12 @@ def compiling() -> Iterator[None]:
         yield
 
 
+def graphs_compiled() -> int:
+    """How many graphs Dynamo has given to backends."""
+    count: int = dynamo_utils.counters["stats"]["unique_graphs"]
+    return count
+
+
 def left_alone_by_dynamo(function: Function) -> Function:
     """Neither the frames of a function nor those that they call are compiled.
 

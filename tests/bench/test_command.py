@@ -1,8 +1,11 @@
+import argparse
 import json
 from pathlib import Path
 
 import pytest
 
+from adjoint.bench import sizes
+from adjoint.bench.command import chosen_tasks, left_out
 from adjoint.cli import main
 
 
@@ -27,6 +30,35 @@ def test_a_failure_is_told_in_the_exit_status(
     assert "ValueError: not today" in capsys.readouterr().out
 
 
+def test_the_table_of_changing_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "results.json"
+    chosen = ["--only", "forces", "--systems", "eager", "--small", "--reps", "1"]
+    assert main(["bench", "--sizes", *chosen, "--json", str(file)]) == 0
+    assert "compiled" in capsys.readouterr().out
+    (row,) = json.loads(file.read_text())["rows"]
+    assert row["unseen_over_one"] == row["unseen_s"] / row["step_s"]
+    assert row["compiling_steps"] == 0
+
+
+def test_the_table_of_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "results.json"
+    chosen = ["--only", "2 ops", "--systems", "eager", "--reps", "1", "--json", str(file)]
+    assert main(["bench", "--calls", *chosen]) == 0
+    assert "microseconds" in capsys.readouterr().out
+    (row,) = json.loads(file.read_text())["rows"]
+    assert 0 < row["step_s"] < 0.1
+
+
+def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "missing", lambda each: "no" if each == "schnet" else None)
+    parsed = argparse.Namespace(
+        function=None, args=None, device="cpu", reps=1, small=True, systems=["eager"], only=None
+    )
+    parsed.sizes, parsed.calls = True, False
+    assert [task.workload for task in chosen_tasks(parsed)] == ["pinn", "forces", "gp", "gpt"]
+    assert left_out(parsed) == ["schnet is left out: no"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -37,6 +69,11 @@ def test_a_failure_is_told_in_the_exit_status(
         (["--args", "1"], "--args are the arguments of a function"),
         (["--only", "gpt", "--systems", "jax"], "gpt cannot run on jax"),
         (["--plot", "a.png"], "a.png ends with neither .svg nor .html"),
+        (["--sizes", "--plot", "a.svg"], "--plot does not draw --sizes"),
+        (["--sizes", "--reps", "27"], "--sizes takes at most 26 --reps"),
+        (["--sizes", "--systems", "jax"], "there is no system 'jax'"),
+        (["--calls", "--only", "pinn"], "there is no workload 'pinn'; choose from 2 ops"),
+        (["f.py:f", "--calls"], "--calls has workloads of its own"),
         (["--json", "no_such_folder/a"], "there is no folder no_such_folder"),
     ],
 )

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from adjoint.bench.measure import WARM_UP_STEPS, PeakMemory, relative_error, timed
+from adjoint.bench.measure import WARM_UP_STEPS, PeakMemory, relative_error, timed, timed_calls
 from adjoint.bench.workloads import Step
 
 
@@ -12,6 +12,12 @@ def test_the_first_result_is_kept_as_it_was() -> None:
     measured = timed(Step(lambda: x.add_(1), lambda returned: {"x": returned}), 5, cuda=False)
     assert measured.first["x"].item() == 1
     assert measured.last["x"].item() == 1 + WARM_UP_STEPS + 5
+
+
+def test_calls_are_made_in_turn() -> None:
+    seen: list[int] = []
+    assert timed_calls(seen.append, [(1,), (2,), (3,)], 7) >= 0
+    assert seen == [1, 2, 3, 1, 2, 3, 1]
 
 
 def test_memory_that_was_touched_is_seen() -> None:

@@ -49,3 +49,17 @@ def test_tasks_and_measurements_travel_as_json() -> None:
     task = Task("file.py:f", "eager", "cpu", 3, args="torch.ones(2)")
     assert Task.from_json(task.to_json()) == task
     assert Measurement.from_json(measured(1.0).to_json()) == measured(1.0)
+
+
+def test_what_changing_sizes_cost() -> None:
+    runs = [
+        Measurement(1.0, 9.0, None, None, unseen=2.0, again=1.5, compiling_steps=1),
+        Measurement(2.0, 9.0, None, None, unseen=2.0, again=2.5, compiling_steps=3),
+        Measurement(4.0, 9.0, None, None, unseen=5.0, again=4.5, compiling_steps=1),
+    ]
+    changing = row("pinn", "adjoint", runs)
+    assert (changing.step, changing.unseen, changing.again) == (2.0, 2.0, 2.5)
+    assert changing.unseen_over_one == 1.25
+    assert changing.compiling_steps == 3
+    (read,) = json.loads(Table((changing,)).to_json({}))["rows"]
+    assert (read["unseen_over_one"], read["compiling_steps"]) == (1.25, 3)

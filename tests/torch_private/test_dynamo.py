@@ -32,6 +32,15 @@ def test_names_of_parameters(source: str, name: str | None) -> None:
     assert dynamo.module_path(source) == name
 
 
+def test_graphs_are_counted_once() -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(torch.sin, backend="eager")
+    before = dynamo.graphs_compiled()
+    for _ in range(2):
+        compiled(torch.ones(3))
+    assert dynamo.graphs_compiled() == before + 1
+
+
 def test_shapes_are_general_inside_only() -> None:
     before = (shape_config.backed_size_oblivious, shape_config.use_duck_shape)
     with dynamo.general_shapes():
