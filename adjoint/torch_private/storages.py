@@ -12,7 +12,7 @@ from torch._C._dynamo import guards
 class Holders:
     """References to a tensor's storage that did not exist when this was made."""
 
-    __slots__ = ("_address", "_references", "_storage", "_uses")
+    __slots__ = ("_address", "_memory", "_references", "_storage", "_uses")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         # All Python references share one storage object, which counts them itself.
@@ -20,12 +20,17 @@ class Holders:
         self._address = self._storage._cdata
         self._references = sys.getrefcount(self._storage)
         self._uses = _uses(self._address)
+        self._memory = (self._storage.data_ptr(), self._storage.nbytes())
 
     def are_gone(self) -> bool:
-        """Whether no reference is left that did not exist at construction."""
+        """Whether no reference is left that did not exist at construction, nor any other sharing.
+
+        A storage that was resized, or moved to memory that other processes share, has other memory.
+        """
         return (
             _uses(self._address) == self._uses
             and sys.getrefcount(self._storage) == self._references
+            and (self._storage.data_ptr(), self._storage.nbytes()) == self._memory
         )
 
 

@@ -56,6 +56,27 @@ def test_memory_that_is_held_is_left_alone(hold: Callable[[torch.Tensor], Any]) 
     del held
 
 
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda tensor: tensor.untyped_storage().resize_(0),
+        lambda tensor: tensor.untyped_storage().resize_(8),
+        lambda tensor: tensor.resize_(100, 100),
+        lambda tensor: tensor.share_memory_(),
+    ],
+    ids=["freed", "less", "more", "shared with other processes"],
+)
+def test_memory_that_was_moved_is_let_go(move: Callable[[torch.Tensor], Any]) -> None:
+    pool = ResultPool(torch.float32)
+    taken = pool.take((4, 5), (5, 1))
+    move(taken)
+    address = taken.data_ptr()
+    del taken
+    again = pool.take((4, 5), (5, 1))
+    assert again.data_ptr() not in (0, address)
+    assert again.untyped_storage().nbytes() == 80
+
+
 def test_memory_of_other_sizes_is_let_go() -> None:
     pool = ResultPool(torch.float32)
     pool.take((4, 5), (5, 1))
