@@ -91,7 +91,7 @@ def require_within(
 
 
 def _shows_all(view: fx.Node, base: fx.Node, slot: Slot) -> bool:
-    """Whether the view has each element of a result exactly once, in the same memory."""
+    """Whether the view spans the memory of a result, and has as many elements."""
     if slot.kind is not SlotKind.OUTPUT:
         return False
     shown, whole = tensor_of(view), tensor_of(base)
@@ -101,7 +101,14 @@ def _shows_all(view: fx.Node, base: fx.Node, slot: Slot) -> bool:
     strides = zip(shape_of(base), sizes(whole.stride()), slot.strides, strict=True)
     if not same(*offsets) or not all(same(a, b) or is_one(size) for size, a, b in strides):
         return False
-    return same(product(shape_of(view)), product(shape_of(base)))
+    # Part of it, expanded, may have as many elements.
+    return same(product(shape_of(view)), product(shape_of(base))) and same(_span(view), _span(base))
+
+
+def _span(node: fx.Node) -> Size:
+    """From the first to the last element in memory, both included, of what is not empty."""
+    axes = zip(shape_of(node), sizes(tensor_of(node).stride()), strict=True)
+    return simplified(sum(((size - 1) * stride for size, stride in axes), 1))
 
 
 class _Planning(Schedule):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -39,6 +40,23 @@ def test_a_result_that_shares_memory_with_an_output_is_no_temporary() -> None:
     first, second = program([X]), program([X * 10])
     assert torch.equal(first, function(X))
     assert torch.equal(second, function(X * 10))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda y: y.view(-1)[:6].expand(2, 6),
+        lambda y: y.as_strided((6, 2), (1, 1)),
+        lambda y: y.view(-1)[:4].unfold(0, 2, 1).repeat(2, 1),
+        lambda y: y.t(),
+        lambda y: y.view(2, 6).t(),
+    ],
+)
+def test_the_memory_of_a_result_is_that_of_all_its_elements(view: Callable[..., Tensor]) -> None:
+    """Though a view that shows some of them repeatedly may have as many."""
+    result = check(lambda x: view(x + 1), X)([X])
+    assert result.untyped_storage().nbytes() == view(X.clone()).untyped_storage().nbytes()
+    assert result.stride() == view(X.clone()).stride()
 
 
 def test_a_copy_is_made_in_each_call() -> None:
