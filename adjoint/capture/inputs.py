@@ -218,7 +218,7 @@ class Inputs:
         self._group(indices)
 
     def refuse_writes_to_joined(self) -> None:
-        """Refuse writes to a storage of which an alias was found late: it would not see them."""
+        """Refuse writes to a storage with an alias found late: that alias would not see them."""
         for first, *others in self.joined:
             indices = [index for index in (first, *others) if index in self.aliases]
             if any(self.aliases[index].storage.writes for index in indices):

@@ -187,7 +187,7 @@ class Recipes:
         return all(isinstance(step, Replay) for step in recipe.steps)
 
     def derive_from_result(self, position: int, tensor: torch.Tensor) -> None:
-        """Make a returned view of the nearest result that it is a view of, if there is one."""
+        """Replay a returned view from the nearest result that it is a view of, if there is one."""
         chain = list(self.tracer.origin(self.tracer.alias(tensor)).origins())
         for count, each in enumerate(chain, 1):
             is_result = count > 1 and id(each.tensor) in self._by_tensor and self._is_current(each)
@@ -199,7 +199,7 @@ class Recipes:
                 return
 
     def _is_current(self, alias: Alias) -> bool:
-        """Whether the tensor of `alias` still has it, so that its views are views of the tensor."""
+        """Whether `alias` is the current one of its tensor, whose views are then views of it."""
         tensor = alias.tensor
         return tensor is not None and self.tracer.origin(self.tracer.alias(tensor)) is alias
 

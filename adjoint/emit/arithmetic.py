@@ -151,8 +151,8 @@ class Arithmetic:
     def divided(self, operator: str, values: Sequence[str], kind: str, unsigned: bool) -> str:
         """Integer division.
 
-        Division by zero would trap.  It is an error that is raised elsewhere, so here any value
-        will do.
+        Division by zero would trap.  The error is raised elsewhere, so the result here may be any
+        value.
         """
         zero = self.line(f"icmp eq {kind} {values[1]}, 0")
         by = self.line(f"select i1 {zero}, {kind} 1, {kind} {values[1]}")

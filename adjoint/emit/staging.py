@@ -1,7 +1,7 @@
 """Elements of matrices on their way from global to shared memory, for the tile of a product.
 
 A thread moves quads, four adjacent elements at a time.  All loads of a k-step are issued before
-anything is computed from them, so that they are in flight together.  In shared memory elements lie
+anything is computed from them, so that they are in flight together.  Shared memory is ordered
 by k: the rows of the left matrix, or the columns of the right one, are adjacent for each k.
 """
 
@@ -82,7 +82,7 @@ class Quad:
 
     expression: Expression
     counter: str
-    """The loop of which they are the four iterations."""
+    """The loop whose four iterations they are."""
     elements: list[Element]
     is_there: str | None
     """The register of whether they exist; None: they always do."""

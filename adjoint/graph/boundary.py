@@ -33,7 +33,7 @@ T = TypeVar("T")
 _PACKAGE = Path(__file__).parent.parent
 
 # Packages whose frames do not count as ours: they run user code, or torch on its behalf, so an
-# error that passes through them still belongs to whoever is below.
+# error that passes through them belongs to the frame below.
 _TRANSPARENT = tuple(str(_PACKAGE / name) for name in ("torch_private", "transforms"))
 
 # The exceptions that eager operators raise for illegal arguments.

@@ -234,7 +234,7 @@ class CallingConvention:
 
     @functools.cached_property
     def plain_inputs(self) -> list[int] | None:
-        """The caller's inputs that the graph takes, if it takes nothing else and writes to none."""
+        """The caller's inputs that the graph takes, if it takes only these and writes to none."""
         given = [source.index for source in self.sources if isinstance(source, FromCaller)]
         return None if self.writes or len(given) < len(self.sources) else given
 

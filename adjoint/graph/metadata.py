@@ -1,4 +1,4 @@
-"""What a node of a graph knows about itself, under typed names.
+"""The metadata of nodes, behind typed accessors.
 
 torch.fx gives each node a dict, `node.meta`. The keys that adjoint uses, and nothing but these:
 
@@ -262,7 +262,7 @@ def _is_contiguous(value: torch.Tensor) -> bool:
     strides = [_without_guards(stride) for stride in value.stride()]
     expected: Any = 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
-        # Along an axis of size 1 nothing is ever skipped.
+        # The stride of an axis of size 1 does not matter.
         if size != 1 and stride != expected:
             return False
         expected = expected * size

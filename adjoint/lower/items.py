@@ -71,7 +71,7 @@ def iteration_order(shape: Sequence[Size], strides: Sequence[Size]) -> tuple[int
     """Dimensions by decreasing stride, without those of size 1."""
     dims = [dim for dim, size in enumerate(shape) if not is_one(size)]
     if all(isinstance(strides[dim], int) for dim in dims):
-        # A dimension of stride 0 has no place in this order: all stay as they are.
+        # Stride 0 has no place in this order, so the dimensions keep theirs.
         if any(strides[dim] == 0 for dim in dims):
             return tuple(dims)
         return tuple(sorted(dims, key=lambda dim: -int(strides[dim])))

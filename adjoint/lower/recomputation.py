@@ -268,7 +268,7 @@ class Recomputation(Rematerialization):
 
 
 def _independent(moves: Sequence[Move]) -> list[Move]:
-    """Moves of which none removes a source of another."""
+    """A subset of moves, none of which removes a source of another."""
     found: list[Move] = []
     for move in moves:
         if not any(

@@ -48,13 +48,13 @@ class RowTiling:
     rows: Size
     units: list[Unit] = field(default_factory=list)
     tiled: set[fx.Node] = field(default_factory=set)
-    """Values of which a tile has its rows."""
+    """Values that a tile has its own rows of."""
     after: set[fx.Node] = field(default_factory=set)
     """Values that are complete only after all tiles."""
 
 
 def side_of(node: fx.Node) -> Side | None:
-    """A matrix as BLAS takes it, by rows or by columns; None if its strides do not allow it."""
+    """A matrix as an argument of BLAS, row- or column-major; None if its strides are neither."""
     shape = shape_of(node)
     axes = [Axis(f"{node.name}.{dim}", size) for dim, size in enumerate(shape)]
     try:

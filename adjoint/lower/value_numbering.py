@@ -40,7 +40,7 @@ from adjoint.target import Target
 
 @works_on("node")
 def merge_equal_values(graph_module: fx.GraphModule, target: Target) -> fx.GraphModule:
-    """Leave one node of those that compute the same elements in the same layout.
+    """Merge nodes that compute the same elements in the same layout.
 
     Two results of the program stay two tensors.  Nodes that nothing needs are removed.
     """
@@ -61,8 +61,8 @@ def merge_equal_values(graph_module: fx.GraphModule, target: Target) -> fx.Graph
 def _value_number(node: fx.Node, selection: Selection) -> Hashable | None:
     """Equal for nodes that compute the same tensor, element by element.
 
-    None for what is compared with nothing: library calls, reductions, scatters, and nodes that
-    check indices.
+    None for nodes that are never merged: library calls, reductions, scatters, and nodes that check
+    indices.
     """
     definition = selection.definition(node) if node.op == "call_function" else None
     if not isinstance(definition, Mapped) or definition.bounds:

@@ -97,7 +97,7 @@ def variance_and_mean(
     dim: Sequence[int] | None = None,
     **options: Any,
 ) -> Any:
-    """Those of both."""
+    """The sum of the derivatives of both results."""
     return (_of_both(cotangent[0], cotangent[1], x, dim, **options),)
 
 
@@ -109,7 +109,7 @@ def deviation_and_mean(
     dim: Sequence[int] | None = None,
     **options: Any,
 ) -> Any:
-    """Those of both."""
+    """The sum of the derivatives of both results."""
     of_variance = None if cotangent[0] is None else _of_root(cotangent[0], out[0])
     return (_of_both(of_variance, cotangent[1], x, dim, **options),)
 
@@ -229,7 +229,7 @@ def kthvalue(
 def _scattered(
     cotangent: torch.Tensor, index: torch.Tensor, x: torch.Tensor, dim: int, keepdim: bool
 ) -> torch.Tensor:
-    """Zeros like `x`, with each cotangent at the index along `dim` of the element it is for."""
+    """Zeros like `x`, with each cotangent at `index` along `dim`."""
     if x.dim() == 0:
         return cotangent
     place = restore_axes(index, x, dim, keepdim)

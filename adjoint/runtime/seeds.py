@@ -19,7 +19,7 @@ _LOCK = threading.Lock()
 
 
 def new_seeds(streams: int, device: torch.device) -> torch.Tensor:
-    """The key and first counter for `streams` streams, of which no other call draws any number."""
+    """The key and first counter for `streams` streams that no other call draws from."""
     if device.type == "cpu":
         return torch.empty(2, dtype=torch.int64, device=device).random_()
     key, start = reserve_streams(torch.cuda.default_generators[device.index], streams)

@@ -21,7 +21,7 @@ _MAKE = ("clone_state", "graphsafe_get_state")
 
 
 class Watcher(Protocol):
-    """Is told what a thread does to generators, before a change is made."""
+    """Receives a call for each use of a generator by a thread, before the generator changes."""
 
     def read(self, generator: torch.Generator, state: torch.Tensor) -> None:
         """`generator.get_state()` returned `state`."""

@@ -228,7 +228,7 @@ _ASSUMED: WeakKeyDictionary[ShapeEnv, list[sympy.Basic]] = WeakKeyDictionary()
 
 @contextlib.contextmanager
 def assumptions(shape_env: ShapeEnv | None) -> Iterator[list[sympy.Basic]]:
-    """Collect the guards that torch adds in this context, to those of earlier such contexts.
+    """Collect the guards that torch adds in this context, after those of earlier contexts.
 
     Dynamo does not check guards added after it has generated its own, so whoever runs what was
     built in the context must check these assumptions.

@@ -59,7 +59,7 @@ class Storage:
     depends_on_offset: bool = False
     """Whether the program depends on storage offsets of its tensors."""
     open: Callable[[], None] | None = None
-    """Makes the whole storage of an input the root, of which the caller passed only a part."""
+    """Makes the whole storage the root, for an input that covers only a part of it."""
 
 
 @dataclass(eq=False)

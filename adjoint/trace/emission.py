@@ -105,7 +105,7 @@ class Emitter:
         self.grad_of: GradOf | None = None
         # The source line of the node being interpreted, when the traced program is itself a graph.
         self.line: SourceLine | None = None
-        # In a graph inside another: makes a symbol that nothing here defines an input.
+        # In a nested graph: makes an input for a symbol that this graph does not define.
         self.lift_number: Callable[[Any], fx.Node] | None = None
         self._last_placeholder: fx.Node | None = None
         self._symbol_makers: dict[sympy.Symbol, Callable[[], fx.Node]] = {}

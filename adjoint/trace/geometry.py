@@ -105,7 +105,7 @@ def strided(
 
 
 def reaching_out(emitter: Emitter, viewed: Alias, tensor: torch.Tensor, mode: Mode) -> Alias:
-    """`tensor` as a differentiable view of `viewed`, of which it shows more than `viewed` covers.
+    """`tensor` as a differentiable view of `viewed` that also covers memory outside of it.
 
     Gradients flow to the elements that `viewed` covers; the others are data without a derivative.
     """

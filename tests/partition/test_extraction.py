@@ -23,12 +23,12 @@ def chain() -> tuple[fx.GraphModule, dict[str, fx.Node]]:
     return module, {"x": x, "t": t, "a": a, "b": b, "c": c, "d": d}
 
 
-def test_what_depends_on_a_node() -> None:
+def test_descendants_are_all_nodes_that_depend_on_a_root() -> None:
     module, nodes = chain()
     assert descendants(module.graph, [nodes["t"]]) == {nodes[name] for name in "tcd"}
 
 
-def test_a_graph_computes_its_outputs_from_what_it_is_given() -> None:
+def test_extract_computes_outputs_from_the_given_inputs() -> None:
     module, nodes = chain()
     made, copies = extract(module, [nodes["a"], nodes["t"]], [nodes["c"], None])
     assert set(copies) == {nodes[name] for name in "atc"}
@@ -38,7 +38,7 @@ def test_a_graph_computes_its_outputs_from_what_it_is_given() -> None:
     assert nothing is None
 
 
-def test_what_is_recomputed_comes_right_before_its_first_reader() -> None:
+def test_a_recomputed_node_is_placed_right_before_its_first_reader() -> None:
     module, nodes = chain()
     late = descendants(module.graph, [nodes["t"]])
     made, copies = extract(module, [nodes["x"], nodes["t"]], [nodes["d"]], late=late)
@@ -46,7 +46,7 @@ def test_what_is_recomputed_comes_right_before_its_first_reader() -> None:
     assert order == [copies[nodes[name]] for name in "acbd"]
 
 
-def test_which_values_are_used() -> None:
+def test_used_values_are_the_available_ones_that_outputs_need() -> None:
     module, nodes = chain()
     available = {nodes["a"], nodes["x"]}
     assert used_values(module, available, [nodes["t"]], [nodes["d"]], set()) == [

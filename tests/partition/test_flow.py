@@ -36,7 +36,7 @@ def network_of(edges: list[Edge]) -> Network[int]:
 
 
 @given(EDGES)
-def test_a_cut_is_cheapest_and_of_those_the_farthest(edges: list[Edge]) -> None:
+def test_the_cut_is_minimum_and_nearest_to_the_sink(edges: list[Edge]) -> None:
     near = network_of(edges).reachable_without(SOURCE, SINK)
     least = min(cost(edges, cut) for cut in cuts(edges))
     assert SOURCE in near
@@ -47,12 +47,12 @@ def test_a_cut_is_cheapest_and_of_those_the_farthest(edges: list[Edge]) -> None:
             assert other <= near
 
 
-def test_what_is_unbounded_is_not_cut() -> None:
+def test_unbounded_edges_are_not_cut() -> None:
     edges = [(SOURCE, 2, UNBOUNDED), (2, 3, 5), (2, 3, 6), (3, SINK, UNBOUNDED)]
     assert network_of(edges).reachable_without(SOURCE, SINK) == {SOURCE, 2}
 
 
-def test_flow_is_taken_back() -> None:
+def test_flow_is_rerouted_through_residual_edges() -> None:
     """The shortest path through the middle would block both others."""
     edges = [(SOURCE, 2, 1), (SOURCE, 3, 1), (2, 3, 1), (2, 4, 1), (3, 5, 1), (4, SINK, 1)]
     edges += [(5, SINK, 1)]

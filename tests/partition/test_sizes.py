@@ -34,7 +34,7 @@ def expressions(nodes: list[Any]) -> list[str]:
     return [str(symbols.expression(node.meta["val"])) for node in nodes]
 
 
-def test_each_size_that_no_saved_value_shows_is_saved() -> None:
+def test_a_size_that_no_saved_tensor_has_is_saved() -> None:
     graph, (x, y) = captured(5, 7)
     all_of_them = expressions(sizes_beside([], graph.nodes))
     assert len(all_of_them) == len(set(all_of_them)) == 2
@@ -43,7 +43,7 @@ def test_each_size_that_no_saved_value_shows_is_saved() -> None:
     assert sizes_beside([x, y], graph.nodes) == []
 
 
-def test_sizes_are_read_off_what_there_is() -> None:
+def test_sizes_are_read_off_available_values() -> None:
     graph, (x, y) = captured(5, 7)
     (query,) = sizes_beside([x], graph.nodes)
     user = graph.call_function(aten.neg.default, (query,))
@@ -61,7 +61,7 @@ def written(a: Tensor, v: Tensor, m: Tensor, x: Tensor, w: Tensor) -> Tensor:
 
 
 def test_a_written_input_of_dynamic_size() -> None:
-    """The sizes of a and v are equal, which only the sweep of one result finds out."""
+    """Only the sweep of one result finds that the sizes of a and v are equal."""
     torch._dynamo.reset()
     gradients = []
     for function in (written, torch.compile(written, backend="adjoint", fullgraph=True)):
@@ -82,8 +82,8 @@ def raised(x: Tensor, half: float) -> Tensor:
     TORCH < (2, 13),
     reason="the fake of a power looks at the exponent, of which Dynamo 2.11 can make no guard",
 )
-def test_derivatives_by_numbers_that_are_made_of_an_argument() -> None:
-    """Each order needs one more number: the exponent, less one, less two."""
+def test_higher_derivatives_compute_numbers_from_a_saved_one() -> None:
+    """Each order needs another exponent: n, n - 1, n - 2."""
     torch._dynamo.reset()
     found = []
     for function in (raised, torch.compile(raised, backend="adjoint", dynamic=True)):

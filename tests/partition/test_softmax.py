@@ -18,7 +18,7 @@ def arguments() -> tuple[Tensor, Tensor, Tensor]:
     return leaf(16, 8).float(), leaf(8, 32).float(), torch.arange(16)
 
 
-def test_two_numbers_of_each_row_are_saved() -> None:
+def test_row_maxima_and_row_sums_are_saved() -> None:
     made = recorded(cross_entropy, *arguments(), wrt=(0, 1))
     shapes = [tuple(node.meta["val"].shape) for node in saved_nodes(made)]
     assert shapes.count((16, 1)) == 2
@@ -29,7 +29,7 @@ def test_two_numbers_of_each_row_are_saved() -> None:
     assert again.count(aten.sum.dim_IntList) <= 1
 
 
-def test_others_stay_whole() -> None:
+def test_other_softmaxes_are_not_opened() -> None:
     def function(x: Tensor) -> Tensor:
         return x.log_softmax(-1)
 
@@ -41,7 +41,7 @@ def test_others_stay_whole() -> None:
 
 @pytest.mark.parametrize("target", ["reference", "native"])
 def test_all_orders_are_right(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opened in double precision as well, where it shows."""
+    """In double precision, where softmax is opened only for this test, errors would show."""
     monkeypatch.setattr(softmax, "is_cheap", lambda node: True)
 
     def derivatives(function: Callable[..., Tensor]) -> list[Tensor]:
@@ -60,7 +60,9 @@ def test_all_orders_are_right(target: str, monkeypatch: pytest.MonkeyPatch) -> N
     torch.testing.assert_close(derivatives(compiled), derivatives(function))
 
 
-def test_what_is_differentiated_has_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_is_differentiated_again_has_the_operator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(softmax, "is_cheap", lambda node: True)
 
     def function(x: Tensor) -> Tensor:

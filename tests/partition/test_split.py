@@ -32,7 +32,7 @@ def recorded(
 
 
 def saved_nodes(made: Derivative) -> list[fx.Node]:
-    """What is saved, inputs and outputs, as nodes of the forward graph."""
+    """The saved inputs and outputs, as nodes of the forward graph."""
     inputs = [n for n in made.graph_module.graph.nodes if n.op == "placeholder"]
     outputs = outputs_of(made.graph_module.graph)
     return [inputs[i] for i in made.saved_inputs] + [outputs[i] for i in made.saved_outputs]
@@ -60,7 +60,7 @@ def test_a_result_is_saved_as_the_result() -> None:
     assert len(outputs_of(made.graph_module.graph)) == 1
 
 
-def test_a_value_in_between_is_an_output_of_its_own() -> None:
+def test_an_intermediate_value_is_saved_as_an_extra_output() -> None:
     made = recorded(lambda x: x.exp().sin(), leaf(3))
     assert saved_targets(made) == [aten.exp.default]
     descriptors = output_descriptors(made.graph_module.graph)
@@ -96,14 +96,14 @@ def test_nothing_is_saved_twice() -> None:
         lambda x: x.t()[0].view(-1, 1),
     ],
 )
-def test_views_are_made_again(view: Callable[[Tensor], Tensor]) -> None:
+def test_views_are_recomputed(view: Callable[[Tensor], Tensor]) -> None:
     made = recorded(lambda x: view(x.exp()).sin(), leaf(3, 4))
     assert saved_targets(made) == [aten.exp.default]
     made = recorded(lambda x: view(x).sin(), leaf(3, 4))
     assert saved_targets(made) == ["input"]
 
 
-def test_no_part_of_several_results_is_saved_as_a_list() -> None:
+def test_an_item_of_a_tuple_is_saved_not_the_tuple() -> None:
     made = recorded(lambda x: [part.sin() for part in x.exp().split(1)], leaf(3))
     assert all(isinstance(node.meta["val"], Tensor) for node in saved_nodes(made))
 
@@ -117,7 +117,7 @@ def test_sizes_are_saved_as_numbers() -> None:
     assert len(sizes) == len(set(sizes))
 
 
-def test_constants_are_made_again() -> None:
+def test_constants_are_recomputed() -> None:
     made = recorded(lambda x: x * torch.arange(3.0, dtype=x.dtype), leaf(3))
     assert saved_targets(made) == []
     assert aten.arange.default in targets(
@@ -150,7 +150,7 @@ def test_every_random_number_is_drawn_once_whether_or_not_it_is_needed() -> None
     assert aten.rand.default not in targets(made.first_backward.graph_module)
 
 
-def test_the_backward_takes_what_its_pattern_needs() -> None:
+def test_a_backward_graph_takes_only_the_saved_values_that_its_cotangents_need() -> None:
     def function(x: Tensor) -> tuple[Tensor, Tensor]:
         return x.exp(), x.sin()
 
@@ -171,7 +171,7 @@ def test_a_value_used_forwards_only_is_not_saved() -> None:
     assert saved_nodes(made) == []
 
 
-def test_what_is_free() -> None:
+def test_views_constants_and_sizes_are_free() -> None:
     module = adjoint.capture(lambda x: (x.t() + torch.ones(3)).exp(), leaf(3, 3)).graph_module
     free = {node.target for node in module.graph.nodes if is_free(node)}
     assert aten.t.default in free
@@ -189,14 +189,14 @@ def saved_bytes(made: Derivative) -> int:
     return sum(v.numel() * v.itemsize for v in values if isinstance(v, Tensor))
 
 
-def test_what_costs_little_is_computed_again() -> None:
-    """From the exponential alone follow the arguments of both squares."""
+def test_cheap_operators_are_recomputed() -> None:
+    """The arguments of both squares can be recomputed from the exponential alone."""
     made = recorded(lambda x: (x.exp() * 2).square() + (x.exp() + 1).square(), leaf(50))
     assert saved_targets(made) == [aten.exp.default]
 
 
-def test_the_narrowest_place_is_saved() -> None:
-    """A column that is spread over a matrix, and that is needed."""
+def test_a_broadcast_value_is_saved_before_the_broadcast() -> None:
+    """The backward graph needs a column that is broadcast to a matrix."""
 
     def function(x: Tensor, y: Tensor) -> Tensor:
         return (x.exp().unsqueeze(1) + y).square()
@@ -211,7 +211,7 @@ def test_masks_are_saved_as_masks() -> None:
     assert saved_bytes(made) <= 50
 
 
-def test_what_takes_long_is_not_computed_again() -> None:
+def test_costly_operators_are_not_recomputed() -> None:
     for slow in (torch.tanh, torch.sigmoid, torch.exp):
         made = recorded(lambda x, slow=slow: slow(x @ x).square(), leaf(6, 6))
         again = targets(made.first_backward.graph_module)
@@ -220,20 +220,20 @@ def test_what_takes_long_is_not_computed_again() -> None:
 
 
 @pytest.mark.parametrize("inner", [1, MAX_FUSED_TERMS, MAX_FUSED_TERMS + 1])
-def test_a_product_of_a_few_terms_is_computed_again(inner: int) -> None:
+def test_a_product_with_a_short_inner_dimension_is_recomputed(inner: int) -> None:
     args = leaf(50, inner), leaf(inner, 60)
     made = recorded(lambda x, y: (x @ y).square(), *args, wrt=(0, 1))
     assert (aten.mm.default in saved_targets(made)) == (inner > MAX_FUSED_TERMS)
 
 
-def test_rows_by_index_are_read_again() -> None:
+def test_gathers_are_recomputed() -> None:
     made = recorded(lambda x, i: x.exp()[i].square(), leaf(5, 4), torch.arange(40) % 5)
     assert aten.index.Tensor not in saved_targets(made)
     assert aten.exp.default in saved_targets(made)
 
 
 def eager_saves(function: Callable[..., Any], *args: Tensor) -> set[int]:
-    """Which arguments eager saves."""
+    """The arguments that eager saves."""
     seen: list[int] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -276,7 +276,7 @@ def test_a_backward_graph_without_some_gradients() -> None:
     assert targets(part).count(aten.mm.default) == targets(whole).count(aten.mm.default) - 1
 
 
-def test_what_is_cheap() -> None:
+def test_which_operators_are_cheap() -> None:
     def function(x: Tensor, i: Tensor) -> list[Tensor]:
         return [x + 1, x.exp(), x.sum(0), x[i], nn.functional.dropout(x), x @ x.t()]
 
@@ -287,7 +287,7 @@ def test_what_is_cheap() -> None:
     assert not cheap & dear
 
 
-def test_a_size_is_read_off_a_value_that_there_is() -> None:
+def test_a_size_is_read_off_an_available_value() -> None:
     """For a cotangent of what the loop gives each step, the zeros to begin with need a size."""
 
     def function(x: Tensor) -> Any:
@@ -300,7 +300,7 @@ def test_a_size_is_read_off_a_value_that_there_is() -> None:
     assert made.cotangents_of(compiler.backward(made, [1], (0,))) == (1,)
 
 
-def test_a_branch_that_draws_runs_though_nothing_uses_it() -> None:
+def test_a_branch_that_draws_is_not_dead_code() -> None:
     def function(x: Tensor) -> Tensor:
         def draw(a: Tensor) -> Tensor:
             return a * torch.rand(3, dtype=a.dtype)
@@ -318,7 +318,7 @@ def cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
         return nn.functional.cross_entropy(x @ weight, target)
 
 
-def test_a_softmax_of_half_types_is_computed_again() -> None:
+def test_a_softmax_of_half_precision_inputs_is_recomputed() -> None:
     args = leaf(16, 8).float(), leaf(8, 32).float(), torch.arange(16)
     made = recorded(cross_entropy, *args, wrt=(0, 1))
     large = [n.meta["val"].dtype for n in saved_nodes(made) if n.meta["val"].numel() == 16 * 32]
@@ -326,14 +326,14 @@ def test_a_softmax_of_half_types_is_computed_again() -> None:
 
 
 @pytest.mark.parametrize("softmax", [torch.softmax, torch.log_softmax])
-def test_a_softmax_of_as_many_bytes_is_saved(softmax: Callable[..., Tensor]) -> None:
+def test_a_softmax_in_the_dtype_of_its_input_is_saved(softmax: Callable[..., Tensor]) -> None:
     made = recorded(lambda x: softmax(x @ x, 1), leaf(8, 8))
     assert made.saved_outputs == (0,)
     made = recorded(lambda x: softmax(x, 1, dtype=torch.float64), leaf(8, 8).float())
     assert made.saved_inputs == (), "eager does not save it"
 
 
-def test_a_cast_is_done_again() -> None:
+def test_a_cast_is_recomputed() -> None:
     made = recorded(lambda x: x.exp().double().square(), leaf(50).float())
     assert saved_targets(made) == [aten.exp.default]
 
@@ -342,7 +342,7 @@ def test_a_cast_is_done_again() -> None:
 
 
 def most_alive(module: fx.GraphModule) -> int:
-    """Bytes of values between inputs and outputs that are there at once, at most."""
+    """The peak of live bytes of intermediate values."""
     nodes = list(module.graph.nodes)
     order = {node: place for place, node in enumerate(nodes)}
     returned = set(outputs_of(module.graph))
@@ -375,7 +375,7 @@ def blocks(count: int, residual: bool = True, half: bool = False) -> Callable[..
 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("half", [False, True])
-def test_what_is_alive_does_not_grow_with_depth(residual: bool, half: bool) -> None:
+def test_live_bytes_do_not_grow_with_depth(residual: bool, half: bool) -> None:
     def backward(count: int) -> fx.GraphModule:
         x, weight = leaf(32, 8).float(), leaf(8, 8).float()
         made = recorded(blocks(count, residual, half), x, weight, wrt=(0, 1))
@@ -384,15 +384,15 @@ def test_what_is_alive_does_not_grow_with_depth(residual: bool, half: bool) -> N
     assert most_alive(backward(8)) == most_alive(backward(4))
 
 
-def test_what_is_computed_again_stands_before_its_first_reader() -> None:
+def test_a_recomputed_node_is_placed_before_its_first_reader() -> None:
     made = recorded(lambda x: ((x.exp() * 2).square() @ x).tanh(), leaf(6, 6))
     nodes = list(made.first_backward.graph_module.graph.nodes)
     again = next(n for n in nodes if n.target is aten.mul.Tensor and 2 in n.args)
     assert nodes.index(again) > nodes.index(next(n for n in nodes if n.target is aten.mm.default))
 
 
-def test_a_chain_of_sums_is_not_computed_again() -> None:
-    """Half the bytes would do, and all sums would be there at once when the first is needed."""
+def test_a_chain_of_sums_is_saved_not_recomputed() -> None:
+    """Saving half the bytes would suffice, but all recomputed sums would be live at once."""
     made = recorded(blocks(4, half=True), leaf(32, 8).float(), leaf(8, 8).float())
     sums = [n for n in saved_nodes(made) if n.target is aten.add.Tensor]
     assert len(sums) == 2
@@ -413,7 +413,7 @@ def test_a_mask_for_several_layers_is_not_widened() -> None:
     assert aten.gt.Scalar in saved_targets(made)
 
 
-def test_gradients_of_a_deep_residual_model_are_eager_s() -> None:
+def test_gradients_of_a_deep_residual_model_match_eager() -> None:
     x, weight = leaf(6, 5), leaf(5, 5)
     function = blocks(3)
     compiled = adjoint.compile(function)
@@ -433,7 +433,7 @@ def test_gradients_of_a_deep_residual_model_are_eager_s() -> None:
     ("device", "dtype", "again"),
     [("cuda", torch.bfloat16, True), ("cuda", torch.float32, False), ("cpu", torch.float16, False)],
 )
-def test_an_activation_of_halves_is_computed_again_on_a_gpu(
+def test_an_activation_in_half_precision_is_recomputed_on_a_gpu(
     activation: Callable[[Tensor], Tensor], device: str, dtype: torch.dtype, again: bool
 ) -> None:
     graph = adjoint.capture(activation, plain(4)).graph_module.graph
@@ -443,8 +443,8 @@ def test_an_activation_of_halves_is_computed_again_on_a_gpu(
     assert is_cheap(node) == again
 
 
-def test_what_follows_from_what_is_saved_anyway_is_not_saved() -> None:
-    """A backward graph that is differentiated again saves all that it is given."""
+def test_nothing_is_saved_that_follows_from_other_saved_values() -> None:
+    """A backward graph that is differentiated again saves all of its inputs anyway."""
     places = torch.arange(50) % 4
 
     def function(x: Tensor, w: Tensor, z: Tensor) -> Tensor:

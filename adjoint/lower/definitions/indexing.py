@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 
 def _wrapped(value: Expression, size: Size, reader: Reader) -> Index:
-    """An index loaded from memory, of which a negative value counts from the end."""
+    """An index loaded from memory; a negative one counts from the end."""
     value = cast(value, torch.int64)
     wrapped = where(value < 0, value + reader.size(size), value)
     return Index(((Gathered(wrapped, size), 1),))

@@ -26,8 +26,8 @@ _PYTHON = (
     "PyEval_RestoreThread",
 )
 
-# `self` is the address of five words: the arguments of `@{target}` but for the last, of which the
-# third is the table that addresses are stored in.  The last argument of a call is passed on.
+# `self` is the address of five words, the first arguments of `@{target}`.  The third is the table
+# that addresses are stored in.  The last argument of a call becomes the last of `@{target}`.
 _TEXT = """\
 declare ptr @PyLong_AsVoidPtr(ptr)
 declare i64 @PyLong_AsLongLong(ptr)

@@ -35,7 +35,7 @@ _KNOWN: set[str] = set()
 
 
 class LLVMError(RuntimeError):
-    """LLVM rejected the module, or it calls something that nobody defines."""
+    """LLVM rejected the module, or the module calls an undefined function."""
 
 
 @functools.cache

@@ -111,7 +111,7 @@ def product_words(
     result: tuple[Word, Value],
     accumulates: int = 0,
 ) -> list[Word]:
-    """The arguments of a product, but for the offsets of its factors."""
+    """The arguments of a product, except the offsets of its factors."""
     m, n, k = code.sizes(product.shape)
     left = _matrix_words(code, product.left, (m, k), base)
     right = _matrix_words(code, product.right, (k, n), base)

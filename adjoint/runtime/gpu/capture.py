@@ -63,7 +63,7 @@ class CudaCapturer:
     def allocate(
         self, slot: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
     ) -> torch.Tensor:
-        """Memory for the result at a slot, of which nothing is remembered."""
+        """Memory for the result at a slot; the capturer keeps no reference to it."""
         return empty_strided(shape, strides, dtype)
 
     def is_capturing(self) -> bool:

@@ -191,7 +191,7 @@ class CapturedCall:
 
 
 class CallKind(NamedTuple):
-    """What decides the layout of a call's results."""
+    """The properties of a call that determine the layout of its results."""
 
     binding: BoundSizes
     lease: Memory
@@ -232,7 +232,7 @@ class CudaGraphs:
         """The positions of the inputs that the program uses."""
         self._capturer = capturer
         self.why = why
-        """Why nothing is captured (any more); empty if calls may be."""
+        """Why calls are not captured, or no longer; empty if they may be."""
         self.replays = 0
         self._busy = threading.Lock()
         self._captures = 0

@@ -51,7 +51,7 @@ class Arena:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._lease: Callable[[], Lease | None] = lambda: None
-        """The current memory, if somebody still uses it."""
+        """A weak reference to the current memory."""
         self.busy = threading.Lock()
 
     def lease(self, count: int) -> Lease:

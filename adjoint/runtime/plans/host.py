@@ -49,7 +49,7 @@ class Host(ABC):
         self.offsets, self.total = self._lay_out()
         """The offset of each temporary and each kernel's scratch memory, and the bytes of all."""
         self.sizes_end = len(self.code.instructions)
-        """Up to here nothing depends on an address."""
+        """The number of instructions that depend on no address; they come first."""
 
     @abstractmethod
     def chunks(self, step: NativeStep) -> Value:
