@@ -1,4 +1,4 @@
-"""The backend that `torch.compile(f, backend="adjoint")` finds, and its short form."""
+"""The backend of `torch.compile(f, backend="adjoint")`, and its short form `adjoint.compile`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from adjoint.options import Options
 from adjoint.progress import PROGRESS
 from adjoint.torch_private.dynamo import DynamoError, adapt_frames, in_eager, is_general_attempt
 
-# What the modes of `torch.compile` ask for, as options.  There is no autotuning to ask for.
+# The modes of `torch.compile` as options.  There is no autotuning.
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
     "reduce-overhead": {"cuda_graphs": True},
@@ -29,7 +29,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def _parse(options: Mapping[str, Any] | None, mode: str | None) -> Options:
-    """The options that a user's mapping and mode ask for."""
+    """The options of a user's mapping and mode."""
     if mode is not None and mode not in MODES:
         raise ValueError(f"mode {mode!r} is none of {', '.join(MODES)}")
     asked = {} if mode is None else MODES[mode]
@@ -41,14 +41,14 @@ def _parse(options: Mapping[str, Any] | None, mode: str | None) -> Options:
 
 
 def _is_final(error: Exception) -> bool:
-    """Other shapes would not help."""
+    """Whether compiling the frame again with specialized sizes would fail in the same way."""
     if isinstance(error, CaptureError):
         return not error.is_internal
     return isinstance(error, MemoryError | torch.OutOfMemoryError | Warning)
 
 
 def _tracing(options: Mapping[str, Any], code: CodeType) -> contextlib.AbstractContextManager[None]:
-    """Dynamo traces a frame, and has it compiled."""
+    """The progress context around Dynamo's tracing of a frame."""
     if options.get("progress") is False:
         return contextlib.nullcontext()
     line = SourceLine(code.co_filename, code.co_firstlineno, code.co_name, "")
@@ -82,7 +82,7 @@ def adjoint(
 
 
 def _runs_in_eager(error: Exception) -> bool:
-    """Eager can do what failed here, or says itself why not."""
+    """Whether the graph may run in eager torch instead, which may raise its own error."""
     if isinstance(error, CaptureError) and not error.is_internal:
         return True
     if isinstance(error, DynamoError | MemoryError | torch.OutOfMemoryError | Warning):
@@ -104,7 +104,7 @@ def compile(
             compile, fullgraph=fullgraph, dynamic=dynamic, mode=mode, **options
         )
     _parse(options, mode)  # A wrong option is an error here, not at the first call.
-    if mode is not None and options:  # Of which `torch.compile` takes one.
+    if mode is not None and options:  # `torch.compile` takes only one of them.
         options, mode = {**MODES[mode], **options}, None
     compiled: Callable[..., Any] = torch.compile(
         function,

@@ -1,7 +1,7 @@
 """The sentence: capture, differentiate, optimize, partition, optimize, lower, emit, load.
 
-`Compiler` says it for graphs under `torch.compile` and for transforms alike.  Derivatives are made
-on demand: autograd, by way of the runtime, comes back to the same functions for each order.
+`Compiler` runs these stages for graphs under `torch.compile` and for transforms alike.  Derivatives
+are compiled on demand: for each order autograd, through the runtime, calls the same methods again.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def compile_graph(
 def capture(
     function: Callable[..., Any], *args: Any, dynamic: bool = False, **kwargs: Any
 ) -> CapturedProgram:
-    """The pure graph of `function(*args, **kwargs)`, with what its inputs and outputs are."""
+    """The pure graph of `function(*args, **kwargs)`, with descriptors of its inputs and outputs."""
     return capture_call(function, args, kwargs, dynamic)
 
 
@@ -97,9 +97,9 @@ class Compiler:
     options: Options = field(default_factory=Options)
     observer: Observer = unobserved
     reported: set[str] | None = None
-    """The failures that the user has been told of, if all is compiled for one program."""
+    """Failures that the user has been warned of, if this compiler serves one program."""
     _inner: list[float] = field(default_factory=list, compare=False, repr=False)
-    """For each stage that runs now, seconds spent in the stages it asked for in turn."""
+    """For each running stage, the seconds spent in stages nested in it."""
 
     # capture
 
@@ -117,7 +117,7 @@ class Compiler:
         return self._stage("capture", 0, lambda: capture_call(function, args, kwargs, dynamic))
 
     def differentiable(self, graph_module: fx.GraphModule) -> Runnable:
-        """The graph, ready to run inside an ordinary program and to be differentiated there."""
+        """The graph as a function that eager code can call and autograd can differentiate."""
         with differentiating(graph_module):
             if is_left_to_eager(graph_module):
                 return partial(evaluate, graph_module)
@@ -191,21 +191,22 @@ class Compiler:
             try:
                 return self._stage("partition", joint.order, make)
             except NotSaved:
-                # What all cotangents need was saved; for those that are missing zeros will do.
+                # The first backward graph needs no more than was saved; missing cotangents are zeros.
                 if first is None or not set(of) <= set(derivative.cotangents_of(first)):
                     raise
                 return first
 
     def narrowed(self, backward: Backward, wanted: frozenset[int]) -> Backward:
-        """The same without the gradients at other places than `wanted`."""
+        """A backward graph that computes only the gradients at the positions `wanted`."""
         return self._stage("partition", backward.order, lambda: narrowed(backward, wanted))
 
     def transposed(self, backward: fx.GraphModule, saved: int) -> tuple[fx.GraphModule, list[int]]:
-        """The derivative along inputs, given the backward graph, which is linear in its tangents.
+        """The graph of forward mode: the transpose of a backward graph, linear in its tangents.
 
-        `backward` takes `saved` values, then tangents.  Returns a graph from the same inputs and
-        tangents of the primal inputs to tangents of the outputs, and which inputs matter to it.
-        Its value does not depend on the tangents that `backward` takes: zeros will do.
+        `backward` takes `saved` values, then tangents of the outputs.  The graph takes the same
+        inputs, and then tangents of the primal inputs; it returns tangents of the outputs.  Its
+        value does not depend on the tangents that `backward` takes, so zeros may be passed.  Also
+        returns which inputs it depends on.
         """
         with self._differentiating(backward):
             gradients = outputs_of(backward.graph)
@@ -220,7 +221,7 @@ class Compiler:
             return made, present
 
     def composed(self, graph_module: fx.GraphModule) -> fx.GraphModule:
-        """The graph, to be run op by op where torch differentiates the ops."""
+        """The graph with ops that torch can differentiate, for running it op by op."""
         return compose_for_torch(graph_module)
 
     def _joint(
@@ -230,8 +231,8 @@ class Compiler:
         wrt: Sequence[int],
         everywhere: bool = False,
     ) -> Joint:
-        """The optimized joint graph, of the outputs with a derivative; `everywhere`: of all."""
-        # What eager is to take over, it takes over as a whole, before anything has run.
+        """The optimized joint graph of outputs that have a derivative; `everywhere`: of all."""
+        # With `unsupported="eager"`, eager takes over the whole graph, before anything has run.
         some = partial(differentiate_where_possible, some=self.options.unsupported == "eager")
         make = differentiate if everywhere else some
         order = 1 + order_of_graph(graph_module.graph)
@@ -244,10 +245,10 @@ class Compiler:
     def _forward(self, joint: Joint, split: Split, wrt: Sequence[int]) -> Forward:
         """The forward graph, which saves what derivatives of every order need.
 
-        At the second order cotangents arrive at the saved values themselves.  Where no cotangent
-        came by a saved value in the first sweep, its own derivative says what else is to be saved.
+        At the second order the saved values have cotangents themselves.  If the first sweep had no
+        cotangent of some saved value, another sweep finds what its derivative needs.
         """
-        # A backward graph runs here only to be differentiated again, in any of several ways.
+        # It is itself a backward graph, whose further derivatives may need any of its inputs.
         if joint.order > 1:
             return split.forward(split.primals)
         needed, reached = set(joint.entangled), set(joint.reached)
@@ -266,7 +267,7 @@ class Compiler:
     # optimize, lower, emit, load
 
     def program(self, graph_module: fx.GraphModule) -> Executable:
-        """The graph, ready to run."""
+        """The graph, compiled and loaded."""
         with self.during("lowering", graph_module):
             made = attempt(
                 lambda: self._program(graph_module), graph_module, reported=self.reported
@@ -284,7 +285,7 @@ class Compiler:
         return SizedPrograms(graph_module, self.native, self.during, self.reported)
 
     def native(self, graph_module: fx.GraphModule) -> PlanProgram | None:
-        """The graph as native code for the sizes it has; None if it is to be run op by op.
+        """The graph as native code for its symbolic sizes; None if it should run op by op.
 
         If kernels draw random numbers, the program takes one more input (`Plan.streams`).
         """
@@ -296,7 +297,7 @@ class Compiler:
             if not kernels.refused:
                 return self._stage("load", order, partial(load_program, plan, kernels.code, target))
             kernels.warn(self.reported)
-            # Their operators are called as they are, and the rest is fused without them.
+            # The operators of these kernels become library calls; the rest is fused without them.
             if kernels.refused_nodes <= called:
                 break
             called |= kernels.refused_nodes
@@ -307,7 +308,7 @@ class Compiler:
     ) -> Plan | None:
         """The plan of a graph on a target; None if it has no kernels.
 
-        `called`: names of nodes that are to be called as they are.
+        `called`: names of nodes that have to be library calls.
         """
         if not target.has_kernels:
             return None
@@ -330,7 +331,7 @@ class Compiler:
         return graph_module
 
     def _stage(self, name: str, order: int, make: Callable[[], Value]) -> Value:
-        """What a stage makes, verified and shown to the observer."""
+        """The result of a stage, timed, verified and shown to the observer."""
         self._inner.append(0.0)
         begun = time.perf_counter()
         try:
@@ -353,7 +354,7 @@ class Compiler:
     def during(
         self, doing: str, graph_module: fx.GraphModule
     ) -> contextlib.AbstractContextManager[None]:
-        """A context in which this is done to a graph."""
+        """The context around work on a graph, for reporting progress."""
         if not self.options.progress:
             return contextlib.nullcontext()
         return PROGRESS.during(doing, lambda: location_of_graph(graph_module).source)
@@ -365,7 +366,7 @@ class Compiler:
 
 
 def _verify(stage: str, made: object) -> None:
-    """Say which stage broke a graph, if the one it made is broken."""
+    """Verify the graphs that a stage made; an error names the stage."""
     if isinstance(made, CapturedProgram | Joint | Derivative | Backward):
         made = made.graph_module
     if isinstance(made, fx.GraphModule):
@@ -376,7 +377,7 @@ def _verify(stage: str, made: object) -> None:
 
 
 def _has_unreached(forward: Forward, wrt: Sequence[int], reached: set[Origin]) -> bool:
-    """Some saved value has a derivative, and no cotangent came by it in the sweeps so far."""
+    """Whether some saved value has a derivative, but no sweep so far had a cotangent of it."""
     returned = outputs_of(forward.graph_module.graph)
     return any(
         place >= forward.results

@@ -27,8 +27,8 @@ from adjoint.target import Loader, Machine, Target
 
 Key: TypeAlias = "tuple[torch.device, Machine | None, str]"
 
-# Kernels of this process by where they run and what they do: programs share those that are the
-# same, and each lives as long as a program that calls it.
+# The kernels of this process, by target and content: programs share equal kernels, and a kernel
+# lives as long as a program that calls it.
 _KERNELS: weakref.WeakValueDictionary[Key, NativeFunction] = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
 
@@ -49,11 +49,11 @@ class CompiledKernels:
 
     @property
     def refused_nodes(self) -> frozenset[str]:
-        """The nodes that kernels were refused for."""
+        """The nodes whose kernels were rejected."""
         return frozenset(name for launch in self.refused for name in launch.nodes)
 
     def warn(self, reported: set[str] | None) -> None:
-        """Tell the user of the refusals that are not among the `reported`."""
+        """Warn the user of rejected kernels, except those already `reported`."""
         for launch, error in self.refused.items():
             if not was_reported(error, reported):
                 _warn(launch, error)
@@ -75,7 +75,7 @@ def _warn(launch: Launch, error: Exception) -> None:
 
 
 def compile_kernels(plan: Plan, target: Target) -> CompiledKernels:
-    """The code of each kernel of a plan; those of the process that are the same are shared."""
+    """The code of each kernel of a plan; equal kernels of the process are shared."""
     launches = plan.launches
     if target.machine is None:
         return CompiledKernels({}, {})

@@ -1,4 +1,4 @@
-"""Observers: they are shown what each stage made.  No stage prints or times itself."""
+"""Observers: they are shown the result of each stage.  No stage prints or times itself."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Sighting:
     value: Any
     """What it made: a captured program, a graph, a plan, the kernels of a plan, a program."""
     seconds: float
-    """How long it took, without the stages that it asked for in turn."""
+    """Its duration, without the stages nested in it."""
 
 
 Observer: TypeAlias = Callable[[Sighting], None]
 
 
 def unobserved(sighting: Sighting) -> None:
-    """The observer that looks away."""
+    """The observer that does nothing."""

@@ -25,26 +25,27 @@ class Options:
     by op."""
 
     unsupported: Literal["raise", "eager"] = "raise"
-    """What becomes of a function that cannot be captured: an error, or the function itself."""
+    """What happens to code that cannot be captured or differentiated: `raise` an error, or run it
+    in `eager` torch."""
 
     cuda_graphs: bool = True
-    """Whether a GPU may do again what it did, by one launch, where tensors lie where they lay
-    before.  Results that another stream still reads must be kept until it has: `record_stream` is
-    not enough."""
+    """Whether repeated calls on a GPU replay a CUDA graph, when all tensor addresses match the
+    captured ones.  A result that another stream reads must stay referenced until that stream is
+    done: `record_stream` is not enough."""
 
     eager_rng: bool | None = None
-    """Whether random numbers are those that eager would draw, bit for bit, or come from a
-    counter-based generator inside kernels, seeded by torch's.  None: eager's on a processor, those
-    of kernels on a GPU.  What runs op by op draws eager's."""
+    """True: random numbers are those of eager, bit for bit.  False: they come from a counter-based
+    generator inside kernels (Philox), seeded by torch's.  None: True on the CPU, False on a GPU.
+    Ops that run op by op always draw eager's numbers."""
 
     passes: tuple[Pass, ...] = ()
-    """Passes of the user's own (`adjoint.graph_pass`), run where each asks to."""
+    """The user's own passes (`adjoint.graph_pass`), each run at the place that it declares."""
 
     verify: bool = False
     """Whether every graph is verified after each stage and pass that made it."""
 
     progress: bool = True
-    """Whether a compilation that takes more than two seconds says so on a terminal."""
+    """Whether a compilation that takes more than two seconds reports progress on a terminal."""
 
     def __post_init__(self) -> None:
         for name, annotation in get_type_hints(type(self)).items():
@@ -91,7 +92,7 @@ def _legal_values(annotation: object) -> tuple[object, ...]:
 
 
 def _same(value: object, choice: object) -> bool:
-    """Equality that does not take 1 for True."""
+    """Whether two values are equal and of one type: 1 is not True."""
     return type(value) is type(choice) and value == choice
 
 

@@ -8,8 +8,8 @@ The compiler runs passes at three places, in the order of the tuples in `pipelin
 
 A pass may change the graph that it is given, and returns it or another one (a pass of ours at
 `post`, where the graph may be differentiated later, returns another one).  What it returns must
-mean the same, have the same inputs and outputs, and be legal for `graph/verify.py`, which is asked
-after each pass when the option `verify` is set.
+compute the same, have the same inputs and outputs, and be a valid graph: `graph/verify.py` checks
+that after each pass when the option `verify` is set.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Pass:
     run: Run
     place: Place = "post"
     after: str | None = None
-    """The pass that it comes after; None: it is the last."""
+    """The name of the pass that it comes after; None: it comes last."""
 
     def __post_init__(self) -> None:
         if self.place not in get_args(Place):
@@ -52,7 +52,7 @@ def graph_pass(name: str, place: Place = "post", after: str | None = None) -> Ca
 
 
 def extended(pipeline: Sequence[Pass], place: Place, more: Iterable[Pass]) -> tuple[Pass, ...]:
-    """`pipeline`, which runs at `place`, with those of `more` that ask for this place."""
+    """`pipeline`, which runs at `place`, with the passes of `more` for this place inserted."""
     passes = list(pipeline)
     for each in more:
         if each.place != place:

@@ -1,7 +1,7 @@
 """Which passes run, where, in which order.
 
 Each tuple is for one place of the pipeline (`passes.py`); a user's own passes, given by the option
-`passes`, are put among them.
+`passes`, are inserted among them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DECOMPOSE = Pass("decompose", decompose)
 # On a forward graph that is to be differentiated again.
 PRIMAL = (CLOSE_SOFTMAX,)
 
-# On a joint graph, before it is split.  What an opened softmax is made of may be there already.
+# On a joint graph, before it is split.  Merged again: parts of an opened softmax may already exist.
 JOINT = (MERGE, OPEN_SOFTMAX, MERGE)
 
 # On a joint graph that is not split: the transpose of a backward graph.

@@ -1,8 +1,8 @@
-"""A compilation that takes long says so on a terminal: what is compiled, how far, for how long.
+"""Progress of long compilations, on a terminal: what is compiled, how far, for how long.
 
-It is one line, which is written again and again and goes when the compilation ends.  Compilations
-that follow one another closely, as the graphs and derivatives of one call do, are told as one.
-Where nobody waits - in a file, a notebook, a test - nothing is written, and no thread is started.
+It is one line, rewritten in place and cleared when the compilation ends.  Compilations in quick
+succession, such as the graphs and derivatives of one call, are reported as one.  If stderr is not a
+terminal (a file, a notebook, a test), nothing is written and no thread is started.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from adjoint.observing import Sighting
 
 Value = TypeVar("Value")
 
-# Seconds: from here on a compilation takes long; the line is written so often; and compilations
-# with no more than so much between them are one.
+# Seconds: after which a compilation is reported, between updates of the line, and the longest pause
+# between compilations that are reported as one.
 SLOW = 2.0
 REFRESH = 0.2
 PAUSE = 0.5
@@ -31,13 +31,13 @@ PAUSE = 0.5
 _CLEAR = "\r\x1b[K"
 
 
-# Where what is compiled stands in the user's program.
+# Finds the user's line that is being compiled.
 Place: TypeAlias = Callable[[], SourceLine | None]
 
 
 @dataclass
 class _Work:
-    """Compilations that are told as one."""
+    """Compilations that are reported as one."""
 
     began: float
     ended: float
@@ -46,19 +46,19 @@ class _Work:
 
 
 class Progress:
-    """What is told on the terminal of a process.  It is an observer of what goes on.
+    """Writes the progress line of a process; an observer of stages.
 
-    One thread compiles at a time.
+    Only one thread compiles at a time.
     """
 
     def __init__(self, stream: Callable[[], TextIO] = lambda: sys.stderr) -> None:
         self._stream = stream
         self._work = _Work(-PAUSE, -PAUSE)
         self._doing: list[tuple[str, Place]] = []
-        """What is being done and, before it, what that is a part of."""
+        """A stack of activities, each nested in the one before."""
 
     def __call__(self, sighting: Sighting) -> None:
-        """See what a stage has made."""
+        """Count the kernels of a stage's result."""
         if not self._doing:
             return
         if sighting.stage == "lower":
@@ -69,7 +69,7 @@ class Progress:
 
     @contextlib.contextmanager
     def during(self, doing: str, place: Place) -> Iterator[None]:
-        """A context in which this is done to the program at `place`."""
+        """The context around an activity, such as "tracing", on the program at `place`."""
         stream = self._stream()
         if not self._doing and not _is_terminal(stream):
             yield
@@ -102,7 +102,7 @@ class Progress:
     def _tell(self, stream: TextIO, done: threading.Event) -> None:
         if done.wait(max(0.0, self._work.began + SLOW - time.monotonic())):
             return
-        with contextlib.suppress(OSError, ValueError):  # The terminal has gone.
+        with contextlib.suppress(OSError, ValueError):  # The terminal was closed.
             while True:
                 stream.write(_CLEAR + self._line()[: _columns(stream) - 1])
                 stream.flush()
@@ -112,7 +112,7 @@ class Progress:
             stream.flush()
 
     def _line(self) -> str:
-        """The time comes first: what does not fit in the line is left out."""
+        """The text of the line; the time comes first, because long lines are cut."""
         seconds = time.monotonic() - self._work.began
         doing, _ = self._doing[-1]
         lines = (place() for _, place in reversed(self._doing))

@@ -94,7 +94,7 @@ def watched(
     order: int,
     dynamic: bool = False,
 ) -> StageLog:
-    """Compile and call `function`, differentiate what it returns `order` times, and see it all."""
+    """Compile and call `function`, differentiate its result `order` times, and log every stage."""
     log = StageLog()
     torch.compiler.reset()
     backend = partial(adjoint, observer=log)
@@ -134,7 +134,7 @@ def printed(shown: Sequence[Shown]) -> str:
 
 
 def differences(shown: Sequence[Shown]) -> str:
-    """What each stage changed of what its neighbour of the same order had made."""
+    """The difference of each stage's text from that of the stage before it, within an order."""
     before: dict[int, Shown] = {}
     found: list[str] = []
     for each in shown:

@@ -1,8 +1,8 @@
-"""What code is made for, as frozen data that every stage may ask.
+"""Targets: what code is generated for, as frozen data.
 
-A target says where tensors lie, how loops are mapped onto the machine, which instructions and
-libraries it has, how fast it is, and how code is loaded.  It is chosen once for a graph
-(`targets.py`) and passed down; stages ask it questions in words, and none asks which device it is.
+A target has a device, a mapping of loops onto the machine, instructions, libraries, nominal rates
+and a loader.  It is chosen once for a graph (`targets.py`) and passed down.  Stages read its
+properties, such as `tiles_rows`, and never compare its device.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ NVPTX = "nvptx64-nvidia-cuda"
 
 
 class LoopMapping(Enum):
-    """What the `parallel` and `vector` loops of a kernel become."""
+    """How the `parallel` and `vector` loops of a kernel are mapped onto the machine."""
 
     THREADS = "threads"
-    """Parallel loops are shared out among a few threads, vector loops become SIMD lanes."""
+    """Parallel loops are divided among a few threads, vector loops among SIMD lanes."""
     GRID = "grid"
-    """Each iteration of the parallel loop is for a team of threads, from one to a block; vector
-    loops are shared out among the team."""
+    """A team of threads, from one thread to a block, runs each iteration of the parallel loop;
+    vector loops are divided among the team."""
 
 
 class Loader(Enum):
-    """What makes a program of a plan."""
+    """How a plan is loaded and run."""
 
     LLVM = "llvm"
     """Machine code for this process."""
@@ -56,22 +56,22 @@ class Machine:
 
     @property
     def attributes(self) -> str:
-        """What LLVM must be told function by function."""
-        # LLVM keeps to 256 bits on machines that once ran slower with more; loops here are long.
-        # Where registers are narrower, this says nothing.
+        """The LLVM attributes that every function needs."""
+        # LLVM prefers 256-bit vectors on some CPUs that have 512-bit ones, which suits short loops;
+        # ours are long.  On CPUs with narrower registers the attribute has no effect.
         return '"prefer-vector-width"="512"' if self.triple.startswith("x86_64") else ""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Nominal peak rates: what decisions compare, not what a particular machine reaches."""
+    """Nominal peak rates, which decisions compare; a particular machine may not reach them."""
 
     bytes_per_second: float
     operators_per_second: float
 
     @property
     def operators_per_byte(self) -> int:
-        """Operators that can be applied in the time in which memory delivers a byte."""
+        """Operators that take as long as one byte of memory traffic."""
         return max(1, round(self.operators_per_second / self.bytes_per_second))
 
 
@@ -83,7 +83,7 @@ GPU_RATES = Rates(2e12, 2e13)
 class Target:
     name: str
     device: torch.device
-    """Where the tensors lie that kernels read and write."""
+    """The device of the tensors that kernels read and write."""
     loader: Loader
     mapping: LoopMapping = LoopMapping.THREADS
     machine: Machine | None = None
@@ -105,38 +105,38 @@ class Target:
 
     @property
     def has_native_products(self) -> bool:
-        """Native code calls a library for matrix products, without going through torch."""
+        """Whether native code calls a BLAS for matrix products, without going through torch."""
         return Feature.BLAS in self.features and not self.has_grid
 
     @property
     def tiles_rows(self) -> bool:
-        """Kernels and matrix products that go through the same rows run together, tile by tile."""
+        """Whether kernels and matrix products over the same rows run together, tile by tile."""
         return self.has_native_products
 
     @property
     def has_product_kernels(self) -> bool:
-        """Products with narrow matrices are kernels, so that what is around them is fused."""
+        """Whether products with narrow matrices are kernels, so that neighbours fuse with them."""
         return self.has_grid
 
     @property
     def waits_for_memory(self) -> bool:
-        """Kernels are bound by memory traffic: recomputing a value is cheaper than loading it."""
+        """Whether kernels are memory-bound: recomputing a value is cheaper than loading it."""
         return self.has_grid
 
     @property
     def checks_indices_in_kernels(self) -> bool:
-        """The thread that reads an index checks it; otherwise all are checked before the kernel."""
+        """Whether the thread that loads an index checks it, and not a step before the kernel."""
         return self.has_grid
 
     @property
     def scatters_in_order(self) -> bool:
-        """What is added to one element is added in the same order in every run."""
+        """Whether a scatter adds to each element in the same order in every run."""
         return not self.has_grid
 
     @property
     def divides_halves_as_eager(self) -> bool:
-        """Rounded quotients of half-precision numbers are eager's.  Eager on a GPU rounds them
-        where our kernels do not."""
+        """Whether rounded quotients of half-precision numbers are eager's.  Eager on a GPU rounds
+        at steps where our kernels do not."""
         return not self.has_grid
 
     @property

@@ -1,4 +1,4 @@
-"""The target of a graph: the user's choice, and where the graph's tensors lie."""
+"""Chooses the target of a graph, by the option `target` and the device of its tensors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from adjoint.torch_private import trees
 
 
 def target_of(graph_module: fx.GraphModule, options: Options) -> Target:
-    """What the graph is compiled for: `REFERENCE` if only torch itself can run it."""
+    """The target of the graph: `REFERENCE` if only torch itself can run it."""
     device = None if options.target == "reference" else _device_of(graph_module)
     return REFERENCE if device is None else target_on(device, options)
 
 
 def target_on(device: torch.device, options: Options) -> Target:
-    """What runs kernels for tensors on a device that is there."""
+    """The target for tensors on `device`, which must be available."""
     draws = device != CPU if options.eager_rng is None else not options.eager_rng
     match options.target:
         case "native" if device == CPU:
@@ -39,14 +39,14 @@ def target_on(device: torch.device, options: Options) -> Target:
 
 
 def _device_of(graph_module: fx.GraphModule) -> torch.device | None:
-    """Where there is something to fuse, unless only torch itself can run some of the graph."""
+    """The device of the tensors to fuse; None if only torch itself can run the graph."""
     entry = entry_mode(graph_module)
     calls = [node for node in graph_module.graph.nodes if node.op == "call_function"]
     if any(has_hooks(n) or mode_of(n).inference != entry.inference for n in calls):
         return None
     leaves = [leaf for n in graph_module.graph.nodes for leaf in trees.leaves(value_or_none(n))]
     devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
-    # Numbers may lie on the processor beside tensors on another device.
+    # Scalars on the CPU may be mixed with tensors on another device.
     device = next(iter(devices - {CPU} or devices), None)
     if len(devices - {CPU}) > 1 or device is None or device.type not in ("cpu", "cuda"):
         return None

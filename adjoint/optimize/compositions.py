@@ -1,7 +1,7 @@
 """Operators that torch cannot differentiate again, as compositions of operators that it can.
 
-Where `torch.func` or forward mode is at work a graph runs op by op under them, so each of its
-operators has to be one they know.
+Under `torch.func` and forward mode a graph runs op by op, so each of its operators must be one that
+they can differentiate.
 """
 
 from __future__ import annotations

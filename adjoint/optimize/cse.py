@@ -1,4 +1,4 @@
-"""Common subexpressions: what is computed twice from the same values is computed once."""
+"""Common subexpression elimination."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from adjoint.graph.purity import is_never_dead, remove_dead_code
 
 @works_on("node")
 def merge_common_subexpressions(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Leave one node of those that call the same op with the same arguments in the same mode.
+    """Merge nodes that call the same op with the same arguments in the same autograd mode.
 
     Nodes that nothing needs are removed.
     """

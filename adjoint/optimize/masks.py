@@ -1,7 +1,4 @@
-"""Results that nobody uses are not asked for.
-
-A fused backward gives the gradients that its `output_mask` says; what no node takes is left out.
-"""
+"""Narrowing output masks: fused backward operators compute only the gradients that are used."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from adjoint.torch_private.operators import OpOverload
 
 
 def narrow_masks(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """The graph with each `output_mask` asking only for what is used; a copy if that changes it."""
+    """The graph with each `output_mask` narrowed to results that are used; a copy if changed."""
     if not any(_narrowed(node) for node in graph_module.graph.nodes):
         return graph_module
     graph_module = copied(graph_module)
@@ -28,13 +25,13 @@ def narrow_masks(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _narrowed(node: fx.Node) -> tuple[int, list[bool]] | None:
-    """The place of the node's `output_mask`, and what it should be; None if it is that."""
+    """The position of the node's `output_mask` and its new value; None if it is not narrowed."""
     place = _mask_place(node)
     if place is None:
         return None
     taken = {user.args[1] for user in node.users if user.target is operator.getitem}
     if len(taken) < len(node.users):
-        return None  # Someone has all of them.
+        return None  # Some user takes the whole tuple.
     mask: Any = node.args[place]
     narrowed = [bool(asked) and index in taken for index, asked in enumerate(mask)]
     return None if narrowed == list(mask) else (place, narrowed)

@@ -40,7 +40,7 @@ MIN_ELEMENTS_PER_THREAD = 8192
 # Results from this size on are pooled: new blocks of malloc would be page faults.
 MIN_POOLED_BYTES = 1 << 16
 
-# The number of rows of a tile is a multiple of it.
+# The number of rows of a tile is a multiple of this.
 TILE_ROWS_MULTIPLE = 16
 
 # With fewer rows, matrix products are too slow for tiling to pay.
@@ -57,7 +57,7 @@ class CpuProgram(PlanProgram):
         super().__init__(plan, CPU)
         self._share = share()
         self._bindings: list[CpuBinding] = []
-        """Those that no call uses now."""
+        """Bindings that no call is using."""
 
     def _host(self) -> CpuHost:
         return CpuHost(self.plan, self.runs, self.functions, torch.get_num_threads())
@@ -157,7 +157,7 @@ class CpuHost(NativeHost):
         return self._local[tiles]
 
     def _rows_of_memory(self, tiles: RowTiles) -> Value:
-        """So many that the memory of each local slot is aligned."""
+        """The rows of a tile, rounded up so that the memory of each local slot is aligned."""
         return self.tile_rows(tiles).rounded_up(ALIGNMENT)
 
     def local_stride(self, tiles: RowTiles) -> Value:
