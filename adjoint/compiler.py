@@ -191,7 +191,7 @@ class Compiler:
             try:
                 return self._stage("partition", joint.order, make)
             except NotSaved:
-                # The first backward graph needs no more than was saved; missing cotangents are zeros.
+                # The first backward graph needs only saved values; missing cotangents are zeros.
                 if first is None or not set(of) <= set(derivative.cotangents_of(first)):
                     raise
                 return first
