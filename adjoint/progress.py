@@ -22,11 +22,11 @@ from adjoint.observing import Sighting
 
 Value = TypeVar("Value")
 
-# Seconds: after which a compilation is reported, between updates of the line, and the longest pause
-# between compilations that are reported as one.
-SLOW = 2.0
-REFRESH = 0.2
-PAUSE = 0.5
+# Shorter compilations are not reported; compilations with a shorter pause between them are reported
+# as one.
+MIN_REPORTED_SECONDS = 2.0
+REFRESH_SECONDS = 0.2
+MAX_PAUSE_SECONDS = 0.5
 
 _CLEAR = "\r\x1b[K"
 
@@ -53,7 +53,7 @@ class Progress:
 
     def __init__(self, stream: Callable[[], TextIO] = lambda: sys.stderr) -> None:
         self._stream = stream
-        self._work = _Work(-PAUSE, -PAUSE)
+        self._work = _Work(-MAX_PAUSE_SECONDS, -MAX_PAUSE_SECONDS)
         self._doing: list[tuple[str, Place]] = []
         """A stack of activities, each nested in the one before."""
 
@@ -87,7 +87,7 @@ class Progress:
     @contextlib.contextmanager
     def _told(self, stream: TextIO) -> Iterator[None]:
         now = time.monotonic()
-        if now - self._work.ended >= PAUSE:
+        if now - self._work.ended >= MAX_PAUSE_SECONDS:
             self._work = _Work(now, now)
         done = threading.Event()
         teller = threading.Thread(target=self._tell, args=(stream, done), daemon=True)
@@ -100,13 +100,13 @@ class Progress:
             self._work.ended = time.monotonic()
 
     def _tell(self, stream: TextIO, done: threading.Event) -> None:
-        if done.wait(max(0.0, self._work.began + SLOW - time.monotonic())):
+        if done.wait(max(0.0, self._work.began + MIN_REPORTED_SECONDS - time.monotonic())):
             return
         with contextlib.suppress(OSError, ValueError):  # The terminal was closed.
             while True:
                 stream.write(_CLEAR + self._line()[: _columns(stream) - 1])
                 stream.flush()
-                if done.wait(REFRESH):
+                if done.wait(REFRESH_SECONDS):
                     break
             stream.write(_CLEAR)
             stream.flush()

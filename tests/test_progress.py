@@ -36,8 +36,8 @@ def at() -> SourceLine:
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "SLOW", 0.01)
-    monkeypatch.setattr(progress, "REFRESH", 0.01)
+    monkeypatch.setattr(progress, "MIN_REPORTED_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "REFRESH_SECONDS", 0.01)
 
 
 def until(terminal: Terminal, text: str) -> None:
@@ -63,7 +63,7 @@ def test_what_is_compiled_how_far_and_how_long() -> None:
 
 
 def test_what_is_fast_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "SLOW", 1000)
+    monkeypatch.setattr(progress, "MIN_REPORTED_SECONDS", 1000)
     terminal = Terminal()
     with Progress(lambda: terminal).during("lowering", at):
         time.sleep(0.05)
@@ -92,10 +92,10 @@ def test_compilations_that_follow_closely_are_one(monkeypatch: pytest.MonkeyPatc
         with told_by.during("lowering", at):
             return told_by._work.began
 
-    monkeypatch.setattr(progress, "PAUSE", 1000)
+    monkeypatch.setattr(progress, "MAX_PAUSE_SECONDS", 1000)
     first = began()
     assert began() == first
-    monkeypatch.setattr(progress, "PAUSE", 0)
+    monkeypatch.setattr(progress, "MAX_PAUSE_SECONDS", 0)
     assert began() > first
 
 
@@ -134,7 +134,7 @@ SLOWLY = """
 import sys, time, torch, adjoint
 from adjoint import backend, kernels, progress
 
-progress.SLOW, progress.REFRESH = 0.2, 0.01
+progress.MIN_REPORTED_SECONDS, progress.REFRESH_SECONDS = 0.2, 0.01
 
 def slowly(module, name):
     function = getattr(module, name)
