@@ -19,37 +19,45 @@ def _addmm(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float 
     # For half types the library rounds once, after the sum.
     if bias.dtype in (torch.float16, torch.bfloat16):
         raise NoComposition
-    try:
-        product: Tensor = _mm(x, y)
-    except NoComposition:
-        product = torch.mm(x, y)
-    return product + bias
+    return _product(x, y) + bias
 
 
 # Products with a dimension of at most this size are loops, not library calls.
 MAX_SHORT_DIMENSION = 4
 
 
-@composition(aten.mm.default)
-def _mm(x: Tensor, y: Tensor) -> Tensor:
+@composition(aten.mm.default, aten.bmm.default)
+def _short_product(x: Tensor, y: Tensor) -> Tensor:
+    """Of matrices in the last two dimensions, one of which is short."""
     if x.dtype not in (torch.float32, torch.float64):
         raise NoComposition
-    rows, inner, columns = x.shape[0], x.shape[1], y.shape[1]
-    if 0 in (rows, inner, columns):
-        raise NoComposition
+    rows, inner, columns = x.shape[-2], x.shape[-1], y.shape[-1]
     if is_short(inner):
-        parts = [x.select(1, k).unsqueeze(1) * y.select(0, k) for k in range(inner)]
+        parts = [
+            x.select(-1, k).unsqueeze(-1) * y.select(-2, k).unsqueeze(-2) for k in range(inner)
+        ]
         total, *others = parts
         for part in others:
             total = total + part
         return total
     if is_short(columns):
-        sums = [(x * y.select(1, n)).sum(1, keepdim=True) for n in range(columns)]
-        return sums[0] if columns == 1 else torch.cat(sums, 1)
+        factors = [y.select(-1, n).unsqueeze(-2) for n in range(columns)]
+        sums = [(x * factor).sum(-1, keepdim=True) for factor in factors]
+        return sums[0] if columns == 1 else torch.cat(sums, -1)
     if is_short(rows):
-        sums = [(x.select(0, m).unsqueeze(1) * y).sum(0, keepdim=True) for m in range(rows)]
-        return sums[0] if rows == 1 else torch.cat(sums, 0)
+        factors = [x.select(-2, m).unsqueeze(-1) for m in range(rows)]
+        sums = [(factor * y).sum(-2, keepdim=True) for factor in factors]
+        return sums[0] if rows == 1 else torch.cat(sums, -2)
     raise NoComposition
+
+
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """By loops if a dimension is short, else by the library."""
+    try:
+        product: Tensor = _short_product(x, y)
+    except NoComposition:
+        product = torch.mm(x, y) if x.ndim == 2 else torch.bmm(x, y)
+    return product
 
 
 def is_short(size: Any, most: int = MAX_SHORT_DIMENSION) -> bool:
@@ -60,5 +68,5 @@ def is_short(size: Any, most: int = MAX_SHORT_DIMENSION) -> bool:
 def _baddbmm(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     if beta == 0 or bias.dtype not in (torch.float32, torch.float64):
         raise NoComposition
-    product = torch.bmm(x, y)
+    product = _product(x, y)
     return (product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta)

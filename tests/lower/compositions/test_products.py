@@ -13,7 +13,12 @@ ROWS: list[Row] = [
         (aten.mm.default, aten.mm, [random(m, k), random(k, n, seed=1)])
         for m, k, n in [(6, 1, 7), (6, 4, 7), (6, 7, 1), (6, 7, 3), (1, 6, 7), (4, 6, 7), (2, 2, 2)]
     ],
+    *[
+        (aten.bmm.default, aten.bmm, [random(3, m, k), random(3, k, n, seed=1)])
+        for m, k, n in [(6, 1, 7), (6, 4, 7), (6, 7, 1), (6, 7, 3), (1, 6, 7), (4, 6, 7), (2, 2, 2)]
+    ],
     (aten.baddbmm.default, aten.baddbmm, [random(2, 3, 5), random(2, 3, 4), random(2, 4, 5)]),
+    (aten.baddbmm.default, aten.baddbmm, [random(2, 6, 7), random(2, 6, 9), random(2, 9, 7)]),
 ]
 
 
