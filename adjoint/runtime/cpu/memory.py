@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import math
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +81,10 @@ def give_back() -> None:
         trim(0)
 
 
+# Results from this size on are pooled: new blocks of malloc would be page faults.
+MIN_POOLED_BYTES = 1 << 16
+
+
 class ResultPool:
     """Buffers for one result of a program, each reused when nothing refers to it any more."""
 
@@ -93,6 +98,8 @@ class ResultPool:
 
     def take(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
         """Memory for the result: of an earlier one of the same sizes, or new."""
+        if math.prod(shape) * self.dtype.itemsize < MIN_POOLED_BYTES:
+            return empty_strided(shape, strides, self.dtype)
         if shape != self.shape or strides != self.strides:
             self.shape, self.strides, self._buffers = shape, strides, []
         for tensor, holders in self._buffers:

@@ -21,7 +21,13 @@ from adjoint.loops.plan import (
 )
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.callables import kernel_runner
-from adjoint.runtime.cpu.memory import ResultPool, cache_bytes, keep_freed_memory, share
+from adjoint.runtime.cpu.memory import (
+    MIN_POOLED_BYTES,
+    ResultPool,
+    cache_bytes,
+    keep_freed_memory,
+    share,
+)
 from adjoint.runtime.cpu.products import gemm, whole_product_words
 from adjoint.runtime.cpu.tiles import row_tile_words, tile_runner
 from adjoint.runtime.plans.binding import MakeTensors, NativeBinding, binding_failures
@@ -36,9 +42,6 @@ from adjoint.torch_private.storages import empty_strided
 
 # With fewer elements, waking a thread takes longer than its work.
 MIN_ELEMENTS_PER_THREAD = 8192
-
-# Results from this size on are pooled: new blocks of malloc would be page faults.
-MIN_POOLED_BYTES = 1 << 16
 
 # The number of rows of a tile is a multiple of this.
 TILE_ROWS_MULTIPLE = 16

@@ -36,13 +36,10 @@ from adjoint.runtime.plans.hostcode import Value, Word, WordAddress
 from adjoint.runtime.plans.layout import ALIGNMENT
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.plans.runs import Run, has_new_results
-from adjoint.runtime.plans.writing import NativeWriter
+from adjoint.runtime.plans.writing import INPUT_ALIGNMENT, NativeWriter
 from adjoint.target import Target
 from adjoint.torch_private import trees
 from adjoint.torch_private.cuda import current_device, is_capturing, raw_stream
-
-# Bytes: kernels load 16 bytes at a time, so inputs must be aligned.
-INPUT_ALIGNMENT = 16
 
 
 class GpuProgram(PlanProgram):

@@ -23,12 +23,12 @@ from tests.lowering import program_of
 
 def test_memory_nobody_holds_is_used_again() -> None:
     pool = ResultPool(torch.float32)
-    first = pool.take((4, 5), (5, 1))
-    assert (first.shape, first.stride(), first.dtype) == ((4, 5), (5, 1), torch.float32)
+    first = pool.take((200, 500), (500, 1))
+    assert (first.shape, first.stride(), first.dtype) == ((200, 500), (500, 1), torch.float32)
     address = first.data_ptr()
     first.add_(1)
     del first
-    second = pool.take((4, 5), (5, 1))
+    second = pool.take((200, 500), (500, 1))
     assert second.data_ptr() == address
     assert (second._version, second._base, second.requires_grad) == (0, None, False)
 
@@ -41,17 +41,17 @@ def test_memory_nobody_holds_is_used_again() -> None:
         lambda tensor: tensor.detach(),
         lambda tensor: tensor.numpy()[::2],
         lambda tensor: tensor.untyped_storage(),
-        lambda tensor: (torch.ones(4, 5, requires_grad=True) * tensor).sum(),
+        lambda tensor: (torch.ones(200, 500, requires_grad=True) * tensor).sum(),
         lambda tensor: torch.nn.Parameter(tensor),
     ],
 )
 def test_memory_that_is_held_is_left_alone(hold: Callable[[torch.Tensor], Any]) -> None:
     pool = ResultPool(torch.float32)
-    taken = pool.take((4, 5), (5, 1))
+    taken = pool.take((200, 500), (500, 1))
     address = taken.data_ptr()
     held = hold(taken)
     del taken
-    others = [pool.take((4, 5), (5, 1)) for _ in range(2 * ResultPool.MAX_BUFFERS)]
+    others = [pool.take((200, 500), (500, 1)) for _ in range(2 * ResultPool.MAX_BUFFERS)]
     assert len({address, *(other.data_ptr() for other in others)}) == 1 + len(others)
     del held
 
@@ -61,33 +61,33 @@ def test_memory_that_is_held_is_left_alone(hold: Callable[[torch.Tensor], Any]) 
     [
         lambda tensor: tensor.untyped_storage().resize_(0),
         lambda tensor: tensor.untyped_storage().resize_(8),
-        lambda tensor: tensor.resize_(100, 100),
+        lambda tensor: tensor.resize_(1000, 1000),
         lambda tensor: tensor.share_memory_(),
     ],
     ids=["freed", "less", "more", "shared with other processes"],
 )
 def test_memory_that_was_moved_is_let_go(move: Callable[[torch.Tensor], Any]) -> None:
     pool = ResultPool(torch.float32)
-    taken = pool.take((4, 5), (5, 1))
+    taken = pool.take((200, 500), (500, 1))
     move(taken)
     address = taken.data_ptr()
     del taken
-    again = pool.take((4, 5), (5, 1))
+    again = pool.take((200, 500), (500, 1))
     assert again.data_ptr() not in (0, address)
-    assert again.untyped_storage().nbytes() == 80
+    assert again.untyped_storage().nbytes() == 4 * 200 * 500
 
 
 def test_memory_of_other_sizes_is_let_go() -> None:
     pool = ResultPool(torch.float32)
-    pool.take((4, 5), (5, 1))
-    other = pool.take((5, 4), (1, 5))
-    assert (other.shape, other.stride()) == ((5, 4), (1, 5))
+    pool.take((200, 500), (500, 1))
+    other = pool.take((500, 200), (1, 500))
+    assert (other.shape, other.stride()) == ((500, 200), (1, 500))
     assert len(pool._buffers) == 1
 
 
 def test_little_is_kept() -> None:
     pool = ResultPool(torch.float32)
-    held = [pool.take((4, 5), (5, 1)) for _ in range(3 * ResultPool.MAX_BUFFERS)]
+    held = [pool.take((200, 500), (500, 1)) for _ in range(3 * ResultPool.MAX_BUFFERS)]
     assert len({tensor.data_ptr() for tensor in held}) == len(held)
     assert len(pool._buffers) == ResultPool.MAX_BUFFERS
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from adjoint.runtime.code import NativeFunction
@@ -17,6 +18,29 @@ def test_fit_lays_out_anew() -> None:
     made = fit(x, (3, 4), (1, 3))
     assert made.stride() == (1, 3)
     assert torch.equal(made, x)
+
+
+@pytest.mark.parametrize(
+    ("given", "strides", "is_copied"),
+    [
+        (torch.rand(3, 1, 4).transpose(0, 1).contiguous().transpose(0, 1), (4, 4, 1), False),
+        (torch.rand(3, 1, 4), (4, 77, 1), False),
+        (torch.rand(1, 1, 1).expand(3, 1, 4), (4, 4, 1), True),
+        (torch.rand(3, 1, 4), (1, 12, 3), True),
+        (torch.complex(torch.rand(3, 1, 4), torch.rand(3, 1, 4)).conj().imag, (4, 4, 1), True),
+        (torch._efficientzerotensor((3, 1, 4)), (4, 4, 1), True),
+    ],
+)
+def test_what_lies_as_expected_is_not_copied(
+    given: torch.Tensor, strides: tuple[int, ...], is_copied: bool
+) -> None:
+    made = fit(given, (3, 1, 4), strides)
+    assert torch.equal(made, given)
+    assert made.data_ptr()
+    assert not made.is_neg()
+    assert (made.data_ptr() != given.data_ptr()) == is_copied
+    axes = zip(made.shape, made.stride(), strides, strict=True)
+    assert all(size == 1 or one == other for size, one, other in axes)
 
 
 def text_of(function: Callable[..., Any], *inputs: torch.Tensor) -> str:
