@@ -106,6 +106,12 @@ class Replay:
         leaves = trees.leaves((self.args, dict(self.kwargs)))
         return not any(isinstance(leaf, FromGraph) for leaf in leaves)
 
+    @functools.cached_property
+    def is_plain(self) -> bool:
+        """Whether to replay it is to call the op with these arguments."""
+        is_relative = self.op is torch.ops.aten.as_strided.default
+        return self.is_fixed and not is_relative and torch.Tag.inplace_view not in self.op.tags
+
 
 @dataclass(frozen=True, slots=True)
 class Overwrite:

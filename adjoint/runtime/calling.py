@@ -360,6 +360,9 @@ def _take(step: Step, value: torch.Tensor, outputs: Sequence[Any]) -> torch.Tens
 
 
 def _replayed(step: Replay, value: torch.Tensor, outputs: Sequence[Any]) -> torch.Tensor:
+    if step.is_plain:
+        plain: Any = step.op(value, *step.args, **dict(step.kwargs))
+        return plain if step.output is None else plain[step.output]  # type: ignore[no-any-return]
     op: Any = _FROM_START.get(step.op, step.op)
     args, kwargs = step.args, dict(step.kwargs)
     if not step.is_fixed:
