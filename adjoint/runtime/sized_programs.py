@@ -26,8 +26,8 @@ from adjoint.torch_private.modes import has_dispatch_mode
 # Programs of one graph, each for other assumptions about sizes; after that, it runs op by op.
 MAX_SIZE_VERSIONS = 8
 
-# Sets of sizes for which the program found is cached.
-MAX_CHOICES = 4096
+# Sets of sizes for which it is remembered that they run op by op.
+MAX_REFUSED_SIZES = 1024
 
 # Compiles a graph to native code; returns None if it should run op by op.
 Compile: TypeAlias = Callable[[fx.GraphModule], PlanProgram | None]
@@ -68,8 +68,8 @@ class SizedPrograms:
         """The program that has no assumptions, if there is one."""
         self._has_failed = False
         """Whether compiling for other sizes failed; it is not tried again."""
-        self._chosen: Specializations[tuple[int, ...], tuple[PlanProgram | None]]
-        self._chosen = Specializations(MAX_CHOICES)
+        self._refused: Specializations[tuple[int, ...], bool] = Specializations(MAX_REFUSED_SIZES)
+        """Sizes that there is no native program for."""
         self.forgets_histories = self._general is not None and self._general.forgets_histories
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
@@ -100,14 +100,18 @@ class SizedPrograms:
         if not self._is_native:
             return None
         sizes = self._sizing.of(inputs)
+        version = self._versions.find(sizes)
+        if version is not None:
+            return version.value
         key = tuple(sizes.values())
-        chosen = self._chosen.get(key)
-        if chosen is None:
-            with compiling(), self._during("lowering", self.graph_module):
-                version = self._versions.find(sizes)
-                chosen = (self._compiled(sizes) if version is None else version.value,)
-                self._chosen.add(key, chosen)
-        return chosen[0]
+        if key in self._refused:
+            return None
+        with compiling(), self._during("lowering", self.graph_module):
+            version = self._versions.find(sizes)
+            program = self._compiled(sizes) if version is None else version.value
+            if program is None:
+                self._refused.add(key, True)
+            return program
 
     def _compiled(self, sizes: Sizes) -> PlanProgram | None:
         if self._has_failed:

@@ -100,10 +100,17 @@ def test_a_graph_that_cannot_be_resized_runs_op_by_op_and_says_so() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    with plans(), mock.patch.object(sized_programs, "MAX_CHOICES", 3):
+    with plans(), mock.patch.object(sized_programs, "MAX_REFUSED_SIZES", 3):
         run = SizedPrograms(graph(double_sine, torch.rand(6)), native_program)
         assert_right(run, [4, 5, 6, 7, 4, 5, 6, 7])
-        assert len(run._chosen) <= 3
+        assert len(run._refused) == 0
+        stiff = mock.patch.object(
+            specializations, "resized", side_effect=NotResizable("it is stiff")
+        )
+        with stiff, warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            assert_right(run, [20, 21, 22, 23, 24, 20])
+        assert len(run._refused) == 3
 
 
 def test_a_mode_that_watches_sees_each_op() -> None:
