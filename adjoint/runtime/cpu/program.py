@@ -50,6 +50,10 @@ TILE_ROWS_MULTIPLE = 16
 MIN_TILE_ROWS = 256
 
 
+# Bindings kept for later calls: each owns memory, and many threads may have called at once.
+MAX_FREE_BINDINGS = 4
+
+
 class CpuProgram(PlanProgram):
     host: CpuHost
 
@@ -92,7 +96,8 @@ class CpuProgram(PlanProgram):
                 return self._run(inputs, binding, threads)
             return self._run_checked(inputs, binding, threads)
         finally:
-            self._bindings.append(binding)
+            if len(self._bindings) < MAX_FREE_BINDINGS:
+                self._bindings.append(binding)
 
 
 class CpuHost(NativeHost):

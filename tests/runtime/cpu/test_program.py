@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch
 
+from adjoint.runtime.cpu.program import MAX_FREE_BINDINGS
 from tests.lowering import check, program_of
 
 X = torch.arange(12.0).reshape(3, 4)
@@ -147,6 +148,7 @@ def test_two_threads_at_once() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+    assert 1 <= len(program._bindings) <= MAX_FREE_BINDINGS
 
 
 def test_a_program_called_while_it_runs() -> None:
