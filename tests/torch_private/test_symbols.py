@@ -11,6 +11,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from adjoint.torch_private import symbols
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import DATA_DEPENDENT, FakeTensorMode, make_fake, new_fake_mode
+from tests.versions import TORCH
 
 
 def test_what_a_symbolic_number_means() -> None:
@@ -154,6 +155,9 @@ def test_which_expressions_are_solved() -> None:
         assert symbols.solve(expr, a, whole) is None
 
 
+@pytest.mark.skipif(
+    TORCH <= (2, 11), reason="the size of such a slice depends on data in 2.11, whatever is guarded"
+)
 @pytest.mark.parametrize("length", [9, 10])
 def test_where_a_slice_ends_is_decided(length: int) -> None:
     aten = torch.ops.aten
