@@ -43,8 +43,14 @@ FEW, MANY = 2, 40
 # What tells failures from errors of the program, and what says so.
 EXEMPT = (failing.__file__, boundary.__file__, str(Path(PACKAGE, "errors.py")))
 
-# What runs programs, once it is made.
-RUNNING = ("runtime/bridge.py", "runtime/calling.py", "graph/calling.py", "graph/evaluation.py")
+# What runs programs, once they are made, or in their place runs graphs op by op.
+RUNNING = (
+    "runtime/bridge.py",
+    "runtime/calling.py",
+    "graph/calling.py",
+    "graph/evaluation.py",
+    "returns_argument",
+)
 
 
 @dataclass
