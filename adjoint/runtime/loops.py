@@ -64,9 +64,6 @@ class LoopBinding(PythonBinding):
         super().__init__(host, make_tensors)
         self.runs = [self._evaluation(run) for run in runs]
 
-    def _memory(self, count: int) -> torch.Tensor:
-        return torch.empty(count, dtype=torch.uint8, device="cpu")
-
     def _evaluation(self, run: Run) -> Callable[..., None]:
         def evaluated(*call_slots: torch.Tensor) -> None:
             slots = {**self.tensors, **dict(zip(run.call_slots, call_slots, strict=True))}

@@ -134,8 +134,7 @@ def test_models(name: str, compiled: Compilations) -> None:
 
 
 UNWRITTEN = pytest.mark.skip(
-    reason="the package's kernels read memory that nobody wrote: in eager, gradients differ from "
-    "run to run"
+    reason="eager's own gradients differ from run to run here, so there is nothing to compare with"
 )
 
 

@@ -204,9 +204,6 @@ class CpuBinding(NativeBinding):
     def _runner(self, words: int) -> Callable[..., int]:
         return kernel_runner()(words)
 
-    def _memory(self, count: int) -> torch.Tensor:
-        return torch.empty(count, dtype=torch.uint8, device=CPU)
-
 
 def _may_be_large(slot: Slot) -> bool:
     """Whether the result may have `MIN_POOLED_BYTES` or more."""

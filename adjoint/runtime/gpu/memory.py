@@ -15,8 +15,7 @@ from weakref import WeakSet
 
 import torch
 
-# Sizes that change need more now and then: memory grows by at least this factor.
-GROWTH_FACTOR = 1.25
+from adjoint.runtime.plans.layout import grown
 
 
 class User(Protocol):
@@ -59,7 +58,7 @@ class Arena:
         lease = self._lease()
         if lease is None or count > lease.memory.numel():
             if lease is not None:
-                count = max(count, min(2 * count, int(lease.memory.numel() * GROWTH_FACTOR)))
+                count = grown(count, lease.memory.numel())
                 # Free the old memory first, so that the allocator can reuse it.
                 lease.release()
             lease = Lease(torch.empty(count, dtype=torch.uint8, device=self.device))

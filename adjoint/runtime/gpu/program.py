@@ -192,9 +192,6 @@ class GpuBinding(NativeBinding):
             lease.users.add(self)
             self.set_memory(lease.memory)
 
-    def _memory(self, count: int) -> torch.Tensor:
-        return self._taken_from.lease(count).memory
-
 
 class GpuWriter(NativeWriter):
     parameters = "inputs, binding, stream, new"

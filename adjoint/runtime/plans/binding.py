@@ -21,7 +21,7 @@ from adjoint.loops.plan import LibraryCall, Size
 from adjoint.runtime.plans.host import Host, HostRun, NativeHost
 from adjoint.runtime.plans.hostcode import Undefined, execute
 from adjoint.runtime.plans.interpreter import interpreter
-from adjoint.runtime.plans.layout import ALIGNMENT
+from adjoint.runtime.plans.layout import ALIGNMENT, grown
 from adjoint.torch_private import symbols
 
 Words: TypeAlias = npt.NDArray[np.int64]
@@ -29,10 +29,8 @@ Words: TypeAlias = npt.NDArray[np.int64]
 # Makes the tensors of temporaries that library calls use, given the binding.
 MakeTensors: TypeAlias = Callable[["Binding"], None]
 
-# Memory for temporaries is freed when it is more than MAX_UNUSED_FACTOR times what the sizes need,
-# and allocated GROWTH_FACTOR times as large when sizes grow.
+# Memory for temporaries is freed when it is more than this many times what the sizes need.
 MAX_UNUSED_FACTOR = 4
-GROWTH_FACTOR = 1.25
 
 # Kinds of sizes (which axes are empty, or of size 1) for which library results are checked.
 MAX_CHECKED_KINDS = 8
@@ -74,10 +72,6 @@ class Binding(ABC):
         """Whether the results of library calls were checked for sizes of this kind."""
 
     @abstractmethod
-    def _memory(self, count: int) -> torch.Tensor:
-        """`count` bytes for temporaries."""
-
-    @abstractmethod
     def _compute_sizes(self) -> None:
         """Execute the host code up to where it depends on addresses."""
 
@@ -109,13 +103,15 @@ class Binding(ABC):
         self.sizes = sizes
 
     def _take_memory(self, count: int) -> None:
+        """Provide `count` bytes for temporaries."""
         have = self.arena.numel() - ALIGNMENT
         if count > have or have > MAX_UNUSED_FACTOR * (count + ALIGNMENT):
             if count > have > 0:
-                count = max(count, min(int(have * GROWTH_FACTOR), 2 * count))
+                count = grown(count, have)
+            # Free the old memory first.
             self.arena, self.flat = torch.empty(0, dtype=torch.uint8, device="cpu"), {}
             self.tensors.clear()
-            self.set_memory(self._memory(count + ALIGNMENT))
+            self.set_memory(torch.empty(count + ALIGNMENT, dtype=torch.uint8, device="cpu"))
 
     def set_memory(self, arena: torch.Tensor) -> None:
         self.arena = arena
@@ -180,16 +176,18 @@ class NativeBinding(Binding):
         return interpreter()(words.ctypes.data), words
 
     def _compute_sizes(self) -> None:
-        execute, _ = self._sizes_code
-        if execute(0):
+        self._execute(self._sizes_code)
+
+    def _execute(self, code: tuple[Callable[..., int], Words]) -> None:
+        run, _ = code
+        if run(0):
             raise Undefined("a size is divided by zero")
 
     def _compute_addresses(self) -> None:
         for slot, address in self.host.views.items():
             tensor = self.tensors[slot]
             self.words[address.index] = tensor.data_ptr() if isinstance(tensor, torch.Tensor) else 0
-        execute, _ = self._addresses_code
-        execute(0)
+        self._execute(self._addresses_code)
 
     @abstractmethod
     def _runner(self, words: int) -> Callable[..., int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from adjoint.runtime.cpu.callables import runner
 from adjoint.runtime.plans.hostcode import Op
@@ -95,6 +95,30 @@ class _Function:
             yield self.get(index)
             self.set(index, self.binary("add", self.get(index), 1))
 
+    def room_before(
+        self, count: str, comes_after: Callable[[str], str], arrays: Sequence[str]
+    ) -> str:
+        """One step of insertion sort: the place for a new element in the first `count` ones.
+
+        Those that come after it (`comes_after`) are moved by one, in all `arrays`.
+        """
+        to, moving = self.variable(count), self.variable(1)
+
+        def is_unfinished() -> str:
+            more = self.binary("icmp ne", self.get(moving), 0)
+            return self.both(more, self.binary("icmp sgt", self.get(to), 0))
+
+        with self.repeated(is_unfinished):
+            here = self.get(to)
+            before = self.binary("sub", here, 1)
+            after = comes_after(before)
+            self.set(moving, self.do(f"zext i1 {after} to i64"))
+            with self.when(after):
+                for array in arrays:
+                    self.store(self.load(array, before), array, here)
+                self.set(to, before)
+        return self.get(to)
+
     @contextlib.contextmanager
     def repeated(self, condition: Callable[[], str]) -> Iterator[None]:
         test, inside, after = self._new("test"), self._new("loop"), self._new("done")
@@ -105,6 +129,11 @@ class _Function:
         yield
         self.go(f"label %{test}")
         self.label(after)
+
+
+def _is_smaller(f: _Function, size: str, order: str, count: str) -> Callable[[str], str]:
+    """Whether the block at a place of `order` has fewer than `count` bytes."""
+    return lambda place: f.binary("icmp slt", f.load(size, f.load(order, place)), count)
 
 
 def _best_fit() -> str:
@@ -126,7 +155,6 @@ def _best_fit() -> str:
         size = f.load("%size", block)
         with f.when(drops):
             kept = f.variable()
-            f.set(kept, 0)
             with f.loop(f.get(count)) as place:
                 other = f.load("%placed", place)
                 with f.when(f.binary("icmp sge", f.load("%last", other), first)):
@@ -136,10 +164,7 @@ def _best_fit() -> str:
                     f.store(f.load(ends, place), ends, to)
                     f.set(kept, f.binary("add", to, 1))
             f.set(count, f.get(kept))
-        end, best, room = f.variable(), f.variable(), f.variable()
-        f.set(end, 0)
-        f.set(best, -1)
-        f.set(room, 2**63 - 1)
+        end, best, room = f.variable(), f.variable(-1), f.variable(2**63 - 1)
         with f.loop(f.get(count)) as place:
             other = f.load("%placed", place)
             begins = f.binary("icmp sle", f.load("%first", other), last)
@@ -157,28 +182,14 @@ def _best_fit() -> str:
         f.store(start, "%offset", block)
         f.set(total, f.largest(f.get(total), stop))
         # Insert it before those that begin later.
-        to = f.variable()
-        f.set(to, f.get(count))
-        moving = f.variable()
-        f.set(moving, 1)
-        with f.repeated(
-            lambda: f.both(
-                f.binary("icmp ne", f.get(moving), 0), f.binary("icmp sgt", f.get(to), 0)
-            )
-        ):
-            before = f.binary("sub", f.get(to), 1)
-            begin = f.load(starts, before)
-            later = f.binary("icmp sgt", begin, start)
-            f.set(moving, f.do(f"zext i1 {later} to i64"))
-            with f.when(later):
-                here = f.get(to)
-                f.store(f.load("%placed", before), "%placed", here)
-                f.store(begin, starts, here)
-                f.store(f.load(ends, before), ends, here)
-                f.set(to, before)
-        f.store(block, "%placed", f.get(to))
-        f.store(start, starts, f.get(to))
-        f.store(stop, ends, f.get(to))
+        to = f.room_before(
+            f.get(count),
+            lambda place: f.binary("icmp sgt", f.load(starts, place), start),
+            ("%placed", starts, ends),
+        )
+        f.store(block, "%placed", to)
+        f.store(start, starts, to)
+        f.store(stop, ends, to)
         f.set(count, f.binary("add", f.get(count), 1))
     f.result(f.get(total))
     return f.text()
@@ -215,23 +226,8 @@ def _layout() -> str:
         # Sort by size, the largest first; those of equal size stay in order.
         with f.loop(n) as turn:
             block = f.load(order, turn)
-            count = f.load(size, block)
-            to, moving = f.variable(), f.variable()
-            f.set(to, turn)
-            f.set(moving, 1)
-            with f.repeated(
-                lambda: f.both(
-                    f.binary("icmp ne", f.get(moving), 0), f.binary("icmp sgt", f.get(to), 0)
-                )
-            ):
-                before = f.binary("sub", f.get(to), 1)
-                other = f.load(by_size, before)
-                smaller = f.binary("icmp slt", f.load(size, other), count)
-                f.set(moving, f.do(f"zext i1 {smaller} to i64"))
-                with f.when(smaller):
-                    f.store(other, by_size, f.get(to))
-                    f.set(to, before)
-            f.store(block, by_size, f.get(to))
+            to = f.room_before(turn, _is_smaller(f, size, by_size, f.load(size, block)), (by_size,))
+            f.store(block, by_size, to)
         less = f.do(f"{fit}{by_size}, ptr {others}, ptr {placed}, i64 0)")
         with f.when(f.binary("icmp slt", less, f.get(total))):
             f.set(total, less)

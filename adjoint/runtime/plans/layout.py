@@ -9,6 +9,9 @@ from typing import TypeVar
 # Bytes: kernels load whole cache lines.
 ALIGNMENT = 64
 
+# Memory that grows is allocated this many times as large, so that growing sizes rarely allocate.
+GROWTH_FACTOR = 1.25
+
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -43,6 +46,11 @@ def assign_offsets(
         if less < total:
             offsets, total = others, less
     return dict(zip(lifetimes, offsets, strict=True)), total
+
+
+def grown(count: int, have: int) -> int:
+    """How many bytes to allocate for `count`, where `have` were not enough."""
+    return max(count, min(int(have * GROWTH_FACTOR), 2 * count))
 
 
 def placing_order(spans: Sequence[tuple[int, int]]) -> list[int]:

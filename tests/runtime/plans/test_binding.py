@@ -5,6 +5,7 @@ import torch
 
 from adjoint.loops.plan import SlotKind
 from adjoint.runtime.plans.binding import BindingFailed, binding_failures, span_of
+from adjoint.runtime.plans.hostcode import Undefined
 from adjoint.runtime.plans.layout import ALIGNMENT
 from tests.lowering import program_of
 
@@ -54,3 +55,15 @@ def test_memory_taken_in_inference_mode_is_written_to_elsewhere() -> None:
     (outside,) = program([x, y])
     assert not outside.is_inference()
     torch.testing.assert_close([inside, outside], 2 * function(x, y))
+
+
+def test_undefined_host_code_binds_nothing() -> None:
+    x = torch.rand(3, 4)
+    program = program_of(lambda x: [x.sin() + 1], [x])
+    for phase in ("_sizes_code", "_addresses_code"):
+        binding = program._binding(1)
+        _, words = getattr(binding, phase)
+        setattr(binding, phase, (lambda last: 1, words))
+        with pytest.raises(Undefined):
+            binding.bind((1,))
+        assert binding.sizes is None
