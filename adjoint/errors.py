@@ -99,6 +99,38 @@ class DifferentiationError(RuntimeError):
         return _message(failure, self.source, self.remedy)
 
 
+class RewriteError(RuntimeError):
+    """A rule of a pass is wrong: which rule, which pass, at which node, why, and the user's line.
+
+        rule 'add-relu' of pass 'use-add-relu' at relu = aten.relu.default(add): the replacement
+        computes f32[3], the pattern f32[4]
+          at model.py:12 in forward: y = torch.relu(x + y)
+
+    The graph is as it was.
+    """
+
+    def __init__(
+        self,
+        rule: str,
+        graph_pass: str | None,
+        node: str | None,
+        why: str,
+        source: SourceLine | None = None,
+    ) -> None:
+        super().__init__(rule, graph_pass, node, why, source)
+        self.rule = rule
+        self.graph_pass = graph_pass
+        self.node = node
+        self.why = why
+        self.source = source
+
+    def __str__(self) -> str:
+        where = f" of pass {self.graph_pass!r}" if self.graph_pass else ""
+        at = f" at {self.node}" if self.node else ""
+        place = "" if self.source is None else f"\n  at {self.source}"
+        return f"rule {self.rule!r}{where}{at}: {self.why}{place}"
+
+
 def _message(failure: str, source: SourceLine | None, remedy: str) -> str:
     place = [] if source is None else [f"  at {source}"]
     return "\n".join([failure, *place, f"  way out: {remedy}"])

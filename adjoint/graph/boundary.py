@@ -19,7 +19,13 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
-from adjoint.errors import CaptureError, DifferentiationError, FallbackWarning, SourceLine
+from adjoint.errors import (
+    CaptureError,
+    DifferentiationError,
+    FallbackWarning,
+    RewriteError,
+    SourceLine,
+)
 from adjoint.failing import is_user_call, variable_of
 from adjoint.graph.derivative import order_of_graph
 from adjoint.graph.metadata import source_of
@@ -43,6 +49,7 @@ _PASSED_THROUGH = (
     CaptureError,
     DifferentiationError,
     DynamoError,
+    RewriteError,
     MemoryError,
     torch.OutOfMemoryError,
     Warning,  # Raised where the user turned warnings into errors.

@@ -13,3 +13,8 @@ def module_of(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
     Its Python code is generated when it is called or printed, which most graphs never are.
     """
     return _LazyGraphModule(root, graph)
+
+
+def is_erased(node: fx.Node) -> bool:
+    """Whether the node was removed from its graph."""
+    return bool(node._erased)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,7 +22,9 @@ __all__ = [
     "dense_kernel",
     "implicitly_written_arguments",
     "named_arguments",
+    "parameter_names",
     "recorded_loop",
+    "schema_arguments",
     "written_arguments",
 ]
 
@@ -44,6 +47,38 @@ def named_arguments(
     """The arguments of a call by their names in the schema; defaults are left out."""
     names = (argument.name for argument in operator._schema.arguments)
     return dict(zip(names, args, strict=False)) | dict(kwargs)
+
+
+@functools.lru_cache(maxsize=4096)
+def _parameters(operator: OpOverload) -> tuple[tuple[str, bool, Any], ...]:
+    """Name, whether there is a default, and the default of each parameter of a schema."""
+    return tuple(
+        (each.name, each.has_default_value(), each.default_value)
+        for each in operator._schema.arguments
+    )
+
+
+def schema_arguments(
+    operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], defaults: bool = True
+) -> dict[str, Any]:
+    """The arguments of a call by their names in the schema, in its order.
+
+    `defaults`: with those that the call leaves to their defaults.
+    """
+    named: dict[str, Any] = {}
+    for place, (name, has_default, default) in enumerate(_parameters(operator)):
+        if place < len(args):
+            named[name] = args[place]
+        elif name in kwargs:
+            named[name] = kwargs[name]
+        elif has_default and defaults:
+            named[name] = default
+    return named
+
+
+def parameter_names(operator: OpOverload) -> tuple[str, ...]:
+    """The names of the parameters of an operator."""
+    return tuple(name for name, _, _ in _parameters(operator))
 
 
 def written_arguments(operator: OpOverload) -> tuple[str, ...]:

@@ -62,6 +62,14 @@ def _numbers(shape_env: ShapeEnv) -> dict[sympy.Basic, sympy.Basic]:
     return known
 
 
+def same_number(one: Any, other: Any) -> bool:
+    """Whether two sizes are equal for all sizes of inputs; adds no guard."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    numbers = [expression(each) if isinstance(each, SYMBOLIC) else each for each in (one, other)]
+    return bool(sympy.expand(numbers[0] - numbers[1]) == 0)
+
+
 def floor_quotient(value: sympy.Expr, by: int) -> sympy.Expr:
     """`value // by`, as torch writes it."""
     quotient: sympy.Expr = FloorDiv(value, by)

@@ -1,0 +1,184 @@
+"""New nodes: a replacement as nodes before the root of a match.
+
+A new node has the user's line, the autograd mode, the checkpoint region and the derivative (
+`grad_of`) of the root; the one that takes its place has its origin, too.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from adjoint.failing import call_user_code
+from adjoint.graph.evaluation import call_on_fakes
+from adjoint.graph.metadata import value_of, value_or_none
+from adjoint.graph.origins import for_part_of
+from adjoint.rewrite.patterns import Call, NoMatch, Size, Wildcard
+from adjoint.rewrite.rules import Edit, Traced
+from adjoint.rewrite.tracing import Recorder, Untraceable
+from adjoint.torch_private import symbols, trees
+from adjoint.torch_private.operators import OpOverload
+
+
+class WrongReplacement(Exception):
+    """A replacement cannot be built, and why."""
+
+
+class Builder:
+    """Makes the nodes of one replacement, in front of `before`."""
+
+    def __init__(self, root: fx.Node, before: fx.Node, bound: Mapping[str, Any]) -> None:
+        self.root = root
+        self.graph = root.graph
+        self.before = before
+        self.bound = bound
+        self.made: list[fx.Node] = []
+
+    def built(self, replacement: Any) -> list[Any]:
+        """The nodes that compute the outputs of a replacement."""
+        if isinstance(replacement, (tuple, list)):
+            return [self.value(each) for each in replacement]
+        if isinstance(replacement, Traced):
+            return self.traced(replacement)
+        return [self.value(replacement)]
+
+    def value(self, expression: Any) -> Any:
+        """An expression as an argument of a node."""
+        match expression:
+            case Wildcard() | Size():
+                return self.value(self.bound[expression.name])
+            case Call():
+                args = tuple(map(self.value, expression.args))
+                kwargs = {name: self.value(each) for name, each in expression.kwargs.items()}
+                return self.call(expression.ops[0], args, kwargs)
+            case Traced():
+                (only,) = self.traced(expression)
+                return only
+            case Edit():
+                raise WrongReplacement("an edit is the whole replacement, or no part of it")
+            case list():
+                return [self.value(each) for each in expression]
+            case tuple():
+                return tuple(self.value(each) for each in expression)
+            case _ if isinstance(expression, symbols.SYMBOLIC):
+                return self.number(expression)
+            case _:
+                return expression
+
+    def call(
+        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any = None
+    ) -> fx.Node:
+        """A new node; its value is computed on fakes unless it is given."""
+        with self.graph.inserting_before(self.before):
+            node = self.graph.create_node("call_function", op)
+        node.args, node.kwargs = args, kwargs
+        self.made.append(node)
+        node.meta = for_part_of(self.root, value if value is not None else _fake(node))
+        return node
+
+    def traced(self, replacement: Traced) -> list[Any]:
+        """The nodes of what a torch function does with values like these."""
+        args = [self.value(each) for each in replacement.args]
+        values = fx.map_arg(args, value_of)
+        recorder = Recorder()
+        with recorder:
+            try:
+                results = call_user_code(replacement.function, *values)
+            except Untraceable as error:
+                raise WrongReplacement(str(error)) from None
+        nodes: dict[int, Any] = {
+            id(value): node for node, value in zip(args, values, strict=True)
+        }
+
+        def leaf(each: Any) -> Any:
+            if isinstance(each, torch.Tensor):
+                if id(each) not in nodes:
+                    raise WrongReplacement("it uses a tensor that is not an argument")
+                return nodes[id(each)]
+            return self.number(each) if isinstance(each, symbols.SYMBOLIC) else each
+
+        for step in recorder.steps:
+            step_args, step_kwargs = trees.map_leaves(leaf, (step.args, step.kwargs))
+            node = self.call(step.op, step_args, step_kwargs, step.result)
+            nodes[id(step.result)] = node
+            if not isinstance(step.result, torch.Tensor):
+                for place, part in enumerate(step.result):
+                    if isinstance(part, torch.Tensor):
+                        nodes[id(part)] = self.call(operator.getitem, (node, place), {}, part)
+        returned = results if isinstance(results, (tuple, list)) else [results]
+        return [leaf(each) for each in returned]
+
+    def number(self, value: Any) -> Any:
+        """A node for a symbolic size; the number itself if it is constant."""
+        expr = symbols.expression(value)
+        free = symbols.symbols_of(expr)
+        if not free:
+            return symbols.constant_value(expr)
+        for node in self.graph.nodes:
+            if node is self.before:
+                break
+            known = value_or_none(node)
+            if isinstance(known, symbols.SYMBOLIC) and symbols.expression(known) == expr:
+                return node
+        bindings = {symbol: self._symbol(symbol) for symbol in free}
+        tracer = fx.proxy.GraphAppendingTracer(self.graph)
+        proxies = {symbol: fx.Proxy(node, tracer) for symbol, node in bindings.items()}
+        old = set(self.graph.nodes)
+        with self.graph.inserting_before(self.before):
+            made: fx.Node = symbols.evaluate(expr, proxies).node
+        for node in self.graph.nodes:
+            if node not in old:
+                self.made.append(node)
+                args = fx.map_arg(node.args, value_of)
+                node.meta = for_part_of(self.root, node.target(*args))  # type: ignore[operator]
+        return made
+
+    def _symbol(self, symbol: sympy.Symbol) -> fx.Node:
+        """A node for a symbol that is a size of some value before."""
+        for node in self.graph.nodes:
+            if node is self.before:
+                break
+            value = value_or_none(node)
+            if isinstance(value, torch.Tensor):
+                for axis, size in enumerate(value.shape):
+                    if isinstance(size, torch.SymInt) and symbols.expression(size) == symbol:
+                        return self.call(torch.ops.aten.sym_size.int, (node, axis), {}, size)
+        raise WrongReplacement(f"the size {symbol} is that of no value before it")
+
+    def finish(self, replaced: fx.Node, new: fx.Node) -> None:
+        """Give the node that takes the place of another what belongs to that node's value."""
+        if new in self.made:
+            part = replaced.meta.get("part_of")
+            new.meta.pop("part_of", None)
+            if part is not None:
+                new.meta["part_of"] = part
+
+    def undo(self) -> None:
+        """Remove the nodes again."""
+        for node in reversed(self.made):
+            self.graph.erase_node(node)
+        self.made.clear()
+
+    def remove_unused(self, kept: Sequence[fx.Node]) -> None:
+        """Remove new nodes that nothing uses, such as unused results of an operator."""
+        for node in reversed(self.made):
+            if not node.users and node not in kept:
+                self.graph.erase_node(node)
+
+
+def _fake(node: fx.Node) -> Any:
+    values = {each: value_of(each) for each in node.all_input_nodes}
+    try:
+        return call_on_fakes(node, values)
+    except (RuntimeError, ValueError, IndexError) as error:
+        # A view that the strides of its argument do not allow.
+        if isinstance(node.target, OpOverload) and node.target.is_view:
+            raise NoMatch from error
+        raise WrongReplacement(
+            f"{node.target} of the replacement failed with {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,279 @@
+"""The engine: applies rules to a graph until none applies.
+
+* Rules are found by the operator that their pattern ends in, so an operator that no rule ends in
+  costs one lookup.  After the first sweep only nodes near a change are looked at.
+* A replacement computes a value of the same shape, dtype and device, or it is an error.
+* A result of the program stays a tensor of its own: an existing value, or a view of one, never
+  takes its place, and its strides stay.
+* The graph that is given is not changed: the first match makes a copy.  So after an error it is as
+  it was.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjoint.errors import RewriteError
+from adjoint.failing import works_on
+from adjoint.graph.copying import copied
+from adjoint.graph.metadata import describe_value, set_value, source_of, value_of
+from adjoint.graph.origins import replace
+from adjoint.graph.purity import remove_dead_code
+from adjoint.graph.show import show_call
+from adjoint.graph.sizes import assuming
+from adjoint.rewrite.building import Builder, WrongReplacement
+from adjoint.rewrite.patterns import Match, NoMatch, can_return, depth, match_at
+from adjoint.rewrite.refreshing import NotRefreshed, refresh_users, same_values
+from adjoint.rewrite.rules import Edit, Rule, roots_of
+from adjoint.torch_private.fake import fake_mode_of
+from adjoint.torch_private.graph_modules import is_erased
+from adjoint.torch_private.modes import enable_python_dispatcher, isolated
+from adjoint.torch_private.operators import OpOverload
+
+# A rule may fire so often for each node of the graph; more means that rules undo each other.
+MAX_MATCHES_PER_NODE = 8
+
+# Metadata key of a rewritten graph: how often each rule fired.
+MATCHES = "matches"
+
+
+@dataclass
+class Rewriting:
+    """What rewriting a graph did."""
+
+    graph_module: fx.GraphModule
+    matches: Counter[str] = field(default_factory=Counter)
+    """How often each rule fired."""
+    refreshed: int = 0
+    """How many fake values of other nodes were computed anew."""
+
+
+def rewrite(graph_module: fx.GraphModule, rules: Sequence[Rule], name: str) -> fx.GraphModule:
+    """The graph with rules applied until none does; the graph itself if none did.
+
+    `name`: of the pass, for errors.
+    """
+    return rewriting(graph_module, rules, name).graph_module
+
+
+def rewriting(graph_module: fx.GraphModule, rules: Sequence[Rule], name: str) -> Rewriting:
+    """The same, with the number of matches."""
+    engine = _Engine(rules, name)
+    if not any(engine.has_match(node) for node in graph_module.graph.nodes):
+        return Rewriting(graph_module)
+    made = Rewriting(copied(graph_module))
+    with isolated(), assuming(graph_module), fake_mode_of(graph_module):
+        with enable_python_dispatcher(), torch.no_grad():
+            engine.run(made)
+    if not made.matches:
+        return Rewriting(graph_module)
+    remove_dead_code(made.graph_module.graph)
+    made.graph_module.meta[MATCHES] = dict(made.matches)
+    return made
+
+
+class _Engine:
+    def __init__(self, rules: Sequence[Rule], name: str) -> None:
+        self.name = name
+        self.by_root: dict[Any, list[Rule]] = {}
+        for rule in rules:
+            for op in dict.fromkeys(roots_of(rule.patterns[0])):
+                self.by_root.setdefault(op, []).append(rule)
+        self.reach = max((depth(each) for rule in rules for each in rule.patterns), default=1)
+
+    def has_match(self, node: fx.Node) -> bool:
+        """Whether some rule matches here; it may still not apply."""
+        return any(
+            next(match_at(rule.patterns, node), None) is not None
+            for rule in self.by_root.get(node.target, ())
+        )
+
+    def run(self, made: Rewriting) -> None:
+        graph = made.graph_module.graph
+        bound = MAX_MATCHES_PER_NODE * len(graph.nodes)
+        dirty: set[fx.Node] | None = None
+        while dirty is None or dirty:
+            now, before = dirty, Counter(made.matches)
+            dirty = set()
+            for node in list(graph.nodes):
+                if is_erased(node) or not (now is None or node in now):
+                    continue
+                changed = self._visit(node, made)
+                dirty.update(self._near(changed))
+            if made.matches.total() > bound:
+                cycle = ", ".join(repr(each) for each in sorted(made.matches - before))
+                raise RewriteError(
+                    next(iter(made.matches - before)),
+                    self.name,
+                    None,
+                    f"after {made.matches.total()} matches in a graph of {len(graph.nodes)} nodes "
+                    f"there is no end: the rules {cycle} undo each other",
+                )
+
+    def _near(self, changed: Sequence[fx.Node]) -> Iterator[fx.Node]:
+        """What a pattern that contains one of `changed` may end in."""
+        seen = set(changed)
+        near = list(changed)
+        for _ in range(self.reach):
+            near = [user for node in near for user in node.users if user not in seen]
+            seen.update(near)
+        yield from seen
+
+    @works_on("node")
+    def _visit(self, node: fx.Node, made: Rewriting) -> list[fx.Node]:
+        """Apply the first rule that applies here; returns the new nodes."""
+        for rule in self.by_root.get(node.target, ()):
+            for match in match_at(rule.patterns, node):
+                changed = self._applied(rule, match, made)
+                if changed is not None:
+                    made.matches[rule.name] += 1
+                    return changed
+        return []
+
+    def _applied(self, rule: Rule, match: Match, made: Rewriting) -> list[fx.Node] | None:
+        root = match.root
+        try:
+            replacement = rule.replacement(match)
+            if replacement is None:
+                return None
+            if isinstance(replacement, Edit):
+                return self._edited(match, replacement, made)
+            return self._replaced(match, replacement, made)
+        except NoMatch:
+            return None
+        except WrongReplacement as error:
+            raise self._wrong(rule, root, str(error)) from error.__cause__
+        except RewriteError as error:
+            raise self._wrong(rule, root, error.why) from error.__cause__
+        except Exception as error:
+            what = f"its replacement raised {type(error).__name__}: {error}"
+            raise self._wrong(rule, root, what) from error
+
+    def _wrong(self, rule: Rule, root: fx.Node, why: str) -> RewriteError:
+        shown = f"{root.name} = {show_call(root)}"
+        return RewriteError(rule.name, self.name, shown, why, source_of(root))
+
+    def _replaced(self, match: Match, replacement: Any, made: Rewriting) -> list[fx.Node] | None:
+        builder = Builder(match.root, _place(match), match.bound)
+        try:
+            new = builder.built(replacement)
+            if len(new) != len(match.roots):
+                raise WrongReplacement(
+                    f"the replacement has {len(new)} outputs, the pattern {len(match.roots)}"
+                )
+            for old, value in zip(match.roots, new, strict=True):
+                _check_value(old, value)
+                if not _may_replace(old, value, builder):
+                    raise NoMatch
+        except BaseException:
+            builder.undo()
+            raise
+        return self._put(match, new, builder, made)
+
+    def _put(
+        self, match: Match, new: list[fx.Node], builder: Builder, made: Rewriting
+    ) -> list[fx.Node] | None:
+        """Put new nodes in the place of the roots; None, and nothing changed, if strides forbid
+        it."""
+        pairs = list(zip(match.roots, new, strict=True))
+        moved: list[tuple[fx.Node, list[fx.Node]]] = []
+        for old, node in pairs:
+            users = list(old.users)
+            old.replace_all_uses_with(node)
+            moved.append((old, users))
+            if same_values(value_of(node), value_of(old)):
+                continue
+            try:
+                made.refreshed += refresh_users(node)
+            except NotRefreshed:
+                for back, its_users in moved:
+                    for user in its_users:
+                        user.replace_input_with(dict(pairs)[back], back)
+                builder.undo()
+                return None
+        for old, node in pairs:
+            builder.finish(old, node)
+            replace(old, node)
+        builder.remove_unused(new)
+        # Users come first, so that what only they use is erased after them.
+        left = [each for each in match.nodes if not is_erased(each)]
+        for node in sorted(left, reverse=True):
+            if not node.users:
+                node.graph.erase_node(node)
+        return [*(each for each in builder.made if not is_erased(each)), *new]
+
+    def _edited(self, match: Match, edit: Edit, made: Rewriting) -> list[fx.Node] | None:
+        """Change the root in place; it is the same value, so only its strides may change."""
+        root = match.root
+        builder = Builder(root, root, match.bound)
+        try:
+            node = builder.call(edit.op, tuple(map(builder.value, edit.args)), {})
+            _check_value(root, node)
+            same = same_values(value_of(node), value_of(root))
+            value, args = value_of(node), node.args
+        except BaseException:
+            builder.undo()
+            raise
+        builder.graph.erase_node(builder.made.pop())
+        before = (root.target, root.args, root.kwargs, value_of(root))
+        root.target, root.args, root.kwargs = edit.op, args, {}
+        if not same:
+            set_value(root, value)
+            try:
+                made.refreshed += refresh_users(root)
+            except NotRefreshed:
+                root.target, root.args, root.kwargs = before[:3]
+                set_value(root, before[3])
+                builder.undo()
+                return None
+        return [root]
+
+
+def _place(match: Match) -> fx.Node:
+    """The node before which a replacement is put: after all that it uses, before its users."""
+    if len(match.roots) == 1:
+        return match.root
+    last = max(match.roots)
+    users = [user for root in match.roots for user in root.users if user not in match.nodes]
+    if any(user < last for user in users):
+        raise NoMatch
+    return last
+
+
+def _check_value(old: fx.Node, new: Any) -> None:
+    if not isinstance(new, fx.Node):
+        raise WrongReplacement(f"the replacement is {new!r}, which is not a value of the graph")
+    if not same_values(value_of(new), value_of(old), strides=False):
+        raise WrongReplacement(
+            f"the replacement computes {describe_value(value_of(new))}, "
+            f"the pattern {describe_value(value_of(old))}"
+        )
+
+
+def _may_replace(old: fx.Node, new: fx.Node, builder: Builder) -> bool:
+    """Whether results of the program stay tensors of their own, with histories of their own."""
+    is_new = new in builder.made
+    if not is_new and not can_return(old):
+        return False
+    shares = not is_new or (_is_view(new) and not _is_view(old))
+    return not (shares and is_returned(old))
+
+
+def _is_view(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and bool(node.target.is_view)
+
+
+def is_returned(node: fx.Node) -> bool:
+    """Whether the program returns the value, or one that may share its memory."""
+    return any(
+        user.op == "output"
+        or ((_is_view(user) or not isinstance(user.target, OpOverload)) and is_returned(user))
+        for user in node.users
+    )
+

@@ -1,0 +1,450 @@
+"""Patterns: the part of a graph that a rule replaces, and the search for it.
+
+    x, inner, outer = map(Wildcard, ("x", "inner", "outer"))
+    call(aten.permute.default, call(aten.permute.default, x, inner, shared=True), outer)
+
+matches a permutation of a permutation of anything.  In place of an argument a pattern has
+
+* `Wildcard`: anything, by a name; the same name twice is the same value twice;
+* `call(op, ...)`: the result of an operator; the same pattern object twice is the same node twice;
+* `Size`: an integer, constant or symbolic;
+* `one_of(...)`: the first of several patterns that matches;
+* `Each(pattern)`: a list whose elements all match; `Rest(name)`: all arguments, or all elements of
+  a list, from there on;
+* anything else: a constant, equal in type and value (0.0 is not -0.0).
+
+Arguments are compared by their names in the operator's schema, so it does not matter whether a call
+passes them by position, by keyword, or leaves them to their defaults.  A pattern that ends in
+`...` does not compare the arguments after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+from adjoint.graph.metadata import (
+    Mode,
+    forward_mode_was_enabled,
+    has_hooks,
+    mode_of,
+    region_of,
+    value_or_none,
+)
+from adjoint.graph.purity import is_collective, is_impure
+from adjoint.torch_private.operators import OpOverload, OpOverloadPacket, schema_arguments
+from adjoint.torch_private.symbols import same_number
+
+Guard: TypeAlias = Callable[[Any], bool]
+
+
+@dataclass(frozen=True, eq=False)
+class Wildcard:
+    """Anything, if `where` holds for it: a node, or a constant argument."""
+
+    name: str
+    where: Guard | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Size:
+    """An integer, constant or symbolic; the same name twice is the same number twice."""
+
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Rest:
+    """All arguments, or all elements of a list, from here on."""
+
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Each:
+    """A list whose elements all match `of`; wildcards in it are bound to the list of what they
+    match."""
+
+    of: Any
+
+
+@dataclass(frozen=True, eq=False)
+class OneOf:
+    """The first of several patterns that matches."""
+
+    of: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """The result of an operator: in a pattern of any of `ops`, in a replacement of the only one."""
+
+    ops: tuple[Any, ...]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    shared: bool = False
+    """Whether the value may have users outside the match; it is computed as before for these."""
+    users: int | None = None
+    """The number of users it must have; None: any number."""
+    commutes: bool = False
+    """Whether the first two arguments may come in either order."""
+    where: Guard | None = None
+    """What has to hold for the node."""
+
+
+Pattern: TypeAlias = Wildcard | Call | OneOf
+
+
+def call(
+    op: Any,
+    *args: Any,
+    shared: bool = False,
+    users: int | None = None,
+    commutes: bool = False,
+    where: Guard | None = None,
+    **kwargs: Any,
+) -> Call:
+    """A call of `op`: one operator, all overloads of one, or any of several."""
+    given = op if isinstance(op, tuple) else (op,)
+    return Call(
+        tuple(overload for each in given for overload in _overloads(each)),
+        args,
+        kwargs,
+        shared,
+        users,
+        commutes,
+        where,
+    )
+
+
+def one_of(*patterns: Any) -> OneOf:
+    return OneOf(patterns)
+
+
+def _overloads(op: Any) -> list[Any]:
+    if not isinstance(op, OpOverloadPacket):
+        return [op]
+    return [getattr(op, name) for name in op.overloads()]
+
+
+class NoMatch(Exception):
+    """What a rule looks at does not fit."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """A place where a pattern matches."""
+
+    roots: tuple[fx.Node, ...]
+    """The nodes of the outputs of the pattern, which the rule replaces."""
+    bound: Mapping[str, Any]
+    """What each wildcard matches."""
+    nodes: dict[fx.Node, None] = field(default_factory=dict)
+    """The nodes that the pattern matches, roots included, in the order they were found."""
+
+    @property
+    def root(self) -> fx.Node:
+        return self.roots[0]
+
+    def absorb(self, node: Any, *ops: Any, shared: bool = False) -> fx.Node:
+        """`node`, a call of one of `ops`, as a part of the match.
+
+        `NoMatch` if it is something else, or cannot be replaced together with the root.  For rules
+        that walk through a graph by themselves.
+        """
+        if not isinstance(node, fx.Node) or node.op != "call_function" or node.target not in ops:
+            raise NoMatch
+        if not is_replaceable(node) or not _belong_together(node, self.root):
+            raise NoMatch
+        if not shared and any(user not in self.nodes for user in node.users):
+            raise NoMatch
+        self.nodes[node] = None
+        return node
+
+
+def is_replaceable(node: fx.Node) -> bool:
+    """Whether a rule may replace the node: it neither draws, nor communicates, nor has effects."""
+    return not is_impure(node) and not is_collective(node)
+
+
+def _belong_together(one: fx.Node, other: fx.Node) -> bool:
+    """Whether two nodes ran in one autograd mode and one checkpointed region.
+
+    Only then a derivative flows through a replacement as it flowed through them.
+    """
+    return (
+        mode_of(one) == mode_of(other)
+        and region_of(one) == region_of(other)
+        and forward_mode_was_enabled(one) == forward_mode_was_enabled(other)
+        and not has_hooks(one)
+        and not has_hooks(other)
+    )
+
+
+def can_return(node: fx.Node) -> bool:
+    """Whether an existing value may take the place of `node`: `node` has the history that its
+    arguments have."""
+    return mode_of(node) == Mode() and forward_mode_was_enabled(node) and not has_hooks(node)
+
+
+@dataclass(frozen=True)
+class _Bindings:
+    """What has been bound so far; extended by copying, so that alternatives can be tried."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    nodes: dict[int, tuple[Call, fx.Node]] = field(default_factory=dict)
+
+    def with_value(self, name: str, value: Any) -> _Bindings | None:
+        if name in self.values:
+            return self if _same(self.values[name], value) else None
+        return _Bindings({**self.values, name: value}, self.nodes)
+
+    def with_node(self, pattern: Call, node: fx.Node) -> _Bindings:
+        return _Bindings(self.values, {**self.nodes, id(pattern): (pattern, node)})
+
+
+def match_at(patterns: Sequence[Any], node: fx.Node) -> Iterator[Match]:
+    """The matches in which `node` is the first output of the pattern."""
+    for found in _match_outputs(patterns, node):
+        roots = tuple(_root_node(pattern, found) for pattern in patterns)
+        match = Match(roots, found.values, {each: None for _, each in found.nodes.values()})
+        if _is_legal(match, found):
+            yield match
+
+
+def _match_outputs(patterns: Sequence[Any], node: fx.Node) -> Iterator[_Bindings]:
+    def more(rest: Sequence[Any], found: _Bindings) -> Iterator[_Bindings]:
+        if not rest:
+            yield found
+            return
+        for candidate in _candidates(rest[0], found):
+            for next_found in _match(rest[0], candidate, found):
+                yield from more(rest[1:], next_found)
+
+    for found in _match(patterns[0], node, _Bindings()):
+        yield from more(patterns[1:], found)
+
+
+def _candidates(pattern: Call, found: _Bindings) -> Iterator[fx.Node]:
+    """Nodes that may be a further output: near users of what is bound already."""
+    seen: set[fx.Node] = set()
+    near = [each for _, each in found.nodes.values()]
+    near += [each for each in found.values.values() if isinstance(each, fx.Node)]
+    for _ in range(depth(pattern)):
+        near = [user for each in near for user in each.users if user not in seen]
+        seen.update(near)
+        yield from (each for each in near if each.target in pattern.ops)
+
+
+def depth(pattern: Any) -> int:
+    match pattern:
+        case Call():
+            inner = [*pattern.args, *pattern.kwargs.values()]
+            return 1 + max(map(depth, inner), default=0)
+        case OneOf():
+            return max(map(depth, pattern.of), default=0)
+        case Each():
+            return depth(pattern.of)
+        case list() | tuple():
+            return max(map(depth, pattern), default=0)
+        case _:
+            return 0
+
+
+def _root_node(pattern: Any, found: _Bindings) -> fx.Node:
+    for each in pattern.of if isinstance(pattern, OneOf) else (pattern,):
+        if id(each) in found.nodes:
+            return found.nodes[id(each)][1]
+    raise AssertionError("a pattern that matched has a root")
+
+
+def _is_legal(match: Match, found: _Bindings) -> bool:
+    if not all(map(is_replaceable, match.nodes)):
+        return False
+    if not all(_belong_together(node, match.root) for node in match.nodes):
+        return False
+    return all(
+        pattern.shared or node in match.roots or all(user in match.nodes for user in node.users)
+        for pattern, node in found.nodes.values()
+    )
+
+
+def _match(pattern: Any, value: Any, found: _Bindings) -> Iterator[_Bindings]:
+    """Each way in which `value` matches `pattern`, given what is bound already."""
+    match pattern:
+        case Wildcard():
+            bound = found.with_value(pattern.name, value)
+            if bound is not None and (pattern.where is None or pattern.where(value)):
+                yield bound
+        case Size():
+            yield from _match_size(pattern, value, found)
+        case Call():
+            yield from _match_call(pattern, value, found)
+        case OneOf():
+            for each in pattern.of:
+                yield from _match(each, value, found)
+        case Each():
+            yield from _match_each(pattern, value, found)
+        case list() | tuple():
+            if isinstance(value, (list, tuple)):
+                yield from _match_all(pattern, value, found)
+        case _:
+            if _same(pattern, value):
+                yield found
+
+
+def _match_size(pattern: Size, value: Any, found: _Bindings) -> Iterator[_Bindings]:
+    number = number_of(value)
+    if number is None:
+        return
+    known = found.values.get(pattern.name)
+    if known is None:
+        yield _Bindings({**found.values, pattern.name: number}, found.nodes)
+    elif same_number(known, number):
+        yield found
+
+
+def _match_call(pattern: Call, node: Any, found: _Bindings) -> Iterator[_Bindings]:
+    if not isinstance(node, fx.Node) or node.op != "call_function":
+        return
+    known = found.nodes.get(id(pattern))
+    if known is not None:
+        if known[1] is node:
+            yield found
+        return
+    if node.target not in pattern.ops:
+        return
+    if pattern.users is not None and len(node.users) != pattern.users:
+        return
+    if pattern.where is not None and not pattern.where(node):
+        return
+    found = found.with_node(pattern, node)
+    given = arguments(node.target, node.args, node.kwargs)
+    for args in _orders(pattern):
+        yield from _match_arguments(node.target, args, pattern.kwargs, given, found)
+
+
+def _orders(pattern: Call) -> Iterator[Sequence[Any]]:
+    yield pattern.args
+    if pattern.commutes:
+        first, second, *others = pattern.args
+        yield (second, first, *others)
+
+
+def _match_arguments(
+    target: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    given: Mapping[Any, Any],
+    found: _Bindings,
+) -> Iterator[_Bindings]:
+    """`given`: the arguments of a node by name."""
+    last = args[-1] if args else None
+    is_open = last is ... or isinstance(last, Rest)
+    wanted = arguments(target, args[:-1] if is_open else args, kwargs, defaults=not is_open)
+    if not (wanted.keys() <= given.keys() if is_open else wanted.keys() == given.keys()):
+        return
+    bound: _Bindings | None = found
+    if isinstance(last, Rest):
+        others = [value for name, value in given.items() if name not in wanted]
+        bound = found.with_value(last.name, others)
+    if bound is not None:
+        yield from _match_pairs([(each, given[name]) for name, each in wanted.items()], bound)
+
+
+def _match_all(
+    patterns: Sequence[Any], values: Sequence[Any], found: _Bindings
+) -> Iterator[_Bindings]:
+    if patterns and isinstance(patterns[-1], Rest):
+        head = len(patterns) - 1
+        if len(values) >= head:
+            bound = found.with_value(patterns[-1].name, list(values[head:]))
+            if bound is not None:
+                yield from _match_pairs(list(zip(patterns, values[:head], strict=False)), bound)
+        return
+    if len(patterns) == len(values):
+        yield from _match_pairs(list(zip(patterns, values, strict=True)), found)
+
+
+def _match_pairs(pairs: Sequence[tuple[Any, Any]], found: _Bindings) -> Iterator[_Bindings]:
+    if not pairs:
+        yield found
+        return
+    (pattern, value), *rest = pairs
+    for next_found in _match(pattern, value, found):
+        yield from _match_pairs(rest, next_found)
+
+
+def _match_each(pattern: Each, values: Any, found: _Bindings) -> Iterator[_Bindings]:
+    if not isinstance(values, (list, tuple)):
+        return
+    collected: dict[str, list[Any]] = {name: [] for name in wildcards(pattern.of)}
+    nodes = dict(found.nodes)
+    for place, value in enumerate(values):
+        fresh = _Bindings({}, {})
+        inner = next(_match(pattern.of, value, fresh), None)
+        if inner is None:
+            return
+        for name, each in inner.values.items():
+            collected.setdefault(name, []).append(each)
+        for _, (call_pattern, node) in inner.nodes.items():
+            nodes[hash((id(call_pattern), place))] = (call_pattern, node)
+    bound: _Bindings | None = _Bindings(found.values, nodes)
+    for name, several in collected.items():
+        bound = None if bound is None else bound.with_value(name, several)
+    if bound is not None:
+        yield bound
+
+
+def wildcards(pattern: Any) -> list[str]:
+    """The names that a match of `pattern` binds."""
+    match pattern:
+        case Wildcard() | Rest() | Size():
+            return [pattern.name]
+        case Call():
+            inner: Sequence[Any] = [*pattern.args, *pattern.kwargs.values()]
+        case OneOf():
+            # Only what every alternative binds is always bound.
+            names = [wildcards(each) for each in pattern.of]
+            return [name for name in names[0] if all(name in each for each in names)]
+        case Each():
+            inner = [pattern.of]
+        case list() | tuple():
+            inner = pattern
+        case _:
+            inner = []
+    return list(dict.fromkeys(name for each in inner for name in wildcards(each)))
+
+
+def arguments(
+    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], defaults: bool = True
+) -> dict[Any, Any]:
+    """The arguments of a call by name, with defaults; by position if the target has no schema."""
+    if not isinstance(target, OpOverload):
+        return {**dict(enumerate(args)), **kwargs}
+    return schema_arguments(target, args, kwargs, defaults)
+
+
+def number_of(argument: Any) -> Any:
+    """A size among the arguments of a node: an integer, or a symbolic one that a node computes.
+
+    None if the argument is something else.
+    """
+    value = value_or_none(argument) if isinstance(argument, fx.Node) else argument
+    is_number = isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+    return value if is_number else None
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two arguments are the same: nodes by identity, constants by type and value."""
+    if isinstance(one, fx.Node) or isinstance(other, fx.Node):
+        return one is other
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return repr(one) == repr(other)
+    return type(one) is type(other) and bool(one == other)

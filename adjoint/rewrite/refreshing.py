@@ -1,0 +1,119 @@
+"""Fake values after a change: computed anew for the users of what changed, as far as it shows.
+
+A rule keeps shape and dtype of what it replaces, but may return other strides.  Then values that
+are computed from it may have other strides, too, up to the first whose value is as it was.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjoint.graph.evaluation import call_on_fakes
+from adjoint.graph.metadata import set_value, value_of, value_or_none
+from adjoint.graph.operations import has_bodies
+from adjoint.graph.purity import is_impure
+from adjoint.torch_private import trees
+from adjoint.torch_private.operators import HigherOrderOperator
+from adjoint.torch_private.symbols import SYMBOLIC, same_number
+
+
+class NotRefreshed(Exception):
+    """A value cannot have other strides: the program returns it, or an operator depends on them."""
+
+
+def same_values(one: Any, other: Any, strides: bool = True) -> bool:
+    """Whether two fake values are alike in all that an operator can see."""
+    mine, theirs = trees.leaves(one), trees.leaves(other)
+    return len(mine) == len(theirs) and all(
+        _same_leaf(a, b, strides) for a, b in zip(mine, theirs, strict=True)
+    )
+
+
+def _same_leaf(one: Any, other: Any, strides: bool) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return (
+            one.dtype == other.dtype
+            and one.device == other.device
+            and one.layout == other.layout
+            and _same_numbers(one.shape, other.shape)
+            and (not strides or _same_strides(one, other))
+        )
+    if isinstance(one, (int, *SYMBOLIC)) and isinstance(other, (int, *SYMBOLIC)):
+        return same_number(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _same_numbers(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return len(one) == len(other) and all(map(same_number, one, other))
+
+
+def _same_strides(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.layout is not torch.strided:
+        return True
+    if any(isinstance(size, int) and size == 0 for size in one.shape):
+        return True
+    # The stride of an axis of one element does not matter.
+    return all(
+        (isinstance(size, int) and size == 1) or same_number(mine, theirs)
+        for size, mine, theirs in zip(one.shape, one.stride(), other.stride(), strict=True)
+    )
+
+
+def refresh_users(changed: fx.Node) -> int:
+    """Compute the values of users of `changed` anew, and of their users where they differ.
+
+    Returns how many values were computed.  If one cannot change, all are as they were, and
+    `NotRefreshed` is raised.
+    """
+    before: dict[fx.Node, Any] = {}
+    numbers = itertools.count()
+    queue: list[tuple[fx.Node, int]] = []
+    waiting: set[fx.Node] = set()
+
+    def push(node: fx.Node) -> None:
+        for user in node.users:
+            if user not in waiting:
+                waiting.add(user)
+                heapq.heappush(queue, (user, next(numbers)))
+
+    push(changed)
+    count = 0
+    try:
+        while queue:
+            node, _ = heapq.heappop(queue)
+            waiting.discard(node)
+            value = _value_anew(node)
+            count += 1
+            if same_values(value, value_or_none(node)):
+                continue
+            before[node] = value_of(node)
+            set_value(node, value)
+            push(node)
+    except NotRefreshed:
+        for node, value in before.items():
+            set_value(node, value)
+        raise
+    return count
+
+
+def _value_anew(node: fx.Node) -> Any:
+    if node.op == "output" or is_impure(node) or has_bodies(node):
+        raise NotRefreshed
+    if isinstance(node.target, HigherOrderOperator) or node.op != "call_function":
+        raise NotRefreshed
+    values = {each: value_or_none(each) for each in node.all_input_nodes}
+    try:
+        value = call_on_fakes(node, values)
+    except (RuntimeError, ValueError) as error:
+        raise NotRefreshed from error
+    with torch.no_grad():
+        # A value of its own: a view op may return its argument.
+        return trees.map_leaves(
+            lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, value
+        )

@@ -1,0 +1,260 @@
+"""Torch functions, traced on fake tensors: as patterns, and as replacements.
+
+A pattern is traced with symbolic sizes, so it matches any; what the function does must not depend
+on them.  A number among the examples stands for any number: the function is traced with two values
+of it, and where the calls differ is where it goes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+from adjoint.rewrite.patterns import Call, Match, OneOf, Size, Wildcard, number_of
+from adjoint.graph.metadata import value_of
+from adjoint.torch_private import symbols, trees
+from adjoint.torch_private.dynamo import general_shapes
+from adjoint.torch_private.fake import fake_call, make_fake, new_fake_mode
+from adjoint.torch_private.modes import TorchDispatchMode, enable_python_dispatcher, isolated
+from adjoint.torch_private.operators import OpOverload
+
+
+class Untraceable(Exception):
+    """A function cannot be a pattern or a replacement, and why."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator that a function called."""
+
+    op: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+
+class Recorder(TorchDispatchMode):
+    """Records the operators that a function calls on fake tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.steps: list[Step] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(op, OpOverload):
+            raise Untraceable(f"it calls the higher-order operator {op}")
+        if op._schema.is_mutable:
+            raise Untraceable(f"it calls {op}, which writes to its argument")
+        result = fake_call(op, args, kwargs)
+        # Queries of sizes return numbers, which are arguments of later calls.
+        if any(isinstance(leaf, torch.Tensor) for leaf in trees.leaves(result)):
+            self.steps.append(Step(op, tuple(args), dict(kwargs), result))
+        return result
+
+
+@dataclass(frozen=True)
+class TracedPattern:
+    """The pattern of a torch function."""
+
+    parameters: tuple[str, ...]
+    outputs: tuple[Any, ...]
+    sizes: Mapping[str, sympy.Basic]
+    """The sizes among the arguments of its calls, by the names of their patterns."""
+    symbols: Mapping[sympy.Symbol, tuple[str, int]]
+    """The symbols of the sizes: each is the size of a parameter along an axis."""
+
+    def has_right_sizes(self, match: Match) -> bool:
+        """Whether the sizes in a match are what the function would compute from its arguments."""
+        known: dict[sympy.Symbol, Any] = {}
+        for symbol, (name, axis) in self.symbols.items():
+            value = value_of(match.bound[name])
+            if axis >= value.dim():
+                return False
+            known[symbol] = value.shape[axis]
+        return all(
+            symbols.same_number(symbols.evaluate(expr, known), match.bound[name])
+            for name, expr in self.sizes.items()
+        )
+
+
+def parameters_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of the parameters of a function."""
+    found = inspect.signature(function).parameters.values()
+    if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in found):
+        raise Untraceable("it takes any number of arguments")
+    return tuple(each.name for each in found)
+
+
+def pattern_of(function: Callable[..., Any], examples: Sequence[Any]) -> list[TracedPattern]:
+    """The patterns of a torch function called with arguments like `examples`.
+
+    There are two if operators choose another way for tensors that require grad.
+    """
+    names = parameters_of(function)
+    if len(names) != len(examples):
+        raise Untraceable(f"it takes {len(names)} arguments and has {len(examples)} examples")
+    made = [_traced(function, names, examples, requires) for requires in (False, True)]
+    return made[:1] if _shown(made[0]) == _shown(made[1]) else made
+
+
+def _shown(pattern: TracedPattern) -> str:
+    """A text that is equal for equal patterns."""
+    numbers: dict[int, int] = {}
+
+    def text(each: Any) -> str:
+        match each:
+            case Wildcard():
+                return f"?{each.name}"
+            case Size():
+                return f"#{each.name}"
+            case Call():
+                if id(each) in numbers:
+                    return f"%{numbers[id(each)]}"
+                numbers[id(each)] = len(numbers)
+                inner = [text(arg) for arg in (*each.args, *each.kwargs.items())]
+                return f"{each.ops[0]}({', '.join(inner)})"
+            case list() | tuple():
+                return f"[{', '.join(map(text, each))}]"
+            case _:
+                return repr(each)
+
+    return " ".join(map(text, pattern.outputs))
+
+
+def _traced(
+    function: Callable[..., Any], names: Sequence[str], examples: Sequence[Any], requires: bool
+) -> TracedPattern:
+    mode = new_fake_mode()
+    values: list[Any] = []
+    symbol_places: dict[sympy.Symbol, tuple[str, int]] = {}
+    with torch.no_grad():
+        examples = [each.detach() if isinstance(each, torch.Tensor) else each for each in examples]
+    with isolated(), general_shapes(), mode, enable_python_dispatcher(), torch.enable_grad():
+        for name, example in zip(names, examples, strict=True):
+            if isinstance(example, torch.Tensor):
+                fake = make_fake(mode, example, True, name)
+                if requires and (fake.is_floating_point() or fake.is_complex()):
+                    fake.requires_grad_()
+                values.append(fake)
+                for axis, size in enumerate(fake.shape):
+                    expr = symbols.unsimplified(size)
+                    if isinstance(expr, sympy.Symbol):
+                        symbol_places.setdefault(expr, (name, axis))
+            else:
+                values.append(example)
+        numbers = [
+            place
+            for place, each in enumerate(examples)
+            if isinstance(each, (int, float)) and not isinstance(each, bool)
+        ]
+        first, results = _recorded(function, values)
+        others = [
+            (names[place], _recorded(function, _with_other_number(values, place))[0])
+            for place in numbers
+        ]
+    making = _PatternMaker(symbol_places)
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, torch.Tensor):
+            making.patterns[id(value)] = Wildcard(name)
+    changing = _changing_numbers(first, others, dict(zip(names, values, strict=True)))
+    for place, step in enumerate(first):
+        making.add(step, changing.get(place, {}))
+    outputs = results if isinstance(results, (tuple, list)) else (results,)
+    made = tuple(making.output(each) for each in outputs)
+    return TracedPattern(tuple(names), made, making.sizes, making.used_symbols())
+
+
+def _recorded(function: Callable[..., Any], values: Sequence[Any]) -> tuple[list[Step], Any]:
+    recorder = Recorder()
+    with recorder:
+        results = function(*values)
+    return recorder.steps, results
+
+
+def _with_other_number(values: Sequence[Any], place: int) -> list[Any]:
+    changed = list(values)
+    changed[place] = values[place] + 1 if isinstance(values[place], int) else values[place] * 2 + 1
+    return changed
+
+
+def _changing_numbers(
+    first: Sequence[Step],
+    others: Sequence[tuple[str, Sequence[Step]]],
+    values: Mapping[str, Any],
+) -> dict[int, dict[int, str]]:
+    """For each step, the leaves among its arguments that are a parameter, and which."""
+    found: dict[int, dict[int, str]] = {}
+    for name, steps in others:
+        if [each.op for each in steps] != [each.op for each in first]:
+            raise Untraceable(f"it calls other operators for another value of {name}")
+        for place, (one, other) in enumerate(zip(first, steps, strict=True)):
+            leaves = zip(
+                trees.leaves((one.args, one.kwargs)),
+                trees.leaves((other.args, other.kwargs)),
+                strict=True,
+            )
+            for leaf, (before, after) in enumerate(leaves):
+                if not isinstance(before, (int, float)) or repr(before) == repr(after):
+                    continue
+                if before != values[name]:
+                    raise Untraceable(f"it passes a number computed from {name} to {one.op}")
+                found.setdefault(place, {})[leaf] = name
+    return found
+
+
+class _PatternMaker:
+    def __init__(self, places: Mapping[sympy.Symbol, tuple[str, int]]) -> None:
+        self.places = places
+        self.patterns: dict[int, Any] = {}
+        self.sizes: dict[str, sympy.Basic] = {}
+        self.kept: list[Any] = []
+
+    def add(self, step: Step, numbers: Mapping[int, str]) -> None:
+        """The pattern of one call; `numbers`: leaves of its arguments that are parameters."""
+        count = iter(range(1 << 30))
+
+        def leaf(value: Any) -> Any:
+            name = numbers.get(next(count))
+            return Wildcard(name) if name is not None else self._argument(value)
+
+        args, kwargs = trees.map_leaves(leaf, (step.args, step.kwargs))
+        made = Call((step.op,), args, kwargs)
+        self.kept.append(step.result)
+        if isinstance(step.result, torch.Tensor):
+            self.patterns[id(step.result)] = made
+            return
+        for place, part in enumerate(step.result):
+            if isinstance(part, torch.Tensor):
+                self.patterns[id(part)] = Call((operator.getitem,), (made, place))
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self.patterns:
+                raise Untraceable("it uses a tensor that is not an argument")
+            return self.patterns[id(value)]
+        if isinstance(value, torch.SymInt):
+            expr = symbols.unsimplified(value)
+            assert expr is not None
+            self.sizes[str(expr)] = expr
+            return Size(str(expr))
+        return value
+
+    def output(self, value: Any) -> Call:
+        pattern = self.patterns.get(id(value))
+        if not isinstance(pattern, Call):
+            raise Untraceable("it returns something that none of its operators computed")
+        return pattern
+
+    def used_symbols(self) -> dict[sympy.Symbol, tuple[str, int]]:
+        used = {symbol for expr in self.sizes.values() for symbol in expr.free_symbols}
+        missing = used - self.places.keys()
+        if missing:
+            raise Untraceable(f"the size {missing.pop()} in it depends on data")
+        return {symbol: self.places[symbol] for symbol in used}
