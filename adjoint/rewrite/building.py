@@ -15,10 +15,10 @@ import torch
 from torch import fx
 
 from adjoint.failing import call_user_code
-from adjoint.graph.evaluation import call_on_fakes
 from adjoint.graph.metadata import value_of, value_or_none
 from adjoint.graph.origins import for_part_of
 from adjoint.rewrite.patterns import Call, NoMatch, Size, Wildcard
+from adjoint.rewrite.refreshing import fake_value
 from adjoint.rewrite.rules import Edit, Traced
 from adjoint.rewrite.tracing import Recorder, Untraceable
 from adjoint.torch_private import symbols, trees
@@ -91,9 +91,7 @@ class Builder:
                 results = call_user_code(replacement.function, *values)
             except Untraceable as error:
                 raise WrongReplacement(str(error)) from None
-        nodes: dict[int, Any] = {
-            id(value): node for node, value in zip(args, values, strict=True)
-        }
+        nodes: dict[int, Any] = {id(value): node for node, value in zip(args, values, strict=True)}
 
         def leaf(each: Any) -> Any:
             if isinstance(each, torch.Tensor):
@@ -135,7 +133,7 @@ class Builder:
             if node not in old:
                 self.made.append(node)
                 args = fx.map_arg(node.args, value_of)
-                node.meta = for_part_of(self.root, node.target(*args))  # type: ignore[operator]
+                node.meta = for_part_of(self.root, node.target(*args))
         return made
 
     def _symbol(self, symbol: sympy.Symbol) -> fx.Node:
@@ -145,7 +143,8 @@ class Builder:
                 break
             value = value_or_none(node)
             if isinstance(value, torch.Tensor):
-                for axis, size in enumerate(value.shape):
+                sizes: list[Any] = list(value.shape)
+                for axis, size in enumerate(sizes):
                     if isinstance(size, torch.SymInt) and symbols.expression(size) == symbol:
                         return self.call(torch.ops.aten.sym_size.int, (node, axis), {}, size)
         raise WrongReplacement(f"the size {symbol} is that of no value before it")
@@ -172,9 +171,8 @@ class Builder:
 
 
 def _fake(node: fx.Node) -> Any:
-    values = {each: value_of(each) for each in node.all_input_nodes}
     try:
-        return call_on_fakes(node, values)
+        return fake_value(node)
     except (RuntimeError, ValueError, IndexError) as error:
         # A view that the strides of its argument do not allow.
         if isinstance(node.target, OpOverload) and node.target.is_view:

@@ -11,7 +11,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import operator
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,8 @@ from adjoint.torch_private.fake import fake_mode_of
 from adjoint.torch_private.graph_modules import is_erased
 from adjoint.torch_private.modes import enable_python_dispatcher, isolated
 from adjoint.torch_private.operators import OpOverload
+
+_GETITEM = operator.getitem
 
 # A rule may fire so often for each node of the graph; more means that rules undo each other.
 MAX_MATCHES_PER_NODE = 8
@@ -68,9 +71,14 @@ def rewriting(graph_module: fx.GraphModule, rules: Sequence[Rule], name: str) ->
     if not any(engine.has_match(node) for node in graph_module.graph.nodes):
         return Rewriting(graph_module)
     made = Rewriting(copied(graph_module))
-    with isolated(), assuming(graph_module), fake_mode_of(graph_module):
-        with enable_python_dispatcher(), torch.no_grad():
-            engine.run(made)
+    with (
+        isolated(),
+        assuming(graph_module),
+        fake_mode_of(graph_module),
+        enable_python_dispatcher(),
+        torch.no_grad(),
+    ):
+        engine.run(made)
     if not made.matches:
         return Rewriting(graph_module)
     remove_dead_code(made.graph_module.graph)
@@ -85,6 +93,8 @@ class _Engine:
         for rule in rules:
             for op in dict.fromkeys(roots_of(rule.patterns[0])):
                 self.by_root.setdefault(op, []).append(rule)
+        self.lately: deque[str] = deque(maxlen=2 * len(rules))
+        """The rules that fired last."""
         self.reach = max((depth(each) for rule in rules for each in rule.patterns), default=1)
 
     def has_match(self, node: fx.Node) -> bool:
@@ -99,21 +109,20 @@ class _Engine:
         bound = MAX_MATCHES_PER_NODE * len(graph.nodes)
         dirty: set[fx.Node] | None = None
         while dirty is None or dirty:
-            now, before = dirty, Counter(made.matches)
-            dirty = set()
+            now, dirty = dirty, set()
             for node in list(graph.nodes):
                 if is_erased(node) or not (now is None or node in now):
                     continue
                 changed = self._visit(node, made)
                 dirty.update(self._near(changed))
             if made.matches.total() > bound:
-                cycle = ", ".join(repr(each) for each in sorted(made.matches - before))
+                cycle = sorted(set(self.lately))
                 raise RewriteError(
-                    next(iter(made.matches - before)),
+                    cycle[0],
                     self.name,
                     None,
                     f"after {made.matches.total()} matches in a graph of {len(graph.nodes)} nodes "
-                    f"there is no end: the rules {cycle} undo each other",
+                    f"there is no end: {', '.join(map(repr, cycle))} undo what they did",
                 )
 
     def _near(self, changed: Sequence[fx.Node]) -> Iterator[fx.Node]:
@@ -133,6 +142,7 @@ class _Engine:
                 changed = self._applied(rule, match, made)
                 if changed is not None:
                     made.matches[rule.name] += 1
+                    self.lately.append(rule.name)
                     return changed
         return []
 
@@ -190,7 +200,7 @@ class _Engine:
             if same_values(value_of(node), value_of(old)):
                 continue
             try:
-                made.refreshed += refresh_users(node)
+                made.refreshed += refresh_users(node, match.nodes)
             except NotRefreshed:
                 for back, its_users in moved:
                     for user in its_users:
@@ -262,18 +272,30 @@ def _may_replace(old: fx.Node, new: fx.Node, builder: Builder) -> bool:
     if not is_new and not can_return(old):
         return False
     shares = not is_new or (_is_view(new) and not _is_view(old))
-    return not (shares and is_returned(old))
+    if not shares or not is_returned(old):
+        return True
+    # What is computed here, and returned by nothing else, may be returned itself.
+    computed = new.op == "call_function" and not _is_view(new) and new.target is not _GETITEM
+    return computed and not is_new and not is_returned(new, but=old)
 
 
 def _is_view(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and bool(node.target.is_view)
 
 
-def is_returned(node: fx.Node) -> bool:
-    """Whether the program returns the value, or one that may share its memory."""
+def is_returned(node: fx.Node, but: fx.Node | None = None) -> bool:
+    """Whether the program returns the value, or one that may share its memory.
+
+    `but`: a value that does not count.
+    """
     return any(
-        user.op == "output"
-        or ((_is_view(user) or not isinstance(user.target, OpOverload)) and is_returned(user))
+        user is not but
+        and (
+            user.op == "output"
+            or (
+                (_is_view(user) or not isinstance(user.target, OpOverload))
+                and is_returned(user, but)
+            )
+        )
         for user in node.users
     )
-

@@ -391,7 +391,7 @@ def _match_each(pattern: Each, values: Any, found: _Bindings) -> Iterator[_Bindi
             return
         for name, each in inner.values.items():
             collected.setdefault(name, []).append(each)
-        for _, (call_pattern, node) in inner.nodes.items():
+        for call_pattern, node in inner.nodes.values():
             nodes[hash((id(call_pattern), place))] = (call_pattern, node)
     bound: _Bindings | None = _Bindings(found.values, nodes)
     for name, several in collected.items():
@@ -410,7 +410,8 @@ def wildcards(pattern: Any) -> list[str]:
         case OneOf():
             # Only what every alternative binds is always bound.
             names = [wildcards(each) for each in pattern.of]
-            return [name for name in names[0] if all(name in each for each in names)]
+            first = names[0] if names else []
+            return [name for name in first if all(name in each for each in names)]
         case Each():
             inner = [pattern.of]
         case list() | tuple():

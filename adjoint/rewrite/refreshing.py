@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from adjoint.graph.metadata import set_value, value_of, value_or_none
 from adjoint.graph.operations import has_bodies
 from adjoint.graph.purity import is_impure
 from adjoint.torch_private import trees
+from adjoint.torch_private.fake import fake_call
 from adjoint.torch_private.operators import HigherOrderOperator
 from adjoint.torch_private.symbols import SYMBOLIC, same_number
 
@@ -56,20 +57,21 @@ def _same_numbers(one: Sequence[Any], other: Sequence[Any]) -> bool:
 def _same_strides(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.layout is not torch.strided:
         return True
-    if any(isinstance(size, int) and size == 0 for size in one.shape):
+    sizes: list[Any] = list(one.shape)
+    if any(isinstance(size, int) and size == 0 for size in sizes):
         return True
     # The stride of an axis of one element does not matter.
     return all(
         (isinstance(size, int) and size == 1) or same_number(mine, theirs)
-        for size, mine, theirs in zip(one.shape, one.stride(), other.stride(), strict=True)
+        for size, mine, theirs in zip(sizes, one.stride(), other.stride(), strict=True)
     )
 
 
-def refresh_users(changed: fx.Node) -> int:
+def refresh_users(changed: fx.Node, but: Container[fx.Node] = ()) -> int:
     """Compute the values of users of `changed` anew, and of their users where they differ.
 
     Returns how many values were computed.  If one cannot change, all are as they were, and
-    `NotRefreshed` is raised.
+    `NotRefreshed` is raised.  `but`: users that are about to go.
     """
     before: dict[fx.Node, Any] = {}
     numbers = itertools.count()
@@ -78,7 +80,7 @@ def refresh_users(changed: fx.Node) -> int:
 
     def push(node: fx.Node) -> None:
         for user in node.users:
-            if user not in waiting:
+            if user not in waiting and user not in but:
                 waiting.add(user)
                 heapq.heappush(queue, (user, next(numbers)))
 
@@ -102,14 +104,25 @@ def refresh_users(changed: fx.Node) -> int:
     return count
 
 
+def fake_value(node: fx.Node) -> Any:
+    """The value of a call, of the values of its arguments."""
+    if node.target in _RESHAPES:
+        # The interpreter copies where strides do not allow a view; the value of a view does not.
+        args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
+        return fake_call(node.target, args, kwargs)
+    return call_on_fakes(node, {each: value_of(each) for each in node.all_input_nodes})
+
+
+_RESHAPES = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+
+
 def _value_anew(node: fx.Node) -> Any:
     if node.op == "output" or is_impure(node) or has_bodies(node):
         raise NotRefreshed
     if isinstance(node.target, HigherOrderOperator) or node.op != "call_function":
         raise NotRefreshed
-    values = {each: value_or_none(each) for each in node.all_input_nodes}
     try:
-        value = call_on_fakes(node, values)
+        value = fake_value(node)
     except (RuntimeError, ValueError) as error:
         raise NotRefreshed from error
     with torch.no_grad():

@@ -109,10 +109,11 @@ def rewrites(*patterns: Any) -> Callable[[Callable[..., Any]], Rule]:
 
 def equation(name: str, pattern: Any, replacement: Any) -> Rule:
     """A rule whose two sides are written with the same wildcards."""
+    rule = Rule(name, (pattern,), lambda match: replacement)
     missing = set(wildcards(replacement)) - set(wildcards(pattern))
     if missing:
         raise malformed(name, f"its pattern has no wildcard {missing.pop()!r}")
-    return Rule(name, (pattern,), lambda match: replacement)
+    return rule
 
 
 def traced_rules(

@@ -16,11 +16,11 @@ from typing import Any
 import sympy
 import torch
 
-from adjoint.rewrite.patterns import Call, Match, OneOf, Size, Wildcard, number_of
 from adjoint.graph.metadata import value_of
+from adjoint.rewrite.patterns import Call, Match, Size, Wildcard
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
-from adjoint.torch_private.fake import fake_call, make_fake, new_fake_mode
+from adjoint.torch_private.fake import FakeTensor, fake_call, make_fake, new_fake_mode
 from adjoint.torch_private.modes import TorchDispatchMode, enable_python_dispatcher, isolated
 from adjoint.torch_private.operators import OpOverload
 
@@ -52,6 +52,9 @@ class Recorder(TorchDispatchMode):
             raise Untraceable(f"it calls the higher-order operator {op}")
         if op._schema.is_mutable:
             raise Untraceable(f"it calls {op}, which writes to its argument")
+        for leaf in trees.leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor) and not isinstance(leaf, FakeTensor):
+                raise Untraceable("it uses a tensor that is not an argument")
         result = fake_call(op, args, kwargs)
         # Queries of sizes return numbers, which are arguments of later calls.
         if any(isinstance(leaf, torch.Tensor) for leaf in trees.leaves(result)):

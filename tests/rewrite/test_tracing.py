@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from adjoint.rewrite.patterns import Call, match_at
+from adjoint.rewrite.tracing import Untraceable, pattern_of
+from tests.rewriting import graph_of
+
+aten = torch.ops.aten
+MATRIX = torch.ones(2, 3)
+
+
+def matched(pattern: Any, examples: list[Any], function: Any, *inputs: Any, **options: Any) -> int:
+    found = pattern_of(pattern, examples)
+    graph = graph_of(function, *inputs, **options).graph
+    return sum(
+        each.has_right_sizes(match)
+        for each in found
+        for node in graph.nodes
+        for match in match_at(each.outputs, node)
+    )
+
+
+def test_a_function_is_the_pattern_of_its_operators() -> None:
+    (found,) = pattern_of(lambda x, y: torch.relu(x + y), [MATRIX, MATRIX])
+    (root,) = found.outputs
+    assert isinstance(root, Call)
+    assert root.ops == (aten.relu.default,)
+    assert root.args[0].ops == (aten.add.Tensor,)
+    assert found.parameters == ("x", "y")
+
+
+def test_a_pattern_has_no_sizes_of_its_examples() -> None:
+    def flat(x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0] * x.shape[1]).sin()
+
+    for dynamic in (False, True):
+        assert matched(flat, [MATRIX], flat, torch.ones(5, 7), dynamic=dynamic) == 1
+    assert matched(flat, [MATRIX], lambda x: x.reshape(7, 5).sin(), torch.ones(5, 7)) == 0
+
+
+def test_sizes_must_be_what_the_function_computes() -> None:
+    def rows(x: Tensor) -> Tensor:
+        return x.view(x.shape[1], x.shape[0]).sin()
+
+    assert matched(rows, [MATRIX], rows, torch.ones(5, 7)) == 1
+    assert matched(rows, [MATRIX], lambda x: x.view(5, 7).sin(), torch.ones(5, 7)) == 0
+
+
+def test_numbers_among_the_examples_stand_for_any() -> None:
+    def scaled(x: Tensor, factor: float) -> Tensor:
+        return torch.relu(x * factor) + 2
+
+    assert matched(scaled, [MATRIX, 0.5], lambda x: torch.relu(x * 7.0) + 2, MATRIX) == 1
+    assert matched(scaled, [MATRIX, 0.5], lambda x: torch.relu(x * 7.0) + 3, MATRIX) == 0
+    # The same number by chance: it is the first factor that is a parameter.
+    assert matched(scaled, [MATRIX, 2.0], lambda x: torch.relu(x * 7.0) + 2, MATRIX) == 1
+
+
+def test_products_of_tensors_that_require_grad_are_matched_as_well() -> None:
+    def product(x: Tensor, w: Tensor) -> Tensor:
+        return torch.relu(x @ w)
+
+    examples = [torch.ones(4, 2, 3), torch.ones(3, 5)]
+    for needed in (False, True):
+        inputs = [each.clone().requires_grad_(needed) for each in examples]
+        assert matched(product, examples, product, *inputs) == 1
+
+
+def test_several_results() -> None:
+    (found,) = pattern_of(lambda x: (x.sin(), x.cos()), [MATRIX])
+    assert [each.ops[0] for each in found.outputs] == [aten.sin.default, aten.cos.default]
+    assert matched(lambda x: x.max(0).values, [MATRIX], lambda x: x.max(0).values, MATRIX) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: x, "returns something that none of its operators computed"),
+        (lambda x: x.add_(1), "writes to its argument"),
+        (lambda x, y: x, "takes 2 arguments and has 1 examples"),
+        (lambda *x: x[0].sin(), "any number of arguments"),
+    ],
+)
+def test_what_is_no_pattern(function: Any, why: str) -> None:
+    with pytest.raises(Untraceable, match=why):
+        pattern_of(function, [MATRIX])
+
+
+def test_numbers_that_are_computed_are_refused() -> None:
+    with pytest.raises(Untraceable, match="a number computed from n"):
+        pattern_of(lambda x, n: x * (n + 1.0), [MATRIX, 2.0])
+    with pytest.raises(Untraceable, match="other operators for another value of n"):
+        pattern_of(lambda x, n: x.sin() if n < 3 else x.cos(), [MATRIX, 2.0])

@@ -1,0 +1,53 @@
+"""What tests of rewriting share: functions captured, rewritten, compared with what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+import adjoint
+from adjoint.graph.evaluation import evaluate
+from adjoint.graph.show import show
+from adjoint.graph.verify import verify
+from adjoint.rewrite.engine import Rewriting, rewriting
+from adjoint.rewrite.rules import Rule
+
+
+def graph_of(function: Callable[..., Any], *args: Any, dynamic: bool = False) -> fx.GraphModule:
+    return adjoint.capture(function, *args, dynamic=dynamic).graph_module
+
+
+def targets(graph_module: fx.GraphModule) -> list[Any]:
+    """The operators of a graph, in order."""
+    return [node.target for node in graph_module.graph.nodes if node.op == "call_function"]
+
+
+def calls(graph_module: fx.GraphModule, op: Any) -> int:
+    return targets(graph_module).count(op)
+
+
+def assert_same(before: fx.GraphModule, after: fx.GraphModule, *inputs: Any) -> None:
+    """The graphs compute the same bits, in tensors of the same strides."""
+    expected, actual = evaluate(before, inputs), evaluate(after, inputs)
+    assert len(expected) == len(actual)
+    for one, other in zip(expected, actual, strict=True):
+        assert one.stride() == other.stride()
+        torch.testing.assert_close(other, one, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(torch.signbit(one), torch.signbit(other))
+
+
+def rewritten(
+    rules: Sequence[Rule], function: Callable[..., Any], *inputs: Any, dynamic: bool = False
+) -> Rewriting:
+    """The graph of `function` with `rules` applied, which computes the same; the graph that was
+    given is as it was."""
+    module = graph_of(function, *inputs, dynamic=dynamic)
+    before = show(module)
+    made = rewriting(module, rules, "tested")
+    assert show(module) == before
+    verify(made.graph_module)
+    assert_same(module, made.graph_module, *inputs)
+    return made
