@@ -266,15 +266,17 @@ class Compiler:
 
     # optimize, lower, emit, load
 
-    def program(self, graph_module: fx.GraphModule) -> Executable:
-        """The graph, compiled and loaded."""
+    def program(self, graph_module: fx.GraphModule, overwrites: bool = False) -> Executable:
+        """The graph, compiled and loaded.
+
+        `overwrites`: the program may store new values of inputs in the inputs.
+        """
+        make = partial(self._program, graph_module, overwrites)
         with self.during("lowering", graph_module):
-            made = attempt(
-                lambda: self._program(graph_module), graph_module, reported=self.reported
-            )
+            made = attempt(make, graph_module, reported=self.reported)
         return made or partial(evaluate_taking, graph_module)
 
-    def _program(self, graph_module: fx.GraphModule) -> Executable | None:
+    def _program(self, graph_module: fx.GraphModule, overwrites: bool) -> Executable | None:
         order = order_of_graph(graph_module.graph)
         passes = extended(POST, "post", self.options.passes)
         # The graph may be differentiated later.  Our own passes copy it if they change it.
@@ -282,9 +284,10 @@ class Compiler:
         graph_module = self._passes(passes, given, order)
         if self.options.target == "reference":
             return None
-        return SizedPrograms(graph_module, self.native, self.during, self.reported)
+        native = partial(self.native, overwrites=overwrites)
+        return SizedPrograms(graph_module, native, self.during, self.reported)
 
-    def native(self, graph_module: fx.GraphModule) -> PlanProgram | None:
+    def native(self, graph_module: fx.GraphModule, overwrites: bool = False) -> PlanProgram | None:
         """The graph as native code for its symbolic sizes; None if it should run op by op.
 
         If kernels draw random numbers, the program takes one more input (`Plan.streams`).
@@ -292,7 +295,7 @@ class Compiler:
         target = target_of(graph_module, self.options)
         order = order_of_graph(graph_module.graph)
         called: frozenset[str] = frozenset()
-        while (plan := self.plan(graph_module, target, called)) is not None:
+        while (plan := self.plan(graph_module, target, called, overwrites)) is not None:
             kernels = self._stage("emit", order, partial(compile_kernels, plan, target))
             if not kernels.refused:
                 return self._stage("load", order, partial(load_program, plan, kernels.code, target))
@@ -304,11 +307,16 @@ class Compiler:
         return None
 
     def plan(
-        self, graph_module: fx.GraphModule, target: Target, called: frozenset[str] = frozenset()
+        self,
+        graph_module: fx.GraphModule,
+        target: Target,
+        called: frozenset[str] = frozenset(),
+        overwrites: bool = False,
     ) -> Plan | None:
         """The plan of a graph on a target; None if it has no kernels.
 
-        `called`: names of nodes that have to be library calls.
+        `called`: names of nodes that have to be library calls.  `overwrites`: new values of inputs
+        may be stored in the inputs.
         """
         if not target.has_kernels:
             return None
@@ -317,7 +325,9 @@ class Compiler:
         with noting_assumptions(graph_module) as noted:
             # Lowering may change the graph that it is given.
             rewritten = self._passes(passes, copied(graph_module), order)
-            plan = self._stage("lower", order, partial(lower, rewritten, target, called))
+            plan = self._stage(
+                "lower", order, partial(lower, rewritten, target, called, overwrites)
+            )
         return noted.usable(plan)
 
     # Stages are timed, verified and shown.

@@ -114,6 +114,14 @@ class Target:
         return self.has_native_products
 
     @property
+    def overwrites_inputs(self) -> bool:
+        """Whether kernels may store new values of inputs in the inputs themselves.
+
+        Not on a GPU: a CUDA graph lays out all results itself.
+        """
+        return not self.has_grid
+
+    @property
     def has_product_kernels(self) -> bool:
         """Whether products with narrow matrices are kernels, so that neighbours fuse with them."""
         return self.has_grid

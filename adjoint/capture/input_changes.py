@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import fx
 from typing_extensions import assert_never
 
 from adjoint.capture.inputs import Inputs, history
@@ -21,6 +22,7 @@ from adjoint.graph.calling import (
 )
 from adjoint.graph.descriptors import InputMutation, MetadataMutation
 from adjoint.graph.metadata import Mode
+from adjoint.graph.operations import with_data
 from adjoint.torch_private import trees
 from adjoint.trace import aliasing, geometry
 from adjoint.trace.aliasing import Alias, version
@@ -57,8 +59,10 @@ class InputChanges:
             if any(each.written for each in self._written_with(alias)):
                 continue
             node = self.tracer.node(leaf.value)
-            value = outputs.add(node, InputMutation(self.inputs.described(index)))
             recorded = history(leaf.value) not in (None, self.inputs.states[index].history)
+            if not recorded and node.target is with_data:
+                node = cast("fx.Node", node.args[1])  # Its history stays that of the input.
+            value = outputs.add(node, InputMutation(self.inputs.described(index)))
             writes.append(Write(FromCaller(index), value, recorded))
         for implicit in self.inputs.implicit:
             if implicit.alias.written:

@@ -15,8 +15,8 @@ build new expressions, of other expressions or of Python numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -205,3 +205,38 @@ def walk(expression: Expression, seen: set[int] | None = None) -> Iterator[Expre
     for child in children(expression):
         yield from walk(child, seen)
     yield expression
+
+
+def substituted(
+    expression: Expression,
+    found: Callable[[Expression], Expression | None],
+    memo: dict[int, Expression],
+) -> Expression:
+    """`expression` with each part for which `found` returns another one replaced by that.
+
+    `memo`: what was substituted before; values that are used twice stay shared.
+    """
+    known = memo.get(id(expression))
+    if known is None:
+        known = memo[id(expression)] = found(expression) or _with_children(
+            expression, tuple(substituted(child, found, memo) for child in children(expression))
+        )
+    return known
+
+
+def _with_children(expression: Expression, new: tuple[Expression, ...]) -> Expression:
+    if all(one is other for one, other in zip(new, children(expression), strict=True)):
+        return expression
+    match expression:
+        case Constant() | Extent() | Counter() | Name():
+            return expression
+        case Load():
+            return replace(expression, offset=new[0])
+        case Apply():
+            return replace(expression, args=new)
+        case Cast():
+            return replace(expression, arg=new[0])
+        case Guarded():
+            return Guarded(*new)
+        case _:
+            assert_never(expression)

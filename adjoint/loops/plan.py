@@ -40,6 +40,8 @@ class Slot:
     """None: not a tensor that kernels can read."""
     strides: tuple[Size, ...] = ()
     dtype: torch.dtype | None = None
+    replaces: int | None = None
+    """The input in whose memory this output is stored, which it is the new value of."""
 
 
 @dataclass(frozen=True)

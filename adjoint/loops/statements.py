@@ -19,8 +19,8 @@ the `vector` loops in it; the team synchronizes at the end of each of these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeAlias
 
@@ -146,5 +146,20 @@ def expressions(statement: Statement) -> tuple[Expression, ...]:
             return (offset, value)
         case TeamMemory():
             return ()
+        case _:
+            assert_never(statement)
+
+
+def with_expressions(statement: Statement, change: Callable[[Expression], Expression]) -> Statement:
+    """The statement with its own expressions changed, not those of statements inside of it."""
+    match statement:
+        case Loop(_, start, stop):
+            return replace(statement, start=change(start), stop=change(stop))
+        case Assign(_, value) | Accumulator(_, value) | Update(_, _, value):
+            return replace(statement, value=change(value))
+        case Store(_, offset, value) | Merge(_, offset, _, value):
+            return replace(statement, offset=change(offset), value=change(value))
+        case TeamMemory():
+            return statement
         case _:
             assert_never(statement)

@@ -13,7 +13,7 @@ from adjoint.failing import works_on
 from adjoint.graph.copying import GraphCopy
 from adjoint.graph.metadata import value_of, value_or_none
 from adjoint.graph.origins import for_part_of, inherit
-from adjoint.lower.compositions import COMPOSITIONS, Composition, NoComposition
+from adjoint.lower.compositions import Composition, NoComposition, composition_of
 from adjoint.lower.sizes import same, sizes
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import fake_call, fake_mode_of
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 @works_on("node")
 def decompose(graph_module: fx.GraphModule) -> fx.GraphModule:
     """A copy of the graph with operators replaced by their compositions."""
-    return rewrite(graph_module, lambda node: COMPOSITIONS.get(node.target))
+    return rewrite(graph_module, lambda node: composition_of(node.target))
 
 
 def rewrite(

@@ -43,6 +43,7 @@ from adjoint.lower.definitions import (
 from adjoint.lower.draws import streams_of
 from adjoint.lower.grids import grid_nests
 from adjoint.lower.groups import Group
+from adjoint.lower.in_place import overwrite_inputs
 from adjoint.lower.items import Item, base_of, strides_of
 from adjoint.lower.nests import nest_of, partial_product, tile_nests
 from adjoint.lower.operands import Nest
@@ -67,14 +68,20 @@ WORK_OF_A_ROW = 256
 
 
 def lower(
-    graph_module: fx.GraphModule, target: Target, called: Collection[str] = frozenset()
+    graph_module: fx.GraphModule,
+    target: Target,
+    called: Collection[str] = frozenset(),
+    overwrites: bool = False,
 ) -> Plan:
     """The plan that computes the outputs of a graph on a target.
 
     The passes before lowering (`pipeline.py`) have rewritten the graph, and lowering may change it.
-    `called`: names of nodes that have to be library calls.
+    `called`: names of nodes that have to be library calls.  `overwrites`: new values of inputs may
+    be stored in the inputs.
     """
     plan = _Planning(graph_module, target, called).run()
+    if overwrites and target.overwrites_inputs:
+        plan = overwrite_inputs(plan, graph_module)
     return replace(plan, streams=streams_of(graph_module.graph))
 
 

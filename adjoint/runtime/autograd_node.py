@@ -159,6 +159,18 @@ class GradProgram:
         """Whether eager autograd takes over what cannot be differentiated."""
         return self.compiler.options.unsupported == "eager"
 
+    @property
+    def saved_inputs(self) -> frozenset[int]:
+        """Positions of the inputs that autograd saves."""
+        segments = self.derivative.segments
+        if segments is None:
+            return frozenset(self.derivative.saved_inputs)
+        # Later inputs of a segment are outputs of earlier ones.
+        count = len(self.derivative.graph_module.graph.find_nodes(op="placeholder"))
+        count -= len(segments.cuts)
+        saved = {place for each in self.segments for place in each.derivative.saved_inputs}
+        return frozenset(place for place in saved if place < count)
+
     def __call__(
         self, inputs: Sequence[Any], sizes: Sizes, between: BetweenSegments | None = None
     ) -> Sequence[Any]:

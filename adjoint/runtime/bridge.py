@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -118,6 +118,23 @@ class DifferentiableGraph:
             self._remake(error, self._sizes(inputs, known))
         return self(inputs, known, between)
 
+    def saved_inputs(self, inputs: Sequence[Any]) -> Collection[int]:
+        """Positions of the inputs that autograd may save in a call with these."""
+        wrt = self._inputs_of_interest(inputs)
+        if not wrt:
+            return ()
+        everything = range(len(inputs))
+        if self._eager or are_ops_observed() or self.compiler.options.unsupported == "eager":
+            return everything
+        try:
+            with differentiating(self.graph_module):
+                found = self._grad_program(wrt, self._sizes(inputs, None))
+        except DifferentiationError:
+            return everything  # Raised again, or handled, when the graph runs.
+        if found is None:
+            return everything
+        return () if found[0] is None else found[0].saved_inputs
+
     def in_segments(self, inputs: Sequence[Any], between: BetweenSegments) -> Sequence[Any]:
         """The outputs; `between` replays views that other outputs are computed from."""
         return self(inputs, between=between)
@@ -188,7 +205,7 @@ class DifferentiableGraph:
     def _load(self) -> Executable:
         with compiling():
             if self._plain is None:
-                self._plain = self.compiler.program(self.graph_module)
+                self._plain = self.compiler.program(self.graph_module, overwrites=True)
             return self._plain
 
     def backward(self, inputs: list[Any], known: Sizes, batched: bool) -> Sequence[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -48,6 +48,10 @@ class Segmented(Protocol):
         """The outputs; `between` replays views that other outputs are computed from."""
         ...
 
+    def saved_inputs(self, inputs: Sequence[Any]) -> Collection[int]:
+        """Positions of the inputs that autograd may save in a call with these."""
+        ...
+
 
 Runnable: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]] | Segmented
 
@@ -88,6 +92,9 @@ def _outputs(
     between: BetweenSegments | None,
 ) -> Sequence[Any]:
     given = graph_inputs(calling, inputs)
+    if calling.writes and torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+        saved = graph.saved_inputs(given) if isinstance(graph, Segmented) else range(len(given))
+        _keep_saved(calling, inputs, given, saved)
     if between is not None and isinstance(graph, Segmented):
         return graph.in_segments(given, between)
     return graph(given)
@@ -111,17 +118,21 @@ def graph_inputs(calling: CallingConvention, inputs: Sequence[Any]) -> list[Any]
     """The inputs of the graph, made from the caller's inputs."""
     if calling.plain_inputs is not None:
         return [inputs[index] for index in calling.plain_inputs]
-    # An input that the graph saves for backward must not be written to: the graph gets a copy.
-    saves = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-    written = {_memory(write.to, inputs) for write in calling.writes} - {None} if saves else set()
-    return [_source(source, inputs, written) for source in calling.sources]
+    return [_source(source, inputs) for source in calling.sources]
 
 
-def _memory(source: FromCaller | BaseOf | MemoryOf, inputs: Sequence[Any]) -> Any:
-    return storage_key(inputs[source.index])
+def _keep_saved(
+    calling: CallingConvention, inputs: Sequence[Any], given: list[Any], saved: Collection[int]
+) -> None:
+    """Replace what is saved and will be written to by copies, among the inputs of the graph."""
+    written = {storage_key(inputs[write.to.index]) for write in calling.writes} - {None}
+    for place in saved:
+        is_callers = isinstance(calling.sources[place], FromCaller | BaseOf)
+        if is_callers and storage_key(given[place]) in written:
+            given[place] = _copied(given[place])
 
 
-def _source(source: InputSource, inputs: Sequence[Any], written: set[Any]) -> Any:
+def _source(source: InputSource, inputs: Sequence[Any]) -> Any:
     match source:
         case FromCaller() | BaseOf():
             value = inputs[source.index]
@@ -130,7 +141,7 @@ def _source(source: InputSource, inputs: Sequence[Any], written: set[Any]) -> An
             if isinstance(source, BaseOf):
                 value = value._base
                 assert value is not None
-            return _copied(value) if written and storage_key(value) in written else value
+            return value
         case MemoryOf(index, dtype):
             return _whole_memory(inputs[index], dtype).clone()
         case NewToken():
@@ -197,10 +208,15 @@ def _mutate_inputs(calling: CallingConvention, inputs: Sequence[Any], results: _
         else:
             _replay_metadata_op(move, inputs, results)
     for write in calling.writes:
+        target, value = _target(write.to, inputs), results.outputs[write.value]
+        if value is target:
+            # A kernel has stored the new value there; a recorded write also ends its history.
+            if not (write.recorded and target.requires_grad):
+                continue
+            value = value.detach()
         with _mode(Mode(grad_enabled=write.recorded)):
-            target = _target(write.to, inputs)
             _update_history(target)
-            target.copy_(results.outputs[write.value])
+            target.copy_(value)
     for flag in calling.requires_grad_changes:
         inputs[flag.index].requires_grad_(flag.requires_grad)
     # Set in two steps: tensors that are not views of each other may share a version counter.

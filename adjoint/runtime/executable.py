@@ -38,8 +38,11 @@ class Derivatives(Protocol):
         """A backward graph that computes only the gradients at the positions `wanted`."""
         ...
 
-    def program(self, graph_module: fx.GraphModule) -> Executable:
-        """The graph, compiled and loaded."""
+    def program(self, graph_module: fx.GraphModule, overwrites: bool = False) -> Executable:
+        """The graph, compiled and loaded.
+
+        `overwrites`: the program may store new values of inputs in the inputs.
+        """
         ...
 
     def composed(self, graph_module: fx.GraphModule) -> fx.GraphModule:

@@ -3,7 +3,8 @@
 Each *storage* has a tree of *aliases*.  An alias is a view of its parent, and the value of the root
 is always current.  A write through an alias becomes a new value of each of its ancestors (`select`
 becomes `select_scatter`, and so on).  All other aliases are then stale, and are regenerated from
-their parent when they are next read.
+their parent when they are next read.  (An alias with a history of its own stays as it is if the
+write was to another part of one split: `unsafe_split` makes such aliases.)
 
 Autograd adds one thing.  Aliases that are differentiable views of one another form a *family* and
 share an autograd history; `detach` and `.data` start a new family.  Between families of a storage
@@ -54,12 +55,17 @@ class Link(Enum):
 class Storage:
     """A storage of the traced program."""
 
-    writes: int = 0
+    written: list[Alias] = field(default_factory=list)
+    """The alias that each write went through."""
     aliases: list[Alias] = field(default_factory=list)
     depends_on_offset: bool = False
     """Whether the program depends on storage offsets of its tensors."""
     open: Callable[[], None] | None = None
     """Makes the whole storage the root, for an input that covers only a part of it."""
+
+    @property
+    def writes(self) -> int:
+        return len(self.written)
 
 
 @dataclass(eq=False)
@@ -191,6 +197,9 @@ def read(emitter: Emitter, alias: Alias) -> fx.Node:
         assert alias.node is not None
         return alias.node
     assert alias.step is not None
+    if alias.node is not None and alias.starts_family and _is_untouched(alias):
+        alias.stamp = alias.storage.writes
+        return alias.node
     viewed = read(emitter, alias.parent)
     if not alias.starts_family:
         # Autograd regenerates a view once its base has changed, whatever mode it was made in.
@@ -217,7 +226,7 @@ def write(emitter: Emitter, alias: Alias, new: fx.Node, mode: Mode) -> None:
     recorded = mode.grad_enabled and not mode.inference
     quiet = Mode(grad_enabled=False, inference=mode.inference)
     lowest = _lowest_without_overlap(emitter, chain, recorded)
-    alias.storage.writes += 1
+    alias.storage.written.append(alias)
     through_input = False
     for position, each in enumerate(chain):
         each.written |= not through_input
@@ -239,6 +248,29 @@ def write(emitter: Emitter, alias: Alias, new: fx.Node, mode: Mode) -> None:
             each.stamp = each.storage.writes
         elif not _family_has_history(each):
             each.node, each.stamp = new, each.storage.writes
+
+
+def _is_untouched(alias: Alias) -> bool:
+    """Whether no write since the alias was last read was to memory that it covers.
+
+    Only for the data of an alias: autograd regenerates a view wherever its base was written to.
+    """
+    since = alias.storage.written[alias.stamp :] if alias.stamp >= 0 else None
+    return since is not None and all(_are_disjoint(alias, each) for each in since)
+
+
+def _are_disjoint(one: Alias, other: Alias) -> bool:
+    """Whether two aliases are known to share no memory: they come from two parts of one split."""
+    chains = [list(each.ancestors())[::-1] for each in (one, other)]
+    split = next((pair for pair in zip(*chains, strict=False) if pair[0] is not pair[1]), None)
+    if split is None or split[0].step is None or split[1].step is None:
+        return False
+    first, second = split[0].step, split[1].step
+    return (
+        first.output != second.output
+        and None not in (first.output, second.output)
+        and (first.op, first.args, first.kwargs) == (second.op, second.args, second.kwargs)
+    )
 
 
 def _lowest_without_overlap(emitter: Emitter, chain: Sequence[Alias], recorded: bool) -> int:

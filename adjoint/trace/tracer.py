@@ -37,7 +37,7 @@ from adjoint.trace.emission import Emitter, current_mode, needs_node
 from adjoint.trace.metadata_changes import DataAssigned, MetadataChange
 from adjoint.trace.mutation import bind, changes_metadata_only, written_by
 from adjoint.trace.scope import Scope
-from adjoint.trace.views import ViewStep
+from adjoint.trace.views import UNSAFE_SPLITS, ViewStep
 
 aten = torch.ops.aten
 
@@ -246,7 +246,7 @@ class Tracer(TorchDispatchMode):
             return metadata_changes.change_metadata(self, op, args, kwargs)
         if op._schema.is_mutable or written_by(op, bind(op, args, kwargs)):
             return writes.mutate(self, op, args, kwargs)
-        if op.is_view:
+        if op.is_view or op in UNSAFE_SPLITS:
             return self._view(op, args, kwargs)
         return self._compute(op, args, kwargs)
 
@@ -334,7 +334,7 @@ class Tracer(TorchDispatchMode):
                 self.register(output, self.emitter.item(node, index + 1))
 
     def _view(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
-        """Trace an op whose results are views of its first argument."""
+        """Trace an op whose results share the memory of its first argument."""
         parent, mode = self.alias(args[0]), current_mode()
         if parent.is_hidden:
             result = call_user_code(op, *args, **kwargs)
@@ -371,11 +371,13 @@ class Tracer(TorchDispatchMode):
             return result
         # To evaluate the op again would create new unbacked symbols.
         value = result if symbols.has_new_symbols(result, args[0]) else None
+        link = Link.FOREIGN if op in UNSAFE_SPLITS else Link.AUTOGRAD
+        op = UNSAFE_SPLITS.get(op, op)
         node = self.emitter.view(op, viewed, numbers, named, mode, value)
         several = isinstance(result, (tuple, list))
         for index, output in enumerate(result if several else [result]):
             step = ViewStep(op, numbers, named, index if several else None, mode)
-            alias = self.scope.add(output, Alias(parent.storage, output, parent, step))
+            alias = self.scope.add(output, Alias(parent.storage, output, parent, step, link=link))
             alias.node = self.emitter.item(node, index) if several else node
             if value is not None:
                 self.emitter.bind_symbols(alias.node, output)

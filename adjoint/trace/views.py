@@ -227,6 +227,13 @@ _REINTERPRETING = frozenset(
     }
 )
 
+# Operators whose results share memory with the argument, but are no views for autograd; and the
+# view op that shows the same.
+UNSAFE_SPLITS: dict[OpOverload, OpOverload] = {
+    aten.unsafe_split.Tensor: aten.split.Tensor,
+    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
+}
+
 INVERSES: dict[Any, Inverse] = {
     aten.detach.default: _identity,
     aten.alias.default: _identity,

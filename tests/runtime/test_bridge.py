@@ -506,8 +506,10 @@ def test_a_backward_graph_releases_saved_values_as_it_goes() -> None:
     alive: list[int] = []
 
     class Watched(Compiler):
-        def program(self, graph_module: torch.fx.GraphModule) -> Executable:
-            run = super().program(graph_module)
+        def program(
+            self, graph_module: torch.fx.GraphModule, overwrites: bool = False
+        ) -> Executable:
+            run = super().program(graph_module, overwrites)
 
             def watching(inputs: list[Any]) -> Sequence[Any]:
                 result = run(inputs)

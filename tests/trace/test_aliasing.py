@@ -46,6 +46,35 @@ def views_of_views_see_each_other(x: Tensor) -> tuple[Tensor, ...]:
     return one * 1, two * 1, y
 
 
+@table(lambda: leaf(3, 8), order=2)
+def parts_of_an_unsafe_split_are_written_one_by_one(x: Tensor) -> Tensor:
+    one, two, three, four = (x * 2).unsafe_chunk(4, 1)
+    one.sigmoid_()
+    two.sigmoid_()
+    three.tanh_()
+    return one * three + two * four
+
+
+@table(lambda: leaf(3, 8), order=2)
+def a_part_of_an_unsafe_split_shows_what_is_written_to_the_whole(x: Tensor) -> tuple[Tensor, ...]:
+    whole = x * 2
+    one, two = whole.unsafe_split_with_sizes([3, 5], 1)
+    two.exp_()
+    with torch.no_grad():
+        whole.add_(1)
+    return one * 3, two * 3, whole * 1
+
+
+@table(lambda: leaf(4, 8), order=2)
+def the_whole_shows_what_is_written_to_a_view_of_a_part(x: Tensor) -> tuple[Tensor, ...]:
+    whole = x.sin()
+    one, two = whole.unsafe_split(2, 0)
+    view = one[0]
+    view.mul_(2)
+    other = two.t()
+    return view * 1, one * 1, two * 1, other * 1, whole * 1
+
+
 @table(lambda: leaf(3))
 def detached_sees_data_not_history(x: Tensor) -> tuple[Tensor, Tensor]:
     y = x * 2

@@ -13,13 +13,19 @@ from adjoint.lower.compositions import (
     softmax,
     statistics,
 )
-from adjoint.lower.compositions.registry import COMPOSITIONS, Composition, NoComposition
+from adjoint.lower.compositions.registry import (
+    COMPOSITIONS,
+    Composition,
+    NoComposition,
+    composition_of,
+)
 
 __all__ = [
     "COMPOSITIONS",
     "Composition",
     "NoComposition",
     "activations",
+    "composition_of",
     "losses",
     "normalization",
     "pieces",

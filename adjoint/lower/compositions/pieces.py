@@ -1,4 +1,4 @@
-"""Stacking, and indexing without checks."""
+"""Stacking, indexing without checks, copies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from adjoint.lower.compositions.registry import composition
+from adjoint.graph.operations import with_data
+from adjoint.lower.compositions.registry import NoComposition, composition
 
 aten = torch.ops.aten
 
@@ -16,6 +17,26 @@ aten = torch.ops.aten
 def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     dim = dim % (tensors[0].dim() + 1)
     return torch.cat([each.unsqueeze(dim) for each in tensors], dim)
+
+
+@composition(with_data)
+def _with_data(history: Tensor, data: Tensor) -> Tensor:
+    """Native code knows no histories."""
+    return data.clone()
+
+
+@composition(aten.copy.default)
+def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """What `x.copy_(source)` writes."""
+    if x.device != source.device:
+        raise NoComposition
+    return source.to(x.dtype).expand(x.shape).clone()
+
+
+@composition("prims::fma")
+def _fma(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """Dynamo writes steps of optimizers with it; eager rounds the product, too."""
+    return x * y + z
 
 
 @composition(aten._unsafe_index.Tensor)

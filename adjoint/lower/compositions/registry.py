@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adjoint.torch_private.operators import OpOverload
+
 Composition = Callable[..., Any]
 
+# By operator, or by name if importing torch does not define the operator.
 COMPOSITIONS: dict[Any, Composition] = {}
 
 
@@ -17,7 +20,14 @@ class NoComposition(Exception):
     """The composition does not apply to these arguments: the operator stays."""
 
 
-def composition(*ops: Any) -> Callable[[Composition], Composition]:
+def composition_of(target: Any) -> Composition | None:
+    """The composition of what a node calls; None if it has none."""
+    if isinstance(target, OpOverload):
+        return COMPOSITIONS.get(target) or COMPOSITIONS.get(target._schema.name)
+    return None
+
+
+def composition(*ops: OpOverload | str) -> Callable[[Composition], Composition]:
     """Register the composition of operators."""
 
     def register(function: Composition) -> Composition:

@@ -76,7 +76,10 @@ def numbers_in(step: LibraryCall) -> Iterator[Number]:
 
 
 def has_new_results(plan: Plan) -> bool:
-    """Whether kernels write all results, each in memory of its own, and each is returned once."""
+    """Whether kernels write all results, each in memory of its own, and each is returned once.
+
+    The new value of an input may be in the memory of that input.
+    """
     if not isinstance(plan.outputs, (list, tuple)):
         return False
     given = [each for each in plan.outputs if each is not None]
@@ -106,4 +109,7 @@ def last_uses(plan: Plan) -> dict[int, int]:
     for leaf in trees.leaves(plan.outputs):
         if isinstance(leaf, Argument):
             last[leaf.slot] = len(plan.steps)
+            replaced = plan.slots[leaf.slot].replaces
+            if replaced is not None:
+                last[replaced] = len(plan.steps)
     return last

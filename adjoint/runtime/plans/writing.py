@@ -42,6 +42,14 @@ def fit(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) 
     return copy.copy_(tensor)
 
 
+def overwritten(tensor: torch.Tensor) -> torch.Tensor:
+    """The input itself if kernels may write to it, else a copy.
+
+    Inference tensors can be written to in inference mode alone, which the caller checks.
+    """
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
 class Writer(ABC):
     """Generates the source of a plan's Python functions, and the constants that they refer to.
 
@@ -66,6 +74,7 @@ class Writer(ABC):
         self.lines: list[str] = []
         self.constants: dict[str, Any] = {
             "fit": fit,
+            "overwritten": overwritten,
             "checked_call": checked_call,
             "as_strided": torch.as_strided,
             "InOwnMemory": InOwnMemory,
@@ -132,6 +141,7 @@ class Writer(ABC):
         self.line("inputs.clear()")
         self.line("tensors, runs, w = binding.tensors, binding.runs, binding.words")
         read = {operand for run in self.runs for operand in run.call_slots}
+        read |= {slot.replaces for slot in plan.slots if slot.replaces is not None}
         read |= {
             slot
             for step in plan.steps
@@ -186,6 +196,10 @@ class Writer(ABC):
     def allocated(self, slot: int) -> None:
         if self.plan.slots[slot].kind is SlotKind.OUTPUT and slot not in self.made:
             self.made.add(slot)
+            replaces = self.plan.slots[slot].replaces
+            if replaces is not None:
+                self.line(f"s{slot} = overwritten(s{replaces})")
+                return
             dtype = self.constant(self.plan.slots[slot].dtype, "dtype")
             shape, strides = self.sizes("shapes", slot), self.sizes("strides", slot)
             self.line(f"s{slot} = {self.new(slot, shape, strides, dtype)}")

@@ -10,6 +10,7 @@ import torch
 
 from adjoint.graph.evaluation import evaluate
 from adjoint.lower.decompositions import decompose
+from adjoint.torch_private.operators import OpOverload
 from tests.lowering import graph_of
 
 # An op, a call of it, and the tensors it is called with.
@@ -55,7 +56,9 @@ def check(row: Row, dtype: torch.dtype) -> None:
         pytest.skip(f"eager: {error}")
     decomposed = decompose(graph_of(lambda *given: tensors(call(*given)), inputs))
     if dtype == torch.float64:
-        assert not any(node.target is op for node in decomposed.graph.nodes)
+        targets = [node.target for node in decomposed.graph.nodes]
+        names = [t._schema.name for t in targets if isinstance(t, OpOverload)]
+        assert op not in (names if isinstance(op, str) else targets)
     for ours, other in zip(evaluate(decomposed, inputs), eager, strict=True):
         assert (ours.dtype, ours.shape) == (other.dtype, other.shape)
         torch.testing.assert_close(ours, other, rtol=CLOSE[dtype], atol=CLOSE[dtype])

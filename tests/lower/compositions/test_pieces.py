@@ -2,9 +2,20 @@ from __future__ import annotations
 
 import torch
 
-from tests.lower.compositions.samples import Row, X, Y, cases, check
+from adjoint.graph.operations import with_data
+from tests.lower.compositions.samples import Row, X, Y, cases, check, check_declined
 
 aten = torch.ops.aten
+
+
+def fma(*args: torch.Tensor) -> torch.Tensor:
+    # Dynamo imports this module where it writes an optimizer's step with the operator.
+    from torch._inductor import inductor_prims
+
+    if not hasattr(inductor_prims, "fma"):
+        raise NotImplementedError("this torch has no prims::fma")
+    made: torch.Tensor = inductor_prims.fma(*args)
+    return made
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
@@ -13,6 +24,9 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
 
 ROWS: list[Row] = [
     (aten.stack.default, lambda x, y: aten.stack([x, y], -1), [X, Y]),
+    (with_data, with_data, [X, Y]),
+    (aten.copy.default, lambda x, y: aten.copy(x, y[:1]), [X, Y]),
+    ("prims::fma", lambda x, y: fma(x, y, x), [X, Y]),
     (aten._unsafe_index.Tensor, lambda x: aten._unsafe_index(x, [rows_of(x)]), [X]),
 ]
 
@@ -20,3 +34,7 @@ ROWS: list[Row] = [
 @cases(ROWS)
 def test_it_computes_what_eager_does(row: Row, dtype: torch.dtype) -> None:
     check(row, dtype)
+
+
+def test_a_copy_to_strides_that_a_clone_would_not_have_is_declined() -> None:
+    check_declined(aten.copy.default, lambda x, y: aten.copy(x.t(), y.t().contiguous()), [X, Y])
