@@ -14,12 +14,14 @@ from adjoint.lower.value_numbering import merge_equal_values
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.optimize.masks import narrow_masks
 from adjoint.optimize.views import merge_views
+from adjoint.partition.dropout import open_dropout
 from adjoint.partition.softmax import close_softmax, open_softmax
 from adjoint.passes import Pass
 from adjoint.target import Target
 
 MERGE = Pass("merge-common-subexpressions", merge_common_subexpressions)
 OPEN_SOFTMAX = Pass("open-softmax", open_softmax)
+OPEN_DROPOUT = Pass("open-dropout", open_dropout)
 CLOSE_SOFTMAX = Pass("close-softmax", close_softmax)
 MERGE_VIEWS = Pass("merge-views", merge_views)
 NARROW_MASKS = Pass("narrow-masks", narrow_masks)
@@ -29,7 +31,7 @@ DECOMPOSE = Pass("decompose", decompose)
 PRIMAL = (CLOSE_SOFTMAX,)
 
 # On a joint graph, before it is split.  Merged again: parts of an opened softmax may already exist.
-JOINT = (MERGE, MERGE_VIEWS, OPEN_SOFTMAX, MERGE)
+JOINT = (MERGE, MERGE_VIEWS, OPEN_SOFTMAX, OPEN_DROPOUT, MERGE)
 
 # On a joint graph that is not split: the transpose of a backward graph.
 LINEAR = (MERGE,)

@@ -18,4 +18,4 @@ def test_a_softmax_is_closed_before_and_opened_after_differentiation() -> None:
     assert [each.name for each in PRIMAL] == ["close-softmax"]
     names = [each.name for each in JOINT]
     # What an opened softmax is made of may be there already.
-    assert names[names.index("open-softmax") + 1 :] == ["merge-common-subexpressions"]
+    assert "merge-common-subexpressions" in names[names.index("open-softmax") :]

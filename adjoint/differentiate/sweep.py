@@ -7,8 +7,10 @@ a zero: it is never a tensor, and a node whose cotangents are all missing has no
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Container, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,12 +29,14 @@ from adjoint.graph.copying import copy_node
 from adjoint.graph.derivative import Joint, order_of_graph
 from adjoint.graph.descriptors import Gradient, Tangent
 from adjoint.graph.metadata import (
+    CheckpointRegion,
     GradOf,
     Mode,
     computes_tensor,
     derivative_order,
     descriptor_of,
     entry_mode,
+    evaluated_in,
     has_value,
     input_descriptors,
     output_descriptors,
@@ -266,11 +270,12 @@ class Sweep:
             return
         emitter = self.tracer.emitter
         emitter.line = source_of(node)
-        emitter.region = region_of(node)
+        region = _without_policy(region_of(node))
         emitter.grad_of = GradOf(node.name, str(node.target), self.order)
         out = value_of(node)
         args, kwargs = self._values((node.args, node.kwargs))
-        with as_under(Mode()):
+        within = contextlib.nullcontext() if region is None else evaluated_in(region)
+        with as_under(Mode()), within:
             rule = VJPS.get(node.target)
             if has_bodies(node):
                 self._reverse_bodies(node, cotangent, args)
@@ -442,6 +447,11 @@ class Sweep:
 
     def _error(self, node: fx.Node, why: str) -> DifferentiationError:
         return DifferentiationError(str(node.target), self.order, why, source_of(node))
+
+
+def _without_policy(region: CheckpointRegion | None) -> CheckpointRegion | None:
+    """The region of a derivative: a policy is about the operators of the program alone."""
+    return region if region is None or not region.policy else replace(region, policy="")
 
 
 def _selected(node: fx.Node) -> list[fx.Node]:

@@ -54,7 +54,7 @@ def why_not_capturable(node: fx.Node, device: torch.device) -> str:
         return f"{target} runs Python"
     if target.namespace not in ("aten", "prims") and target not in _OWN_OPERATORS:
         return f"{target} may do anything"
-    if is_impure(node) and target not in _ASSERTIONS and not _has_no_dropout(node):
+    if is_impure(node) and target not in _ASSERTIONS:
         return f"{target} draws random numbers, or has effects"
     if target in _INDEXING:
         masks = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in _indices(node))
@@ -66,14 +66,3 @@ def why_not_capturable(node: fx.Node, device: torch.device) -> str:
 
 def _indices(node: fx.Node) -> list[torch.Tensor]:
     return [tensor_of(leaf) for leaf in trees.leaves(node.args[1]) if isinstance(leaf, fx.Node)]
-
-
-def _has_no_dropout(node: fx.Node) -> bool:
-    """Whether the node is attention with dropout 0, which draws no random numbers."""
-    assert isinstance(node.target, OpOverload)
-    for place, argument in enumerate(node.target._schema.arguments):
-        if argument.name == "dropout_p":
-            given = place < len(node.args)
-            dropout = node.args[place] if given else node.kwargs.get("dropout_p", 0.0)
-            return bool(dropout == 0.0)
-    return False

@@ -13,7 +13,15 @@ import torch
 from torch import fx
 
 from adjoint.graph.contiguity import WITH_REQUIRED_LAYOUT
-from adjoint.graph.metadata import Mode, entry_mode, mode_of, outputs_of, source_of
+from adjoint.graph.metadata import (
+    Mode,
+    entry_mode,
+    evaluated_in,
+    mode_of,
+    outputs_of,
+    region_of,
+    source_of,
+)
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.batches import is_vmapped
 from adjoint.torch_private.corrected_fakes import returns_argument
@@ -309,10 +317,13 @@ def _call(node: fx.Node, values: dict[fx.Node, Any], entry: Mode, captured: bool
         target = node.target
     mode = mode_of(node)
     hooks = node.meta.get("hooks")
+    region = region_of(node) if captured else None
     try:
-        if mode == entry and hooks is None:
+        if mode == entry and hooks is None and region is None:
             return target(*args, **kwargs)
         with contextlib.ExitStack() as stack:
+            if region is not None:
+                stack.enter_context(evaluated_in(region))
             if mode.inference != entry.inference:
                 stack.enter_context(torch.inference_mode(mode.inference))
             if mode != entry:

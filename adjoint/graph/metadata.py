@@ -22,7 +22,10 @@ All values but `val` are immutable, so that copying a node's dict copies what it
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -44,13 +47,22 @@ class Mode:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRegion:
-    """One run of `torch.utils.checkpoint`.  It is printed; the partition does not read it.
+    """One run of `torch.utils.checkpoint`: its values are recomputed in the backward graph.
 
     `policy` is what selective checkpointing says about this operator; empty if it says nothing.
     """
 
     index: int
     policy: str = ""
+    recomputed: int = 0
+    """A number that is unique to the backward graph in which the region was recomputed; 0: it is
+    the program's own run."""
+
+    @property
+    def run(self) -> tuple[int, int]:
+        """Equal for nodes of one run.  Nodes of different runs are never merged, because a value
+        that is recomputed must not be the one that was computed first."""
+        return self.index, self.recomputed
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +165,31 @@ def region_of(node: Node) -> CheckpointRegion | None:
 
 def set_region(node: Node, region: CheckpointRegion | None) -> None:
     node.meta["region"] = region
+
+
+def run_of(node: Node) -> tuple[int, int] | None:
+    """The run of a checkpoint that a node belongs to, if any."""
+    region = region_of(node)
+    return None if region is None else region.run
+
+
+# The region of the node that is being evaluated, while a graph is evaluated inside a capture.
+_EVALUATED: ContextVar[CheckpointRegion | None] = ContextVar("_EVALUATED", default=None)
+
+
+def region_of_evaluated_node() -> CheckpointRegion | None:
+    """The region of the node that is being evaluated inside a capture, if any."""
+    return _EVALUATED.get()
+
+
+@contextlib.contextmanager
+def evaluated_in(region: CheckpointRegion) -> Iterator[None]:
+    """Nodes that a capture makes meanwhile belong to `region`."""
+    token = _EVALUATED.set(region)
+    try:
+        yield
+    finally:
+        _EVALUATED.reset(token)
 
 
 def has_descriptor(node: Node) -> bool:

@@ -35,7 +35,9 @@ def is_impure(node: fx.Node) -> bool:
         return True
     if not isinstance(node.target, OpOverload):
         return False
-    return not node.target._schema.returns or _draws_random_numbers(node.target)
+    if not node.target._schema.returns:
+        return True
+    return _draws_random_numbers(node.target) and not _has_no_dropout(node)
 
 
 def is_impure_graph(graph: fx.Graph) -> bool:
@@ -48,6 +50,17 @@ def _draws_random_numbers(op: OpOverload) -> bool:
     draws of the forward op instead."""
     is_seeded = any(argument.name == "philox_seed" for argument in op._schema.arguments)
     return torch.Tag.nondeterministic_seeded in op.tags and not is_seeded
+
+
+def _has_no_dropout(node: fx.Node) -> bool:
+    """Whether the node is attention with dropout 0, which draws no random numbers."""
+    assert isinstance(node.target, OpOverload)
+    for place, argument in enumerate(node.target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = place < len(node.args)
+            dropout = node.args[place] if given else node.kwargs.get("dropout_p", 0.0)
+            return bool(dropout == 0.0)
+    return False
 
 
 def _in_bodies(node: fx.Node) -> Iterator[fx.Node]:

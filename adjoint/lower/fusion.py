@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence, Set
 
 from torch import fx
 
+from adjoint.graph.metadata import run_of
 from adjoint.lower.definitions import Definition, Mapped
 from adjoint.lower.groups import Group, Level, enter
 from adjoint.lower.inlining import is_small
@@ -196,13 +197,18 @@ class _Fusion:
         return sorted(found, key=self.order.__getitem__, reverse=True)
 
     def candidates(self, items: Sequence[Item]) -> list[Group]:
-        """Groups that compute what items read, the latest first; then groups that read the same."""
+        """Groups that compute what items read, the latest first; then groups that read the same.
+
+        Not those of another checkpoint: it is recomputed when its own derivative is computed.
+        """
         bases = {base for item in items for base, _ in item.reads}
         producers = self.producers(items)
+        run = run_of(items[-1].node)
         siblings = [
             group
             for group in reversed(self.groups[-RECENT_GROUPS:])
             if group not in producers
+            and run_of(next(iter(group.members))) == run
             and (shared := bases & {base for each in group.items for base, _ in each.reads})
             and self.is_worth_it(shared, group.count)
         ]

@@ -17,7 +17,7 @@ from torch import fx
 
 from adjoint.lower.groups import Group, Level, equal
 from adjoint.lower.index import Axis, Index, leading, linear, of_axis, row_major
-from adjoint.lower.items import resolve, strides_of
+from adjoint.lower.items import base_of, resolve, strides_of
 from adjoint.lower.sizes import Size, estimate, is_one, product, quotient, same
 from adjoint.lower.views import dtype_of, shape_of
 
@@ -103,6 +103,7 @@ def with_row_tiles(
         tiling = _started(unit) if is_candidate(unit) else None
         if tiling is not None:
             _grow(tiling, remaining, ready, is_candidate)
+            tiling = _connected(tiling)
         if tiling is None or not _pays(tiling):
             result.append(unit)
             done.add(id(unit))
@@ -151,6 +152,44 @@ def _grow(
             if _enters(unit, tiling):
                 inside.add(id(unit))
                 grew = True
+
+
+def _connected(tiling: RowTiling) -> RowTiling:
+    """The row tiles without units that have nothing to do with the first of them.
+
+    One that shares no rows with the others gains nothing, and would run long before its results are
+    read: a backward graph would recompute all of its checkpoints at once.
+    """
+    touched = [_touched(unit) for unit in tiling.units]
+    found, kept = touched[0], [True] + [False] * (len(touched) - 1)
+    grew = True
+    while grew:
+        grew = False
+        for place, nodes in enumerate(touched):
+            if not kept[place] and any(_has_rows(each, tiling) for each in nodes & found):
+                kept[place] = grew = True
+                found |= nodes
+    if all(kept):
+        return tiling
+    smaller = RowTiling(tiling.rows)
+    for unit, is_kept in zip(tiling.units, kept, strict=True):
+        entered = not is_kept or _enters(unit, smaller)
+        assert entered, "it depends on no unit that was dropped"
+    return smaller
+
+
+def _touched(unit: Unit) -> set[fx.Node]:
+    """The values that a unit reads and computes."""
+    if isinstance(unit, Group):
+        return {base for item in unit.items for base, _ in item.reads} | unit.members.keys()
+    return {unit, *map(base_of, unit.all_input_nodes)}
+
+
+def _has_rows(node: fx.Node, tiling: RowTiling) -> bool:
+    """Whether units that have the value in common have rows in common."""
+    if node in tiling.tiled or node in tiling.after:
+        return True
+    return row_stride(node, tiling.rows) is not None
 
 
 def _pays(tiling: RowTiling) -> bool:

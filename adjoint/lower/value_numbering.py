@@ -15,6 +15,7 @@ from torch import fx
 from typing_extensions import assert_never
 
 from adjoint.failing import works_on
+from adjoint.graph.metadata import run_of
 from adjoint.graph.origins import replace
 from adjoint.graph.purity import remove_dead_code
 from adjoint.loops.expressions import Expression, Name
@@ -75,7 +76,8 @@ def _value_number(node: fx.Node, selection: Selection) -> Hashable | None:
         element = definition.element(index, _Naming())
     except NotImplementedError:
         return None
-    return identity_of(element), shape, strides_of(node), dtype_of(node)
+    # What a checkpoint recomputes is not merged with what was computed first.
+    return identity_of(element), shape, strides_of(node), dtype_of(node), run_of(node)
 
 
 class _Naming:

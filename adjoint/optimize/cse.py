@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx
 
 from adjoint.failing import works_on
-from adjoint.graph.metadata import mode_of
+from adjoint.graph.metadata import mode_of, run_of
 from adjoint.graph.origins import replace
 from adjoint.graph.purity import is_never_dead, remove_dead_code
 
@@ -16,6 +16,7 @@ from adjoint.graph.purity import is_never_dead, remove_dead_code
 def merge_common_subexpressions(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Merge nodes that call the same op with the same arguments in the same autograd mode.
 
+    Nodes of different checkpoint regions are not merged: one may have to be recomputed.
     Nodes that nothing needs are removed.
     """
     graph = graph_module.graph
@@ -24,7 +25,8 @@ def merge_common_subexpressions(graph_module: fx.GraphModule) -> fx.GraphModule:
         if node.op == "get_attr":
             key: Any = ("get_attr", node.target)
         elif node.op == "call_function" and not is_never_dead(node):
-            key = (node.target, mode_of(node), _frozen(node.args), _frozen(node.kwargs))
+            where = mode_of(node), run_of(node)
+            key = (node.target, where, _frozen(node.args), _frozen(node.kwargs))
         else:
             continue
         try:

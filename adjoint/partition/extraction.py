@@ -52,6 +52,28 @@ def used_values(
     return sorted(used, key=order.__getitem__)
 
 
+def first_reached(
+    ends: Iterable[fx.Node], saved: Container[fx.Node], reverse: Container[fx.Node]
+) -> dict[fx.Node, None]:
+    """Those of the `saved` values that `ends` are computed from without others of them.
+
+    What is between nodes of `reverse` is not looked at.
+    """
+    found: dict[fx.Node, None] = {}
+    visited: set[fx.Node] = set()
+    work = [node for node in ends if node not in reverse]
+    while work:
+        node = work.pop()
+        if node in visited:
+            continue
+        visited.add(node)
+        if node in saved:
+            found[node] = None
+        else:
+            work += node.all_input_nodes
+    return found
+
+
 def extract(
     module: fx.GraphModule,
     inputs: Sequence[fx.Node],

@@ -2,7 +2,8 @@
 
 A value that the reverse nodes need is either saved or recomputed.  A minimum cut finds the fewest
 bytes to save from which the rest can be recomputed by operators that cost little when fused with
-their readers.  An input is saved only if a derivative formula reads it, as in eager: saving others
+their readers.  Inside of a checkpoint everything is recomputed (`partition/marks.py`).  An input is
+saved only if a derivative formula reads it, as in eager, or a checkpoint takes it: saving others
 would raise errors where the user writes to them.  A recomputed value is computed right before its
 first use.
 """
@@ -26,6 +27,7 @@ from adjoint.graph.metadata import (
     descriptor_of,
     output_descriptors,
     outputs_of,
+    run_of,
     set_descriptor,
     set_output_descriptors,
     value_of,
@@ -34,8 +36,9 @@ from adjoint.graph.metadata import (
 from adjoint.graph.origins import Origin, have
 from adjoint.graph.purity import is_impure
 from adjoint.graph.reachability import reachable
-from adjoint.partition.extraction import descendants, extract, used_values
+from adjoint.partition.extraction import descendants, extract, first_reached, used_values
 from adjoint.partition.flow import UNBOUNDED, Network
+from adjoint.partition.marks import is_recomputed, mark_as_recomputed, needs_of
 from adjoint.partition.sizes import read_sizes_of, sizes_beside
 from adjoint.rules.costs import is_quick
 from adjoint.torch_private.operators import OpOverload
@@ -96,23 +99,23 @@ class Split:
 
     def needed(self, also: Sequence[fx.Node] = ()) -> list[fx.Node]:
         """The values to save for the reverse nodes, in graph order, besides `also`."""
-        needed: dict[fx.Node, None] = {}
-        visited: set[fx.Node] = set()
-        stack = [n for n in reversed(self.joint.graph.nodes) if n in self.reverse]
-        gradients = {node for node, _ in self.gradients if isinstance(node, fx.Node)}
-        ends = [n for r in stack for n in r.all_input_nodes] + list(gradients)
-        work = [n for n in ends if n not in self.reverse]
-        while work:
-            node = work.pop()
-            if node in visited:
-                continue
-            visited.add(node)
-            if is_free(node):
-                work += node.all_input_nodes
-            else:
-                needed[node] = None
+        reads = [
+            (each, run_of(node))
+            for node in reversed(self.joint.graph.nodes)
+            if node in self.reverse
+            for each in node.all_input_nodes
+        ]
+        reads += [(node, None) for node, _ in self.gradients if isinstance(node, fx.Node)]
+        # Derivatives of other sets of results may need these, which no one has to save.
+        reads += [(node, run_of(node)) for node in also if is_recomputed(node)]
+        needs = needs_of(((n, run) for n, run in reads if n not in self.reverse), is_free)
+        kept = {*needs.marked, *(node for node in also if not is_recomputed(node))}
+        saved = self._fewest_bytes(needs.values, kept)
+        if needs.recomputed:
+            ends = [*(node for node, _ in reads), *kept.intersection(also)]
+            saved = list(first_reached(ends, set(saved), self.reverse))
         order = {node: i for i, node in enumerate(self.joint.graph.nodes)}
-        return sorted(self._fewest_bytes(needed, set(also)), key=order.__getitem__)
+        return sorted(saved, key=order.__getitem__)
 
     def _fewest_bytes(self, needed: Iterable[fx.Node], saved: Set[fx.Node]) -> list[fx.Node]:
         """The values of fewest bytes from which `needed` can be recomputed.
@@ -131,7 +134,7 @@ class Split:
             cost = (0 if node in wanted else UNBOUNDED) if is_input else _bytes(node)
             cost = 0 if node in saved else cost
             network.add((node, "in"), (node, "out"), cost)
-            if node in held or not _is_recomputable(node):
+            if node in held or not _may_recompute(node):
                 network.add("source", (node, "in"), UNBOUNDED)
                 continue
             for each in node.all_input_nodes:
@@ -156,7 +159,7 @@ class Split:
             # A bit set of times.
             times[node] = 1 << first[node] if node in wanted and node in first else 0
             for user in node.users:
-                if user in region and _is_recomputable(user):
+                if user in region and _may_recompute(user):
                     times[node] |= times[user]
         for node in region:
             several = times[node].bit_count() > 1
@@ -186,8 +189,12 @@ class Split:
         return first
 
     def forward(self, also: Sequence[fx.Node] = ()) -> Forward:
-        """The forward graph; it also returns `also` and the values that the reverse nodes need."""
-        needed = list(dict.fromkeys([*self.needed(also), *also]))
+        """The forward graph, which also returns the values that the reverse nodes need.
+
+        And those of `also`, or what they are recomputed from.
+        """
+        kept = [node for node in also if not is_recomputed(node)]
+        needed = list(dict.fromkeys([*self.needed(also), *kept]))
         primals = [node for node in self.joint.graph.nodes if node not in self.reverse]
         needed += sizes_beside(needed, primals)
         primals_needed = [node for node in needed if node in set(self.primals)]
@@ -231,6 +238,7 @@ class Split:
         graph_module, copies = extract(self.joint, given, gradients, drawn, late)
         for node in outputs:
             set_descriptor(copies[node], available[node])
+        mark_as_recomputed(graph_module.graph)
         set_output_descriptors(graph_module.graph, tuple(d for _, d in self.gradients))
         return Backward(graph_module, self.zeros)
 
@@ -315,13 +323,17 @@ def _before_views_and_casts(node: Any) -> torch.Tensor:
     return value
 
 
-def _is_recomputable(node: fx.Node) -> bool:
-    return is_free(node) or is_cheap(node)
+def _may_recompute(node: fx.Node) -> bool:
+    """Whether to recompute the node if that saves memory.
+
+    A value of a checkpoint is recomputed for the derivatives of the same checkpoint only.
+    """
+    return is_free(node) or (is_cheap(node) and not is_recomputed(node))
 
 
 def _recomputable_from(wanted: Iterable[fx.Node]) -> set[fx.Node]:
     """`wanted`, and the values from which cheap operators can recompute it, transitively."""
-    return reachable(wanted, lambda node: node.all_input_nodes if _is_recomputable(node) else ())
+    return reachable(wanted, lambda node: node.all_input_nodes if _may_recompute(node) else ())
 
 
 def _bytes(node: fx.Node) -> int:

@@ -1,7 +1,7 @@
 """Checkpoint regions and saved-tensor hooks, as marks on nodes.
 
-Regions of `torch.utils.checkpoint` are recorded in metadata and printed.  No later stage reads them
-yet: the partitioner decides by itself what is recomputed.
+The partition reads the regions of `torch.utils.checkpoint`: it saves what they take, and what their
+policies say, and recomputes the rest (`partition/marks.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from itertools import takewhile
 from typing import Any
 
 from adjoint.failing import call_user_code
-from adjoint.graph.metadata import CheckpointRegion, region_of, set_region
+from adjoint.graph.metadata import (
+    CheckpointRegion,
+    region_of,
+    region_of_evaluated_node,
+    set_region,
+)
 from adjoint.torch_private.autograd import Hooks, saved_tensor_hooks
 from adjoint.trace.emission import Emitter
 
@@ -41,6 +46,9 @@ class CheckpointRegions:
 
     def current(self) -> CheckpointRegion | None:
         """The innermost region that the program is in."""
+        evaluated = region_of_evaluated_node()
+        if evaluated is not None:
+            return evaluated
         index = self._index()
         return None if index is None else CheckpointRegion(index)
 

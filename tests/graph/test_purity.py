@@ -10,6 +10,8 @@ from adjoint.graph.purity import is_never_dead, remove_dead_code
 
 aten = torch.ops.aten
 
+_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+
 
 def graph_with(target: Any, *args: Any) -> torch.fx.Graph:
     graph = torch.fx.Graph()
@@ -27,6 +29,9 @@ def graph_with(target: Any, *args: Any) -> torch.fx.Graph:
         (aten.bernoulli.p, (..., 0.5), True),
         (aten._scaled_dot_product_cudnn_attention_backward.default, (...,), False),
         (aten._assert_async.msg, (..., "no"), True),
+        (_ATTENTION, (..., ..., ...), False),
+        (_ATTENTION, (..., ..., ..., 0.0), False),
+        (_ATTENTION, (..., ..., ..., 0.5), True),
         (in_order, (..., aten.sin.default, ...), True),
     ],
 )

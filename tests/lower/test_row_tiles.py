@@ -230,6 +230,23 @@ def test_a_tiled_program_computes_what_eager_does(case: Any, dtype: torch.dtype)
                 assert_close(program(cast(inputs, dtype)), exact, dtype)
 
 
+def test_what_shares_no_rows_is_tiled_apart() -> None:
+    """Otherwise all recomputations of a backward graph would run at once."""
+
+    def side_by_side(x: Tensor, y: Tensor, w: Tensor, v: Tensor) -> list[Tensor]:
+        return [torch.tanh(each @ w) @ v for each in (x, y)]
+
+    def joined(x: Tensor, y: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        one, other = side_by_side(x, y, w, v)
+        return one * other
+
+    inputs = [random(4999, 24), random(4999, 24, seed=1), W, V]
+    for function, count in ((side_by_side, 2), (joined, 1)):
+        program = program_of(function, inputs)
+        assert len(regions(program.plan)) == count
+        assert_close(program(list(inputs)), function(*inputs), torch.float64)
+
+
 @pytest.mark.parametrize("size", [512, 600])
 def test_squares(size: int) -> None:
     inputs = [random(size, size) / size, random(size, size, seed=1)]

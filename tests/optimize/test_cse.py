@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx
+from torch.utils.checkpoint import checkpoint
 
 import adjoint
 from adjoint.graph.evaluation import evaluate
@@ -22,6 +23,16 @@ def merged(function: Callable[..., Any], *args: Any) -> tuple[fx.GraphModule, li
     merge_common_subexpressions(module)
     verify(module)
     return module, [node.target for node in module.graph.nodes]
+
+
+def test_nodes_of_different_checkpoints_are_not_merged() -> None:
+    def function(x: Tensor) -> Tensor:
+        one = checkpoint(torch.sin, x, use_reentrant=False)
+        other = checkpoint(lambda x: x.sin() + x.sin(), x, use_reentrant=False)
+        return one + other + x.sin()  # type: ignore[no-any-return]
+
+    _, targets = merged(function, leaf(3))
+    assert targets.count(aten.sin.default) == 3
 
 
 def test_the_same_op_of_the_same_values_is_computed_once() -> None:
