@@ -1,23 +1,36 @@
-"""adjoint: an ahead-of-time differentiating compiler for PyTorch."""
+"""adjoint: an ahead-of-time differentiating compiler for PyTorch.
 
-from adjoint.backend import compile
-from adjoint.compiler import capture, run
-from adjoint.errors import CaptureError, DifferentiationError, FallbackWarning
-from adjoint.options import Options
-from adjoint.passes import Pass, graph_pass
-from adjoint.rules.registry import vjp_rule
-from adjoint.transforms import (
-    grad,
-    hessian,
-    hvp,
-    jacfwd,
-    jacrev,
-    jvp,
-    linearize,
-    value_and_grad,
-    vjp,
-    vmap,
-)
+The compiler, and torch with it, is imported when a name of it is first used: commands that need
+neither start at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from adjoint.backend import compile
+    from adjoint.compiler import capture, run
+    from adjoint.errors import CaptureError, DifferentiationError, FallbackWarning
+    from adjoint.options import Options
+    from adjoint.passes import Pass, graph_pass
+    from adjoint.rules.registry import vjp_rule
+    from adjoint.transforms import (
+        grad,
+        hessian,
+        hvp,
+        jacfwd,
+        jacrev,
+        jvp,
+        linearize,
+        value_and_grad,
+        vjp,
+        vmap,
+    )
 
 __all__ = [
     "CaptureError",
@@ -41,3 +54,48 @@ __all__ = [
     "vjp_rule",
     "vmap",
 ]
+
+# Module: the names of `__all__` that it has.
+_HOMES = {
+    "adjoint.backend": ("compile",),
+    "adjoint.compiler": ("capture", "run"),
+    "adjoint.errors": ("CaptureError", "DifferentiationError", "FallbackWarning"),
+    "adjoint.options": ("Options",),
+    "adjoint.passes": ("Pass", "graph_pass"),
+    "adjoint.rules.registry": ("vjp_rule",),
+    "adjoint.transforms": (
+        "grad",
+        "hessian",
+        "hvp",
+        "jacfwd",
+        "jacrev",
+        "jvp",
+        "linearize",
+        "value_and_grad",
+        "vjp",
+        "vmap",
+    ),
+}
+
+
+class _Package(ModuleType):
+    """`adjoint.capture` is the function, although a package of that name is imported as well."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in __all__ and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> Any:
+    """A name of the compiler, or a module of the package."""
+    if name in __all__:
+        for module, names in _HOMES.items():
+            home = importlib.import_module(module)
+            globals().update({each: getattr(home, each) for each in names})
+        return globals()[name]
+    if not name.startswith("__") and importlib.util.find_spec(f"{__name__}.{name}") is not None:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,20 @@
-"""`python -m adjoint`."""
+"""`python -m adjoint`, and the command `adjoint`."""
+
+from __future__ import annotations
 
 import sys
 
-from adjoint.cli import main
+
+def main() -> int:
+    """Run one command.  The atlas of a tree starts without torch, whose import takes seconds."""
+    if sys.argv[1:2] == ["atlas"]:
+        from adjoint.atlas import command
+
+        return command.main(sys.argv[2:])
+    from adjoint import cli
+
+    return cli.main()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,8 +1,8 @@
 """The command line.
 
 `adjoint capture` prints the readable program of a function, `adjoint show --stages` what every
-stage makes of it, and `adjoint bench` measures one, or the four standard workloads, against eager
-torch and other compilers.
+stage makes of it, `adjoint bench` measures one, or the four standard workloads, against eager
+torch and other compilers, and `adjoint atlas` documents a source tree.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from adjoint import bench
+from adjoint.atlas import command as atlas
 from adjoint.compiler import Compiler, capture
 from adjoint.errors import CaptureError
 from adjoint.finding import EXAMPLES, UsageError, call_arguments, find, instance
@@ -42,15 +43,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--order", type=int, default=1, help="how often to differentiate (default: 1)"
     )
     bench.add_command(commands)
+    atlas.add_command(commands)
     parsed = parser.parse_args(arguments)
     try:
         if parsed.command == "bench":
             return bench.run(parsed)
+        if parsed.command == "atlas":
+            return atlas.run(parsed)
         if parsed.command == "show":
             print(_show(parsed))
             return 0
         print(_capture(parsed.function, parsed.args, parsed.dynamic, parsed.kernels))
-    except (UsageError, CaptureError) as error:
+    except (UsageError, CaptureError, atlas.AtlasError) as error:
         print(f"adjoint: {error}", file=sys.stderr)
         return 1
     return 0

@@ -1,0 +1,235 @@
+"""Making the atlas of a tree: walk, read, refer, write, check; only what has changed."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from adjoint.atlas import html
+from adjoint.atlas.document import Page, docs_page, folder_page, keywords_page
+from adjoint.atlas.extracting import content_key
+from adjoint.atlas.folder_pages import doc_page, index_page
+from adjoint.atlas.folders import folders_of
+from adjoint.atlas.linkcheck import Places, dead
+from adjoint.atlas.map_page import map_page
+from adjoint.atlas.modules import Modules
+from adjoint.atlas.references import References, references
+from adjoint.atlas.roles import Roles
+from adjoint.atlas.store import FileState, State, Store, digest
+from adjoint.atlas.summaries import Summary
+from adjoint.atlas.tree import Entry, Tree, walk
+from adjoint.atlas.tree_pages import (
+    by_initial,
+    entries,
+    letter_page,
+    names_page,
+    search_script,
+    tags,
+)
+from adjoint.atlas.work import Setting, Workers, documented, summarized
+
+VERSION = 1
+"""Grows with every change to what pages look like, so that they are written again."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What one run did."""
+
+    files: int
+    read: tuple[str, ...]
+    """The source files that were read, because they are new or changed."""
+    written: tuple[str, ...]
+    """The pages that were written, without endings."""
+    removed: tuple[str, ...]
+    dead_links: tuple[str, ...]
+    problems: dict[str, tuple[str, ...]]
+    """Files that could not be read or parsed, and why."""
+
+
+def make(
+    root: Path,
+    out: Path,
+    format: str = "md",
+    only: str | None = None,
+    trust_times: bool = False,
+    jobs: int | None = None,
+) -> Made:
+    """Make the atlas of the tree at `root` in the folder `out`.
+
+    `only` is a pattern of the files that have pages; the others are read for what they say of
+    those.  With `trust_times`, a file whose size and time are those of the last run is not read.
+    """
+    tree = walk(root, out)
+    chosen = frozenset(e.path for e in tree.entries if only is None or _matches(e.path, only))
+    setting = Setting(tree.root, out, format, tree.name, chosen)
+    workers = Workers(setting, jobs or os.cpu_count() or 1)
+    try:
+        return _Run(tree, setting, workers, trust_times).made()
+    finally:
+        workers.close()
+
+
+def _matches(path: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(path, pattern) or path.startswith(pattern.rstrip("/") + "/")
+
+
+@dataclass(eq=False)
+class _Run:
+    """One run."""
+
+    tree: Tree
+    setting: Setting
+    workers: Workers
+    trust_times: bool
+    pages: dict[str, str] = field(default_factory=dict)
+    """Every page, and what it is made from, as a digest."""
+    written: list[str] = field(default_factory=list)
+    has_lost_places: bool = False
+    common: str = ""
+    """What every page depends on, as a digest."""
+    before: State = field(init=False)
+    store: Store = field(init=False)
+
+    def made(self) -> Made:
+        self.store = Store(self.setting.out)
+        self.before = self.store.open()
+        files = {entry.path: self._state(entry) for entry in self.tree.entries}
+        summaries, read = self._summaries(files)
+        modules = Modules(self.tree.root, summaries)
+        roles = Roles(self.tree.root, summaries, modules)
+        found = references(summaries, modules, roles, self.store.history(self.tree.root))
+        shown = {path: summaries[path] for path in summaries if path in self.setting.documented}
+        without_page = sorted(summaries.keys() - shown.keys())
+        self.common = digest(VERSION, self.setting.format, self.tree.name, without_page)
+        self._write_files(shown, found)
+        self._write_tree(shown, found, roles)
+        removed = [page for page in self.before.pages if page not in self.pages]
+        for page in removed:
+            self._remove(page)
+        dead_links = self._dead_links(bool(removed))
+        self.store.put_summaries(summaries)
+        self.store.close(State(files, self.pages))
+        return Made(
+            files=len(shown),
+            read=tuple(read),
+            written=tuple(self.written),
+            removed=tuple(removed),
+            dead_links=tuple(dead_links),
+            problems={path: each.problems for path, each in shown.items() if each.problems},
+        )
+
+    def _state(self, entry: Entry) -> FileState:
+        """The state of a file, by its content, or by its size and time if those are trusted."""
+        before = self.before.files.get(entry.path)
+        same = before is not None and before[1:] == (entry.size, entry.modified_ns)
+        if before is not None and same and self.trust_times:
+            return before
+        return FileState(content_key(self.tree.root, entry), entry.size, entry.modified_ns)
+
+    def _summaries(self, files: Mapping[str, FileState]) -> tuple[dict[str, Summary], list[str]]:
+        """The summary of every file, of which those that have changed are read."""
+        kept = self.store.summaries() if self.before.files else {}
+        tasks = [
+            (entry, files[entry.path].key)
+            for entry in self.tree.entries
+            if entry.path not in kept
+            or kept[entry.path].key != files[entry.path].key
+            or not self.store.has_facts(files[entry.path].key)
+        ]
+        new = {each.path: each for each in self.workers.map(summarized, tasks)}
+        found = {path: new.get(path) or kept[path] for path in files}
+        return found, [entry.path for entry, _ in tasks]
+
+    def _is_current(self, page: str, made_from: str) -> bool:
+        """Whether a page is there already; it is recorded as one of this run in any case."""
+        self.pages[page] = made_from
+        file = self.setting.out / f"{page}{self.setting.ending}"
+        return self.before.pages.get(page) == made_from and file.exists()
+
+    def _write_files(
+        self, summaries: Mapping[str, Summary], found: Mapping[str, References]
+    ) -> None:
+        tasks: list[tuple[str, str, References]] = []
+        for path, summary in summaries.items():
+            made_from = digest(self.common, summary.key, found[path])
+            pages = (docs_page(path), keywords_page(path))
+            current = [self._is_current(page, made_from) for page in pages]
+            if not all(current):
+                tasks.append((path, summary.key, found[path]))
+        for path, lost in self.workers.map(documented, tasks):
+            self.has_lost_places |= lost
+            self.written += [docs_page(path), keywords_page(path)]
+
+    def _write(self, page: str, inputs: Any, build: Callable[[], Page]) -> None:
+        if not self._is_current(page, digest(self.common, inputs)):
+            self.has_lost_places |= self.setting.write(build())
+            self.written.append(page)
+
+    def _write_tree(
+        self, summaries: Mapping[str, Summary], found: Mapping[str, References], roles: Roles
+    ) -> None:
+        """The pages of folders, the index of names, the map, and what searches read."""
+        purposes: dict[str, str] = {}
+        for folder in folders_of(self.tree.name, summaries, found, roles, self.tree.problems):
+            purposes.update({f"{path}/": purpose for path, purpose, _ in folder.folders})
+            inputs = digest(folder.inputs)
+            self._write(folder_page(folder.path), inputs, partial(index_page, folder))
+            about = partial(doc_page, folder, summaries)
+            self._write(folder_page(folder.path, "doc"), inputs, about)
+        every = entries(summaries, found)
+        letters = by_initial(every)
+        for letter, names in letters.items():
+            build = partial(letter_page, letter, names, self.setting.documented)
+            self._write(f"names/{letter}", names, build)
+        counts = [
+            (letter, len(each), each[0].name, each[-1].name) for letter, each in letters.items()
+        ]
+        self._write("names", counts, partial(names_page, letters))
+        imported = {
+            path: [f for r in found[path].requests for f in r.files if f in summaries]
+            for path in summaries
+        }
+        inputs = digest(imported, purposes, [each.purpose for each in summaries.values()])
+        self._write("map", inputs, partial(map_page, summaries, imported, purposes))
+        self._write_extras(summaries, every)
+
+    def _write_extras(self, summaries: Mapping[str, Summary], every: list[Any]) -> None:
+        """Files beside the pages: the tags for editors, and in HTML the design and the search."""
+        extras = {"tags": tags(every)}
+        if self.setting.format == "html":
+            extras |= dict(html.assets())
+            extras[html.NAMES] = search_script(every, summaries, html.ENDING)
+        for name, text in extras.items():
+            file = self.setting.out / name
+            made_from = digest(text)
+            self.pages[f"={name}"] = made_from
+            if self.before.pages.get(f"={name}") != made_from or not file.exists():
+                file.write_text(text, encoding="utf-8", newline="\n")
+
+    def _remove(self, page: str) -> None:
+        if page.startswith("="):
+            (self.setting.out / page[1:]).unlink(missing_ok=True)
+        else:
+            self.setting.remove(page)
+
+    def _dead_links(self, is_smaller: bool) -> list[str]:
+        """Links that lead nowhere: of new pages, and of all where something is gone."""
+        pages = [page for page in self.pages if not page.startswith("=")]
+        checked = pages if self.has_lost_places or is_smaller else self.written
+        places: dict[str, Places] = {}
+        for page in checked:
+            for needed in (page, *self._needed(page, places).links):
+                self._needed(needed, places)
+        known = {page: each for page, each in places.items() if page in self.pages}
+        return dead(known, checked)
+
+    def _needed(self, page: str, places: dict[str, Places]) -> Places:
+        if page not in places:
+            places[page] = self.setting.places(page) or Places([], 0, {})
+        return places[page]

@@ -1,0 +1,163 @@
+"""The map of a tree: its modules, in levels, and which of them import which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from html import escape
+
+from adjoint.atlas.document import (
+    Block,
+    Drawing,
+    Heading,
+    Link,
+    Page,
+    Paragraph,
+    Table,
+    docs_page,
+    folder_page,
+    prose,
+)
+from adjoint.atlas.markdown import address
+from adjoint.atlas.subject import joined
+from adjoint.atlas.summaries import Summary, first_sentence
+
+MAX_MODULES = 36
+"""How many boxes a reader can take in."""
+
+_WIDTH, _HEIGHT, _GAP, _ROW = 132, 30, 14, 84
+
+
+def map_page(
+    summaries: Mapping[str, Summary],
+    imported: Mapping[str, Iterable[str]],
+    purposes: Mapping[str, str],
+) -> Page:
+    """The map; `imported` has the files that each file imports, `purposes` those of folders."""
+    modules = _modules(list(summaries))
+    home = {path: module for path in summaries for module in [_home(path, modules)]}
+    edges: dict[str, set[str]] = {module: set() for module in modules}
+    for path, files in imported.items():
+        for file in files:
+            if home[file] != home[path]:
+                edges[home[path]].add(home[file])
+    levels = _levels(edges)
+    users: dict[str, set[str]] = {module: set() for module in modules}
+    for module, found in edges.items():
+        for each in found:
+            users[each].add(module)
+    order = sorted(modules, key=lambda each: (-levels[each], each))
+    rows = tuple(
+        (
+            (_link(module),),
+            prose(first_sentence(purposes.get(module) or _purpose(summaries, module))),
+            joined(_link(each) for each in sorted(edges[module])),
+            joined(_link(each) for each in sorted(users[module])),
+        )
+        for module in order
+    )
+    blocks: tuple[Block, ...] = (
+        Heading(1, ("Map of modules",), ""),
+        Paragraph(("A module imports from those below it. ", Link("The tree", "index"), ".")),
+        Drawing(_drawing(order, edges, levels)),
+        Table(("Module", "Purpose", "Imports", "Imported by"), rows),
+    )
+    return Page("map", "Map of modules", blocks)
+
+
+def _modules(paths: list[str]) -> list[str]:
+    """Folders (which end in a slash) and files: the largest folders are opened while they fit."""
+    found = _inside("", paths)
+    while True:
+        folders = [each for each in found if each.endswith("/")]
+        sizes = {each: sum(path.startswith(each) for path in paths) for each in folders}
+        for largest in sorted(folders, key=lambda each: (-sizes[each], each)):
+            inner = _inside(largest, paths)
+            if len(found) - 1 + len(inner) <= MAX_MODULES:
+                found = [each for each in found if each != largest] + inner
+                break
+        else:
+            return sorted(found)
+
+
+def _inside(folder: str, paths: list[str]) -> list[str]:
+    children: dict[str, None] = {}
+    for path in paths:
+        if path.startswith(folder):
+            name, slash, _ = path[len(folder) :].partition("/")
+            children[folder + name + slash] = None
+    return list(children)
+
+
+def _home(path: str, modules: list[str]) -> str:
+    return next(m for m in modules if path == m or (m.endswith("/") and path.startswith(m)))
+
+
+def _purpose(summaries: Mapping[str, Summary], module: str) -> str:
+    return summaries[module].purpose if module in summaries else ""
+
+
+def _link(module: str) -> Link:
+    if module.endswith("/"):
+        return Link(module, folder_page(module.rstrip("/")), is_code=True)
+    return Link(module, docs_page(module), is_code=True)
+
+
+def _levels(edges: Mapping[str, set[str]]) -> dict[str, int]:
+    """How far each module is above the lowest; modules in a cycle count as one step."""
+    levels: dict[str, int] = {}
+    on_the_way: set[str] = set()
+
+    def level(module: str) -> int:
+        if module in levels:
+            return levels[module]
+        on_the_way.add(module)
+        below = [level(each) for each in sorted(edges[module]) if each not in on_the_way]
+        on_the_way.discard(module)
+        levels[module] = max(below, default=-1) + 1
+        return levels[module]
+
+    for module in sorted(edges):
+        level(module)
+    return levels
+
+
+def _drawing(order: list[str], edges: Mapping[str, set[str]], levels: Mapping[str, int]) -> str:
+    connected = [each for each in order if edges[each] or any(each in e for e in edges.values())]
+    if not connected:
+        return ""
+    rows: dict[int, list[str]] = {}
+    for module in connected:
+        rows.setdefault(levels[module], []).append(module)
+    widest = max(len(row) for row in rows.values())
+    width = widest * (_WIDTH + _GAP) + _GAP
+    places: dict[str, tuple[int, int]] = {}
+    for number, level in enumerate(sorted(rows, reverse=True)):
+        row = rows[level]
+        start = (width - len(row) * (_WIDTH + _GAP) + _GAP) // 2
+        for column, module in enumerate(row):
+            places[module] = (start + column * (_WIDTH + _GAP), _GAP + number * _ROW)
+    height = _GAP + len(rows) * _ROW - (_ROW - _HEIGHT) + _GAP
+    parts = [f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img">']
+    parts += [_arrow(places[a], places[b]) for a in connected for b in sorted(edges[a])]
+    parts += [_box(module, *places[module]) for module in connected]
+    return "".join([*parts, "</svg>"])
+
+
+def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
+    x1, y1 = start[0] + _WIDTH // 2, start[1] + _HEIGHT
+    x2, y2 = end[0] + _WIDTH // 2, end[1]
+    if y2 < y1:  # Against the levels: part of a cycle.
+        y1, y2 = start[1], end[1] + _HEIGHT
+    middle = (y1 + y2) // 2
+    return f'<path d="M{x1} {y1}C{x1} {middle} {x2} {middle} {x2} {y2}"/>'
+
+
+def _box(module: str, x: int, y: int) -> str:
+    link = _link(module)
+    shown = module if len(module) <= 20 else "…" + module[-19:]
+    href = escape(address("map", link.page, "", ".html"))
+    return (
+        f'<a href="{href}"><title>{escape(module)}</title>'
+        f'<rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="5"/>'
+        f'<text x="{x + _WIDTH // 2}" y="{y + _HEIGHT // 2}">{escape(shown)}</text></a>'
+    )

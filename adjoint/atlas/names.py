@@ -1,0 +1,191 @@
+"""What a name in one file means: the file, and the name in it, that define it."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from adjoint.atlas.facts import Import, bare
+from adjoint.atlas.languages import C_FAMILY
+from adjoint.atlas.modules import Modules
+from adjoint.atlas.summaries import Summary
+
+MAX_STEPS = 12
+"""How many re-exports and base classes are followed to find where a name is defined."""
+
+_HIDDEN = frozenset({"method", "field", "option", "namespace"})
+"""Kinds that a bare name never means in the C family."""
+
+
+class Meaning(NamedTuple):
+    """Where a name is defined."""
+
+    path: str
+    name: str
+    """Empty for the module itself."""
+    parts: int
+    """How many parts of the name, as it was asked for, this is the meaning of."""
+
+
+class Names:
+    """The names of a whole tree."""
+
+    def __init__(self, summaries: Mapping[str, Summary], modules: Modules) -> None:
+        self.summaries = summaries
+        self.modules = modules
+        self.bound = {path: _bindings(each.imports) for path, each in summaries.items()}
+        self.opened = {
+            path: tuple(dict.fromkeys(i.module for i in each.imports if i.name == "*"))
+            for path, each in summaries.items()
+        }
+        self._bare: dict[str, list[tuple[str, str]]] = {}
+        for path, summary in summaries.items():
+            if summary.language in C_FAMILY:
+                for name, definition in summary.definitions.items():
+                    if definition.kind not in {"field", "option", "namespace"}:
+                        self._bare.setdefault(bare(name), []).append((path, name))
+        self._member = functools.cache(self._find_member)
+
+    def meaning(self, path: str, name: str) -> Meaning | None:
+        """What `name` means in the file at `path`; None if nothing in the tree defines it."""
+        if self.summaries[path].language in C_FAMILY:
+            return self._included(path, name)
+        parts = tuple(re.split(r"\.|::", name))
+        found = self._member(path, parts, 0)
+        if found is None and self.summaries[path].language == "Rust":
+            found = self._path(path, parts)
+        return found
+
+    def _find_member(self, path: str, parts: tuple[str, ...], steps: int) -> Meaning | None:
+        """What a chain of names means inside the module at `path`."""
+        if not parts:
+            return Meaning(path, "", 0)
+        if steps > MAX_STEPS or path not in self.summaries:
+            return None
+        return (
+            self._defined(path, parts, steps)
+            or self._imported(path, parts, steps)
+            or self._inside(path, parts, steps)
+            or self._from_everything(path, parts, steps)
+        )
+
+    def _defined(self, path: str, parts: tuple[str, ...], steps: int) -> Meaning | None:
+        definitions = self.summaries[path].definitions
+        joint = "::" if self.summaries[path].language == "Rust" else "."
+        for count in range(len(parts), 0, -1):
+            name = joint.join(parts[:count])
+            if name not in definitions:
+                continue
+            if count < len(parts) and definitions[name].bases:
+                inherited = self._inherited(path, name, parts[count:], steps)
+                if inherited is not None:
+                    return inherited._replace(parts=inherited.parts + count)
+            return Meaning(path, name, count)
+        return None
+
+    def _inherited(self, path: str, name: str, rest: tuple[str, ...], steps: int) -> Meaning | None:
+        """A member of a class that one of its bases defines."""
+        for base in self.summaries[path].definitions[name].bases:
+            found = self._member(path, (*base.split("."), rest[0]), steps + 1)
+            if found is not None and found.parts == base.count(".") + 2:
+                return found._replace(parts=1)
+        return None
+
+    def _imported(self, path: str, parts: tuple[str, ...], steps: int) -> Meaning | None:
+        for count in range(len(parts), 0, -1):
+            for each in self.bound[path].get(".".join(parts[:count]), ()):
+                found = self._from_import(path, each, parts[count:], steps)
+                if found is not None:
+                    return found._replace(parts=found.parts + count)
+        return None
+
+    def _from_import(
+        self, path: str, each: Import, rest: tuple[str, ...], steps: int
+    ) -> Meaning | None:
+        joint = "::" if self.summaries[path].language == "Rust" else "."
+        module = each.module
+        if each.name and each.name != "default":
+            inner = module + each.name if module.endswith(".") else f"{module}{joint}{each.name}"
+            for file in self.modules.resolve(path, inner):
+                return self._member(file, rest, steps + 1)
+            asked = (each.name, *rest)
+        else:
+            asked = rest
+        for file in self.modules.resolve(path, module):
+            found = self._member(file, asked, steps + 1)
+            if found is not None:
+                return found._replace(parts=found.parts - (len(asked) - len(rest)))
+        return None
+
+    def _inside(self, path: str, parts: tuple[str, ...], steps: int) -> Meaning | None:
+        """A module of a package, named as an attribute of it."""
+        inner = self.modules.submodule(path, parts[0]) if steps else None
+        found = self._member(inner, parts[1:], steps + 1) if inner is not None else None
+        return None if found is None else found._replace(parts=found.parts + 1)
+
+    def _from_everything(self, path: str, parts: tuple[str, ...], steps: int) -> Meaning | None:
+        for module in self.opened[path]:
+            for file in self.modules.resolve(path, module):
+                found = self._member(file, parts, steps + 1) if file != path else None
+                if found is not None and found.name:
+                    return found
+        return None
+
+    def _path(self, path: str, parts: tuple[str, ...]) -> Meaning | None:
+        """A path of Rust that names its modules in full."""
+        for count in range(len(parts) - 1, 0, -1):
+            for file in self.modules.resolve(path, "::".join(parts[:count])):
+                found = self._member(file, parts[count:], 1)
+                if found is not None:
+                    return found._replace(parts=found.parts + count)
+        return None
+
+    def _included(self, path: str, name: str) -> Meaning | None:
+        """What a name of the C family means: something that an included file defines."""
+        parts = name.split("::")
+        visible = self.closure(path)
+        found = [
+            (file, defined)
+            for file, defined in self._bare.get(parts[-1], ())
+            if (file == path or file in visible) and self._may_mean(file, defined, name)
+        ]
+        own = [each for each in found if each[0] == path]
+        found = own or found
+        if len({defined for _, defined in found}) != 1:
+            return None
+        file, defined = min(found)
+        return Meaning(file, defined, len(parts))
+
+    def _may_mean(self, path: str, defined: str, name: str) -> bool:
+        if "::" in name:
+            return defined == name or defined.endswith(f"::{name}")
+        return self.summaries[path].definitions[defined].kind not in _HIDDEN
+
+    @functools.cache  # noqa: B019 - one tree, one run
+    def closure(self, path: str) -> frozenset[str]:
+        """All files that a file includes, at any depth."""
+        found: set[str] = set()
+        pending = [path]
+        while pending:
+            file = pending.pop()
+            for module in self.opened.get(file, ()):
+                for each in self.modules.resolve(file, module):
+                    if each not in found:
+                        found.add(each)
+                        pending.append(each)
+        return frozenset(found)
+
+
+def _bindings(imports: tuple[Import, ...]) -> dict[str, list[Import]]:
+    """What each name of a file is imported from; `import a.b` binds `a` as well."""
+    found: dict[str, list[Import]] = {}
+    for each in imports:
+        if each.bound:
+            found.setdefault(each.bound, []).append(each)
+            first = each.bound.partition(".")[0]
+            if first != each.bound:
+                whole = Import(first, "", first, each.line)
+                found.setdefault(first, []).append(whole)
+    return found

@@ -1,0 +1,494 @@
+"""The facts of a file that tree-sitter parses, by the query of its language (`grammars`)."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import importlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from adjoint.atlas import declarators
+from adjoint.atlas.comments import comment_before, leading_comment
+from adjoint.atlas.facts import HEADINGS, Facts, Import, Message, Note, Symbol, Use, owner
+from adjoint.atlas.grammars import CALLS, FAILING, FAMILY, GRAMMARS, NOTES, RESERVED
+from adjoint.atlas.languages import C_FAMILY
+from adjoint.atlas.requests import imports_of, required
+from adjoint.atlas.shortening import (
+    LONG_CALL_CHARACTERS,
+    MAX_MESSAGE_CHARACTERS,
+    MAX_SIGNATURE_CHARACTERS,
+    shortened,
+)
+
+if TYPE_CHECKING:
+    from tree_sitter import Node, Parser, Query
+
+_BODIES = frozenset({"compound_statement", "statement_block", "block", "function_body"})
+_CONTAINERS = frozenset(
+    {"class", "struct", "union", "namespace", "interface", "trait", "container"}
+)
+_LOCAL_KINDS = frozenset({"declaration", "binding", "constant", "variable", "type"})
+_CHAIN = re.compile(r"[\w$]+(?:(?:\.|::)[\w$~]+)*")
+_STRINGS = frozenset(
+    {
+        "string_literal",
+        "string",
+        "interpreted_string_literal",
+        "raw_string_literal",
+        "template_string",
+    }
+)
+
+
+class MissingParser(Exception):
+    """The parser of a language is not installed."""
+
+
+@functools.cache
+def _parser(language: str) -> tuple[Parser, Query]:
+    grammar = GRAMMARS[language]
+    tree_sitter, package = installed("tree_sitter"), installed(grammar.package)
+    made = tree_sitter.Language(getattr(package, grammar.language)())
+    return tree_sitter.Parser(made), tree_sitter.Query(made, grammar.query)
+
+
+def installed(module: str) -> Any:
+    """A parser, which the extra `adjoint[atlas]` installs."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise MissingParser(module) from None
+
+
+def parse(text: str, facts: Facts) -> Facts:
+    """`facts`, with what the syntax of `text` says; parts that cannot be parsed are named."""
+    content = text.encode()
+    language, root = _best(content, facts.language)
+    problems = facts.problems
+    line = _first_error(root)
+    if line:
+        problems += (f"The parser of {language} cannot parse a part of it, first in line {line}.",)
+    walk = _Walk(content, root, language)
+    return facts._replace(
+        language=language,
+        purpose=leading_comment(root) or facts.purpose,
+        problems=problems,
+        symbols=walk.symbols,
+        imports=tuple(sorted(set(walk.imports()), key=lambda i: (i.line, i))),
+        uses=tuple(walk.uses()),
+        notes=tuple(sorted(set(walk.notes()), key=lambda n: (n.section, n.line, n.what))),
+        messages=tuple(sorted(set(walk.messages()), key=lambda m: (m.line, m.text))),
+    )
+
+
+# A macro in front of a type, such as an export mark, which a parser takes for the type itself.
+_PREFIX_MACRO = re.compile(
+    rb"^((?:(?:static|extern|inline|constexpr)[ \t]+)*)([A-Z][A-Z0-9_]{3,})(?=[ \t]+\w|[ \t]*\n\w)",
+    re.MULTILINE,
+)
+
+
+# What only C++ has, at the start of a line.
+_CPP_ONLY = re.compile(rb"^\s*(?:class|namespace|template|using|public:|private:)\b", re.MULTILINE)
+
+
+def _best(content: bytes, language: str) -> tuple[str, Node]:
+    """The language and syntax tree with the fewest errors, of those that a file may be in.
+
+    A header of C may be one of C++; and a macro may stand where no grammar has a word.
+    """
+    if language == "C" and _CPP_ONLY.search(content):
+        language = "C++"
+    tree = _parser(language)[0].parse(content)
+    if language not in C_FAMILY or not tree.root_node.has_error:
+        return language, tree.root_node
+    blanked = _PREFIX_MACRO.sub(lambda m: m.group(1) + b" " * len(m.group(2)), content)
+    languages = ("C", "C++") if language == "C" else (language,)
+    roots = [(language, tree.root_node)]
+    roots += [(each, _parser(each)[0].parse(blanked).root_node) for each in languages]
+    return min(roots, key=lambda each: _error_bytes(each[1]))
+
+
+def _error_bytes(node: Node) -> int:
+    """How many bytes of a tree are in no node of the grammar."""
+    if node.is_error:
+        return max(node.end_byte - node.start_byte, 1)
+    return (
+        sum(_error_bytes(each) for each in node.children if each.has_error) if node.has_error else 0
+    )
+
+
+def _first_error(root: Node) -> int:
+    """The first line that could not be parsed; 0 if there is none."""
+    node = root
+    while node.has_error and not (node.is_error or node.is_missing):
+        node = next(
+            (each for each in node.children if each.has_error or each.is_missing), node.children[0]
+        )
+    return node.start_point[0] + 1 if root.has_error else 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Definition:
+    """A node that defines a name."""
+
+    kind: str
+    node: Node
+    name: Node
+    bare: str
+
+
+class _Walk:
+    """The captures of one file, read as facts."""
+
+    def __init__(self, content: bytes, root: Node, language: str) -> None:
+        self.content = content
+        self.language = language
+        self.separator = GRAMMARS[language].separator
+        self.reserved = RESERVED.get(language, frozenset())
+        query_cursor = installed("tree_sitter").QueryCursor(_parser(language)[1])
+        self.captures: dict[str, list[Node]] = query_cursor.captures(root)
+        self.blocks = sorted(self._blocks())
+        self.definitions = sorted(
+            self._definitions(), key=lambda d: (d.node.start_byte, -d.node.end_byte)
+        )
+        self.named_at = {definition.name.start_byte for definition in self.definitions}
+        self.symbols = self._symbols()
+
+    def _nodes(self, capture: str) -> list[Node]:
+        return self.captures.get(capture, [])
+
+    # What is defined.
+
+    def _definitions(self) -> Iterator[_Definition]:
+        for capture, nodes in self.captures.items():
+            if capture not in HEADINGS and capture not in {"declaration", "binding", "container"}:
+                continue
+            for node in nodes:
+                if capture in _LOCAL_KINDS and _is_local(node):
+                    continue
+                for kind, name in self._named(capture, node):
+                    bare = _bare(name)
+                    if bare and bare not in self.reserved:
+                        yield _Definition(kind, node, name, bare)
+
+    def _named(self, capture: str, node: Node) -> Iterator[tuple[str, Node]]:
+        """The kinds and names that a node defines; a declaration may have several."""
+        match capture:
+            case "declaration":
+                in_class = node.type == "field_declaration" or _in_class(node)
+                for each in node.children_by_field_name("declarator"):
+                    name = declarators.name_node(each)
+                    if name is not None and name.type != "primitive_type":
+                        yield self._declared(node, each, in_class), name
+            case "binding":
+                name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+                if name is not None and name.type == "identifier":
+                    yield _bound_kind(node, value), name
+            case "container":
+                name = node.child_by_field_name("type")
+                if name is not None:
+                    yield capture, name
+            case "type" if node.type == "type_definition":
+                for each in node.children_by_field_name("declarator"):
+                    name = declarators.name_node(each)
+                    if name is not None:
+                        yield "type", name
+            case "type" if node.type == "type_spec":
+                name, meaning = node.child_by_field_name("name"), node.child_by_field_name("type")
+                kinds = {"struct_type": "struct", "interface_type": "interface"}
+                if name is not None and meaning is not None:
+                    yield kinds.get(meaning.type, "type"), name
+            case "constant" | "variable" if node.type in {"const_spec", "var_spec"}:
+                for each in node.children_by_field_name("name"):
+                    if each.type == "identifier":
+                        yield capture, each
+            case _:
+                name = declarators.name_node(node)
+                if name is not None:
+                    yield capture, name
+
+    def _declared(self, node: Node, declarator: Node, in_class: bool) -> str:
+        if declarators.is_function(declarator):
+            return "method" if in_class else "function"
+        if in_class:
+            return "field"
+        qualifiers = {_text(each) for each in node.children if each.type == "type_qualifier"}
+        return "constant" if qualifiers & {"const", "constexpr"} else "variable"
+
+    def _symbols(self) -> tuple[Symbol, ...]:
+        """Each definition, qualified by the definitions around it; prototypes of none of them."""
+        found: dict[tuple[str, int], Symbol] = {}
+        bodies: set[str] = set()
+        around: list[tuple[int, str]] = []
+        for each in self.definitions:
+            node = each.node
+            while around and around[-1][0] <= node.start_byte:
+                around.pop()
+            owners = tuple(name for _, name in around)
+            if each.kind in _CONTAINERS or self._is_scope(node):
+                around.append((node.end_byte, each.bare))
+            if each.kind == "container" or (
+                each.kind == "function" and self._is_false(each, owners)
+            ):
+                continue
+            symbol = self._symbol(each, owners)
+            found.setdefault((symbol.name, symbol.line), symbol)
+            if node.child_by_field_name("body") is not None:
+                bodies.add(symbol.name)
+        classes = {s.name for s in found.values() if HEADINGS[s.kind] == HEADINGS["class"]}
+        kept = (
+            s._replace(kind="method") if s.kind == "function" and owner(s.name) in classes else s
+            for s in found.values()
+            if s.name not in bodies or not s.signature.endswith(";")
+        )
+        return tuple(sorted(kept, key=lambda s: (s.line, -s.end, s.name)))
+
+    def _is_scope(self, node: Node) -> bool:
+        """Whether an enumeration, or a structure without a name, qualifies the names inside."""
+        if node.type == "type_definition":
+            return _has_anonymous_fields(node)
+        if node.type not in {"enum_specifier", "enum_declaration", "enum_item"}:
+            return False
+        return self.language not in C_FAMILY or _text(node).startswith(
+            ("enum class", "enum struct")
+        )
+
+    def _is_false(self, definition: _Definition, owners: tuple[str, ...]) -> bool:
+        """Whether recovery from an error, or a macro, only looks like a function."""
+        if self.language not in C_FAMILY or definition.node.type != "function_definition":
+            return False
+        return _is_local(definition.node) or declarators.is_macro_call(
+            definition.node, definition.bare, owners
+        )
+
+    def _symbol(self, definition: _Definition, owners: tuple[str, ...]) -> Symbol:
+        node, kind = definition.node, definition.kind
+        receiver = node.child_by_field_name("receiver") if kind == "method" else None
+        if receiver is not None:
+            owners = tuple(re.findall(r"(\w+)\W*$", re.sub(r"\[.*?\]", "", _text(receiver)))[:1])
+        if kind == "function" and owners and _in_class(node):
+            kind = "method"
+        name = self.separator.join((*owners, definition.bare))
+        line = definition.name.start_point[0] + 1
+        end = max(node.end_point[0] + (node.end_point[1] > 0), line)
+        depth = self._depth(node) if kind in {"function", "method"} else 0
+        return Symbol(name, kind, line, end, _signature(node), comment_before(node), depth)
+
+    def _blocks(self) -> Iterator[tuple[int, int]]:
+        """The byte ranges of nested statements; `else if` is a branch of its `if`."""
+        for node in self._nodes("block"):
+            parent = node.parent
+            if parent is None or not (
+                parent.type == "else_clause" or _is_alternative(node, parent)
+            ):
+                yield node.start_byte, node.end_byte
+
+    def _depth(self, node: Node) -> int:
+        deepest = 0
+        open_ends: list[int] = []
+        first = bisect.bisect_left(self.blocks, (node.start_byte, 0))
+        for start, end in self.blocks[first:]:
+            if start >= node.end_byte:
+                break
+            while open_ends and open_ends[-1] <= start:
+                open_ends.pop()
+            open_ends.append(end)
+            deepest = max(deepest, len(open_ends))
+        return deepest
+
+    # What is used.
+
+    def imports(self) -> Iterator[Import]:
+        for node in self._nodes("import"):
+            yield from imports_of(node, self.language)
+        if self.language in {"JavaScript", "TypeScript", "TSX"}:
+            for node in self._nodes("call"):
+                yield from required(node)
+
+    def uses(self) -> Iterator[Use]:
+        """Names in the order of the file; the longest where one contains another."""
+        calls = {each.start_byte: _call_length(each) for each in self._nodes("call")}
+        local = self._locals()
+        end = 0
+        lines = self.content.split(b"\n")
+        for node in sorted(self._nodes("use"), key=lambda n: (n.start_byte, -n.end_byte)):
+            name = _text(node)
+            if node.start_byte < end or not _CHAIN.fullmatch(name):
+                continue
+            end = node.end_byte
+            first = re.split(r"\.|::", name)[0]
+            if node.start_byte in self.named_at or first in self._around(local, node):
+                continue
+            row, column = node.start_point
+            column = len(lines[row][:column].decode(errors="replace"))
+            yield Use(name, row + 1, column, len(name), calls.get(node.start_byte, 0))
+
+    def _locals(self) -> list[tuple[int, int, frozenset[str]]]:
+        """The byte range of each function, with the names that it declares for itself."""
+        functions = [d.node for d in self.definitions if d.kind in {"function", "method"}]
+        starts = [node.start_byte for node in functions]
+        names: list[set[str]] = [set() for _ in functions]
+        for node in self._nodes("local"):
+            place = bisect.bisect_right(starts, node.start_byte) - 1
+            if place >= 0 and node.end_byte <= functions[place].end_byte:
+                names[place].update(_declared_names(node, self.language))
+        return [
+            (n.start_byte, n.end_byte, frozenset(s)) for n, s in zip(functions, names, strict=True)
+        ]
+
+    def _around(self, local: list[tuple[int, int, frozenset[str]]], node: Node) -> frozenset[str]:
+        place = bisect.bisect_right(local, node.start_byte, key=lambda each: each[0]) - 1
+        if place < 0 or local[place][1] < node.end_byte:
+            return frozenset()
+        return local[place][2]
+
+    # What is noted.
+
+    def notes(self) -> Iterator[Note]:
+        for capture, (section, what) in NOTES.items():
+            for node in self._nodes(capture):
+                text = shortened(_text(node), 60)
+                yield Note(section, what.format(text=text), node.start_point[0] + 1)
+        table = CALLS[FAMILY.get(self.language, self.language)]
+        for node in self._nodes("call") + self._nodes("construction"):
+            name = _called(node)
+            if name in table:
+                section, what = table[name]
+                yield Note(section, what.format(name=name), node.start_point[0] + 1)
+
+    def messages(self) -> Iterator[Message]:
+        failing = [n for n in self._nodes("call") if _called(n).rpartition("::")[2] in FAILING]
+        for node in self._nodes("message") + failing:
+            text = _first_string(node)
+            if text:
+                yield Message(text, node.start_point[0] + 1)
+
+
+def _text(node: Node) -> str:
+    return (node.text or b"").decode(errors="replace")
+
+
+def _bare(name: Node) -> str:
+    """The name that a node spells, without arguments of templates."""
+    if name.type == "operator_cast":
+        kind = name.child_by_field_name("type")
+        return f"operator {_text(kind)}" if kind is not None else ""
+    text = _text(name)
+    if name.type != "operator_name" and "operator" not in text:
+        while (shorter := re.sub(r"<[^<>]*>", "", text)) != text:
+            text = shorter
+    return re.sub(r"\s+", " " if "operator" in text else "", text).strip()
+
+
+def _is_local(node: Node) -> bool:
+    """Whether a definition is inside the body of a function."""
+    around = node.parent
+    while around is not None:
+        if around.type in _BODIES:
+            return True
+        if around.type in {"field_declaration_list", "class_body"}:
+            return False
+        around = around.parent
+    return False
+
+
+def _in_class(node: Node) -> bool:
+    """Whether a definition stands directly in a class, interface or implementation."""
+    around = node.parent
+    while around is not None and (
+        around.type.startswith("preproc") or around.type == "template_declaration"
+    ):
+        around = around.parent
+    if around is None:
+        return False
+    if (
+        around.type == "declaration_list"
+    ):  # Rust's implementations and traits, and C++'s namespaces.
+        holder = around.parent
+        return holder is not None and holder.type in {"impl_item", "trait_item"}
+    return around.type in {"field_declaration_list", "class_body", "interface_body"}
+
+
+def _bound_kind(node: Node, value: Node | None) -> str:
+    """What `const name = value` of JavaScript defines."""
+    if value is not None and value.type in {"arrow_function", "function_expression"}:
+        return "function"
+    declaration = node.parent
+    is_constant = declaration is not None and _text(declaration).startswith("const")
+    return "constant" if is_constant else "variable"
+
+
+def _has_anonymous_fields(node: Node) -> bool:
+    """Whether `typedef struct { ... } name` names the fields inside."""
+    meaning = node.child_by_field_name("type") if node.type == "type_definition" else None
+    return meaning is not None and meaning.child_by_field_name("name") is None
+
+
+def _is_alternative(node: Node, parent: Node) -> bool:
+    alternative = parent.child_by_field_name("alternative")
+    return alternative is not None and alternative.id == node.id
+
+
+def _signature(node: Node) -> str:
+    """The text of a definition up to its body, on one line."""
+    body = node.child_by_field_name("body")
+    text = node.text or b""
+    if body is not None:
+        text = text[: body.start_byte - node.start_byte]
+    elif node.type in {"preproc_def", "preproc_function_def"}:
+        text = text.split(b"\n")[0]
+    return shortened(text.decode(errors="replace"), MAX_SIGNATURE_CHARACTERS)
+
+
+def _declared_names(node: Node, language: str) -> Iterator[str]:
+    if language in C_FAMILY:
+        name = declarators.name_node(node)
+        if name is not None:
+            yield _text(name)
+        return
+    pending = [node]
+    while pending:
+        each = pending.pop()
+        if each.type in {"identifier", "shorthand_property_identifier_pattern"}:
+            yield _text(each)
+        pending.extend(each.named_children)
+
+
+def _called(node: Node) -> str:
+    """The name that a call calls; empty if it calls what another expression computes."""
+    function = next(
+        (
+            found
+            for field in ("function", "macro", "constructor")
+            if (found := node.child_by_field_name(field)) is not None
+        ),
+        None,
+    )
+    if function is None:
+        return ""
+    if function.type == "template_function":
+        function = function.child_by_field_name("name") or function
+    name = _text(function)
+    return name if _CHAIN.fullmatch(name) else ""
+
+
+def _call_length(node: Node) -> int:
+    over = node.end_point[0] - node.start_point[0]
+    return LONG_CALL_CHARACTERS * (over + 1) if over else node.end_byte - node.start_byte
+
+
+def _first_string(node: Node) -> str:
+    """The first text that a node holds."""
+    if node.type == "preproc_call":
+        return shortened(_text(node).partition("error")[2], MAX_MESSAGE_CHARACTERS)
+    pending = [node]
+    while pending:
+        each = pending.pop()
+        if each.type in _STRINGS:
+            return shortened(_text(each).strip("\"'`"), MAX_MESSAGE_CHARACTERS)
+        pending.extend(reversed(each.named_children))
+    return ""

@@ -1,0 +1,154 @@
+"""Pages of the whole tree: the index of all names, and the files that searches read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from adjoint.atlas.document import (
+    Block,
+    Heading,
+    Inline,
+    Inlines,
+    Link,
+    Page,
+    Paragraph,
+    Table,
+    docs_page,
+    keywords_page,
+    line_anchor,
+    name_anchor,
+)
+from adjoint.atlas.facts import bare
+from adjoint.atlas.references import References
+from adjoint.atlas.store import dumped
+from adjoint.atlas.subject import joined
+from adjoint.atlas.summaries import Summary
+
+MAX_PLACES = 3
+"""How many tests and documents a row of the index has; the page of the name has all."""
+
+
+class Entry(NamedTuple):
+    """A name of the tree."""
+
+    name: str
+    kind: str
+    path: str
+    line: int
+    doc: str
+    users: int
+    tests: list[tuple[str, int, str]]
+    documents: list[tuple[str, int]]
+
+
+def entries(summaries: Mapping[str, Summary], references: Mapping[str, References]) -> list[Entry]:
+    """Every name that the tree defines, in the order of the index."""
+    found = [
+        Entry(
+            name,
+            each.kind,
+            path,
+            each.line,
+            each.doc,
+            len(references[path].users.get(name, ())),
+            [(t.path, t.line, t.test) for t in references[path].tests.get(name, ())][:MAX_PLACES],
+            [
+                (s.document, s.line)
+                for s in references[path].documented.get(name, ())
+                if not s.document.startswith("../")
+            ][:MAX_PLACES],
+        )
+        for path, summary in summaries.items()
+        for name, each in summary.definitions.items()
+    ]
+    found.sort(key=lambda each: (bare(each.name).casefold(), each.name, each.path))
+    return found
+
+
+def initial(name: str) -> str:
+    """The letter that the index lists a name under."""
+    first = bare(name).lstrip("_$~-")[:1].casefold()
+    return first if "a" <= first <= "z" else "other"
+
+
+def by_initial(found: Iterable[Entry]) -> dict[str, list[Entry]]:
+    """The names under each letter."""
+    letters: dict[str, list[Entry]] = {}
+    for each in found:
+        letters.setdefault(initial(each.name), []).append(each)
+    return dict(sorted(letters.items(), key=lambda each: (each[0] == "other", each[0])))
+
+
+def letter_page(letter: str, found: list[Entry], documented: frozenset[str]) -> Page:
+    """The names under one letter."""
+    rows = tuple(_row(each, documented) for each in found)
+    blocks: tuple[Block, ...] = (
+        Heading(1, (f"Names: {letter}",), ""),
+        Paragraph((Link("All names", "names"),)),
+        Table(("Name", "Kind", "Defined", "Used in", "Tested", "Documented"), rows),
+    )
+    return Page(f"names/{letter}", f"Names: {letter}", blocks)
+
+
+def _row(entry: Entry, documented: frozenset[str]) -> tuple[Inlines, ...]:
+    def place(path: str, line: int, text: str) -> Inline:
+        is_page = path in documented
+        return Link(text, docs_page(path), line_anchor(line)) if is_page else text
+
+    name = entry.name.partition("#")[0]
+    used = f"{entry.users:,} files" if entry.users > 1 else "1 file"
+    return (
+        (Link(name, docs_page(entry.path), name_anchor(entry.name), is_code=True),),
+        (entry.kind,),
+        (place(entry.path, entry.line, f"{entry.path}:{entry.line}"),),
+        (Link(used, keywords_page(entry.path)),) if entry.users else (),
+        joined(place(*each) for each in entry.tests),
+        joined(place(path, line, f"{path}:{line}") for path, line in entry.documents),
+    )
+
+
+def names_page(letters: Mapping[str, list[Entry]]) -> Page:
+    """The index of all names."""
+    rows = tuple(
+        ((Link(letter, f"names/{letter}"),), (f"{len(found):,}",), (_sample(found),))
+        for letter, found in letters.items()
+    )
+    total = sum(len(found) for found in letters.values())
+    blocks: tuple[Block, ...] = (
+        Heading(1, ("Names",), ""),
+        Paragraph((f"{total:,} names. ", Link("The tree", "index"), ".")),
+        Table(("Letter", "Names", "From, to"), rows),
+    )
+    return Page("names", "Names", blocks)
+
+
+def _sample(found: list[Entry]) -> str:
+    first, last = bare(found[0].name), bare(found[-1].name)
+    return f"{first}, {last}" if first != last else first
+
+
+def search_script(found: Iterable[Entry], files: Iterable[str], ending: str) -> str:
+    """The names and files that the search of a page looks through."""
+    pages: dict[str, int] = {}
+    rows: list[list[object]] = []
+    for path in files:
+        number = pages.setdefault(docs_page(path) + ending, len(pages))
+        rows.append([path, "file", number, "", ""])
+    for each in found:
+        number = pages.setdefault(docs_page(each.path) + ending, len(pages))
+        name = each.name.partition("#")[0]
+        rows.append([name, each.kind, number, name_anchor(each.name), each.doc[:100]])
+    return f"window.ATLAS = {dumped({'pages': list(pages), 'names': rows})};\n"
+
+
+def tags(found: Iterable[Entry]) -> str:
+    """The names in the format of ctags, by which editors find definitions."""
+    lines = sorted(_tag(each) for each in found)
+    head = "!_TAG_FILE_FORMAT\t2\t/extended/\n!_TAG_FILE_SORTED\t1\t/0=unsorted, 1=sorted/\n"
+    return head + "".join(lines)
+
+
+def _tag(entry: Entry) -> str:
+    name = entry.name.partition("#")[0]
+    return f'{bare(name)}\t{entry.path}\t{entry.line};"\tkind:{entry.kind}\tname:{name}\n'

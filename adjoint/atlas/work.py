@@ -1,0 +1,154 @@
+"""Work on single files, which processes share: reading facts, and writing pages."""
+
+from __future__ import annotations
+
+import functools
+import json
+import multiprocessing
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from adjoint.atlas import html, markdown
+from adjoint.atlas.document import Page
+from adjoint.atlas.extracting import extract
+from adjoint.atlas.file_page import file_page
+from adjoint.atlas.keyword_page import keyword_page
+from adjoint.atlas.languages import language_of
+from adjoint.atlas.linkcheck import Places, places_of
+from adjoint.atlas.reading import read
+from adjoint.atlas.references import References
+from adjoint.atlas.store import Store, dumped
+from adjoint.atlas.subject import Subject
+from adjoint.atlas.summaries import Summary, summarize
+from adjoint.atlas.tree import Entry
+
+MIN_FILES_TO_SHARE = 24
+"""Starting processes takes as long as working on about as many files."""
+
+_CHUNK = 8
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where an atlas is made of what, in which format."""
+
+    root: Path
+    out: Path
+    format: str
+    tree: str
+    documented: frozenset[str]
+    """The files that have pages."""
+
+    @property
+    def ending(self) -> str:
+        return html.ENDING if self.format == "html" else markdown.ENDING
+
+    def rendered(self, page: Page) -> str:
+        return html.rendered(page, self.tree) if self.format == "html" else markdown.rendered(page)
+
+    def write(self, page: Page) -> bool:
+        """Write a page, and where its links lead; whether a place is gone that it had."""
+        _written(self.out / f"{page.path}{self.ending}", self.rendered(page))
+        places = places_of(page)
+        before = self.places(page.path)
+        _written(self._places(page.path), dumped(places))
+        is_longer = before is None or places.lines >= before.lines
+        return not (is_longer and set(before.anchors if before else ()) <= set(places.anchors))
+
+    def places(self, page: str) -> Places | None:
+        """The anchors and links of a page that was written; None if there is none."""
+        try:
+            return Places(*json.loads(self._places(page).read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return None
+
+    def remove(self, page: str) -> None:
+        """Remove a page that is made of nothing any more."""
+        (self.out / f"{page}{self.ending}").unlink(missing_ok=True)
+        self._places(page).unlink(missing_ok=True)
+
+    def _places(self, page: str) -> Path:
+        return Store(self.out).folder / "places" / f"{page}.json"
+
+
+def _written(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8", newline="\n")
+
+
+def summarized(setting: Setting, task: tuple[Entry, str]) -> Summary:
+    """Read one file, keep its facts, and return their short form."""
+    entry, key = task
+    facts = extract(setting.root, entry)
+    Store(setting.out).put_facts(key, facts)
+    return summarize(entry.path, key, facts)
+
+
+def documented(setting: Setting, task: tuple[str, str, References]) -> tuple[str, bool]:
+    """Write the pages of one file; its path, and whether a place is gone that they had."""
+    path, key, references = task
+    facts = Store(setting.out).facts(key)
+    text = read(setting.root / path, language_of(path))[1].text if facts.lines else ""
+    line_of = functools.partial(_line, setting.root)
+    subject = Subject(path, facts, text, references, setting.documented, line_of)
+    lost = [setting.write(page) for page in (file_page(subject), keyword_page(subject))]
+    return path, any(lost)
+
+
+def _line(root: Path, path: str, line: int) -> str:
+    lines = _lines(root, path)
+    return lines[line - 1].strip() if line <= len(lines) else ""
+
+
+@functools.lru_cache(maxsize=256)
+def _lines(root: Path, path: str) -> list[str]:
+    return read(root / path, language_of(path))[1].text.split("\n")
+
+
+_setting: Setting | None = None
+
+
+def _set_up(setting: Setting) -> None:
+    global _setting
+    _setting = setting
+
+
+def _in_worker(work: Callable[[Setting, _Task], _Result], tasks: Sequence[_Task]) -> list[_Result]:
+    assert _setting is not None
+    return [work(_setting, task) for task in tasks]
+
+
+class Workers:
+    """The processes of one run, which are started when there is enough for them to do."""
+
+    def __init__(self, setting: Setting, jobs: int) -> None:
+        self.setting = setting
+        self.jobs = jobs
+        self._pool: ProcessPoolExecutor | None = None
+
+    def map(
+        self, work: Callable[[Setting, _Task], _Result], tasks: Sequence[_Task]
+    ) -> Iterable[_Result]:
+        """The results of the work on each task, in the order of the tasks."""
+        if self.jobs == 1 or len(tasks) < MIN_FILES_TO_SHARE:
+            return [work(self.setting, task) for task in tasks]
+        if self._pool is None:
+            # A fresh process: one that was forked from a process with threads may hang.
+            self._pool = ProcessPoolExecutor(
+                self.jobs,
+                multiprocessing.get_context("spawn"),
+                initializer=_set_up,
+                initargs=(self.setting,),
+            )
+        chunks = [tasks[at : at + _CHUNK] for at in range(0, len(tasks), _CHUNK)]
+        done = self._pool.map(functools.partial(_in_worker, work), chunks)
+        return [result for chunk in done for result in chunk]
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()

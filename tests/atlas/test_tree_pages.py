@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from adjoint.atlas.markdown import rendered
+from adjoint.atlas.tree_pages import (
+    Entry,
+    by_initial,
+    entries,
+    initial,
+    letter_page,
+    names_page,
+    search_script,
+    tags,
+)
+from tests.atlas_trees import PACKAGE, references_of, summaries_of
+
+
+@pytest.fixture
+def every(tmp_path: Path) -> list[Entry]:
+    return entries(summaries_of(PACKAGE), references_of(tmp_path, PACKAGE))
+
+
+def test_the_index_has_every_name_where_it_is_looked_for(every: list[Entry]) -> None:
+    letters = by_initial(every)
+    assert [each.name for each in letters["t"]] == ["test_add", "Till", "Till.total"]
+    assert initial("Shape._area") == "a"
+    assert initial("ж") == "other"
+    text = rendered(letter_page("t", letters["t"], frozenset(PACKAGE)))
+    assert "[shop/till.py:8](../shop/till.py_docs.md#line-8)" in text
+    assert "[1 file](../shop/till.py_kw.md)" in text
+    assert "| [t](names/t.md) | 3 |" in rendered(names_page(letters))
+
+
+def test_the_search_has_every_name_and_file(every: list[Entry]) -> None:
+    text = search_script(every, PACKAGE, ".html")
+    found = json.loads(text.removeprefix("window.ATLAS = ").removesuffix(";\n"))
+    pages = found["pages"]
+    rows = {(name, kind): (pages[page], anchor) for name, kind, page, anchor, _ in found["names"]}
+    assert rows["Till.add", "method"] == ("shop/till.py_docs.html", "n-Till.add")
+    assert rows["shop/tax.py", "file"] == ("shop/tax.py_docs.html", "")
+
+
+def test_editors_have_tags(every: list[Entry]) -> None:
+    lines = tags(every).split("\n")
+    assert 'add\tshop/till.py\t14;"\tkind:method\tname:Till.add' in lines
+    assert lines[2:-1] == sorted(lines[2:-1])
