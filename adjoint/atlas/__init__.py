@@ -9,5 +9,5 @@ all of it both ways is what a page needs to know of the tree (`references`).  Pa
 written by `markdown` or `html`.  `making` does only what has changed since the last run (`store`)
 and checks every link (`linkcheck`).
 
-Nothing in it but `compilation` needs torch.
+Nothing in it needs torch.
 """
