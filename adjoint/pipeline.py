@@ -11,8 +11,11 @@ from functools import partial
 from adjoint.lower.decompositions import decompose
 from adjoint.lower.draws import draw_in_kernels
 from adjoint.lower.value_numbering import merge_equal_values
+from adjoint.optimize.algebra import simplify_algebra
+from adjoint.optimize.casts import cancel_casts
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.optimize.masks import narrow_masks
+from adjoint.optimize.uniform import fold_uniform_values
 from adjoint.optimize.views import merge_views
 from adjoint.partition.dropout import open_dropout
 from adjoint.partition.softmax import close_softmax, open_softmax
@@ -24,6 +27,9 @@ OPEN_SOFTMAX = Pass("open-softmax", open_softmax)
 OPEN_DROPOUT = Pass("open-dropout", open_dropout)
 CLOSE_SOFTMAX = Pass("close-softmax", close_softmax)
 MERGE_VIEWS = Pass("merge-views", merge_views)
+SIMPLIFY_ALGEBRA = Pass("simplify-algebra", simplify_algebra)
+CANCEL_CASTS = Pass("cancel-casts", cancel_casts)
+FOLD_UNIFORM_VALUES = Pass("fold-uniform-values", fold_uniform_values)
 NARROW_MASKS = Pass("narrow-masks", narrow_masks)
 DECOMPOSE = Pass("decompose", decompose)
 
@@ -31,13 +37,21 @@ DECOMPOSE = Pass("decompose", decompose)
 PRIMAL = (CLOSE_SOFTMAX,)
 
 # On a joint graph, before it is split.  Merged again: parts of an opened softmax may already exist.
-JOINT = (MERGE, MERGE_VIEWS, OPEN_SOFTMAX, OPEN_DROPOUT, MERGE)
+JOINT = (
+    MERGE,
+    CANCEL_CASTS,
+    SIMPLIFY_ALGEBRA,
+    MERGE_VIEWS,
+    OPEN_SOFTMAX,
+    OPEN_DROPOUT,
+    MERGE,
+)
 
 # On a joint graph that is not split: the transpose of a backward graph.
 LINEAR = (MERGE,)
 
 # On a graph that is about to run.
-POST = (NARROW_MASKS,)
+POST = (FOLD_UNIFORM_VALUES, SIMPLIFY_ALGEBRA, NARROW_MASKS)
 
 
 def lowering(target: Target) -> tuple[Pass, ...]:

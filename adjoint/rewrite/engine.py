@@ -1,8 +1,9 @@
 """The engine: applies rules to a graph until none applies.
 
 * Rules are found by the operator that their pattern ends in, so an operator that no rule ends in
-  costs one lookup.  After the first sweep only nodes near a change are looked at.
+  costs one lookup.  Each node is looked at once, and then those near a change.
 * A replacement computes a value of the same shape, dtype and device, or it is an error.
+* An input does not take the place of a copy of it, which a derivative may save.
 * A result of the program stays a tensor of its own: an existing value, or a view of one, never
   takes its place, and its strides stay.
 * The graph that is given is not changed: the first match makes a copy.  So after an error it is as
@@ -21,9 +22,18 @@ import torch
 from torch import fx
 
 from adjoint.errors import RewriteError
-from adjoint.failing import works_on
+from adjoint.failing import call_user_code, works_on
 from adjoint.graph.copying import copied
-from adjoint.graph.metadata import describe_value, set_value, source_of, value_of
+from adjoint.graph.derivative import order_of_graph
+from adjoint.graph.descriptors import Tangent
+from adjoint.graph.metadata import (
+    describe_value,
+    descriptor_of,
+    has_descriptor,
+    set_value,
+    source_of,
+    value_of,
+)
 from adjoint.graph.origins import replace
 from adjoint.graph.purity import remove_dead_code
 from adjoint.graph.show import show_call
@@ -68,9 +78,11 @@ def rewrite(graph_module: fx.GraphModule, rules: Sequence[Rule], name: str) -> f
 def rewriting(graph_module: fx.GraphModule, rules: Sequence[Rule], name: str) -> Rewriting:
     """The same, with the number of matches."""
     engine = _Engine(rules, name)
-    if not any(engine.has_match(node) for node in graph_module.graph.nodes):
+    places = {place for place, each in enumerate(graph_module.graph.nodes) if engine.applies(each)}
+    if not places:
         return Rewriting(graph_module)
     made = Rewriting(copied(graph_module))
+    first = {each for place, each in enumerate(made.graph_module.graph.nodes) if place in places}
     with (
         isolated(),
         assuming(graph_module),
@@ -78,7 +90,7 @@ def rewriting(graph_module: fx.GraphModule, rules: Sequence[Rule], name: str) ->
         enable_python_dispatcher(),
         torch.no_grad(),
     ):
-        engine.run(made)
+        engine.run(made, first)
     if not made.matches:
         return Rewriting(graph_module)
     remove_dead_code(made.graph_module.graph)
@@ -97,21 +109,32 @@ class _Engine:
         """The rules that fired last."""
         self.reach = max((depth(each) for rule in rules for each in rule.patterns), default=1)
 
-    def has_match(self, node: fx.Node) -> bool:
-        """Whether some rule matches here; it may still not apply."""
+    def applies(self, node: fx.Node) -> bool:
+        """Whether some rule applies here, unless results of the program or strides forbid it."""
         return any(
-            next(match_at(rule.patterns, node), None) is not None
+            self._replacement(rule, match) is not None
             for rule in self.by_root.get(node.target, ())
+            for match in match_at(rule.patterns, node)
         )
 
-    def run(self, made: Rewriting) -> None:
+    def _replacement(self, rule: Rule, match: Match) -> Any:
+        """What a rule puts in the place of a match; None if it does not apply."""
+        try:
+            return call_user_code(rule.replacement, match)
+        except NoMatch:
+            return None
+        except Exception as error:
+            what = f"its replacement raised {type(error).__name__}: {error}"
+            raise self._wrong(rule, match.root, what) from error
+
+    def run(self, made: Rewriting, dirty: set[fx.Node]) -> None:
+        """Apply rules at the nodes `dirty`, and then near what changed."""
         graph = made.graph_module.graph
         bound = MAX_MATCHES_PER_NODE * len(graph.nodes)
-        dirty: set[fx.Node] | None = None
-        while dirty is None or dirty:
+        while dirty:
             now, dirty = dirty, set()
-            for node in list(graph.nodes):
-                if is_erased(node) or not (now is None or node in now):
+            for node in sorted(each for each in now if not is_erased(each)):
+                if is_erased(node):
                     continue
                 changed = self._visit(node, made)
                 dirty.update(self._near(changed))
@@ -148,10 +171,10 @@ class _Engine:
 
     def _applied(self, rule: Rule, match: Match, made: Rewriting) -> list[fx.Node] | None:
         root = match.root
+        replacement = self._replacement(rule, match)
+        if replacement is None:
+            return None
         try:
-            replacement = rule.replacement(match)
-            if replacement is None:
-                return None
             if isinstance(replacement, Edit):
                 return self._edited(match, replacement, made)
             return self._replaced(match, replacement, made)
@@ -159,8 +182,6 @@ class _Engine:
             return None
         except WrongReplacement as error:
             raise self._wrong(rule, root, str(error)) from error.__cause__
-        except RewriteError as error:
-            raise self._wrong(rule, root, error.why) from error.__cause__
         except Exception as error:
             what = f"its replacement raised {type(error).__name__}: {error}"
             raise self._wrong(rule, root, what) from error
@@ -271,12 +292,28 @@ def _may_replace(old: fx.Node, new: fx.Node, builder: Builder) -> bool:
     is_new = new in builder.made
     if not is_new and not can_return(old):
         return False
+    if not is_new and not _is_view(old) and _is_of_input(new):
+        return False
     shares = not is_new or (_is_view(new) and not _is_view(old))
     if not shares or not is_returned(old):
         return True
     # What is computed here, and returned by nothing else, may be returned itself.
     computed = new.op == "call_function" and not _is_view(new) and new.target is not _GETITEM
     return computed and not is_new and not is_returned(new, but=old)
+
+
+def _is_of_input(node: fx.Node) -> bool:
+    """Whether the value lies in the memory of an input that the user may write to.
+
+    In place of a copy, it would be saved for a derivative, and a write to the input be an error.
+    """
+    while _is_view(node):
+        node = node.all_input_nodes[0]
+    if node.op != "placeholder":
+        return False
+    described = descriptor_of(node) if has_descriptor(node) else None
+    # The cotangent of a result is not saved: the graph that takes it is the backward graph.
+    return not isinstance(described, Tangent) or described.order < order_of_graph(node.graph)
 
 
 def _is_view(node: fx.Node) -> bool:
