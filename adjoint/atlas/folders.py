@@ -70,12 +70,8 @@ def _dependencies(
     asked: dict[str, Counter[str]] = {}
     for path in summaries:
         home = posixpath.dirname(path)
-        targets = {
-            posixpath.dirname(file)
-            for request in references[path].requests
-            for file in request.files
-            if file in summaries
-        }
+        files = {file for request in references[path].requests for file in request.files}
+        targets = {posixpath.dirname(file) for file in files if file in summaries}
         for target in targets - {home}:
             asks.setdefault(home, Counter())[target] += 1
             asked.setdefault(target, Counter())[home] += 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+import functools
+import posixpath
 
 SUFFIXES = {
     ".py": "Python",
@@ -41,19 +42,24 @@ SUFFIXES = {
 C_FAMILY = frozenset({"C", "C++", "CUDA"})
 
 
+_TEST_FOLDERS = frozenset({"test", "tests", "__tests__", "testing"})
+
+
+@functools.cache
 def language_of(path: str) -> str:
     """The language of a file of this name; `text` if its name does not say."""
-    return SUFFIXES.get(PurePosixPath(path).suffix.lower(), "text")
+    return SUFFIXES.get(posixpath.splitext(path)[1].lower(), "text")
 
 
+@functools.cache
 def is_test(path: str) -> bool:
     """Whether a file holds tests, by the conventions of test runners."""
-    file = PurePosixPath(path)
-    stem = file.name.partition(".")[0]
+    *folders, name = path.split("/")
+    stem = name.partition(".")[0]
     return (
-        any(part in {"test", "tests", "__tests__", "testing"} for part in file.parts[:-1])
+        not _TEST_FOLDERS.isdisjoint(folders)
         or stem.startswith("test_")
         or stem.endswith(("_test", "_tests"))
-        or ".test." in file.name
-        or ".spec." in file.name
+        or ".test." in name
+        or ".spec." in name
     )

@@ -5,51 +5,58 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from html import unescape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 from adjoint.atlas.document import Page, line_anchor
 
+_LINE = line_anchor(0).removesuffix("0")
+
+Links: TypeAlias = dict[str, list[str]]
+"""For each page that is linked to, the anchors of it; an empty one is the page itself."""
+
 
 class Places(NamedTuple):
-    """The anchors of a page, and where its links lead."""
+    """The places of a page that links may lead to."""
 
-    anchors: list[str]
+    anchors: frozenset[str]
     """Without those of lines."""
     lines: int
-    links: dict[str, list[str]]
-    """For each page, the anchors of it that are linked to; an empty one is the page itself."""
 
     def has(self, anchor: str) -> bool:
         """Whether a link to `anchor` leads somewhere."""
-        number = anchor.removeprefix(line_anchor(0)[:-1])
+        number = anchor.removeprefix(_LINE)
         is_line = number.isdigit() and 1 <= int(number) <= self.lines
         return is_line or not anchor or anchor in self.anchors
 
+    def lacks(self, before: Places) -> bool:
+        """Whether a place is gone that the page had before."""
+        return self.lines < before.lines or not before.anchors <= self.anchors
+
 
 def places_of(page: Page) -> Places:
-    """The anchors and links of a page."""
+    """The places of a page."""
     anchors = page.anchors()
-    lines = sum(anchor.startswith(line_anchor(0)[:-1]) for anchor in anchors)
+    named = frozenset(each for each in anchors if not each.startswith(_LINE))
+    return Places(named, len(anchors) - len(named))
+
+
+def links_of(page: Page) -> Links:
+    """Where the links of a page lead."""
     links: dict[str, set[str]] = {}
     for link in page.links():
         links.setdefault(link.page, set()).add(link.anchor)
-    named = sorted(each for each in anchors if not each.startswith(line_anchor(0)[:-1]))
-    return Places(named, lines, {target: sorted(found) for target, found in sorted(links.items())})
+    return {target: sorted(found) for target, found in sorted(links.items())}
 
 
-def from_json(row: list[Any]) -> Places:
-    return Places(*row)
-
-
-def dead(places: Mapping[str, Places], checked: Iterable[str]) -> list[str]:
-    """The links of the pages `checked` that lead nowhere."""
+def dead(places: Mapping[str, Places], links: Mapping[str, Links]) -> list[str]:
+    """The links that lead to no page, or to no place in one; `links` has those of each page."""
     found: list[str] = []
-    for page in checked:
-        for target, anchors in places[page].links.items():
+    for page, found_links in links.items():
+        for target, anchors in found_links.items():
             if target not in places:
                 found.append(f"{page}: there is no page {target}")
                 continue

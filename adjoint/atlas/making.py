@@ -113,7 +113,7 @@ class _Run:
         for page in removed:
             self._remove(page)
         dead_links = self._dead_links(bool(removed))
-        self.store.put_summaries(summaries)
+        self.store.put_summaries(summaries, [*read, *(self.before.files.keys() - files.keys())])
         self.store.close(State(files, self.pages))
         return Made(
             files=len(shown),
@@ -222,14 +222,11 @@ class _Run:
         """Links that lead nowhere: of new pages, and of all where something is gone."""
         pages = [page for page in self.pages if not page.startswith("=")]
         checked = pages if self.has_lost_places or is_smaller else self.written
+        links = {page: self.setting.links(page) for page in checked}
+        targets = {target for each in links.values() for target in each}
         places: dict[str, Places] = {}
-        for page in checked:
-            for needed in (page, *self._needed(page, places).links):
-                self._needed(needed, places)
-        known = {page: each for page, each in places.items() if page in self.pages}
-        return dead(known, checked)
-
-    def _needed(self, page: str, places: dict[str, Places]) -> Places:
-        if page not in places:
-            places[page] = self.setting.places(page) or Places([], 0, {})
-        return places[page]
+        for page in targets & self.pages.keys():
+            found = self.setting.places(page)
+            if found is not None:
+                places[page] = found
+        return dead(places, links)

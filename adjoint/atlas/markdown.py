@@ -89,8 +89,10 @@ class _Writer:
                 assert_never(block)
 
     def inlines(self, inlines: Inlines, in_cell: bool = False) -> str:
-        text = "".join(self._inline(each) for each in inlines)
-        return re.sub(r"(?<!\\)\|", r"\\|", text).replace("\n", " ") if in_cell else text
+        text = "".join([self._inline(each) for each in inlines])
+        if in_cell and "|" in text:
+            text = re.sub(r"(?<!\\)\|", r"\\|", text)
+        return text.replace("\n", " ") if in_cell else text
 
     def _inline(self, inline: str | Code | Link | Anchor) -> str:
         match inline:
@@ -133,9 +135,13 @@ def _place(anchor: str) -> str:
     return f'<a id="{anchor}"></a>' if anchor else ""
 
 
+_SPECIAL = str.maketrans({each: f"\\{each}" for each in "\\`*_[]<>&|~"})
+_LIST_OR_HEADING = re.compile(r"^(\s*)([#+=-]|\d+[.)])(?=\s|$|[#=-])", re.MULTILINE)
+
+
 def _escaped(text: str) -> str:
-    text = re.sub(r"([\\`*_\[\]<>&|~])", r"\\\1", text)
-    return re.sub(r"^(\s*)([#+=-]|\d+[.)])(?=\s|$|[#=-])", r"\1\\\2", text, flags=re.MULTILINE)
+    text = text.translate(_SPECIAL)
+    return _LIST_OR_HEADING.sub(r"\1\\\2", text)
 
 
 def _code(text: str) -> str:
@@ -146,4 +152,4 @@ def _code(text: str) -> str:
 
 
 def _longest_run(text: str) -> int:
-    return max((len(run) for run in re.findall("`+", text)), default=0)
+    return max((len(run) for run in re.findall("`+", text)), default=0) if "`" in text else 0

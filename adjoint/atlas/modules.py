@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import posixpath
 import sys
 from collections.abc import Iterable
@@ -25,10 +24,10 @@ class Modules:
         for path in sorted(self.paths):
             self.by_name.setdefault(posixpath.basename(path), []).append(path)
             self.by_folder.setdefault(posixpath.dirname(path), []).append(path)
+        self.beside = {folder: _children(folder, self.by_folder) for folder in self.by_folder}
         self.module_of = {path: name for name, path in reversed(self.python.items())}
-        self.resolve = functools.cache(self._resolve)
 
-    def _resolve(self, path: str, module: str) -> tuple[str, ...]:
+    def resolve(self, path: str, module: str) -> tuple[str, ...]:
         """The files that `module`, as the file at `path` writes it, stands for."""
         language = language_of(path)
         if language == "Python":
@@ -45,8 +44,11 @@ class Modules:
 
     def _python(self, path: str, module: str) -> str | None:
         if not module.startswith("."):
-            beside = posixpath.join(posixpath.dirname(path), module.replace(".", "/"))
-            return self.python.get(module) or self._python_file(beside)
+            found = self.python.get(module)
+            if found is None and module.partition(".")[0] in self.beside[posixpath.dirname(path)]:
+                beside = posixpath.join(posixpath.dirname(path), module.replace(".", "/"))
+                found = self._python_file(beside)
+            return found
         bare = module.lstrip(".")
         folder = posixpath.dirname(path)
         for _ in range(len(module) - len(bare) - 1):
@@ -158,6 +160,16 @@ def _python_names(paths: frozenset[str], prefix: str) -> dict[str, str]:
             found.setdefault(".".join(_named(inner, "")), path)
     found.pop("", None)
     return found
+
+
+def _children(folder: str, by_folder: dict[str, list[str]]) -> frozenset[str]:
+    """The first names of modules that a script in a folder may import from beside it."""
+    found = {posixpath.basename(path).partition(".")[0] for path in by_folder[folder]}
+    inside = f"{folder}/" if folder else ""
+    found |= {
+        each[len(inside) :].partition("/")[0] for each in by_folder if each.startswith(inside)
+    }
+    return frozenset(found)
 
 
 def _named(path: str, prefix: str) -> list[str]:

@@ -15,6 +15,8 @@ from adjoint.atlas.summaries import Summary
 MAX_STEPS = 12
 """How many re-exports and base classes are followed to find where a name is defined."""
 
+_JOINT = re.compile(r"\.|::")
+
 _HIDDEN = frozenset({"method", "field", "option", "namespace"})
 """Kinds that a bare name never means in the C family."""
 
@@ -29,15 +31,39 @@ class Meaning(NamedTuple):
     """How many parts of the name, as it was asked for, this is the meaning of."""
 
 
+class Bound(NamedTuple):
+    """What an import stands for."""
+
+    files: tuple[str, ...]
+    """Of the tree; none if it means something outside of it."""
+    names: tuple[str, ...]
+    """What is taken from the files; nothing if they themselves are meant."""
+
+
 class Names:
     """The names of a whole tree."""
 
     def __init__(self, summaries: Mapping[str, Summary], modules: Modules) -> None:
         self.summaries = summaries
         self.modules = modules
-        self.bound = {path: _bindings(each.imports) for path, each in summaries.items()}
-        self.opened = {
-            path: tuple(dict.fromkeys(i.module for i in each.imports if i.name == "*"))
+        self.bound_by = {
+            path: [(each, self._bound(path, each)) for each in summary.imports]
+            for path, summary in summaries.items()
+        }
+        self._bindings = {path: self._bindings_of(path) for path in summaries}
+        self._opened = {
+            path: tuple(
+                dict.fromkeys(
+                    file
+                    for each, bound in self.bound_by[path]
+                    if each.name == "*"
+                    for file in bound.files
+                )
+            )
+            for path in summaries
+        }
+        self._first = {
+            path: frozenset(_JOINT.split(name, maxsplit=1)[0] for name in each.definitions)
             for path, each in summaries.items()
         }
         self._bare: dict[str, list[tuple[str, str]]] = {}
@@ -47,16 +73,43 @@ class Names:
                     if definition.kind not in {"field", "option", "namespace"}:
                         self._bare.setdefault(bare(name), []).append((path, name))
         self._member = functools.cache(self._find_member)
+        self.closure = functools.cache(self._closure)
+
+    def _bound(self, path: str, each: Import) -> Bound:
+        """What an import stands for: a module, or a name of one."""
+        if each.name in {"", "*", "default"}:
+            return Bound(self.modules.resolve(path, each.module), ())
+        joint = "" if each.module.endswith(".") else "::" if path.endswith(".rs") else "."
+        inner = self.modules.resolve(path, f"{each.module}{joint}{each.name}")
+        if inner:
+            return Bound(inner, ())
+        return Bound(self.modules.resolve(path, each.module), (each.name,))
+
+    def _bindings_of(self, path: str) -> dict[str, list[Bound]]:
+        """What each name that a file imports stands for; `import a.b` binds `a` as well."""
+        found: dict[str, list[Bound]] = {}
+        for each, bound in self.bound_by[path]:
+            if not each.bound:
+                continue
+            found.setdefault(each.bound, []).append(bound)
+            first = each.bound.partition(".")[0]
+            if first != each.bound:
+                whole = Bound(self.modules.resolve(path, first), ())
+                found.setdefault(first, []).append(whole)
+        return found
 
     def meaning(self, path: str, name: str) -> Meaning | None:
         """What `name` means in the file at `path`; None if nothing in the tree defines it."""
-        if self.summaries[path].language in C_FAMILY:
+        language = self.summaries[path].language
+        if language in C_FAMILY:
             return self._included(path, name)
-        parts = tuple(re.split(r"\.|::", name))
-        found = self._member(path, parts, 0)
-        if found is None and self.summaries[path].language == "Rust":
-            found = self._path(path, parts)
-        return found
+        parts = tuple(_JOINT.split(name))
+        if parts[0] not in self._first[path] and parts[0] not in self._bindings[path]:
+            if language == "Rust":
+                return self._path(path, parts)
+            return self._from_everything(path, parts, 0)
+        found = self._find_member(path, parts, 0)
+        return self._path(path, parts) if found is None and language == "Rust" else found
 
     def _find_member(self, path: str, parts: tuple[str, ...], steps: int) -> Meaning | None:
         """What a chain of names means inside the module at `path`."""
@@ -72,6 +125,8 @@ class Names:
         )
 
     def _defined(self, path: str, parts: tuple[str, ...], steps: int) -> Meaning | None:
+        if parts[0] not in self._first[path]:
+            return None
         definitions = self.summaries[path].definitions
         joint = "::" if self.summaries[path].language == "Rust" else "."
         for count in range(len(parts), 0, -1):
@@ -94,29 +149,17 @@ class Names:
         return None
 
     def _imported(self, path: str, parts: tuple[str, ...], steps: int) -> Meaning | None:
+        bindings = self._bindings[path]
+        if parts[0] not in bindings:
+            return None
         for count in range(len(parts), 0, -1):
-            for each in self.bound[path].get(".".join(parts[:count]), ()):
-                found = self._from_import(path, each, parts[count:], steps)
-                if found is not None:
-                    return found._replace(parts=found.parts + count)
-        return None
-
-    def _from_import(
-        self, path: str, each: Import, rest: tuple[str, ...], steps: int
-    ) -> Meaning | None:
-        joint = "::" if self.summaries[path].language == "Rust" else "."
-        module = each.module
-        if each.name and each.name != "default":
-            inner = module + each.name if module.endswith(".") else f"{module}{joint}{each.name}"
-            for file in self.modules.resolve(path, inner):
-                return self._member(file, rest, steps + 1)
-            asked = (each.name, *rest)
-        else:
-            asked = rest
-        for file in self.modules.resolve(path, module):
-            found = self._member(file, asked, steps + 1)
-            if found is not None:
-                return found._replace(parts=found.parts - (len(asked) - len(rest)))
+            name = ".".join(parts[:count]) if count > 1 else parts[0]
+            for bound in bindings.get(name, ()):
+                asked = bound.names + parts[count:]
+                for file in bound.files:
+                    found = self._member(file, asked, steps + 1)
+                    if found is not None:
+                        return found._replace(parts=found.parts - len(bound.names) + count)
         return None
 
     def _inside(self, path: str, parts: tuple[str, ...], steps: int) -> Meaning | None:
@@ -126,11 +169,10 @@ class Names:
         return None if found is None else found._replace(parts=found.parts + 1)
 
     def _from_everything(self, path: str, parts: tuple[str, ...], steps: int) -> Meaning | None:
-        for module in self.opened[path]:
-            for file in self.modules.resolve(path, module):
-                found = self._member(file, parts, steps + 1) if file != path else None
-                if found is not None and found.name:
-                    return found
+        for file in self._opened[path]:
+            found = self._member(file, parts, steps + 1) if file != path else None
+            if found is not None and found.name:
+                return found
         return None
 
     def _path(self, path: str, parts: tuple[str, ...]) -> Meaning | None:
@@ -163,29 +205,13 @@ class Names:
             return defined == name or defined.endswith(f"::{name}")
         return self.summaries[path].definitions[defined].kind not in _HIDDEN
 
-    @functools.cache  # noqa: B019 - one tree, one run
-    def closure(self, path: str) -> frozenset[str]:
+    def _closure(self, path: str) -> frozenset[str]:
         """All files that a file includes, at any depth."""
         found: set[str] = set()
         pending = [path]
         while pending:
-            file = pending.pop()
-            for module in self.opened.get(file, ()):
-                for each in self.modules.resolve(file, module):
-                    if each not in found:
-                        found.add(each)
-                        pending.append(each)
+            for each in self._opened.get(pending.pop(), ()):
+                if each not in found:
+                    found.add(each)
+                    pending.append(each)
         return frozenset(found)
-
-
-def _bindings(imports: tuple[Import, ...]) -> dict[str, list[Import]]:
-    """What each name of a file is imported from; `import a.b` binds `a` as well."""
-    found: dict[str, list[Import]] = {}
-    for each in imports:
-        if each.bound:
-            found.setdefault(each.bound, []).append(each)
-            first = each.bound.partition(".")[0]
-            if first != each.bound:
-                whole = Import(first, "", first, each.line)
-                found.setdefault(first, []).append(whole)
-    return found

@@ -80,16 +80,38 @@ _MIN_VISITS = 2
 _MIN_CASES = 3
 
 
-def notes_of(tree: ast.Module, imports: Iterable[Import], names: frozenset[str]) -> list[Note]:
-    """Every note of a module; `names` are those that its scope binds."""
+NOTEWORTHY = (
+    ast.ClassDef,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.Call,
+    ast.For,
+    ast.AsyncFor,
+    ast.Match,
+    ast.ExceptHandler,
+    ast.Assign,
+)
+"""The nodes that notes are read off."""
+
+
+def notes_of(
+    nodes: Iterable[ast.AST], imports: Iterable[Import], names: frozenset[str]
+) -> list[Note]:
+    """Every note of a module, of whose nodes those that are noteworthy are given.
+
+    `names` are those that its scope binds.
+    """
     meanings = _Meanings(imports, names)
     found: set[Note] = set()
-    for node in ast.walk(tree):
+    functions: list[Function] = []
+    stores: list[ast.Assign] = []
+    for node in nodes:
         match node:
             case ast.ClassDef():
                 found.update(_of_class(node, meanings))
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                found.update(_of_function(node, meanings))
+                found.update(_of_decorators(node, meanings))
+                functions.append(node)
             case ast.Call():
                 found.update(_of_call(node, meanings))
             case ast.For() | ast.AsyncFor():
@@ -98,6 +120,11 @@ def notes_of(tree: ast.Module, imports: Iterable[Import], names: frozenset[str])
                 found.update(_of_match(node))
             case ast.ExceptHandler():
                 found.update(_of_handler(node))
+            case ast.Assign(targets=[ast.Subscript(value=ast.Name(id=table)), *_]) if (
+                table in names
+            ):
+                stores.append(node)
+    found.update(_of_registries(functions, stores))
     return sorted(found, key=lambda note: (note.section, note.line, note.what))
 
 
@@ -152,37 +179,22 @@ def _of_decorators(node: Function | ast.ClassDef, meanings: _Meanings) -> Iterat
             yield Note(section, what.format(name=node.name), node.lineno)
 
 
-def _of_function(node: Function, meanings: _Meanings) -> Iterator[Note]:
-    yield from _of_decorators(node, meanings)
-    filled = _filled(node, meanings.names)
-    if filled is not None:
-        table, line = filled
-        yield Note("patterns", f"registry `{table}`, filled by `{node.name}`", line)
-
-
-def _filled(node: Function, names: frozenset[str]) -> tuple[str, int] | None:
-    """The table of the module into which a function puts a function that it is given."""
-    inner = [each for each in ast.walk(node) if isinstance(each, Function)]
-    given = {name for each in inner for name in parameters(each.args)}
-    for each in ast.walk(node):
-        if not isinstance(each, ast.Assign) or not isinstance(each.targets[0], ast.Subscript):
+def _of_registries(functions: Iterable[Function], stores: Iterable[ast.Assign]) -> Iterator[Note]:
+    """Tables of the module into which a function puts a function that it is given and returns."""
+    for store in stores:
+        around = [f for f in functions if f.lineno <= store.lineno <= (f.end_lineno or 0)]
+        given = {name for function in around for name in parameters(function.args)}
+        table = store.targets[0]
+        assert isinstance(table, ast.Subscript)
+        value = dotted(store.value)
+        if value not in given or dotted(table.value) in given:
             continue
-        table = each.targets[0].value
-        is_table = isinstance(table, ast.Name) and table.id in names and table.id not in given
-        is_given = isinstance(each.value, ast.Name) and each.value.id in given
-        returned = (
-            any(
-                isinstance(r, ast.Return)
-                and r.value
-                and dotted(r.value) in {each.value.id, inner[-1].name}
-                for r in ast.walk(node)
-            )
-            if is_given and isinstance(each.value, ast.Name)
-            else False
-        )
-        if is_table and returned and isinstance(table, ast.Name):
-            return table.id, each.lineno
-    return None
+        inner = max(around, key=lambda function: function.lineno)
+        returned = (n.value for n in ast.walk(inner) if isinstance(n, ast.Return) and n.value)
+        if any(dotted(each) == value for each in returned):
+            outer = min(around, key=lambda function: function.lineno)
+            what = f"registry `{dotted(table.value)}`, filled by `{outer.name}`"
+            yield Note("patterns", what, store.lineno)
 
 
 def _of_call(node: ast.Call, meanings: _Meanings) -> Iterator[Note]:

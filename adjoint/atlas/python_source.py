@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from adjoint.atlas.facts import Facts, Import, Message, Symbol, Use
-from adjoint.atlas.python_notes import notes_of
+from adjoint.atlas.python_notes import NOTEWORTHY, notes_of
 from adjoint.atlas.python_values import (
     Function,
     assigned_kind,
@@ -109,6 +109,7 @@ class _Walk:
         self.lines = text.split("\n")
         self.found = _Found()
         self.attribute_docs: dict[int, str] = {}
+        self.noteworthy: list[ast.AST] = []
         self.tables = {(t.get_type(), t.get_name(), t.get_lineno()): t for t in _nested(module)}
         bound = (s.get_name() for s in module.get_symbols() if s.is_assigned() or s.is_imported())
         self.module = _Scope("", "module", frozenset(bound), frozenset(), None)
@@ -128,7 +129,7 @@ class _Walk:
             symbols=symbols,
             imports=imports,
             uses=self._known_uses({symbol.name for symbol in symbols}),
-            notes=tuple(notes_of(tree, imports, self.module.local)),
+            notes=tuple(notes_of(self.noteworthy, imports, self.module.local)),
             messages=tuple(sorted(set(found.messages), key=lambda m: (m.line, m.text))),
             is_script=any(_is_main(each) for each in tree.body),
         )
@@ -147,6 +148,8 @@ class _Walk:
     def _visit(self, place: _Place) -> _Places:
         """Record what a node says; what is inside it, to be visited next."""
         node, scope = place.node, place.scope
+        if isinstance(node, NOTEWORTHY):
+            self.noteworthy.append(node)
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 return self._visit_function(node, place)
@@ -223,7 +226,7 @@ class _Walk:
         depth = place.depth + 1
         place.scope.deepest = max(place.scope.deepest, depth)
         branch = node.orelse if isinstance(node, ast.If) and len(node.orelse) == 1 else []
-        for child in ast.iter_child_nodes(node):
+        for child in _nodes(node):
             is_branch = bool(branch) and child is branch[0] and isinstance(child, ast.If)
             yield _Place(child, place.scope, place.depth if is_branch else depth)
 
@@ -336,8 +339,20 @@ class _Walk:
 
 
 def _children(place: _Place, scope: _Scope) -> _Places:
-    for child in ast.iter_child_nodes(place.node):
+    for child in _nodes(place.node):
         yield _Place(child, scope, place.depth)
+
+
+def _nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements and expressions right inside a node; not its operators and contexts."""
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, list):
+            for each in value:
+                if isinstance(each, ast.AST):
+                    yield each
+        elif isinstance(value, ast.AST) and value._fields:
+            yield value
 
 
 def _signature_parts(node: Function) -> Iterator[ast.expr]:

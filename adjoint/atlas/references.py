@@ -78,7 +78,7 @@ def references(
 ) -> dict[str, References]:
     """The references of every file."""
     names = Names(summaries, modules)
-    requests = {path: _requests(each, modules) for path, each in summaries.items()}
+    requests = {path: _requests(path, names) for path in summaries}
     imported = {
         path: sorted({file for each in found for file in each.files if file != path})
         for path, found in requests.items()
@@ -121,18 +121,12 @@ def references(
     return found_references
 
 
-def _requests(summary: Summary, modules: Modules) -> list[Request]:
+def _requests(path: str, names: Names) -> list[Request]:
     found: list[Request] = []
-    path = summary.path
-    for each in summary.imports:
-        files: tuple[str, ...] = ()
-        if each.name and each.name not in {"*", "default"}:
-            joint = "" if each.module.endswith(".") else "::" if "::" in each.module else "."
-            files = modules.resolve(path, f"{each.module}{joint}{each.name}")
-        files = files or modules.resolve(path, each.module)
-        package = "" if files else package_of(path, each.module)
-        standard = is_standard(path, package)
-        found.append(Request(each.line, each.module, each.name, files, package, standard))
+    for each, bound in names.bound_by[path]:
+        package = "" if bound.files else package_of(path, each.module)
+        standard = bool(package) and is_standard(path, package)
+        found.append(Request(each.line, each.module, each.name, bound.files, package, standard))
     return found
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
+import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from adjoint.atlas.summaries import Summary
 from adjoint.atlas.tree import STORE
 
 _UNFINISHED = "unfinished"
+_SHARDS = 32
+"""How many files hold the summaries; a change to one source file writes one of them."""
 
 
 class FileState(NamedTuple):
@@ -73,10 +76,6 @@ class Store:
                 file.unlink()
         (self.folder / _UNFINISHED).unlink()
 
-    def clear(self) -> None:
-        """Forget everything."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
     def has_facts(self, key: str) -> bool:
         return self._facts(key).exists()
 
@@ -90,14 +89,26 @@ class Store:
 
     def summaries(self) -> dict[str, Summary]:
         """The summaries of the last run, by path."""
-        try:
-            rows = json.loads(self._read("summaries.json"))
-        except (OSError, ValueError):
-            return {}
-        return {row[0]: summaries.from_json(row) for row in rows}
+        found: dict[str, Summary] = {}
+        for number in range(_SHARDS):
+            try:
+                rows = json.loads(self._read(f"summaries/{number}.json"))
+            except (OSError, ValueError):
+                continue
+            found.update({row[0]: summaries.from_json(row) for row in rows})
+        return found
 
-    def put_summaries(self, found: dict[str, Summary]) -> None:
-        self._write("summaries.json", list(found.values()))
+    def put_summaries(self, found: dict[str, Summary], changed: Iterable[str]) -> None:
+        """Keep summaries; `changed` are the paths whose summaries are new, other, or gone."""
+        numbers = {_shard(path) for path in changed}
+        shards: dict[int, list[Summary]] = {number: [] for number in numbers}
+        for path, summary in found.items():
+            number = _shard(path)
+            if number in numbers:
+                shards[number].append(summary)
+        (self.folder / "summaries").mkdir(exist_ok=True)
+        for number, rows in shards.items():
+            self._write(f"summaries/{number}.json", rows)
 
     def history(self, root: Path) -> History:
         """The history of a tree, which is read again when its commit has changed."""
@@ -122,6 +133,10 @@ class Store:
 
     def _write(self, name: str, value: Any) -> None:
         (self.folder / name).write_text(dumped(value), encoding="utf-8")
+
+
+def _shard(path: str) -> int:
+    return zlib.crc32(path.encode()) % _SHARDS
 
 
 def dumped(value: Any) -> str:

@@ -17,7 +17,7 @@ from adjoint.atlas.extracting import extract
 from adjoint.atlas.file_page import file_page
 from adjoint.atlas.keyword_page import keyword_page
 from adjoint.atlas.languages import language_of
-from adjoint.atlas.linkcheck import Places, places_of
+from adjoint.atlas.linkcheck import Links, Places, links_of, places_of
 from adjoint.atlas.reading import read
 from adjoint.atlas.references import References
 from adjoint.atlas.store import Store, dumped
@@ -54,26 +54,32 @@ class Setting:
     def write(self, page: Page) -> bool:
         """Write a page, and where its links lead; whether a place is gone that it had."""
         _written(self.out / f"{page.path}{self.ending}", self.rendered(page))
-        places = places_of(page)
-        before = self.places(page.path)
-        _written(self._places(page.path), dumped(places))
-        is_longer = before is None or places.lines >= before.lines
-        return not (is_longer and set(before.anchors if before else ()) <= set(places.anchors))
+        places, before = places_of(page), self.places(page.path)
+        _written(self._kept("places", page.path), dumped((sorted(places.anchors), places.lines)))
+        _written(self._kept("links", page.path), dumped(links_of(page)))
+        return before is not None and places.lacks(before)
 
     def places(self, page: str) -> Places | None:
-        """The anchors and links of a page that was written; None if there is none."""
+        """The places of a page that was written; None if there is no page."""
         try:
-            return Places(*json.loads(self._places(page).read_text(encoding="utf-8")))
+            anchors, lines = json.loads(self._kept("places", page).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
+        return Places(frozenset(anchors), lines)
+
+    def links(self, page: str) -> Links:
+        """Where the links of a page that was written lead."""
+        found: Links = json.loads(self._kept("links", page).read_text(encoding="utf-8"))
+        return found
 
     def remove(self, page: str) -> None:
         """Remove a page that is made of nothing any more."""
         (self.out / f"{page}{self.ending}").unlink(missing_ok=True)
-        self._places(page).unlink(missing_ok=True)
+        for kind in ("places", "links"):
+            self._kept(kind, page).unlink(missing_ok=True)
 
-    def _places(self, page: str) -> Path:
-        return Store(self.out).folder / "places" / f"{page}.json"
+    def _kept(self, kind: str, page: str) -> Path:
+        return Store(self.out).folder / kind / f"{page}.json"
 
 
 def _written(file: Path, text: str) -> None:

@@ -2,32 +2,35 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from adjoint.atlas.linkcheck import Places, dead, dead_in, places_of
+from adjoint.atlas.linkcheck import Places, dead, dead_in, links_of, places_of
 from tests.atlas.test_document import PAGE
 from tests.atlas_trees import planted
 
 
-def test_places_of_a_page() -> None:
+def test_places_and_links_of_a_page() -> None:
     places = places_of(PAGE)
-    assert places == Places(
-        ["n-row", "top"], 2, {"c_docs": ["n-x"], "d_docs": [""], "e_docs": [""]}
-    )
+    assert places == Places(frozenset({"n-row", "top"}), 2)
     assert places.has("line-2")
     assert not places.has("line-3")
     assert not places.has("line-x")
+    assert links_of(PAGE) == {"c_docs": ["n-x"], "d_docs": [""], "e_docs": [""]}
+
+
+def test_places_that_are_gone() -> None:
+    before = Places(frozenset({"x"}), 2)
+    assert not Places(frozenset({"x", "y"}), 3).lacks(before)
+    assert Places(frozenset({"x"}), 1).lacks(before)
+    assert Places(frozenset(), 2).lacks(before)
 
 
 def test_links_that_lead_nowhere() -> None:
-    places = {
-        "a": Places(["x"], 1, {"a": ["x", "y"], "b": [""], "c": ["line-3"]}),
-        "c": Places([], 2, {}),
-    }
-    assert dead(places, ["a"]) == [
+    places = {"a": Places(frozenset({"x"}), 1), "c": Places(frozenset(), 2)}
+    links = {"a": {"a": ["x", "y"], "b": [""], "c": ["line-2", "line-3"]}}
+    assert dead(places, links) == [
         "a: a has no place y",
         "a: there is no page b",
         "a: c has no place line-3",
     ]
-    assert dead(places, ["c"]) == []
 
 
 def test_files_are_checked_as_they_lie(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ def test_what_is_kept_comes_back(tmp_path: Path) -> None:
     found = facts("x = 1\n")
     store.put_facts("0123", found)
     store.put_facts("4567", found)
-    store.put_summaries({"a.py": summarize("a.py", "0123", found)})
+    store.put_summaries({"a.py": summarize("a.py", "0123", found)}, ["a.py"])
     state = State({"a.py": FileState("0123", 6, 7)}, {"a.py_docs": "d"})
     store.close(state)
     again = Store(tmp_path)
