@@ -2,7 +2,7 @@
 
 `adjoint capture` prints the readable program of a function, `adjoint show --stages` what every
 stage makes of it, `adjoint bench` measures one, or the four standard workloads, against eager
-torch and other compilers, and `adjoint atlas` documents a source tree.
+torch and other compilers, and `adjoint atlas` documents a source tree or a compilation.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
-
-import torch
 
 from adjoint import bench
 from adjoint.atlas import command as atlas
 from adjoint.compiler import Compiler, capture
 from adjoint.errors import CaptureError
-from adjoint.finding import EXAMPLES, UsageError, call_arguments, find, instance
+from adjoint.finding import EXAMPLES, UsageError, called
 from adjoint.loops.show import show_plan
 from adjoint.options import Options
 from adjoint.stages import differences, printed, watched
@@ -72,18 +69,10 @@ def _add_function(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dynamic", action="store_true", help="sizes are symbols")
 
 
-def _called(target: str, expression: str | None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The function, and what to call it with."""
-    module, function = find(target)
-    if isinstance(function, type) and issubclass(function, torch.nn.Module):
-        function = instance(function)
-    return (function, *call_arguments(module, function, expression))
-
-
 def _show(parsed: argparse.Namespace) -> str:
     if not (parsed.stages or parsed.only or parsed.diff):
         return _capture(parsed.function, parsed.args, parsed.dynamic, False)
-    function, args, kwargs = _called(parsed.function, parsed.args)
+    function, args, kwargs = called(parsed.function, parsed.args)
     log = watched(function, args, kwargs, parsed.order, parsed.dynamic)
     chosen = log.chosen(parsed.only)
     if not chosen:
@@ -92,7 +81,7 @@ def _show(parsed: argparse.Namespace) -> str:
 
 
 def _capture(target: str, expression: str | None, dynamic: bool, kernels: bool) -> str:
-    function, args, kwargs = _called(target, expression)
+    function, args, kwargs = called(target, expression)
     captured = capture(function, *args, dynamic=dynamic, **kwargs)
     if not kernels:
         return captured.show()

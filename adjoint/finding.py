@@ -85,6 +85,14 @@ def call_arguments(
     return (), {}
 
 
+def called(target: str, expression: str | None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The function that is named, or an instance of the module, and what to call it with."""
+    module, function = find(target)
+    if isinstance(function, type) and issubclass(function, torch.nn.Module):
+        function = instance(function)
+    return (function, *call_arguments(module, function, expression))
+
+
 def instance(cls: type[torch.nn.Module]) -> torch.nn.Module:
     """An instance of a module class that needs no arguments."""
     try:

@@ -21,7 +21,7 @@ from adjoint.graph.show import show
 from adjoint.kernels import CompiledKernels
 from adjoint.loops.plan import Plan
 from adjoint.loops.show import show_plan
-from adjoint.observing import Sighting
+from adjoint.observing import Observer, Sighting
 from adjoint.torch_private import trees
 
 
@@ -96,8 +96,21 @@ def watched(
 ) -> StageLog:
     """Compile and call `function`, differentiate its result `order` times, and log every stage."""
     log = StageLog()
+    observe(log, function, args, kwargs, order, dynamic)
+    return log
+
+
+def observe(
+    observer: Observer,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    order: int,
+    dynamic: bool = False,
+) -> None:
+    """Compile and call `function`, and differentiate its result `order` times, observed."""
     torch.compiler.reset()
-    backend = partial(adjoint, observer=log)
+    backend = partial(adjoint, observer=observer)
     compiled = torch.compile(function, backend=backend, dynamic=dynamic or None)
     args, kwargs = trees.map_leaves(_leaf if order else _same, (tuple(args), kwargs))
     inputs = [each for each in trees.leaves((args, kwargs)) if _requires_grad(each)]
@@ -111,7 +124,6 @@ def watched(
         total = torch.stack([each.sum() for each in results]).sum()
         results = list(torch.autograd.grad(total, inputs, create_graph=True, allow_unused=True))
     torch.compiler.reset()
-    return log
 
 
 def _same(leaf: Any) -> Any:

@@ -9,5 +9,6 @@ all of it both ways is what a page needs to know of the tree (`references`).  Pa
 written by `markdown` or `html`.  `making` does only what has changed since the last run (`store`)
 and checks every link (`linkcheck`).
 
-Nothing in it needs torch.
+What the compiler makes of a function is documented in the same way (`artefacts`, `compilation`);
+nothing else in the package needs torch.
 """

@@ -29,6 +29,10 @@ MAX_PLACES = 3
 """How many tests and documents a row of the index has; the page of the name has all."""
 
 
+MAX_SEARCHED_CHARACTERS = 100
+"""How much of what is said of a name the search shows."""
+
+
 class Entry(NamedTuple):
     """A name of the tree."""
 
@@ -130,15 +134,27 @@ def _sample(found: list[Entry]) -> str:
 
 def search_script(found: Iterable[Entry], files: Iterable[str], ending: str) -> str:
     """The names and files that the search of a page looks through."""
+    files_found = ((path, "file", docs_page(path) + ending, "", "") for path in files)
+    names_found = (
+        (
+            each.name.partition("#")[0],
+            each.kind,
+            docs_page(each.path) + ending,
+            name_anchor(each.name),
+            each.doc[:MAX_SEARCHED_CHARACTERS],
+        )
+        for each in found
+    )
+    return script_of((*files_found, *names_found))
+
+
+def script_of(found: Iterable[tuple[str, str, str, str, str]]) -> str:
+    """A script that sets what the search knows: name, kind, page, anchor and a word about each."""
     pages: dict[str, int] = {}
-    rows: list[list[object]] = []
-    for path in files:
-        number = pages.setdefault(docs_page(path) + ending, len(pages))
-        rows.append([path, "file", number, "", ""])
-    for each in found:
-        number = pages.setdefault(docs_page(each.path) + ending, len(pages))
-        name = each.name.partition("#")[0]
-        rows.append([name, each.kind, number, name_anchor(each.name), each.doc[:100]])
+    rows = [
+        [name, kind, pages.setdefault(page, len(pages)), anchor, about]
+        for name, kind, page, anchor, about in found
+    ]
     return f"window.ATLAS = {dumped({'pages': list(pages), 'names': rows})};\n"
 
 

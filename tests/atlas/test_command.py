@@ -27,7 +27,7 @@ def test_the_command_makes_an_atlas_and_says_what_it_did(
     assert "6 files, 1 of them read;" in said
 
 
-@pytest.mark.parametrize("arguments", [["nowhere"], [".", "--jobs", "0"]])
+@pytest.mark.parametrize("arguments", [[], ["nowhere"], [".", "--of", "a:b"], [".", "--jobs", "0"]])
 def test_what_cannot_be_made_is_an_error(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

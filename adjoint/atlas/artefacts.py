@@ -1,0 +1,271 @@
+"""What the compiler makes of a function, as an observer sees it, kept as plain data.
+
+Graphs change in place after they were shown, so each is read at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from adjoint.errors import SourceLine
+from adjoint.graph.captured import CapturedProgram
+from adjoint.graph.derivative import Backward, Derivative, Joint
+from adjoint.graph.metadata import (
+    describe_value,
+    descriptor_of,
+    has_descriptor,
+    has_output_descriptors,
+    has_value,
+    output_descriptors,
+    outputs_of,
+    source_of,
+    value_of,
+)
+from adjoint.graph.origins import has_origin, origins_of
+from adjoint.graph.show import show, show_call
+from adjoint.loops.plan import Launch, LibraryCall, Plan, Product, RowTiles, Scratch
+from adjoint.loops.show import short
+from adjoint.loops.show import show as show_kernel
+from adjoint.loops.statements import Loop, walk
+from adjoint.observing import Sighting
+
+
+@dataclass(frozen=True)
+class Value:
+    """A node of a graph."""
+
+    name: str
+    operation: str
+    type: str
+    line: SourceLine | None
+    origins: frozenset[int]
+    """The values that it computes, by the numbers of their origins."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of a graph."""
+
+    name: str
+    type: str
+    meaning: str
+    """Its descriptor."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """A graph at one moment."""
+
+    text: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Touch:
+    """A pass that ran on a graph, with the lines of the graph's text that it added and removed."""
+
+    name: str
+    added: int
+    removed: int
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A buffer of a kernel."""
+
+    name: str
+    dtype: str
+    written: bool
+    shape: str
+    """What it is a buffer of; the workspace of a chunk has no shape."""
+    size: str
+    """In bytes."""
+
+
+@dataclass(frozen=True)
+class KernelRecord:
+    """A kernel, and what one launch of it reads and writes."""
+
+    name: str
+    text: str
+    lines: tuple[SourceLine, ...]
+    operands: tuple[Operand, ...]
+    loops: tuple[str, ...]
+    nodes: tuple[str, ...]
+    """Nodes of the graph as it was lowered."""
+    read: str
+    """In bytes."""
+    written: str
+
+
+@dataclass(eq=False)
+class GraphRecord:
+    """A graph, with all that became of it."""
+
+    number: int
+    role: str
+    order: int
+    first: Version
+    last: Version
+    touches: list[Touch] = field(default_factory=list)
+    saved: tuple[str, ...] = ()
+    """Descriptors of the values that it saves for a backward graph."""
+    kernels: list[KernelRecord] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    """Library calls of its plan."""
+    is_lowered: bool = False
+
+    @property
+    def title(self) -> str:
+        which = "of the program" if self.order == 0 else f"of order {self.order}"
+        return f"{self.role} graph {which}"
+
+
+class Artefacts:
+    """The observer that keeps graphs, kernels and saved values."""
+
+    def __init__(self) -> None:
+        self.graphs: list[GraphRecord] = []
+        self._latest: GraphRecord | None = None
+        self._objects: dict[int, tuple[Any, GraphRecord]] = {}
+        """Each graph that was shown, which is kept alive so that no other has its number."""
+
+    def __call__(self, sighting: Sighting) -> None:
+        match sighting.value:
+            case CapturedProgram(graph_module=module):
+                self._open("captured", sighting.order, module)
+            case Joint(graph_module=module):
+                self._open("joint", sighting.order, module)
+            case Derivative():
+                derivative = sighting.value
+                record = self._open("forward", sighting.order - 1, derivative.runs)
+                self._objects[id(derivative.graph_module)] = (derivative.graph_module, record)
+                record.saved = tuple(each.describe() for each in derivative.saved)
+                if derivative.first is not None:
+                    self._open("backward", sighting.order, derivative.first.graph_module)
+            case Backward(graph_module=module):
+                self._open("backward", sighting.order, module)
+            case fx.GraphModule() as module:
+                self._touch(sighting, module)
+            case Plan() as plan:
+                self._lower(plan)
+
+    def _open(self, role: str, order: int, module: fx.GraphModule) -> GraphRecord:
+        version = version_of(module)
+        record = GraphRecord(len(self.graphs), role, order, version, version)
+        self.graphs.append(record)
+        self._objects[id(module)] = (module, record)
+        self._latest = record
+        return record
+
+    def _touch(self, sighting: Sighting, module: fx.GraphModule) -> None:
+        """Record a pass with the graph it was given, or else the latest of its order."""
+        known = self._objects.get(id(module))
+        candidates = [each for each in reversed(self.graphs) if each.order == sighting.order]
+        record = known[1] if known is not None else next(iter(candidates), None)
+        if record is None:
+            return
+        version = version_of(module)
+        added, removed = _difference(record.last.text, version.text)
+        record.touches.append(Touch(sighting.stage, added, removed))
+        record.last = version
+        self._objects[id(module)] = (module, record)
+        self._latest = record
+
+    def _lower(self, plan: Plan) -> None:
+        record = self._latest
+        if record is None:
+            return
+        record.is_lowered = True
+        for launch in plan.launches:
+            name = f"{record.number}-{len(record.kernels)}-{launch.kernel.name}"
+            record.kernels.append(_kernel(name, launch, plan))
+        for step in plan.steps:
+            if isinstance(step, LibraryCall):
+                record.calls.append(
+                    f"{step.op or step.target} ({step.line})" if step.line else str(step.op)
+                )
+            elif isinstance(step, Product) or (
+                isinstance(step, RowTiles) and any(isinstance(s, Product) for s in step.body)
+            ):
+                record.calls.append("matrix product")
+
+
+def version_of(module: fx.GraphModule) -> Version:
+    """A graph as it is now."""
+    graph = module.graph
+    inputs = tuple(
+        Port(node.name, _type(node), descriptor_of(node).describe() if has_descriptor(node) else "")
+        for node in graph.find_nodes(op="placeholder")
+    )
+    described = output_descriptors(graph) if has_output_descriptors(graph) else ()
+    outputs = tuple(
+        Port(
+            value.name if isinstance(value, fx.Node) else str(value),
+            _type(value) if isinstance(value, fx.Node) else "",
+            described[place].describe() if place < len(described) else "",
+        )
+        for place, value in enumerate(outputs_of(graph))
+    )
+    values = tuple(_value(node) for node in graph.nodes if node.op not in {"placeholder", "output"})
+    return Version(show(module), inputs, outputs, values)
+
+
+def _value(node: fx.Node) -> Value:
+    origins = origins_of(node) if has_origin(node) else ()
+    numbers = frozenset(each.number for each in origins)
+    return Value(node.name, show_call(node), _type(node), source_of(node), numbers)
+
+
+def _type(node: fx.Node) -> str:
+    return describe_value(value_of(node)) if has_value(node) else ""
+
+
+def _difference(before: str, after: str) -> tuple[int, int]:
+    lines = list(difflib.ndiff(before.split("\n"), after.split("\n")))
+    return sum(each.startswith("+ ") for each in lines), sum(
+        each.startswith("- ") for each in lines
+    )
+
+
+def _kernel(name: str, launch: Launch, plan: Plan) -> KernelRecord:
+    kernel = launch.kernel
+    operands: list[Operand] = []
+    read: list[Any] = []
+    written: list[Any] = []
+    for buffer, operand in zip(kernel.buffers, launch.operands, strict=True):
+        if isinstance(operand, Scratch):
+            shape, count = "workspace of each chunk", operand.count
+        else:
+            slot = plan.slots[operand]
+            sizes = slot.shape or ()
+            shape = f"{short(buffer.dtype)}[{', '.join(map(str, sizes))}], {slot.kind.value}"
+            # Elements that are one in memory, as after `expand`, are moved once.
+            strides = slot.strides or (1,) * len(sizes)
+            count = math.prod(s for s, stride in zip(sizes, strides, strict=True) if stride != 0)
+        size = count * buffer.dtype.itemsize
+        (written if buffer.written else read).append(size)
+        operands.append(Operand(buffer.name, short(buffer.dtype), buffer.written, shape, str(size)))
+    loops = tuple(
+        f"{each.mapping.value} loop over {each.counter}"
+        for each in walk(kernel.body)
+        if isinstance(each, Loop)
+    )
+    return KernelRecord(
+        name,
+        show_kernel(kernel).replace(os.getcwd() + os.sep, ""),
+        kernel.lines,
+        tuple(operands),
+        loops,
+        launch.nodes,
+        str(sum(read)),
+        str(sum(written)),
+    )
