@@ -15,9 +15,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from adjoint.backend import compile
     from adjoint.compiler import capture, run
-    from adjoint.errors import CaptureError, DifferentiationError, FallbackWarning
+    from adjoint.errors import (
+        CaptureError,
+        DifferentiationError,
+        FallbackWarning,
+        RewriteError,
+    )
     from adjoint.options import Options
     from adjoint.passes import Pass, graph_pass
+    from adjoint.rewrite.passes import replaces
     from adjoint.rules.registry import vjp_rule
     from adjoint.transforms import (
         grad,
@@ -38,6 +44,7 @@ __all__ = [
     "FallbackWarning",
     "Options",
     "Pass",
+    "RewriteError",
     "capture",
     "compile",
     "grad",
@@ -48,6 +55,7 @@ __all__ = [
     "jacrev",
     "jvp",
     "linearize",
+    "replaces",
     "run",
     "value_and_grad",
     "vjp",
@@ -59,9 +67,15 @@ __all__ = [
 _HOMES = {
     "adjoint.backend": ("compile",),
     "adjoint.compiler": ("capture", "run"),
-    "adjoint.errors": ("CaptureError", "DifferentiationError", "FallbackWarning"),
+    "adjoint.errors": (
+        "CaptureError",
+        "DifferentiationError",
+        "FallbackWarning",
+        "RewriteError",
+    ),
     "adjoint.options": ("Options",),
     "adjoint.passes": ("Pass", "graph_pass"),
+    "adjoint.rewrite.passes": ("replaces",),
     "adjoint.rules.registry": ("vjp_rule",),
     "adjoint.transforms": (
         "grad",

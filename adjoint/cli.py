@@ -1,25 +1,42 @@
 """The command line.
 
 `adjoint capture` prints the readable program of a function, `adjoint show --stages` what every
-stage makes of it, `adjoint bench` measures one, or the four standard workloads, against eager
-torch and other compilers, and `adjoint atlas` documents a source tree or a compilation.
+stage makes of it.  `adjoint passes` lists the passes, `adjoint run-pass` shows what one of them
+does to a function, and `adjoint bisect` finds the one that changes a result.  `adjoint bench`
+measures a function, or the four standard workloads, against eager torch and other compilers, and
+`adjoint atlas` documents a source tree or a compilation.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import inspect
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from adjoint import bench
 from adjoint.atlas import command as atlas
+from adjoint.bisecting import Bisection
 from adjoint.compiler import Compiler, capture
 from adjoint.errors import CaptureError
-from adjoint.finding import EXAMPLES, UsageError, called
+from adjoint.finding import EXAMPLES, UsageError, called, find
 from adjoint.loops.show import show_plan
 from adjoint.options import Options
-from adjoint.stages import differences, printed, watched
+from adjoint.passes import Pass
+from adjoint.pipeline import places
+from adjoint.stages import before_and_after, differences, printed, watched
+from adjoint.target import cpu_target
 from adjoint.targets import target_of
+
+_OWN_PASSES = ("--passes",)
+_OWN_PASSES_ARE: dict[str, Any] = {
+    "metavar": "MODULE:PASS",
+    "action": "append",
+    "default": [],
+    "help": "a pass of your own; may be given several times",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,6 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stages.add_argument(
         "--order", type=int, default=1, help="how often to differentiate (default: 1)"
     )
+    stages.add_argument(*_OWN_PASSES, **_OWN_PASSES_ARE)
+    commands.add_parser("passes", help="list the passes, and what each does")
+    running = commands.add_parser("run-pass", help="a function before and after one pass")
+    running.add_argument("name", help="the pass, as `adjoint passes` prints it, or one of --passes")
+    bisecting = commands.add_parser("bisect", help="find the pass that changes a result")
+    for each in (running, bisecting):
+        _add_function(each)
+        each.add_argument("--order", type=int, default=1, help="how often to differentiate")
+        each.add_argument(*_OWN_PASSES, **_OWN_PASSES_ARE)
     bench.add_command(commands)
     atlas.add_command(commands)
     parsed = parser.parse_args(arguments)
@@ -47,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return bench.run(parsed)
         if parsed.command == "atlas":
             return atlas.run(parsed)
-        if parsed.command == "show":
-            print(_show(parsed))
+        if parsed.command in _COMMANDS:
+            print(_COMMANDS[parsed.command](parsed))
             return 0
         print(_capture(parsed.function, parsed.args, parsed.dynamic, parsed.kernels))
     except (UsageError, CaptureError, atlas.AtlasError) as error:
@@ -73,11 +99,57 @@ def _show(parsed: argparse.Namespace) -> str:
     if not (parsed.stages or parsed.only or parsed.diff):
         return _capture(parsed.function, parsed.args, parsed.dynamic, False)
     function, args, kwargs = called(parsed.function, parsed.args)
-    log = watched(function, args, kwargs, parsed.order, parsed.dynamic)
+    passes = _own_passes(parsed)
+    log = watched(function, args, kwargs, parsed.order, parsed.dynamic, passes)
     chosen = log.chosen(parsed.only)
     if not chosen:
         raise UsageError(f"no stage {parsed.only!r} ran; there were {', '.join(log.names)}")
     return differences(chosen) if parsed.diff else printed(chosen)
+
+
+def _own_passes(parsed: argparse.Namespace) -> list[Pass]:
+    """The passes that `--passes` names."""
+    found = [find(each)[1] for each in parsed.passes]
+    for name, each in zip(parsed.passes, found, strict=True):
+        if not isinstance(each, Pass):
+            raise UsageError(f"{name} is no pass; adjoint.graph_pass and adjoint.replaces make one")
+    return found
+
+
+def _list_passes(parsed: argparse.Namespace) -> str:
+    lines: list[str] = []
+    for place, passes in places(cpu_target()).items():
+        lines += ["", f"{place}:"]
+        for each in dict.fromkeys(passes):
+            lines.append(f"  {each.name:<28} {_summary(each)}")
+            lines += [f"    {rule.name:<26} {rule.meaning}" for rule in each.rules]
+    return "\n".join(lines[1:])
+
+
+def _summary(each: Pass) -> str:
+    """The first paragraph of what a pass says it does."""
+    function: Any = each.run
+    while isinstance(function, functools.partial):
+        function = function.func
+    return (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
+
+
+def _run_pass(parsed: argparse.Namespace) -> str:
+    function, args, kwargs = called(parsed.function, parsed.args)
+    passes = _own_passes(parsed)
+    log = watched(function, args, kwargs, parsed.order, parsed.dynamic, passes, of_pass=parsed.name)
+    if parsed.name not in log.passes:
+        raise UsageError(f"no pass {parsed.name!r} ran; there were {', '.join(log.passes)}")
+    return before_and_after(log.chosen(parsed.name))
+
+
+def _bisect(parsed: argparse.Namespace) -> str:
+    function, args, kwargs = called(parsed.function, parsed.args)
+    found = Bisection(function, args, kwargs, parsed.order, _own_passes(parsed)).find()
+    return "no pass changes a result" if found is None else str(found)
+
+
+_COMMANDS = {"show": _show, "passes": _list_passes, "run-pass": _run_pass, "bisect": _bisect}
 
 
 def _capture(target: str, expression: str | None, dynamic: bool, kernels: bool) -> str:

@@ -1,4 +1,4 @@
-"""The sentence: capture, differentiate, optimize, partition, optimize, lower, emit, load.
+"""The sentence: capture, optimize, differentiate, optimize, partition, optimize, lower, emit, load.
 
 `Compiler` runs these stages for graphs under `torch.compile` and for transforms alike.  Derivatives
 are compiled on demand: for each order autograd, through the runtime, calls the same methods again.
@@ -42,8 +42,9 @@ from adjoint.options import Options
 from adjoint.partition.extraction import NotSaved
 from adjoint.partition.split import Forward, Split, narrowed
 from adjoint.passes import Pass, extended
-from adjoint.pipeline import JOINT, LINEAR, POST, PRIMAL, lowering
+from adjoint.pipeline import FORWARD, JOINT, LINEAR, PASS_NAMES, POST, lowering, primal
 from adjoint.progress import PROGRESS
+from adjoint.rewrite.engine import MATCHES
 from adjoint.runtime.bridge import DifferentiableGraph
 from adjoint.runtime.calling import Runnable
 from adjoint.runtime.entry import EntryPoint
@@ -101,6 +102,14 @@ class Compiler:
     _inner: list[float] = field(default_factory=list, compare=False, repr=False)
     """For each running stage, the seconds spent in stages nested in it."""
 
+    def __post_init__(self) -> None:
+        known = {*PASS_NAMES, *(each.name for each in self.options.passes)}
+        for name in self.options.skip_passes:
+            if name not in known:
+                raise ValueError(
+                    f"option skip_passes has {name!r}, which is none of {', '.join(sorted(known))}"
+                )
+
     # capture
 
     def captured(
@@ -138,6 +147,8 @@ class Compiler:
             of = outputs_with_derivative(graph_module, wrt)
             if not of and not requiring:
                 return None
+            if order_of_graph(graph_module.graph) == 0:
+                graph_module = self._primal(graph_module, wrt)
             results = len(outputs_of(graph_module.graph))
             cuts: tuple[int, ...] = ()
             # Gradients are nodes of autograd's graph by what they are gradients of.
@@ -149,6 +160,14 @@ class Compiler:
             joint = self._joint(graph_module, of, wrt)
             make = partial(self._partition, joint, wrt, results, frozenset(requiring), cuts)
             return self._stage("partition", joint.order, make)
+
+    def _primal(self, graph_module: fx.GraphModule, wrt: Sequence[int]) -> fx.GraphModule:
+        """The program, optimized before it is differentiated with respect to the inputs `wrt`."""
+        own = primal(wrt)
+        passes = extended(own, "primal", self.options.passes)
+        # The graph may be differentiated with respect to other inputs.
+        given = graph_module if passes == own else copied(graph_module)
+        return self._passes(passes, given, 0)
 
     def _partition(
         self,
@@ -162,7 +181,7 @@ class Compiler:
         forward = self._forward(joint, split, wrt)
         backward = split.backward(forward.nodes, forward.saved)
         executed = forward.graph_module
-        primal = self._passes(PRIMAL, executed, joint.order - 1)
+        primal = self._passes(FORWARD, executed, joint.order - 1)
         differentiable = frozenset(outputs_with_derivative(primal, wrt))
         segments = segments_of(primal, wrt, cuts) if cuts else None
         if cuts:
@@ -254,7 +273,7 @@ class Compiler:
         needed, reached = set(joint.entangled), set(joint.reached)
         forward = split.forward(split.values(needed))
         while _has_unreached(forward, wrt, reached):
-            primal = self._passes(PRIMAL, forward.graph_module, 0)
+            primal = self._passes(FORWARD, forward.graph_module, 0)
             again = self._joint(primal, outputs_with_derivative(primal, wrt), wrt)
             if again.reached <= reached:
                 break
@@ -275,6 +294,14 @@ class Compiler:
         with self.during("lowering", graph_module):
             made = attempt(make, graph_module, reported=self.reported)
         return made or partial(evaluate_taking, graph_module)
+
+    def whole(self, graph_module: fx.GraphModule) -> Executable:
+        """A graph that is not differentiated, compiled and loaded."""
+        if order_of_graph(graph_module.graph) == 0:
+            optimized = partial(self._primal, graph_module, ())
+            made = attempt(optimized, graph_module, reported=self.reported)
+            graph_module = made or graph_module
+        return self.program(graph_module, overwrites=True)
 
     def _program(self, graph_module: fx.GraphModule, overwrites: bool) -> Executable | None:
         order = order_of_graph(graph_module.graph)
@@ -336,12 +363,22 @@ class Compiler:
         self, passes: Sequence[Pass], graph_module: fx.GraphModule, order: int
     ) -> fx.GraphModule:
         for each in passes:
+            if each.name in self.options.skip_passes:
+                continue
+            nodes = len(graph_module.graph.nodes)
+            if hasattr(self.observer, "given"):
+                call_user_code(self.observer.given, each.name, order, graph_module)
             run = partial(call_user_code, each.run, graph_module)
-            graph_module = self._stage(each.name, order, run)
+            graph_module = self._stage(each.name, order, run, nodes)
         return graph_module
 
-    def _stage(self, name: str, order: int, make: Callable[[], Value]) -> Value:
-        """The result of a stage, timed, verified and shown to the observer."""
+    def _stage(
+        self, name: str, order: int, make: Callable[[], Value], nodes: int | None = None
+    ) -> Value:
+        """The result of a stage, timed, verified and shown to the observer.
+
+        `nodes`: of a pass, the number of nodes of the graph that it was given.
+        """
         self._inner.append(0.0)
         begun = time.perf_counter()
         try:
@@ -351,7 +388,12 @@ class Compiler:
             own = seconds - self._inner.pop()
             if self._inner:
                 self._inner[-1] += seconds
-        self._seen(Sighting(name, order, made, own))
+        if nodes is None or not isinstance(made, fx.GraphModule):
+            self._seen(Sighting(name, order, made, own))
+        else:
+            matches = made.meta.pop(MATCHES, {})
+            after = len(made.graph.nodes)
+            self._seen(Sighting(name, order, made, own, (nodes, after), matches))
         if self.options.verify:
             _verify(name, made)
         return made

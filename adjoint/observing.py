@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 
@@ -19,8 +19,14 @@ class Sighting:
     """What it made: a captured program, a graph, a plan, the kernels of a plan, a program."""
     seconds: float
     """Its duration, without the stages nested in it."""
+    nodes: tuple[int, int] | None = None
+    """Of a pass: the number of nodes before and after it."""
+    matches: Mapping[str, int] = field(default_factory=dict)
+    """Of a pass made of rules: how often each rule was applied."""
 
 
+# An observer may also have a method `given(stage, order, graph_module)`.  It is called with what a
+# pass is given, before the pass runs and perhaps changes it in place.
 Observer: TypeAlias = Callable[[Sighting], None]
 
 

@@ -41,6 +41,9 @@ class Options:
     passes: tuple[Pass, ...] = ()
     """The user's own passes (`adjoint.graph_pass`), each run at the place that it declares."""
 
+    skip_passes: tuple[str, ...] = ()
+    """The names of passes that do not run (`adjoint passes` lists them)."""
+
     verify: bool = False
     """Whether every graph is verified after each stage and pass that made it."""
 
@@ -52,6 +55,9 @@ class Options:
             value = getattr(self, name)
             if name == "passes":
                 object.__setattr__(self, name, _passes(value))
+                continue
+            if name == "skip_passes":
+                object.__setattr__(self, name, _names(value))
                 continue
             legal = _legal_values(annotation)
             if not any(_same(value, choice) for choice in legal):
@@ -76,6 +82,14 @@ def _passes(value: object) -> tuple[Pass, ...]:
                 f"option passes has {each!r}; it takes a sequence of what adjoint.graph_pass makes"
             )
     return passes
+
+
+def _names(value: object) -> tuple[str, ...]:
+    names = tuple(value) if isinstance(value, tuple | list | set | frozenset) else (value,)
+    for each in names:
+        if not isinstance(each, str):
+            raise ValueError(f"option skip_passes has {each!r}; it takes names of passes")
+    return names
 
 
 def _legal_values(annotation: object) -> tuple[object, ...]:

@@ -1,7 +1,8 @@
 """A pass: a named function from graph to graph.
 
-The compiler runs passes at three places, in the order of the tuples in `pipeline.py`:
+The compiler runs passes at four places, in the order of the tuples in `pipeline.py`:
 
+* `primal` - on the program, before it is differentiated, or before it runs if it is not;
 * `joint` - on the joint graph of a derivative, before it is split into forward and backward graph;
 * `post` - on a graph that is about to be run, whatever it is part of;
 * `lowering` - on the same graph right before it is lowered to kernels.
@@ -14,15 +15,27 @@ that after each pass when the option `verify` is set.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import CodeType
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from torch import fx
 
-Place: TypeAlias = Literal["joint", "post", "lowering"]
+Place: TypeAlias = Literal["primal", "joint", "post", "lowering"]
 
 Run: TypeAlias = Callable[[fx.GraphModule], fx.GraphModule]
+
+
+class Described(Protocol):
+    """What `adjoint passes` prints of a rule."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def meaning(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -34,6 +47,10 @@ class Pass:
     place: Place = "post"
     after: str | None = None
     """The name of the pass that it comes after; None: it comes last."""
+    rules: tuple[Described, ...] = field(default=(), compare=False, repr=False)
+    """The rules that it applies, if it is made of rules."""
+    defined_by: tuple[Callable[..., Any], ...] = field(default=(), compare=False, repr=False)
+    """The user's functions that say what it does; without any, `run` does."""
 
     def __post_init__(self) -> None:
         if self.place not in get_args(Place):
@@ -41,6 +58,18 @@ class Pass:
             raise ValueError(
                 f"pass {self.name!r} asks for {self.place!r}, which is none of {known}"
             )
+
+    @property
+    def identity(self) -> str:
+        """Equal for passes that do the same, in any process: name, place, and a digest of its code.
+
+        It is part of every key under which something that the pass made is stored.
+        """
+        digest = hashlib.sha256()
+        for function in self.defined_by or (self.run,):
+            for part in _code_parts(function):
+                digest.update(part.encode())
+        return f"{self.name}@{self.place}:{self.after or ''}:{digest.hexdigest()[:16]}"
 
     def __call__(self, graph_module: fx.GraphModule) -> fx.GraphModule:
         return self.run(graph_module)
@@ -74,3 +103,38 @@ def extended(pipeline: Sequence[Pass], place: Place, more: Iterable[Pass]) -> tu
 
 def _last(names: Sequence[str], name: str) -> int:
     return len(names) - 1 - list(reversed(names)).index(name)
+
+
+def _code_parts(function: Any) -> Iterator[str]:
+    """What a function does, as text: its bytecode, constants, names, defaults and closure."""
+    if isinstance(function, partial):
+        yield repr((function.args, sorted(function.keywords.items())))
+        yield from _code_parts(function.func)
+        return
+    code = getattr(function, "__code__", None)
+    if code is None:
+        yield f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
+        called = vars(type(function)).get("__call__")
+        if getattr(called, "__code__", None) is not None:
+            yield from _code_parts(called)
+        return
+    yield from _parts_of_code(code)
+    yield repr((function.__defaults__, function.__kwdefaults__))
+    for cell in function.__closure__ or ():
+        held = cell.cell_contents
+        if callable(held) and getattr(held, "__code__", None) not in (None, code):
+            yield from _code_parts(held)
+        elif isinstance(held, str | int | float | bool | bytes | None):
+            yield repr(held)
+        else:
+            yield type(held).__qualname__
+
+
+def _parts_of_code(code: CodeType) -> Iterator[str]:
+    yield code.co_code.hex()
+    yield repr((code.co_names, code.co_varnames))
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _parts_of_code(constant)
+        else:
+            yield repr(constant)

@@ -6,12 +6,15 @@ Each tuple is for one place of the pipeline (`passes.py`); a user's own passes, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from adjoint.lower.decompositions import decompose
 from adjoint.lower.draws import draw_in_kernels
 from adjoint.lower.value_numbering import merge_equal_values
+from adjoint.optimize import algebra, casts, uniform, views
 from adjoint.optimize.algebra import simplify_algebra
+from adjoint.optimize.attention import fuse_attention
 from adjoint.optimize.casts import cancel_casts
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.optimize.masks import narrow_masks
@@ -26,15 +29,15 @@ MERGE = Pass("merge-common-subexpressions", merge_common_subexpressions)
 OPEN_SOFTMAX = Pass("open-softmax", open_softmax)
 OPEN_DROPOUT = Pass("open-dropout", open_dropout)
 CLOSE_SOFTMAX = Pass("close-softmax", close_softmax)
-MERGE_VIEWS = Pass("merge-views", merge_views)
-SIMPLIFY_ALGEBRA = Pass("simplify-algebra", simplify_algebra)
-CANCEL_CASTS = Pass("cancel-casts", cancel_casts)
-FOLD_UNIFORM_VALUES = Pass("fold-uniform-values", fold_uniform_values)
+MERGE_VIEWS = Pass("merge-views", merge_views, rules=views.RULES)
+SIMPLIFY_ALGEBRA = Pass("simplify-algebra", simplify_algebra, rules=algebra.RULES)
+CANCEL_CASTS = Pass("cancel-casts", cancel_casts, rules=casts.RULES)
+FOLD_UNIFORM_VALUES = Pass("fold-uniform-values", fold_uniform_values, rules=uniform.RULES)
 NARROW_MASKS = Pass("narrow-masks", narrow_masks)
 DECOMPOSE = Pass("decompose", decompose)
 
 # On a forward graph that is to be differentiated again.
-PRIMAL = (CLOSE_SOFTMAX,)
+FORWARD = (CLOSE_SOFTMAX,)
 
 # On a joint graph, before it is split.  Merged again: parts of an opened softmax may already exist.
 JOINT = (
@@ -54,6 +57,11 @@ LINEAR = (MERGE,)
 POST = (FOLD_UNIFORM_VALUES, SIMPLIFY_ALGEBRA, NARROW_MASKS)
 
 
+def primal(wrt: Sequence[int]) -> tuple[Pass, ...]:
+    """On a program, before it is differentiated with respect to the inputs at positions `wrt`."""
+    return (Pass("fuse-attention", partial(fuse_attention, wrt=tuple(wrt)), "primal"),)
+
+
 def lowering(target: Target) -> tuple[Pass, ...]:
     """On the same graph, before it is lowered for `target`."""
     merge = Pass("merge-equal-values", partial(merge_equal_values, target=target))
@@ -61,3 +69,21 @@ def lowering(target: Target) -> tuple[Pass, ...]:
         return (DECOMPOSE, merge)
     draw = Pass("draw-in-kernels", partial(draw_in_kernels, device=target.device))
     return (draw, DECOMPOSE, merge)
+
+
+def places(target: Target) -> dict[str, tuple[Pass, ...]]:
+    """All passes for `target` by where they run; the last two are places that users cannot name."""
+    return {
+        "primal": primal(()),
+        "joint": JOINT,
+        "post": POST,
+        "lowering": lowering(target),
+        "forward graphs that are differentiated again": FORWARD,
+        "transposes": LINEAR,
+    }
+
+
+PASS_NAMES = frozenset(
+    {"draw-in-kernels", "decompose", "merge-equal-values"}
+    | {each.name for passes in (primal(()), JOINT, POST, FORWARD, LINEAR) for each in passes}
+)

@@ -6,8 +6,8 @@ An observer renders what a stage made at once, because later passes may change t
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from adjoint.kernels import CompiledKernels
 from adjoint.loops.plan import Plan
 from adjoint.loops.show import show_plan
 from adjoint.observing import Observer, Sighting
+from adjoint.passes import Pass
 from adjoint.torch_private import trees
 
 
@@ -33,22 +34,53 @@ class Shown:
     order: int
     seconds: float
     text: str
+    nodes: tuple[int, int] | None = None
+    matches: Mapping[str, int] = field(default_factory=dict)
+    before: str | None = None
+    """Of a pass: what it was given."""
 
     @property
     def heading(self) -> str:
         which = "the program" if self.order == 0 else f"derivative of order {self.order}"
-        return f"# {self.stage} - {which} - {1e3 * self.seconds:.1f} ms"
+        line = f"# {self.stage} - {which} - {1e3 * self.seconds:.1f} ms"
+        if self.nodes is not None and self.nodes[0] != self.nodes[1]:
+            line += f" - {self.nodes[0]} to {self.nodes[1]} nodes"
+        if self.matches:
+            line += " - " + ", ".join(f"{rule} {count}" for rule, count in self.matches.items())
+        return line
 
 
 class StageLog:
     """The observer that keeps the text of each stage."""
 
-    def __init__(self) -> None:
+    def __init__(self, of_pass: str | None = None) -> None:
+        """`of_pass`: keep what this pass is given, too."""
         self.shown: list[Shown] = []
+        self.passes: list[str] = []
+        """The names of the passes that ran, in the order of their first runs."""
+        self._of_pass = of_pass
+        self._before: str | None = None
+
+    def given(self, stage: str, order: int, graph_module: fx.GraphModule) -> None:
+        """Note what a pass is given, before it changes it."""
+        if stage not in self.passes:
+            self.passes.append(stage)
+        self._before = text_of(graph_module) if stage == self._of_pass else None
 
     def __call__(self, sighting: Sighting) -> None:
         text = text_of(sighting.value)
-        self.shown.append(Shown(sighting.stage, sighting.order, sighting.seconds, text))
+        before = self._before if sighting.stage == self._of_pass else None
+        self.shown.append(
+            Shown(
+                sighting.stage,
+                sighting.order,
+                sighting.seconds,
+                text,
+                sighting.nodes,
+                sighting.matches,
+                before,
+            )
+        )
 
     def chosen(self, only: str | None = None) -> list[Shown]:
         """All stages, or those of one name."""
@@ -93,10 +125,15 @@ def watched(
     kwargs: dict[str, Any],
     order: int,
     dynamic: bool = False,
+    passes: Sequence[Pass] = (),
+    of_pass: str | None = None,
 ) -> StageLog:
-    """Compile and call `function`, differentiate its result `order` times, and log every stage."""
-    log = StageLog()
-    observe(log, function, args, kwargs, order, dynamic)
+    """Compile and call `function`, differentiate its result `order` times, and log every stage.
+
+    `of_pass`: keep what this pass is given, too.
+    """
+    log = StageLog(of_pass)
+    observe(log, function, args, kwargs, order, dynamic, {"passes": list(passes)})
     return log
 
 
@@ -107,23 +144,32 @@ def observe(
     kwargs: dict[str, Any],
     order: int,
     dynamic: bool = False,
-) -> None:
-    """Compile and call `function`, and differentiate its result `order` times, observed."""
+    options: Mapping[str, Any] | None = None,
+) -> list[Any]:
+    """Compile and call `function`, and differentiate its result `order` times, observed.
+
+    Returns what it returned, and the gradients of each order.
+    """
     torch.compiler.reset()
     backend = partial(adjoint, observer=observer)
-    compiled = torch.compile(function, backend=backend, dynamic=dynamic or None)
+    compiled = torch.compile(
+        function, backend=backend, dynamic=dynamic or None, options=dict(options or {})
+    )
     args, kwargs = trees.map_leaves(_leaf if order else _same, (tuple(args), kwargs))
     inputs = [each for each in trees.leaves((args, kwargs)) if _requires_grad(each)]
     if isinstance(function, torch.nn.Module):
         inputs += [each for each in function.parameters() if each.requires_grad]
     results = trees.leaves(compiled(*args, **kwargs))
+    found = list(results)
     for _ in range(order):
         results = [each for each in results if _requires_grad(each)]
         if not results or not inputs:
             break
         total = torch.stack([each.sum() for each in results]).sum()
         results = list(torch.autograd.grad(total, inputs, create_graph=True, allow_unused=True))
+        found += results
     torch.compiler.reset()
+    return found
 
 
 def _same(leaf: Any) -> Any:
@@ -159,4 +205,16 @@ def differences(shown: Sequence[Shown]) -> str:
             last.text.splitlines(), each.text.splitlines(), last.stage, each.stage, lineterm="", n=1
         )
         found.append(f"{each.heading}\n" + ("\n".join(lines) or "(no change)"))
+    return "\n\n".join(found)
+
+
+def before_and_after(shown: Sequence[Shown]) -> str:
+    """What each run of a pass was given, and what it made of it, as a difference of texts."""
+    found: list[str] = []
+    for each in shown:
+        before = (each.before or "").splitlines()
+        lines = difflib.unified_diff(
+            before, each.text.splitlines(), "before", "after", lineterm="", n=max(len(before), 1)
+        )
+        found.append(f"{each.heading}\n" + ("\n".join(lines) or f"(no change)\n{each.text}"))
     return "\n\n".join(found)

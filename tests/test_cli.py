@@ -150,3 +150,75 @@ def test_show_prints_stages(model: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "(no change)" in capsys.readouterr().out
     assert main(["show", "--only", "polish", "adjoint_cli_model:with_examples"]) == 1
     assert "no stage 'polish' ran; there were capture, " in capsys.readouterr().err
+
+
+OWN_PASS = """
+import torch
+import adjoint
+
+
+@adjoint.replaces(lambda x: torch.sin(x) * 2, torch.ones(2))
+def doubled_sine(x):
+    return torch.sin(x) + torch.sin(x)
+
+
+@adjoint.replaces(lambda x: torch.sin(x) * 2, torch.ones(2))
+def wrong_sine(x):
+    return torch.sin(x) * 3
+
+
+def function(x):
+    return (torch.sin(x) * 2).exp()
+
+
+example_inputs = (torch.ones(3),)
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = tmp_path / "adjoint_cli_own.py"
+    file.write_text(OWN_PASS)
+    return file
+
+
+def test_passes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["passes"]) == 0
+    printed = capsys.readouterr().out
+    for line in (
+        "primal:",
+        "fuse-attention               Replace attention that is written out by one fused call.",
+        "merge-permutations         permute(permute(x, p), q) = permute(x, p[q])",
+        "merge-equal-values           Merge nodes that compute the same elements",
+    ):
+        assert line in printed
+
+
+def test_one_pass_before_and_after(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["run-pass", "doubled-sine", f"{own}:function", "--passes", f"{own}:doubled_sine"]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "# doubled-sine - the program" in printed
+    assert "- doubled-sine 1" in printed
+    assert "-    mul_tensor: f32[3] = aten.mul.Tensor(sin_default, 2)" in printed
+    assert "+    add_tensor: f32[3] = aten.add.Tensor(" in printed
+    assert main(["run-pass", "no-such-pass", f"{own}:function"]) == 1
+    assert "no pass 'no-such-pass' ran; there were fuse-attention" in capsys.readouterr().err
+    assert main(["show", "--stages", f"{own}:function", "--passes", f"{own}:function"]) == 1
+    assert "is no pass" in capsys.readouterr().err
+
+
+def test_the_users_pass_is_among_the_stages(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["show", "--stages", f"{own}:function", "--passes", f"{own}:doubled_sine"]
+    assert main(command) == 0
+    assert "# doubled-sine - the program" in capsys.readouterr().out
+
+
+def test_what_changes_a_result_is_found(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bisect", f"{own}:function"]) == 0
+    assert "no pass changes a result" in capsys.readouterr().out
+    assert main(["bisect", f"{own}:function", "--passes", f"{own}:wrong_sine"]) == 0
+    printed = capsys.readouterr().out
+    assert "the pass 'wrong-sine' changes a result" in printed
+    assert "match 1, rule 'wrong-sine' at mul_tensor = aten.mul.Tensor" in printed

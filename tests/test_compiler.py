@@ -52,6 +52,7 @@ def test_the_observer_is_shown_each_stage_of_each_order() -> None:
     forward = [("close-softmax", 0), ("partition", 1)]
     assert stages(seen) == [
         ("capture", 0),
+        ("fuse-attention", 0),
         *((name, 1) for name in DIFFERENTIATED),
         *forward,
         *((name, 0) for name in RUN),
@@ -203,3 +204,24 @@ def test_the_time_of_a_stage_is_its_own() -> None:
     with pytest.raises(KeyError):
         compiler._stage("fails", 0, fails)
     assert compiler._inner == []
+
+
+def test_passes_that_are_skipped_do_not_run() -> None:
+    seen: list[Sighting] = []
+    x = leaf(3)
+    skipped = ("merge-views", "narrow-masks")
+    options = Options(target="native", skip_passes=skipped)
+    (result,) = compile_graph(graph(), [x], options, seen.append)(x)
+    torch.testing.assert_close(result, program(x))
+    assert not {each.stage for each in seen} & set(skipped)
+    with pytest.raises(ValueError, match=r"'merge-vews', which is none of .*merge-views"):
+        Compiler(Options(skip_passes=("merge-vews",)))
+
+
+def test_a_pass_says_what_it_did() -> None:
+    seen: list[Sighting] = []
+    x = leaf(3)
+    compile_graph(graph(), [x], Options(target="native"), seen.append)(x)
+    passes = [each for each in seen if each.nodes is not None]
+    assert {each.stage for each in passes} >= {"fuse-attention", "merge-views", "narrow-masks"}
+    assert all(each.nodes is None for each in seen if each.stage in ("capture", "lower"))

@@ -6,7 +6,7 @@ import pytest
 
 from adjoint.options import Options
 
-NAMES = "target, unsupported, cuda_graphs, eager_rng, passes, verify, progress"
+NAMES = "target, unsupported, cuda_graphs, eager_rng, passes, skip_passes, verify, progress"
 
 
 def test_nothing_asked_gives_the_defaults() -> None:
@@ -81,3 +81,10 @@ def test_options_do_not_change() -> None:
 
 def test_equal_options_are_one_key() -> None:
     assert len({Options(), Options.parse({}), Options(unsupported="eager")}) == 2
+
+
+def test_passes_that_are_skipped_are_named() -> None:
+    assert Options(skip_passes="merge-views").skip_passes == ("merge-views",)  # type: ignore[arg-type]
+    assert Options.parse({"skip_passes": ["a", "b"]}).skip_passes == ("a", "b")
+    with pytest.raises(ValueError, match="takes names of passes"):
+        Options(skip_passes=(1,))  # type: ignore[arg-type]

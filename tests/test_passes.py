@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from torch import fx
 
@@ -29,7 +31,9 @@ def test_a_pass_comes_where_it_asks_to() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="asks for 'before', which is none of 'joint', 'post'"):
+    with pytest.raises(
+        ValueError, match="asks for 'before', which is none of 'primal', 'joint', 'post'"
+    ):
         Pass("early", same, "before")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="comes after 'three', which is none of those at 'joint'"):
         extended((ONE, TWO), "joint", [Pass("late", same, "joint", after="three")])
@@ -46,3 +50,28 @@ def test_a_function_becomes_a_pass() -> None:
     graph = fx.GraphModule({}, fx.Graph())
     assert keep(graph) is graph
     assert adjoint.graph_pass is graph_pass
+
+
+def test_the_identity_of_a_pass_is_that_of_what_it_does() -> None:
+    def made(number: int) -> Pass:
+        def run(graph_module: fx.GraphModule) -> fx.GraphModule:
+            graph_module.meta["number"] = number
+            return graph_module
+
+        return Pass("numbered", run, "joint")
+
+    assert made(1).identity == made(1).identity
+    assert made(1).identity != made(2).identity
+    assert made(1).identity.startswith("numbered@joint::")
+    with_arguments = [Pass("kept", partial(same_but, other=each)) for each in (1, 2)]
+    assert with_arguments[0].identity != with_arguments[1].identity
+    assert Pass("kept", Callable()).identity == Pass("kept", Callable()).identity
+
+
+def same_but(graph_module: fx.GraphModule, other: int) -> fx.GraphModule:
+    return graph_module
+
+
+class Callable:
+    def __call__(self, graph_module: fx.GraphModule) -> fx.GraphModule:
+        return graph_module

@@ -177,5 +177,5 @@ def test_an_observer() -> None:
     x = torch.rand(3, requires_grad=True)
     compiled = torch.compile(torch.sin, backend=partial(backend, observer=observe))
     compiled(x).sum().backward()
-    assert seen[:2] == ["capture 0", "differentiate 1"]
+    assert seen[:3] == ["capture 0", "fuse-attention 0", "differentiate 1"]
     assert seen.index("partition 1") < len(seen) - 1

@@ -12,9 +12,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,6 +100,39 @@ def rewriting(graph_module: fx.GraphModule, rules: Sequence[Rule], name: str) ->
     return made
 
 
+@dataclass
+class Limit:
+    """How many matches a pass may have, in all of its runs together; for finding a wrong one."""
+
+    name: str
+    most: int | None
+    count: int = 0
+    last: str = ""
+    """The last match: rule, node and the user's line."""
+
+    def allows(self, name: str) -> bool:
+        return name != self.name or self.most is None or self.count < self.most
+
+    def note(self, name: str, rule: Rule, shown: str) -> None:
+        if name == self.name:
+            self.count += 1
+            self.last = f"rule {rule.name!r} at {shown}"
+
+
+_LIMIT: ContextVar[Limit | None] = ContextVar("_LIMIT", default=None)
+
+
+@contextlib.contextmanager
+def limited(name: str, most: int | None) -> Iterator[Limit]:
+    """Let the pass `name` have at most so many matches; None: any number, which are counted."""
+    limit = Limit(name, most)
+    token = _LIMIT.set(limit)
+    try:
+        yield limit
+    finally:
+        _LIMIT.reset(token)
+
+
 class _Engine:
     def __init__(self, rules: Sequence[Rule], name: str) -> None:
         self.name = name
@@ -160,10 +195,16 @@ class _Engine:
     @works_on("node")
     def _visit(self, node: fx.Node, made: Rewriting) -> list[fx.Node]:
         """Apply the first rule that applies here; returns the new nodes."""
+        limit = _LIMIT.get()
+        if limit is not None and not limit.allows(self.name):
+            return []
         for rule in self.by_root.get(node.target, ()):
             for match in match_at(rule.patterns, node):
+                shown = "" if limit is None else _shown(node)
                 changed = self._applied(rule, match, made)
                 if changed is not None:
+                    if limit is not None:
+                        limit.note(self.name, rule, shown)
                     made.matches[rule.name] += 1
                     self.lately.append(rule.name)
                     return changed
@@ -266,6 +307,12 @@ class _Engine:
         return [root]
 
 
+def _shown(node: fx.Node) -> str:
+    source = source_of(node)
+    place = "" if source is None else f"\n  at {source}"
+    return f"{node.name} = {show_call(node)}{place}"
+
+
 def _place(match: Match) -> fx.Node:
     """The node before which a replacement is put: after all that it uses, before its users."""
     if len(match.roots) == 1:
@@ -294,7 +341,7 @@ def _may_replace(old: fx.Node, new: fx.Node, builder: Builder) -> bool:
         return False
     if not is_new and not _is_view(old) and _is_of_input(new):
         return False
-    shares = not is_new or (_is_view(new) and not _is_view(old))
+    shares = not is_new or (_base(new) not in builder.made and not _is_view(old))
     if not shares or not is_returned(old):
         return True
     # What is computed here, and returned by nothing else, may be returned itself.
@@ -307,13 +354,19 @@ def _is_of_input(node: fx.Node) -> bool:
 
     In place of a copy, it would be saved for a derivative, and a write to the input be an error.
     """
-    while _is_view(node):
-        node = node.all_input_nodes[0]
+    node = _base(node)
     if node.op != "placeholder":
         return False
     described = descriptor_of(node) if has_descriptor(node) else None
     # The cotangent of a result is not saved: the graph that takes it is the backward graph.
     return not isinstance(described, Tangent) or described.order < order_of_graph(node.graph)
+
+
+def _base(node: fx.Node) -> fx.Node:
+    """What the value is a view of; itself if it is none."""
+    while _is_view(node):
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _is_view(node: fx.Node) -> bool:

@@ -20,7 +20,13 @@ from adjoint.graph.metadata import value_of
 from adjoint.rewrite.patterns import Call, Match, Size, Wildcard
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
-from adjoint.torch_private.fake import FakeTensor, fake_call, make_fake, new_fake_mode
+from adjoint.torch_private.fake import (
+    FakeTensor,
+    detect_fake_mode,
+    fake_call,
+    make_fake,
+    new_fake_mode,
+)
 from adjoint.torch_private.modes import TorchDispatchMode, enable_python_dispatcher, isolated
 from adjoint.torch_private.operators import OpOverload
 
@@ -60,6 +66,16 @@ class Recorder(TorchDispatchMode):
         if any(isinstance(leaf, torch.Tensor) for leaf in trees.leaves(result)):
             self.steps.append(Step(op, tuple(args), dict(kwargs), result))
         return result
+
+
+def operators_of(function: Callable[..., Any], values: Sequence[Any]) -> list[OpOverload]:
+    """The operators that a function calls on fake tensors like these."""
+    mode = detect_fake_mode(values)
+    assert mode is not None
+    recorder = Recorder()
+    with isolated(), mode, enable_python_dispatcher(), torch.no_grad(), recorder:
+        function(*values)
+    return [step.op for step in recorder.steps]
 
 
 @dataclass(frozen=True)

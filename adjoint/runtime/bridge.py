@@ -205,7 +205,7 @@ class DifferentiableGraph:
     def _load(self) -> Executable:
         with compiling():
             if self._plain is None:
-                self._plain = self.compiler.program(self.graph_module, overwrites=True)
+                self._plain = self.compiler.whole(self.graph_module)
             return self._plain
 
     def backward(self, inputs: list[Any], known: Sizes, batched: bool) -> Sequence[Any]:

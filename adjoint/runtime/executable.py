@@ -45,6 +45,10 @@ class Derivatives(Protocol):
         """
         ...
 
+    def whole(self, graph_module: fx.GraphModule) -> Executable:
+        """A graph that is not differentiated, compiled and loaded."""
+        ...
+
     def composed(self, graph_module: fx.GraphModule) -> fx.GraphModule:
         """The graph with ops that torch can differentiate, for running it op by op."""
         ...

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from adjoint.compiler import Compiler
+from adjoint.graph.evaluation import evaluate
+from adjoint.graph.verify import verify
+from adjoint.optimize.attention import FUSED, fuse_attention
+from adjoint.options import Options
+from tests.differentiation import bridged, check
+from tests.rewriting import graph_of, targets
+
+aten = torch.ops.aten
+FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
+BATCH, HEADS, ROWS, KEYS, WIDTH = 2, 4, 5, 6, 3
+LOW = torch.finfo(torch.float64).min
+Style = Callable[..., Tensor]
+
+
+def heads(count: int = HEADS, length: int = KEYS, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + length)
+    x = torch.randn(BATCH, count, length, WIDTH, dtype=torch.float64, generator=generator)
+    return x.requires_grad_()
+
+
+QUERY, KEY, VALUE = heads(length=ROWS), heads(seed=1), heads(seed=2)
+FEW_KEYS, FEW_VALUES = heads(2, seed=3), heads(2, seed=4)
+# Of the keys each query may see some, but not all.
+ALLOWED = torch.ones(ROWS, KEYS, dtype=torch.bool).tril(1)
+BIAS = torch.randn(BATCH, 1, ROWS, KEYS, dtype=torch.float64)
+MERGED = [each.detach().flatten(0, 1).requires_grad_() for each in (QUERY, KEY, VALUE)]
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.transpose(-2, -1), -1) @ v
+
+
+def scaled_after(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(WIDTH), -1) @ v
+
+
+def scaled_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax((q * WIDTH**-0.5) @ k.transpose(-2, -1), -1) @ v
+
+
+def scaled_twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax((q * 0.5) @ (k * 0.7).mT * 0.9 / 1.1, -1) @ v
+
+
+def added_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return torch.softmax(q @ k.transpose(-2, -1) * 0.4 + mask, -1) @ v
+
+
+def boolean_mask(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+    scores = (q @ k.transpose(-2, -1) * 0.4).masked_fill(~allowed, -math.inf)
+    return torch.softmax(scores, -1) @ v
+
+
+def lowest_mask(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+    scores = torch.where(allowed, q @ k.transpose(-2, -1) * 0.4, LOW)
+    return torch.softmax(scores, -1) @ v
+
+
+def causal_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    seen = torch.tril(torch.ones(q.shape[-2], k.shape[-2]))
+    scores = (q @ k.mT).masked_fill(seen.view(1, 1, ROWS, KEYS) == 0, float("-inf"))
+    return F.softmax(scores, dim=-1) @ v
+
+
+def two_masks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, allowed: Tensor) -> Tensor:
+    scores = (q @ k.mT + bias).masked_fill(~allowed, -math.inf)
+    return torch.softmax(scores, -1) @ v
+
+
+def grouped_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    shape = (BATCH, 2, 2, KEYS, WIDTH)
+    k, v = (x[:, :, None].expand(shape).reshape(BATCH, HEADS, KEYS, WIDTH) for x in (k, v))
+    weights = F.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.4 + mask, -1, dtype=torch.float64)
+    weights = F.dropout(weights.to(q.dtype), p=0.0, training=True)
+    return torch.matmul(weights, v).transpose(1, 2).contiguous()
+
+
+def by_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = torch.einsum("bhqd,bhkd->bhqk", q, k).mul(0.4).softmax(-1)
+    return torch.einsum("bhqk,bhkd->bhqd", weights, v)
+
+
+def by_einsum_over_positions(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    weights = torch.einsum("bqhd,bkhd->bhqk", q, k).mul(0.4).softmax(-1)
+    return torch.einsum("bhqk,bkhd->bqhd", weights, v).flatten(2)
+
+
+def merged_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.bmm(F.softmax(torch.bmm(q, k.transpose(1, 2)) / 2, dim=-1), v)
+
+
+def merged_heads_with_mask(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    scores = torch.bmm(q, k.transpose(1, 2)).view(BATCH, HEADS, ROWS, KEYS) + bias
+    weights = F.softmax(scores.view(BATCH * HEADS, ROWS, KEYS), dim=-1)
+    out: Tensor = torch.bmm(weights, v).view(BATCH, HEADS, ROWS, WIDTH).transpose(1, 2)
+    return out.reshape(BATCH, ROWS, HEADS * WIDTH)
+
+
+def split_projection(x: Tensor, weight: Tensor) -> Tensor:
+    """As small GPTs are written: one product, heads behind a transpose, a causal mask."""
+    length, width = x.shape[1:]
+    parts = (x @ weight).split(width, 2)
+    q, k, v = (part.view(BATCH, length, HEADS, width // HEADS).transpose(1, 2) for part in parts)
+    scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+    seen = torch.tril(torch.ones(length, length)).view(1, 1, length, length)
+    weights = F.softmax(scores.masked_fill(seen == 0, float("-inf")), dim=-1)
+    out: Tensor = (weights @ v).transpose(1, 2).contiguous().view(BATCH, length, width)
+    return out
+
+
+def turned_key(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(torch.bmm(q, k) / 2, -1).bmm(v)
+
+
+def one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.t(), -1) @ v
+
+
+PROJECTED = [
+    torch.randn(BATCH, KEYS, 8, dtype=torch.float64).requires_grad_(),
+    torch.randn(8, 24, dtype=torch.float64).requires_grad_(),
+]
+STYLES: list[tuple[Style, list[Any]]] = [
+    (plain, [QUERY, KEY, VALUE]),
+    (scaled_after, [QUERY, KEY, VALUE]),
+    (scaled_before, [QUERY, KEY, VALUE]),
+    (scaled_twice, [QUERY, KEY, VALUE]),
+    (added_mask, [QUERY, KEY, VALUE, BIAS]),
+    (boolean_mask, [QUERY, KEY, VALUE, ALLOWED]),
+    (lowest_mask, [QUERY, KEY, VALUE, ALLOWED]),
+    (causal_mask, [QUERY, KEY, VALUE]),
+    (two_masks, [QUERY, KEY, VALUE, BIAS, ALLOWED]),
+    (grouped_queries, [QUERY, FEW_KEYS, FEW_VALUES, BIAS]),
+    (by_einsum, [QUERY, KEY, VALUE]),
+    (by_einsum_over_positions, [QUERY, KEY, VALUE]),
+    (merged_heads, MERGED),
+    (merged_heads_with_mask, [*MERGED, BIAS]),
+    (split_projection, PROJECTED),
+    (turned_key, [MERGED[0], MERGED[1].detach().mT.contiguous().requires_grad_(), MERGED[2]]),
+    (one_head, [QUERY[0, 0], KEY[0, 0], VALUE[0, 0]]),
+]
+
+
+def named(style: Any) -> str | None:
+    return getattr(style, "__name__", None)
+
+
+@pytest.mark.parametrize(("style", "inputs"), STYLES, ids=named)
+def test_it_becomes_one_call(style: Style, inputs: list[Any]) -> None:
+    module = graph_of(style, *inputs)
+    wrt = [place for place, each in enumerate(inputs) if each.requires_grad]
+    fused = fuse_attention(module, wrt)
+    verify(fused)
+    assert targets(fused).count(FLASH) == 1
+    assert aten._softmax.default not in targets(fused)
+    assert aten.bmm.default not in targets(fused)
+    (expected, *_), (actual, *_) = evaluate(module, inputs), evaluate(fused, inputs)
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize(("style", "inputs"), STYLES, ids=named)
+def test_its_derivatives_are_those_of_eager(style: Style, inputs: list[Any]) -> None:
+    check(style, inputs, 2)
+
+
+@pytest.mark.parametrize("style", [plain, scaled_after])
+def test_forward_and_backward_are_fused(style: Style) -> None:
+    seen: list[str] = []
+
+    class Watching(Compiler):
+        def plan(self, graph_module: Any, *args: Any) -> Any:
+            seen.extend(map(str, targets(graph_module)))
+            return super().plan(graph_module, *args)
+
+    run = bridged(style, QUERY, KEY, VALUE)
+    object.__setattr__(run.graph, "compiler", Watching(Options()))
+    out = run(QUERY, KEY, VALUE)
+    torch.autograd.grad(out.sum(), [QUERY, KEY, VALUE])
+    assert str(FLASH) in seen
+    assert f"{str(FLASH).removesuffix('.default')}_backward.default" in seen
+    assert "aten.bmm.default" not in seen
+
+
+def test_casts_as_autocast_makes_them() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            q, k, v = (x @ w).view(2, 8, 3, 4, 8).permute(2, 0, 3, 1, 4)
+            out: Tensor = torch.softmax(q @ k.transpose(-2, -1) * 0.3, -1) @ v
+            return out
+
+    inputs = [torch.randn(2, 8, 16).requires_grad_(), torch.randn(16, 96).mul(0.2).requires_grad_()]
+    module = graph_of(function, *inputs)
+    assert aten._to_copy.default in targets(module)
+    fused = fuse_attention(module, [0, 1])
+    assert targets(fused).count(FLASH) == 1
+    expected, actual = evaluate(module, inputs)[0], evaluate(fused, inputs)[0]
+    assert actual.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_lengths_that_are_symbols() -> None:
+    module = graph_of(scaled_after, QUERY, KEY, VALUE, dynamic=True)
+    fused = fuse_attention(module, [0, 1, 2])
+    assert targets(fused).count(FLASH) == 1
+    check(scaled_after, [QUERY, KEY, VALUE], 1)
+
+
+def test_a_row_of_which_a_mask_leaves_nothing_is_nan_as_in_eager() -> None:
+    nothing = ALLOWED.clone()
+    nothing[2] = False
+    bias = torch.where(nothing, 0.5, -math.inf).double()
+    for style, mask in ((boolean_mask, nothing), (added_mask, bias)):
+        inputs = [QUERY, KEY, VALUE, mask]
+        assert FLASH in targets(fuse_attention(graph_of(style, *inputs), [0, 1, 2]))
+        results = []
+        for run in (style, bridged(style, *inputs)):
+            out = run(*inputs)
+            results.append([out, *torch.autograd.grad(out[0, 0, :2].sum(), inputs[:3])])
+        for eager, ours in zip(*results, strict=True):
+            torch.testing.assert_close(ours, eager, equal_nan=True)
+        assert results[0][0].isnan().any()
+
+
+def test_a_row_that_is_filled_with_a_low_number_is_the_mean_of_the_values() -> None:
+    nothing = ALLOWED.clone()
+    nothing[2] = False
+    check(lowest_mask, [QUERY, KEY, VALUE, nothing], 2)
+    check(boolean_mask, [QUERY, KEY, VALUE, ALLOWED], 2)
+
+
+def returned_weights(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    weights = torch.softmax(q @ k.mT, -1)
+    return weights @ v, weights
+
+
+def returned_scores(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    scores = q @ k.mT
+    return torch.softmax(scores, -1) @ v, scores
+
+
+def filled_before_added(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = (q @ k.mT).masked_fill(~ALLOWED, -1e12)
+    return torch.softmax(scores + BIAS, -1) @ v
+
+
+LEFT_ALONE: list[tuple[str, Style]] = [
+    ("weights are returned", returned_weights),
+    ("scores are returned", returned_scores),
+    ("dropout", lambda q, k, v: F.dropout(torch.softmax(q @ k.mT, -1), 0.5) @ v),
+    ("over queries", lambda q, k, v: torch.softmax(q @ k.mT, -2) @ v),
+    ("not over keys", lambda q, k, v: torch.softmax(q @ k.mT, -1).mT @ q),
+    ("a square of scores", lambda q, k, v: torch.softmax((q @ k.mT) ** 2, -1) @ v),
+    ("a scale that is a tensor", lambda q, k, v: torch.softmax(q @ k.mT * q.sum(), -1) @ v),
+    ("a mask that is scaled", lambda q, k, v: torch.softmax((q @ k.mT + BIAS) * 2, -1) @ v),
+    (
+        "a fill that has weight",
+        lambda q, k, v: (q @ k.mT).masked_fill(~ALLOWED, -9).softmax(-1) @ v,
+    ),
+    (
+        "heads are permuted",
+        lambda q, k, v: torch.softmax(q @ k.mT, -1).transpose(0, 1)[:2, :2] @ v[:, :2],
+    ),
+    ("weights are scaled", lambda q, k, v: (torch.softmax(q @ k.mT, -1) * 2) @ v),
+    ("a low number that is added to", filled_before_added),
+    ("sigmoid", lambda q, k, v: torch.sigmoid(q @ k.mT) @ v),
+]
+
+
+@pytest.mark.parametrize(("why", "style"), LEFT_ALONE, ids=[why for why, _ in LEFT_ALONE])
+def test_what_is_left_alone(why: str, style: Style) -> None:
+    module = graph_of(style, QUERY, KEY, VALUE)
+    assert fuse_attention(module, [0, 1, 2]) is module, why
+
+
+def test_a_mask_with_a_gradient_is_left_alone() -> None:
+    inputs = [QUERY, KEY, VALUE, BIAS.clone().requires_grad_()]
+    module = graph_of(added_mask, *inputs)
+    assert fuse_attention(module, [0, 1, 2, 3]) is module
+    check(added_mask, inputs, 2)
+    # Without one it is fused.
+    assert FUSED & set(targets(fuse_attention(module, [0, 1, 2])))
