@@ -39,8 +39,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PlanProgram]]:
     found: list[PlanProgram] = []
     native = Compiler.native
 
-    def noted(compiler: Compiler, graph_module: torch.fx.GraphModule) -> PlanProgram | None:
-        program = native(compiler, graph_module)
+    def noted(
+        compiler: Compiler, graph_module: torch.fx.GraphModule, **options: Any
+    ) -> PlanProgram | None:
+        program = native(compiler, graph_module, **options)
         if program is not None:
             found.append(program)
         return program

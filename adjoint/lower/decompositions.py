@@ -18,6 +18,7 @@ from adjoint.lower.sizes import same, sizes
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import fake_call, fake_mode_of
 from adjoint.torch_private.modes import TorchDispatchMode
+from adjoint.trace.geometry import dense_order
 
 aten = torch.ops.aten
 
@@ -79,12 +80,12 @@ def _expanded(
         recorder.nodes[id(value_of(each))] = copy.copies[each]
     args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
     start = len(graph.nodes)
+    expected = value_of(node)
     with fake_mode, recorder, torch.no_grad():
         try:
-            results = program(*args, **kwargs)
+            results = _laid_as(expected, program(*args, **kwargs))
         except NoComposition:
             results = None
-    expected = value_of(node)
     if results is None or not _alike(results, expected):
         for extra in reversed(list(graph.nodes)[start:]):
             graph.erase_node(extra)
@@ -92,6 +93,27 @@ def _expanded(
     if isinstance(results, torch.Tensor):
         return recorder.nodes[id(results)]
     return [None if each is None else recorder.nodes[id(each)] for each in results]
+
+
+def _laid_as(expected: Any, results: Any) -> Any:
+    """`results`, copied where they have other strides than the operator's own."""
+    if isinstance(results, torch.Tensor):
+        return _with_strides_of(expected, results)
+    pairs = zip(results, expected, strict=False)
+    return [
+        one if one is None or other is None else _with_strides_of(other, one)
+        for one, other in pairs
+    ]
+
+
+def _with_strides_of(expected: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    if not _shaped_alike(result, expected) or _laid_alike(result, expected):
+        return result
+    order = dense_order(expected)
+    if order is None:
+        return result
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return result.permute(order).contiguous().permute(back)
 
 
 def _alike(results: Any, expected: Any) -> bool:

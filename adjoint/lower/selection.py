@@ -54,6 +54,8 @@ class Selection:
         """The definition by which a kernel computes a node; None if it is a library call."""
         # Constants read at most the sizes of their arguments.
         read = [] if node.target in CONSTANTS else node.all_input_nodes
+        # Symbolic sizes are arguments of kernels.
+        read = [each for each in read if not isinstance(value_or_none(each), torch.SymInt)]
         is_computable = is_plain(value_or_none(node), self.target.device)
         if not is_computable or not all(map(self._is_readable, read)):
             return None

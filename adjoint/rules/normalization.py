@@ -1,4 +1,4 @@
-"""Normalizations: backward kernels as compositions.
+"""Normalizations: backward kernels as compositions, and the rule of batch norm.
 
 With y = (x - mean) rstd and a cotangent g of y,
 
@@ -119,6 +119,29 @@ def group_norm_backward(
     if output_mask[2]:
         of_bias = g.sum([0, 3]).reshape(C)
     return of_x, of_weight, of_bias
+
+
+@vjp(aten._native_batch_norm_legit_functional.default)
+def batch_norm(
+    cotangent: Sequence[Tensor | None],
+    out: Sequence[Tensor],
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """By the kernel, which in training does not read running statistics: they are not saved."""
+    if cotangent[0] is None:
+        return None, None, None
+    given = (None, None) if training else (running_mean, running_var)
+    mask = [True, weight is not None, bias is not None]
+    return aten.native_batch_norm_backward.default(
+        cotangent[0], x, weight, *given, out[1], out[2], training, eps, mask
+    )
 
 
 @composition(aten.native_batch_norm_backward.default, aten.batch_norm_backward.default)

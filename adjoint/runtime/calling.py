@@ -27,6 +27,7 @@ from adjoint.graph.calling import (
     Step,
     View,
     Window,
+    Write,
 )
 from adjoint.graph.evaluation import InOwnMemory, strided_from_start
 from adjoint.graph.metadata import Mode
@@ -127,9 +128,10 @@ def _keep_saved(
     """Replace what is saved and will be written to by copies, among the inputs of the graph."""
     written = {storage_key(inputs[write.to.index]) for write in calling.writes} - {None}
     for place in saved:
-        is_callers = isinstance(calling.sources[place], FromCaller | BaseOf)
-        if is_callers and storage_key(given[place]) in written:
-            given[place] = _copied(given[place])
+        value, source = given[place], calling.sources[place]
+        is_tensor = isinstance(value, torch.Tensor) and isinstance(source, FromCaller | BaseOf)
+        if is_tensor and storage_key(value) in written:
+            given[place] = _copied(value)
 
 
 def _source(source: InputSource, inputs: Sequence[Any]) -> Any:
@@ -207,16 +209,7 @@ def _mutate_inputs(calling: CallingConvention, inputs: Sequence[Any], results: _
             inputs[move.index].data = results.make(move.value)
         else:
             _replay_metadata_op(move, inputs, results)
-    for write in calling.writes:
-        target, value = _target(write.to, inputs), results.outputs[write.value]
-        if value is target:
-            # A kernel has stored the new value there; a recorded write also ends its history.
-            if not (write.recorded and target.requires_grad):
-                continue
-            value = value.detach()
-        with _mode(Mode(grad_enabled=write.recorded)):
-            _update_history(target)
-            target.copy_(value)
+    _write(calling.writes, inputs, results.outputs)
     for flag in calling.requires_grad_changes:
         inputs[flag.index].requires_grad_(flag.requires_grad)
     # Set in two steps: tensors that are not views of each other may share a version counter.
@@ -224,6 +217,33 @@ def _mutate_inputs(calling: CallingConvention, inputs: Sequence[Any], results: _
         set_version(tensor, version)
     for tensor, by in counted:
         set_version(tensor, tensor._version + by)
+
+
+def _write(writes: Sequence[Write], inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Copy outputs of the graph into the caller's inputs, those without a history all at once."""
+    plain: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for write in writes:
+        target, value = _target(write.to, inputs), outputs[write.value]
+        if value is target:
+            # A kernel has stored the new value there; a recorded write also ends its history.
+            if not (write.recorded and target.requires_grad):
+                continue
+            value = value.detach()
+        if not (write.recorded or target._is_view()) and _are_alike(target, value):
+            plain.append((target, value))
+            continue
+        with _mode(Mode(grad_enabled=write.recorded)):
+            _update_history(target)
+            target.copy_(value)
+    if plain:
+        with _mode(Mode(grad_enabled=False)):
+            torch._foreach_copy_([target for target, _ in plain], [value for _, value in plain])
+
+
+def _are_alike(target: torch.Tensor, value: torch.Tensor) -> bool:
+    if type(target) not in (torch.Tensor, torch.nn.Parameter) or type(value) is not torch.Tensor:
+        return False
+    return (target.dtype, target.device, target.shape) == (value.dtype, value.device, value.shape)
 
 
 def _update_history(view: torch.Tensor) -> None:

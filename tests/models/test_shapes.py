@@ -122,9 +122,9 @@ def compilations() -> Iterator[Count]:
 
     native = Compiler.native
 
-    def program(*args: Any) -> Any:
+    def program(*args: Any, **options: Any) -> Any:
         count.programs += 1
-        return native(*args)
+        return native(*args, **options)
 
     torch._dynamo.reset()
     with (

@@ -6,6 +6,7 @@ each family.
 
 from adjoint.lower.compositions import (
     activations,
+    batch_normalization,
     losses,
     normalization,
     pieces,
@@ -25,6 +26,7 @@ __all__ = [
     "Composition",
     "NoComposition",
     "activations",
+    "batch_normalization",
     "composition_of",
     "losses",
     "normalization",

@@ -33,8 +33,9 @@ def _layer_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     require_real(x)
-    if not x.is_contiguous() or x.numel() == 0:
+    if x.numel() == 0:
         raise NoComposition
+    x = x.contiguous()  # As in eager, the result is contiguous.
     axes = list(range(x.dim() - len(normalized_shape), x.dim()))
     y, mean, rstd = _normalized(widened(x), axes, eps)
     y = y if weight is None else y * widened(weight)
@@ -54,8 +55,9 @@ def _layer_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
     require_real(x)
-    if not x.is_contiguous() or x.numel() == 0:
+    if x.numel() == 0:
         raise NoComposition
+    cotangent, x = cotangent.contiguous(), x.contiguous()
     first = x.dim() - len(normalized_shape)
     axes, rest = list(range(first, x.dim())), list(range(first))
     g, wide = widened(cotangent), widened(x)

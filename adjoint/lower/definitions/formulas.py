@@ -12,8 +12,9 @@ from adjoint.graph.metadata import value_of
 from adjoint.loops.expressions import Expression, cast, constant
 from adjoint.loops.pointwise import MASKS, TABLE, Pointwise, computed_in
 from adjoint.lower.definitions.elements import Definition, Mapped, Reader, decline_if
-from adjoint.lower.sizes import product
+from adjoint.lower.sizes import product, size_of
 from adjoint.lower.views import MultiIndex, broadcast, dtype_of, shape_of
+from adjoint.torch_private.symbols import is_unbacked_int
 
 aten = torch.ops.aten
 
@@ -25,8 +26,7 @@ def by_formula(node: fx.Node) -> Mapped | None:
     numbers = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, fx.Node)]
     if any(isinstance(number, complex) for number in numbers):
         return None
-    tensors = [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, fx.Node)]
-    if not tensors or not all(isinstance(value_of(a), torch.Tensor) for a in tensors):
+    if not _are_supported(node):
         return None
     if _is_left_to_eager(node, entry, result):
         return None
@@ -37,6 +37,8 @@ def by_formula(node: fx.Node) -> Mapped | None:
 
     def element(index: MultiIndex, reader: Reader) -> Expression:
         def argument(place: int, arg: Any) -> Any:
+            if _is_size(arg):
+                return cast(reader.size(size_of(_number(arg))), argument_dtype)
             if not isinstance(arg, fx.Node):
                 rounded = isinstance(arg, (int, float)) and (entry.compares or entry.rounds)
                 return constant(arg, promoted).value if rounded else arg
@@ -55,6 +57,38 @@ def by_formula(node: fx.Node) -> Mapped | None:
     return Mapped(element)
 
 
+def _are_supported(node: fx.Node) -> bool:
+    """Whether all arguments are tensors or numbers, among them symbolic sizes where one may be."""
+    given = [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, fx.Node)]
+    sizes = [a for a in (*node.args, *node.kwargs.values()) if _is_size(a)]
+    if any(isinstance(a, torch.SymInt | torch.SymFloat) and not _is_size(a) for a in node.args):
+        return False
+    tensors = [a for a in given if isinstance(value_of(a), torch.Tensor)]
+    if not tensors or len(tensors) + sum(isinstance(a, fx.Node) for a in sizes) < len(given):
+        return False
+    if not sizes:
+        return True
+    return node.target in _OF_SIZES and len(sizes) == 1 and _is_size(node.args[1])
+
+
+def _number(arg: Any) -> Any:
+    return value_of(arg) if isinstance(arg, fx.Node) else arg
+
+
+def _is_size(arg: Any) -> bool:
+    """Whether an argument is a symbolic size that follows from the sizes of inputs."""
+    number = _number(arg)
+    return isinstance(number, torch.SymInt) and not is_unbacked_int(number)
+
+
+# Operators whose second argument may be a symbolic size.
+_OF_SIZES = frozenset(
+    getattr(packet, overload)
+    for packet in (aten.add, aten.sub, aten.mul, aten.div)
+    for overload in ("Tensor", "Scalar")
+)
+
+
 def _is_left_to_eager(node: fx.Node, entry: Pointwise, result: torch.dtype) -> bool:
     """Whether eager raises: for integer powers, and integer division that may be by zero.
 
@@ -66,7 +100,7 @@ def _is_left_to_eager(node: fx.Node, entry: Pointwise, result: torch.dtype) -> b
     if node.target in (aten.pow.Scalar, aten.pow.Tensor_Tensor):
         return True
     by = None if entry.divides is None else node.args[entry.divides]
-    return isinstance(by, fx.Node) or (isinstance(by, (int, float)) and by == 0)
+    return isinstance(by, fx.Node | torch.SymInt) or (isinstance(by, (int, float)) and by == 0)
 
 
 _FLOOR_DIVISIONS = (aten.div.Tensor_mode, aten.floor_divide.default)

@@ -6,6 +6,7 @@ import torch
 from adjoint.lower.compositions.registry import COMPOSITIONS, NoComposition, require_real, widened
 from tests.lower.compositions import (
     test_activations,
+    test_batch_normalization,
     test_losses,
     test_normalization,
     test_pieces,
@@ -16,6 +17,7 @@ from tests.lower.compositions import (
 
 FAMILIES = (
     test_activations,
+    test_batch_normalization,
     test_losses,
     test_normalization,
     test_pieces,
