@@ -184,9 +184,12 @@ def _outputs(graph: GraphRecord) -> Iterator[Block]:
 
 def _port_link(graph: GraphRecord, port: Port) -> Link | Code:
     """An output that is no constant is an input or a value of its graph."""
-    known = (*graph.first.inputs, *graph.first.values)
-    is_known = any(each.name == port.name for each in known)
-    return _value_link(graph, port.name) if is_known else Code(port.name)
+    return _value_link(graph, port.name) if port.name in _names(graph) else Code(port.name)
+
+
+def _names(graph: GraphRecord) -> set[str]:
+    """The names of the inputs and values of a graph."""
+    return {port.name for port in graph.first.inputs} | {v.name for v in graph.first.values}
 
 
 def _touches(graph: GraphRecord) -> Iterator[Block]:
@@ -247,7 +250,7 @@ def _saved_values(graph: GraphRecord) -> Iterator[Block]:
 
 def _program(graph: GraphRecord) -> Iterator[Block]:
     """The text of a graph, with links from its values to what is said of them."""
-    names = {each.name for each in (*graph.first.inputs, *graph.first.values)}
+    names = _names(graph)
     lines: list[tuple[str | Link, ...]] = []
     for line in graph.first.text.split("\n"):
         code, mark, comment = line.partition("#")
