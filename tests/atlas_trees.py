@@ -9,10 +9,13 @@ import pytest
 
 from adjoint.atlas.extracting import facts_of
 from adjoint.atlas.facts import Facts
+from adjoint.atlas.languages import language_of
 from adjoint.atlas.making import Made, make
 from adjoint.atlas.modules import Modules
+from adjoint.atlas.names import Names
 from adjoint.atlas.reading import decoded
 from adjoint.atlas.references import References, references
+from adjoint.atlas.resolution import resolve
 from adjoint.atlas.roles import Roles
 from adjoint.atlas.store import Store
 from adjoint.atlas.summaries import Summary, summarize
@@ -78,12 +81,10 @@ def kinds(text: str, language: str = "Python") -> dict[str, tuple[str, int]]:
     return {each.name: (each.kind, each.line) for each in facts(text, language).symbols}
 
 
-def summaries_of(files: dict[str, str], language: str = "Python") -> dict[str, Summary]:
+def summaries_of(files: dict[str, str]) -> dict[str, Summary]:
     """The summaries of some files, each in the language that its name says."""
-    from adjoint.atlas.languages import language_of
-
     return {
-        path: summarize(path, f"key of {path}", facts(text, language_of(path)))
+        path: summarize(path, f"key of {text}", facts(text, language_of(path)), text)
         for path, text in sorted(files.items())
     }
 
@@ -91,5 +92,7 @@ def summaries_of(files: dict[str, str], language: str = "Python") -> dict[str, S
 def references_of(root: Path, files: dict[str, str]) -> dict[str, References]:
     """How some files refer to each other."""
     found = summaries_of(files)
-    modules = Modules(root, found)
-    return references(found, modules, Roles(root, found, modules), Store(root).history(root))
+    names = Names(found, Modules(root, found))
+    resolved, _ = resolve(names, {}, {})
+    roles = Roles(root, found, names.modules)
+    return references(found, resolved, names, roles, Store(root).history(root))

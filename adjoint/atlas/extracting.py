@@ -16,16 +16,16 @@ VERSION = 1
 """Grows with every change to what facts say, so that stored facts are made anew."""
 
 
-def extract(root: Path, entry: Entry) -> Facts:
-    """The facts of one file.  What cannot be read or parsed is among them."""
+def extract(root: Path, entry: Entry) -> tuple[Facts, str]:
+    """The facts of one file, and its text.  What cannot be read or parsed is among the facts."""
     language = language_of(entry.path)
     if entry.link is not None:
         problem = f"It is a symbolic link to {entry.link}, which is not followed."
-        return Facts("symbolic link", 0, 0, "", "", (problem,))
+        return Facts("symbolic link", 0, 0, "", "", (problem,)), ""
     if entry.problem:
-        return Facts(language, 0, 0, "", "", (entry.problem,))
+        return Facts(language, 0, 0, "", "", (entry.problem,)), ""
     content, text = read(root / entry.path, language)
-    return facts_of(content, text, language)
+    return facts_of(content, text, language), text.text
 
 
 def facts_of(content: bytes, text: Text, language: str) -> Facts:

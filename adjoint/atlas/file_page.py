@@ -26,8 +26,7 @@ from adjoint.atlas.document import (
 )
 from adjoint.atlas.facts import HEADINGS
 from adjoint.atlas.listing import listing
-from adjoint.atlas.references import Request
-from adjoint.atlas.shortening import MAX_LINE_CHARACTERS, shortened
+from adjoint.atlas.resolution import Request
 from adjoint.atlas.structure import structure
 from adjoint.atlas.subject import Subject, counted, grouped, joined
 
@@ -143,7 +142,7 @@ def _dependencies(subject: Subject) -> Iterator[Block]:
     if references.requests:
         by_module: dict[tuple[str, tuple[str, ...]], list[Request]] = {}
         for each in references.requests:
-            by_module.setdefault((each.module, each.files), []).append(each)
+            by_module.setdefault((each.module, tuple(each.files)), []).append(each)
         rows = [
             (
                 subject.lines(dict.fromkeys(each.line for each in asked)),
@@ -218,9 +217,8 @@ def _usage(subject: Subject) -> Iterator[Block]:
     items: list[Inlines] = []
     for name, _ in subject.symbols:
         for site in subject.references.sites.get(name, ()):
-            text = shortened(subject.line_of(site.path, site.line), MAX_LINE_CHARACTERS)
             place = subject.line(site.line, f"{site.path}:{site.line}", site.path)
-            items.append((Code(text), " ", place))
+            items.append((Code(site.text), " ", place))
     shown = list(dict.fromkeys(items))
     shown.sort(key=lambda item: len(item[0].text) if isinstance(item[0], Code) else 0)
     if shown:

@@ -80,7 +80,7 @@ def _users(subject: Subject, name: str) -> Iterator[Inline]:
 
 def _imports(subject: Subject) -> Iterator[Block]:
     found: dict[tuple[str, str], list[int]] = {}
-    files: dict[tuple[str, str], tuple[str, ...]] = {}
+    files: dict[tuple[str, str], list[str]] = {}
     for each in subject.references.requests:
         key = (each.module, "" if each.name == "*" else each.name)
         found.setdefault(key, []).append(each.line)

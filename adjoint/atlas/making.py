@@ -18,7 +18,9 @@ from adjoint.atlas.folders import folders_of
 from adjoint.atlas.linkcheck import Places, dead
 from adjoint.atlas.map_page import map_page
 from adjoint.atlas.modules import Modules
+from adjoint.atlas.names import Names
 from adjoint.atlas.references import References, references
+from adjoint.atlas.resolution import resolve
 from adjoint.atlas.roles import Roles
 from adjoint.atlas.store import FileState, State, Store, digest
 from adjoint.atlas.summaries import Summary
@@ -100,10 +102,12 @@ class _Run:
         self.store = Store(self.setting.out)
         self.before = self.store.open()
         files = {entry.path: self._state(entry) for entry in self.tree.entries}
-        summaries, read = self._summaries(files)
-        modules = Modules(self.tree.root, summaries)
-        roles = Roles(self.tree.root, summaries, modules)
-        found = references(summaries, modules, roles, self.store.history(self.tree.root))
+        kept = self.store.summaries() if self.before.files else {}
+        summaries, read = self._summaries(files, kept)
+        names = Names(summaries, Modules(self.tree.root, summaries))
+        resolved, anew = resolve(names, kept, self.store.resolved() if kept else {})
+        roles = Roles(self.tree.root, summaries, names.modules)
+        found = references(summaries, resolved, names, roles, self.store.history(self.tree.root))
         shown = {path: summaries[path] for path in summaries if path in self.setting.documented}
         without_page = sorted(summaries.keys() - shown.keys())
         self.common = digest(VERSION, self.setting.format, self.tree.name, without_page)
@@ -113,8 +117,10 @@ class _Run:
         for page in removed:
             self._remove(page)
         dead_links = self._dead_links(bool(removed))
-        self.store.put_summaries(summaries, [*read, *(self.before.files.keys() - files.keys())])
-        self.store.close(State(files, self.pages))
+        gone = self.before.files.keys() - files.keys()
+        self.store.put_summaries(summaries, [*read, *gone])
+        self.store.put_resolved(resolved, [*anew, *gone])
+        self.store.close(State(files, self.pages), self.before)
         return Made(
             files=len(shown),
             read=tuple(read),
@@ -132,9 +138,10 @@ class _Run:
             return before
         return FileState(content_key(self.tree.root, entry), entry.size, entry.modified_ns)
 
-    def _summaries(self, files: Mapping[str, FileState]) -> tuple[dict[str, Summary], list[str]]:
+    def _summaries(
+        self, files: Mapping[str, FileState], kept: Mapping[str, Summary]
+    ) -> tuple[dict[str, Summary], list[str]]:
         """The summary of every file, of which those that have changed are read."""
-        kept = self.store.summaries() if self.before.files else {}
         tasks = [
             (entry, files[entry.path].key)
             for entry in self.tree.entries
@@ -149,8 +156,8 @@ class _Run:
     def _is_current(self, page: str, made_from: str) -> bool:
         """Whether a page is there already; it is recorded as one of this run in any case."""
         self.pages[page] = made_from
-        file = self.setting.out / f"{page}{self.setting.ending}"
-        return self.before.pages.get(page) == made_from and file.exists()
+        file = f"{self.setting.out}/{page}{self.setting.ending}"
+        return self.before.pages.get(page) == made_from and os.path.exists(file)
 
     def _write_files(
         self, summaries: Mapping[str, Summary], found: Mapping[str, References]

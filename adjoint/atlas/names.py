@@ -46,26 +46,10 @@ class Names:
     def __init__(self, summaries: Mapping[str, Summary], modules: Modules) -> None:
         self.summaries = summaries
         self.modules = modules
-        self.bound_by = {
-            path: [(each, self._bound(path, each)) for each in summary.imports]
-            for path, summary in summaries.items()
-        }
-        self._bindings = {path: self._bindings_of(path) for path in summaries}
-        self._opened = {
-            path: tuple(
-                dict.fromkeys(
-                    file
-                    for each, bound in self.bound_by[path]
-                    if each.name == "*"
-                    for file in bound.files
-                )
-            )
-            for path in summaries
-        }
-        self._first = {
-            path: frozenset(_JOINT.split(name, maxsplit=1)[0] for name in each.definitions)
-            for path, each in summaries.items()
-        }
+        self.bound_by = functools.cache(self._bound_by)
+        self._bindings = functools.cache(self._bindings_of)
+        self._opened = functools.cache(self._opened_by)
+        self._first = functools.cache(self._first_parts)
         self._bare: dict[str, list[tuple[str, str]]] = {}
         for path, summary in summaries.items():
             if summary.language in C_FAMILY:
@@ -74,6 +58,20 @@ class Names:
                         self._bare.setdefault(bare(name), []).append((path, name))
         self._member = functools.cache(self._find_member)
         self.closure = functools.cache(self._closure)
+
+    def _bound_by(self, path: str) -> list[tuple[Import, Bound]]:
+        """Every import of a file, and what it stands for."""
+        return [(each, self._bound(path, each)) for each in self.summaries[path].imports]
+
+    def _opened_by(self, path: str) -> tuple[str, ...]:
+        """The files all of whose names a file has."""
+        stars = (bound for each, bound in self.bound_by(path) if each.name == "*")
+        return tuple(dict.fromkeys(file for bound in stars for file in bound.files))
+
+    def _first_parts(self, path: str) -> frozenset[str]:
+        """The first parts of the names that a file defines."""
+        names = self.summaries[path].definitions
+        return frozenset(_JOINT.split(name, maxsplit=1)[0] for name in names)
 
     def _bound(self, path: str, each: Import) -> Bound:
         """What an import stands for: a module, or a name of one."""
@@ -88,7 +86,7 @@ class Names:
     def _bindings_of(self, path: str) -> dict[str, list[Bound]]:
         """What each name that a file imports stands for; `import a.b` binds `a` as well."""
         found: dict[str, list[Bound]] = {}
-        for each, bound in self.bound_by[path]:
+        for each, bound in self.bound_by(path):
             if not each.bound:
                 continue
             found.setdefault(each.bound, []).append(bound)
@@ -104,7 +102,7 @@ class Names:
         if language in C_FAMILY:
             return self._included(path, name)
         parts = tuple(_JOINT.split(name))
-        if parts[0] not in self._first[path] and parts[0] not in self._bindings[path]:
+        if parts[0] not in self._first(path) and parts[0] not in self._bindings(path):
             if language == "Rust":
                 return self._path(path, parts)
             return self._from_everything(path, parts, 0)
@@ -125,7 +123,7 @@ class Names:
         )
 
     def _defined(self, path: str, parts: tuple[str, ...], steps: int) -> Meaning | None:
-        if parts[0] not in self._first[path]:
+        if parts[0] not in self._first(path):
             return None
         definitions = self.summaries[path].definitions
         joint = "::" if self.summaries[path].language == "Rust" else "."
@@ -149,7 +147,7 @@ class Names:
         return None
 
     def _imported(self, path: str, parts: tuple[str, ...], steps: int) -> Meaning | None:
-        bindings = self._bindings[path]
+        bindings = self._bindings(path)
         if parts[0] not in bindings:
             return None
         for count in range(len(parts), 0, -1):
@@ -169,7 +167,7 @@ class Names:
         return None if found is None else found._replace(parts=found.parts + 1)
 
     def _from_everything(self, path: str, parts: tuple[str, ...], steps: int) -> Meaning | None:
-        for file in self._opened[path]:
+        for file in self._opened(path):
             found = self._member(file, parts, steps + 1) if file != path else None
             if found is not None and found.name:
                 return found
@@ -210,7 +208,7 @@ class Names:
         found: set[str] = set()
         pending = [path]
         while pending:
-            for each in self._opened.get(pending.pop(), ()):
+            for each in self._opened(pending.pop()):
                 if each not in found:
                     found.add(each)
                     pending.append(each)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from adjoint.atlas.history import Change, History
 from adjoint.atlas.languages import C_FAMILY, is_test
-from adjoint.atlas.modules import Modules, is_standard, package_of
 from adjoint.atlas.names import Names
+from adjoint.atlas.resolution import Request, Resolved
 from adjoint.atlas.roles import Roles, Statement
 from adjoint.atlas.summaries import Definition, Summary
 
@@ -16,25 +16,13 @@ MAX_SITES = 5
 MAX_TESTS = 8
 
 
-class Request(NamedTuple):
-    """One import or include, and what it means."""
-
-    line: int
-    module: str
-    name: str
-    files: tuple[str, ...]
-    """Of the tree; none if it means a package outside of it."""
-    package: str
-    is_standard: bool
-
-
 class Site(NamedTuple):
     """A line of another file."""
 
     path: str
     line: int
-    key: str = ""
-    """Of that file's facts, where its text is shown."""
+    text: str = ""
+    """The line, where it is shown."""
 
 
 class Tested(NamedTuple):
@@ -74,11 +62,15 @@ class References(NamedTuple):
 
 
 def references(
-    summaries: Mapping[str, Summary], modules: Modules, roles: Roles, history: History
+    summaries: Mapping[str, Summary],
+    resolved: Mapping[str, Resolved],
+    names: Names,
+    roles: Roles,
+    history: History,
 ) -> dict[str, References]:
     """The references of every file."""
-    names = Names(summaries, modules)
-    requests = {path: _requests(path, names) for path in summaries}
+    requests = {path: each.requests for path, each in resolved.items()}
+    meanings = {path: each.meanings for path, each in resolved.items()}
     imported = {
         path: sorted({file for each in found for file in each.files if file != path})
         for path, found in requests.items()
@@ -92,7 +84,6 @@ def references(
         for file, line in first.items():
             if file != path:
                 importers[file].append(Site(path, line))
-    meanings = {path: _meanings(names, each) for path, each in summaries.items()}
     used = _Used(summaries, meanings)
     cycles = _cycles(imported)
     reached_by = _dependents(importers, cycles)
@@ -121,24 +112,6 @@ def references(
     return found_references
 
 
-def _requests(path: str, names: Names) -> list[Request]:
-    found: list[Request] = []
-    for each, bound in names.bound_by[path]:
-        package = "" if bound.files else package_of(path, each.module)
-        standard = bool(package) and is_standard(path, package)
-        found.append(Request(each.line, each.module, each.name, bound.files, package, standard))
-    return found
-
-
-def _meanings(names: Names, summary: Summary) -> dict[str, tuple[str, str, int]]:
-    found: dict[str, tuple[str, str, int]] = {}
-    for name in summary.uses:
-        meaning = names.meaning(summary.path, name)
-        if meaning is not None:
-            found[name] = (meaning.path, meaning.name, meaning.parts)
-    return found
-
-
 class _Used:
     """The uses of every name, by the file that defines it."""
 
@@ -157,9 +130,9 @@ class _Used:
                 if file == path or not defined:
                     continue
                 gathered.setdefault((file, defined), []).extend(summary.uses[name])
-                for line, length in summary.calls.get(name, ()):
+                for line, length, text in summary.calls.get(name, ()):
                     calls = self._calls.setdefault(file, {}).setdefault(defined, [])
-                    calls.append((length, path, line, summary.key))
+                    calls.append((length, path, line, text))
             for (file, defined), lines in gathered.items():
                 lines = sorted(set(lines))
                 self.users.setdefault(file, {}).setdefault(defined, []).append((path, lines))
@@ -181,8 +154,8 @@ class _Used:
         """The shortest calls of each name, those outside of tests first."""
         return {
             name: [
-                Site(file, line, key)
-                for _, file, line, key in sorted(
+                Site(file, line, text)
+                for _, file, line, text in sorted(
                     calls, key=lambda c: (is_test(c[1]), c[0], c[1], c[2])
                 )[:MAX_SITES]
             ]

@@ -40,12 +40,13 @@ class Roles:
     def __init__(self, root: Path, summaries: Mapping[str, Summary], modules: Modules) -> None:
         self.modules = modules
         self.summaries = summaries
-        self.definers = _definers(summaries)
         self.of_file: dict[str, list[Statement]] = {}
         self.of_name: dict[tuple[str, str], list[Statement]] = {}
         self.of_folder: dict[str, list[Statement]] = {}
         self.roles: dict[str, list[Statement]] = {}
-        for document, mention in _mentions(root, summaries):
+        mentions = list(_mentions(root, summaries))
+        self.definers = _definers(summaries, {_name_of(mention) for _, mention in mentions})
+        for document, mention in mentions:
             self._state(document, mention)
         self.layers = _layers(root)
 
@@ -87,7 +88,7 @@ class Roles:
             if is_guide:
                 self.roles.setdefault(path, []).append(statement)
             return
-        definers = self.definers.get(re.sub(r"\(.*\)$", "", mention.name), ())
+        definers = self.definers.get(_name_of(mention), ())
         if len(definers) == 1:
             self.of_name.setdefault(definers[0], []).append(statement)
 
@@ -122,18 +123,27 @@ class Roles:
         return found[0] if len(found) == 1 else None
 
 
-def _definers(summaries: Mapping[str, Summary]) -> dict[str, list[tuple[str, str]]]:
+def _name_of(mention: Mention) -> str:
+    """The name that a mention may mean: `name(...)` means `name`."""
+    return re.sub(r"\(.*\)$", "", mention.name)
+
+
+def _definers(
+    summaries: Mapping[str, Summary], wanted: set[str]
+) -> dict[str, list[tuple[str, str]]]:
     """The files that define each name, qualified or bare; tests define nothing to speak of."""
     found: dict[str, list[tuple[str, str]]] = {}
-    for path, summary in summaries.items():
+    for path, summary in summaries.items() if wanted else ():
         if is_test(path):
             continue
         for name, definition in summary.definitions.items():
             if definition.kind == "option":
                 continue
-            found.setdefault(name, []).append((path, name))
-            if bare(name) != name and definition.kind != "field":
-                found.setdefault(bare(name), []).append((path, name))
+            if name in wanted:
+                found.setdefault(name, []).append((path, name))
+            last = bare(name)
+            if last != name and last in wanted and definition.kind != "field":
+                found.setdefault(last, []).append((path, name))
     return found
 
 
@@ -148,7 +158,7 @@ def _mentions(root: Path, summaries: Mapping[str, Summary]) -> Iterator[tuple[st
     up = "../" * (len(root.parts) - len(project.parts))
     for file in sorted(project.glob("*.md")):
         if file.stem.lower() in _GUIDES:
-            for mention in extract(project, Entry(file.name, 0, 0)).mentions:
+            for mention in extract(project, Entry(file.name, 0, 0))[0].mentions:
                 yield up + file.name, mention
 
 

@@ -6,23 +6,27 @@ version is as good as none: everything is made again.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
+import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from adjoint.atlas import facts, history, summaries
+from adjoint.atlas import facts, history, resolution, summaries
 from adjoint.atlas.extracting import VERSION
 from adjoint.atlas.facts import Facts
 from adjoint.atlas.history import History
+from adjoint.atlas.resolution import Resolved
 from adjoint.atlas.summaries import Summary
 from adjoint.atlas.tree import STORE
 
 _UNFINISHED = "unfinished"
 _SHARDS = 32
-"""How many files hold the summaries; a change to one source file writes one of them."""
+"""How many files hold what is kept of all files; a change to one source file writes one of them."""
 
 
 class FileState(NamedTuple):
@@ -64,20 +68,19 @@ class Store:
         except (OSError, ValueError):
             return NO_STATE
         if version != VERSION or (self.folder / _UNFINISHED).exists():
-            return NO_STATE
+            # The pages are there, made from nothing that is known.
+            return State({}, dict.fromkeys(pages, ""))
         return State({path: FileState(*each) for path, each in files.items()}, pages)
 
-    def close(self, state: State) -> None:
+    def close(self, state: State, before: State) -> None:
         """Keep the state, and drop facts that no file has any more."""
         self._write("state.json", [VERSION, state.files, state.pages])
-        keys = {each.key for each in state.files.values()}
-        for file in (self.folder / "facts").glob("*/*.json"):
-            if file.stem not in keys:
-                file.unlink()
+        for key in {e.key for e in before.files.values()} - {e.key for e in state.files.values()}:
+            self._facts(key).unlink(missing_ok=True)
         (self.folder / _UNFINISHED).unlink()
 
     def has_facts(self, key: str) -> bool:
-        return self._facts(key).exists()
+        return os.path.exists(f"{self.folder}/facts/{key[:2]}/{key}.json")
 
     def facts(self, key: str) -> Facts:
         return facts.from_json(json.loads(self._facts(key).read_text(encoding="utf-8")))
@@ -89,26 +92,36 @@ class Store:
 
     def summaries(self) -> dict[str, Summary]:
         """The summaries of the last run, by path."""
-        found: dict[str, Summary] = {}
-        for number in range(_SHARDS):
-            try:
-                rows = json.loads(self._read(f"summaries/{number}.json"))
-            except (OSError, ValueError):
-                continue
-            found.update({row[0]: summaries.from_json(row) for row in rows})
-        return found
+        return {row[0]: summaries.from_json(row) for row in self._rows("summaries")}
 
-    def put_summaries(self, found: dict[str, Summary], changed: Iterable[str]) -> None:
+    def put_summaries(self, found: Mapping[str, Summary], changed: Iterable[str]) -> None:
         """Keep summaries; `changed` are the paths whose summaries are new, other, or gone."""
+        self._put_rows("summaries", found, changed)
+
+    def resolved(self) -> dict[str, Resolved]:
+        """What the names of each file meant at the last run."""
+        return {path: resolution.from_json(row) for path, row in self._rows("resolved")}
+
+    def put_resolved(self, found: Mapping[str, Resolved], changed: Iterable[str]) -> None:
+        """Keep what names mean; `changed` are the paths of which that is new, other, or gone."""
+        rows = {path: (path, each) for path, each in found.items()}
+        self._put_rows("resolved", rows, changed)
+
+    def _rows(self, kind: str) -> Iterator[Any]:
+        for file in sorted((self.folder / kind).glob("*.json")):
+            with contextlib.suppress(OSError, ValueError):
+                yield from json.loads(file.read_text(encoding="utf-8"))
+
+    def _put_rows(self, kind: str, rows: Mapping[str, Any], changed: Iterable[str]) -> None:
+        """Write the files of rows, which begin with their paths, that hold a changed one."""
         numbers = {_shard(path) for path in changed}
-        shards: dict[int, list[Summary]] = {number: [] for number in numbers}
-        for path, summary in found.items():
-            number = _shard(path)
-            if number in numbers:
-                shards[number].append(summary)
-        (self.folder / "summaries").mkdir(exist_ok=True)
-        for number, rows in shards.items():
-            self._write(f"summaries/{number}.json", rows)
+        shards: dict[int, list[Any]] = {number: [] for number in numbers}
+        for path, row in rows.items():
+            if _shard(path) in numbers:
+                shards[_shard(path)].append(row)
+        (self.folder / kind).mkdir(exist_ok=True)
+        for number, found in shards.items():
+            self._write(f"{kind}/{number}.json", found)
 
     def history(self, root: Path) -> History:
         """The history of a tree, which is read again when its commit has changed."""
@@ -135,6 +148,7 @@ class Store:
         (self.folder / name).write_text(dumped(value), encoding="utf-8")
 
 
+@functools.cache
 def _shard(path: str) -> int:
     return zlib.crc32(path.encode()) % _SHARDS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,8 +31,6 @@ class Subject:
     references: References
     documented: frozenset[str]
     """The files that have pages; names in other files are not links."""
-    line_of: Callable[[str, int], str]
-    """The text of a line of another file."""
 
     @cached_property
     def symbols(self) -> list[tuple[str, Symbol]]:

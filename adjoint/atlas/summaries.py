@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from adjoint.atlas.facts import Facts, Import, Mention, Symbol
+from adjoint.atlas.shortening import MAX_LINE_CHARACTERS, shortened
 
-MAX_CALLS = 4
+MAX_CALLS = 2
 """How many call sites of one name a file is remembered for; its shortest."""
 
 MAX_DOC_CHARACTERS = 200
@@ -46,23 +47,27 @@ class Summary(NamedTuple):
     imports: tuple[Import, ...]
     uses: dict[str, list[int]]
     """The lines of each name that is used."""
-    calls: dict[str, list[list[int]]]
-    """Line and length of the shortest calls of each name."""
+    calls: dict[str, list[tuple[int, int, str]]]
+    """Line, length and text of the shortest calls of each name."""
     mentions: tuple[Mention, ...]
 
 
-def summarize(path: str, key: str, facts: Facts) -> Summary:
-    """The short form of a file's facts."""
+def summarize(path: str, key: str, facts: Facts, text: str) -> Summary:
+    """The short form of a file's facts, with lines of its text that call something."""
+    source = text.split("\n")
     uses: dict[str, list[int]] = {}
-    calls: dict[str, list[list[int]]] = {}
+    calls: dict[str, list[tuple[int, int]]] = {}
     for use in facts.uses:
         lines = uses.setdefault(use.name, [])
         if not lines or lines[-1] != use.line:
             lines.append(use.line)
         if use.call:
-            calls.setdefault(use.name, []).append([use.line, use.call])
+            calls.setdefault(use.name, []).append((use.call, use.line))
     shortest = {
-        name: sorted(sites, key=lambda site: (site[1], site[0]))[:MAX_CALLS]
+        name: [
+            (line, length, shortened(source[line - 1], MAX_LINE_CHARACTERS))
+            for length, line in sorted(sites)[:MAX_CALLS]
+        ]
         for name, sites in calls.items()
     }
     return Summary(

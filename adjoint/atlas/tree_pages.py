@@ -36,6 +36,8 @@ MAX_SEARCHED_CHARACTERS = 100
 class Entry(NamedTuple):
     """A name of the tree."""
 
+    sorted_by: str
+    """Its last part, without regard to case."""
     name: str
     kind: str
     path: str
@@ -48,31 +50,37 @@ class Entry(NamedTuple):
 
 def entries(summaries: Mapping[str, Summary], references: Mapping[str, References]) -> list[Entry]:
     """Every name that the tree defines, in the order of the index."""
-    found = [
-        Entry(
-            name,
-            each.kind,
-            path,
-            each.line,
-            each.doc,
-            len(references[path].users.get(name, ())),
-            [(t.path, t.line, t.test) for t in references[path].tests.get(name, ())][:MAX_PLACES],
-            [
+    found: list[Entry] = []
+    for path, summary in summaries.items():
+        here = references[path]
+        for name, each in summary.definitions.items():
+            tests = [(t.path, t.line, t.test) for t in here.tests.get(name, ())[:MAX_PLACES]]
+            documents = [
                 (s.document, s.line)
-                for s in references[path].documented.get(name, ())
+                for s in here.documented.get(name, ())
                 if not s.document.startswith("../")
-            ][:MAX_PLACES],
-        )
-        for path, summary in summaries.items()
-        for name, each in summary.definitions.items()
-    ]
-    found.sort(key=lambda each: (bare(each.name).casefold(), each.name, each.path))
+            ]
+            users = len(here.users.get(name, ()))
+            found.append(
+                Entry(
+                    bare(name).casefold(),
+                    name,
+                    each.kind,
+                    path,
+                    each.line,
+                    each.doc,
+                    users,
+                    tests,
+                    documents[:MAX_PLACES],
+                )
+            )
+    found.sort()
     return found
 
 
-def initial(name: str) -> str:
+def initial(last_part: str) -> str:
     """The letter that the index lists a name under."""
-    first = bare(name).lstrip("_$~-")[:1].casefold()
+    first = last_part.lstrip("_$~-")[:1]
     return first if "a" <= first <= "z" else "other"
 
 
@@ -80,7 +88,7 @@ def by_initial(found: Iterable[Entry]) -> dict[str, list[Entry]]:
     """The names under each letter."""
     letters: dict[str, list[Entry]] = {}
     for each in found:
-        letters.setdefault(initial(each.name), []).append(each)
+        letters.setdefault(initial(each.sorted_by), []).append(each)
     return dict(sorted(letters.items(), key=lambda each: (each[0] == "other", each[0])))
 
 

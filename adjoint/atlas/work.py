@@ -90,9 +90,9 @@ def _written(file: Path, text: str) -> None:
 def summarized(setting: Setting, task: tuple[Entry, str]) -> Summary:
     """Read one file, keep its facts, and return their short form."""
     entry, key = task
-    facts = extract(setting.root, entry)
+    facts, text = extract(setting.root, entry)
     Store(setting.out).put_facts(key, facts)
-    return summarize(entry.path, key, facts)
+    return summarize(entry.path, key, facts, text)
 
 
 def documented(setting: Setting, task: tuple[str, str, References]) -> tuple[str, bool]:
@@ -100,20 +100,9 @@ def documented(setting: Setting, task: tuple[str, str, References]) -> tuple[str
     path, key, references = task
     facts = Store(setting.out).facts(key)
     text = read(setting.root / path, language_of(path))[1].text if facts.lines else ""
-    line_of = functools.partial(_line, setting.root)
-    subject = Subject(path, facts, text, references, setting.documented, line_of)
+    subject = Subject(path, facts, text, references, setting.documented)
     lost = [setting.write(page) for page in (file_page(subject), keyword_page(subject))]
     return path, any(lost)
-
-
-def _line(root: Path, path: str, line: int) -> str:
-    lines = _lines(root, path)
-    return lines[line - 1].strip() if line <= len(lines) else ""
-
-
-@functools.lru_cache(maxsize=256)
-def _lines(root: Path, path: str) -> list[str]:
-    return read(root / path, language_of(path))[1].text.split("\n")
 
 
 _setting: Setting | None = None

@@ -11,10 +11,13 @@ from tests.atlas_trees import facts, planted
 
 
 def test_a_link_and_an_unreadable_file_say_so(tmp_path: Path) -> None:
-    link = extract(tmp_path, Entry("a.py", 0, 0, link="b.py"))
+    link, _ = extract(tmp_path, Entry("a.py", 0, 0, link="b.py"))
     assert link.problems == ("It is a symbolic link to b.py, which is not followed.",)
-    assert extract(tmp_path, Entry("a.py", 0, 0, problem="No.")).problems == ("No.",)
-    assert extract(tmp_path, Entry("gone.py", 0, 0)).problems
+    broken, _ = extract(tmp_path, Entry("a.py", 0, 0, problem="No."))
+    assert broken.problems == ("No.",)
+    gone, text = extract(tmp_path, Entry("gone.py", 0, 0))
+    assert gone.problems
+    assert text == ""
 
 
 def test_lines_are_counted_with_or_without_a_last_line_end() -> None:

@@ -8,7 +8,7 @@ from tests.atlas_trees import PACKAGE, needs_parsers, references_of
 def test_dependencies_go_both_ways(tmp_path: Path) -> None:
     found = references_of(tmp_path, PACKAGE)
     assert [(r.module, r.name, r.files) for r in found["shop/till.py"].requests] == [
-        ("shop", "tax", ("shop/tax.py",))
+        ("shop", "tax", ["shop/tax.py"])
     ]
     assert [(s.path, s.line) for s in found["shop/tax.py"].importers] == [("shop/till.py", 3)]
     # The till, the package, which imports it, and the test.

@@ -12,12 +12,9 @@ from tests.atlas_trees import PACKAGE, facts, references_of
 def subject_of(root: Path, path: str, documented: set[str] | None = None) -> Subject:
     """A file of the package as its pages see it."""
 
-    def line_of(path: str, line: int) -> str:
-        return PACKAGE[path].split("\n")[line - 1]
-
     shown = frozenset(PACKAGE if documented is None else documented)
     found = references_of(root, PACKAGE)[path]
-    return Subject(path, facts(PACKAGE[path]), PACKAGE[path], found, shown, line_of)
+    return Subject(path, facts(PACKAGE[path]), PACKAGE[path], found, shown)
 
 
 @pytest.fixture

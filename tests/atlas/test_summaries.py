@@ -8,15 +8,15 @@ from tests.atlas_trees import facts
 
 def test_a_summary_comes_back_from_json() -> None:
     found = facts('"""A. B."""\nimport a\n\n\nclass B(a.C, D[int], metaclass=M):\n    """E."""\n')
-    summary = summarize("x.py", "key", found)
+    summary = summarize("x.py", "key", found, "")
     assert summary.definitions["B"].bases == ["a.C", "D"]
     assert from_json(json.loads(json.dumps(summary))) == summary
 
 
 def test_only_the_shortest_calls_are_kept() -> None:
     source = "import a\n" + "".join(f"a.f({'1' * n})\n" for n in range(9, 0, -1))
-    summary = summarize("x.py", "key", facts(source))
-    assert summary.calls["a.f"] == [[10, 6], [9, 7], [8, 8], [7, 9]]
+    summary = summarize("x.py", "key", facts(source), source)
+    assert summary.calls["a.f"] == [(10, 6, "a.f(1)"), (9, 7, "a.f(11)")]
     assert summary.uses["a.f"] == list(range(2, 11))
 
 
