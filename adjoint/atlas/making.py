@@ -19,10 +19,11 @@ from adjoint.atlas.linkcheck import Places, dead
 from adjoint.atlas.map_page import map_page
 from adjoint.atlas.modules import Modules
 from adjoint.atlas.names import Names
+from adjoint.atlas.plain import digest_of
 from adjoint.atlas.references import References, references
-from adjoint.atlas.resolution import resolve
+from adjoint.atlas.resolution import Resolved, resolve
 from adjoint.atlas.roles import Roles
-from adjoint.atlas.store import FileState, State, Store, digest
+from adjoint.atlas.store import FileState, State, Store
 from adjoint.atlas.summaries import Summary
 from adjoint.atlas.tree import Entry, Tree, walk
 from adjoint.atlas.tree_pages import (
@@ -110,8 +111,8 @@ class _Run:
         found = references(summaries, resolved, names, roles, self.store.history(self.tree.root))
         shown = {path: summaries[path] for path in summaries if path in self.setting.documented}
         without_page = sorted(summaries.keys() - shown.keys())
-        self.common = digest(VERSION, self.setting.format, self.tree.name, without_page)
-        self._write_files(shown, found)
+        self.common = digest_of(VERSION, self.setting.format, self.tree.name, without_page)
+        self._write_files(shown, resolved, found)
         self._write_tree(shown, found, roles)
         removed = [page for page in self.before.pages if page not in self.pages]
         for page in removed:
@@ -160,11 +161,16 @@ class _Run:
         return self.before.pages.get(page) == made_from and os.path.exists(file)
 
     def _write_files(
-        self, summaries: Mapping[str, Summary], found: Mapping[str, References]
+        self,
+        summaries: Mapping[str, Summary],
+        resolved: Mapping[str, Resolved],
+        found: Mapping[str, References],
     ) -> None:
         tasks: list[tuple[str, str, References]] = []
         for path, summary in summaries.items():
-            made_from = digest(self.common, summary.key, found[path])
+            # What names mean is most of it, and has a digest already.
+            others = found[path]._replace(requests=[], meanings={})
+            made_from = digest_of(self.common, summary.key, resolved[path].digest, others)
             pages = (docs_page(path), keywords_page(path))
             current = [self._is_current(page, made_from) for page in pages]
             if not all(current):
@@ -174,7 +180,7 @@ class _Run:
             self.written += [docs_page(path), keywords_page(path)]
 
     def _write(self, page: str, inputs: Any, build: Callable[[], Page]) -> None:
-        if not self._is_current(page, digest(self.common, inputs)):
+        if not self._is_current(page, digest_of(self.common, inputs)):
             self.has_lost_places |= self.setting.write(build())
             self.written.append(page)
 
@@ -185,7 +191,7 @@ class _Run:
         purposes: dict[str, str] = {}
         for folder in folders_of(self.tree.name, summaries, found, roles, self.tree.problems):
             purposes.update({f"{path}/": purpose for path, purpose, _ in folder.folders})
-            inputs = digest(folder.inputs)
+            inputs = digest_of(folder.inputs)
             self._write(folder_page(folder.path), inputs, partial(index_page, folder))
             about = partial(doc_page, folder, summaries)
             self._write(folder_page(folder.path, "doc"), inputs, about)
@@ -202,7 +208,7 @@ class _Run:
             path: [f for r in found[path].requests for f in r.files if f in summaries]
             for path in summaries
         }
-        inputs = digest(imported, purposes, [each.purpose for each in summaries.values()])
+        inputs = digest_of(imported, purposes, [each.purpose for each in summaries.values()])
         self._write("map", inputs, partial(map_page, summaries, imported, purposes))
         self._write_extras(summaries, every)
 
@@ -214,7 +220,7 @@ class _Run:
             extras[html.NAMES] = search_script(every, summaries, html.ENDING)
         for name, text in extras.items():
             file = self.setting.out / name
-            made_from = digest(text)
+            made_from = digest_of(text)
             self.pages[f"={name}"] = made_from
             if self.before.pages.get(f"={name}") != made_from or not file.exists():
                 file.write_text(text, encoding="utf-8", newline="\n")

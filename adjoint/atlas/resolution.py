@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from adjoint.atlas.languages import C_FAMILY
 from adjoint.atlas.modules import is_standard, package_of
 from adjoint.atlas.names import Names
+from adjoint.atlas.plain import digest_of
 from adjoint.atlas.summaries import Summary
 
 _JOINT = re.compile(r"\.|::|#")
@@ -38,13 +39,15 @@ class Resolved(NamedTuple):
     requests: list[Request]
     meanings: dict[str, tuple[str, str, int]]
     """For each name that is used: the file and name that it means, and how many of its parts."""
+    digest: str
+    """A hash of both."""
 
 
 def from_json(row: list[Any]) -> Resolved:
     """What was written to JSON."""
-    requests, meanings = row
+    requests, meanings, digest = row
     found = {name: (path, meant, parts) for name, (path, meant, parts) in meanings.items()}
-    return Resolved([Request(*each) for each in requests], found)
+    return Resolved([Request(*each) for each in requests], found, digest)
 
 
 def resolve(
@@ -72,7 +75,7 @@ def _resolved(path: str, names: Names) -> Resolved:
         meaning = names.meaning(path, name)
         if meaning is not None:
             meanings[name] = (meaning.path, meaning.name, meaning.parts)
-    return Resolved(requests, meanings)
+    return Resolved(requests, meanings, digest_of(requests, meanings))
 
 
 def _to_resolve(summaries: Mapping[str, Summary], before: Mapping[str, Summary]) -> Iterable[str]:

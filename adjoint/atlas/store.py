@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import zlib
@@ -20,6 +19,7 @@ from adjoint.atlas import facts, history, resolution, summaries
 from adjoint.atlas.extracting import VERSION
 from adjoint.atlas.facts import Facts
 from adjoint.atlas.history import History
+from adjoint.atlas.plain import dumped
 from adjoint.atlas.resolution import Resolved
 from adjoint.atlas.summaries import Summary
 from adjoint.atlas.tree import STORE
@@ -151,13 +151,3 @@ class Store:
 @functools.cache
 def _shard(path: str) -> int:
     return zlib.crc32(path.encode()) % _SHARDS
-
-
-def dumped(value: Any) -> str:
-    """A value as JSON, the same text for the same value."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def digest(*values: Any) -> str:
-    """A hash of plain values."""
-    return hashlib.sha256(dumped(values).encode("utf-8", errors="surrogatepass")).hexdigest()[:24]

@@ -20,8 +20,9 @@ from adjoint.atlas.document import (
     name_anchor,
 )
 from adjoint.atlas.facts import bare
-from adjoint.atlas.references import References
-from adjoint.atlas.store import dumped
+from adjoint.atlas.plain import dumped
+from adjoint.atlas.references import References, Tested
+from adjoint.atlas.roles import Statement
 from adjoint.atlas.subject import joined
 from adjoint.atlas.summaries import Summary
 
@@ -53,14 +54,9 @@ def entries(summaries: Mapping[str, Summary], references: Mapping[str, Reference
     found: list[Entry] = []
     for path, summary in summaries.items():
         here = references[path]
+        tests = {name: _tests(each) for name, each in here.tests.items()}
+        documents = {name: _documents(each) for name, each in here.documented.items()}
         for name, each in summary.definitions.items():
-            tests = [(t.path, t.line, t.test) for t in here.tests.get(name, ())[:MAX_PLACES]]
-            documents = [
-                (s.document, s.line)
-                for s in here.documented.get(name, ())
-                if not s.document.startswith("../")
-            ]
-            users = len(here.users.get(name, ()))
             found.append(
                 Entry(
                     bare(name).casefold(),
@@ -69,13 +65,23 @@ def entries(summaries: Mapping[str, Summary], references: Mapping[str, Reference
                     path,
                     each.line,
                     each.doc,
-                    users,
-                    tests,
-                    documents[:MAX_PLACES],
+                    len(here.users.get(name, ())),
+                    tests.get(name, []),
+                    documents.get(name, []),
                 )
             )
     found.sort()
     return found
+
+
+def _tests(found: list[Tested]) -> list[tuple[str, int, str]]:
+    return [(each.path, each.line, each.test) for each in found[:MAX_PLACES]]
+
+
+def _documents(found: list[Statement]) -> list[tuple[str, int]]:
+    """The places in documents of the tree."""
+    inside = (each for each in found if not each.document.startswith("../"))
+    return [(each.document, each.line) for each in inside][:MAX_PLACES]
 
 
 def initial(last_part: str) -> str:

@@ -18,9 +18,10 @@ from adjoint.atlas.file_page import file_page
 from adjoint.atlas.keyword_page import keyword_page
 from adjoint.atlas.languages import language_of
 from adjoint.atlas.linkcheck import Links, Places, links_of, places_of
+from adjoint.atlas.plain import dumped
 from adjoint.atlas.reading import read
 from adjoint.atlas.references import References
-from adjoint.atlas.store import Store, dumped
+from adjoint.atlas.store import Store
 from adjoint.atlas.subject import Subject
 from adjoint.atlas.summaries import Summary, summarize
 from adjoint.atlas.tree import Entry

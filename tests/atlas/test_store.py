@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from adjoint.atlas.history import NO_HISTORY
-from adjoint.atlas.store import NO_STATE, FileState, State, Store, digest
+from adjoint.atlas.store import NO_STATE, FileState, State, Store
 from adjoint.atlas.summaries import summarize
 from tests.atlas_trees import facts
 
@@ -41,8 +41,3 @@ def test_a_damaged_store_is_none(tmp_path: Path) -> None:
     (store.folder / "state.json").write_text("[1, {")
     assert store.open() == NO_STATE
     assert store.summaries() == {}
-
-
-def test_digests_are_of_values() -> None:
-    assert digest({"a": (1, "é")}) == digest({"a": [1, "é"]})
-    assert digest("a", "b") != digest("ab")
