@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch._C._dynamo import eval_frame, guards
 from torch._dynamo import bytecode_transformation, convert_frame, exc
+from torch._dynamo import config as dynamo_config
 from torch._dynamo import guards as dynamo_guards
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.source import (
@@ -288,7 +289,7 @@ def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool], durin
         if getattr(compiler, "compiler_name", None) != backend_name:
             return original(*args, **kwargs)
         try:
-            with during(_options_of(compiler), given["code"]):
+            with during(_options_of(compiler), given["code"]), derivatives_in_graphs():
                 return compile_twice(*args, **kwargs)
         finally:
             _forget_code()
@@ -345,6 +346,13 @@ def is_general_attempt() -> bool:
     """Whether Dynamo is compiling for general shapes, the first attempt of `adapt_frames`."""
     config: Any = shape_config
     return TracingContext.try_get() is not None and bool(config.backed_size_oblivious)
+
+
+def derivatives_in_graphs() -> contextlib.AbstractContextManager[None]:
+    """A context in which Dynamo traces `torch.autograd.grad` instead of breaking the graph."""
+    config: Any = dynamo_config
+    manager: contextlib.AbstractContextManager[None] = config.patch(trace_autograd_ops=True)
+    return manager
 
 
 def general_shapes() -> contextlib.AbstractContextManager[None]:
