@@ -36,7 +36,7 @@ from adjoint.graph.sizes import assuming
 from adjoint.optimize.casts import is_cast
 from adjoint.optimize.uniform import uniform_value
 from adjoint.rewrite.engine import rewrite
-from adjoint.rewrite.patterns import Match, NoMatch, Rest, call
+from adjoint.rewrite.patterns import Match, NoMatch, Rest, arguments, call
 from adjoint.rewrite.rules import Rule, Traced
 from adjoint.rewrite.tracing import operators_of
 from adjoint.torch_private.symbols import same_number
@@ -82,23 +82,27 @@ class _Bias:
     """None: the tensor is added.  Else it is a mask, and scores are this number where it holds."""
     inverted: bool = False
     """The number is where the mask does not hold."""
+    rank: int = 0
+    """The number of axes of the scores where it is added."""
 
 
 @dataclass(frozen=True)
 class _Scores:
     """softmax(scale * product + biases)"""
 
-    product: fx.Node
+    product: tuple[Any, Any]
+    """The two operands of the product."""
     scale: float = 1.0
     biases: tuple[_Bias, ...] = ()
     shape: tuple[Any, ...] | None = None
-    """The shape of the scores where the biases are added."""
+    """The shape of the scores where a bias is added, with most axes."""
 
     def with_bias(self, node: fx.Node, bias: _Bias) -> _Scores:
         shape = tuple(tensor_of(node).shape)
-        if self.shape is not None and not _same_shape(self.shape, shape):
-            raise NoMatch
-        return replace(self, biases=(*self.biases, bias), shape=shape)
+        bias = replace(bias, rank=len(shape))
+        # Reshapes between keep the order of elements: with most axes, heads have one.
+        kept = self.shape if self.shape and len(self.shape) >= len(shape) else shape
+        return replace(self, biases=(*self.biases, bias), shape=kept)
 
 
 def _walk_views(node: Any) -> list[fx.Node]:
@@ -179,7 +183,7 @@ def _scores(match: Match, node: Any) -> _Scores:
         return _scores(match, chain[-1])
     if node.target in PRODUCTS:
         match.absorb(node, *PRODUCTS)
-        return _Scores(node)
+        return _Scores((node.args[0], node.args[1]))
     match.absorb(node, *_STEPS)
     found: _Scores = _STEPS[node.target](match, node)
     return found
@@ -220,11 +224,23 @@ def _biased(match: Match, node: fx.Node) -> _Scores:
     raise NoMatch
 
 
+def _added_product(match: Match, node: fx.Node) -> _Scores:
+    """beta * bias + alpha * product"""
+    given = arguments(node.target, node.args, node.kwargs)
+    inner = _Scores((given["batch1"], given["batch2"]), _number(given["alpha"]))
+    beta = _number(given["beta"])
+    if not beta:
+        return inner
+    if beta != 1:
+        raise NoMatch
+    return inner.with_bias(node, _Bias(given["self"]))
+
+
 def _leads_to_product(node: Any) -> bool:
     """Whether scores may come from here, so that the other operand is the bias."""
     while isinstance(node, fx.Node) and computes_tensor(node):
         node = _walk_views(node)[-1]
-        if node.target in PRODUCTS:
+        if node.target in PRODUCTS or node.target is aten.baddbmm.default:
             return True
         if node.target not in _STEPS:
             return False
@@ -262,6 +278,7 @@ _STEPS: dict[Any, Any] = {
     aten.div.Tensor: _scaled,
     aten.div.Scalar: _scaled,
     aten.add.Tensor: _biased,
+    aten.baddbmm.default: _added_product,
     aten.masked_fill.Scalar: _filled,
     aten.masked_fill.Tensor: _filled,
     aten.where.self: _selected,
@@ -346,7 +363,7 @@ class _Attention:
         added: torch.Tensor | None = None
         filled: torch.Tensor | None = None
         for bias, given in zip(self.biases, biases, strict=True):
-            part = self._broadcast(given)
+            part = self._broadcast(given, bias.rank)
             if bias.fill is None:
                 part = part.to(dtype)
                 added = part if added is None else added + part
@@ -355,10 +372,13 @@ class _Attention:
                 filled = part if filled is None else filled | part
         return added, filled
 
-    def _broadcast(self, mask: torch.Tensor) -> torch.Tensor:
+    def _broadcast(self, mask: torch.Tensor, rank: int) -> torch.Tensor:
         """With the axes batch, heads, rows and columns, any of them of one element."""
-        if len(self.lead) == 1 and mask.dim() == 3:
-            mask = mask.unsqueeze(1)
+        if rank == 3 and mask.dim() == 3:
+            first: Any = mask.shape[0]
+            is_one = isinstance(first, int) and first == 1
+            parted = len(self.lead) == 2 and not is_one
+            mask = mask.unflatten(0, self.lead) if parted else mask.unsqueeze(1)
         while mask.dim() < 4:
             mask = mask.unsqueeze(0)
         return mask
@@ -384,6 +404,8 @@ def _found(match: Match, dense: bool) -> _Attention | None:
         product = match.absorb(root.args[0], *PRODUCTS)
     elif [each.target for each in root.users if each.target in RESHAPES] and len(root.users) == 1:
         return None  # Matched at the reshape, which needs no copy of the result.
+    weights: Any
+    values: Any
     weights, values = product.args
     softmax = _before_reshape(match, weights, (SOFTMAX,))
     rank = tensor_of(softmax).dim()
@@ -394,23 +416,23 @@ def _found(match: Match, dense: bool) -> _Attention | None:
     # Reshapes between keep the order of elements; where biases are added, heads have an axis.
     shape = scores.shape or tuple(tensor_of(softmax).shape)
     *lead, rows, columns = shape
-    if len(lead) > 2 or not _same_shape(shape[-2:], tensor_of(product.args[0]).shape[-2:]):  # type: ignore[arg-type]
+    if len(lead) > 2 or not _same_shape(shape[-2:], tensor_of(weights).shape[-2:]):
         return None
-    one, other = scores.product.args
+    one, other = scores.product
     if not all(isinstance(each, fx.Node) for each in (one, other, values)):
         return None
-    width, value_width = tensor_of(one).shape[-1], tensor_of(values).shape[-1]  # type: ignore[arg-type]
-    query = _operand(one, (*lead, rows, width)) or one  # type: ignore[arg-type]
+    width, value_width = tensor_of(one).shape[-1], tensor_of(values).shape[-1]
+    query = _operand(one, (*lead, rows, width)) or one
     turned = (aten.transpose.int, -2, -1)
-    key = _operand(other, (*lead, columns, width), turned)  # type: ignore[arg-type]
+    key = _operand(other, (*lead, columns, width), turned)
     if key is None:
-        merged = (*tensor_of(other).shape[:-2], columns, width)  # type: ignore[arg-type]
-        key = _operand(other, merged, turned)  # type: ignore[arg-type]
-    value = _operand(values, (*lead, columns, value_width)) or values  # type: ignore[arg-type]
+        merged = (*tensor_of(other).shape[:-2], columns, width)
+        key = _operand(other, merged, turned)
+    value = _operand(values, (*lead, columns, value_width)) or values
     found = _Attention(
-        query,  # type: ignore[arg-type]
-        key or other,  # type: ignore[arg-type]
-        value,  # type: ignore[arg-type]
+        query,
+        key or other,
+        value,
         tuple(lead),
         scores.scale,
         scores.biases,
@@ -428,7 +450,8 @@ def _fits(found: _Attention, rank: int) -> bool:
     if not found.is_one_mask():
         return False
     return all(
-        tensor_of(bias.tensor).dim() <= rank
+        tensor_of(bias.tensor).dim() <= bias.rank <= rank
+        and bias.rank >= rank - 1
         and (bias.fill is None or tensor_of(bias.tensor).dtype == torch.bool)
         and tensor_of(bias.tensor).device == query.device
         for bias in found.biases

@@ -1,11 +1,12 @@
-"""Casts that cancel or merge.
+"""Casts that cancel or merge, and copies that change nothing.
 
+    clone(x)                        = x                    if it has the strides of x
     cast(x, dtype of x)             = x
     cast(cast(x, wider), dtype)     = cast(x, dtype)       and x itself, if that is its dtype
 
 where `wider` holds every number of the dtype of x, so the inner cast loses nothing.  Autocast makes
 such pairs: a result in bfloat16 is cast to float32 for a normalization, and back for the next
-product.
+product.  Such a copy is left of a transpose that attention needed before it was fused.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import fx
 from adjoint.graph.metadata import computes_tensor, tensor_of
 from adjoint.rewrite.engine import rewrite
 from adjoint.rewrite.patterns import Match, Wildcard, call
+from adjoint.rewrite.refreshing import same_values
 from adjoint.rewrite.rules import rewrites
 
 aten = torch.ops.aten
@@ -52,6 +54,12 @@ def drop_cast(x: fx.Node, match: Match) -> Any:
     return x if tensor_of(x).dtype == tensor_of(match.root).dtype else None
 
 
+@rewrites(call(aten.clone.default, x, ...))
+def drop_copy(x: fx.Node, match: Match) -> Any:
+    """clone(x) = x, if it has the strides of x"""
+    return x if same_values(tensor_of(x), tensor_of(match.root)) else None
+
+
 @rewrites(call(CAST, call(CAST, x, ..., shared=True, where=is_cast), ..., where=is_cast))
 def merge_casts(x: fx.Node, match: Match) -> Any:
     """cast(cast(x, wider), dtype) = cast(x, dtype)"""
@@ -62,9 +70,9 @@ def merge_casts(x: fx.Node, match: Match) -> Any:
     return x if result == source else call(CAST, x, dtype=result)
 
 
-RULES = (drop_cast, merge_casts)
+RULES = (drop_copy, drop_cast, merge_casts)
 
 
 def cancel_casts(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Remove casts to the same dtype, and casts to a wider dtype on the way to another."""
+    """Remove copies, casts to the same dtype, and casts to a wider dtype on the way to another."""
     return rewrite(graph_module, RULES, "cancel-casts")

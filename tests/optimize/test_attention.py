@@ -121,6 +121,21 @@ def split_projection(x: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
+def added_product(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """As with positions that are added to scores by the product itself."""
+    scores = torch.baddbmm(bias, q, k.transpose(1, 2), beta=1.0, alpha=0.5)
+    weights = F.softmax(scores.view(BATCH, HEADS, ROWS, KEYS), dim=-1)
+    return torch.bmm(weights.view(BATCH * HEADS, ROWS, KEYS), v)
+
+
+def two_ranks(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, mask: Tensor) -> Tensor:
+    """One bias is added to merged heads, another to heads with an axis of their own."""
+    scores = slopes.baddbmm(q, k.transpose(1, 2), beta=1.0, alpha=0.5)
+    scores = scores.view(BATCH, HEADS, ROWS, KEYS) + mask
+    weights = F.softmax(scores, dim=-1).view(BATCH * HEADS, ROWS, KEYS)
+    return torch.bmm(weights, v)
+
+
 def turned_key(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(torch.bmm(q, k) / 2, -1).bmm(v)
 
@@ -149,6 +164,8 @@ STYLES: list[tuple[Style, list[Any]]] = [
     (merged_heads, MERGED),
     (merged_heads_with_mask, [*MERGED, BIAS]),
     (split_projection, PROJECTED),
+    (added_product, [*MERGED, BIAS.expand(-1, HEADS, -1, -1).reshape(-1, ROWS, KEYS)]),
+    (two_ranks, [*MERGED, torch.randn(BATCH * HEADS, 1, KEYS, dtype=torch.float64), BIAS]),
     (turned_key, [MERGED[0], MERGED[1].detach().mT.contiguous().requires_grad_(), MERGED[2]]),
     (one_head, [QUERY[0, 0], KEY[0, 0], VALUE[0, 0]]),
 ]

@@ -32,6 +32,23 @@ def test_a_cast_to_the_same_dtype_is_nothing() -> None:
     assert casts(lambda a: a.sin().to(torch.bfloat16, copy=True).sin(), HALF) == 0
 
 
+def test_a_copy_with_the_same_strides_is_nothing() -> None:
+    clone = torch.ops.aten.clone.default
+    inputs = torch.randn(3, 4)
+
+    def copies(function: Callable[..., Any]) -> int:
+        module = graph_of(function, inputs)
+        made = cancel_casts(module)
+        assert_same(module, made, inputs)
+        return calls(made, clone)
+
+    assert copies(lambda a: a.sin().clone().cos()) == 0
+    assert copies(lambda a: a.sin().clone()) == 0
+    assert copies(lambda a: a.sin().t().contiguous().cos()) == 1
+    assert copies(lambda a: a.clone().cos()) == 1  # a write to the input must not show
+    assert copies(lambda a: (b := a.sin(), b.clone())) == 1
+
+
 @pytest.mark.parametrize(
     ("function", "left"),
     [

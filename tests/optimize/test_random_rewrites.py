@@ -1,0 +1,162 @@
+"""Random joint graphs mean the same after each pass alone, and after all of them in order.
+
+Compared are values and first derivatives, which a joint graph returns, and second derivatives,
+which autograd takes through the interpreter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, fx
+
+import adjoint
+from adjoint.differentiate.sweep import differentiate
+from adjoint.graph.copying import copied
+from adjoint.graph.evaluation import evaluate
+from adjoint.graph.metadata import value_of
+from adjoint.graph.verify import verify
+from adjoint.optimize.compositions import compose_for_torch
+from adjoint.passes import Pass
+from adjoint.pipeline import JOINT, POST, primal
+from tests.differentiate.test_random_derivatives import BINARY, QUIETLY, UNARY, run
+
+Op = Callable[..., Tensor]
+SHAPE = (3, 4)
+
+# What the passes look for, in values of shape (3, 4).
+REWRITTEN: dict[str, Op] = {
+    "t": lambda x: x.t().sin().t(),
+    "t_t": lambda x: x.t().t(),
+    "views": lambda x: x.view(12).view(4, 3).view(2, 6).reshape(SHAPE),
+    "permutes": lambda x: x.view(3, 2, 2).permute(2, 0, 1).permute(1, 0, 2).reshape(SHAPE),
+    "axes": lambda x: x.unsqueeze(0).unsqueeze(2).squeeze(2).squeeze(0),
+    "expands": lambda x: x[:, :1].expand(3, 4) * x,
+    "expand_twice": lambda x: x - x.sum(0, keepdim=True).expand(1, 4).expand(3, 4),
+    "expand_left": lambda x: x.mean().expand(3, 4) + x,
+    "one": lambda x: (x * 1) / 1.0,
+    "ones": lambda x: x * torch.ones_like(x),
+    "zero": lambda x: x.tanh() - 0,
+    "first_power": lambda x: x.sin() ** 1,
+    "square": lambda x: x.tanh() ** 2,
+    "zeroth_power": lambda x: x.tanh() ** 0 + x,
+    "negations": lambda x: x.sin().neg().neg(),
+    "difference": lambda x: x + -(x.cos()),
+    "sum_of": lambda x: x - -(x.cos()),
+    "negative_scale": lambda x: -(x.sin() * 0.3),
+    "casts": lambda x: x.float().double().float().double() + x,
+    "clone": lambda x: x.clone() * 2,
+    "constants": lambda x: x * (torch.full(SHAPE, 2.0, dtype=x.dtype) * 0.25),
+    "bool": lambda x: x * torch.ones(SHAPE, dtype=torch.bool).to(x.dtype),
+}
+ATTENTION: dict[str, Op] = {
+    "attend": lambda x, y: torch.softmax(x @ y.t() / 2, -1) @ x,
+    "attend_heads": lambda x, y: (
+        (
+            torch.softmax(x.view(3, 2, 2).transpose(0, 1) @ y.view(3, 2, 2).permute(1, 2, 0), -1)
+            @ x.view(3, 2, 2).transpose(0, 1)
+        )
+        .transpose(0, 1)
+        .reshape(SHAPE)
+    ),
+    "attend_before": lambda x, y: (
+        (x @ y.t()).masked_fill(torch.ones(3, 3, dtype=torch.bool).triu(1), -math.inf).softmax(-1)
+        @ y
+    ),
+}
+OPS = {**UNARY, **BINARY, **REWRITTEN, **ATTENTION}
+BOTH = {*BINARY, *ATTENTION}
+
+place = st.integers(0, 4)
+step = st.one_of(
+    st.tuples(st.sampled_from(sorted(REWRITTEN)), place),
+    st.tuples(st.sampled_from(sorted(UNARY)), place),
+    st.tuples(st.sampled_from(sorted(BOTH)), place, place),
+)
+PROGRAMS = st.lists(step, min_size=3, max_size=12)
+
+
+def joint_graph(program: Sequence[Any], seed: int) -> tuple[fx.GraphModule, list[Any]]:
+    """The joint graph of a random program, and what to call it with."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(value: Any) -> Tensor:
+        return torch.randn(value.shape, dtype=torch.float64, generator=generator).requires_grad_()
+
+    inputs = [drawn(torch.empty(SHAPE)) for _ in range(2)]
+
+    def function(*given: Tensor) -> list[Tensor]:
+        # What is a view of an input would be made by the caller.
+        return [each.sin() for each in run(OPS, program, 2, *given)]
+
+    captured = adjoint.capture(function, *inputs)
+    outputs = range(len(captured.outputs))
+    joint = differentiate(captured.graph_module, outputs, [0, 1]).graph_module
+    tangents = [drawn(value_of(node)) for node in joint.graph.find_nodes(op="placeholder")[2:]]
+    return joint, [*inputs, *tangents]
+
+
+def results(joint: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """What the graph returns, and derivatives of that."""
+    returned = [each for each in evaluate(compose_for_torch(joint), inputs) if each is not None]
+    total = sum((each * math.sin(1 + n)).sum() for n, each in enumerate(returned))
+    assert isinstance(total, Tensor)
+    second: Any = torch.autograd.grad(total, list(inputs), allow_unused=True)
+    return [*returned, *(torch.zeros(()) if each is None else each for each in second)]
+
+
+def agree(before: Sequence[Any], after: Sequence[Any], what: str, tolerance: float) -> None:
+    for one, other in zip(before, after, strict=True):
+        if one.dim() != other.dim():  # A derivative that is known to be zero.
+            one, other = (
+                each.expand(max(one.shape, other.shape, key=len)) for each in (one, other)
+            )
+        torch.testing.assert_close(
+            other, one, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m: f"{what}: {m}"
+        )
+
+
+PASSES: list[Pass] = [*primal((0, 1)), *dict.fromkeys((*JOINT, *POST))]
+
+
+def check_program(program: Sequence[Any], seed: int) -> None:
+    joint, inputs = joint_graph(program, seed)
+    expected = results(joint, inputs)
+    # Cotangents of two casts of one value are cast and added, or added and cast.
+    tolerance = 1e-5 if any(name == "casts" for name, *_ in program) else 1e-9
+    for each in PASSES:
+        made = each(copied(joint))
+        verify(made)
+        agree(expected, results(made, inputs), each.name, tolerance)
+        if each.rules:
+            assert len(made.graph.nodes) <= len(joint.graph.nodes), each.name
+    made = copied(joint)
+    for each in (*primal((0, 1)), *JOINT, *POST):
+        made = each(made)
+    verify(made)
+    agree(expected, results(made, inputs), "all passes", tolerance)
+    assert len(made.graph.nodes) <= len(joint.graph.nodes)
+
+
+@settings(QUIETLY, max_examples=25)
+@given(PROGRAMS, st.integers(0, 1000))
+def test_random_joint_graphs(program: list[Any], seed: int) -> None:
+    check_program(program, seed)
+
+
+@pytest.mark.slow
+@settings(QUIETLY, max_examples=2000)
+@given(PROGRAMS, st.integers(0, 10**6))
+def test_many_random_joint_graphs(program: list[Any], seed: int) -> None:
+    check_program(program, seed)
+
+
+@pytest.mark.parametrize("name", [*REWRITTEN, *ATTENTION])
+def test_each_op_alone(name: str) -> None:
+    check_program([(name, *([0, 1] if name in BOTH else [0]))], 0)
