@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         FallbackWarning,
         RewriteError,
     )
+    from adjoint.memory import MemoryReport, saved_values
     from adjoint.options import Options
     from adjoint.passes import Pass, graph_pass
     from adjoint.rewrite.passes import replaces
@@ -42,6 +43,7 @@ __all__ = [
     "CaptureError",
     "DifferentiationError",
     "FallbackWarning",
+    "MemoryReport",
     "Options",
     "Pass",
     "RewriteError",
@@ -57,6 +59,7 @@ __all__ = [
     "linearize",
     "replaces",
     "run",
+    "saved_values",
     "value_and_grad",
     "vjp",
     "vjp_rule",
@@ -73,6 +76,7 @@ _HOMES = {
         "FallbackWarning",
         "RewriteError",
     ),
+    "adjoint.memory": ("MemoryReport", "saved_values"),
     "adjoint.options": ("Options",),
     "adjoint.passes": ("Pass", "graph_pass"),
     "adjoint.rewrite.passes": ("replaces",),

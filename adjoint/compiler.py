@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
 from torch import fx
 
 from adjoint.capture.direct import capture_call
@@ -30,9 +31,10 @@ from adjoint.graph.derivative import Backward, Derivative, Joint, order_of_graph
 from adjoint.graph.evaluation import evaluate, evaluate_taking
 from adjoint.graph.metadata import outputs_of
 from adjoint.graph.origins import Origin, is_part, origins_of
-from adjoint.graph.sizes import assuming
+from adjoint.graph.sizes import assuming, size_hints
 from adjoint.graph.verify import GraphError, verify
 from adjoint.kernels import compile_kernels
+from adjoint.loops.footprint import Footprint, PairFootprint, Processor, footprint
 from adjoint.loops.plan import Plan
 from adjoint.lower.assumptions import noting_assumptions
 from adjoint.lower.planning import lower
@@ -47,6 +49,7 @@ from adjoint.progress import PROGRESS
 from adjoint.rewrite.engine import MATCHES
 from adjoint.runtime.bridge import DifferentiableGraph
 from adjoint.runtime.calling import Runnable
+from adjoint.runtime.cpu.memory import cache_bytes
 from adjoint.runtime.entry import EntryPoint
 from adjoint.runtime.executable import Executable
 from adjoint.runtime.loading import load_program
@@ -356,6 +359,35 @@ class Compiler:
                 "lower", order, partial(lower, rewritten, target, called, overwrites)
             )
         return noted.usable(plan)
+
+    # Memory, predicted
+
+    def footprint(self, derivative: Derivative) -> PairFootprint | None:
+        """The memory of the forward and the first backward program; None: one runs op by op."""
+        backward = derivative.first_backward
+        target = target_of(derivative.runs, self.options)
+        programs = [self._footprint(each) for each in (derivative.runs, backward.graph_module)]
+        if programs[0] is None or programs[1] is None:
+            return None
+        places = derivative.freed
+        saved = tuple(
+            programs[0].outputs[places[each]] if each in places else None
+            for each in backward.inputs
+        )
+        shares = target.shares_memory
+        return PairFootprint(programs[0], programs[1], saved, shares, not shares)
+
+    def _footprint(self, graph_module: fx.GraphModule) -> Footprint | None:
+        order = order_of_graph(graph_module.graph)
+        passes = extended(POST, "post", self.options.passes)
+        graph_module = self._passes(passes, copied(graph_module), order)
+        target = target_of(graph_module, self.options)
+        plan = self.plan(graph_module, target)
+        if plan is None:
+            return None
+        processor = Processor(torch.get_num_threads(), cache_bytes())
+        sizes = size_hints(graph_module.graph)
+        return footprint(plan, sizes, None if target.has_grid else processor)
 
     # Stages are timed, verified and shown.
 

@@ -132,6 +132,12 @@ class Target:
         return self.has_grid
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether programs that run one after the other have their temporaries in the same memory,
+        and results in memory that others may have next."""
+        return self.has_grid
+
+    @property
     def checks_indices_in_kernels(self) -> bool:
         """Whether the thread that loads an index checks it, and not a step before the kernel."""
         return self.has_grid

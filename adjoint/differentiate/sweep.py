@@ -58,6 +58,7 @@ from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, VJPS
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import DATA_DEPENDENT, fake_mode_of
 from adjoint.torch_private.modes import enable_python_dispatcher, isolated
+from adjoint.torch_private.operators import OpOverload
 from adjoint.trace.emission import as_under
 from adjoint.trace.subgraph import finish_graph
 
@@ -166,10 +167,13 @@ class Sweep:
     def entangled(self) -> list[Origin]:
         """Arguments and results of operators with several differentiable results.
 
-        Which of them a derivative reads depends on which results have cotangents.
+        Which of them a derivative reads depends on which results have cotangents.  That of a view
+        reads none.
         """
         found: list[fx.Node] = []
         for node in self.primal.graph.nodes:
+            if isinstance(node.target, OpOverload) and node.target.is_view:
+                continue
             items = [n for n in _selected(node) if n in self.active]
             if node in self.active and len(items) > 1:
                 # The results of a custom function are saved as its outputs, not as its operands.

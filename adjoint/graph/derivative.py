@@ -175,6 +175,16 @@ class Derivative:
             if isinstance(each, SavedInput) and each not in known
         )
 
+    @property
+    def freed(self) -> dict[Input, int]:
+        """The saved values that the backward frees, neither inputs nor results: their outputs."""
+        known = set(self._inputs)
+        return {
+            each: each.of.index
+            for each in self.saved
+            if isinstance(each, SavedInput) and each not in known and each.of.index >= self.results
+        }
+
     @functools.cached_property
     def _inputs(self) -> tuple[Input, ...]:
         return input_descriptors(self.graph_module.graph)

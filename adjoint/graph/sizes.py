@@ -40,6 +40,19 @@ def assuming(graph_module: fx.GraphModule) -> Iterator[None]:
         yield
 
 
+def size_hints(graph: fx.Graph) -> Sizes:
+    """For each size symbol, its value in the call that was captured, or a guess."""
+    found: Sizes = {}
+    for node in graph.nodes:
+        for leaf in trees.leaves(value_or_none(node)):
+            for size in leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,):
+                if isinstance(size, torch.SymInt):
+                    symbol = symbols.expression(size)
+                    if isinstance(symbol, sympy.Symbol):
+                        found.setdefault(symbol, symbols.hint(size))
+    return found
+
+
 class Sizing:
     """The size symbols of a graph's inputs, and the assumptions about them."""
 

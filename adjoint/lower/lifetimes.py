@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from itertools import accumulate
+from collections.abc import Callable, Mapping, Sequence, Set
 
 import torch
 from torch import fx
 
 from adjoint.graph.metadata import value_or_none
+from adjoint.loops.footprint import profile
 from adjoint.lower.row_tiles import Unit
 from adjoint.lower.sizes import estimate, product, sizes
 from adjoint.torch_private import trees
@@ -62,15 +62,6 @@ class Lifetimes:
     def is_there(self, node: fx.Node, place: int) -> bool:
         """Whether the value is in memory while the unit at `place` runs; inputs always are."""
         return node not in self.first or self.first[node] <= place <= self.last[node]
-
-
-def profile(count: int, spans: Iterable[tuple[int, int, int]]) -> list[int]:
-    """The bytes in use at each of `count` places; a span has a first place, a last, and bytes."""
-    changes = [0] * (count + 2)
-    for first, last, size in spans:
-        changes[first] += size
-        changes[last + 1] -= size
-    return list(accumulate(changes))[:count]
 
 
 def results_of(unit: Unit, stored: Set[fx.Node]) -> list[fx.Node]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import fx
 
+from adjoint.loops.footprint import profile
 from adjoint.lower.definitions import Mapped, Multiplied
 from adjoint.lower.fusion import MAX_BUFFERS
 from adjoint.lower.groups import MAX_EPILOGUE_READS, Group, epilogue_reads
@@ -22,7 +23,6 @@ from adjoint.lower.inlining import (
     is_coalesced,
 )
 from adjoint.lower.items import Item
-from adjoint.lower.lifetimes import profile
 from adjoint.lower.rematerialization import Move, Recipe, Rematerialization, State
 from adjoint.lower.row_tiles import Unit
 from adjoint.lower.sizes import product, same

@@ -52,7 +52,7 @@ def is_recomputed(node: fx.Node) -> bool:
     if region is None or region.policy not in _RECOMPUTING or node.op != "call_function":
         return False
     # A size is saved as a number.
-    return not isinstance(value_or_none(node), SYMBOLIC) and not is_impure(_producer(node))
+    return not isinstance(value_or_none(node), SYMBOLIC) and not is_impure(producer_of(node))
 
 
 def needs_of(reads: Iterable[tuple[fx.Node, Run]], is_free: Callable[[fx.Node], bool]) -> Needs:
@@ -96,7 +96,7 @@ def _is_saved(node: fx.Node) -> bool:
     return region is not None and region.policy in _SAVING
 
 
-def _producer(node: fx.Node) -> fx.Node:
+def producer_of(node: fx.Node) -> fx.Node:
     """The operator whose result, or an item of it, is the value of `node`."""
     while node.target is operator.getitem:
         node = node.all_input_nodes[0]

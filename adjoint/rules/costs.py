@@ -7,17 +7,23 @@ formula of a pointwise op (`loops/pointwise.py`).  Only ops without a formula ar
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.flop_counter import flop_registry
 
-from adjoint.graph.metadata import value_of
+from adjoint.graph.metadata import computes_tensor, value_of, value_or_none
 from adjoint.loops.expressions import Apply, Name, walk
 from adjoint.loops.operators import COSTLY
 from adjoint.loops.pointwise import TABLE
+from adjoint.target import Rates
+from adjoint.torch_private import trees
 from adjoint.torch_private.operators import OpOverload
+from adjoint.torch_private.symbols import hint
 
 aten = torch.ops.aten
 
@@ -46,6 +52,45 @@ def functions_in(operators: Iterable[str]) -> int:
 def effort(operators: int, functions: int) -> int:
     """The cost of `operators` operators, of which `functions` are costly math functions."""
     return operators + (FUNCTION_COST_IN_OPERATORS - 1) * functions
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What computing something takes, for the sizes of the call that was captured."""
+
+    flops: int = 0
+    """Multiplications and additions of products and convolutions, and operators of formulas."""
+    bytes: int = 0
+    """What is read and written, if nothing is fused."""
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.flops + other.flops, self.bytes + other.bytes)
+
+    def seconds(self, rates: Rates) -> float:
+        """The time at nominal rates, whichever takes longer: arithmetic, or memory traffic."""
+        return max(self.flops / rates.operators_per_second, self.bytes / rates.bytes_per_second)
+
+
+def cost_of(node: fx.Node) -> Cost:
+    """The cost of one node; views and sizes are free."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, OpOverload) or target.is_view:
+        return Cost()
+    results = [leaf for leaf in trees.leaves(value_of(node)) if isinstance(leaf, torch.Tensor)]
+    values = fx.map_arg((node.args, node.kwargs), value_or_none)
+    tensors = [leaf for leaf in trees.leaves(values) if isinstance(leaf, torch.Tensor)]
+    traffic = sum(_count(each) * each.dtype.itemsize for each in (*results, *tensors))
+    counted = flop_registry.get(target.overloadpacket)
+    if counted is not None:
+        args, kwargs = values
+        return Cost(hint(counted(*args, **kwargs, out_val=value_of(node))), traffic)
+    is_pointwise = torch.Tag.pointwise in target.tags and computes_tensor(node)
+    operators = FUNCTION_COST_IN_OPERATORS if is_pointwise and not is_quick(node) else 1
+    return Cost(operators * max(map(_count, (*results, *tensors)), default=0), traffic)
+
+
+def _count(tensor: torch.Tensor) -> int:
+    return math.prod(hint(size) for size in tensor.shape)
 
 
 def is_quick(node: fx.Node) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from adjoint.lower.definitions import definition_of
 from adjoint.lower.groups import Group, Level
 from adjoint.lower.items import item_of
-from adjoint.lower.lifetimes import Lifetimes, bytes_of, profile, reads_of, results_of
+from adjoint.lower.lifetimes import Lifetimes, bytes_of, reads_of, results_of
 from tests.lower.test_row_tiles import with_any_rows
 from tests.lowering import graph_of
 
@@ -78,11 +78,6 @@ def test_parts_of_a_value_take_no_memory_of_their_own() -> None:
     # Values and places of eight bytes.
     assert bytes_of(units[0]) == 3 * BYTES
     assert lives(units).bytes == [3 * BYTES, 3 * BYTES, BYTES]
-
-
-def test_spans_add_up() -> None:
-    assert profile(4, [(0, 1, 5), (1, 3, 2), (3, 3, -1)]) == [5, 7, 2, 1]
-    assert profile(0, []) == []
 
 
 def test_what_a_group_reads_and_leaves() -> None:

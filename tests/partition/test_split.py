@@ -457,3 +457,20 @@ def test_nothing_is_saved_that_follows_from_other_saved_values() -> None:
     assert again is not None
     assert set(again.saved_inputs) == set(range(len(inputs)))
     assert aten.index.Tensor not in [n.target for n in saved_nodes(again)]
+
+
+@pytest.mark.parametrize("parts", [lambda x: x.unbind(1), lambda x: x.split([1, 2], 1)])
+def test_parts_of_a_tensor_are_not_saved(parts: Callable[[Tensor], Any]) -> None:
+    def function(x: Tensor) -> list[Tensor]:
+        return [part * 2 for part in parts(x * 3)]
+
+    made = recorded(function, leaf(4, 3))
+    assert saved_nodes(made) == []
+    x = leaf(4, 3)
+    results = function(x)
+    compiled: Any = adjoint.compile(function)(x)
+    for each in range(len(results)):
+        torch.testing.assert_close(
+            torch.autograd.grad(compiled[each].sum(), x, retain_graph=True),
+            torch.autograd.grad(results[each].sum(), x, retain_graph=True),
+        )

@@ -6,8 +6,17 @@ import pytest
 import torch
 from torch import fx
 
+import adjoint
 from adjoint.loops.pointwise import TABLE
-from adjoint.rules.costs import FUNCTION_COST_IN_OPERATORS, effort, functions_in, is_quick
+from adjoint.rules.costs import (
+    FUNCTION_COST_IN_OPERATORS,
+    Cost,
+    cost_of,
+    effort,
+    functions_in,
+    is_quick,
+)
+from adjoint.target import Rates
 from adjoint.torch_private.fake import new_fake_mode
 
 aten = torch.ops.aten
@@ -114,3 +123,16 @@ def test_a_function_counts_for_several_operators() -> None:
     assert functions_in(["add", "exp", "fmod", "philox", "mul"]) == 3
     assert effort(5, 0) == 5
     assert effort(5, 2) == 5 + 2 * (FUNCTION_COST_IN_OPERATORS - 1)
+
+
+def test_the_cost_of_a_node() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return ((x @ w).exp() * 2).t().sin()
+
+    graph = adjoint.capture(function, torch.rand(4, 8), torch.rand(8, 16)).graph_module.graph
+    product, function_, scaled, view, _ = (n for n in graph.nodes if n.op == "call_function")
+    assert cost_of(product) == Cost(2 * 4 * 8 * 16, 4 * (4 * 8 + 8 * 16 + 4 * 16))
+    assert cost_of(function_) == Cost(FUNCTION_COST_IN_OPERATORS * 64, 4 * 2 * 64)
+    assert cost_of(scaled) == Cost(64, 4 * 2 * 64)
+    assert cost_of(view) == Cost()
+    assert (cost_of(scaled) + cost_of(view)).seconds(Rates(512.0, 1e9)) == 1

@@ -1,0 +1,286 @@
+"""The memory that a plan uses while it runs, predicted from the lifetimes of its slots.
+
+A program reserves memory for all of its temporaries together.  The results of library calls are
+freed after their last use, and outputs outlive the program.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import sympy
+import torch
+from typing_extensions import assert_never
+
+from adjoint.loops.plan import (
+    Argument,
+    Launch,
+    LibraryCall,
+    Plan,
+    Product,
+    RowTiles,
+    Scratch,
+    Size,
+    SlotKind,
+    Step,
+    operands_of,
+)
+from adjoint.torch_private import trees
+
+
+@dataclass(frozen=True)
+class Block:
+    """The memory of one slot, from the step that writes it to the last step that uses it."""
+
+    slot: int
+    kind: SlotKind
+    bytes: int
+    first: int
+    """-1: it is an input."""
+    last: int
+    """The number of steps: it outlives the program."""
+    is_pooled: bool = False
+    """It is an output in memory that the program may keep for its next call."""
+    made_by: str = ""
+    """The nodes that the kernel computes which writes it, or the operator and the user's line."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """The memory of a plan for one set of sizes."""
+
+    steps: int
+    blocks: tuple[Block, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int | None, ...]
+    """The slot of each output; None: it is a constant."""
+    reserved: int
+    """Bytes of memory that all temporaries share."""
+
+    def profile(self, *kinds: SlotKind) -> list[int]:
+        """The bytes of slots of these kinds that are in use at each step."""
+        spans = ((b.first, b.last, b.bytes) for b in self.blocks if b.kind in kinds)
+        return profile(self.steps, spans)
+
+    @property
+    def returned(self) -> int:
+        """The bytes of outputs."""
+        return sum(block.bytes for block in self.blocks if block.kind is SlotKind.OUTPUT)
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that a run allocates: temporaries, results of library calls, outputs."""
+        allocated = self.profile(SlotKind.RESULT, SlotKind.OUTPUT)
+        return self.reserved + max(allocated, default=self.returned)
+
+
+@dataclass(frozen=True)
+class PairFootprint:
+    """The memory of a forward and a backward program, which run one after the other.
+
+    What exists before, such as the program's arguments, is not counted.
+    """
+
+    forward: Footprint
+    backward: Footprint
+    saved: tuple[int | None, ...]
+    """For each input of the backward program: the slot of the forward program that it has the
+    memory of; None: it is not freed, or was not allocated by the forward program."""
+    shares_reserved: bool
+    """Both programs have their temporaries in the same memory."""
+    keeps_outputs: bool
+    """The memory of outputs stays with their program, for its next call."""
+
+    @property
+    def reserved(self) -> int:
+        """The bytes that are reserved for temporaries all the time."""
+        one, other = self.forward.reserved, self.backward.reserved
+        return max(one, other) if self.shares_reserved else one + other
+
+    def profile(self) -> list[int]:
+        """The bytes that are allocated at each step of the forward, then of the backward."""
+        allocated = (SlotKind.RESULT, SlotKind.OUTPUT)
+        forward = self.forward.profile(*allocated)
+        backward = self.backward.profile(*allocated)
+        count, last = self.backward.steps, self.last_reads()
+        freed = [
+            (last[block.slot] + 1, count, -block.bytes)
+            for block in self.forward.blocks
+            if block.slot in last and not (self.keeps_outputs and block.is_pooled)
+        ]
+        waiting = [self.forward.returned + each for each in profile(count, freed)]
+        together = [*forward, *map(operator.add, backward, waiting)]
+        return [self.reserved + each for each in together]
+
+    def last_reads(self) -> dict[int, int]:
+        """For slots of the forward program: the last step of the backward that reads them."""
+        blocks = {block.slot: block for block in self.backward.blocks}
+        found: dict[int, int] = {}
+        for taken, slot in zip(self.backward.inputs, self.saved, strict=True):
+            if slot is not None:
+                found[slot] = max(found.get(slot, -1), blocks[taken].last)
+        return found
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that are allocated at any time."""
+        return max(self.profile(), default=0)
+
+    @property
+    def between(self) -> int:
+        """The bytes that results and saved values take between forward and backward."""
+        return self.forward.returned
+
+
+def profile(count: int, spans: Iterable[tuple[int, int, int]]) -> list[int]:
+    """The bytes in use at each of `count` places; a span has a first place, a last, and bytes."""
+    changes = [0] * (count + 2)
+    for first, last, size in spans:
+        changes[max(first, 0)] += size
+        changes[min(last, count) + 1] -= size
+    return list(accumulate(changes))[:count]
+
+
+@dataclass(frozen=True)
+class Processor:
+    """What the memory of a plan on a CPU depends on besides its sizes."""
+
+    threads: int
+    """How many parts the workspaces of kernels have."""
+    tile_bytes: int
+    """What the values that a thread computes for one tile of rows have together."""
+
+
+def footprint(
+    plan: Plan, sizes: Mapping[sympy.Symbol, int], processor: Processor | None = None
+) -> Footprint:
+    """The memory of a plan for these values of its symbols; `processor`: it runs on a CPU."""
+    threads = processor.threads if processor else 1
+    bytes_of = {slot.number: _bytes(slot.shape, slot.dtype, sizes) for slot in plan.slots}
+    owners: dict[int, set[int]] = {slot.number: {slot.number} for slot in plan.slots}
+    spans: dict[int | Scratch, tuple[int, int]] = dict.fromkeys(plan.inputs, (-1, -1))
+    for place, step in enumerate(plan.steps):
+        used = _operands(step)
+        if isinstance(step, LibraryCall):
+            if _shares(step):
+                owners[step.result] = set().union(*(owners[n] for n in used if isinstance(n, int)))
+            used.append(step.result)
+        for operand in used:
+            for owner in owners[operand] if isinstance(operand, int) else (operand,):
+                spans[owner] = (spans.get(owner, (place, place))[0], place)
+    end = len(plan.steps)
+    outputs: list[int | None] = []
+    for leaf in trees.leaves(plan.outputs):
+        outputs.append(min(owners[leaf.slot]) if isinstance(leaf, Argument) else None)
+        if isinstance(leaf, Argument):
+            for owner in owners[leaf.slot]:
+                spans[owner] = (spans.get(owner, (end, end))[0], end)
+    blocks = tuple(
+        Block(
+            each.number,
+            _kind(each.kind, last, end),
+            bytes_of[each.number],
+            first,
+            last,
+            each.kind is SlotKind.OUTPUT,
+            _maker(plan.steps[first]) if 0 <= first < end else "",
+        )
+        for each in plan.slots
+        if each.number in spans and each.kind is not SlotKind.LOCAL
+        for first, last in (spans[each.number],)
+    )
+    reserved = [(b.first, b.last, b.bytes) for b in blocks if b.kind is SlotKind.TEMPORARY]
+    for operand, span in spans.items():
+        if isinstance(operand, Scratch):
+            count = number(operand.count, sizes) * threads
+            reserved.append((*span, count * operand.dtype.itemsize))
+    if processor is not None:
+        for place, step in enumerate(plan.steps):
+            if isinstance(step, RowTiles):
+                local = min(_local(plan, step, sizes), processor.tile_bytes)
+                reserved.append((place, place, threads * local))
+            elif isinstance(step, LibraryCall):
+                count = _workspace(step, bytes_of)
+                if count:
+                    made_by = f"workspace of {step.op}"
+                    copies = Block(-1, SlotKind.RESULT, count, place, place, made_by=made_by)
+                    blocks = (*blocks, copies)
+    most = max(profile(end, reserved), default=0)
+    return Footprint(end, blocks, plan.inputs, tuple(outputs), most)
+
+
+def _workspace(call: LibraryCall, bytes_of: Mapping[int, int]) -> int:
+    """The bytes that a library allocates for itself: copies of tensors in a layout of its own."""
+    operands = [bytes_of[each.slot] for each in call.args if isinstance(each, Argument)]
+    if call.op is torch.ops.aten.convolution.default:
+        return max(operands[0], bytes_of[call.result])
+    if call.op is torch.ops.aten.convolution_backward.default:
+        return operands[0] + operands[1]
+    if call.op is torch.ops.aten.native_batch_norm_backward.default:
+        return operands[0]
+    return 0
+
+
+def _local(plan: Plan, tiles: RowTiles, sizes: Mapping[sympy.Symbol, int]) -> int:
+    """The bytes of the values that exist only tile by tile, if there were one tile."""
+    spans: dict[int, tuple[int, int]] = {}
+    for place, step in enumerate(tiles.body):
+        for operand in operands_of(step):
+            if isinstance(operand, int) and plan.slots[operand].kind is SlotKind.LOCAL:
+                spans[operand] = (spans.get(operand, (place, place))[0], place)
+    slots = [(span, plan.slots[operand]) for operand, span in spans.items()]
+    of_all = ((*span, _bytes(slot.shape, slot.dtype, sizes)) for span, slot in slots)
+    return max(profile(len(tiles.body), of_all), default=0)
+
+
+def number(size: Size, sizes: Mapping[sympy.Symbol, int]) -> int:
+    """The value of a size."""
+    return size if isinstance(size, int) else int(size.subs(sizes))
+
+
+def _bytes(
+    shape: Sequence[Size] | None, dtype: torch.dtype | None, sizes: Mapping[sympy.Symbol, int]
+) -> int:
+    if shape is None or dtype is None:
+        return 0
+    return dtype.itemsize * math.prod(number(size, sizes) for size in shape)
+
+
+def _kind(kind: SlotKind, last: int, end: int) -> SlotKind:
+    """The result of a library call that the program returns is an output."""
+    return SlotKind.OUTPUT if kind is SlotKind.RESULT and last == end else kind
+
+
+def _shares(call: LibraryCall) -> bool:
+    """Whether the result of a call has no memory of its own.
+
+    An item has its own: of what an operator with several results returns, each is freed for itself.
+    """
+    return (call.is_view or call.aliases) and call.target is not operator.getitem
+
+
+def _maker(step: Step) -> str:
+    """What a step computes, for a reader."""
+    match step:
+        case Launch(nodes=nodes):
+            return ", ".join(nodes)
+        case RowTiles(body=body):
+            return ", ".join(filter(None, map(_maker, body)))
+        case Product():
+            return "a matrix product"
+        case LibraryCall():
+            return f"{step.op} at {step.line}" if step.line else str(step.op)
+        case _:
+            assert_never(step)
+
+
+def _operands(step: Step) -> list[int | Scratch]:
+    """The slots and workspaces that a step uses, except for the result of a call."""
+    if not isinstance(step, LibraryCall):
+        return operands_of(step)
+    leaves = trees.leaves((step.args, step.kwargs))
+    return [leaf.slot for leaf in leaves if isinstance(leaf, Argument)]

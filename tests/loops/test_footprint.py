@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor
+
+from adjoint.loops.footprint import (
+    Block,
+    Footprint,
+    PairFootprint,
+    footprint,
+    number,
+    profile,
+)
+from adjoint.loops.plan import Plan, SlotKind
+from tests.lowering import graph_of, lower
+
+
+def plan_of(function: Any, *inputs: Tensor) -> Plan:
+    return lower(graph_of(function, list(inputs)))
+
+
+def test_profiles() -> None:
+    assert profile(4, [(0, 1, 5), (1, 3, 2), (3, 3, -1)]) == [5, 7, 2, 1]
+    assert profile(0, []) == []
+    # What is there before, and what stays.
+    assert profile(2, [(-1, 0, 3), (1, 2, 4)]) == [3, 4]
+
+
+def test_temporaries_share_memory_and_outputs_stay() -> None:
+    def function(x: Tensor) -> Tensor:
+        for _ in range(4):
+            x = torch.tanh(torch.linalg.qr(x)[0] * 2)
+        return x
+
+    x = torch.rand(64, 64)
+    made = footprint(plan_of(function, x), {})
+    one = x.numel() * 4
+    assert made.returned == one
+    # One product at a time, though there are three of them.
+    assert made.reserved == one
+    assert made.steps == len(made.profile(SlotKind.RESULT))
+    assert {block.last for block in made.blocks if block.kind is SlotKind.OUTPUT} == {made.steps}
+    assert [block.first for block in made.blocks if block.kind is SlotKind.INPUT] == [-1]
+
+
+def test_a_view_keeps_its_tensor() -> None:
+    def function(x: Tensor) -> Tensor:
+        q = torch.linalg.qr(x)[0]
+        y = q.t()
+        z = torch.linalg.qr(x * 2)[0]
+        return torch.mm(y, z)
+
+    made = footprint(plan_of(function, torch.rand(64, 64)), {})
+    results = [block for block in made.blocks if block.kind is SlotKind.RESULT and block.bytes]
+    # Each decomposition returns two matrices; the first is alive while the second is computed.
+    assert max(made.profile(SlotKind.RESULT)) == sum(block.bytes for block in results)
+
+
+def test_symbolic_sizes() -> None:
+    n = sympy.Symbol("n")
+    assert number(3 * n + 1, {n: 5}) == 16
+    assert number(7, {}) == 7
+
+
+def block(slot: int, kind: SlotKind, count: int, first: int, last: int) -> Block:
+    return Block(slot, kind, count, first, last)
+
+
+FORWARD = Footprint(
+    2,
+    (
+        block(0, SlotKind.INPUT, 50, -1, 0),
+        block(1, SlotKind.TEMPORARY, 10, 0, 1),
+        Block(2, SlotKind.OUTPUT, 100, 0, 2, is_pooled=True),
+        Block(3, SlotKind.OUTPUT, 1, 1, 2, is_pooled=True),
+    ),
+    (0,),
+    (3, 2),
+    10,
+)
+BACKWARD = Footprint(
+    3,
+    (
+        block(0, SlotKind.INPUT, 100, -1, 0),
+        block(1, SlotKind.INPUT, 1, -1, 0),
+        block(2, SlotKind.RESULT, 40, 1, 1),
+        block(3, SlotKind.OUTPUT, 50, 2, 3),
+    ),
+    (0, 1),
+    (3,),
+    30,
+)
+
+
+def test_memory_that_programs_share() -> None:
+    pair = PairFootprint(FORWARD, BACKWARD, (2, None), True, False)
+    assert pair.reserved == 30
+    assert pair.profile() == [130, 131, 131, 30 + 1 + 40, 30 + 1 + 50]
+    assert pair.peak == 131
+    assert pair.between == 101
+
+
+def test_memory_of_each_program() -> None:
+    pair = PairFootprint(FORWARD, BACKWARD, (2, None), False, True)
+    assert pair.reserved == 40
+    assert pair.profile() == [140, 141, 141, 40 + 101 + 40, 40 + 101 + 50]
+    assert pair.peak == 191
+
+
+def test_the_peak_of_one_program() -> None:
+    assert FORWARD.peak == 111
+    assert BACKWARD.peak == 80
