@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -50,7 +50,7 @@ class Residual(Energy):
 
 class Adapted(Energy):
     def forward(self, x: Tensor) -> Tensor:
-        weights = dict(self.net.named_parameters())
+        weights: dict[str, Tensor] = dict(self.net.named_parameters())
         loss = torch.func.functional_call(self.net, weights, (x,)).square().mean()
         slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
         pairs = zip(weights.items(), slopes, strict=True)
@@ -62,9 +62,10 @@ class Adapted(Energy):
 class Unused(Energy):
     def forward(self, x: Tensor) -> Tensor:
         other = x * 2
-        slopes = torch.autograd.grad(
+        slopes: Sequence[Tensor | None] = torch.autograd.grad(
             self.energy(x), [x, other], create_graph=True, allow_unused=True
         )
+        assert slopes[0] is not None
         return slopes[0] if slopes[1] is None else slopes[1]
 
 

@@ -35,6 +35,7 @@ from adjoint.torch_private import trees
 from adjoint.torch_private.autograd import set_version
 from adjoint.torch_private.fake import storage_key, storage_keys
 from adjoint.torch_private.modes import is_autocast_enabled, without_autocast
+from adjoint.torch_private.storages import foreach_copy
 
 
 @runtime_checkable
@@ -237,7 +238,7 @@ def _write(writes: Sequence[Write], inputs: Sequence[Any], outputs: Sequence[Any
             target.copy_(value)
     if plain:
         with _mode(Mode(grad_enabled=False)):
-            torch._foreach_copy_([target for target, _ in plain], [value for _, value in plain])
+            foreach_copy(plain)
 
 
 def _are_alike(target: torch.Tensor, value: torch.Tensor) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -48,12 +48,6 @@ def numeric_settings() -> Hashable:
 def matmuls_avoid_tf32() -> bool:
     """Whether matrix products of float32 tensors must be computed in float32."""
     return torch._C._get_fp32_precision_getter("cuda", "matmul") != "tf32"
-
-
-def foreach_copy(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy the second of each pair to the first, in few launches."""
-    targets, sources = zip(*pairs, strict=True)
-    torch._foreach_copy_(targets, sources)
 
 
 def new_graph_pool() -> Any:

@@ -1,9 +1,9 @@
-"""Storages: how many refer to one, and new ones without the overhead of argument parsing."""
+"""Storages: how many refer to one, new ones without the overhead of argument parsing, copies."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch._C._dynamo import guards
@@ -32,6 +32,12 @@ class Holders:
             and sys.getrefcount(self._storage) == self._references
             and (self._storage.data_ptr(), self._storage.nbytes()) == self._memory
         )
+
+
+def foreach_copy(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy the second of each pair to the first, on a GPU in few launches."""
+    targets, sources = zip(*pairs, strict=True)
+    torch._foreach_copy_(targets, sources)
 
 
 _uses: Callable[[int], int] = torch._C._storage_Use_Count

@@ -7,12 +7,12 @@ from adjoint.torch_private.cuda import (
     allocate_from,
     current_device,
     empty_strided,
-    foreach_copy,
     is_capturing,
     new_graph_pool,
     numeric_settings,
     raw_stream,
 )
+from adjoint.torch_private.storages import foreach_copy
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -33,8 +33,7 @@ from adjoint.runtime.gpu.results import (
     layout_of_results,
 )
 from adjoint.runtime.plans.binding import span_of
-from adjoint.torch_private.cuda import foreach_copy
-from adjoint.torch_private.storages import Holders
+from adjoint.torch_private.storages import Holders, foreach_copy
 
 T = TypeVar("T")
 
