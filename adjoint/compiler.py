@@ -50,9 +50,11 @@ from adjoint.rewrite.engine import MATCHES
 from adjoint.runtime.bridge import DifferentiableGraph
 from adjoint.runtime.calling import Runnable
 from adjoint.runtime.cpu.memory import cache_bytes
+from adjoint.runtime.cpu.program import MIN_TILE_ROWS
 from adjoint.runtime.entry import EntryPoint
 from adjoint.runtime.executable import Executable
 from adjoint.runtime.loading import load_program
+from adjoint.runtime.plans.layout import bytes_of_layout
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.reference import run_call
 from adjoint.runtime.sized_programs import SizedPrograms
@@ -385,9 +387,9 @@ class Compiler:
         plan = self.plan(graph_module, target)
         if plan is None:
             return None
-        processor = Processor(torch.get_num_threads(), cache_bytes())
+        processor = Processor(torch.get_num_threads(), cache_bytes() * 3 // 4, MIN_TILE_ROWS)
         sizes = size_hints(graph_module.graph)
-        return footprint(plan, sizes, None if target.has_grid else processor)
+        return footprint(plan, sizes, bytes_of_layout, None if target.has_grid else processor)
 
     # Stages are timed, verified and shown.
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeAlias
 
 import sympy
 import torch
@@ -152,11 +153,20 @@ class Processor:
     threads: int
     """How many parts the workspaces of kernels have."""
     tile_bytes: int
-    """What the values that a thread computes for one tile of rows have together."""
+    """What the values that a thread computes for one tile of rows should have together."""
+    min_tile_rows: int
+    """The fewest rows of a tile."""
+
+
+# The bytes that hold values with lifetimes: first step, last step and bytes of each.
+Layout: TypeAlias = Callable[[Sequence[tuple[int, int, int]]], int]
 
 
 def footprint(
-    plan: Plan, sizes: Mapping[sympy.Symbol, int], processor: Processor | None = None
+    plan: Plan,
+    sizes: Mapping[sympy.Symbol, int],
+    layout: Layout,
+    processor: Processor | None = None,
 ) -> Footprint:
     """The memory of a plan for these values of its symbols; `processor`: it runs on a CPU."""
     threads = processor.threads if processor else 1
@@ -166,7 +176,7 @@ def footprint(
     for place, step in enumerate(plan.steps):
         used = _operands(step)
         if isinstance(step, LibraryCall):
-            if _shares(step):
+            if _shares(step, owners):
                 owners[step.result] = set().union(*(owners[n] for n in used if isinstance(n, int)))
             used.append(step.result)
         for operand in used:
@@ -201,16 +211,14 @@ def footprint(
     if processor is not None:
         for place, step in enumerate(plan.steps):
             if isinstance(step, RowTiles):
-                local = min(_local(plan, step, sizes), processor.tile_bytes)
-                reserved.append((place, place, threads * local))
+                reserved.append((place, place, threads * _tile(plan, step, sizes, processor)))
             elif isinstance(step, LibraryCall):
                 count = _workspace(step, bytes_of)
                 if count:
                     made_by = f"workspace of {step.op}"
                     copies = Block(-1, SlotKind.RESULT, count, place, place, made_by=made_by)
                     blocks = (*blocks, copies)
-    most = max(profile(end, reserved), default=0)
-    return Footprint(end, blocks, plan.inputs, tuple(outputs), most)
+    return Footprint(end, blocks, plan.inputs, tuple(outputs), layout(reserved))
 
 
 def _workspace(call: LibraryCall, bytes_of: Mapping[int, int]) -> int:
@@ -225,8 +233,10 @@ def _workspace(call: LibraryCall, bytes_of: Mapping[int, int]) -> int:
     return 0
 
 
-def _local(plan: Plan, tiles: RowTiles, sizes: Mapping[sympy.Symbol, int]) -> int:
-    """The bytes of the values that exist only tile by tile, if there were one tile."""
+def _tile(
+    plan: Plan, tiles: RowTiles, sizes: Mapping[sympy.Symbol, int], processor: Processor
+) -> int:
+    """The bytes of a thread's values that exist only tile by tile."""
     spans: dict[int, tuple[int, int]] = {}
     for place, step in enumerate(tiles.body):
         for operand in operands_of(step):
@@ -234,7 +244,10 @@ def _local(plan: Plan, tiles: RowTiles, sizes: Mapping[sympy.Symbol, int]) -> in
                 spans[operand] = (spans.get(operand, (place, place))[0], place)
     slots = [(span, plan.slots[operand]) for operand, span in spans.items()]
     of_all = ((*span, _bytes(slot.shape, slot.dtype, sizes)) for span, slot in slots)
-    return max(profile(len(tiles.body), of_all), default=0)
+    whole = max(profile(len(tiles.body), of_all), default=0)
+    rows = max(number(tiles.rows, sizes), 1)
+    fitting = max(processor.tile_bytes * rows // max(whole, 1), processor.min_tile_rows)
+    return whole * min(fitting, rows) // rows
 
 
 def number(size: Size, sizes: Mapping[sympy.Symbol, int]) -> int:
@@ -255,12 +268,16 @@ def _kind(kind: SlotKind, last: int, end: int) -> SlotKind:
     return SlotKind.OUTPUT if kind is SlotKind.RESULT and last == end else kind
 
 
-def _shares(call: LibraryCall) -> bool:
+def _shares(call: LibraryCall, owners: Mapping[int, set[int]]) -> bool:
     """Whether the result of a call has no memory of its own.
 
-    An item has its own: of what an operator with several results returns, each is freed for itself.
+    An item of what an operator with several results returns has its own, and is freed for itself,
+    unless they are views.
     """
-    return (call.is_view or call.aliases) and call.target is not operator.getitem
+    if call.target is not operator.getitem:
+        return call.is_view or call.aliases
+    (several,) = (leaf.slot for leaf in trees.leaves(call.args) if isinstance(leaf, Argument))
+    return owners[several] != {several}
 
 
 def _maker(step: Step) -> str:

@@ -60,8 +60,8 @@ class Net(nn.Module):
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "layers": (lambda: Net([Layer(64) for _ in range(3)]), (2048, 64)),
     "checkpointed layers": (lambda: Net([Layer(64) for _ in range(3)], True), (8192, 64)),
-    "attention": (lambda: Net([Attention(32) for _ in range(2)]), (4, 128, 32)),
-    "checkpointed attention": (lambda: Net([Attention(32) for _ in range(2)], True), (4, 128, 32)),
+    "attention": (lambda: Net([Attention(64) for _ in range(2)]), (8, 256, 64)),
+    "checkpointed attention": (lambda: Net([Attention(64) for _ in range(2)], True), (8, 256, 64)),
 }
 
 

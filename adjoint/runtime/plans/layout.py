@@ -48,6 +48,11 @@ def assign_offsets(
     return dict(zip(lifetimes, offsets, strict=True)), total
 
 
+def bytes_of_layout(spans: Sequence[tuple[int, int, int]]) -> int:
+    """The bytes that temporaries need, given the first step, last step and bytes of each."""
+    return assign_offsets({place: Lifetime(*span) for place, span in enumerate(spans)})[1]
+
+
 def grown(count: int, have: int) -> int:
     """How many bytes to allocate for `count`, where `have` were not enough."""
     return max(count, min(int(have * GROWTH_FACTOR), 2 * count))

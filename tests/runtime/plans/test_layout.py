@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adjoint.runtime.plans.layout import ALIGNMENT, Lifetime, assign_offsets
+from adjoint.runtime.plans.layout import ALIGNMENT, Lifetime, assign_offsets, bytes_of_layout
 
 INTERVALS = st.lists(
     st.builds(
@@ -56,3 +56,9 @@ def test_small_ones_do_not_stand_in_the_way() -> None:
 
 def test_nothing_needs_no_memory() -> None:
     assert assign_offsets({}) == ({}, 0)
+
+
+def test_the_bytes_of_a_layout() -> None:
+    spans = [(0, 1, 100), (1, 2, 50), (2, 3, 100)]
+    assert bytes_of_layout(spans) == 128 + 64
+    assert bytes_of_layout([]) == 0
