@@ -71,6 +71,7 @@ def dead(places: Mapping[str, Places], links: Mapping[str, Links]) -> list[str]:
 _HTML_LINK = re.compile(r'\b(?:href|src)="([^"]*)"')
 _MARKDOWN_LINK = re.compile(r"\]\(([^()\s]*)\)")
 _PLACE = re.compile(r'\bid="([^"]*)"')
+_SOURCE = re.compile(r"^<pre>$.*?^</pre>$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)", re.DOTALL)
 
 
@@ -89,7 +90,7 @@ def dead_in(folder: Path) -> list[str]:
         ids[file] = {unescape(each) for each in _PLACE.findall(text)}
         links = _HTML_LINK.findall(text)
         if file.endswith(".md"):
-            links += _MARKDOWN_LINK.findall(_CODE.sub("code", text))
+            links += _MARKDOWN_LINK.findall(_CODE.sub("code", _SOURCE.sub("", text)))
         targets[file] = {unescape(each) for each in links}
     found: list[str] = []
     for file in sorted(files):

@@ -81,13 +81,13 @@ def _resolved(path: str, names: Names) -> Resolved:
 def _to_resolve(summaries: Mapping[str, Summary], before: Mapping[str, Summary]) -> Iterable[str]:
     """The files in which a name may mean something else than before."""
     changed = [path for path, each in summaries.items() if before[path].key != each.key]
-    words: set[str] = set()
+    seen: set[tuple[str, ...]] = set()
     for path in changed:
         old, new = before[path], summaries[path]
         if _opens(old) != _opens(new) or old.language != new.language:
             return summaries.keys()
-        words |= _words(old) ^ _words(new)
-    words = {part for name, *_ in words for part in _JOINT.split(name)}
+        seen |= _words(old) ^ _words(new)
+    words = {part for name, *_ in seen for part in _JOINT.split(name)}
     _add_aliases(words, summaries.values())
     if not words:
         return frozenset(changed)
