@@ -123,9 +123,8 @@ def _role(subject: Subject) -> Iterator[Block]:
     references = subject.references
     items: list[Inlines] = []
     for each in references.role:
-        sentence = each.sentence.strip().strip("|").strip()
         source = subject.line(each.line, f"{each.document}:{each.line}", each.document)
-        items.append((*subject.prose(sentence), " (", source, ")"))
+        items.append((*subject.prose(each.sentence), " (", source, ")"))
     if references.layer:
         items.append(("Import rules: ", *subject.prose(references.layer), "."))
     if references.dependents:

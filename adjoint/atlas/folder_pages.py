@@ -174,7 +174,7 @@ def _role(folder: Folder, documented: Mapping[str, Summary]) -> Iterator[Block]:
             if each.document in documented
             else text
         )
-        items.append((*prose(each.sentence.strip().strip("|").strip()), " (", source, ")"))
+        items.append((*prose(each.sentence), " (", source, ")"))
     if items:
         yield Bullets(tuple(items))
 

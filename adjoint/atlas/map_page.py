@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 
 from adjoint.atlas.document import (
@@ -58,6 +58,7 @@ def map_page(
     blocks: tuple[Block, ...] = (
         Heading(1, ("Map of modules",), ""),
         Paragraph(("A module imports from those below it. ", Link("The tree", "index"), ".")),
+        Paragraph(("The drawing leaves out imports that follow from others.",)),
         Drawing(_drawing(order, edges, levels)),
         Table(("Module", "Purpose", "Imports", "Imported by"), rows),
     )
@@ -138,9 +139,29 @@ def _drawing(order: list[str], edges: Mapping[str, set[str]], levels: Mapping[st
             places[module] = (start + column * (_WIDTH + _GAP), _GAP + number * _ROW)
     height = _GAP + len(rows) * _ROW - (_ROW - _HEIGHT) + _GAP
     parts = [f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img">']
-    parts += [_arrow(places[a], places[b]) for a in connected for b in sorted(edges[a])]
+    parts += [_arrow(places[a], places[b]) for a, b in _direct(connected, edges)]
     parts += [_box(module, *places[module]) for module in connected]
     return "".join([*parts, "</svg>"])
+
+
+def _direct(modules: list[str], edges: Mapping[str, set[str]]) -> Iterator[tuple[str, str]]:
+    """The imports that do not follow from others: a reader can see the rest by following lines."""
+    reached = {module: _reached(module, edges) for module in modules}
+    for module in modules:
+        for each in sorted(edges[module]):
+            others = edges[module] - {each}
+            if not any(each in reached[other] and module not in reached[other] for other in others):
+                yield module, each
+
+
+def _reached(module: str, edges: Mapping[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    pending = [module]
+    while pending:
+        for each in edges[pending.pop()] - found:
+            found.add(each)
+            pending.append(each)
+    return found
 
 
 def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:

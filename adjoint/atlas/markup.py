@@ -135,10 +135,16 @@ def _mentions(node: Node) -> Iterator[Mention]:
         start, end = span
         name = text[start:end].strip("`").strip()
         line = node.start_point[0] + 1 + text.count("\n", 0, start)
-        around = text if is_row else _sentence(text, start, end)
+        around = _row_sentence(text) if is_row else _sentence(text, start, end)
         yield Mention(
             name, shortened(around, MAX_SENTENCE_CHARACTERS), line, is_row and end <= first_cell_end
         )
+
+
+def _row_sentence(text: str) -> str:
+    """A row of a table as a sentence: its first cell is what the others speak of."""
+    first, *others = (cell.strip() for cell in text.strip().strip("|").split("|"))
+    return f"{first}: {'; '.join(cell for cell in others if cell)}"
 
 
 def _code_spans(text: str) -> Iterator[tuple[int, int]]:

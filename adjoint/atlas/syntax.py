@@ -15,6 +15,7 @@ from adjoint.atlas.comments import comment_before, leading_comment
 from adjoint.atlas.facts import HEADINGS, Facts, Import, Message, Note, Symbol, Use, owner
 from adjoint.atlas.grammars import CALLS, FAILING, FAMILY, GRAMMARS, NOTES, RESERVED
 from adjoint.atlas.languages import C_FAMILY
+from adjoint.atlas.macros import without_conditions, without_macros
 from adjoint.atlas.requests import imports_of, required
 from adjoint.atlas.shortening import (
     LONG_CALL_CHARACTERS,
@@ -31,6 +32,7 @@ _CONTAINERS = frozenset(
     {"class", "struct", "union", "namespace", "interface", "trait", "container"}
 )
 _LOCAL_KINDS = frozenset({"declaration", "binding", "constant", "variable", "type"})
+_NAME = re.compile(r"#?(?:[\w$]+::)*(?:~?[\w$]+|operator\b.+)")
 _CHAIN = re.compile(r"[\w$]+(?:(?:\.|::)[\w$~]+)*")
 _STRINGS = frozenset(
     {
@@ -84,41 +86,48 @@ def parse(text: str, facts: Facts) -> Facts:
     )
 
 
-# A macro in front of a type, such as an export mark, which a parser takes for the type itself.
-_PREFIX_MACRO = re.compile(
-    rb"^((?:(?:static|extern|inline|constexpr)[ \t]+)*)([A-Z][A-Z0-9_]{3,})(?=[ \t]+\w|[ \t]*\n\w)",
-    re.MULTILINE,
-)
-
-
-# What only C++ has, at the start of a line.
+# What only C++ has, at the start of a line, and what only CUDA has.
 _CPP_ONLY = re.compile(rb"^\s*(?:class|namespace|template|using|public:|private:)\b", re.MULTILINE)
+_CUDA_ONLY = re.compile(rb"\b__(?:device|global|host|shared)__\b")
 
 
 def _best(content: bytes, language: str) -> tuple[str, Node]:
     """The language and syntax tree with the fewest errors, of those that a file may be in.
 
-    A header of C may be one of C++; and a macro may stand where no grammar has a word.
+    A header of C may be one of C++ or CUDA.  A macro may stand where no grammar has a word: that is
+    an error, although a parser that takes it for a type does not say so.
     """
+    if language not in C_FAMILY:
+        return language, _parser(language)[0].parse(content).root_node
     if language == "C" and _CPP_ONLY.search(content):
         language = "C++"
-    tree = _parser(language)[0].parse(content)
-    if language not in C_FAMILY or not tree.root_node.has_error:
-        return language, tree.root_node
-    blanked = _PREFIX_MACRO.sub(lambda m: m.group(1) + b" " * len(m.group(2)), content)
-    languages = ("C", "C++") if language == "C" else (language,)
-    roots = [(language, tree.root_node)]
-    roots += [(each, _parser(each)[0].parse(blanked).root_node) for each in languages]
-    return min(roots, key=lambda each: _error_bytes(each[1]))
+    if language == "C++" and _CUDA_ONLY.search(content):
+        language = "CUDA"
+    plain = without_macros(content)
+    strays = plain.count(b" ") - content.count(b" ")
+    root = _parser(language)[0].parse(plain).root_node
+    if not root.has_error:
+        return language, root
+    found = [(_error_bytes(root), language, root)]
+    others = [(strays, language, content), (0, language, without_conditions(plain))]
+    others += [(0, "C++", plain)] if language == "C" else []
+    for penalty, other, text in others:
+        root = _parser(other)[0].parse(text).root_node
+        found.append((penalty + _error_bytes(root), other, root))
+    return min(found, key=lambda each: each[0])[1:]
+
+
+MISSING_BYTES = 100
+"""What a brace that is missing counts for: everything up to the next may be in the wrong place."""
 
 
 def _error_bytes(node: Node) -> int:
     """How many bytes of a tree are in no node of the grammar."""
     if node.is_error:
         return max(node.end_byte - node.start_byte, 1)
-    return (
-        sum(_error_bytes(each) for each in node.children if each.has_error) if node.has_error else 0
-    )
+    if node.is_missing:
+        return MISSING_BYTES
+    return sum(map(_error_bytes, node.children)) if node.has_error else 0
 
 
 def _first_error(root: Node) -> int:
@@ -172,7 +181,7 @@ class _Walk:
                     continue
                 for kind, name in self._named(capture, node):
                     bare = _bare(name)
-                    if bare and bare not in self.reserved:
+                    if _NAME.fullmatch(bare) and bare not in self.reserved:
                         yield _Definition(kind, node, name, bare)
 
     def _named(self, capture: str, node: Node) -> Iterator[tuple[str, Node]]:
@@ -237,8 +246,12 @@ class _Walk:
                 continue
             symbol = self._symbol(each, owners)
             found.setdefault((symbol.name, symbol.line), symbol)
-            if node.child_by_field_name("body") is not None:
-                bodies.add(symbol.name)
+            if symbol.kind == "namespace":  # `namespace a::b` is two of them.
+                for count in range(each.bare.count("::")):
+                    outer = symbol.name.rsplit("::", count + 1)[0]
+                    found.setdefault((outer, symbol.line), symbol._replace(name=outer))
+            if self.language == "C" and node.child_by_field_name("body") is not None:
+                bodies.add(symbol.name)  # In C++ a prototype may be of another overload.
         classes = {s.name for s in found.values() if HEADINGS[s.kind] == HEADINGS["class"]}
         kept = (
             s._replace(kind="method") if s.kind == "function" and owner(s.name) in classes else s
@@ -381,7 +394,7 @@ def _bare(name: Node) -> str:
     if name.type != "operator_name" and "operator" not in text:
         while (shorter := re.sub(r"<[^<>]*>", "", text)) != text:
             text = shorter
-    return re.sub(r"\s+", " " if "operator" in text else "", text).strip()
+    return re.sub(r"\s*(::)\s*", r"\1", " ".join(text.split()))
 
 
 def _is_local(node: Node) -> bool:

@@ -15,7 +15,7 @@ def folder() -> Folder:
         files=files,
         folders=(("shop/back", "Store.", 3),),
         every=files,
-        statements=(Statement("README.md", 3, "| `shop/` | sells |"),),
+        statements=(Statement("README.md", 3, "`shop/`: sells"),),
         asks_for=(("", 1),),
         asked_by=(),
         most_used=(("shop/till.py", "Till", 2),),
@@ -36,7 +36,7 @@ def test_what_is_in_a_folder() -> None:
 def test_what_a_folder_is_about() -> None:
     text = rendered(doc_page(folder(), summaries_of(PACKAGE)))
     assert "A shop." in text
-    assert "`shop/` \\| sells ([README.md:3](../README.md_docs.md#line-3))" in text
+    assert "`shop/`: sells ([README.md:3](../README.md_docs.md#line-3))" in text
     assert "| Python | 3 |" in text
     assert "It is asked for by" not in text
     assert "[`Till`](till.py_docs.md#n-Till)" in text

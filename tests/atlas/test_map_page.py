@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from adjoint.atlas.document import Drawing
-from adjoint.atlas.map_page import MAX_MODULES, _levels, _modules, map_page
+from adjoint.atlas.map_page import MAX_MODULES, _direct, _levels, _modules, map_page
 from adjoint.atlas.markdown import rendered
 from tests.atlas_trees import PACKAGE, summaries_of
 
@@ -29,3 +29,10 @@ def test_the_map_has_both_directions() -> None:
     (drawing,) = (block for block in page.blocks if isinstance(block, Drawing))
     assert drawing.svg.count("<rect") == 2
     assert drawing.svg.count("<path") == 1
+
+
+def test_imports_that_follow_from_others_have_no_line() -> None:
+    edges = {"a": {"b", "c"}, "b": {"c"}, "c": set()}
+    assert list(_direct(["a", "b", "c"], edges)) == [("a", "b"), ("b", "c")]
+    around = {"a": {"b", "c"}, "b": {"a", "c"}, "c": set()}
+    assert ("a", "b") in list(_direct(["a", "b", "c"], around))

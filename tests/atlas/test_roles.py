@@ -43,7 +43,7 @@ def test_guides_outside_of_the_tree_speak_of_it(tmp_path: Path) -> None:
     )
     found = roles(tmp_path / "shop", {"till.py": "", "back/room.py": "", "door.py": ""})
     assert [each.document for each in found.role("till.py")] == ["../ARCHITECTURE.md"]
-    assert [each.sentence for each in found.role("back/room.py")] == ["| `back/` | store |"]
+    assert [each.sentence for each in found.role("back/room.py")] == ["`back/`: store"]
     assert found.role("door.py") == []
 
 
