@@ -20,7 +20,7 @@ THEIR_NEEDS := ase configargparse dirsync einconv einops fasteners GitPython h5p
     linear_operator lmdb matplotlib matscipy opt_einsum orjson pandas prettytable python-hostlist \
     tensorboard tensorboardX torch-ema unfoldNd
 
-.PHONY: venv demo test test-all test-packages check lint tidy format clean
+.PHONY: venv demo docs test test-all test-packages check lint tidy format clean
 
 venv: .venv/installed
 
@@ -35,6 +35,10 @@ venv: .venv/installed
 
 demo: venv
 	$(BIN)/python -m demo
+
+# The developer documentation: open build/docs/index.html.  Only pages that changed are written.
+docs: venv
+	$(BIN)/python -m adjoint atlas . --out build/docs --format html
 
 test: lint
 	$(PYTEST) -n $(WORKERS) -m "not slow"

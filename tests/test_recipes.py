@@ -66,6 +66,10 @@ FOLLOWED_BY = {
         "tests/test_tidy.py::test_private_torch_is_reached_through_torch_private"
     ],
     "A module": ["tests/test_tidy.py::test_each_module_has_its_test_file"],
+    "A language for the atlas": [
+        "tests/atlas/test_grammars.py::test_every_capture_has_a_meaning",
+        "tests/atlas/test_syntax.py::test_rust",
+    ],
     "A new version of a tool or of torch": ["constraints.txt"],
 }
 

@@ -68,11 +68,21 @@ def dead(places: Mapping[str, Places], links: Mapping[str, Links]) -> list[str]:
     return found
 
 
-_HTML_LINK = re.compile(r'\b(?:href|src)="([^"]*)"')
+_HTML_LINK = re.compile(r'<(?:a|link|script)\b[^<>]*?\s(?:href|src)="([^"]*)"')
 _MARKDOWN_LINK = re.compile(r"\]\(([^()\s]*)\)")
-_PLACE = re.compile(r'\bid="([^"]*)"')
+_PLACE = re.compile(r'<(?:a|span|h\d)\b[^<>]*?\sid="([^"]*)"')
 _SOURCE = re.compile(r"^<pre>$.*?^</pre>$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)", re.DOTALL)
+
+
+def _links_in(text: str, is_markdown: bool) -> set[str]:
+    """The addresses that a text links to; in Markdown, code outside of source is not looked at."""
+    if not is_markdown:
+        return {unescape(each) for each in _HTML_LINK.findall(text)}
+    found = [link for source in _SOURCE.findall(text) for link in _HTML_LINK.findall(source)]
+    prose = _CODE.sub("code", _SOURCE.sub("", text))
+    found += _HTML_LINK.findall(prose) + _MARKDOWN_LINK.findall(prose)
+    return {unescape(each) for each in found}
 
 
 def dead_in(folder: Path) -> list[str]:
@@ -88,10 +98,7 @@ def dead_in(folder: Path) -> list[str]:
     for file in files:
         text = (folder / file).read_text(encoding="utf-8")
         ids[file] = {unescape(each) for each in _PLACE.findall(text)}
-        links = _HTML_LINK.findall(text)
-        if file.endswith(".md"):
-            links += _MARKDOWN_LINK.findall(_CODE.sub("code", _SOURCE.sub("", text)))
-        targets[file] = {unescape(each) for each in links}
+        targets[file] = _links_in(text, file.endswith(".md"))
     found: list[str] = []
     for file in sorted(files):
         for target in sorted(targets[file]):

@@ -39,7 +39,7 @@ def test_files_are_checked_as_they_lie(tmp_path: Path) -> None:
         {
             "a.md": '[x](b/c.md#n) [y](gone.md) `[no](link)` <a href="b/c.md#m"></a> [z](#here)',
             "b/c.md": '<a id="n"></a> [up](../a%20b.md)',
-            "d.md": "<pre>\n[no](link)\n</pre>\n\n``[no](link) ` ``\n",
+            "d.md": '<pre>\n[no](link) &lt;a href="no">\n</pre>\n\n``[no](link) ` ``\n',
             "a b.md": '<span id="here"></span>',
         },
     )
