@@ -152,7 +152,9 @@ class Compiler:
             of = outputs_with_derivative(graph_module, wrt)
             if not of and not requiring:
                 return None
-            if order_of_graph(graph_module.graph) == 0:
+            # The derivative of an inner transform is captured again, perhaps under vmap, which has
+            # no rules for fused operators.
+            if segmented and order_of_graph(graph_module.graph) == 0:
                 graph_module = self._primal(graph_module, wrt)
             results = len(outputs_of(graph_module.graph))
             cuts: tuple[int, ...] = ()

@@ -20,6 +20,7 @@ from torch import fx
 
 from adjoint.graph.metadata import computes_tensor, tensor_of
 from adjoint.optimize.uniform import uniform_value
+from adjoint.optimize.views import is_known_to_expand
 from adjoint.rewrite.engine import rewrite
 from adjoint.rewrite.patterns import Match, Wildcard, call, one_of
 from adjoint.rewrite.refreshing import same_values
@@ -131,6 +132,8 @@ def _broadcast(match: Match, place: int, x: fx.Node, other: Any) -> Any:
     if len(tensor_of(other).shape) != len(tensor_of(match.root).shape):
         return None
     if not same_values(list(tensor_of(other).shape), list(tensor_of(match.root).shape)):
+        return None
+    if not is_known_to_expand(x, match.root):
         return None
     args = list(match.root.args)
     args[place] = x

@@ -96,6 +96,8 @@ def merge_expansions(x: fx.Node, match: Match) -> Any:
         shape: Any = match.root.args[1]
         if any(isinstance(size, int) and size == -1 for size in shape):
             return None
+    if not is_known_to_expand(x, match.root):
+        return None
     return call(aten.expand.default, x, match.root.args[1])
 
 
@@ -103,6 +105,19 @@ def merge_expansions(x: fx.Node, match: Match) -> Any:
 def drop_identical_expansion(x: fx.Node, match: Match) -> Any:
     """expand(x, x.shape) = x"""
     return x if _same_shape(tensor_of(x).shape, tensor_of(match.root).shape) else None
+
+
+def is_known_to_expand(x: fx.Node, to: fx.Node) -> bool:
+    """Whether sizes alone say which axes of `x` are repeated to give the shape of `to`.
+
+    A size that depends on data may be that of `x`, or be repeated to it.
+    """
+    mine: list[Any] = list(tensor_of(x).shape)
+    theirs: list[Any] = list(tensor_of(to).shape)
+    return all(
+        (isinstance(one, int) and one == 1) or same_number(one, other)
+        for one, other in zip(reversed(mine), reversed(theirs), strict=False)
+    )
 
 
 def _shape_argument(node: fx.Node) -> Any:

@@ -44,6 +44,7 @@ from adjoint.rewrite.building import Builder, WrongReplacement
 from adjoint.rewrite.patterns import Match, NoMatch, can_return, depth, match_at
 from adjoint.rewrite.refreshing import NotRefreshed, refresh_users, same_values
 from adjoint.rewrite.rules import Edit, Rule, roots_of
+from adjoint.torch_private import trees
 from adjoint.torch_private.fake import fake_mode_of
 from adjoint.torch_private.graph_modules import is_erased
 from adjoint.torch_private.modes import enable_python_dispatcher, isolated
@@ -337,6 +338,8 @@ def _check_value(old: fx.Node, new: Any) -> None:
 def _may_replace(old: fx.Node, new: fx.Node, builder: Builder) -> bool:
     """Whether results of the program stay tensors of their own, with histories of their own."""
     is_new = new in builder.made
+    if not _has_known_sizes(old, new):
+        return False
     if not is_new and not can_return(old):
         return False
     if not is_new and not _is_view(old) and _is_of_input(new):
@@ -347,6 +350,20 @@ def _may_replace(old: fx.Node, new: fx.Node, builder: Builder) -> bool:
     # What is computed here, and returned by nothing else, may be returned itself.
     computed = new.op == "call_function" and not _is_view(new) and new.target is not _GETITEM
     return computed and not is_new and not is_returned(new, but=old)
+
+
+def _has_known_sizes(old: fx.Node, new: fx.Node) -> bool:
+    """Whether each size that is a number in `old` is one in `new`.
+
+    A guard may say that a symbol is 1, but only for a number do operators know that the axis is
+    repeated to a size that depends on data.
+    """
+    for one, other in zip(trees.leaves(value_of(old)), trees.leaves(value_of(new)), strict=True):
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+            sizes: list[tuple[Any, Any]] = list(zip(one.shape, other.shape, strict=True))
+            if any(isinstance(a, int) and not isinstance(b, int) for a, b in sizes):
+                return False
+    return True
 
 
 def _is_of_input(node: fx.Node) -> bool:

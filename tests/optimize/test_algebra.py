@@ -110,3 +110,17 @@ def test_an_input_does_not_take_the_place_of_a_copy() -> None:
     """A derivative would save it, and a later write to it would be an error."""
     assert simplified(lambda a: (a * 1).sin(), SPECIAL) == [MUL, SIN]
     assert simplified(lambda a: a * 1, SPECIAL) == [MUL]
+
+
+def test_an_expansion_to_a_size_that_depends_on_data_stays() -> None:
+    """Whether the axis is repeated is known only in the run, and a derivative has to know it."""
+
+    def function(x: Tensor, mask: Tensor, values: Tensor) -> Tensor:
+        y = x * 2
+        y[mask] = values.sin()
+        return y * y
+
+    inputs = [torch.ones(4, 3), torch.arange(4) < 2, torch.randn(2, 3)]
+    module = graph_of(function, *inputs, dynamic=True)
+    made = simplify_algebra(module)
+    assert targets(made).count(aten.expand.default) == targets(module).count(aten.expand.default)

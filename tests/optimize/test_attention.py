@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import adjoint
 from adjoint.compiler import Compiler
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.verify import verify
@@ -300,6 +301,21 @@ LEFT_ALONE: list[tuple[str, Style]] = [
 def test_what_is_left_alone(why: str, style: Style) -> None:
     module = graph_of(style, QUERY, KEY, VALUE)
     assert fuse_attention(module, [0, 1, 2]) is module, why
+
+
+def test_transforms_that_batch_derivatives_are_compiled_as_before() -> None:
+    """The fused operators have no batching rules, so an inner derivative is not fused."""
+
+    def function(x: Tensor) -> Tensor:
+        q = x.view(2, 2, 3, 2)
+        return plain(q, q.sin(), q.cos()).square().sum()
+
+    x = torch.randn(24, dtype=torch.float64)
+    # A warning that `torch.func` takes over is an error.
+    torch.testing.assert_close(adjoint.hessian(function)(x), torch.func.hessian(function)(x))
+    batch = torch.randn(3, 24, dtype=torch.float64)
+    ours = adjoint.vmap(adjoint.grad(function))(batch)
+    torch.testing.assert_close(ours, torch.func.vmap(torch.func.grad(function))(batch))
 
 
 def test_a_mask_with_a_gradient_is_left_alone() -> None:

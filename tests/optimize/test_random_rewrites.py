@@ -34,8 +34,8 @@ SHAPE = (3, 4)
 REWRITTEN: dict[str, Op] = {
     "t": lambda x: x.t().sin().t(),
     "t_t": lambda x: x.t().t(),
-    "views": lambda x: x.view(12).view(4, 3).view(2, 6).reshape(SHAPE),
-    "permutes": lambda x: x.view(3, 2, 2).permute(2, 0, 1).permute(1, 0, 2).reshape(SHAPE),
+    "views": lambda x: x.reshape(12).view(4, 3).view(2, 6).reshape(SHAPE),
+    "permutes": lambda x: x.reshape(3, 2, 2).permute(2, 0, 1).permute(1, 0, 2).reshape(SHAPE),
     "axes": lambda x: x.unsqueeze(0).unsqueeze(2).squeeze(2).squeeze(0),
     "expands": lambda x: x[:, :1].expand(3, 4) * x,
     "expand_twice": lambda x: x - x.sum(0, keepdim=True).expand(1, 4).expand(3, 4),
@@ -59,8 +59,10 @@ ATTENTION: dict[str, Op] = {
     "attend": lambda x, y: torch.softmax(x @ y.t() / 2, -1) @ x,
     "attend_heads": lambda x, y: (
         (
-            torch.softmax(x.view(3, 2, 2).transpose(0, 1) @ y.view(3, 2, 2).permute(1, 2, 0), -1)
-            @ x.view(3, 2, 2).transpose(0, 1)
+            torch.softmax(
+                x.reshape(3, 2, 2).transpose(0, 1) @ y.reshape(3, 2, 2).permute(1, 2, 0), -1
+            )
+            @ x.reshape(3, 2, 2).transpose(0, 1)
         )
         .transpose(0, 1)
         .reshape(SHAPE)
