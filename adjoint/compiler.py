@@ -23,8 +23,15 @@ from adjoint.differentiate.eager import is_left_to_eager
 from adjoint.differentiate.segments import cut_into_segments, joined, segments_of
 from adjoint.differentiate.selections import with_finite_factors
 from adjoint.differentiate.sweep import differentiate, differentiate_where_possible
+from adjoint.errors import DifferentiationError
 from adjoint.failing import call_user_code
-from adjoint.graph.boundary import attempt, capturing, differentiating, location_of_graph
+from adjoint.graph.boundary import (
+    attempt,
+    capturing,
+    differentiating,
+    location_of_graph,
+    warn_of_fallback,
+)
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.copying import copied
 from adjoint.graph.derivative import Backward, Derivative, Joint, order_of_graph
@@ -41,6 +48,7 @@ from adjoint.lower.planning import lower
 from adjoint.observing import Observer, Sighting, unobserved
 from adjoint.optimize.compositions import compose_for_torch
 from adjoint.options import Options
+from adjoint.partition.budget import Choice, first_within, ladder, marked
 from adjoint.partition.extraction import NotSaved
 from adjoint.partition.split import Forward, Split, narrowed
 from adjoint.passes import Pass, extended
@@ -184,7 +192,55 @@ class Compiler:
         requiring: frozenset[int],
         cuts: tuple[int, ...],
     ) -> Derivative:
-        split = Split(joint)
+        make = partial(self._derivative, wrt=wrt, results=results, requiring=requiring, cuts=cuts)
+        # Derivatives of a backward graph recompute what it recomputes: its nodes are marked.
+        if self.options.memory_budget is None or joint.order > 1:
+            return make(joint)
+        return self._within_budget(joint, make)
+
+    def _within_budget(self, joint: Joint, make: Callable[..., Derivative]) -> Derivative:
+        """The derivative that takes the least time of those within the memory budget."""
+        made: dict[Choice, tuple[Derivative, PairFootprint | None]] = {}
+
+        def peak_of(choice: Choice) -> int:
+            if choice not in made:
+                derivative = make(marked(joint, choice))
+                made[choice] = derivative, self.footprint(derivative)
+            pair = made[choice][1]
+            return 0 if pair is None else pair.peak
+
+        budget = self.options.memory_budget
+        if isinstance(budget, float):
+            everything = self.footprint(make(marked(joint, Choice(1)), recomputes=False))
+            budget = 0 if everything is None else int(budget * everything.peak)
+        assert isinstance(budget, int)
+        choice, peak = first_within(budget, ladder(joint), peak_of)
+        if choice is None:
+            place = location_of_graph(joint.graph_module)
+            raise DifferentiationError(
+                f"{place.op} within memory_budget={self.options.memory_budget!r}",
+                joint.order,
+                f"that is {budget:,} bytes, and the least peak that was found has {peak:,}",
+                place.source,
+                f"allow memory_budget={peak}, or compute with less at a time",
+            )
+        derivative, pair = made[choice]
+        if pair is None:
+            place = location_of_graph(joint.graph_module)
+            message = f"memory_budget has no effect on {place.op}, which runs op by op"
+            warn_of_fallback(message, place.source)
+        return derivative
+
+    def _derivative(
+        self,
+        joint: Joint,
+        wrt: Sequence[int],
+        results: int,
+        requiring: frozenset[int],
+        cuts: tuple[int, ...],
+        recomputes: bool = True,
+    ) -> Derivative:
+        split = Split(joint, recomputes)
         forward = self._forward(joint, split, wrt)
         backward = split.backward(forward.nodes, forward.saved)
         executed = forward.graph_module

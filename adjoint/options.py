@@ -7,8 +7,9 @@ so a compilation is a function of its arguments alone.
 from __future__ import annotations
 
 import difflib
+import re
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -38,6 +39,12 @@ class Options:
     generator inside kernels (Philox), seeded by torch's.  None: True on the CPU, False on a GPU.
     Ops that run op by op always draw eager's numbers."""
 
+    memory_budget: int | float | str | None = None
+    """How much memory a program and its backward may allocate together at any time, besides their
+    arguments: bytes (an integer, or a text such as "4GiB"), or a fraction of what saving everything
+    would take (a float up to 1.0).  What does not fit is recomputed, in as little time as possible.
+    None: values are recomputed only where that is about as fast as saving them."""
+
     passes: tuple[Pass, ...] = ()
     """The user's own passes (`adjoint.graph_pass`), each run at the place that it declares."""
 
@@ -53,11 +60,8 @@ class Options:
     def __post_init__(self) -> None:
         for name, annotation in get_type_hints(type(self)).items():
             value = getattr(self, name)
-            if name == "passes":
-                object.__setattr__(self, name, _passes(value))
-                continue
-            if name == "skip_passes":
-                object.__setattr__(self, name, _names(value))
+            if name in _READERS:
+                object.__setattr__(self, name, _READERS[name](value))
                 continue
             legal = _legal_values(annotation)
             if not any(_same(value, choice) for choice in legal):
@@ -90,6 +94,38 @@ def _names(value: object) -> tuple[str, ...]:
         if not isinstance(each, str):
             raise ValueError(f"option skip_passes has {each!r}; it takes names of passes")
     return names
+
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_DECIMAL_UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def _budget(value: object) -> int | float | None:
+    """A memory budget in bytes, or as a fraction."""
+    bytes_: int | float | None = None
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]?)(iB|B|)\s*", value)
+        if found is not None:
+            units = _DECIMAL_UNITS if found[2] and found[3] == "B" else _UNITS
+            bytes_ = int(float(found[1]) * units[found[2]])
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        bytes_ = value
+    if value is None or (isinstance(bytes_, int) and bytes_ > 0):
+        return bytes_
+    if isinstance(bytes_, float) and 0 < bytes_ <= 1:
+        return bytes_
+    raise ValueError(
+        f"option memory_budget={value!r} is not legal; choose a number of bytes, such as "
+        '4 * 2**30 or "4GiB", or a fraction of what saving everything takes, such as 0.5'
+    )
+
+
+# Options whose values are not a closed list: each is read by a function of its own.
+_READERS: dict[str, Callable[[object], object]] = {
+    "memory_budget": _budget,
+    "passes": _passes,
+    "skip_passes": _names,
+}
 
 
 def _legal_values(annotation: object) -> tuple[object, ...]:

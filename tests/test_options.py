@@ -6,7 +6,10 @@ import pytest
 
 from adjoint.options import Options
 
-NAMES = "target, unsupported, cuda_graphs, eager_rng, passes, skip_passes, verify, progress"
+NAMES = (
+    "target, unsupported, cuda_graphs, eager_rng, memory_budget, passes, skip_passes, verify, "
+    "progress"
+)
 
 
 def test_nothing_asked_gives_the_defaults() -> None:
@@ -88,3 +91,31 @@ def test_passes_that_are_skipped_are_named() -> None:
     assert Options.parse({"skip_passes": ["a", "b"]}).skip_passes == ("a", "b")
     with pytest.raises(ValueError, match="takes names of passes"):
         Options(skip_passes=(1,))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("value", "meaning"),
+    [
+        (None, None),
+        (4096, 4096),
+        (0.5, 0.5),
+        (1.0, 1.0),
+        ("4096", 4096),
+        ("4KiB", 4096),
+        ("1.5 MiB", 3 << 19),
+        ("2GB", 2 * 10**9),
+        ("2G", 2 << 30),
+        ("1TiB", 1 << 40),
+    ],
+)
+def test_a_memory_budget_is_bytes_or_a_fraction(value: Any, meaning: Any) -> None:
+    assert Options(memory_budget=value).memory_budget == meaning
+    assert type(Options(memory_budget=value).memory_budget) is type(meaning)
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.0, 1.5, True, "much", "4XiB", "-1", [1]])
+def test_other_memory_budgets_are_refused(value: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"memory_budget=.* is not legal; choose a number of bytes"
+    ):
+        Options(memory_budget=value)

@@ -136,7 +136,7 @@ class MemoryReport:
         best = sorted(by_line.items(), key=lambda pair: -sum(each.bytes for each in pair[1]))
         if not best:
             return
-        yield "what would lower it: torch.utils.checkpoint around one of these lines"
+        yield "what would lower it: the option memory_budget, or a checkpoint around these lines"
         for source, values in best[:MAX_PROPOSALS]:
             saved, seconds = (
                 sum(v.bytes for v in values),

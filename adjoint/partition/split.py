@@ -75,7 +75,9 @@ def _is_earlier_result(node: fx.Node) -> bool:
 class Split:
     """The parts of one joint graph."""
 
-    def __init__(self, joint: Joint) -> None:
+    def __init__(self, joint: Joint, recomputes: bool = True) -> None:
+        """`recomputes`: values outside of checkpoints are recomputed if that saves memory."""
+        self.recomputes = recomputes
         self.joint = joint.graph_module
         self.order = order = joint.order
         self.zeros = joint.zeros
@@ -92,6 +94,12 @@ class Split:
         self.reverse = {
             node for node in graph.nodes if derivative_order(node) == order
         } | descendants(graph, self.tangents)
+
+    @property
+    def forward_nodes(self) -> list[fx.Node]:
+        """The nodes of the program itself, without inputs."""
+        calls = (node for node in self.joint.graph.nodes if node.op == "call_function")
+        return [node for node in calls if node not in self.reverse]
 
     def values(self, origins: Collection[Origin]) -> list[fx.Node]:
         """The forward nodes that compute these values."""
@@ -124,7 +132,9 @@ class Split:
         """
         network: Network[Any] = Network()
         wanted = set(needed)
-        visited = _recomputable_from(wanted)
+        visited = reachable(
+            wanted, lambda node: node.all_input_nodes if self._may_recompute(node) else ()
+        )
         held = self._held(wanted, visited)
         for node in visited:
             if node in wanted:
@@ -134,13 +144,22 @@ class Split:
             cost = (0 if node in wanted else UNBOUNDED) if is_input else _bytes(node)
             cost = 0 if node in saved else cost
             network.add((node, "in"), (node, "out"), cost)
-            if node in held or not _may_recompute(node):
+            if node in held or not self._may_recompute(node):
                 network.add("source", (node, "in"), UNBOUNDED)
                 continue
             for each in node.all_input_nodes:
                 network.add((each, "out"), (node, "in"), UNBOUNDED)
         near = network.reachable_without("source", "sink")
         return [n for n in visited if (n, "in") in near and (n, "out") not in near]
+
+    def _may_recompute(self, node: fx.Node) -> bool:
+        """Whether to recompute the node if that saves memory.
+
+        A value of a checkpoint is recomputed for the derivatives of the same checkpoint only.
+        """
+        if is_free(node):
+            return True
+        return self.recomputes and is_cheap(node) and not is_recomputed(node)
 
     def _held(self, wanted: set[fx.Node], region: set[fx.Node]) -> set[fx.Node]:
         """Values whose recomputation saves no memory, because they would be held for long.
@@ -159,7 +178,7 @@ class Split:
             # A bit set of times.
             times[node] = 1 << first[node] if node in wanted and node in first else 0
             for user in node.users:
-                if user in region and _may_recompute(user):
+                if user in region and self._may_recompute(user):
                     times[node] |= times[user]
         for node in region:
             several = times[node].bit_count() > 1
@@ -321,19 +340,6 @@ def _before_views_and_casts(node: Any) -> torch.Tensor:
         node = node.all_input_nodes[0]
     value: torch.Tensor = value_of(node)
     return value
-
-
-def _may_recompute(node: fx.Node) -> bool:
-    """Whether to recompute the node if that saves memory.
-
-    A value of a checkpoint is recomputed for the derivatives of the same checkpoint only.
-    """
-    return is_free(node) or (is_cheap(node) and not is_recomputed(node))
-
-
-def _recomputable_from(wanted: Iterable[fx.Node]) -> set[fx.Node]:
-    """`wanted`, and the values from which cheap operators can recompute it, transitively."""
-    return reachable(wanted, lambda node: node.all_input_nodes if _may_recompute(node) else ())
 
 
 def _bytes(node: fx.Node) -> int:

@@ -1,0 +1,155 @@
+"""A memory budget: which parts of a graph are recomputed as if they were checkpoints.
+
+The forward nodes are divided into parts where few bytes cross from one to the next.  In a marked
+part only the results of products are saved, or nothing at all; the backward graph recomputes the
+rest part by part, as it does for the user's own checkpoints (`partition/marks.py`).  The choices
+form a ladder: each takes longer than the one before and holds less.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from torch import fx
+from torch.utils.flop_counter import flop_registry
+
+from adjoint.graph.copying import copied
+from adjoint.graph.derivative import Joint
+from adjoint.graph.metadata import (
+    CheckpointRegion,
+    computes_tensor,
+    grad_of,
+    region_of,
+    set_region,
+    value_of,
+)
+from adjoint.graph.origins import origins_of
+from adjoint.partition.split import Split, is_free
+from adjoint.torch_private.operators import OpOverload
+from adjoint.torch_private.symbols import hint
+
+# Products in one part, where there are enough of them: about as many as in a layer.
+PRODUCTS_PER_PART = 4
+
+MAX_PARTS = 64
+
+# Steps of the ladder from marking no part to marking all of them.
+STEPS = 4
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which parts are recomputed.  The first ones, because they are recomputed last, when most
+    memory has been freed."""
+
+    parts: int
+    """How many parts there are."""
+    selective: int = 0
+    """How many parts recompute everything except for products."""
+    whole: int = 0
+    """How many of these recompute products, too."""
+
+
+def ladder(joint: Joint) -> list[Choice]:
+    """Choices in the order of the time they take, down to one that recomputes nearly everything."""
+    products = sum(map(_is_product, Split(joint).forward_nodes))
+    parts = max(2, min(products // PRODUCTS_PER_PART, MAX_PARTS))
+    counts = sorted({math.ceil(parts * step / STEPS) for step in range(1, STEPS + 1)})
+    found = [Choice(parts)]
+    found += [Choice(parts, count) for count in counts]
+    found += [Choice(parts, parts, count) for count in counts]
+    while parts > 3:
+        parts = parts // 2
+        found.append(Choice(parts, parts, parts))
+    return found
+
+
+def first_within(
+    budget: int, choices: Sequence[Choice], peak_of: Callable[[Choice], int]
+) -> tuple[Choice | None, int]:
+    """The first choice whose peak is within the budget; and its peak, or the least of all.
+
+    Peaks fall along the ladder, so that not all of them have to be predicted.
+    """
+    if peak_of(choices[0]) <= budget:
+        return choices[0], peak_of(choices[0])
+    # Coarser parts save fewer values, but hold more of each part; which is less is not known.
+    fine = [each for each in choices if each.parts == choices[0].parts]
+    coarse = [each for each in choices if each.parts != choices[0].parts]
+    if peak_of(fine[-1]) > budget:
+        for each in coarse:
+            if peak_of(each) <= budget:
+                return each, peak_of(each)
+        return None, min(map(peak_of, (fine[-1], *coarse)))
+    place = bisect_left(fine, True, key=lambda each: peak_of(each) <= budget)
+    return fine[place], peak_of(fine[place])
+
+
+def marked(joint: Joint, choice: Choice) -> Joint:
+    """A copy of the joint graph, whose nodes are marked as those of checkpoints."""
+    joint = replace(joint, graph_module=copied(joint.graph_module))
+    split = Split(joint)
+    nodes = split.forward_nodes
+    part_of: dict[str, int] = {}
+    """By the names that a forward node has, or had before nodes were merged."""
+    for node, part in zip(nodes, _parts(nodes, choice.parts), strict=True):
+        if part >= choice.selective or region_of(node) is not None:
+            continue
+        part_of.update(dict.fromkeys((node.name, *(each.name for each in origins_of(node))), part))
+        is_saved = part >= choice.whole and _is_product(node)
+        set_region(node, CheckpointRegion(-1 - part, "MUST_SAVE" if is_saved else ""))
+    for node in split.reverse:
+        owner = grad_of(node)
+        if owner is not None and owner.node in part_of and region_of(node) is None:
+            set_region(node, CheckpointRegion(-1 - part_of[owner.node]))
+    return joint
+
+
+def _parts(nodes: Sequence[fx.Node], count: int) -> list[int]:
+    """The part of each node: parts of about as many bytes, divided where few bytes cross."""
+    if not nodes:
+        return []
+    sizes = [_bytes(node) for node in nodes]
+    done = list(accumulate(sizes))
+    crossing = _crossing(nodes, sizes)
+    cuts: list[int] = []
+    for number in range(1, count):
+        ideal, reach = done[-1] * number / count, done[-1] / (2 * count)
+        near = [place for place, total in enumerate(done) if abs(total - ideal) <= reach]
+        if near:
+            cuts.append(min(near, key=lambda place: (crossing[place], abs(done[place] - ideal))))
+    return [bisect_left(sorted(set(cuts)), place) for place in range(len(nodes))]
+
+
+def _crossing(nodes: Sequence[fx.Node], sizes: Sequence[int]) -> list[int]:
+    """For each node, the bytes that it and earlier ones have computed and later ones read."""
+    place = {node: index for index, node in enumerate(nodes)}
+    last: dict[fx.Node, int] = {}
+    for node in reversed(nodes):
+        users = [user for user in node.users if user in place]
+        # The memory of a view is that of its tensor.
+        last[node] = max((last[u] if is_free(u) else place[u] for u in users), default=place[node])
+    changes = [0] * (len(nodes) + 1)
+    for index, (node, size) in enumerate(zip(nodes, sizes, strict=True)):
+        changes[index] += size
+        changes[max(last[node], index)] -= size
+    return list(accumulate(changes))[: len(nodes)]
+
+
+def _bytes(node: fx.Node) -> int:
+    if is_free(node) or not computes_tensor(node):
+        return 0
+    value = value_of(node)
+    return math.prod(hint(size) for size in value.shape) * int(value.dtype.itemsize)
+
+
+def _is_product(node: fx.Node) -> bool:
+    """Whether the node, or the operator that it is an item of, is a product or a convolution."""
+    if node.op == "call_function" and not isinstance(node.target, OpOverload):
+        node = node.all_input_nodes[0] if node.all_input_nodes else node
+    target = node.target
+    return isinstance(target, OpOverload) and target.overloadpacket in flop_registry
