@@ -41,7 +41,9 @@ def facts_of(content: bytes, text: Text, language: str) -> Facts:
             f"It is not parsed, because {missing} is not installed; `pip install adjoint[atlas]` "
             "installs it."
         )
-        return facts._replace(problems=(*facts.problems, problem))
+    except RecursionError:
+        problem = "It nests too deeply to be parsed."
+    return facts._replace(problems=(*facts.problems, problem))
 
 
 def _parsed(text: str, facts: Facts) -> Facts:

@@ -148,16 +148,11 @@ def from_json(row: list[Any]) -> Facts:
     return Facts(**values)
 
 
-def separator(name: str) -> str:
-    """What joins the parts of a qualified name."""
-    return "::" if "::" in name else "."
-
-
 def bare(name: str) -> str:
     """The last part of a qualified name."""
-    return name.rpartition(separator(name))[2]
+    return name.rpartition("::" if "::" in name else ".")[2]
 
 
 def owner(name: str) -> str:
     """A qualified name without its last part."""
-    return name.rpartition(separator(name))[0]
+    return name.rpartition("::" if "::" in name else ".")[0]

@@ -15,7 +15,7 @@ from adjoint.atlas.document import (
     Table,
     name_anchor,
 )
-from adjoint.atlas.facts import Symbol
+from adjoint.atlas.facts import Symbol, owner
 from adjoint.atlas.subject import Subject, counted
 
 _LARGE = frozenset({"class", "struct", "union", "interface", "trait", "function", "method"})
@@ -42,8 +42,7 @@ def structure(subject: Subject) -> Iterator[Block]:
 
 
 def _owner(name: str) -> str:
-    name = name.partition("#")[0]
-    return name.rpartition("::" if "::" in name else ".")[0]
+    return owner(name.partition("#")[0])
 
 
 def _table(subject: Subject, members: list[tuple[str, Symbol]]) -> Iterator[Block]:

@@ -17,6 +17,8 @@ BROKEN = {
     "nul.py": b"x = 1\0\n",
     "deep.py": b"x = " + b"(" * 5000 + b")" * 5000 + b"\n",
     "empty.py": b"",
+    "deep.c": b"int x = " + b"(" * 50_000 + b"1;\n",
+    "deep.yaml": b"a: " + b"{a: " * 5000 + b"\n",
     "latin.c": b"/* \xe9 */ int x;\n",
     "broken.cpp": b"class A { int f( { } ;; template <\n",
     "broken.yaml": b"a: [1, 2\nb: }\n",
