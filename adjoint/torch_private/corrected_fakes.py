@@ -187,7 +187,7 @@ def _statistics(op: Any, x: Any, weight: Any, bias: Any, result: Any) -> Any:
     wide = next((p.dtype for p in (weight, bias) if p is not None and p.dtype not in HALVES), None)
     if x.device.type != "cpu" or x.dtype not in HALVES or wide is None:
         return result
-    return (result[0], *(each.to(wide) for each in result[1:]))
+    return (result[0], *(each.to(wide) for each in result[1:3]), *result[3:])
 
 
 def _layer_norm(op: Any, x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
@@ -196,6 +196,19 @@ def _layer_norm(op: Any, x: Any, shape: Any, weight: Any, bias: Any, eps: float)
 
 def _group_norm(op: Any, x: Any, weight: Any, bias: Any, *numbers: Any) -> Any:
     return _statistics(op, x, weight, bias, op(x, weight, bias, *numbers))
+
+
+def _batch_norm(op: Any, x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+    return _statistics(op, x, weight, bias, op(x, weight, bias, *rest))
+
+
+def _batch_norm_functional(
+    op: Any, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *rest: Any
+) -> Any:
+    """New running statistics have the dtypes of the old ones."""
+    result = op(x, weight, bias, mean, variance, *rest)
+    y, *statistics, new_mean, new_variance = _statistics(op, x, weight, bias, result)
+    return (y, *statistics, new_mean.to(mean.dtype), new_variance.to(variance.dtype))
 
 
 def _group_norm_backward(op: Any, cotangent: Any, x: Any, *args: Any) -> Any:
@@ -279,6 +292,10 @@ Correction = Callable[..., Any]
 CORRECTED: dict[Any, Correction] = {
     aten.native_layer_norm.default: _layer_norm,
     aten.native_group_norm.default: _group_norm,
+    aten.native_batch_norm.default: _batch_norm,
+    aten._native_batch_norm_legit.no_stats: _batch_norm,
+    aten._native_batch_norm_legit_no_training.default: _batch_norm,
+    aten._native_batch_norm_legit_functional.default: _batch_norm_functional,
     aten.native_group_norm_backward.default: _group_norm_backward,
     aten.mse_loss_backward.default: _gradient_of_loss,
     aten.smooth_l1_loss_backward.default: _gradient_of_loss,
