@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from adjoint.passes import Pass
-from adjoint.pipeline import FORWARD, JOINT, LINEAR, POST
+from adjoint.pipeline import FORWARD, JOINT, LINEAR, PASS_NAMES, POST, lowering, places
+from adjoint.target import cpu_target
 
 
 @pytest.mark.parametrize("pipeline", [FORWARD, JOINT, LINEAR, POST])
@@ -19,3 +20,20 @@ def test_a_softmax_is_closed_before_and_opened_after_differentiation() -> None:
     names = [each.name for each in JOINT]
     # What an opened softmax is made of may be there already.
     assert "merge-common-subexpressions" in names[names.index("open-softmax") :]
+
+
+def test_every_pass_can_be_skipped_by_its_name() -> None:
+    target = cpu_target(draws_in_kernels=True)
+    passes = [each for several in places(target).values() for each in several]
+    assert {each.name for each in passes} == PASS_NAMES
+    assert {*JOINT, *POST, *FORWARD, *LINEAR} <= set(passes)
+    assert [each.name for each in lowering(target)] == [
+        each.name for each in places(target)["lowering"]
+    ]
+
+
+def test_rules_have_names_and_equations() -> None:
+    for each in (*JOINT, *POST):
+        for rule in each.rules:
+            assert rule.name == rule.name.lower().replace("_", "-")
+            assert "=" in rule.meaning, f"{rule.name} of {each.name} says no equation"

@@ -60,7 +60,7 @@ def drop_one(x: Any, y: Any, match: Match) -> Any:
     return _stands_for(x, match.root) if _is(y, 1) else None
 
 
-@rewrites(one_of(call((ADD, SUB), x, y, ...), call((aten.add.Scalar, aten.sub.Scalar), x, y, ...)))
+@rewrites(call((ADD, SUB, aten.add.Scalar, aten.sub.Scalar), x, y))
 def drop_zero(x: Any, y: Any, match: Match) -> Any:
     """x - 0 = x + (-0.0) = x, and x + 0 = x for integers"""
     if not isinstance(x, fx.Node) or not computes_tensor(x):

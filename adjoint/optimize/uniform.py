@@ -140,7 +140,8 @@ def fold_uniform(match: Match) -> Any:
 def _filled(root: fx.Node, number: bool | int | float) -> Any:
     value = tensor_of(root)
     shape: list[Any] = list(value.shape)
-    if not value.is_contiguous() or not all(isinstance(size, int) for size in shape):
+    # The layout of symbolic sizes is not asked for: that would be a guard.
+    if not all(isinstance(size, int) for size in shape) or not value.is_contiguous():
         return None
     return call(
         aten.full.default,

@@ -96,6 +96,8 @@ def test_an_expansion_that_broadcasting_makes_anyway() -> None:
         lambda a: a.sin() * torch.ones(9, dtype=torch.float64),  # another dtype
         lambda a: a.long() * 1.0,  # another dtype
         lambda a: torch.sub(a, a.sin().neg(), alpha=2),
+        lambda a: torch.sub(a.sin(), torch.zeros(9), alpha=-1),  # adds 0.0
+        lambda a: torch.add(a.sin(), torch.full((9,), -0.0), alpha=-1),
         lambda a: (a.sin() * 3).neg(),  # an integer, which eager casts
         lambda a: (b := a.sin().neg()) + (a - b),  # the negation stays in any case
         lambda a: a.sum().expand(9) * a,  # without axes it would not take part in promotion
