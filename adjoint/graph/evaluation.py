@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -44,9 +44,16 @@ def detach_inputs(inputs: list[Any]) -> None:
         inputs[:] = [each.detach() if isinstance(each, torch.Tensor) else each for each in inputs]
 
 
-def evaluate_taking(graph_module: fx.GraphModule, inputs: list[Any]) -> Sequence[Any]:
+# Is shown each call of an evaluation: node, arguments, keyword arguments, result.
+Check: TypeAlias = Callable[[fx.Node, Any, Any, Any], None]
+
+
+def evaluate_taking(
+    graph_module: fx.GraphModule, inputs: list[Any], check: Check | None = None
+) -> Sequence[Any]:
     """Evaluate the graph; takes the inputs out of the list, to free each after its last use."""
-    return evaluate(graph_module, _taken(inputs))  # type: ignore[arg-type, no-any-return]
+    taken = _taken(inputs)
+    return evaluate(graph_module, taken, check=check)  # type: ignore[arg-type, no-any-return]
 
 
 def _taken(inputs: list[Any]) -> Iterator[Any]:
@@ -55,8 +62,13 @@ def _taken(inputs: list[Any]) -> Iterator[Any]:
         yield inputs.pop()
 
 
-def evaluate(graph_module: fx.GraphModule, inputs: Sequence[Any], captured: bool = False) -> Any:
-    """The outputs of the graph.
+def evaluate(
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Any],
+    captured: bool = False,
+    check: Check | None = None,
+) -> Any:
+    """The outputs of the graph; `check` is shown each call.
 
     Ops outside any `no_grad`, `enable_grad` or `inference_mode` region run under the caller's mode.
     Values are released after their last use.  `captured`: a capture is under way, so higher-order
@@ -75,6 +87,9 @@ def evaluate(graph_module: fx.GraphModule, inputs: Sequence[Any], captured: bool
             values[node] = getattr(graph_module, node.target)
         else:
             values[node] = _call(node, values, entry, captured)
+            if check is not None:
+                args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
+                check(node, args, kwargs, values[node])
         for dead in last_used.get(node, ()):
             del values[dead]
     raise AssertionError("the graph has no output")

@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch import fx
 
+from adjoint.graph.metadata import source_of, value_or_none
 from adjoint.loops.plan import ExpectedTensor, LibraryCall, Size
 from adjoint.torch_private import trees
 from adjoint.torch_private.corrected_fakes import is_known, layout_of, learn, learn_alias
 from adjoint.torch_private.fake import storage_key
+from adjoint.torch_private.operators import OpOverload
 
 
 class UnexpectedResult(Exception):
@@ -76,6 +79,22 @@ def checked_call(
     if not step.aliases and _shares_memory(result, (args, kwargs)):
         raise UnexpectedResult(step.op, "memory of an argument", step.line, learn_alias(step.op))
     return result
+
+
+def check_dtypes(node: fx.Node, args: Any, kwargs: Any, result: Any) -> None:
+    """Raise `UnexpectedResult` if an op that runs op by op returns another dtype than its fake.
+
+    Kernels of other programs read the result; strides and sizes they compare themselves.
+    """
+    if not isinstance(node.target, OpOverload):
+        return
+    pairs = zip(trees.leaves(result), trees.leaves(value_or_none(node)), strict=False)
+    for leaf, fake in pairs:
+        both = isinstance(leaf, torch.Tensor) and isinstance(fake, torch.Tensor)
+        if both and leaf.dtype is not fake.dtype:
+            what = f"a tensor of {leaf.dtype} where {fake.dtype} was expected"
+            is_learned = learn(node.target, args, kwargs, result)
+            raise UnexpectedResult(node.target, what, str(source_of(node) or ""), is_learned)
 
 
 def _can_expect(op: Any, args: tuple[Any, ...], kwargs: Any, result: Any, leaf: Any) -> bool:

@@ -14,8 +14,9 @@ from torch import fx
 
 from adjoint.graph.boundary import attempt, location_of_graph, warn_of_failure, warn_of_fallback
 from adjoint.graph.evaluation import detach_inputs, evaluate_taking
+from adjoint.graph.purity import is_impure_graph
 from adjoint.graph.sizes import Sizes, Sizing
-from adjoint.runtime.checking import UnexpectedResult
+from adjoint.runtime.checking import UnexpectedResult, check_dtypes
 from adjoint.runtime.plans.binding import BindingFailed
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.seeds import draws_are_captured, new_seeds
@@ -68,6 +69,8 @@ class SizedPrograms:
         """The program that has no assumptions, if there is one."""
         self._has_failed = False
         """Whether compiling for other sizes failed; it is not tried again."""
+        # What draws random numbers or has effects cannot be run again.
+        self._is_checked = is_impure_graph(graph_module.graph)
         self._refused: Specializations[tuple[int, ...], bool] = Specializations(MAX_REFUSED_SIZES)
         """Sizes that there is no native program for."""
         self.forgets_histories = self._general is not None and self._general.forgets_histories
@@ -86,7 +89,20 @@ class SizedPrograms:
                     raise
         if self.forgets_histories:
             detach_inputs(inputs)
-        return evaluate_taking(self.graph_module, inputs)
+        if self._is_checked:
+            return evaluate_taking(self.graph_module, inputs)
+        return self._evaluate_checked(inputs)
+
+    def _evaluate_checked(self, inputs: list[Any]) -> Sequence[Any]:
+        """Run op by op for the first time, and check the dtypes of what ops return."""
+        kept = list(inputs)
+        try:
+            results = evaluate_taking(self.graph_module, inputs, check_dtypes)
+        except UnexpectedResult:
+            inputs[:] = kept
+            raise
+        self._is_checked = True
+        return results
 
     def _give_up(self, program: PlanProgram, inputs: list[Any], error: BindingFailed) -> None:
         """Run op by op from now on."""

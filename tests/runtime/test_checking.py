@@ -192,3 +192,29 @@ def test_inputs_are_as_they_were_when_a_result_differs() -> None:
     ):
         program(inputs)
     assert inputs[0] is x
+
+
+def test_a_saved_value_of_a_graph_without_kernels_has_another_dtype() -> None:
+    """Kernels of the backward graph read it, though none of the forward graph does."""
+
+    @torch.library.custom_op("checking::with_slope", mutates_args=())
+    def with_slope(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.sin(), x.cos().float()
+
+    @with_slope.register_fake
+    def _(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.empty_like(x), torch.empty_like(x)
+
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(output[1])
+
+    def backward(ctx: Any, cotangent: Tensor, _: Any) -> Any:
+        return (cotangent * ctx.saved_tensors[0]).to(cotangent.dtype)
+
+    def first(x: Tensor) -> Any:
+        return with_slope(x)[0]
+
+    with_slope.register_autograd(backward, setup_context=keep)
+    x = torch.linspace(-1, 1, 64).bfloat16().requires_grad_()
+    (slope,) = torch.autograd.grad(torch.compile(first, backend="adjoint")(x).sum(), x)
+    torch.testing.assert_close(slope, x.detach().cos())
