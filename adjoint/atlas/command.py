@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from adjoint.atlas.making import Made, make
+from adjoint.atlas.subject import counted
+from adjoint.atlas.tree import STORE
 
 _DESCRIPTION = """\
 Document a source tree: a page of facts for each file and folder, and an index from every name to
@@ -78,10 +80,19 @@ def run(parsed: argparse.Namespace) -> int:
     """Make the atlas; the exit status is 1 if a link leads nowhere."""
     if (parsed.path is None) == (parsed.of is None):
         raise AtlasError("name a folder, or a function with --of")
+    _check_output(Path(parsed.out))
     made = _of_tree(parsed) if parsed.of is None else _of_compilation(parsed)
     for line in _report(made, parsed):
         print(line)
     return 1 if made.dead_links else 0
+
+
+def _check_output(out: Path) -> None:
+    """Pages are written only where there is nothing else, or an atlas already."""
+    if out.exists() and not out.is_dir():
+        raise AtlasError(f"--out {out} is a file")
+    if out.is_dir() and not (out / STORE).is_dir() and any(out.iterdir()):
+        raise AtlasError(f"--out {out} holds other files; name a new folder, or one of an atlas")
 
 
 def _of_tree(parsed: argparse.Namespace) -> Made:
@@ -115,23 +126,22 @@ def _of_compilation(parsed: argparse.Namespace) -> Made:
 def _report(made: Made, parsed: argparse.Namespace) -> Iterator[str]:
     if parsed.changed:
         yield from (f"{page}.{parsed.format}" for page in made.written)
+    written = f"{len(made.written):,} pages written to {parsed.out}"
     if parsed.of is not None:
-        yield f"{made.files:,} graphs; {len(made.written):,} pages written to {parsed.out}."
+        yield f"{counted(made.files, 'graph')}; {written}."
     else:
-        yield (
-            f"{made.files:,} files, {len(made.read):,} of them read; {len(made.written):,} pages "
-            f"written to {parsed.out}, {len(made.removed):,} removed."
-        )
-    for title, found in (
-        (
-            "could not be read or parsed in full",
-            [f"{p}: {' '.join(w)}" for p, w in made.problems.items()],
-        ),
-        ("lead nowhere", list(made.dead_links)),
-    ):
-        if found:
-            what = "links" if found == list(made.dead_links) else "files"
-            yield f"{len(found):,} {what} {title}:"
-            yield from (f"  {each}" for each in found[:MAX_SHOWN])
-            if len(found) > MAX_SHOWN:
-                yield f"  and {len(found) - MAX_SHOWN:,} more"
+        read = f"{counted(made.files, 'file')}, {len(made.read):,} of them read"
+        yield f"{read}; {written}, {len(made.removed):,} removed."
+    problems = [f"{path}: {' '.join(why)}" for path, why in made.problems.items()]
+    if problems:
+        yield f"{counted(len(problems), 'file')} could not be read or parsed in full:"
+        yield from _shown(problems)
+    if made.dead_links:
+        yield f"{counted(len(made.dead_links), 'link')} to nowhere:"
+        yield from _shown(made.dead_links)
+
+
+def _shown(found: Sequence[str]) -> Iterator[str]:
+    yield from (f"  {each}" for each in found[:MAX_SHOWN])
+    if len(found) > MAX_SHOWN:
+        yield f"  and {len(found) - MAX_SHOWN:,} more"

@@ -109,8 +109,7 @@ def _overview(subject: Subject) -> Iterator[Block]:
     if headings:
         yield Bullets(
             tuple(
-                (" " * 4 * (each.level - 1), subject.line(each.line, each.text))
-                for each in headings
+                ("· " * (each.level - 1), subject.line(each.line, each.text)) for each in headings
             )
         )
 

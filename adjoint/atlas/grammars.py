@@ -22,7 +22,8 @@ _C = """
 (preproc_function_def) @macro
 (preproc_include) @import
 (preproc_call directive: (preproc_directive) @_d (#match? @_d "error")) @message
-(preproc_call directive: (preproc_directive) @_d (#match? @_d "pragma")) @pragma
+(preproc_call directive: (preproc_directive) @_d argument: (preproc_arg) @_a
+  (#match? @_d "pragma") (#match? @_a "omp|simd|unroll|ivdep|vector|clang loop|optimize")) @pragma
 (call_expression) @call
 [(identifier) (type_identifier)] @use
 (parameter_declaration declarator: (_) @local)
@@ -81,7 +82,7 @@ _TYPESCRIPT = (
 [(method_signature) (abstract_method_signature)] @method
 (property_signature) @field
 (type_identifier) @use
-(as_expression) @assertion
+((as_expression) @assertion (#not-match? @assertion "as const$"))
 (non_null_expression) @assertion
 """
 )

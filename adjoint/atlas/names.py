@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import posixpath
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -105,6 +106,8 @@ class Names:
         if parts[0] not in self._first(path) and parts[0] not in self._bindings(path):
             if language == "Rust":
                 return self._path(path, parts)
+            if language == "Go":
+                return self._beside(path, parts)
             return self._from_everything(path, parts, 0)
         found = self._find_member(path, parts, 0)
         return self._path(path, parts) if found is None and language == "Rust" else found
@@ -180,6 +183,15 @@ class Names:
                 found = self._member(file, parts[count:], 1)
                 if found is not None:
                     return found._replace(parts=found.parts + count)
+        return None
+
+    def _beside(self, path: str, parts: tuple[str, ...]) -> Meaning | None:
+        """A name that another file of the same package of Go defines."""
+        for file in self.modules.by_folder[posixpath.dirname(path)]:
+            if file != path and file in self.summaries and file.endswith(".go"):
+                found = self._defined(file, parts, 0)
+                if found is not None:
+                    return found
         return None
 
     def _included(self, path: str, name: str) -> Meaning | None:

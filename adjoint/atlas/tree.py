@@ -126,7 +126,7 @@ def _is_skipped(folder: Path, out: Path | None) -> bool:
 
 def _is_generated(root: Path, entry: Entry) -> bool:
     """Whether it is a page of an atlas that was copied here."""
-    if not entry.path.endswith(("_docs.md", "_kw.md", "/index.md", "/doc.md")):
+    if not entry.path.endswith((".md", ".html")) or entry.problem or entry.link is not None:
         return False
     try:
         with open(root / entry.path, "rb") as file:

@@ -19,7 +19,7 @@ def test_the_command_makes_an_atlas_and_says_what_it_did(
     assert command.main([str(root), "--out", str(out), "--jobs", "1"]) == 0
     said = capsys.readouterr().out
     assert "6 files, 6 of them read;" in said
-    assert "1 files could not be read or parsed in full:\n  bad.py: Python cannot parse it" in said
+    assert "1 file could not be read or parsed in full:\n  bad.py: Python cannot parse it" in said
     planted(root, {"shop/tax.py": PACKAGE["shop/tax.py"] + "\n"})
     assert cli.main(["atlas", str(root), "--out", str(out), "--changed", "--jobs", "1"]) == 0
     said = capsys.readouterr().out
@@ -27,11 +27,14 @@ def test_the_command_makes_an_atlas_and_says_what_it_did(
     assert "6 files, 1 of them read;" in said
 
 
-@pytest.mark.parametrize("arguments", [[], ["nowhere"], [".", "--of", "a:b"], [".", "--jobs", "0"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["nowhere"], [".", "--of", "a:b"], [".", "--jobs", "0"], [".", "--out", "."]]
+)
 def test_what_cannot_be_made_is_an_error(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    planted(tmp_path, {"written_by_hand.md": ""})
     with pytest.raises(SystemExit) as stopped:
         command.main(arguments)
     assert stopped.value.code == 2

@@ -48,6 +48,20 @@ def test_a_circle_of_imports_means_nothing() -> None:
 
 
 @needs_parsers
+def test_files_of_a_package_of_go_know_each_other() -> None:
+    files = {
+        "p/a.go": "package p\n\nfunc F() { G(); other() }\n",
+        "p/b.go": "package p\n\nfunc G() {}\n",
+        "q/c.go": 'package q\n\nimport "x/p"\n\nfunc H() { p.G() }\n',
+    }
+    summaries = summaries_of(files)
+    names = Names(summaries, Modules(Path("/nowhere"), summaries))
+    assert names.meaning("p/a.go", "G") == ("p/b.go", "G", 1)
+    assert names.meaning("p/a.go", "other") is None
+    assert names.meaning("q/c.go", "p.G") == ("p/b.go", "G", 2)
+
+
+@needs_parsers
 def test_names_of_c_come_from_included_files() -> None:
     files = {
         "a.h": '#include "b.h"\nint only_a(void);\n',

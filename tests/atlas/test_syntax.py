@@ -35,6 +35,7 @@ enum class E { A, B };
 enum { LOOSE };
 int proto(int);
 int proto(int x) { throw std::runtime_error("no"); }
+#pragma once
 #pragma omp simd
 }}
 """
@@ -75,7 +76,7 @@ def test_cpp() -> None:
     assert symbols["a::b::K::f"].signature == "int f(int x) const"
     assert [(m.text, m.line) for m in found.messages] == [("no", 28)]
     assert [tuple(note) for note in found.notes] == [
-        ("performance", "`#pragma omp simd`", 29),
+        ("performance", "`#pragma omp simd`", 30),
         ("safety", "unchecked cast: `reinterpret_cast`", 17),
     ]
 

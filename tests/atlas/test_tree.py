@@ -29,6 +29,7 @@ def test_pages_are_never_documented(tmp_path: Path) -> None:
             f"docs/{STORE}/state.json": "",
             "docs/index.md": page,
             "copied/a.py_docs.md": page,
+            "copied/names/a.md": page,
             "copied/index.md": "# Written by hand\n",
             "out/x.md": "",
         },
