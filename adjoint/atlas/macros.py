@@ -23,6 +23,16 @@ _STRAY = re.compile(
     rb"|\b(?:class|struct|union|enum(?:[ \t]+class)?)\s+(?P<mark>(?:"
     + _MACRO
     + rb")(?:\([^()\n]*\))?)(?=\s+[A-Za-z_][\w:<>, ]*?\s*(?:final\b\s*)?[:{;])"
+    # class API(Name) {
+    + rb"|\b(?:class|struct)\s+(?P<class_wrap>(?:"
+    + _MACRO
+    + rb")\()\w+(?P<class_close>\))(?=\s*[:{;])"
+    # API(int) f();
+    + rb"|^[ \t]*(?P<wrap>(?:"
+    + _MACRO
+    + rb")\()[\w \t:*&<>]+(?P<close>\))(?=\s+(?!(?:"
+    + _MACRO
+    + rb")\b)[A-Za-z_]\w*\s*\()"
     # API int f();  API Type *name;
     + rb"|(?<![\w.>:\"])(?P<prefix>(?:"
     + _MACRO
@@ -62,9 +72,9 @@ def without_conditions(content: bytes) -> bytes:
 
 def _blanked(found: re.Match[bytes]) -> bytes:
     whole = found.group()
-    for group in ("mark", "prefix", "infix", "call"):
+    for group in found.re.groupindex.keys() - {"kept"}:
         word = found.group(group)
         if word is not None:
             at = found.start(group) - found.start()
-            return whole[:at] + b" " * len(word) + whole[at + len(word) :]
+            whole = whole[:at] + b" " * len(word) + whole[at + len(word) :]
     return whole

@@ -75,6 +75,20 @@ CALLS = {
     "yaml.load": ("safety", "may build any object: `{call}`"),
     "yaml.unsafe_load": ("safety", "may build any object: `{call}`"),
 }
+_PLAIN_DECORATORS = frozenset(
+    {
+        "property",
+        "staticmethod",
+        "classmethod",
+        "setter",
+        "deleter",
+        "getter",
+        "overload",
+        "override",
+    }
+)
+"""Decorators that are part of the language rather than of a design."""
+
 _BUILT_IN = frozenset({"eval", "exec"})
 _MIN_VISITS = 2
 _MIN_CASES = 3
@@ -177,6 +191,9 @@ def _of_decorators(node: Function | ast.ClassDef, meanings: _Meanings) -> Iterat
         if full in DECORATORS:
             section, what = DECORATORS[full]
             yield Note(section, what.format(name=node.name), node.lineno)
+        elif full and last(full) not in _PLAIN_DECORATORS:
+            called = decorator.func if isinstance(decorator, ast.Call) else decorator
+            yield Note("patterns", f"decorated by `{written(called)}`", node.lineno)
 
 
 def _of_registries(functions: Iterable[Function], stores: Iterable[ast.Assign]) -> Iterator[Note]:

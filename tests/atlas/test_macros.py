@@ -14,6 +14,8 @@ from adjoint.atlas.macros import without_conditions, without_macros
         ("  API_MARK Type *name(int);", "           Type *name(int);"),
         ('DEPRECATED_FOR("f") inline int g();', "                    inline int g();"),
         ("void C10_API warn(int x);", "void         warn(int x);"),
+        ("API_EXPORT(const char *)\nname(int x) {", "           const char * \nname(int x) {"),
+        ("class API_EXPORT(Name) : public Other {", "class            Name  : public Other {"),
         ("REGISTER_THING(a, b(c))\nint x;", "                       \nint x;"),
     ],
 )

@@ -44,6 +44,7 @@ def notes(text: str) -> list[tuple[str, str, int]]:
             "dataclass `A`",
             3,
         ),
+        ("@rules.vjp(op)\ndef f(): ...", "patterns", "decorated by `rules.vjp`", 2),
         ("import enum\nclass A(enum.Enum): ...", "patterns", "enumeration `A`", 2),
         (
             "class A:\n    def __enter__(self): ...\n    def __exit__(self): ...",
@@ -79,6 +80,7 @@ def test_a_note_has_the_line_that_shows_it(text: str, section: str, what: str, l
     "text",
     [
         "model.eval()",
+        "class A:\n    @property\n    def x(self): ...\n    @x.setter\n    def x(self, v): ...",
         "def eval(x): ...\neval(1)",
         "pickle = 3\npickle.loads(x)",
         "for i in range(3):\n    pass",

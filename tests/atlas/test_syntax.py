@@ -87,6 +87,13 @@ def test_uses_of_cpp_are_no_locals_and_no_definitions() -> None:
     assert not uses & {"y", "PyArray_Foo", "proto"}
 
 
+def test_a_macro_around_the_type_does_not_hide_a_function() -> None:
+    source = (
+        "API_EXPORT(const char *)\nname(int x) { return 0; }\n\nAPI_EXPORT(void)\nlater(int x);\n"
+    )
+    assert kinds(source, "C++") == {"name": ("function", 2), "later": ("function", 5)}
+
+
 def test_words_of_a_language_are_no_names() -> None:
     halves = "int f(void) {\n#if A\n  if (x) {\n#else\n  for (;;) {\n#endif\n  }\n}\n"
     broken = f"{halves}int g(void) {{ return 0; }}\n"
