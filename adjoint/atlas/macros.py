@@ -17,8 +17,8 @@ _SPECIFIER = (
 )
 
 _STRAY = re.compile(
-    # A directive of the preprocessor, with the lines that continue it, is left as it is.
-    rb"(?P<kept>^[ \t]*\#(?:\\\n|[^\n])*)"
+    # Comments, strings and directives, with the lines that continue them, are left as they are.
+    rb"(?P<kept>//[^\n]*|/\*[\s\S]*?\*/|\"(?:\\.|[^\"\\\n])*\"|^[ \t]*\#(?:\\\n|[^\n])*)"
     # class API Name {
     rb"|\b(?:class|struct|union|enum(?:[ \t]+class)?)\s+(?P<mark>(?:"
     + _MACRO
@@ -26,7 +26,7 @@ _STRAY = re.compile(
     # class API(Name) {
     + rb"|\b(?:class|struct)\s+(?P<class_wrap>(?:"
     + _MACRO
-    + rb")\()\w+(?P<class_close>\))(?=\s*[:{;])"
+    + rb")\()[\w \t:,<>]+(?P<class_close>\))(?=\s*[:{;])"
     # API(int) f();
     + rb"|^[ \t]*(?P<wrap>(?:"
     + _MACRO

@@ -16,6 +16,7 @@ from adjoint.atlas.macros import without_conditions, without_macros
         ("void C10_API warn(int x);", "void         warn(int x);"),
         ("API_EXPORT(const char *)\nname(int x) {", "           const char * \nname(int x) {"),
         ("class API_EXPORT(Name) : public Other {", "class            Name  : public Other {"),
+        ("class API_EXPORT(Name : public Other) {", "class            Name : public Other  {"),
         ("REGISTER_THING(a, b(c))\nint x;", "                       \nint x;"),
     ],
 )
@@ -28,6 +29,8 @@ def test_marks_in_front_of_declarations_are_blanked(text: str, expected: str) ->
     [
         "#define SOME_MACRO int x\n",
         "#define A \\\n  SOME_MACRO int x\n",
+        "// See SOME_MACRO int x\n/* SOME_MACRO\n   SOME_MACRO int x */",
+        'f("SOME_MACRO int x");',
         "DWORD value;",
         "FILE *file;",
         "x = SOME_CONSTANT;",
