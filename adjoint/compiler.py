@@ -41,7 +41,7 @@ from adjoint.graph.origins import Origin, is_part, origins_of
 from adjoint.graph.sizes import assuming, size_hints
 from adjoint.graph.verify import GraphError, verify
 from adjoint.kernels import compile_kernels
-from adjoint.loops.footprint import Footprint, PairFootprint, Processor, footprint
+from adjoint.loops.footprint import Footprint, Keeping, PairFootprint, Processor, footprint
 from adjoint.loops.plan import Plan
 from adjoint.lower.assumptions import noting_assumptions
 from adjoint.lower.planning import lower
@@ -427,15 +427,17 @@ class Compiler:
         backward = derivative.first_backward
         target = target_of(derivative.runs, self.options)
         programs = [self._footprint(each) for each in (derivative.runs, backward.graph_module)]
-        if programs[0] is None or programs[1] is None:
+        forward, after = programs
+        if forward is None or after is None:
             return None
         places = derivative.freed
         saved = tuple(
-            programs[0].outputs[places[each]] if each in places else None
-            for each in backward.inputs
+            forward.outputs[places[each]] if each in places else None for each in backward.inputs
         )
-        shares = target.shares_memory
-        return PairFootprint(programs[0], programs[1], saved, shares, not shares)
+        keeping = Keeping.SHARED if target.shares_memory else Keeping.OWN
+        if not target.shares_memory and forward.gives_back and after.gives_back:
+            keeping = Keeping.NOTHING
+        return PairFootprint(forward, after, saved, keeping)
 
     def _footprint(self, graph_module: fx.GraphModule) -> Footprint | None:
         order = order_of_graph(graph_module.graph)

@@ -10,6 +10,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -61,6 +62,8 @@ class Footprint:
     """The slot of each output; None: it is a constant."""
     reserved: int
     """Bytes of memory that all temporaries share."""
+    gives_back: bool = False
+    """Memory is given back after each call."""
 
     def profile(self, *kinds: SlotKind) -> list[int]:
         """The bytes of slots of these kinds that are in use at each step."""
@@ -79,6 +82,17 @@ class Footprint:
         return self.reserved + max(allocated, default=self.returned)
 
 
+class Keeping(Enum):
+    """What programs keep between their calls."""
+
+    OWN = "own"
+    """Each its temporaries' memory, and that of its outputs, for its next call."""
+    SHARED = "shared"
+    """Programs share one memory for temporaries, and outputs are freed."""
+    NOTHING = "nothing"
+    """Memory is given back after each call."""
+
+
 @dataclass(frozen=True)
 class PairFootprint:
     """The memory of a forward and a backward program, which run one after the other.
@@ -91,16 +105,25 @@ class PairFootprint:
     saved: tuple[int | None, ...]
     """For each input of the backward program: the slot of the forward program that it has the
     memory of; None: it is not freed, or was not allocated by the forward program."""
-    shares_reserved: bool
-    """Both programs have their temporaries in the same memory."""
-    keeps_outputs: bool
-    """The memory of outputs stays with their program, for its next call."""
+    keeping: Keeping
 
     @property
     def reserved(self) -> int:
-        """The bytes that are reserved for temporaries all the time."""
+        """The most bytes that are reserved for temporaries at any time."""
+        return max(self._reserved())
+
+    def _reserved(self) -> tuple[int, int]:
+        """The bytes that are reserved for temporaries during the forward and the backward."""
         one, other = self.forward.reserved, self.backward.reserved
-        return max(one, other) if self.shares_reserved else one + other
+        match self.keeping:
+            case Keeping.OWN:
+                return one + other, one + other
+            case Keeping.SHARED:
+                return max(one, other), max(one, other)
+            case Keeping.NOTHING:
+                return one, other
+            case _:
+                assert_never(self.keeping)
 
     def profile(self) -> list[int]:
         """The bytes that are allocated at each step of the forward, then of the backward."""
@@ -111,11 +134,12 @@ class PairFootprint:
         freed = [
             (last[block.slot] + 1, count, -block.bytes)
             for block in self.forward.blocks
-            if block.slot in last and not (self.keeps_outputs and block.is_pooled)
+            if block.slot in last and not (self.keeping is Keeping.OWN and block.is_pooled)
         ]
         waiting = [self.forward.returned + each for each in profile(count, freed)]
-        together = [*forward, *map(operator.add, backward, waiting)]
-        return [self.reserved + each for each in together]
+        before, after = self._reserved()
+        together = map(operator.add, backward, waiting)
+        return [*(before + each for each in forward), *(after + each for each in together)]
 
     def last_reads(self) -> dict[int, int]:
         """For slots of the forward program: the last step of the backward that reads them."""
@@ -218,7 +242,8 @@ def footprint(
                     made_by = f"workspace of {step.op}"
                     copies = Block(-1, SlotKind.RESULT, count, place, place, made_by=made_by)
                     blocks = (*blocks, copies)
-    return Footprint(end, blocks, plan.inputs, tuple(outputs), layout(reserved))
+    most = layout(reserved)
+    return Footprint(end, blocks, plan.inputs, tuple(outputs), most, plan.gives_back)
 
 
 def _workspace(call: LibraryCall, bytes_of: Mapping[int, int]) -> int:

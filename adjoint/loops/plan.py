@@ -208,6 +208,9 @@ class Plan:
     """As the graph returns them, with `Argument` for values."""
     assumed: tuple[sympy.Basic, ...] = field(default=())
     """Assumptions about sizes."""
+    gives_back: bool = False
+    """Whether memory is given back after each call, and not kept for the next one: the program has
+    checkpoints, so memory matters more than the time that allocating it takes."""
     streams: int = 0
     """Random streams that kernels draw from; if there are any, the last input is their seeds."""
 

@@ -13,7 +13,7 @@ from torch import fx
 from adjoint.failing import works_on
 from adjoint.graph.capturable import why_not_capturable
 from adjoint.graph.evaluation import eager_callable
-from adjoint.graph.metadata import source_of, tensor_of, value_or_none
+from adjoint.graph.metadata import run_of, source_of, tensor_of, value_or_none
 from adjoint.loops.plan import (
     Argument,
     Launch,
@@ -82,7 +82,8 @@ def lower(
     plan = _Planning(graph_module, target, called).run()
     if overwrites and target.overwrites_inputs:
         plan = overwrite_inputs(plan, graph_module)
-    return replace(plan, streams=streams_of(graph_module.graph))
+    gives_back = any(run_of(node) is not None for node in graph_module.graph.nodes)
+    return replace(plan, gives_back=gives_back, streams=streams_of(graph_module.graph))
 
 
 def require_within(

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import torch
 from torch import fx
 
+from adjoint.graph.metadata import run_of
 from adjoint.lower.groups import Group, Level, equal
 from adjoint.lower.index import Axis, Index, leading, linear, of_axis, row_major
 from adjoint.lower.items import base_of, resolve, strides_of
@@ -46,6 +47,9 @@ class RowTiling:
     """Units that run together, tile by tile."""
 
     rows: Size
+    run: tuple[int, int] | None = None
+    """The run of a checkpoint that all units belong to, or None.  The derivative of one checkpoint
+    is complete before the next is recomputed, so that its memory can be reused."""
     units: list[Unit] = field(default_factory=list)
     tiled: set[fx.Node] = field(default_factory=set)
     """Values that a tile has its own rows of."""
@@ -120,7 +124,7 @@ def _started(unit: Unit) -> RowTiling | None:
     """Row tiles with one unit."""
     for rows in _rows_of(unit):
         if estimate(rows, ASSUMED_ROWS) >= MIN_ROWS:
-            tiling = RowTiling(rows)
+            tiling = RowTiling(rows, _run_of(unit))
             if _enters(unit, tiling):
                 return tiling
     return None
@@ -149,9 +153,16 @@ def _grow(
         for unit in remaining:
             if id(unit) in inside or not is_candidate(unit) or not ready(unit, inside):
                 continue
+            if _run_of(unit) != tiling.run:
+                continue
             if _enters(unit, tiling):
                 inside.add(id(unit))
                 grew = True
+
+
+def _run_of(unit: Unit) -> tuple[int, int] | None:
+    """The run that a unit belongs to: what a group takes over from another run comes first."""
+    return run_of(next(reversed(unit.members)) if isinstance(unit, Group) else unit)
 
 
 def _connected(tiling: RowTiling) -> RowTiling:
@@ -171,7 +182,7 @@ def _connected(tiling: RowTiling) -> RowTiling:
                 found |= nodes
     if all(kept):
         return tiling
-    smaller = RowTiling(tiling.rows)
+    smaller = RowTiling(tiling.rows, tiling.run)
     for unit, is_kept in zip(tiling.units, kept, strict=True):
         entered = not is_kept or _enters(unit, smaller)
         assert entered, "it depends on no unit that was dropped"

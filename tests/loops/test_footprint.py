@@ -10,6 +10,7 @@ from torch import Tensor
 from adjoint.loops.footprint import (
     Block,
     Footprint,
+    Keeping,
     PairFootprint,
     footprint,
     number,
@@ -101,7 +102,7 @@ BACKWARD = Footprint(
 
 
 def test_memory_that_programs_share() -> None:
-    pair = PairFootprint(FORWARD, BACKWARD, (2, None), True, False)
+    pair = PairFootprint(FORWARD, BACKWARD, (2, None), Keeping.SHARED)
     assert pair.reserved == 30
     assert pair.profile() == [130, 131, 131, 30 + 1 + 40, 30 + 1 + 50]
     assert pair.peak == 131
@@ -109,10 +110,16 @@ def test_memory_that_programs_share() -> None:
 
 
 def test_memory_of_each_program() -> None:
-    pair = PairFootprint(FORWARD, BACKWARD, (2, None), False, True)
+    pair = PairFootprint(FORWARD, BACKWARD, (2, None), Keeping.OWN)
     assert pair.reserved == 40
     assert pair.profile() == [140, 141, 141, 40 + 101 + 40, 40 + 101 + 50]
     assert pair.peak == 191
+
+
+def test_memory_that_is_given_back() -> None:
+    pair = PairFootprint(FORWARD, BACKWARD, (2, None), Keeping.NOTHING)
+    assert pair.reserved == 30
+    assert pair.profile() == [110, 111, 131, 30 + 1 + 40, 30 + 1 + 50]
 
 
 def test_the_peak_of_one_program() -> None:

@@ -96,6 +96,8 @@ class CpuProgram(PlanProgram):
                 return self._run(inputs, binding, threads)
             return self._run_checked(inputs, binding, threads)
         finally:
+            if self.plan.gives_back:
+                binding.give_back()
             if len(self._bindings) < MAX_FREE_BINDINGS:
                 self._bindings.append(binding)
 
@@ -222,7 +224,7 @@ class CpuWriter(NativeWriter):
         self.constants.update(empty_strided=empty_strided)
 
     def new(self, slot: int, shape: str, strides: str, dtype: str) -> str:
-        if _may_be_large(self.plan.slots[slot]):
+        if _may_be_large(self.plan.slots[slot]) and not self.plan.gives_back:
             return f"binding.pools[{slot}].take({shape}, {strides})"
         return f"empty_strided({shape}, {strides}, {dtype})"
 

@@ -113,6 +113,12 @@ class Binding(ABC):
             self.tensors.clear()
             self.set_memory(torch.empty(count + ALIGNMENT, dtype=torch.uint8, device="cpu"))
 
+    def give_back(self) -> None:
+        """Free the memory; the next call computes everything again."""
+        self.sizes = None
+        self.arena, self.flat = torch.empty(0, dtype=torch.uint8, device="cpu"), {}
+        self.tensors.clear()
+
     def set_memory(self, arena: torch.Tensor) -> None:
         self.arena = arena
         start = -arena.data_ptr() % ALIGNMENT

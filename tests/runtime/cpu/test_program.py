@@ -7,8 +7,11 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
-from adjoint.runtime.cpu.program import MAX_FREE_BINDINGS
+import adjoint
+from adjoint.compiler import Compiler
+from adjoint.runtime.cpu.program import MAX_FREE_BINDINGS, CpuProgram
 from tests.lowering import check, program_of
 
 X = torch.arange(12.0).reshape(3, 4)
@@ -213,3 +216,24 @@ def test_memory_that_an_op_was_given_is_not_taken_for_that_of_its_result() -> No
         return v, v.prod(-1)
 
     check(function, rand(3))
+
+
+def test_a_program_with_checkpoints_gives_its_memory_back() -> None:
+    def marked(x: torch.Tensor) -> torch.Tensor:
+        y = checkpoint(lambda x: torch.linalg.qr(x.sin())[0], x, use_reentrant=False)
+        return torch.exp(torch.linalg.qr(y.cos())[0])
+
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(torch.linalg.qr(x.sin())[0])
+
+    x = rand(256, 256)
+    for function, gives_back in ((marked, True), (plain, False)):
+        graph_module = adjoint.capture(function, x).graph_module
+        program = Compiler().native(graph_module)
+        assert isinstance(program, CpuProgram)
+        assert program.plan.gives_back == gives_back
+        results = [program([x])[0] for _ in range(2)]
+        (binding,) = program._bindings
+        assert (binding.arena.numel() == 0) == gives_back
+        assert any(pool._buffers for pool in binding.pools.values()) != gives_back
+        torch.testing.assert_close(results, [function(x)] * 2)
