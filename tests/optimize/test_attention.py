@@ -189,7 +189,15 @@ def test_it_becomes_one_call(style: Style, inputs: list[Any]) -> None:
     torch.testing.assert_close(actual, expected)
 
 
-@pytest.mark.parametrize(("style", "inputs"), STYLES, ids=named)
+# The derivatives of the others are checked by `make test-all`.
+OFTEN = (scaled_after, added_mask, boolean_mask, grouped_queries, by_einsum, merged_heads_with_mask)
+DERIVATIVES = [
+    pytest.param(style, inputs, marks=[] if style in OFTEN else [pytest.mark.slow])
+    for style, inputs in STYLES
+]
+
+
+@pytest.mark.parametrize(("style", "inputs"), DERIVATIVES, ids=named)
 def test_its_derivatives_are_those_of_eager(style: Style, inputs: list[Any]) -> None:
     check(style, inputs, 2)
 

@@ -146,7 +146,7 @@ def check_program(program: Sequence[Any], seed: int) -> None:
     assert len(made.graph.nodes) <= len(joint.graph.nodes)
 
 
-@settings(QUIETLY, max_examples=25)
+@settings(QUIETLY, max_examples=12)
 @given(PROGRAMS, st.integers(0, 1000))
 def test_random_joint_graphs(program: list[Any], seed: int) -> None:
     check_program(program, seed)
