@@ -213,13 +213,14 @@ def footprint(
         if isinstance(leaf, Argument):
             for owner in owners[leaf.slot]:
                 spans[owner] = (spans.get(owner, (end, end))[0], end)
+    begin_of, end_of = _runs(plan.steps)
     blocks = tuple(
         Block(
             each.number,
             _kind(each.kind, last, end),
             bytes_of[each.number],
-            first,
-            last,
+            begin_of[first] if each.kind is SlotKind.OUTPUT and first < end else first,
+            last if each.kind is SlotKind.TEMPORARY or not 0 <= last < end else end_of[last],
             each.kind is SlotKind.OUTPUT,
             _maker(plan.steps[first]) if 0 <= first < end else "",
         )
@@ -244,6 +245,22 @@ def footprint(
                     blocks = (*blocks, copies)
     most = layout(reserved)
     return Footprint(end, blocks, plan.inputs, tuple(outputs), most, plan.gives_back)
+
+
+def _runs(steps: Sequence[Step]) -> tuple[list[int], list[int]]:
+    """For each step, the first and the last of the steps that one native call runs.
+
+    Outputs are allocated before the call, and what it reads is freed after it.
+    """
+    is_called = [isinstance(step, LibraryCall) for step in steps]
+    begin_of, end_of = list(range(len(steps))), list(range(len(steps)))
+    for place in range(1, len(steps)):
+        if not is_called[place] and not is_called[place - 1]:
+            begin_of[place] = begin_of[place - 1]
+    for place in reversed(range(len(steps) - 1)):
+        if not is_called[place] and not is_called[place + 1]:
+            end_of[place] = end_of[place + 1]
+    return begin_of, end_of
 
 
 def _workspace(call: LibraryCall, bytes_of: Mapping[int, int]) -> int:

@@ -16,7 +16,7 @@ from adjoint.loops.footprint import (
     number,
     profile,
 )
-from adjoint.loops.plan import Plan, SlotKind
+from adjoint.loops.plan import LibraryCall, Plan, SlotKind
 from tests.lowering import graph_of, lower
 
 
@@ -50,6 +50,20 @@ def test_temporaries_share_memory_and_outputs_stay() -> None:
     assert made.steps == len(made.profile(SlotKind.RESULT))
     assert {block.last for block in made.blocks if block.kind is SlotKind.OUTPUT} == {made.steps}
     assert [block.first for block in made.blocks if block.kind is SlotKind.INPUT] == [-1]
+
+
+def test_one_native_call_allocates_before_and_frees_after() -> None:
+    def function(x: Tensor, y: Tensor) -> list[Tensor]:
+        return [x.sum(0).exp(), torch.cumsum(y, 0).sin().sum(1).cos()]
+
+    plan = plan_of(function, torch.rand(64, 64), torch.rand(32, 32))
+    made = footprint(plan, {}, most)
+    native = [not isinstance(step, LibraryCall) for step in plan.steps]
+    for block in made.blocks:
+        if block.kind is SlotKind.INPUT and 0 <= block.last < made.steps - 1:
+            assert not (native[block.last] and native[block.last + 1])
+        if block.kind is SlotKind.OUTPUT and block.first > 0:
+            assert not (native[block.first] and native[block.first - 1])
 
 
 def test_a_view_keeps_its_tensor() -> None:
