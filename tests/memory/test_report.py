@@ -65,6 +65,10 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
+# torch 2.11 warns in each use of its profiler.
+pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
+
+
 def allocated(step: Callable[[], Any]) -> tuple[int, int]:
     """The most bytes of torch's allocator of the CPU while `step` runs, and those that it keeps."""
     with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

@@ -24,6 +24,7 @@ def turned(*shape: int) -> torch.Tensor:
 
 
 MEAN = made(2, 2)
+MIXED_BATCH = (made(3, 4, dtype=HALF), made(4), made(4))
 MIXED_MSE = (made(), made(4, dtype=HALF), made(4), 1)
 
 # For each op that is corrected, a call of which torch's own fake says something else.
@@ -35,6 +36,23 @@ WRONG: list[tuple[Any, tuple[Any, ...]]] = [
         (
             *(made(2, 4, 3, dtype=HALF), made(2, 4, 3, dtype=HALF), MEAN, MEAN, made(4)),
             *(2, 4, 3, 2, [True, True, True]),
+        ),
+    ),
+    (aten.native_batch_norm.default, (*MIXED_BATCH, None, None, True, 0.1, 1e-5)),
+    (aten._native_batch_norm_legit.no_stats, (*MIXED_BATCH, True, 0.1, 1e-5)),
+    (
+        aten._native_batch_norm_legit_no_training.default,
+        (*MIXED_BATCH, made(4), made(4), 0.1, 1e-5),
+    ),
+    (
+        aten._native_batch_norm_legit_functional.default,
+        (*MIXED_BATCH, made(4), made(4), True, 0.1, 1e-5),
+    ),
+    (
+        aten._native_batch_norm_legit_functional.default,
+        (
+            *(made(3, 4, dtype=HALF), None, None, made(4, dtype=HALF), made(4, dtype=HALF)),
+            *(True, 0.1, 1e-5),
         ),
     ),
     (aten.mse_loss_backward.default, MIXED_MSE),
