@@ -25,6 +25,7 @@ from torch import fx
 
 from adjoint.errors import RewriteError
 from adjoint.failing import call_user_code, works_on
+from adjoint.graph.boundary import is_raised_in_user_code
 from adjoint.graph.copying import copied
 from adjoint.graph.derivative import order_of_graph
 from adjoint.graph.descriptors import Tangent
@@ -160,6 +161,8 @@ class _Engine:
         except NoMatch:
             return None
         except Exception as error:
+            if not is_raised_in_user_code(error):
+                raise
             what = f"its replacement raised {type(error).__name__}: {error}"
             raise self._wrong(rule, match.root, what) from error
 

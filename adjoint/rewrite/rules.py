@@ -27,6 +27,7 @@ from typing import Any, TypeAlias
 from torch import fx
 
 from adjoint.errors import RewriteError
+from adjoint.failing import call_user_code
 from adjoint.rewrite.patterns import Call, Each, Match, OneOf, Rest, Size, Wildcard, wildcards
 from adjoint.rewrite.tracing import TracedPattern, Untraceable, parameters_of, pattern_of
 from adjoint.torch_private.operators import OpOverload, parameter_names
@@ -100,7 +101,7 @@ def rewrites(*patterns: Any) -> Callable[[Callable[..., Any]], Rule]:
 
         def replacement(match: Match) -> Any:
             given = {**match.bound, "match": match}
-            return function(**{each: given[each] for each in wanted})
+            return call_user_code(function, **{each: given[each] for each in wanted})
 
         return Rule(name, patterns, replacement, inspect.getdoc(function) or "")
 
