@@ -7,6 +7,7 @@ A test that says nothing of a target is about what every target has to do.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from adjoint.options import Options
 from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.program import CpuProgram
+from tests.shards import ONE_IN
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,3 +62,15 @@ def pytest_configure(config: pytest.Config) -> None:
         except ValueError as error:
             raise pytest.UsageError(f"--cpu {level}: {error}") from error
         machines.host = lambda: reduced  # type: ignore[assignment]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark cases of long tables slow, before `-m` selects."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        if name in ONE_IN and not any(item.iter_markers("slow")):
+            if seen[name] % ONE_IN[name]:
+                item.add_marker(pytest.mark.slow)
+            seen[name] += 1
