@@ -136,7 +136,10 @@ def _changed(step: NativeStep, result: int, source: int) -> NativeStep | None:
 
 
 def _row_tiles(tiles: RowTiles, result: int, source: int) -> RowTiles | None:
-    place = next(i for i, each in enumerate(tiles.body) if result in operands_of(each))
+    places = [i for i, each in enumerate(tiles.body) if result in operands_of(each)]
+    if not places:
+        return None
+    place = places[0]
     outside = [*tiles.begin, *tiles.body[place + 1 :]]
     if any(slot in operands_of(each) for each in outside for slot in (result, source)):
         return None
@@ -191,9 +194,11 @@ def _in_one_buffer(kernel: Kernel, written: str, read: str) -> Kernel | None:
     old = Name(f"old.{read}", dtype)
     memo: dict[int, Expression] = {}
 
+    def old_of(part: Expression) -> Expression | None:
+        return old if isinstance(part, Load) and part.buffer == read else None
+
     def changed(expression: Expression) -> Expression:
-        is_old = lambda e: old if isinstance(e, Load) and e.buffer == read else None  # noqa: E731
-        return substituted(expression, is_old, memo)
+        return substituted(expression, old_of, memo)
 
     new = (
         *block[:first],

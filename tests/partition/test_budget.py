@@ -33,7 +33,7 @@ def net(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
 def arguments() -> list[Tensor]:
     torch.manual_seed(0)
     shapes = (2048, 64), (64, 128), (128, 64)
-    return [(torch.randn(shape) / 8).requires_grad_() for shape in shapes]
+    return [(torch.randn(shape, dtype=torch.float64) / 8).requires_grad_() for shape in shapes]
 
 
 def joint_of(function: Callable[..., Any] = net) -> Joint:
@@ -140,7 +140,7 @@ def test_a_smaller_budget_holds_less_and_means_the_same() -> None:
         torch._dynamo.reset()
         compiled = adjoint.compile(net, fullgraph=True, memory_budget=budget)
         actual = torch.autograd.grad(compiled(*args), args)
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
     everything = peaks[0]
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[-1] <= 0.4 * everything
@@ -177,14 +177,14 @@ def test_second_derivatives_within_a_budget() -> None:
 
     torch._dynamo.reset()
     compiled = adjoint.compile(net, fullgraph=True, memory_budget=0.4)
-    torch.testing.assert_close(derivatives(compiled), derivatives(net), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(derivatives(compiled), derivatives(net), rtol=1e-10, atol=1e-12)
 
 
 def test_a_transform_within_a_budget() -> None:
     args = [each.detach() for each in arguments()]
     expected = torch.func.grad(net, argnums=(0, 1, 2))(*args)
     found = adjoint.grad(net, argnums=(0, 1, 2), options={"memory_budget": 0.4})(*args)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_what_runs_op_by_op_has_no_budget() -> None:
