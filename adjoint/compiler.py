@@ -66,6 +66,7 @@ from adjoint.runtime.plans.layout import bytes_of_layout
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.reference import run_call
 from adjoint.runtime.sized_programs import SizedPrograms
+from adjoint.store.keeping import Store, keeping_in, store_for
 from adjoint.target import Target
 from adjoint.targets import target_of
 from adjoint.torch_private.dynamo import in_eager
@@ -382,6 +383,17 @@ class Compiler:
 
         If kernels draw random numbers, the program takes one more input (`Plan.streams`).
         """
+        with keeping_in(self.store):
+            return self._native(graph_module, overwrites)
+
+    @property
+    def store(self) -> Store | None:
+        """Where what is compiled is kept for later processes, if anywhere."""
+        cache, limit = self.options.cache, self.options.cache_limit
+        assert isinstance(limit, int)
+        return store_for(cache or False, limit)
+
+    def _native(self, graph_module: fx.GraphModule, overwrites: bool) -> PlanProgram | None:
         target = target_of(graph_module, self.options)
         order = order_of_graph(graph_module.graph)
         called: frozenset[str] = frozenset()

@@ -69,6 +69,10 @@ class FallbackWarning(UserWarning):
     """Part of a program runs in eager torch, because adjoint cannot compile it."""
 
 
+class CacheWarning(UserWarning):
+    """Compiled programs are not kept, or what was kept is not used; they are compiled again."""
+
+
 class DifferentiationError(RuntimeError):
     """An op has no derivative: which op, at which order, why, and where in the user's program.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
-import itertools
 import threading
 import weakref
 from collections.abc import Mapping
@@ -30,7 +30,6 @@ Key: TypeAlias = "tuple[torch.device, Machine | None, str]"
 # The kernels of this process, by target and content: programs share equal kernels, and a kernel
 # lives as long as a program that calls it.
 _KERNELS: weakref.WeakValueDictionary[Key, NativeFunction] = weakref.WeakValueDictionary()
-_NUMBERS = itertools.count()
 
 # Each compiles a kernel, first by LLVM and then by the driver.
 ASSEMBLERS = 16
@@ -88,7 +87,8 @@ def compile_kernels(plan: Plan, target: Target) -> CompiledKernels:
             if function is not None:
                 found[key] = function
             elif key not in new:
-                name = f"kernel{next(_NUMBERS)}"
+                # The same in every process: the store finds code by its text.
+                name = f"kernel{len(new)}"
                 new[key] = dataclasses.replace(launch.kernel, name=name)
         load_all = _load if target.loader is Loader.LLVM else _load_on_gpu
         made, refused = load_all(new, target)
@@ -133,7 +133,9 @@ def _load_on_gpu(kernels: Mapping[Key, Kernel], target: Target) -> Loaded:
     loading: dict[Key, Future[NativeFunction]] = {}
     with ThreadPoolExecutor(max_workers=ASSEMBLERS) as pool:
         for key, kernel in kernels.items():
-            loading[key] = pool.submit(_loaded_on_gpu, kernel, target)
+            # The thread has the store of this compilation.
+            run = contextvars.copy_context().run
+            loading[key] = pool.submit(run, _loaded_on_gpu, kernel, target)
     for key, future in loading.items():
         error = future.exception()
         if isinstance(error, Exception) and not passes_through(error):

@@ -1,12 +1,14 @@
 """What a user may ask of the compiler: one frozen dataclass, passed down the pipeline.
 
 Nothing else configures a compilation. There is no global configuration and no environment variable,
-so a compilation is a function of its arguments alone.
+so a compilation is a function of its arguments alone. (An environment variable may say where
+compiled programs are kept; what they compute does not depend on it.)
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import types
 from collections.abc import Callable, Mapping
@@ -57,6 +59,14 @@ class Options:
     progress: bool = True
     """Whether a compilation that takes more than two seconds reports progress on a terminal."""
 
+    cache: str | bool | None = True
+    """Where compiled programs are kept for later processes.  True: the user's cache folder, or what
+    the environment variable `ADJOINT_CACHE` says; a path: that folder; False or None: nowhere."""
+
+    cache_limit: int | str = 1 << 30
+    """The bytes of all that is kept there (an integer, or a text such as "4GiB"); what was used
+    longest ago is removed first."""
+
     def __post_init__(self) -> None:
         for name, annotation in get_type_hints(type(self)).items():
             value = getattr(self, name)
@@ -100,16 +110,20 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _DECIMAL_UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
-def _budget(value: object) -> int | float | None:
-    """A memory budget in bytes, or as a fraction."""
-    bytes_: int | float | None = None
+def _amount(value: object) -> int | float | None:
+    """A number, or the bytes that a text such as "4GiB" means; None: it is neither."""
     if isinstance(value, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]?)(iB|B|)\s*", value)
-        if found is not None:
-            units = _DECIMAL_UNITS if found[2] and found[3] == "B" else _UNITS
-            bytes_ = int(float(found[1]) * units[found[2]])
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        bytes_ = value
+        if found is None:
+            return None
+        units = _DECIMAL_UNITS if found[2] and found[3] == "B" else _UNITS
+        return int(float(found[1]) * units[found[2]])
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _budget(value: object) -> int | float | None:
+    """A memory budget in bytes, or as a fraction."""
+    bytes_ = _amount(value)
     if value is None or (isinstance(bytes_, int) and bytes_ > 0):
         return bytes_
     if isinstance(bytes_, float) and 0 < bytes_ <= 1:
@@ -120,8 +134,29 @@ def _budget(value: object) -> int | float | None:
     )
 
 
+def _cache(value: object) -> str | bool:
+    """The folder of the cache, or whether there is one."""
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    if isinstance(value, str | os.PathLike) and os.fspath(value):
+        return str(os.fspath(value))
+    raise ValueError(f"option cache={value!r} is not legal; choose a folder, True, False or None")
+
+
+def _cache_limit(value: object) -> int:
+    bytes_ = _amount(value)
+    if isinstance(bytes_, int) and bytes_ > 0:
+        return bytes_
+    raise ValueError(
+        f"option cache_limit={value!r} is not legal; choose a number of bytes, such as 2**30 or "
+        '"1GiB"'
+    )
+
+
 # Options whose values are not a closed list: each is read by a function of its own.
 _READERS: dict[str, Callable[[object], object]] = {
+    "cache": _cache,
+    "cache_limit": _cache_limit,
     "memory_budget": _budget,
     "passes": _passes,
     "skip_passes": _names,

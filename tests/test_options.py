@@ -1,5 +1,6 @@
 import re
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from adjoint.options import Options
 
 NAMES = (
     "target, unsupported, cuda_graphs, eager_rng, memory_budget, passes, skip_passes, verify, "
-    "progress"
+    "progress, cache, cache_limit"
 )
 
 
@@ -17,6 +18,27 @@ def test_nothing_asked_gives_the_defaults() -> None:
     assert options == Options(
         target="native", unsupported="raise", cuda_graphs=True, eager_rng=None
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "meaning"),
+    [(None, False), (False, False), (True, True), ("/here", "/here"), (Path("/here"), "/here")],
+)
+def test_the_cache(value: object, meaning: object) -> None:
+    assert Options.parse({"cache": value}).cache == meaning
+
+
+@pytest.mark.parametrize("value", [1, "", 0, b"x", []])
+def test_no_cache(value: object) -> None:
+    with pytest.raises(ValueError, match=r"option cache=.* is not legal; choose a folder"):
+        Options.parse({"cache": value})
+
+
+def test_the_limit_of_the_cache() -> None:
+    assert Options.parse({"cache_limit": "2GiB"}).cache_limit == 2 << 30
+    for value in (0, -1, 0.5, "many", None, True):
+        with pytest.raises(ValueError, match="choose a number of bytes"):
+            Options.parse({"cache_limit": value})
 
 
 @pytest.mark.parametrize(

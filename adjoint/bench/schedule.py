@@ -88,6 +88,7 @@ def environment(task: Task, folder: str) -> dict[str, str]:
     return {
         **os.environ,
         "PYTHONPATH": path,
+        "ADJOINT_CACHE": "off",
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
         "TRITON_CACHE_DIR": f"{folder}/triton",

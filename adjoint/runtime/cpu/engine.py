@@ -1,7 +1,8 @@
 """JIT compilation for the CPU: LLVM IR text becomes functions of this process.
 
-The only compiler needed is the LLVM in llvmlite, and nothing is read from or written to disk.  An
-engine owns its target machine and its code; both are freed with the last function of it.
+The only compiler needed is the LLVM in llvmlite.  An object that the store of the compilation
+(`store/keeping.py`) has for a text is not compiled again.  An engine owns its target machine and
+its code; both are freed with the last function of it.
 
 Code generation adds calls where the CPU lacks an instruction, so only the object file tells what it
 calls.  LLVM would resolve an undefined symbol to address 0: an object that has one is rejected
@@ -15,15 +16,18 @@ import functools
 import threading
 from collections.abc import Iterator, Sequence
 
+import llvmlite
 import llvmlite.binding as llvm
 from llvmlite.binding import newpassmanagers
 
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.machines import target_machine
-from adjoint.runtime.cpu.objects import symbols_of
+from adjoint.runtime.cpu.objects import MALFORMED, symbols_of
 from adjoint.runtime.cpu.support import C_FUNCTIONS, SUPPORT, c_function
 from adjoint.runtime.cpu.threads import openmp
+from adjoint.store.entries import digest_of
+from adjoint.store.keeping import kept_or_made
 from adjoint.target import Machine
 
 # Functions that are never freed.
@@ -134,8 +138,7 @@ def load(text: str, names: Sequence[str], is_tuned: bool = True) -> list[NativeF
     with _LOCK:
         _prepare()
         machine = machines.host()
-        image = compile_object(text, machine, is_tuned)
-        _require_symbols(image, names)
+        image = _object(text, machine, names, is_tuned)
         # In the global context, which is never freed: the garbage collector frees engines in any
         # order.
         empty = llvm.parse_assembly("")
@@ -143,6 +146,38 @@ def load(text: str, names: Sequence[str], is_tuned: bool = True) -> list[NativeF
         engine.add_object_file(llvm.object_file.ObjectFileRef.from_data(image))
         engine.finalize_object()
         return [NativeFunction(engine.get_function_address(name), engine) for name in names]
+
+
+def _object(text: str, machine: Machine, names: Sequence[str], is_tuned: bool) -> bytes:
+    """The object of `text`, which defines `names` and calls only what exists."""
+
+    def checked(image: bytes) -> bytes:
+        try:
+            _require_symbols(image, names)
+        except MALFORMED as error:
+            raise LLVMError(f"it is no object file: {error}") from error
+        return image
+
+    return kept_or_made(
+        "object",
+        lambda: {**facts_of(text, machine), "tuned": str(is_tuned)},
+        lambda: compile_object(text, machine, is_tuned),
+        checked,
+        LLVMError,
+        f"{names[0]} and {len(names) - 1} other functions",
+    )
+
+
+def facts_of(text: str, machine: Machine) -> dict[str, str]:
+    """All that the code of a text depends on."""
+    return {
+        "subject": digest_of(text),
+        "triple": machine.triple,
+        "cpu": machine.cpu,
+        "features": machine.features,
+        "LLVM": ".".join(map(str, llvm.llvm_version_info)),
+        "llvmlite": llvmlite.__version__,
+    }
 
 
 def load_resident(text: str, name: str) -> int:

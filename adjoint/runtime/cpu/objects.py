@@ -20,6 +20,10 @@ class UnknownFormat(ValueError):
     """Neither ELF nor Mach-O."""
 
 
+# What reading an image raises if it is no object.
+MALFORMED = (ValueError, IndexError, OverflowError, struct.error)
+
+
 def symbols_of(image: bytes) -> Symbols:
     """The external symbols that an object defines, and those that it leaves undefined."""
     if image[:6] == b"\x7fELF\x02\x01":

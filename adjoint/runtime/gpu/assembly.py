@@ -13,7 +13,14 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite.binding import ffi
 
-from adjoint.runtime.cpu.engine import LLVMError, parsed_module, pass_builder, pass_manager
+from adjoint.runtime.cpu.engine import (
+    LLVMError,
+    facts_of,
+    parsed_module,
+    pass_builder,
+    pass_manager,
+)
+from adjoint.store.keeping import kept_or_made
 from adjoint.target import Machine
 
 _LOCK = threading.Lock()
@@ -26,7 +33,24 @@ def _prepare() -> None:
 
 
 def assemble(text: str, machine: Machine) -> bytes:
-    """PTX for a GPU."""
+    """PTX for a GPU; what the store of the compilation has is not compiled again."""
+    return kept_or_made(
+        "ptx",
+        lambda: facts_of(text, machine),
+        lambda: _compiled(text, machine),
+        _checked,
+        LLVMError,
+        "a kernel",
+    )
+
+
+def _checked(code: bytes) -> bytes:
+    if b".version" not in code or b".entry" not in code:
+        raise LLVMError("it is no PTX")
+    return code
+
+
+def _compiled(text: str, machine: Machine) -> bytes:
     with _LOCK:
         _prepare()
     with parsed_module(text) as module:

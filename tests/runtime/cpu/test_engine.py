@@ -3,12 +3,16 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from adjoint.runtime.cpu import machines
+from adjoint.errors import CacheWarning
+from adjoint.runtime.cpu import engine, machines
 from adjoint.runtime.cpu.engine import LLVMError, load
+from adjoint.store.keeping import Store, keeping_in
 
 ADD = "define i64 @add(i64 %a, i64 %b) {\n  %c = add i64 %a, %b\n  ret i64 %c\n}\n"
 
@@ -101,6 +105,7 @@ def test_no_compiler_and_no_home_are_needed(tmp_path: Path) -> None:
     # A driver of a GPU would write there.
     environment = {"PATH": "", "HOME": str(tmp_path), "PYTHONPATH": str(root)}
     environment["CUDA_VISIBLE_DEVICES"] = ""
+    environment["ADJOINT_CACHE"] = "off"
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env=environment,
@@ -112,3 +117,39 @@ def test_no_compiler_and_no_home_are_needed(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_kept_is_not_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path, 1 << 20)
+    kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+    with keeping_in(store):
+        load(ADD, ["add"])
+        store.flush()
+        with mock.patch.object(engine, "compile_object", side_effect=AssertionError):
+            (function,) = load(ADD, ["add"])
+            assert kind(function.address)(2, 40) == 42
+            with pytest.raises(AssertionError):
+                load(ADD, ["add"], is_tuned=False)
+        other = replace(machines.host(), cpu="another")
+        monkeypatch.setattr(machines, "host", lambda: other)
+        compiled = mock.patch.object(engine, "compile_object", side_effect=AssertionError)
+        with compiled, pytest.raises(AssertionError):
+            load(ADD, ["add"])
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x7fELF\x02\x01", b"\x7fELF\x02\x01" + b"\xff" * 99])
+def test_what_is_no_object_is_compiled_again(tmp_path: Path, payload: bytes) -> None:
+    """Although its digest is right."""
+    store = Store(tmp_path, 1 << 20)
+    with keeping_in(store):
+        load(ADD, ["add"])
+        store.flush()
+        (kept,) = store.folder.entries()
+        store.put("object", kept.header.facts, payload)
+        store.flush()
+        with pytest.warns(CacheWarning, match="made again"):
+            assert load(ADD, ["add"])[0].address
+        store.flush()
+        kept_again = store.get("object", kept.header.facts)
+    assert kept_again is not None
+    assert len(kept_again) > 200

@@ -1,0 +1,168 @@
+"""The store of a compilation: reads entries, and writes them in the background.
+
+A failure is reported once for each folder and kind of failure, and then compilation goes on without
+the entry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from adjoint.errors import CacheWarning
+from adjoint.store.entries import DamagedEntry, Entry, Facts, Header
+from adjoint.store.folder import Folder, NotTrusted
+from adjoint.store.place import default_folder
+
+Value = TypeVar("Value")
+
+
+class Payload(Protocol):
+    def __call__(self) -> bytes | None:
+        """The bytes to keep; None: it cannot be kept."""
+        ...
+
+
+class Store:
+    """The entries of one folder, for one process."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        self.folder = Folder(path, limit)
+        self.hits = 0
+        self.misses = 0
+        self._told: set[type[Exception]] = set()
+        self._can_write = True
+        self._pending: list[Future[None]] = []
+
+    def get(self, kind: str, facts: Facts) -> bytes | None:
+        """What is kept for these facts, if anything."""
+        found: Entry | None = None
+        try:
+            found = self.folder.read(kind, facts)
+        except NotTrusted as error:
+            self._tell(error, f"is not used: {error}")
+        except DamagedEntry as error:
+            self.reject(kind, facts, error)
+        except OSError as error:
+            self._tell(error, f"cannot be read: {error}")
+        self.hits += found is not None
+        self.misses += found is None
+        return None if found is None else found.payload
+
+    def reject(self, kind: str, facts: Facts, error: Exception) -> None:
+        """Remove an entry that turned out to be damaged."""
+        self._tell(error, f"has a damaged entry, which is made again: {error}")
+        with contextlib.suppress(OSError):
+            self.folder.remove(kind, facts)
+
+    def put(self, kind: str, facts: Facts, payload: bytes | Payload, label: str = "") -> None:
+        """Keep something for these facts: now or a little later."""
+        if not self._can_write:
+            return
+        write = functools.partial(self._write, Header(kind, facts, label), payload)
+        # The interpreter is about to exit and takes no more work.
+        with contextlib.suppress(RuntimeError):
+            self._pending = [each for each in self._pending if not each.done()]
+            self._pending.append(_writer().submit(write))
+
+    def flush(self) -> None:
+        """Wait until everything is written."""
+        for each in list(self._pending):
+            each.result()
+
+    def _write(self, header: Header, payload: bytes | Payload) -> None:
+        data = payload if isinstance(payload, bytes) else payload()
+        if data is None or not self._can_write:
+            return
+        try:
+            self.folder.write(Entry(header, data))
+        except (OSError, NotTrusted) as error:
+            self._can_write = False
+            self._tell(error, f"cannot be written: {error}")
+
+    def _tell(self, error: Exception, what: str) -> None:
+        if type(error) in self._told:
+            return
+        self._told.add(type(error))
+        message = f"the cache {self.folder.path} {what}"
+        # As an error, the warning would end a compilation, or the thread that writes.
+        with contextlib.suppress(CacheWarning):
+            warnings.warn(message, CacheWarning, stacklevel=2)
+
+
+@functools.cache
+def _writer() -> ThreadPoolExecutor:
+    """One thread for all stores; at exit the interpreter waits for it."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="adjoint-store")
+
+
+@functools.cache
+def store_at(path: Path, limit: int) -> Store:
+    """The store of a folder: one for each process."""
+    return Store(path, limit)
+
+
+def store_for(cache: str | bool, limit: int) -> Store | None:
+    """The store that the option `cache` asks for; None: nothing is kept."""
+    path = default_folder() if cache is True else Path(cache).expanduser() if cache else None
+    return None if path is None else store_at(path, limit)
+
+
+if hasattr(os, "register_at_fork"):
+    # A forked process does not have the thread that writes.
+    os.register_at_fork(after_in_child=_writer.cache_clear)
+    os.register_at_fork(after_in_child=store_at.cache_clear)
+
+
+# The store of the compilation that is going on; None: nothing is kept.
+_CURRENT: ContextVar[Store | None] = ContextVar("_CURRENT", default=None)
+
+
+def current_store() -> Store | None:
+    """The store of the compilation that is going on."""
+    return _CURRENT.get()
+
+
+@contextlib.contextmanager
+def keeping_in(store: Store | None) -> Iterator[None]:
+    """What is compiled meanwhile is kept in `store`."""
+    token = _CURRENT.set(store)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def kept_or_made(
+    kind: str,
+    facts: Callable[[], Facts],
+    make: Callable[[], bytes],
+    checked: Callable[[bytes], Value],
+    unsound: type[Exception],
+    label: str,
+) -> Value:
+    """What is kept for these facts, or else what `make` returns, which is then kept.
+
+    `checked` reads either, and raises `unsound` for what it cannot read.
+    """
+    store = current_store()
+    if store is None:
+        return checked(make())
+    known = facts()
+    kept = store.get(kind, known)
+    if kept is not None:
+        try:
+            return checked(kept)
+        except unsound as error:
+            store.reject(kind, known, error)
+    data = make()
+    made = checked(data)
+    store.put(kind, known, data, label)
+    return made
