@@ -13,7 +13,9 @@ def main() -> int:
 
         # Facts live until the process ends; looking for garbage among them takes half of its time.
         gc.disable()
-        return command.main(sys.argv[2:])
+        status = command.main(sys.argv[2:])
+        gc.freeze()  # The interpreter looks for garbage once more when it ends.
+        return status
     from adjoint import cli
 
     return cli.main()

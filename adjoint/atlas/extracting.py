@@ -66,7 +66,7 @@ def content_key(root: Path, entry: Entry) -> str:
         digest.update(f"{entry.link} {entry.problem}".encode())
     else:
         try:
-            with open(root / entry.path, "rb") as file:
+            with open(f"{root}/{entry.path}", "rb") as file:
                 while part := file.read(1 << 20):
                     digest.update(part)
         except OSError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -49,8 +48,10 @@ class Folder:
     """Directly in it."""
     folders: tuple[tuple[str, str, int], ...]
     """Path, purpose and number of files of each folder directly in it."""
-    every: tuple[Summary, ...]
-    """All files below it."""
+    sizes: tuple[tuple[str, int, int], ...]
+    """Language, number of files and number of lines, of all files below it."""
+    unread: tuple[tuple[str, tuple[str, ...]], ...]
+    """Files below it that could not be read or parsed, and why."""
     statements: tuple[Statement, ...]
     asks_for: tuple[tuple[str, int], ...]
     """Other folders, with the number of files here that import from them."""
@@ -65,10 +66,11 @@ class Folder:
         """All that the pages depend on, as plain data."""
         files = [
             (s.path, s.language, s.lines, s.size, s.purpose, s.problems, len(s.definitions))
-            for s in self.every
+            for s in self.files
         ]
-        rest = (self.folders, self.statements, self.asks_for, self.asked_by, self.most_used)
-        return [self.path, self.name, files, *rest, self.problems]
+        below = (self.folders, self.sizes, self.unread, self.problems)
+        rest = (self.statements, self.asks_for, self.asked_by, self.most_used)
+        return [self.path, self.name, files, *below, *rest]
 
 
 def purpose_of(files: Iterable[Summary]) -> str:
@@ -180,13 +182,8 @@ def _role(folder: Folder, documented: Mapping[str, Summary]) -> Iterator[Block]:
 
 
 def _size(folder: Folder) -> Iterator[Block]:
-    files, lines = Counter[str](), Counter[str]()
-    for each in folder.every:
-        files[each.language] += 1
-        lines[each.language] += each.lines
     rows = tuple(
-        ((language,), (f"{files[language]:,}",), (f"{lines[language]:,}",))
-        for language in sorted(files, key=lambda each: (-lines[each], each))
+        ((language,), (f"{files:,}",), (f"{lines:,}",)) for language, files, lines in folder.sizes
     )
     if rows:
         yield Table(("Language", "Files", "Lines"), rows)
@@ -224,15 +221,10 @@ def _most_used(folder: Folder) -> Iterator[Block]:
 
 
 def _problems(folder: Folder) -> Iterator[Block]:
-    found = [each for each in folder.every if each.problems]
-    if found:
+    if folder.unread:
         yield Bullets(
             tuple(
-                (
-                    Link(each.path, docs_page(each.path), is_code=True),
-                    ": ",
-                    *prose(" ".join(each.problems)),
-                )
-                for each in found
+                (Link(path, docs_page(path), is_code=True), ": ", *prose(" ".join(problems)))
+                for path, problems in folder.unread
             )
         )

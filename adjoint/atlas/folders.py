@@ -42,7 +42,8 @@ def folders_of(
             name=name,
             files=tuple(files[path]),
             folders=tuple(inner[path]),
-            every=tuple(every[path]),
+            sizes=_sizes(every[path]),
+            unread=tuple((each.path, each.problems) for each in every[path] if each.problems),
             statements=tuple(dict.fromkeys(roles.of_folder.get(path, ()))),
             asks_for=_most(asks.get(path, Counter())),
             asked_by=_most(asked.get(path, Counter())),
@@ -51,6 +52,16 @@ def folders_of(
         )
         for path in paths
     ]
+
+
+def _sizes(files: list[Summary]) -> tuple[tuple[str, int, int], ...]:
+    """Language, files and lines, the language with the most lines first."""
+    found: dict[str, tuple[int, int]] = {}
+    for each in files:
+        count, lines = found.get(each.language, (0, 0))
+        found[each.language] = (count + 1, lines + each.lines)
+    rows = [(language, *size) for language, size in found.items()]
+    return tuple(sorted(rows, key=lambda row: (-row[2], row[0])))
 
 
 def _around(folder: str) -> list[str]:

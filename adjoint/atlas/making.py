@@ -23,7 +23,7 @@ from adjoint.atlas.plain import digest_of
 from adjoint.atlas.references import References, references
 from adjoint.atlas.resolution import Resolved, resolve
 from adjoint.atlas.roles import Roles
-from adjoint.atlas.store import FileState, State, Store
+from adjoint.atlas.store import FileState, Share, State, Store
 from adjoint.atlas.summaries import Summary
 from adjoint.atlas.tree import Entry, Tree, walk
 from adjoint.atlas.tree_pages import (
@@ -32,6 +32,7 @@ from adjoint.atlas.tree_pages import (
     letter_page,
     names_page,
     search_script,
+    shares_of,
     tags,
 )
 from adjoint.atlas.work import Setting, Workers, documented, summarized
@@ -96,6 +97,8 @@ class _Run:
     has_lost_places: bool = False
     common: str = ""
     """What every page depends on, as a digest."""
+    shares: dict[str, dict[str, Share]] = field(default_factory=dict)
+    """For each file, its shares in the index of names, by letter."""
     before: State = field(init=False)
     store: Store = field(init=False)
 
@@ -121,7 +124,7 @@ class _Run:
         gone = self.before.files.keys() - files.keys()
         self.store.put_summaries(summaries, [*read, *gone])
         self.store.put_resolved(resolved, [*anew, *gone])
-        self.store.close(State(files, self.pages), self.before)
+        self.store.close(State(files, self.pages, self.shares), self.before)
         return Made(
             files=len(shown),
             read=tuple(read),
@@ -157,8 +160,7 @@ class _Run:
     def _is_current(self, page: str, made_from: str) -> bool:
         """Whether a page is there already; it is recorded as one of this run in any case."""
         self.pages[page] = made_from
-        file = f"{self.setting.out}/{page}{self.setting.ending}"
-        return self.before.pages.get(page) == made_from and os.path.exists(file)
+        return self.before.pages.get(page) == made_from and self.setting.has(page)
 
     def _write_files(
         self,
@@ -181,8 +183,11 @@ class _Run:
 
     def _write(self, page: str, inputs: Any, build: Callable[[], Page]) -> None:
         if not self._is_current(page, digest_of(self.common, inputs)):
-            self.has_lost_places |= self.setting.write(build())
-            self.written.append(page)
+            self._build(build())
+
+    def _build(self, page: Page) -> None:
+        self.has_lost_places |= self.setting.write(page)
+        self.written.append(page.path)
 
     def _write_tree(
         self, summaries: Mapping[str, Summary], found: Mapping[str, References], roles: Roles
@@ -195,35 +200,58 @@ class _Run:
             self._write(folder_page(folder.path), inputs, partial(index_page, folder))
             about = partial(doc_page, folder, summaries)
             self._write(folder_page(folder.path, "doc"), inputs, about)
-        every = entries(summaries, found)
-        letters = by_initial(every)
-        for letter, names in letters.items():
-            build = partial(letter_page, letter, names, self.setting.documented)
-            self._write(f"names/{letter}", names, build)
-        counts = [
-            (letter, len(each), each[0].name, each[-1].name) for letter, each in letters.items()
-        ]
-        self._write("names", counts, partial(names_page, letters))
+        self._write_names(summaries, found)
         imported = {
             path: [f for r in found[path].requests for f in r.files if f in summaries]
             for path in summaries
         }
         inputs = digest_of(imported, purposes, [each.purpose for each in summaries.values()])
         self._write("map", inputs, partial(map_page, summaries, imported, purposes))
-        self._write_extras(summaries, every)
+        self._write_extras(summaries)
 
-    def _write_extras(self, summaries: Mapping[str, Summary], every: list[Any]) -> None:
+    def _write_names(
+        self, summaries: Mapping[str, Summary], found: Mapping[str, References]
+    ) -> None:
+        """The index of names: the letters of which a name has changed."""
+        for path, summary in summaries.items():
+            kept = self.before.shares.get(path)
+            is_same = self.before.pages.get(docs_page(path)) == self.pages[docs_page(path)]
+            if kept is None or not is_same:
+                kept = shares_of(entries(summary, found[path]))
+            self.shares[path] = kept
+        letters: dict[str, list[tuple[str, Share]]] = {}
+        for path, kept in self.shares.items():
+            for letter, share in kept.items():
+                letters.setdefault(letter, []).append((path, share))
+        stale = {
+            letter
+            for letter, each in letters.items()
+            if not self._is_current(f"names/{letter}", digest_of(self.common, each))
+        }
+        files = {path for letter in stale for path, _ in letters[letter]}
+        names = (each for path in files for each in entries(summaries[path], found[path], stale))
+        for letter, written in by_initial(names).items():
+            self._build(letter_page(letter, written, self.setting.documented))
+        counts = {
+            letter: sum(share.names for _, share in letters[letter])
+            for letter in sorted(letters, key=lambda each: (each == "other", each))
+        }
+        self._write("names", list(counts.items()), partial(names_page, counts))
+
+    def _write_extras(self, summaries: Mapping[str, Summary]) -> None:
         """Files beside the pages: the tags for editors, and in HTML the design and the search."""
-        extras = {"tags": tags(every)}
+        extras: dict[str, Callable[[], str]] = {"tags": partial(tags, summaries)}
         if self.setting.format == "html":
-            extras |= dict(html.assets())
-            extras[html.NAMES] = search_script(every, summaries, html.ENDING)
-        for name, text in extras.items():
+            extras[html.NAMES] = partial(search_script, summaries, html.ENDING)
+        digests = dict.fromkeys(extras, digest_of(VERSION, self.shares))
+        for name, text in html.assets() if self.setting.format == "html" else ():
+            extras[name] = partial(str, text)
+            digests[name] = digest_of(text)
+        for name, build in extras.items():
             file = self.setting.out / name
-            made_from = digest_of(text)
-            self.pages[f"={name}"] = made_from
-            if self.before.pages.get(f"={name}") != made_from or not file.exists():
-                file.write_text(text, encoding="utf-8", newline="\n")
+            self.pages[f"={name}"] = digests[name]
+            if self.before.pages.get(f"={name}") != digests[name] or not file.exists():
+                file.write_text(build(), encoding="utf-8", newline="\n")
 
     def _remove(self, page: str) -> None:
         if page.startswith("="):

@@ -37,15 +37,24 @@ class FileState(NamedTuple):
     modified_ns: int
 
 
+class Share(NamedTuple):
+    """What one file adds to one letter of the index of names."""
+
+    digest: str
+    names: int
+
+
 class State(NamedTuple):
     """What the last run made."""
 
     files: dict[str, FileState]
     pages: dict[str, str]
     """The digest of what each written file was made from."""
+    shares: dict[str, dict[str, Share]]
+    """For each file, its shares in the index of names, by letter."""
 
 
-NO_STATE = State({}, {})
+NO_STATE = State({}, {}, {})
 
 
 class Store:
@@ -64,17 +73,24 @@ class Store:
 
     def _state(self) -> State:
         try:
-            version, files, pages = json.loads(self._read("state.json"))
+            version, files, pages, shares = json.loads(self._read("state.json"))
         except (OSError, ValueError):
             return NO_STATE
         if version != VERSION or (self.folder / _UNFINISHED).exists():
             # The pages are there, made from nothing that is known.
-            return State({}, dict.fromkeys(pages, ""))
-        return State({path: FileState(*each) for path, each in files.items()}, pages)
+            return State({}, dict.fromkeys(pages, ""), {})
+        return State(
+            {path: FileState(*each) for path, each in files.items()},
+            pages,
+            {
+                path: {letter: Share(*each) for letter, each in found.items()}
+                for path, found in shares.items()
+            },
+        )
 
     def close(self, state: State, before: State) -> None:
         """Keep the state, and drop facts that no file has any more."""
-        self._write("state.json", [VERSION, state.files, state.pages])
+        self._write("state.json", [VERSION, *state])
         for key in {e.key for e in before.files.values()} - {e.key for e in state.files.values()}:
             self._facts(key).unlink(missing_ok=True)
         (self.folder / _UNFINISHED).unlink()

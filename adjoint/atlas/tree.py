@@ -51,23 +51,23 @@ def walk(root: Path, out: Path | None = None) -> Tree:
     ignored = _ignored(root)
     entries: list[Entry] = []
     problems: list[str] = []
-    pending = [root]
+    pending = [""]
     while pending:
         folder = pending.pop()
         try:
-            children = sorted(os.scandir(folder), key=lambda child: child.name)
+            children = list(os.scandir(root / folder))
         except OSError as error:
-            problems.append(f"{_relative(folder, root)}/ cannot be listed: {error.strerror}.")
+            problems.append(f"{folder}/ cannot be listed: {error.strerror}.")
             continue
         for child in children:
-            path = _relative(Path(child.path), root)
+            path = f"{folder}/{child.name}" if folder else child.name
             if child.name.startswith(".") or path in ignored or not _is_name(child.name):
                 continue
             if child.is_symlink():
                 entries.append(_link(child, path))
             elif child.is_dir(follow_symlinks=False):
                 if not _is_skipped(Path(child.path), out):
-                    pending.append(Path(child.path))
+                    pending.append(path)
             elif os.path.splitext(child.name)[1].lower() not in _COMPILED:
                 entries.append(_entry(child, path))
     entries = [entry for entry in entries if not _is_generated(root, entry)]
@@ -84,10 +84,6 @@ def folders(paths: Iterator[str] | tuple[str, ...]) -> list[str]:
             found.add(folder)
             folder = folder.rpartition("/")[0]
     return sorted(found)
-
-
-def _relative(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix()
 
 
 def _is_name(name: str) -> bool:

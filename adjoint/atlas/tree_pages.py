@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from adjoint.atlas.document import (
@@ -20,9 +20,10 @@ from adjoint.atlas.document import (
     name_anchor,
 )
 from adjoint.atlas.facts import bare
-from adjoint.atlas.plain import dumped
+from adjoint.atlas.plain import digest_of, dumped
 from adjoint.atlas.references import References, Tested
 from adjoint.atlas.roles import Statement
+from adjoint.atlas.store import Share
 from adjoint.atlas.subject import joined
 from adjoint.atlas.summaries import Summary
 
@@ -49,36 +50,31 @@ class Entry(NamedTuple):
     documents: list[tuple[str, int]]
 
 
-def entries(summaries: Mapping[str, Summary], references: Mapping[str, References]) -> list[Entry]:
-    """Every name that the tree defines, in the order of the index."""
-    found: list[Entry] = []
-    for path, summary in summaries.items():
-        here = references[path]
-        tests = {name: _tests(each) for name, each in here.tests.items()}
-        documents = {name: _documents(each) for name, each in here.documented.items()}
-        for name, each in summary.definitions.items():
-            found.append(
-                Entry(
-                    bare(name).casefold(),
-                    name,
-                    each.kind,
-                    path,
-                    each.line,
-                    each.doc,
-                    len(here.users.get(name, ())),
-                    tests.get(name, []),
-                    documents.get(name, []),
-                )
+def entries(
+    summary: Summary, here: References, letters: Container[str] | None = None
+) -> Iterator[Entry]:
+    """The names that one file defines; only those under some letters if these are given."""
+    for name, each in summary.definitions.items():
+        last_part = bare(name).casefold()
+        if letters is None or initial(last_part) in letters:
+            yield Entry(
+                last_part,
+                name,
+                each.kind,
+                summary.path,
+                each.line,
+                each.doc,
+                len(here.users.get(name, ())),
+                _tests(here.tests.get(name, ())),
+                _documents(here.documented.get(name, ())),
             )
-    found.sort()
-    return found
 
 
-def _tests(found: list[Tested]) -> list[tuple[str, int, str]]:
+def _tests(found: Sequence[Tested]) -> list[tuple[str, int, str]]:
     return [(each.path, each.line, each.test) for each in found[:MAX_PLACES]]
 
 
-def _documents(found: list[Statement]) -> list[tuple[str, int]]:
+def _documents(found: Sequence[Statement]) -> list[tuple[str, int]]:
     """The places in documents of the tree."""
     inside = (each for each in found if not each.document.startswith("../"))
     return [(each.document, each.line) for each in inside][:MAX_PLACES]
@@ -93,9 +89,16 @@ def initial(last_part: str) -> str:
 def by_initial(found: Iterable[Entry]) -> dict[str, list[Entry]]:
     """The names under each letter."""
     letters: dict[str, list[Entry]] = {}
-    for each in found:
+    for each in sorted(found):
         letters.setdefault(initial(each.sorted_by), []).append(each)
-    return dict(sorted(letters.items(), key=lambda each: (each[0] == "other", each[0])))
+    return letters
+
+
+def shares_of(found: Iterable[Entry]) -> dict[str, Share]:
+    """The shares of one file in the index, by letter."""
+    return {
+        letter: Share(digest_of(names), len(names)) for letter, names in by_initial(found).items()
+    }
 
 
 def letter_page(letter: str, found: list[Entry], documented: frozenset[str]) -> Page:
@@ -126,40 +129,37 @@ def _row(entry: Entry, documented: frozenset[str]) -> tuple[Inlines, ...]:
     )
 
 
-def names_page(letters: Mapping[str, list[Entry]]) -> Page:
-    """The index of all names."""
+def names_page(counts: Mapping[str, int]) -> Page:
+    """The index of all names; `counts` has how many names there are under each letter."""
     rows = tuple(
-        ((Link(letter, f"names/{letter}"),), (f"{len(found):,}",), (_sample(found),))
-        for letter, found in letters.items()
+        ((Link(letter, f"names/{letter}"),), (f"{count:,}",)) for letter, count in counts.items()
     )
-    total = sum(len(found) for found in letters.values())
+    total = sum(counts.values())
     blocks: tuple[Block, ...] = (
         Heading(1, ("Names",), ""),
         Paragraph((f"{total:,} names. ", Link("The tree", "index"), ".")),
-        Table(("Letter", "Names", "From, to"), rows),
+        Table(("Letter", "Names"), rows),
     )
     return Page("names", "Names", blocks)
 
 
-def _sample(found: list[Entry]) -> str:
-    first, last = bare(found[0].name), bare(found[-1].name)
-    return f"{first}, {last}" if first != last else first
-
-
-def search_script(found: Iterable[Entry], files: Iterable[str], ending: str) -> str:
+def search_script(summaries: Mapping[str, Summary], ending: str) -> str:
     """The names and files that the search of a page looks through."""
-    files_found = ((path, "file", docs_page(path) + ending, "", "") for path in files)
-    names_found = (
-        (
-            each.name.partition("#")[0],
-            each.kind,
-            docs_page(each.path) + ending,
-            name_anchor(each.name),
-            each.doc[:MAX_SEARCHED_CHARACTERS],
-        )
-        for each in found
-    )
-    return script_of((*files_found, *names_found))
+    found: list[tuple[str, str, str, str, str]] = []
+    for path, summary in summaries.items():
+        page = docs_page(path) + ending
+        found.append((path, "file", page, "", ""))
+        found += [
+            (
+                name.partition("#")[0],
+                each.kind,
+                page,
+                name_anchor(name),
+                each.doc[:MAX_SEARCHED_CHARACTERS],
+            )
+            for name, each in summary.definitions.items()
+        ]
+    return script_of(found)
 
 
 def script_of(found: Iterable[tuple[str, str, str, str, str]]) -> str:
@@ -172,13 +172,14 @@ def script_of(found: Iterable[tuple[str, str, str, str, str]]) -> str:
     return f"window.ATLAS = {dumped({'pages': list(pages), 'names': rows})};\n"
 
 
-def tags(found: Iterable[Entry]) -> str:
+def tags(summaries: Mapping[str, Summary]) -> str:
     """The names in the format of ctags, by which editors find definitions."""
-    lines = sorted(_tag(each) for each in found)
+    lines: list[str] = []
+    for path, summary in summaries.items():
+        for numbered, each in summary.definitions.items():
+            name = numbered.partition("#")[0]
+            place = f'{path}\t{each.line};"\tkind:{each.kind}\tname:{name}'
+            lines.append(f"{bare(name)}\t{place}\n")
+    lines.sort()
     head = "!_TAG_FILE_FORMAT\t2\t/extended/\n!_TAG_FILE_SORTED\t1\t/0=unsorted, 1=sorted/\n"
     return head + "".join(lines)
-
-
-def _tag(entry: Entry) -> str:
-    name = entry.name.partition("#")[0]
-    return f'{bare(name)}\t{entry.path}\t{entry.line};"\tkind:{entry.kind}\tname:{name}\n'

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import multiprocessing
+import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ from adjoint.atlas.references import References
 from adjoint.atlas.store import Store
 from adjoint.atlas.subject import Subject
 from adjoint.atlas.summaries import Summary, summarize
-from adjoint.atlas.tree import Entry
+from adjoint.atlas.tree import STORE, Entry
 
 MIN_FILES_TO_SHARE = 24
 """Starting processes takes as long as working on about as many files."""
@@ -54,38 +56,49 @@ class Setting:
 
     def write(self, page: Page) -> bool:
         """Write a page, and where its links lead; whether a place is gone that it had."""
-        _written(self.out / f"{page.path}{self.ending}", self.rendered(page))
+        _written(self._file(page.path), self.rendered(page))
         places, before = places_of(page), self.places(page.path)
         _written(self._kept("places", page.path), dumped((sorted(places.anchors), places.lines)))
         _written(self._kept("links", page.path), dumped(links_of(page)))
         return before is not None and places.lacks(before)
 
+    def has(self, page: str) -> bool:
+        """Whether a page is there."""
+        return os.path.exists(self._file(page))
+
     def places(self, page: str) -> Places | None:
         """The places of a page that was written; None if there is no page."""
         try:
-            anchors, lines = json.loads(self._kept("places", page).read_text(encoding="utf-8"))
+            with open(self._kept("places", page), encoding="utf-8") as file:
+                anchors, lines = json.load(file)
         except (OSError, ValueError):
             return None
         return Places(frozenset(anchors), lines)
 
     def links(self, page: str) -> Links:
         """Where the links of a page that was written lead."""
-        found: Links = json.loads(self._kept("links", page).read_text(encoding="utf-8"))
+        with open(self._kept("links", page), encoding="utf-8") as file:
+            found: Links = json.load(file)
         return found
 
     def remove(self, page: str) -> None:
         """Remove a page that is made of nothing any more."""
-        (self.out / f"{page}{self.ending}").unlink(missing_ok=True)
-        for kind in ("places", "links"):
-            self._kept(kind, page).unlink(missing_ok=True)
+        for file in (self._file(page), self._kept("places", page), self._kept("links", page)):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(file)
 
-    def _kept(self, kind: str, page: str) -> Path:
-        return Store(self.out).folder / kind / f"{page}.json"
+    # Texts, because making a `Path` takes longer than opening a file.
+    def _file(self, page: str) -> str:
+        return f"{self.out}/{page}{self.ending}"
+
+    def _kept(self, kind: str, page: str) -> str:
+        return f"{self.out}/{STORE}/{kind}/{page}.json"
 
 
-def _written(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8", newline="\n")
+def _written(name: str, text: str) -> None:
+    os.makedirs(os.path.dirname(name), exist_ok=True)
+    with open(name, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
 
 
 def summarized(setting: Setting, task: tuple[Entry, str]) -> Summary:

@@ -14,7 +14,8 @@ def folder() -> Folder:
         name="tree",
         files=files,
         folders=(("shop/back", "Store.", 3),),
-        every=files,
+        sizes=(("Python", 3, 40),),
+        unread=(("shop/bad.py", ("It is not text.",)),),
         statements=(Statement("README.md", 3, "`shop/`: sells"),),
         asks_for=(("", 1),),
         asked_by=(),
@@ -37,7 +38,8 @@ def test_what_a_folder_is_about() -> None:
     text = rendered(doc_page(folder(), summaries_of(PACKAGE)))
     assert "A shop." in text
     assert "`shop/`: sells ([README.md:3](../README.md_docs.md#line-3))" in text
-    assert "| Python | 3 |" in text
+    assert "| Python | 3 | 40 |" in text
+    assert "[`shop/bad.py`](bad.py_docs.md): It is not text." in text
     assert "It is asked for by" not in text
     assert "[`Till`](till.py_docs.md#n-Till)" in text
 

@@ -16,6 +16,7 @@ def test_a_folder_knows_its_files_and_its_dependencies(tmp_path: Path) -> None:
     assert list(by_path) == ["", "shop", "tests"]
     assert [file.path for file in by_path[""].files] == ["README.md"]
     assert [each[0] for each in by_path[""].folders] == ["shop", "tests"]
-    assert len(by_path[""].every) == 5
+    assert [each[:2] for each in by_path[""].sizes] == [("Python", 4), ("Markdown", 1)]
+    assert by_path[""].unread == ()
     assert by_path["shop"].asked_by == (("tests", 1),)
     assert by_path["tests"].asks_for == (("shop", 1),)

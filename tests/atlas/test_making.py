@@ -121,7 +121,7 @@ def test_a_run_that_was_interrupted_is_made_good(
     before = PACKAGE["shop/tax.py"]
     planted(root, {"shop/tax.py": before.replace("5", "6")})
     with monkeypatch.context() as patch:
-        patch.setattr("adjoint.atlas.making.tags", interrupted)
+        patch.setattr("adjoint.atlas.making.dead", interrupted)
         with pytest.raises(KeyboardInterrupt):
             made(root, tmp_path / "out")
     planted(root, {"shop/tax.py": before})

@@ -18,7 +18,7 @@ import torch
 FILES = 2000
 CORES = 2
 MAX_SECONDS = 120
-MAX_SHARE_AFTER_A_CHANGE = 0.04
+MAX_SHARE_AFTER_A_CHANGE = 0.03
 
 
 def seconds_of(*arguments: str) -> float:

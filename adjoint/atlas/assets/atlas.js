@@ -48,7 +48,7 @@
       const score = rank(row[0].toLowerCase(), query);
       if (score >= 0) found.push([score, row]);
     }
-    found.sort((a, b) => a[0] - b[0] || (a[1][0] < b[1][0] ? -1 : 1));
+    found.sort((a, b) => a[0] - b[0] || (a[1][0] < b[1][0] ? -1 : +(a[1][0] > b[1][0])));
     return found.slice(0, MOST).map((each) => each[1]);
   }
 
