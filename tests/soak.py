@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch._dynamo
 from torch import Tensor
 from torch._C._dynamo.eval_frame import reset_code
 
@@ -229,6 +230,8 @@ def soak(
     tally, start = Tally(), time.monotonic()
     until = start + seconds
     samples: list[tuple[float, float]] = []
+    # Torch's registry of backends fails if two threads look one up for the first time.
+    torch._dynamo.lookup_backend(backend)
     pool = ThreadPoolExecutor(threads)
     running = [pool.submit(worker, seed + n, backend, until, tally) for n in range(threads)]
     while not all(future.done() for future in running):

@@ -45,6 +45,9 @@ from adjoint.torch_private.modes import is_autocast_enabled, without_autocast
 # Patterns of missing cotangents that get a backward graph; for others, zeros are passed instead.
 MAX_PATTERNS = 8
 
+# Backward passes that are remembered: a step with second derivatives has two kinds, and sizes vary.
+MAX_RECENT = 4
+
 # Backward graphs of one pattern, each for other assumptions about sizes.
 MAX_SIZE_VERSIONS = 8
 
@@ -79,8 +82,8 @@ class _Version:
     narrowed: Specializations[tuple[int, ...], _Ready]
 
 
-class _LastBackward(NamedTuple):
-    """The key of the last backward, and the graph it ran: checked before the tables."""
+class _RecentBackward(NamedTuple):
+    """The key of a recent backward, and the graph it ran: checked before the tables."""
 
     key: tuple[tuple[int, ...], tuple[int, ...], Sizes, int]
     """Outputs with cotangents, needed gradients, sizes, and the number of assumptions then."""
@@ -139,7 +142,7 @@ class GradProgram:
         self._has_failed = False
         """A backward graph could not be compiled, and the user was warned."""
         self._kinds: _Kinds | None = None
-        self._last: _LastBackward | None = None
+        self._recent: list[_RecentBackward] = []
         self._forward: Executable | None = None
         self._backwards: Specializations[tuple[int, ...], SizeSpecializations[_Version]]
         # One entry more: the graph that takes all cotangents, given zeros for missing ones.
@@ -253,9 +256,9 @@ class GradProgram:
 
         `wanted`: positions in `wrt` of the inputs whose gradients this backward pass needs.
         """
-        last = self._last
-        if last is not None and last.key == (of, wanted, sizes, last.sizing.count):
-            return last.ready, last.own_sizes
+        for recent in self._recent:
+            if recent.key == (of, wanted, sizes, recent.sizing.count):
+                return recent.ready, recent.own_sizes
         with differentiating(self.derivative.graph_module):
             versions = self._backwards.get(of)
             found = None if versions is None else versions.find(sizes)
@@ -271,7 +274,8 @@ class GradProgram:
                         raise DifferentiationError(op, 1, why) from full.__cause__
             ready, own_sizes = self._narrowed(found.value, wanted), found.own(sizes)
         key = (of, wanted, sizes, found.sizing.count)
-        self._last = _LastBackward(key, found.sizing, ready, own_sizes)
+        recent = _RecentBackward(key, found.sizing, ready, own_sizes)
+        self._recent = [recent, *self._recent[: MAX_RECENT - 1]]
         return ready, own_sizes
 
     def _versions(self, of: tuple[int, ...]) -> SizeSpecializations[_Version]:

@@ -84,6 +84,8 @@ class DifferentiableGraph:
     def __init__(self, graph_module: fx.GraphModule, compiler: Derivatives) -> None:
         self.graph_module = self._captured = graph_module
         self.compiler = compiler
+        self._records = entry_mode(graph_module).grad_enabled
+        """Whether the graph was captured with grad mode on."""
         self._eager = False
         """Whether eager autograd differentiates the graph, because its derivative failed."""
         self._plain: Executable | None = None
@@ -146,7 +148,7 @@ class DifferentiableGraph:
             return self._by_ops(inputs)
         wrt = self._inputs_of_interest(inputs)
         if not wrt:
-            return self.run(list(inputs), known)
+            return self._run(list(inputs), known)
         found, sizes = None, self._sizes(inputs, known)
         if not self._eager:
             last = self._last
@@ -170,19 +172,24 @@ class DifferentiableGraph:
 
     def run(self, inputs: list[Any], known: Sizes | None = None) -> Sequence[Any]:
         """The outputs, without autograd history; clears `inputs`."""
+        if are_ops_observed() and (functorch_is_active() or has_tangent(inputs)):
+            with torch.no_grad():
+                return self._by_ops(inputs)
+        return self._run(inputs, known)
+
+    def _run(self, inputs: list[Any], known: Sizes | None) -> Sequence[Any]:
+        """The same, where nothing has to see each op."""
         is_grad_enabled = torch.is_grad_enabled()
         if is_grad_enabled:
             set_grad_enabled(False)
         try:
-            if are_ops_observed() and (functorch_is_active() or has_tangent(inputs)):
-                return self._by_ops(inputs)
             return (self._plain or self._load())(inputs)
         except UnexpectedResult as error:
             self._remake(error, self._sizes(inputs, known))
         finally:
             if is_grad_enabled:
                 set_grad_enabled(True)
-        return self.run(inputs, known)
+        return self._run(inputs, known)
 
     def _remake(self, error: UnexpectedResult, sizes: Sizes) -> None:
         """Recompile the graph with the layout that an op was observed to return.
@@ -285,7 +292,7 @@ class DifferentiableGraph:
 
     def _inputs_of_interest(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         """Positions of the inputs that require grad; none if autograd is off."""
-        if not torch.is_grad_enabled() and entry_mode(self.graph_module).grad_enabled:
+        if self._records and not torch.is_grad_enabled():
             return ()
         places = enumerate(inputs)
         found = tuple([i for i, v in places if isinstance(v, torch.Tensor) and v.requires_grad])

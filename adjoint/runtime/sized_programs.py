@@ -22,7 +22,7 @@ from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.seeds import draws_are_captured, new_seeds
 from adjoint.runtime.specializations import Full, SizeSpecializations, Specializations, shown
 from adjoint.torch_private.dynamo import compiling
-from adjoint.torch_private.modes import has_dispatch_mode
+from adjoint.torch_private.modes import count_dispatch_modes
 
 # Programs of one graph, each for other assumptions about sizes; after that, it runs op by op.
 MAX_SIZE_VERSIONS = 8
@@ -76,9 +76,9 @@ class SizedPrograms:
         self.forgets_histories = self._general is not None and self._general.forgets_histories
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
-        if not has_dispatch_mode():
+        if not count_dispatch_modes():
             program = self._general or self._program_for(inputs)
-            if program is not None and _seeded(program, inputs):
+            if program is not None and (not program.plan.streams or _seeded(program, inputs)):
                 try:
                     return program(inputs)  # type: ignore[no-any-return]
                 except BindingFailed as error:
@@ -158,13 +158,11 @@ def _assumed(graph_module: fx.GraphModule, program: PlanProgram) -> Sizing:
 
 
 def _seeded(program: PlanProgram, inputs: list[Any]) -> bool:
-    """Append the seeds to `inputs` if the program draws random numbers.
+    """Append the seeds to `inputs` of a program that draws random numbers.
 
     False while the caller captures a CUDA graph: each replay would draw the same numbers.
     """
-    streams = program.plan.streams
-    if streams:
-        if draws_are_captured(program.device):
-            return False
-        inputs.append(new_seeds(streams, program.device))
+    if draws_are_captured(program.device):
+        return False
+    inputs.append(new_seeds(program.plan.streams, program.device))
     return True

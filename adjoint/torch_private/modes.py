@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,10 +20,10 @@ __all__ = [
     "TorchDispatchMode",
     "TorchFunctionMode",
     "are_ops_observed",
+    "count_dispatch_modes",
     "default_devices",
     "dispatch_modes",
     "enable_python_dispatcher",
-    "has_dispatch_mode",
     "has_torch_function_mode",
     "is_autocast_enabled",
     "is_traceable_wrapper_subclass",
@@ -80,9 +80,8 @@ def _function_modes() -> list[Any]:
     return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
 
 
-def is_autocast_enabled() -> bool:
-    """Whether Autocast is enabled for some device type."""
-    return torch._C._is_any_autocast_enabled()
+# Whether autocast is enabled for some device type.  Each call asks, so there is no frame of ours.
+is_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
 @contextlib.contextmanager
@@ -132,6 +131,5 @@ def _without_function_modes() -> Iterator[None]:
             torch._C._push_on_torch_function_stack(each)
 
 
-def has_dispatch_mode() -> bool:
-    """Whether a dispatch mode is active; it would not see kernels that bypass the dispatcher."""
-    return torch._C._len_torch_dispatch_stack() > 0
+# How many dispatch modes are active: they would not see kernels that bypass the dispatcher.
+count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack

@@ -80,7 +80,7 @@ class CpuProgram(PlanProgram):
 
     def __call__(self, inputs: list[Any]) -> Any:
         threads = torch.get_num_threads()
-        sizes = (*self._sizes(inputs), threads)
+        sizes = (*self._sizes(inputs), threads) if self.plan.symbols else (threads,)
         # A concurrent or nested call gets a binding of its own.
         try:
             binding = self._bindings.pop()

@@ -32,14 +32,22 @@ INPUT_ALIGNMENT = 16
 def fit(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
     """`tensor` with the strides that kernels expect: a copy, unless only others do not matter."""
     if not tensor.is_neg():
-        for found in (tensor, tensor.contiguous()):
-            address = found.data_ptr()
-            if address and not address % INPUT_ALIGNMENT:
-                axes = zip(shape, strides, found.stride(), strict=True)
-                if all(size == 1 or one == other for size, one, other in axes):
-                    return found
+        if _fits(tensor, shape, strides):
+            return tensor
+        dense = tensor.contiguous()
+        if _fits(dense, shape, strides):
+            return dense
     copy = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
     return copy.copy_(tensor)
+
+
+def _fits(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    found, address = tensor.stride(), tensor.data_ptr()
+    if not address or address % INPUT_ALIGNMENT:
+        return False
+    return found == strides or all(
+        size == 1 or one == other for size, one, other in zip(shape, strides, found, strict=True)
+    )
 
 
 def overwritten(tensor: torch.Tensor) -> torch.Tensor:
