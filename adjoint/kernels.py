@@ -88,7 +88,7 @@ def compile_kernels(plan: Plan, target: Target) -> CompiledKernels:
                 found[key] = function
             elif key not in new:
                 # The same in every process: the store finds code by its text.
-                name = f"kernel{len(new)}"
+                name = f"{launch.title}_{len(new)}"
                 new[key] = dataclasses.replace(launch.kernel, name=name)
         load_all = _load if target.loader is Loader.LLVM else _load_on_gpu
         made, refused = load_all(new, target)

@@ -85,6 +85,8 @@ class Launch:
     """None: the kernel is for the CPU."""
     nodes: tuple[str, ...] = ()
     """The nodes of the graph that it computes."""
+    title: str = "kernel"
+    """Its name in profiles and reports, after the user's operators."""
 
 
 @dataclass(frozen=True)

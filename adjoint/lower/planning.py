@@ -52,6 +52,7 @@ from adjoint.lower.row_tiles import RowTiling, Unit, is_product, row_stride, sid
 from adjoint.lower.scheduling import Schedule
 from adjoint.lower.selection import is_plain
 from adjoint.lower.sizes import Size, is_one, product, same, simplified, size_of, sizes
+from adjoint.lower.titles import title_of
 from adjoint.lower.views import PARTS, dtype_of, shape_of, view_of
 from adjoint.target import Target
 from adjoint.torch_private import trees
@@ -268,8 +269,10 @@ class _Planning(Schedule):
             self.slots[each].number if isinstance(each, fx.Node) else each for each in nest.operands
         )
         work = nest.work if work is None else work
-        nodes = tuple(self.twins.get(item.node, item.node).name for item in nest.items)
-        return Launch(verify(nest.kernel), operands, nest.extents, work, nest.grid, nodes)
+        nodes = [self.twins.get(item.node, item.node) for item in nest.items]
+        names, title = tuple(node.name for node in nodes), title_of(nodes)
+        kernel = verify(nest.kernel)
+        return Launch(kernel, operands, nest.extents, work, nest.grid, names, title)
 
     def _tile(self, tiling: RowTiling) -> None:
         work = simplified(tiling.rows * WORK_OF_A_ROW)
