@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         FallbackWarning,
         RewriteError,
     )
+    from adjoint.explaining import Explanation, explain
     from adjoint.memory import MemoryReport, saved_values
     from adjoint.options import Options
     from adjoint.passes import Pass, graph_pass
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CaptureError",
     "DifferentiationError",
+    "Explanation",
     "FallbackWarning",
     "MemoryReport",
     "Options",
@@ -49,6 +51,7 @@ __all__ = [
     "RewriteError",
     "capture",
     "compile",
+    "explain",
     "grad",
     "graph_pass",
     "hessian",
@@ -76,6 +79,7 @@ _HOMES = {
         "FallbackWarning",
         "RewriteError",
     ),
+    "adjoint.explaining": ("Explanation", "explain"),
     "adjoint.memory": ("MemoryReport", "saved_values"),
     "adjoint.options": ("Options",),
     "adjoint.passes": ("Pass", "graph_pass"),

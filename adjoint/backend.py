@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
@@ -14,10 +14,18 @@ from torch import fx
 from adjoint.compiler import compile_graph
 from adjoint.errors import CaptureError, SourceLine
 from adjoint.graph.boundary import capturing, location_of_graph, warn_of_fallback
-from adjoint.observing import Observer
+from adjoint.observing import Compilation, Observer, timed_compilation
 from adjoint.options import Options
 from adjoint.progress import PROGRESS
-from adjoint.torch_private.dynamo import DynamoError, adapt_frames, in_eager, is_general_attempt
+from adjoint.reasons import phrased
+from adjoint.torch_private.dynamo import (
+    DynamoError,
+    adapt_frames,
+    in_eager,
+    is_general_attempt,
+    recompilation_reasons,
+    sizes_become_symbols,
+)
 
 # The modes of `torch.compile` as options.  There is no autotuning.
 MODES: dict[str, dict[str, Any]] = {
@@ -47,12 +55,23 @@ def _is_final(error: Exception) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError | Warning)
 
 
-def _tracing(options: Mapping[str, Any], code: CodeType) -> contextlib.AbstractContextManager[None]:
-    """The progress context around Dynamo's tracing of a frame."""
-    if options.get("progress") is False:
-        return contextlib.nullcontext()
+@contextlib.contextmanager
+def _tracing(options: Mapping[str, Any], code: CodeType) -> Iterator[None]:
+    """The context around Dynamo's tracing of a frame: it reports progress, and is told of."""
     line = SourceLine(code.co_filename, code.co_firstlineno, code.co_name, "")
-    return PROGRESS.during("tracing", lambda: line)
+    compilation = Compilation(code.co_name, "torch.compile", line)
+    with timed_compilation(compilation, _reason):
+        if options.get("progress") is False:
+            yield
+            return
+        with PROGRESS.during("tracing", lambda: line):
+            yield
+
+
+def _reason() -> str:
+    """Why the frame is compiled again; empty if it is not."""
+    reasons = recompilation_reasons()
+    return phrased(reasons[0], sizes_become_symbols()) if reasons else ""
 
 
 adapt_frames("adjoint", _is_final, _tracing)

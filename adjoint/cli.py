@@ -1,10 +1,11 @@
 """The command line.
 
-`adjoint capture` prints the readable program of a function, `adjoint show --stages` what every
-stage makes of it.  `adjoint passes` lists the passes, `adjoint run-pass` shows what one of them
-does to a function, and `adjoint bisect` finds the one that changes a result.  `adjoint bench`
-measures a function, or the four standard workloads, against eager torch and other compilers, and
-`adjoint atlas` documents a source tree or a compilation.
+`adjoint explain` says what the compiler did to a function and how fast that is.  `adjoint capture`
+prints its readable program, `adjoint show --stages` what every stage makes of it.  `adjoint passes`
+lists the passes, `adjoint run-pass` shows what one of them does to a function, and `adjoint bisect`
+finds the one that changes a result.  `adjoint bench` measures a function, or the four standard
+workloads, against eager torch and other compilers, and `adjoint atlas` documents a source tree or a
+compilation.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from adjoint.atlas import command as atlas
 from adjoint.bisecting import Bisection
 from adjoint.compiler import Compiler, capture
 from adjoint.errors import CaptureError
+from adjoint.explaining import explain
 from adjoint.finding import EXAMPLES, UsageError, called, find
 from adjoint.loops.show import show_plan
 from adjoint.options import Options
@@ -57,6 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--order", type=int, default=1, help="how often to differentiate (default: 1)"
     )
     stages.add_argument(*_OWN_PASSES, **_OWN_PASSES_ARE)
+    explaining = commands.add_parser("explain", help="what the compiler did, and how fast it is")
+    _add_function(explaining)
+    explaining.add_argument("--order", type=int, help="how often to differentiate (default: 1)")
+    explaining.add_argument("--out", metavar="FILE", help="write to a file: .json, or text")
     commands.add_parser("passes", help="list the passes, and what each does")
     running = commands.add_parser("run-pass", help="a function before and after one pass")
     running.add_argument("name", help="the pass, as `adjoint passes` prints it, or one of --passes")
@@ -149,7 +155,22 @@ def _bisect(parsed: argparse.Namespace) -> str:
     return "no pass changes a result" if found is None else str(found)
 
 
-_COMMANDS = {"show": _show, "passes": _list_passes, "run-pass": _run_pass, "bisect": _bisect}
+def _explain(parsed: argparse.Namespace) -> str:
+    function, args, kwargs = called(parsed.function, parsed.args)
+    explained = explain(function, *args, order=parsed.order, dynamic=parsed.dynamic, **kwargs)
+    if parsed.out is None:
+        return str(explained)
+    explained.save(parsed.out)
+    return f"written to {parsed.out}"
+
+
+_COMMANDS = {
+    "explain": _explain,
+    "show": _show,
+    "passes": _list_passes,
+    "run-pass": _run_pass,
+    "bisect": _bisect,
+}
 
 
 def _capture(target: str, expression: str | None, dynamic: bool, kernels: bool) -> str:

@@ -45,7 +45,7 @@ from adjoint.loops.footprint import Footprint, Keeping, PairFootprint, Processor
 from adjoint.loops.plan import Plan
 from adjoint.lower.assumptions import noting_assumptions
 from adjoint.lower.planning import lower
-from adjoint.observing import Observer, Sighting, unobserved
+from adjoint.observing import Compilation, Observer, Sighting, tell, timed_compilation, unobserved
 from adjoint.optimize.compositions import compose_for_torch
 from adjoint.options import Options
 from adjoint.partition.budget import Choice, first_within, ladder, marked
@@ -69,7 +69,7 @@ from adjoint.runtime.sized_programs import SizedPrograms
 from adjoint.store.keeping import Store, keeping_in, store_for
 from adjoint.target import Target
 from adjoint.targets import target_of
-from adjoint.torch_private.dynamo import in_eager
+from adjoint.torch_private.dynamo import compiled_function, in_eager
 from adjoint.torch_private.modes import isolated
 
 Value = TypeVar("Value")
@@ -82,11 +82,15 @@ def compile_graph(
     observer: Observer | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo's."""
-    compiler = Compiler(options, observer or unobserved, reported=set())
+    function = compiled_function()
+    compiler = Compiler(options, observer or unobserved, reported=set(), function=function)
     primal = compiler.captured(graph_module, examples)
 
     def captured_anew(inputs: Sequence[Any]) -> CapturedProgram:
-        with capturing(partial(location_of_graph, graph_module), checked=True):
+        place = partial(location_of_graph, graph_module)
+        reason = "arguments share memory in another pattern"
+        again = Compilation(function, "capture", place().source, reason)
+        with capturing(place, checked=True), timed_compilation(again):
             return compiler.captured(graph_module, inputs, anew=True)
 
     eager = in_eager(graph_module) if options.unsupported == "eager" else None
@@ -113,6 +117,8 @@ class Compiler:
     observer: Observer = unobserved
     reported: set[str] | None = None
     """Failures that the user has been warned of, if this compiler serves one program."""
+    function: str = ""
+    """The name of what is compiled, for those who watch."""
     _inner: list[float] = field(default_factory=list, compare=False, repr=False)
     """For each running stage, the seconds spent in stages nested in it."""
 
@@ -400,7 +406,8 @@ class Compiler:
         while (plan := self.plan(graph_module, target, called, overwrites)) is not None:
             kernels = self._stage("emit", order, partial(compile_kernels, plan, target))
             if not kernels.refused:
-                return self._stage("load", order, partial(load_program, plan, kernels.code, target))
+                load = partial(load_program, plan, kernels.code, target)
+                return self._watched(self._stage("load", order, load), order)
             kernels.warn(self.reported)
             # The operators of these kernels become library calls; the rest is fused without them.
             if kernels.refused_nodes <= called:
@@ -505,9 +512,18 @@ class Compiler:
         return made
 
     def _seen(self, sighting: Sighting) -> None:
+        sighting = replace(sighting, function=self.function)
         call_user_code(self.observer, sighting)
+        tell(sighting)
         if self.options.progress:
             PROGRESS(sighting)
+
+    def _watched(self, program: PlanProgram, order: int) -> PlanProgram:
+        """What runs in the place of a program, if the observer has a say in that."""
+        if not hasattr(self.observer, "running"):
+            return program
+        running: PlanProgram = call_user_code(self.observer.running, program, order)
+        return running
 
     def during(
         self, doing: str, graph_module: fx.GraphModule

@@ -1,10 +1,20 @@
-"""Observers: they are shown the result of each stage.  No stage prints or times itself."""
+"""Observers: they are shown the result of each stage.  No stage prints or times itself.
+
+An observer is given to one compilation, or watches the whole process (`watching`).  The latter is
+also told of fallbacks and of functions that are compiled, with the reason if it is not the first
+time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
+
+from adjoint.errors import SourceLine
 
 
 @dataclass(frozen=True)
@@ -23,12 +33,91 @@ class Sighting:
     """Of a pass: the number of nodes before and after it."""
     matches: Mapping[str, int] = field(default_factory=dict)
     """Of a pass made of rules: how often each rule was applied."""
+    function: str = ""
+    """The function that is compiled."""
 
 
-# An observer may also have a method `given(stage, order, graph_module)`.  It is called with what a
-# pass is given, before the pass runs and perhaps changes it in place.
+@dataclass(frozen=True)
+class Fallback:
+    """Something that runs in eager torch, which the user is warned of."""
+
+    message: str
+    source: SourceLine | None
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """One time that a function, or a part of it, was compiled."""
+
+    function: str
+    what: str
+    """`torch.compile`, a transform, or what of a function was compiled again."""
+    source: SourceLine | None
+    reason: str = ""
+    """Why it was compiled again; empty: it was not compiled before."""
+    seconds: float = 0.0
+    """Until the compiled code was ready; derivatives that are compiled later do not count."""
+
+
+# An observer may also have these methods:
+#   given(stage, order, graph_module): called with what a pass is given, before the pass runs and
+#     perhaps changes it in place.
+#   running(program, order): returns what runs in the place of a loaded program.
 Observer: TypeAlias = Callable[[Sighting], None]
+
+Event: TypeAlias = Sighting | Fallback | Compilation
+Watcher: TypeAlias = Callable[[Event], None]
+
+_WATCHERS: list[Watcher] = []
+
+# The channels of `logging`; the name says what is logged.
+STAGES = logging.getLogger("adjoint.stages")
+FALLBACKS = logging.getLogger("adjoint.fallbacks")
+COMPILATIONS = logging.getLogger("adjoint.compilations")
+RECOMPILATIONS = logging.getLogger("adjoint.recompilations")
 
 
 def unobserved(sighting: Sighting) -> None:
     """The observer that does nothing."""
+
+
+@contextlib.contextmanager
+def watching(watcher: Watcher) -> Iterator[None]:
+    """A context in which `watcher` is told of every event of the process."""
+    _WATCHERS.append(watcher)
+    try:
+        yield
+    finally:
+        _WATCHERS.remove(watcher)
+
+
+def tell(event: Event) -> None:
+    """Log an event, and show it to those who watch the process."""
+    _log(event)
+    for each in tuple(_WATCHERS):
+        each(event)
+
+
+@contextlib.contextmanager
+def timed_compilation(compilation: Compilation, reasons: Callable[[], str] = str) -> Iterator[None]:
+    """A context that compiles something; it is told of at the end, with its duration.
+
+    `reasons`: gives the reason at the end, if it is not known before.
+    """
+    begun = time.perf_counter()
+    yield
+    seconds = time.perf_counter() - begun
+    reason = compilation.reason or reasons()
+    tell(replace(compilation, reason=reason, seconds=seconds))
+
+
+def _log(event: Event) -> None:
+    match event:
+        case Sighting(stage, order, _, seconds, function=function):
+            STAGES.debug("%s: %s, order %d, %.1f ms", function, stage, order, 1e3 * seconds)
+        case Fallback(message, source):
+            FALLBACKS.info("%s%s", message, f" at {source}" if source else "")
+        case Compilation(function, what, _, "", seconds):
+            COMPILATIONS.info("%s: %s, %.2f s", function, what, seconds)
+        case Compilation(function, what, _, reason, seconds):
+            RECOMPILATIONS.info("%s: %s again, %.2f s: %s", function, what, seconds, reason)

@@ -24,6 +24,7 @@ from adjoint.loops.show import show_plan
 from adjoint.observing import Observer, Sighting
 from adjoint.passes import Pass
 from adjoint.torch_private import trees
+from adjoint.torch_private.autograd import leaves_of_history
 
 
 @dataclass(frozen=True)
@@ -145,30 +146,38 @@ def observe(
     order: int,
     dynamic: bool = False,
     options: Mapping[str, Any] | None = None,
+    resets: bool = True,
+    again: bool = True,
 ) -> list[Any]:
     """Compile and call `function`, and differentiate its result `order` times, observed.
 
-    Returns what it returned, and the gradients of each order.
+    Returns what it returned, and the gradients of each order.  `resets`: forget what the process
+    has compiled, before and after.  `again`: the last gradients can be differentiated again.
     """
-    torch.compiler.reset()
+    if resets:
+        torch.compiler.reset()
     backend = partial(adjoint, observer=observer)
     compiled = torch.compile(
         function, backend=backend, dynamic=dynamic or None, options=dict(options or {})
     )
     args, kwargs = trees.map_leaves(_leaf if order else _same, (tuple(args), kwargs))
     inputs = [each for each in trees.leaves((args, kwargs)) if _requires_grad(each)]
-    if isinstance(function, torch.nn.Module):
-        inputs += [each for each in function.parameters() if each.requires_grad]
     results = trees.leaves(compiled(*args, **kwargs))
+    # Parameters, and tensors that the function closes over.
+    known = {id(each) for each in inputs}
+    reached = leaves_of_history(each for each in results if _requires_grad(each))
+    inputs += [each for each in reached if id(each) not in known]
     found = list(results)
-    for _ in range(order):
+    for number in range(order):
         results = [each for each in results if _requires_grad(each)]
         if not results or not inputs:
             break
         total = torch.stack([each.sum() for each in results]).sum()
-        results = list(torch.autograd.grad(total, inputs, create_graph=True, allow_unused=True))
+        more = again or number + 1 < order
+        results = list(torch.autograd.grad(total, inputs, create_graph=more, allow_unused=True))
         found += results
-    torch.compiler.reset()
+    if resets:
+        torch.compiler.reset()
     return found
 
 

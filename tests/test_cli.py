@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -222,3 +223,15 @@ def test_what_changes_a_result_is_found(own: Path, capsys: pytest.CaptureFixture
     printed = capsys.readouterr().out
     assert "the pass 'wrong-sine' changes a result" in printed
     assert "match 1, rule 'wrong-sine' at mul_tensor = aten.mul.Tensor" in printed
+
+
+def test_explain_prints_or_writes_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "explained_module.py"
+    source.write_text("import torch\n\ndef f(x):\n    return x.sin().sum()\n")
+    target = [f"{source}:f", "--args", "torch.rand(4)"]
+    assert main(["explain", *target]) == 0
+    assert capsys.readouterr().out.startswith("f, differentiated once\n")
+    assert main(["explain", *target, "--order", "0", "--out", str(tmp_path / "f.json")]) == 0
+    assert json.loads((tmp_path / "f.json").read_text())["function"] == "f"

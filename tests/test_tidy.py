@@ -301,7 +301,13 @@ def test_a_read_of_the_environment_is_found() -> None:
 
 def test_only_the_compiler_times_stages() -> None:
     clocks = {use.partition(" ")[0] for use in in_package(is_clock)}
-    assert clocks == {"adjoint/bench/measure.py", "adjoint/compiler.py", "adjoint/progress.py"}
+    assert clocks == {
+        "adjoint/bench/measure.py",
+        "adjoint/compiler.py",
+        "adjoint/explaining/measuring.py",
+        "adjoint/observing.py",
+        "adjoint/progress.py",
+    }
 
 
 def test_lowering_and_emission_ask_the_target_not_the_device() -> None:

@@ -19,6 +19,7 @@ from adjoint.graph.derivative import Backward, Derivative, Joint
 from adjoint.graph.metadata import (
     describe_value,
     descriptor_of,
+    grad_of,
     has_descriptor,
     has_output_descriptors,
     has_value,
@@ -34,6 +35,7 @@ from adjoint.loops.show import short
 from adjoint.loops.show import show as show_kernel
 from adjoint.loops.statements import Loop, walk
 from adjoint.observing import Sighting
+from adjoint.rules.costs import cost_of
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,10 @@ class Value:
     line: SourceLine | None
     origins: frozenset[int]
     """The values that it computes, by the numbers of their origins."""
+    grad_of: tuple[str, int] | None = None
+    """The node in whose derivative it is, and the order of that derivative."""
+    flops: int = 0
+    inputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,9 @@ class Touch:
     name: str
     added: int
     removed: int
+    seconds: float = 0.0
+    changes: tuple[str, ...] = ()
+    """These lines: removed ones begin with -, added ones with +."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,10 @@ class KernelRecord:
     read: str
     """In bytes."""
     written: str
+    title: str = ""
+    """Its name in profiles, after the user's operators."""
+    remarks: tuple[str, ...] = ()
+    """Decisions of lowering and their reasons."""
 
 
 @dataclass(eq=False)
@@ -128,6 +141,30 @@ class GraphRecord:
         which = "of the program" if self.order == 0 else f"of order {self.order}"
         return f"{self.role} graph {which}"
 
+    def computed_by(self) -> dict[str, list[KernelRecord]]:
+        """The kernels that compute each value of the graph, by the origins of lowered nodes."""
+        origins = {value.name: value.origins for value in self.last.values}
+        by_name: dict[str, list[KernelRecord]] = {}
+        by_origin: dict[int, list[KernelRecord]] = {}
+        for kernel in self.kernels:
+            for name in kernel.nodes:
+                by_name.setdefault(name, []).append(kernel)
+                for number in origins.get(name, ()):
+                    by_origin.setdefault(number, []).append(kernel)
+        return {
+            value.name: list(
+                dict.fromkeys(
+                    kernel
+                    for group in (
+                        by_name.get(value.name, ()),
+                        *(by_origin.get(number, ()) for number in sorted(value.origins)),
+                    )
+                    for kernel in group
+                )
+            )
+            for value in self.first.values
+        }
+
 
 class Artefacts:
     """The observer that keeps graphs, kernels and saved values."""
@@ -135,8 +172,14 @@ class Artefacts:
     def __init__(self) -> None:
         self.graphs: list[GraphRecord] = []
         self._latest: GraphRecord | None = None
+        self.of_launch: dict[Launch, KernelRecord] = {}
         self._objects: dict[int, tuple[Any, GraphRecord]] = {}
         """Each graph that was shown, which is kept alive so that no other has its number."""
+
+    @property
+    def latest(self) -> GraphRecord | None:
+        """The graph that was shown last."""
+        return self._latest
 
     def __call__(self, sighting: Sighting) -> None:
         match sighting.value:
@@ -174,8 +217,10 @@ class Artefacts:
         if record is None:
             return
         version = version_of(module)
-        added, removed = _difference(record.last.text, version.text)
-        record.touches.append(Touch(sighting.stage, added, removed))
+        changes = _difference(record.last.text, version.text)
+        added = sum(each.startswith("+") for each in changes)
+        touch = Touch(sighting.stage, added, len(changes) - added, sighting.seconds, changes)
+        record.touches.append(touch)
         record.last = version
         self._objects[id(module)] = (module, record)
         self._latest = record
@@ -188,11 +233,11 @@ class Artefacts:
         for launch in plan.launches:
             name = f"{record.number}-{len(record.kernels)}-{launch.kernel.name}"
             record.kernels.append(_kernel(name, launch, plan))
+            self.of_launch[launch] = record.kernels[-1]
         for step in plan.steps:
             if isinstance(step, LibraryCall):
-                record.calls.append(
-                    f"{step.op or step.target} ({step.line})" if step.line else str(step.op)
-                )
+                name = str(step.op or getattr(step.target, "__name__", step.target))
+                record.calls.append(f"{name} ({step.line})" if step.line else name)
             elif isinstance(step, Product) or (
                 isinstance(step, RowTiles) and any(isinstance(s, Product) for s in step.body)
             ):
@@ -222,18 +267,29 @@ def version_of(module: fx.GraphModule) -> Version:
 def _value(node: fx.Node) -> Value:
     origins = origins_of(node) if has_origin(node) else ()
     numbers = frozenset(each.number for each in origins)
-    return Value(node.name, show_call(node), _type(node), source_of(node), numbers)
+    owner = grad_of(node)
+    return Value(
+        node.name,
+        show_call(node),
+        _type(node),
+        source_of(node),
+        numbers,
+        None if owner is None else (owner.node, owner.order),
+        cost_of(node).flops if has_value(node) else 0,
+        tuple(each.name for each in node.all_input_nodes),
+    )
 
 
 def _type(node: fx.Node) -> str:
     return describe_value(value_of(node)) if has_value(node) else ""
 
 
-def _difference(before: str, after: str) -> tuple[int, int]:
-    lines = list(difflib.ndiff(before.split("\n"), after.split("\n")))
-    return sum(each.startswith("+ ") for each in lines), sum(
-        each.startswith("- ") for each in lines
-    )
+def _difference(before: str, after: str) -> tuple[str, ...]:
+    """The lines that differ; names of files and places of lines are left out."""
+    if before == after:
+        return ()
+    lines = difflib.unified_diff(before.split("\n"), after.split("\n"), lineterm="", n=0)
+    return tuple(each for each in lines if not each.startswith(("---", "+++", "@@")))
 
 
 def _kernel(name: str, launch: Launch, plan: Plan) -> KernelRecord:
@@ -268,4 +324,6 @@ def _kernel(name: str, launch: Launch, plan: Plan) -> KernelRecord:
         launch.nodes,
         str(sum(read)),
         str(sum(written)),
+        launch.title,
+        kernel.remarks,
     )

@@ -201,7 +201,7 @@ def _touches(graph: GraphRecord) -> Iterator[Block]:
 
 
 def _values(graph: GraphRecord) -> Iterator[Block]:
-    computed = _computed_by(graph)
+    computed = graph.computed_by()
     rows = tuple(
         (
             (Anchor(name_anchor(value.name)), Code(value.name)),
@@ -214,22 +214,6 @@ def _values(graph: GraphRecord) -> Iterator[Block]:
     )
     if rows:
         yield Table(("Name", "Operation", "Type", "Your line", "Kernels"), rows)
-
-
-def _computed_by(graph: GraphRecord) -> dict[str, list[KernelRecord]]:
-    """The kernels that compute each value of a graph, by the origins of lowered nodes."""
-    origins = {value.name: value.origins for value in graph.last.values}
-    found: dict[str, list[KernelRecord]] = {}
-    for value in graph.first.values:
-        found[value.name] = [
-            kernel
-            for kernel in graph.kernels
-            if any(
-                name == value.name or value.origins & origins.get(name, frozenset())
-                for name in kernel.nodes
-            )
-        ]
-    return found
 
 
 def _kernels(graph: GraphRecord) -> Iterator[Block]:
@@ -264,7 +248,7 @@ def _program(graph: GraphRecord) -> Iterator[Block]:
 
 def kernel_page(graph: GraphRecord, kernel: KernelRecord) -> Page:
     """One kernel: your lines, its loops, and its memory traffic."""
-    computed = [value for value in graph.first.values if kernel in _computed_by(graph)[value.name]]
+    computed = [value for value in graph.first.values if kernel in graph.computed_by()[value.name]]
     blocks: list[Block] = [
         Heading(1, ("Kernel ", Code(kernel.name)), ""),
         Paragraph((Link("The compilation", "index"), " · ", _graph_link(graph))),
@@ -339,7 +323,7 @@ def names_page(graphs: list[GraphRecord]) -> Page:
                 for name in names_in(value.line.text):
                     place = f"{os.path.basename(value.line.file)}:{value.line.line}"
                     names.setdefault((name, place), []).append((graph, value))
-    computed = {graph.number: _computed_by(graph) for graph in graphs}
+    computed = {graph.number: graph.computed_by() for graph in graphs}
     rows = tuple(
         (
             (Code(name),),

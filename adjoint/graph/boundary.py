@@ -30,6 +30,7 @@ from adjoint.failing import is_user_call, variable_of
 from adjoint.graph.derivative import order_of_graph
 from adjoint.graph.metadata import source_of
 from adjoint.graph.show import show_target
+from adjoint.observing import Fallback, tell
 from adjoint.source import is_user_file, line_of_code, line_of_stack_trace, user_line
 from adjoint.torch_private.dynamo import DynamoError
 from adjoint.torch_private.operators import HigherOrderOperator, OpOverload
@@ -176,6 +177,7 @@ def passes_through(error: BaseException) -> bool:
 def warn_of_fallback(message: str, source: SourceLine | None) -> None:
     """Issue a `FallbackWarning` at the user's line."""
     line = source or user_line()
+    tell(Fallback(message, line))
     if line is None:
         warnings.warn(message, FallbackWarning, stacklevel=3)
     else:

@@ -161,8 +161,13 @@ def saved_values(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Mem
             "no result depends differentiably on its arguments",
             "pass tensors that require grad",
         )
+    return report_of(derivative, compiler)
+
+
+def report_of(derivative: Derivative, compiler: Compiler) -> MemoryReport:
+    """What a derivative saves, and the memory of its programs."""
     pair = compiler.footprint(derivative)
-    rates = target_of(graph_module, compiler.options).rates
+    rates = target_of(derivative.runs, compiler.options).rates
     values = explained(derivative)
     return MemoryReport(values, pair, _spans(derivative, pair, values), rates)
 

@@ -14,7 +14,9 @@ from typing import Generic, TypeVar
 
 from torch import fx
 
+from adjoint.graph.boundary import location_of_graph
 from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
+from adjoint.observing import Compilation, timed_compilation
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -141,7 +143,14 @@ class SizeSpecializations(Generic[Value]):
         except NotResizable as error:
             wrong = self.versions[0].violated(sizes)
             raise Full(f"{self._what} assumes {wrong}, and {error}") from error
-        return self.add(graph_module, names)
+        with timed_compilation(self._again(sizes)):
+            return self.add(graph_module, names)
+
+    def _again(self, sizes: Sizes) -> Compilation:
+        """What those who watch are told of another version."""
+        line = location_of_graph(self.graph_module).source
+        reason = f"it assumed {self.versions[-1].violated(sizes)}; now sizes are {shown(sizes)}"
+        return Compilation("" if line is None else line.function, self._what, line, reason)
 
     def add(self, graph_module: fx.GraphModule, names: Renaming | None) -> Version[Value] | None:
         """Compile a version of the graph, or of a copy whose symbols are `names`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -157,3 +157,19 @@ def zero_cotangent(node: Any, index: int) -> torch.Tensor:
     """A zero cotangent for output `index` of `node`."""
     like = node._input_metadata[index]
     return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+
+
+def leaves_of_history(results: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaf tensors that require grad and that these results were computed from."""
+    found: list[torch.Tensor] = []
+    work: list[Any] = [each.grad_fn for each in results]
+    visited: set[Any] = set()
+    while work:
+        node = work.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        work += [each for each, _ in node.next_functions]
+    return found

@@ -288,10 +288,12 @@ def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool], durin
         compiler = given.get("compiler_fn")
         if getattr(compiler, "compiler_name", None) != backend_name:
             return original(*args, **kwargs)
+        _FRAME.code, _FRAME.reasons = given["code"], []
         try:
             with during(_options_of(compiler), given["code"]), derivatives_in_graphs():
                 return compile_twice(*args, **kwargs)
         finally:
+            _FRAME.code, _FRAME.reasons = None, []
             _forget_code()
 
     def compile_twice(*args: Any, **kwargs: Any) -> Any:
@@ -313,6 +315,40 @@ def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool], durin
 
     compile_frame._adjoint = True  # type: ignore[attr-defined]
     convert_frame._compile = compile_frame
+    module: Any = convert_frame
+    find_reasons = module.get_and_maybe_log_recompilation_reasons
+
+    @functools.wraps(find_reasons)
+    def noted_reasons(*args: Any, **kwargs: Any) -> Any:
+        _FRAME.reasons = reasons = find_reasons(*args, **kwargs)
+        return reasons
+
+    module.get_and_maybe_log_recompilation_reasons = noted_reasons
+
+
+class _Frame(threading.local):
+    """The frame that this thread is compiling, and why it is compiled again."""
+
+    code: CodeType | None = None
+    reasons: Sequence[str] = ()
+
+
+_FRAME = _Frame()
+
+
+def compiled_function() -> str:
+    """The name of the function whose frame is being compiled."""
+    return "" if _FRAME.code is None else _FRAME.code.co_name
+
+
+def recompilation_reasons() -> tuple[str, ...]:
+    """The guards that failed, if the frame that is being compiled was compiled before."""
+    return tuple(_FRAME.reasons or ())
+
+
+def sizes_become_symbols() -> bool:
+    """Whether Dynamo makes a size a symbol when it has another value for the first time."""
+    return bool(dynamo_config.automatic_dynamic_shapes)
 
 
 # Dynamo's functions that cache by code object: one without a bound, one for 128 of them.

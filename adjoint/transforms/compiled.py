@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextvars import ContextVar
@@ -15,6 +16,7 @@ from adjoint.compiler import Compiler
 from adjoint.errors import CaptureError, DifferentiationError, OutsideLevelError
 from adjoint.graph.boundary import is_raised_in_user_code
 from adjoint.graph.captured import CapturedProgram
+from adjoint.observing import Observer
 from adjoint.options import Options
 from adjoint.runtime.calling import call as run_graph
 from adjoint.torch_private import trees
@@ -50,6 +52,13 @@ class Setting:
     @functools.cached_property
     def compiler(self) -> Compiler:
         return Compiler(self._options or Options())
+
+    def observed(self, observer: Observer) -> Setting:
+        """The same setting, with a compiler that shows its stages to an observer."""
+        made = Setting(self.dynamic)
+        made._options = self._options
+        made.compiler = replace(self.compiler, observer=observer)
+        return made
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Setting) and other._key == self._key
@@ -168,11 +177,23 @@ class Compiled(Transformed):
                 return self._in_torch(*args, **kwargs)
         try:
             programs = self._programs()
-            make = functools.partial(Program, self._setting.compiler, self._transformed)
-            program, call = programs[1].find(make, programs[0], args, kwargs, self._setting.dynamic)
+            dynamic = self._setting.dynamic
+            program, call = programs[1].find(self._made, programs[0], args, kwargs, dynamic)
         except FAILURES as error:
             return in_torch(self.function, error, lambda: self._in_torch(*args, **kwargs))
         return program(call)
+
+    def _made(self, call: Call, axes: Callable[[torch.Tensor], Sequence[bool]]) -> Program:
+        name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        compiler = replace(self._setting.compiler, function=name)
+        return Program(compiler, self._transformed, call, axes)
+
+    def observed(self, observer: Observer) -> Compiled:
+        """The same transform, to be compiled anew for an observer."""
+        made = copy.copy(self)
+        made._setting = self._setting.observed(observer)
+        made._latest = (Fingerprint(self.function), Programs())
+        return made
 
     def _programs(self) -> tuple[Fingerprint, Programs]:
         """The fingerprint of the function as it is now, and its programs."""

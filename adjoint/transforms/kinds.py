@@ -6,7 +6,7 @@ import enum
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -24,6 +24,10 @@ class Memory(enum.Flag):
     """Which tensors share memory, because the program writes to some of them."""
     PLACES = enum.auto()
     """The storage offset of each tensor, because `as_strided` uses absolute offsets."""
+
+
+# Of each tensor: shape, dtype and so on.
+Looks: TypeAlias = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,34 @@ class Call:
     def tensors(self) -> list[torch.Tensor]:
         """All tensors, arguments first."""
         return [*self.given, *self.held]
+
+    @property
+    def looks(self) -> Looks:
+        """What can be said of the call without keeping its tensors."""
+        return [dict(zip(_LOOKED_AT, _LOOKS(each), strict=True)) for each in self.tensors]
+
+    def difference(self, before: Looks, has_symbols: bool) -> str:
+        """How this call differs from an earlier one, in words.
+
+        `has_symbols`: a size that changed is a symbol from now on.
+        """
+        if len(self.looks) != len(before):
+            return f"{len(self.looks)} tensors, were {len(before)}"
+        for place, (now, then) in enumerate(zip(self.looks, before, strict=True)):
+            what = f"tensor {place}" if place < len(self.given) else f"closed-over tensor {place}"
+            shape, last = now["shape"], then["shape"]
+            for name in _LOOKED_AT[1:]:
+                if now[name] != then[name]:
+                    return f"{what}: {name} {now[name]}, was {then[name]}"
+            if len(shape) != len(last):
+                return f"{what}: {len(shape)} dimensions, was {len(last)}"
+            for axis in range(len(shape)):
+                if shape[axis] != last[axis]:
+                    symbol = "; a symbol from now on" if has_symbols and shape[axis] > 1 else ""
+                    return (
+                        f"{what}: size {shape[axis]} in dimension {axis}, was {last[axis]}{symbol}"
+                    )
+        return "strides, arguments that are no tensors, or modes of torch are other ones"
 
 
 def look_at(
@@ -95,7 +127,8 @@ def _layout(tensor: torch.Tensor) -> Any:
 
 
 # What tensors of one kind have in common, besides their strides.
-_LOOKS = attrgetter("shape", "dtype", "device", "requires_grad", "layout")
+_LOOKED_AT = ("shape", "dtype", "device", "requires_grad", "layout")
+_LOOKS = attrgetter(*_LOOKED_AT)
 _WITHOUT_SHAPE = attrgetter("dtype", "device", "requires_grad", "layout")
 
 

@@ -17,11 +17,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from adjoint import observing
 from adjoint.errors import CaptureError, FallbackWarning, OutsideLevelError
+from adjoint.graph.boundary import location_of_function
+from adjoint.observing import Compilation, Fallback, timed_compilation
 from adjoint.runtime.specializations import Specializations
 from adjoint.torch_private.dynamo import COMPILING
 from adjoint.transforms.fingerprint import Fingerprint, owner_of
-from adjoint.transforms.kinds import Call, Memory, look_at, without_sizes
+from adjoint.transforms.kinds import Call, Looks, Memory, look_at, without_sizes
 from adjoint.transforms.reachable import Same
 
 # Meanings of functions with one code object for which programs are kept.
@@ -71,6 +74,8 @@ class Programs:
         self._are_shared = True
         """Whether all programs are shared; if not, the function is part of every key."""
         self._misses = 0
+        self._last: Looks | None = None
+        """The call that the latest program was made for."""
 
     def find(
         self, make: Make, look: Fingerprint, args: Any, kwargs: Any, dynamic: bool | None
@@ -118,7 +123,7 @@ class Programs:
         if kind.failed is not None:
             raise kind.failed
         try:
-            with look.undone():
+            with look.undone(), timed_compilation(self._compilation(look, kind, call)):
                 program = kind.made(make, call)
         except CaptureError as error:
             if error.depends_on_data:
@@ -126,7 +131,14 @@ class Programs:
             raise
         self._misses += 1
         kind.programs.append(program)
+        self._last = call.looks
         return program
+
+    def _compilation(self, look: Fingerprint, kind: _Kind, call: Call) -> Compilation:
+        """What those who watch are told of a program."""
+        place = location_of_function(look.function)
+        reason = "" if self._last is None else call.difference(self._last, kind.has_symbols)
+        return Compilation(place.op, "transform", place.source, reason)
 
     def _kind(self, call: Call, dynamic: bool | None) -> _Kind:
         key = without_sizes(call)
@@ -150,6 +162,11 @@ class _Kind:
         self._may_change = dynamic is not False
         self.failed: CaptureError | None = None
         """The refusal to capture a function that depends on data; it is raised again."""
+
+    @property
+    def has_symbols(self) -> bool:
+        """Whether a size that has changed is a symbol in the next program."""
+        return self._may_change
 
     def learn(self, call: Call) -> None:
         """Mark the sizes that differ from the first call's as symbols."""
@@ -226,8 +243,6 @@ def tell(function: Any, error: Exception) -> None:
     except TypeError:
         pass
     name = getattr(function, "__qualname__", type(function).__name__)
-    warnings.warn(
-        f"torch.func takes over for {name}: {error}",
-        FallbackWarning,
-        stacklevel=3,
-    )
+    message = f"torch.func takes over for {name}: {error}"
+    observing.tell(Fallback(message, getattr(error, "source", None)))
+    warnings.warn(message, FallbackWarning, stacklevel=3)

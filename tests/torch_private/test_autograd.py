@@ -110,3 +110,10 @@ def test_what_was_reached_is_for_some_runs(monkeypatch: pytest.MonkeyPatch) -> N
 def test_only_the_error_about_leaves_is_an_answer() -> None:
     with pytest.raises(RuntimeError, match="backward pass"):
         autograd.ReachedNodes().that_run([torch.ones(1, requires_grad=True).exp().grad_fn], 0)
+
+
+def test_leaves_are_found_through_the_history_of_results() -> None:
+    x, w = torch.rand(3, requires_grad=True), torch.rand(3, requires_grad=True)
+    unused = torch.rand(3, requires_grad=True)
+    found = autograd.leaves_of_history([(x * w).sum(), (x.sin() + unused.detach()).sum()])
+    assert {id(each) for each in found} == {id(x), id(w)}

@@ -41,6 +41,8 @@ class Portion:
     """The slots whose values it takes, after the inputs of the plan."""
     gives: tuple[int, ...]
     """The slots whose values it returns."""
+    reads: frozenset[int]
+    """The slots that it reads, inputs of the plan included."""
 
     def arguments(self, inputs: Sequence[Any], values: dict[int, Any]) -> list[Any]:
         """What the program is called with."""
@@ -110,7 +112,7 @@ def _portion(plan: Plan, steps: tuple[Step, ...], known: set[int], load: Load) -
         plan.gives_back,
         plan.streams,
     )
-    return Portion(steps, load(alone), takes, tuple(writes))
+    return Portion(steps, load(alone), takes, tuple(writes), frozenset(reads))
 
 
 def _unchecked(step: Step) -> Step:
