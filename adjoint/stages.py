@@ -156,7 +156,8 @@ def observe(
     """
     if resets:
         torch.compiler.reset()
-    backend = partial(adjoint, observer=observer)
+    backend: Any = partial(adjoint, observer=observer)
+    backend.__name__ = "adjoint"  # By which Dynamo's frames are known as ours.
     compiled = torch.compile(
         function, backend=backend, dynamic=dynamic or None, options=dict(options or {})
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ def of_explanation(explanation: Explanation) -> dict[str, Any]:
     numbers = {kernel.name: place for place, kernel in enumerate(kernels)}
     regions = _Regions(explanation.graphs)
     graphs = [_graph(each, lines, numbers, regions) for each in explanation.graphs]
-    return {
+    found = {
         "function": explanation.function,
         "order": explanation.order,
         "stages": [asdict(each) for each in explanation.stages],
@@ -40,6 +41,9 @@ def of_explanation(explanation: Explanation) -> dict[str, Any]:
         "lines": [asdict(each) for each in lines.known],
         "files": dict(explanation.files),
     }
+    # Tuples become lists, as in a file.
+    plain: dict[str, Any] = json.loads(json.dumps(found))
+    return plain
 
 
 def of_fallback(fallback: Fallback) -> dict[str, Any]:
