@@ -12,7 +12,7 @@ from adjoint.atlas.languages import language_of
 from adjoint.atlas.reading import Text, licence_of, read
 from adjoint.atlas.tree import Entry
 
-VERSION = 2
+VERSION = 3
 """Grows with every change to what facts say, so that stored facts are made anew."""
 
 

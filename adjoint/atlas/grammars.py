@@ -2,7 +2,8 @@
 
 A capture is the kind of name that a node defines, or one of these: `import`, `use`, `call`, `local`
 (what a function declares for itself), `block` (a statement that nests), `container` (qualifies
-names without being one), `message` (holds the text of an error), or a key of `NOTES`.
+names without being one), `message` (holds the text of an error), a key of `NOTES`, or a node whose
+children decide the kind: `declaration`, `binding`, `parameter`.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ _TYPESCRIPT = (
 [(internal_module) (module)] @namespace
 [(method_signature) (abstract_method_signature)] @method
 (property_signature) @field
+[(required_parameter) (optional_parameter)] @parameter
 (type_identifier) @use
 ((as_expression) @assertion (#not-match? @assertion "as const$"))
 (non_null_expression) @assertion

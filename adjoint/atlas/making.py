@@ -37,7 +37,7 @@ from adjoint.atlas.tree_pages import (
 )
 from adjoint.atlas.work import Setting, Workers, documented, summarized
 
-VERSION = 1
+VERSION = 2
 """Grows with every change to what pages look like, so that they are written again."""
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 
+from adjoint.atlas.cycles import cycles_of
 from adjoint.atlas.document import (
     Block,
+    Bullets,
     Drawing,
     Heading,
     Link,
@@ -24,6 +26,8 @@ from adjoint.atlas.summaries import Summary, first_sentence
 MAX_MODULES = 36
 """How many boxes a reader can take in."""
 
+MAX_IN_A_ROW = 9
+
 _WIDTH, _HEIGHT, _GAP, _ROW = 132, 30, 14, 84
 
 
@@ -40,7 +44,8 @@ def map_page(
         for file in files:
             if home[file] != home[path]:
                 edges[home[path]].add(home[file])
-    levels = _levels(edges)
+    cycles = cycles_of({module: sorted(edges[module]) for module in modules})
+    levels = _levels(edges, cycles)
     users: dict[str, set[str]] = {module: set() for module in modules}
     for module, found in edges.items():
         for each in found:
@@ -55,14 +60,21 @@ def map_page(
         )
         for module in order
     )
-    blocks: tuple[Block, ...] = (
+    blocks: list[Block] = [
         Heading(1, ("Map of modules",), ""),
         Paragraph(("A module imports from those below it. ", Link("The tree", "index"), ".")),
         Paragraph(("The drawing leaves out imports that follow from others.",)),
-        Drawing(_drawing(order, edges, levels)),
+        Drawing(_drawing(order, edges, levels, cycles)),
         Table(("Module", "Purpose", "Imports", "Imported by"), rows),
-    )
-    return Page("map", "Map of modules", blocks)
+    ]
+    circles = [each for module, each in sorted(cycles.items()) if each[0] == module and each[1:]]
+    if circles:
+        lists = tuple(joined(map(_link, each)) for each in circles)
+        about = (
+            "These modules import each other, directly or through others, and stand side by side:"
+        )
+        blocks[2:2] = [Paragraph((about,)), Bullets(lists)]
+    return Page("map", "Map of modules", tuple(blocks))
 
 
 def _modules(paths: list[str]) -> list[str]:
@@ -103,54 +115,58 @@ def _link(module: str) -> Link:
     return Link(module, docs_page(module), is_code=True)
 
 
-def _levels(edges: Mapping[str, set[str]]) -> dict[str, int]:
-    """How far each module is above the lowest; modules in a cycle count as one step."""
+def _levels(edges: Mapping[str, set[str]], cycles: Mapping[str, list[str]]) -> dict[str, int]:
+    """How far each module is above the lowest; modules that import each other are level."""
     levels: dict[str, int] = {}
-    on_the_way: set[str] = set()
-
-    def level(module: str) -> int:
-        if module in levels:
-            return levels[module]
-        on_the_way.add(module)
-        below = [level(each) for each in sorted(edges[module]) if each not in on_the_way]
-        on_the_way.discard(module)
-        levels[module] = max(below, default=-1) + 1
-        return levels[module]
-
-    for module in sorted(edges):
-        level(module)
+    for module, cycle in cycles.items():  # What a module imports comes before it.
+        if module not in levels:
+            outside = {each for member in cycle for each in edges[member]} - set(cycle)
+            level = max((levels[each] for each in outside), default=-1) + 1
+            levels.update(dict.fromkeys(cycle, level))
     return levels
 
 
-def _drawing(order: list[str], edges: Mapping[str, set[str]], levels: Mapping[str, int]) -> str:
+def _drawing(
+    order: list[str],
+    edges: Mapping[str, set[str]],
+    levels: Mapping[str, int],
+    cycles: Mapping[str, list[str]],
+) -> str:
     connected = [each for each in order if edges[each] or any(each in e for e in edges.values())]
     if not connected:
         return ""
-    rows: dict[int, list[str]] = {}
+    by_level: dict[int, list[str]] = {}
     for module in connected:
-        rows.setdefault(levels[module], []).append(module)
-    widest = max(len(row) for row in rows.values())
+        by_level.setdefault(levels[module], []).append(module)
+    rows = [
+        row[at : at + MAX_IN_A_ROW]
+        for _, row in sorted(by_level.items(), reverse=True)
+        for at in range(0, len(row), MAX_IN_A_ROW)
+    ]
+    widest = max(len(row) for row in rows)
     width = widest * (_WIDTH + _GAP) + _GAP
     places: dict[str, tuple[int, int]] = {}
-    for number, level in enumerate(sorted(rows, reverse=True)):
-        row = rows[level]
+    for number, row in enumerate(rows):
         start = (width - len(row) * (_WIDTH + _GAP) + _GAP) // 2
         for column, module in enumerate(row):
             places[module] = (start + column * (_WIDTH + _GAP), _GAP + number * _ROW)
     height = _GAP + len(rows) * _ROW - (_ROW - _HEIGHT) + _GAP
     parts = [f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img">']
-    parts += [_arrow(places[a], places[b]) for a, b in _direct(connected, edges)]
+    parts += [_arrow(places[a], places[b]) for a, b in _direct(connected, edges, cycles)]
     parts += [_box(module, *places[module]) for module in connected]
     return "".join([*parts, "</svg>"])
 
 
-def _direct(modules: list[str], edges: Mapping[str, set[str]]) -> Iterator[tuple[str, str]]:
-    """The imports that do not follow from others: a reader can see the rest by following lines."""
+def _direct(
+    modules: list[str], edges: Mapping[str, set[str]], cycles: Mapping[str, list[str]]
+) -> Iterator[tuple[str, str]]:
+    """The imports that do not follow from others, and are not within a cycle."""
     reached = {module: _reached(module, edges) for module in modules}
     for module in modules:
-        for each in sorted(edges[module]):
-            others = edges[module] - {each}
-            if not any(each in reached[other] and module not in reached[other] for other in others):
+        outside = {each for m in cycles[module] for each in edges[m]} - set(cycles[module])
+        for each in sorted(edges[module] & outside):
+            others = outside - set(cycles[each])
+            if not any(each in reached[other] for other in others):
                 yield module, each
 
 
@@ -167,8 +183,6 @@ def _reached(module: str, edges: Mapping[str, set[str]]) -> set[str]:
 def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
     x1, y1 = start[0] + _WIDTH // 2, start[1] + _HEIGHT
     x2, y2 = end[0] + _WIDTH // 2, end[1]
-    if y2 < y1:  # Against the levels: part of a cycle.
-        y1, y2 = start[1], end[1] + _HEIGHT
     middle = (y1 + y2) // 2
     return f'<path d="M{x1} {y1}C{x1} {middle} {x2} {middle} {x2} {y2}"/>'
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from adjoint.atlas.cycles import cycles_of
 from adjoint.atlas.history import Change, History
 from adjoint.atlas.languages import C_FAMILY, is_test
 from adjoint.atlas.names import Names
@@ -85,7 +86,7 @@ def references(
             if file != path:
                 importers[file].append(Site(path, line))
     used = _Used(summaries, meanings)
-    cycles = _cycles(imported)
+    cycles = cycles_of(imported)
     reached_by = _dependents(importers, cycles)
     elsewhere = _elsewhere(summaries, names)
     found_references = {}
@@ -207,51 +208,6 @@ def _elsewhere(summaries: Mapping[str, Summary], names: Names) -> dict[str, dict
                 if other != path and related:
                     found.setdefault(path, {}).setdefault(name, []).append(Site(other, line))
     return found
-
-
-def _cycles(imported: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """For each file, the files of its strongly connected component (Tarjan, without recursion)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    open_files: list[str] = []
-    is_open: set[str] = set()
-    found: dict[str, list[str]] = {}
-    for root in imported:
-        if root in index:
-            continue
-        work = [(root, iter(imported[root]))]
-        index[root] = low[root] = len(index)
-        open_files.append(root)
-        is_open.add(root)
-        while work:
-            path, rest = work[-1]
-            following = next((each for each in rest if each not in index or each in is_open), None)
-            if following is None:
-                work.pop()
-                if work:
-                    above = work[-1][0]
-                    low[above] = min(low[above], low[path])
-                if low[path] == index[path]:
-                    _close(path, open_files, is_open, found)
-            elif following in index:
-                low[path] = min(low[path], index[following])
-            else:
-                index[following] = low[following] = len(index)
-                open_files.append(following)
-                is_open.add(following)
-                work.append((following, iter(imported[following])))
-    return found
-
-
-def _close(
-    path: str, open_files: list[str], is_open: set[str], found: dict[str, list[str]]
-) -> None:
-    place = open_files.index(path)
-    component = sorted(open_files[place:])
-    del open_files[place:]
-    is_open.difference_update(component)
-    for each in component:
-        found[each] = component
 
 
 def _dependents(

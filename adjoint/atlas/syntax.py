@@ -15,7 +15,7 @@ from adjoint.atlas.comments import comment_before, leading_comment
 from adjoint.atlas.facts import HEADINGS, Facts, Import, Message, Note, Symbol, Use, owner
 from adjoint.atlas.grammars import CALLS, FAILING, FAMILY, GRAMMARS, NOTES, RESERVED
 from adjoint.atlas.languages import C_FAMILY
-from adjoint.atlas.macros import without_conditions, without_macros
+from adjoint.atlas.macros import without_alternatives, without_conditions, without_macros
 from adjoint.atlas.requests import imports_of, required
 from adjoint.atlas.shortening import (
     LONG_CALL_CHARACTERS,
@@ -31,6 +31,8 @@ _BODIES = frozenset({"compound_statement", "statement_block", "block", "function
 _CONTAINERS = frozenset(
     {"class", "struct", "union", "namespace", "interface", "trait", "container"}
 )
+_SEVERAL_KINDS = frozenset({"declaration", "binding", "container", "parameter"})
+_OWNED_MARKS = frozenset({"accessibility_modifier", "override_modifier", "readonly"})
 _LOCAL_KINDS = frozenset({"declaration", "binding", "constant", "variable", "type"})
 _NAME = re.compile(r"#?(?:[\w$]+::)*(?:~?[\w$]+|operator\b.+)")
 _CHAIN = re.compile(r"[\w$]+(?:(?:\.|::)[\w$~]+)*")
@@ -109,7 +111,12 @@ def _best(content: bytes, language: str) -> tuple[str, Node]:
     if not root.has_error:
         return language, root
     found = [(_error_bytes(root), language, root)]
-    others = [(strays, language, content), (0, language, without_conditions(plain))]
+    first = without_alternatives(plain)
+    others = [
+        (strays, language, content),
+        (0, language, without_conditions(plain)),
+        (first.count(b" ") - plain.count(b" "), language, first),
+    ]
     others += [(0, "C++", plain)] if language == "C" else []
     for penalty, other, text in others:
         root = _parser(other)[0].parse(text).root_node
@@ -174,7 +181,7 @@ class _Walk:
 
     def _definitions(self) -> Iterator[_Definition]:
         for capture, nodes in self.captures.items():
-            if capture not in HEADINGS and capture not in {"declaration", "binding", "container"}:
+            if capture not in HEADINGS and capture not in _SEVERAL_KINDS:
                 continue
             for node in nodes:
                 if capture in _LOCAL_KINDS and _is_local(node):
@@ -195,8 +202,8 @@ class _Walk:
                         yield self._declared(node, each, in_class), name
             case "binding":
                 name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
-                if name is not None and name.type == "identifier":
-                    yield _bound_kind(node, value), name
+                for each in _bound(name):
+                    yield _bound_kind(node, value), each
             case "container":
                 name = node.child_by_field_name("type")
                 if name is not None:
@@ -215,6 +222,13 @@ class _Walk:
                 for each in node.children_by_field_name("name"):
                     if each.type == "identifier":
                         yield capture, each
+            case "field" if self.language == "Go":
+                names = node.children_by_field_name("name") or _embedded(node)
+                yield from ((capture, each) for each in names)
+            case "parameter":
+                name = node.child_by_field_name("pattern")
+                if name is not None and any(c.type in _OWNED_MARKS for c in node.children):
+                    yield "field", name
             case _:
                 name = declarators.name_node(node)
                 if name is not None:
@@ -394,7 +408,7 @@ def _bare(name: Node) -> str:
     if name.type != "operator_name" and "operator" not in text:
         while (shorter := re.sub(r"<[^<>]*>", "", text)) != text:
             text = shorter
-    return re.sub(r"\s*(::)\s*", r"\1", " ".join(text.split()))
+    return re.sub(r"\s*(::)\s*|(?<=operator) (?=\W)", r"\1", " ".join(text.split()))
 
 
 def _is_local(node: Node) -> bool:
@@ -426,6 +440,22 @@ def _in_class(node: Node) -> bool:
     return around.type in {"field_declaration_list", "class_body", "interface_body"}
 
 
+def _bound(pattern: Node | None) -> Iterator[Node]:
+    """The names that `name`, `{name, key: name}` or `[name]` of JavaScript binds."""
+    if pattern is None:
+        return
+    match pattern.type:
+        case "identifier" | "shorthand_property_identifier_pattern":
+            yield pattern
+        case "pair_pattern":
+            yield from _bound(pattern.child_by_field_name("value"))
+        case "assignment_pattern" | "object_assignment_pattern":
+            yield from _bound(pattern.child_by_field_name("left"))
+        case "object_pattern" | "array_pattern" | "rest_pattern":
+            for each in pattern.named_children:
+                yield from _bound(each)
+
+
 def _bound_kind(node: Node, value: Node | None) -> str:
     """What `const name = value` of JavaScript defines."""
     if value is not None and value.type in {"arrow_function", "function_expression"}:
@@ -433,6 +463,15 @@ def _bound_kind(node: Node, value: Node | None) -> str:
     declaration = node.parent
     is_constant = declaration is not None and _text(declaration).startswith("const")
     return "constant" if is_constant else "variable"
+
+
+def _embedded(node: Node) -> list[Node]:
+    """The last name of the type of a field of Go that has no other name."""
+    meaning = node.child_by_field_name("type")
+    while meaning is not None and meaning.type in {"generic_type", "qualified_type"}:
+        field = "type" if meaning.type == "generic_type" else "name"
+        meaning = meaning.child_by_field_name(field)
+    return [] if meaning is None else [meaning]
 
 
 def _has_anonymous_fields(node: Node) -> bool:

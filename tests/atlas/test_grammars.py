@@ -10,7 +10,7 @@ from adjoint.atlas.grammars import CALLS, FAMILY, GRAMMARS, NOTES
 from tests.atlas_trees import needs_parsers
 
 MEANINGS = {"import", "use", "call", "construction", "local", "block", "container", "message"}
-DEFINED_BY_RULES = {"declaration", "binding"}
+DEFINED_BY_RULES = {"declaration", "binding", "parameter"}
 
 
 @pytest.mark.parametrize("language", GRAMMARS)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from adjoint.atlas.cycles import cycles_of
 from adjoint.atlas.document import Drawing
 from adjoint.atlas.map_page import MAX_MODULES, _direct, _levels, _modules, map_page
 from adjoint.atlas.markdown import rendered
@@ -15,9 +16,22 @@ def test_modules_are_opened_while_they_fit() -> None:
     assert len(found) <= MAX_MODULES
 
 
-def test_levels_go_up_with_imports_and_survive_cycles() -> None:
-    assert _levels({"a": {"b"}, "b": {"c"}, "c": set()}) == {"c": 0, "b": 1, "a": 2}
-    assert set(_levels({"a": {"b"}, "b": {"a"}})) == {"a", "b"}
+CYCLE = {"a": {"b", "c", "d"}, "b": {"a", "c"}, "c": {"d"}, "d": set[str]()}
+
+
+def test_levels_go_up_with_imports_and_are_the_same_in_a_cycle() -> None:
+    edges = {"a": {"b"}, "b": {"c"}, "c": set[str]()}
+    assert _levels(edges, cycles_of(edges)) == {"c": 0, "b": 1, "a": 2}
+    assert _levels(CYCLE, cycles_of(CYCLE)) == {"d": 0, "c": 1, "a": 2, "b": 2}
+
+
+def test_a_cycle_is_said_to_be_one() -> None:
+    imported = {"a.py": ["b.py"], "b.py": ["a.py", "c.py"], "c.py": []}
+    page = map_page(summaries_of(dict.fromkeys(imported, "x = 1\n")), imported, {})
+    assert "- [`a.py`](a.py_docs.md), [`b.py`](b.py_docs.md)\n" in rendered(page)
+    (drawing,) = (block for block in page.blocks if isinstance(block, Drawing))
+    assert drawing.svg.count("<path") == 1
+    assert "import each other" not in rendered(map_page(summaries_of({}), {}, {}))
 
 
 def test_the_map_has_both_directions() -> None:
@@ -32,7 +46,7 @@ def test_the_map_has_both_directions() -> None:
 
 
 def test_imports_that_follow_from_others_have_no_line() -> None:
-    edges = {"a": {"b", "c"}, "b": {"c"}, "c": set()}
-    assert list(_direct(["a", "b", "c"], edges)) == [("a", "b"), ("b", "c")]
-    around = {"a": {"b", "c"}, "b": {"a", "c"}, "c": set()}
-    assert ("a", "b") in list(_direct(["a", "b", "c"], around))
+    edges = {"a": {"b", "c"}, "b": {"c"}, "c": set[str]()}
+    assert list(_direct(list("abc"), edges, cycles_of(edges))) == [("a", "b"), ("b", "c")]
+    found = list(_direct(list("abcd"), CYCLE, cycles_of(CYCLE)))
+    assert found == [("a", "c"), ("b", "c"), ("c", "d")]

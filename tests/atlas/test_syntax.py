@@ -247,3 +247,45 @@ def test_what_cannot_be_parsed_is_named_and_the_rest_is_found() -> None:
     found = facts("int f(void) { return 0; }\n@@ nothing @@;\nint g(void) { return 1; }\n", "C")
     assert "first in line 2" in found.problems[0]
     assert {symbol.name for symbol in found.symbols} >= {"f", "g"}
+
+
+def test_fields_of_go_are_named_by_their_types_too() -> None:
+    source = "package p\n\ntype T struct {\n\ta, b int\n\tio.Reader\n\t*Other\n\tList[int]\n}\n"
+    found = kinds(source, "Go")
+    fields = {name: line for name, (kind, line) in found.items() if kind == "field"}
+    assert fields == {"T.a": 4, "T.b": 4, "T.Reader": 5, "T.Other": 6, "T.List": 7}
+
+
+def test_a_parameter_with_an_access_is_a_field_of_typescript() -> None:
+    source = "class A {\n  constructor(private readonly x: number, y: string, public z?: B) {}\n}\n"
+    found = kinds(source, "TypeScript")
+    assert {name for name, (kind, _) in found.items() if kind == "field"} == {"A.x", "A.z"}
+
+
+def test_branches_that_open_the_same_class_are_read_one_at_a_time() -> None:
+    source = """
+#ifdef A
+struct X : Y {
+  API_MARK X() = default;
+#else
+struct API_MARK X : Y {
+#endif
+  int f() const;
+  int field;
+};
+"""
+    found = kinds(source, "C++")
+    assert found["X"] == ("struct", 3)
+    assert found["X::f"] == ("method", 8)
+    assert found["X::field"] == ("field", 9)
+
+
+def test_an_operator_has_one_name_however_it_is_spaced() -> None:
+    source = "struct A {};\nA operator + (A a, A b);\nA operator-(A a, A b);\n"
+    assert {"operator+", "operator-"} <= kinds(source, "C++").keys()
+
+
+def test_names_in_patterns_of_javascript_are_bound() -> None:
+    source = "const {a, b: c, d = 1, ...e} = f;\nlet [g, , {h}] = i;\n"
+    found = {name: kind for name, (kind, _) in kinds(source, "JavaScript").items()}
+    assert found == {**dict.fromkeys("acde", "constant"), "g": "variable", "h": "variable"}
