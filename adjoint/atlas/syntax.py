@@ -404,11 +404,11 @@ def _bare(name: Node) -> str:
     if name.type == "operator_cast":
         kind = name.child_by_field_name("type")
         return f"operator {_text(kind)}" if kind is not None else ""
-    text = _text(name)
-    if name.type != "operator_name" and "operator" not in text:
-        while (shorter := re.sub(r"<[^<>]*>", "", text)) != text:
-            text = shorter
-    return re.sub(r"\s*(::)\s*|(?<=operator) (?=\W)", r"\1", " ".join(text.split()))
+    owners, operator, sign = re.split(r"(\boperator\b|$)", _text(name), maxsplit=1)
+    while (shorter := re.sub(r"<[^<>]*>", "", owners)) != owners:
+        owners = shorter
+    text = " ".join(f"{owners}{operator}{sign}".split())
+    return re.sub(r"\s*(::)\s*|(?<=operator) (?=\W)", r"\1", text)
 
 
 def _is_local(node: Node) -> bool:

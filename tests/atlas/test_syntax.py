@@ -283,6 +283,9 @@ struct API_MARK X : Y {
 def test_an_operator_has_one_name_however_it_is_spaced() -> None:
     source = "struct A {};\nA operator + (A a, A b);\nA operator-(A a, A b);\n"
     assert {"operator+", "operator-"} <= kinds(source, "C++").keys()
+    outside = "template <class T>\nA<T>& A<T>::operator=(const A<T>& other) { return *this; }\n"
+    assert kinds(outside, "C++") == {"A::operator=": ("function", 2)}
+    assert "operator<<" in kinds("A& operator<<(A& a, int b);\n", "C++")
 
 
 def test_names_in_patterns_of_javascript_are_bound() -> None:
