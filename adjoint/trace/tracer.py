@@ -233,6 +233,8 @@ class Tracer(TorchDispatchMode):
             )
         if op.namespace == "prim" or op in _QUERIES:
             return call_user_code(op, *args, **kwargs)
+        if op is aten._efficientzerotensor.default:
+            op = aten.zeros.default  # A view of a fake ZeroTensor is not a fake (torch 2.13).
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self._constant(op, args[0])
         args, kwargs = trees.map_leaves(self.known, (args, kwargs))
