@@ -72,7 +72,7 @@ class SizedPrograms:
         # What draws random numbers or has effects cannot be run again.
         self._is_checked = is_impure_graph(graph_module.graph)
         self._refused: Specializations[tuple[int, ...], bool] = Specializations(MAX_REFUSED_SIZES)
-        """Sizes that there is no native program for."""
+        """Sizes that there is no native program for, or that it cannot be bound to."""
         self.forgets_histories = self._general is not None and self._general.forgets_histories
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
@@ -105,23 +105,26 @@ class SizedPrograms:
         return results
 
     def _give_up(self, program: PlanProgram, inputs: list[Any], error: BindingFailed) -> None:
-        """Run op by op from now on."""
+        """Run op by op for these sizes from now on."""
         if program.plan.streams:
             inputs.pop()
         assert isinstance(error.__cause__, Exception)
-        warn_of_failure(error.__cause__, self.graph_module, reported=self._reported)
-        self._general, self._is_native = None, False
+        sizes = self._sizing.of(inputs)
+        otherwise = f"runs op by op for sizes {shown(sizes)}" if sizes else "runs op by op"
+        warn_of_failure(error.__cause__, self.graph_module, otherwise, self._reported)
+        self._refused.add(tuple(sizes.values()), True)
+        self._general = None  # It is looked for in every call, after the sizes that are refused.
 
     def _program_for(self, inputs: Sequence[Any]) -> PlanProgram | None:
         if not self._is_native:
             return None
         sizes = self._sizing.of(inputs)
-        version = self._versions.find(sizes)
-        if version is not None:
-            return version.value
         key = tuple(sizes.values())
         if key in self._refused:
             return None
+        version = self._versions.find(sizes)
+        if version is not None:
+            return version.value
         with compiling(), self._during("lowering", self.graph_module):
             version = self._versions.find(sizes)
             program = self._compiled(sizes) if version is None else version.value

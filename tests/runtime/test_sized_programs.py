@@ -17,6 +17,7 @@ from adjoint.graph.sizes import NotResizable
 from adjoint.loops.plan import Plan
 from adjoint.lower.planning import lower
 from adjoint.runtime import sized_programs, specializations
+from adjoint.runtime.plans import binding
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.sized_programs import MAX_SIZE_VERSIONS, SizedPrograms
 from tests.lowering import native_program
@@ -137,3 +138,24 @@ def test_nothing_native_is_run_op_by_op_silently() -> None:
     (result,) = SizedPrograms(graph(lambda x: x.sort(1).values, x), native_program)(inputs)
     torch.testing.assert_close(result, x.sort(1).values)
     assert inputs == []
+
+
+def test_sizes_that_cannot_be_bound_run_op_by_op_and_others_do_not() -> None:
+    run = SizedPrograms(graph(double_sine, torch.rand(6)), native_program)
+    bind = binding.Binding.bind
+
+    def stiff(self: binding.Binding, sizes: tuple[int, ...]) -> None:
+        if 9 in sizes:
+            raise ArithmeticError("nine")
+        bind(self, sizes)
+
+    with mock.patch.object(binding.Binding, "bind", stiff):
+        with pytest.warns(FallbackWarning, match=r"runs op by op for sizes \w+=9: .*nine"):
+            assert_right(run, [9])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert_right(run, [9])
+            with op_by_op_is_an_error():
+                assert_right(run, [6, 8, 300])
+                with pytest.raises(AssertionError, match="op by op"):
+                    run([torch.rand(9)])

@@ -187,7 +187,7 @@ class NativeBinding(Binding):
     def _execute(self, code: tuple[Callable[..., int], Words]) -> None:
         run, _ = code
         if run(0):
-            raise Undefined("a size is divided by zero")
+            raise Undefined("a size is divided by zero, or does not fit into memory")
 
     def _compute_addresses(self) -> None:
         for slot, address in self.host.views.items():

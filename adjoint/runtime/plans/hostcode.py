@@ -15,7 +15,13 @@ from typing import TypeAlias
 import sympy
 
 from adjoint.loops.plan import Size
-from adjoint.runtime.plans.layout import Lifetime, assign_offsets, events_of, placing_order
+from adjoint.runtime.plans.layout import (
+    MAX_BYTES,
+    Lifetime,
+    assign_offsets,
+    events_of,
+    placing_order,
+)
 from adjoint.torch_private import symbols
 
 
@@ -38,7 +44,7 @@ Instruction: TypeAlias = tuple[Op, int, int, int]
 
 
 class Undefined(ArithmeticError):
-    """Host code divides by zero."""
+    """Host code divides by zero, or a result does not fit into a word."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +256,10 @@ def execute(code: Sequence[Instruction], words: list[int] | memoryview[int]) -> 
             continue
         if op in (Op.DIV, Op.MOD) and words[b] == 0:
             raise Undefined(f"{words[a]} is divided by zero")
-        words[result] = _FOLDED[op](words[a], words[b])
+        value = _FOLDED[op](words[a], words[b])
+        if not -(2**63) <= value < 2**63:
+            raise Undefined(f"{value} does not fit into 64 bits")
+        words[result] = value
 
 
 def _lay_out(words: list[int] | memoryview[int], table: int) -> None:
@@ -266,6 +275,8 @@ def _lay_out(words: list[int] | memoryview[int], table: int) -> None:
             zip(column(0), column(1), column(2), strict=True)
         )
     }
+    if any(each.size > MAX_BYTES for each in lifetimes.values()):
+        raise Undefined("a temporary is larger than memory")
     offsets, words[total] = assign_offsets(lifetimes, alignment)
     for place, offset in enumerate(column(3)):
         words[offset] = offsets[place]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from adjoint.runtime.cpu.callables import runner
 from adjoint.runtime.plans.hostcode import Op
+from adjoint.runtime.plans.layout import MAX_BYTES
 
 
 class _Function:
@@ -196,7 +197,10 @@ def _best_fit() -> str:
 
 
 def _layout() -> str:
-    """`layout.assign_offsets`, of the table that `HostCode.layout` makes."""
+    """`layout.assign_offsets`, of the table that `HostCode.layout` makes.
+
+    1 if a temporary has more than `MAX_BYTES`.
+    """
     f = _Function("adjoint.layout", "ptr %words, ptr %table")
     n, alignment, goal = f.load("%table", 0), f.load("%table", 1), f.load("%table", 2)
 
@@ -207,6 +211,10 @@ def _layout() -> str:
     size, by_size, offsets, others, placed = map(column, (7, 8, 9, 10, 11))
     with f.loop(n) as block:
         count = f.largest(f.load("%words", f.load(size_at, block)), 1)
+        with f.when(f.binary("icmp sgt", count, MAX_BYTES)):
+            f.result(1)
+            # No block of LLVM goes on behind its end.
+            f.label(f"unreached{f._count}")
         up = f.binary("sub", f.binary("add", count, alignment), 1)
         f.store(f.binary("mul", f.binary("sdiv", up, alignment), alignment), size, block)
     fit = f"call i64 @adjoint.best.fit(i64 {n}, ptr {first}, ptr {last}, ptr {size}, ptr "
@@ -241,7 +249,7 @@ def _layout() -> str:
 
 
 def _interpreter() -> str:
-    """Executes instructions; 0, or one more than the place of one that divides by zero."""
+    """Executes instructions; 0, or one more than the place of one whose result is undefined."""
     f = _Function("adjoint.compute", "ptr %words, i64 %0, ptr %1, ptr %code, i64 %count, i64 %2")
     with f.loop("%count") as place:
         at = f.at("%code", f.binary("mul", place, 4))
@@ -250,24 +258,28 @@ def _interpreter() -> str:
         is_layout = f.binary("icmp eq", op, int(Op.LAYOUT))
         f.go(f"i1 {is_layout}, label %layout, label %arithmetic")
         f.label("layout")
-        f.do(f"call i64 @adjoint.layout(ptr %words, ptr {f.at('%words', x_at)})")
-        f.go("label %next")
+        failed = f.do(f"call i64 @adjoint.layout(ptr %words, ptr {f.at('%words', x_at)})")
+        f.go(f"i1 {f.binary('icmp ne', failed, 0)}, label %undefined, label %next")
         f.label("arithmetic")
         x, y = f.load("%words", x_at), f.load("%words", y_at)
-        simple = {Op.ADD: "add", Op.SUB: "sub", Op.MUL: "mul", Op.MIN: "", Op.MAX: ""}
+        simple = {Op.ADD: "sadd", Op.SUB: "ssub", Op.MUL: "smul", Op.MIN: "", Op.MAX: ""}
         cases = " ".join(f"i64 {int(each)}, label %{each.name}" for each in simple)
         f._lines.append(f"  switch i64 {op}, label %divide [ {cases} ]")
         for each, name in simple.items():
             f.label(each.name)
-            if name:
-                value = f.binary(name, x, y)
-            else:
+            if not name:
                 less = f.binary("icmp slt" if each is Op.MIN else "icmp sgt", x, y)
-                value = f.choose(less, x, y)
-            f.store(value, "%words", result)
-            f.go("label %next")
+                f.store(f.choose(less, x, y), "%words", result)
+                f.go("label %next")
+                continue
+            both = f.do(f"call {{i64, i1}} @llvm.{name}.with.overflow.i64(i64 {x}, i64 {y})")
+            f.store(f.do(f"extractvalue {{i64, i1}} {both}, 0"), "%words", result)
+            overflows = f.do(f"extractvalue {{i64, i1}} {both}, 1")
+            f.go(f"i1 {overflows}, label %undefined, label %next")
         f.label("divide")
-        undefined = f.binary("icmp eq", y, 0)
+        # The quotient of the least number and -1 is beyond 64 bits, too.
+        least = f.both(f.binary("icmp eq", x, -(2**63)), f.binary("icmp eq", y, -1))
+        undefined = f.do(f"or i1 {f.binary('icmp eq', y, 0)}, {least}")
         f.go(f"i1 {undefined}, label %undefined, label %defined")
         f.label("undefined")
         f.result(f.binary("add", place, 1))
@@ -291,5 +303,9 @@ def _interpreter() -> str:
 def interpreter() -> Callable[[int], Callable[..., int]]:
     """Makes callables that execute instructions, described by five words (`callables.py`): the
     address of the words, two that are not used, the address of the code and its length."""
-    text = _best_fit() + _layout() + _interpreter()
+    names = ("sadd", "ssub", "smul")
+    text = "".join(
+        f"declare {{i64, i1}} @llvm.{name}.with.overflow.i64(i64, i64)\n" for name in names
+    )
+    text += _best_fit() + _layout() + _interpreter()
     return runner(text, "adjoint.compute")

@@ -9,6 +9,9 @@ from typing import TypeVar
 # Bytes: kernels load whole cache lines.
 ALIGNMENT = 64
 
+# No temporary can be larger: addresses have 48 bits.  Nor does a sum of sizes overflow then.
+MAX_BYTES = 1 << 48
+
 # Memory that grows is allocated this many times as large, so that growing sizes rarely allocate.
 GROWTH_FACTOR = 1.25
 

@@ -36,7 +36,6 @@ def random_code(rng: random.Random) -> tuple[HostCode, list[Value]]:
     for _ in range(rng.randrange(20)):
         op = rng.choice([each for each in Op if each is not Op.LAYOUT])
         operands: list[Value | int] = [*values, rng.randrange(-5, 9)]
-        # Small numbers: words wrap around, and Python's do not.
         values.append(code.compute(op, rng.choice(values), rng.choice(operands)) % 10007)
     lifetimes = []
     for _ in range(rng.randrange(24)):
@@ -67,3 +66,37 @@ def test_native_code_does_what_python_does(seed: int) -> None:
         used = {result for _, result, _, _ in code.instructions}
         assert [found[index] for index in used] == [expected[index] for index in used]
     assert 0 < undefined < 40
+
+
+LEAST, LARGEST = -(2**63), 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("op", "a", "b"),
+    [
+        (Op.MUL, 2**61, 8),
+        (Op.MUL, LEAST, -1),
+        (Op.ADD, LARGEST, 1),
+        (Op.SUB, LEAST, 1),
+        (Op.DIV, LEAST, -1),
+        (Op.DIV, 3, 0),
+        (Op.MOD, 3, 0),
+    ],
+)
+def test_what_does_not_fit_into_a_word_is_undefined(op: Op, a: int, b: int) -> None:
+    code = HostCode()
+    one, other = code.variable(), code.variable()
+    code.compute(op, one, other)
+    words = [a, b, *code.words[2:]]
+    assert in_python(code, words) is None
+    assert native(code, words) is None
+
+
+@pytest.mark.parametrize("size", [2**48 + 1, 2**62, LARGEST])
+def test_a_temporary_larger_than_memory_is_undefined(size: int) -> None:
+    code = HostCode()
+    value = code.variable()
+    code.layout([(0, 1, value), (0, 1, value), (1, 2, value)], 64)
+    words = [size, *code.words[1:]]
+    assert in_python(code, words) is None
+    assert native(code, words) is None
