@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         CaptureError,
         DifferentiationError,
         FallbackWarning,
+        MismatchError,
         RewriteError,
     )
     from adjoint.explaining import Explanation, explain
@@ -46,6 +47,7 @@ __all__ = [
     "Explanation",
     "FallbackWarning",
     "MemoryReport",
+    "MismatchError",
     "Options",
     "Pass",
     "RewriteError",
@@ -77,6 +79,7 @@ _HOMES = {
         "CaptureError",
         "DifferentiationError",
         "FallbackWarning",
+        "MismatchError",
         "RewriteError",
     ),
     "adjoint.explaining": ("Explanation", "explain"),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from adjoint.checking import Checker
 from adjoint.compiler import compile_graph
 from adjoint.errors import CaptureError, SourceLine
 from adjoint.graph.boundary import capturing, location_of_graph, warn_of_fallback
@@ -88,10 +89,11 @@ def adjoint(
     """Compile what Dynamo captured; `observer` is shown every stage of every order."""
     parsed = _parse(options, mode)
     what = functools.partial(location_of_graph, graph_module)
-    watching = () if observer is None else (observer,)
+    checker = None if parsed.check is None else Checker(parsed)
     try:
         with capturing(what, checked=True):
-            return compile_graph(graph_module, examples, parsed, *watching)
+            entry = compile_graph(graph_module, examples, parsed, observer, checker)
+            return entry if checker is None else checker.beside(entry, in_eager(graph_module))
     except Exception as error:
         if parsed.unsupported != "eager" or not _runs_in_eager(error):
             raise

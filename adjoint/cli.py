@@ -3,7 +3,8 @@
 `adjoint explain` says what the compiler did to a function and how fast that is.  `adjoint capture`
 prints its readable program, `adjoint show --stages` what every stage makes of it.  `adjoint passes`
 lists the passes, `adjoint run-pass` shows what one of them does to a function, and `adjoint bisect`
-finds the one that changes a result.  `adjoint bench` measures a function, or the four standard
+finds the one that changes a result; `adjoint check` finds the op where compiled code and eager
+differ.  `adjoint bench` measures a function, or the four standard
 workloads, against eager torch and other compilers, and `adjoint atlas` documents a source tree or a
 compilation.
 """
@@ -15,16 +16,19 @@ import functools
 import inspect
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from adjoint import bench
 from adjoint.atlas import command as atlas
 from adjoint.bisecting import Bisection
 from adjoint.compiler import Compiler, capture
-from adjoint.errors import CaptureError
+from adjoint.errors import CaptureError, MismatchError
 from adjoint.explaining import explain
+from adjoint.explaining.calling import call
 from adjoint.finding import EXAMPLES, UsageError, called, find
 from adjoint.loops.show import show_plan
+from adjoint.observing import unobserved
 from adjoint.options import Options
 from adjoint.passes import Pass
 from adjoint.pipeline import places
@@ -63,6 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_function(explaining)
     explaining.add_argument("--order", type=int, help="how often to differentiate (default: 1)")
     explaining.add_argument("--out", metavar="FILE", help="write to a file: .json, or text")
+    checking = commands.add_parser("check", help="find the op where compiled and eager differ")
+    _add_function(checking)
+    checking.add_argument("--order", type=int, default=1, help="how often to differentiate")
+    checking.add_argument("--out", metavar="FILE", help="where to write a script that shows it")
+    checking.add_argument(*_OWN_PASSES, **_OWN_PASSES_ARE)
     commands.add_parser("passes", help="list the passes, and what each does")
     running = commands.add_parser("run-pass", help="a function before and after one pass")
     running.add_argument("name", help="the pass, as `adjoint passes` prints it, or one of --passes")
@@ -83,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(_COMMANDS[parsed.command](parsed))
             return 0
         print(_capture(parsed.function, parsed.args, parsed.dynamic, parsed.kernels))
-    except (UsageError, CaptureError, atlas.AtlasError) as error:
+    except (UsageError, CaptureError, MismatchError, atlas.AtlasError) as error:
         print(f"adjoint: {error}", file=sys.stderr)
         return 1
     return 0
@@ -164,7 +173,24 @@ def _explain(parsed: argparse.Namespace) -> str:
     return f"written to {parsed.out}"
 
 
+def _check(parsed: argparse.Namespace) -> str:
+    function, args, kwargs = called(parsed.function, parsed.args)
+    options = {"check": "every", "passes": _own_passes(parsed)}
+    try:
+        call(unobserved, function, args, kwargs, parsed.order, options, parsed.dynamic)
+    except MismatchError as error:
+        if not error.reproduction:
+            raise
+        out = parsed.out or f"reproduction_{parsed.function.rpartition(':')[2]}.py"
+        Path(out).write_text(error.reproduction, encoding="utf-8")
+        print(f"adjoint: a script that shows the difference is in {out}", file=sys.stderr)
+        raise
+    orders = "" if parsed.order == 0 else f", and so are its derivatives to order {parsed.order}"
+    return f"its results are those of eager{orders}"
+
+
 _COMMANDS = {
+    "check": _check,
     "explain": _explain,
     "show": _show,
     "passes": _list_passes,

@@ -60,7 +60,7 @@ from adjoint.runtime.calling import Runnable
 from adjoint.runtime.cpu.memory import cache_bytes
 from adjoint.runtime.cpu.program import MIN_TILE_ROWS
 from adjoint.runtime.entry import EntryPoint
-from adjoint.runtime.executable import Executable
+from adjoint.runtime.executable import Checker, Executable
 from adjoint.runtime.loading import load_program
 from adjoint.runtime.plans.layout import bytes_of_layout
 from adjoint.runtime.plans.program import PlanProgram
@@ -80,10 +80,11 @@ def compile_graph(
     examples: Sequence[Any],
     options: Options,
     observer: Observer | None = None,
-) -> Callable[..., Any]:
-    """Compile a graph of Dynamo's."""
+    checker: Checker | None = None,
+) -> EntryPoint:
+    """Compile a graph of Dynamo's; `checker`: compares gradients with eager's."""
     function = compiled_function()
-    compiler = Compiler(options, observer or unobserved, reported=set(), function=function)
+    compiler = Compiler(options, observer or unobserved, set(), function, checker)
     primal = compiler.captured(graph_module, examples)
 
     def captured_anew(inputs: Sequence[Any]) -> CapturedProgram:
@@ -119,6 +120,8 @@ class Compiler:
     """Failures that the user has been warned of, if this compiler serves one program."""
     function: str = ""
     """The name of what is compiled, for those who watch."""
+    checker: Checker | None = None
+    """Compares gradients with eager's, with the option `check`."""
     _inner: list[float] = field(default_factory=list, compare=False, repr=False)
     """For each running stage, the seconds spent in stages nested in it."""
 
@@ -384,13 +387,25 @@ class Compiler:
         native = partial(self.native, overwrites=overwrites)
         return SizedPrograms(graph_module, native, self.during, self.reported)
 
-    def native(self, graph_module: fx.GraphModule, overwrites: bool = False) -> PlanProgram | None:
+    def lowered(self, graph_module: fx.GraphModule, called: frozenset[str]) -> PlanProgram | None:
+        """The graph as native code in which the nodes `called` are library calls."""
+        passes = extended(POST, "post", self.options.passes)
+        order = order_of_graph(graph_module.graph)
+        return self.native(self._passes(passes, copied(graph_module), order), called=called)
+
+    def native(
+        self,
+        graph_module: fx.GraphModule,
+        overwrites: bool = False,
+        called: frozenset[str] = frozenset(),
+    ) -> PlanProgram | None:
         """The graph as native code for its symbolic sizes; None if it should run op by op.
 
         If kernels draw random numbers, the program takes one more input (`Plan.streams`).
+        `called`: names of nodes that have to be library calls.
         """
         with keeping_in(self.store):
-            return self._native(graph_module, overwrites)
+            return self._native(graph_module, overwrites, called)
 
     @property
     def store(self) -> Store | None:
@@ -399,10 +414,11 @@ class Compiler:
         assert isinstance(limit, int)
         return store_for(cache or False, limit)
 
-    def _native(self, graph_module: fx.GraphModule, overwrites: bool) -> PlanProgram | None:
+    def _native(
+        self, graph_module: fx.GraphModule, overwrites: bool, called: frozenset[str]
+    ) -> PlanProgram | None:
         target = target_of(graph_module, self.options)
         order = order_of_graph(graph_module.graph)
-        called: frozenset[str] = frozenset()
         while (plan := self.plan(graph_module, target, called, overwrites)) is not None:
             kernels = self._stage("emit", order, partial(compile_kernels, plan, target))
             if not kernels.refused:

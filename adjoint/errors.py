@@ -103,6 +103,33 @@ class DifferentiationError(RuntimeError):
         return _message(failure, self.source, self.remedy)
 
 
+class MismatchError(RuntimeError):
+    """Compiled code computed something else than eager torch: which result, op, line and kernel.
+
+        result[0] is 0.84 instead of 0.54 at [2] (relative difference 0.4)
+        the first op that differs is aten.cos.default: 0.84 instead of 0.54 at [2]
+          at model.py:12 in forward: y = torch.cos(x)
+          in kernel fused_cos_mul, which is wrong as soon as it computes this op
+
+    It is raised with the option `check`, by the call or the backward pass that is wrong.
+    """
+
+    def __init__(self, what: str, why: str, op: str = "", source: SourceLine | None = None) -> None:
+        """`what` differs; `why`: lines about the op, pass or kernel that is the cause."""
+        super().__init__(what, why, op, source)
+        self.what = what
+        self.why = why
+        self.op = op
+        self.source = source
+        self.reproduction = ""
+        """A script that shows the difference, if one was found."""
+
+    def __str__(self) -> str:
+        place = "" if self.source is None else f"\n  at {self.source}"
+        first, _, rest = self.why.partition("\n")
+        return f"{self.what}\n{first}{place}" + (f"\n{rest}" if rest else "")
+
+
 class RewriteError(RuntimeError):
     """A rule of a pass is wrong: which rule, which pass, at which node, why, and the user's line.
 

@@ -53,6 +53,11 @@ class Options:
     skip_passes: tuple[str, ...] = ()
     """The names of passes that do not run (`adjoint passes` lists them)."""
 
+    check: Literal["first-call", "every"] | None = None
+    """Whether eager torch runs beside the compiled program, forward and backward at each order, and
+    a difference that rounding does not explain raises `MismatchError`: at the `first-call` of each
+    program, or at `every` call."""
+
     verify: bool = False
     """Whether every graph is verified after each stage and pass that made it."""
 

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from adjoint.cli import main
+from tests.checking.planting import wrong_kernel
 
 MODEL = """
 import torch
@@ -235,3 +237,23 @@ def test_explain_prints_or_writes_a_file(
     assert capsys.readouterr().out.startswith("f, differentiated once\n")
     assert main(["explain", *target, "--order", "0", "--out", str(tmp_path / "f.json")]) == 0
     assert json.loads((tmp_path / "f.json").read_text())["function"] == "f"
+
+
+def test_check_finds_the_op_and_writes_a_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "checked_module.py"
+    source.write_text(
+        "import torch\n\n"
+        "def f(x):\n    y = torch.nn.functional.silu(x) * 2\n    return y.cos().sum()\n"
+    )
+    script = tmp_path / "shown.py"
+    target = [f"{source}:f", "--args", "torch.rand(4)", "--out", str(script)]
+    assert main(["check", *target, "--order", "2"]) == 0
+    assert "its results are those of eager" in capsys.readouterr().out
+    with wrong_kernel(torch.ops.aten.silu.default):
+        assert main(["check", *target]) == 1
+    said = capsys.readouterr().err
+    assert "the first op that differs is aten.silu.default" in said
+    assert "checked_module.py:4 in f: y = torch.nn.functional.silu(x) * 2" in said
+    assert "torch.ops.aten.silu.default" in script.read_text()

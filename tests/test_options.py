@@ -8,8 +8,8 @@ import pytest
 from adjoint.options import Options
 
 NAMES = (
-    "target, unsupported, cuda_graphs, eager_rng, memory_budget, passes, skip_passes, verify, "
-    "progress, cache, cache_limit"
+    "target, unsupported, cuda_graphs, eager_rng, memory_budget, passes, skip_passes, check, "
+    "verify, progress, cache, cache_limit"
 )
 
 

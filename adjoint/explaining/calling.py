@@ -29,7 +29,7 @@ def call(
     """
     args, kwargs = trees.map_leaves(_copied, (tuple(args), dict(kwargs)))
     if isinstance(function, Compiled):
-        return trees.leaves(function.observed(observer)(*args, **kwargs))
+        return trees.leaves(function.observed(observer, options)(*args, **kwargs))
     anew = fresh(function)
     return observe(observer, anew, args, kwargs, order, dynamic, options, resets=False, again=False)
 

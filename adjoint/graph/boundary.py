@@ -23,6 +23,7 @@ from adjoint.errors import (
     CaptureError,
     DifferentiationError,
     FallbackWarning,
+    MismatchError,
     RewriteError,
     SourceLine,
 )
@@ -50,6 +51,7 @@ _PASSED_THROUGH = (
     CaptureError,
     DifferentiationError,
     DynamoError,
+    MismatchError,
     RewriteError,
     MemoryError,
     torch.OutOfMemoryError,

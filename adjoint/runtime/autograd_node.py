@@ -137,6 +137,7 @@ class GradProgram:
         self.derivative = derivative
         self.wrt = wrt
         self.compiler = compiler
+        self.checker = compiler.checker
         self.following = ReachedNodes()
         self._make = make
         self._has_failed = False
@@ -161,6 +162,11 @@ class GradProgram:
     def falls_back(self) -> bool:
         """Whether eager autograd takes over what cannot be differentiated."""
         return self.compiler.options.unsupported == "eager"
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """Whether eager autograd may have to run the graph again."""
+        return self.checker is not None or self.falls_back
 
     @property
     def saved_inputs(self) -> frozenset[int]:
@@ -353,6 +359,38 @@ class GradProgram:
         if not self._has_failed:
             warn_of_fallback(f"eager autograd takes over: {error}", error.source)
             self._has_failed = True
+        return self._eager_gradients(graph_module, kept, cotangents, wanted)
+
+    def check(
+        self,
+        kept: _KeptInputs | None,
+        cotangents: Sequence[tuple[int, Any]],
+        wanted: tuple[int, ...],
+        gradients: Sequence[Any],
+    ) -> None:
+        """Compare gradients with those of eager autograd, if it can run the graph again."""
+        graph_module = self.derivative.graph_module
+        if self.checker is None or not self.checker.wants(self):
+            return
+        if kept is None or kept.have_changed or is_impure_graph(graph_module.graph):
+            return
+
+        def eager() -> list[Any]:
+            composed = self.compiler.composed(graph_module)
+            found = self._eager_gradients(composed, kept, cotangents, wanted)
+            return [found[place] for place in wanted]
+
+        wrt = [self.wrt[place] for place in wanted]
+        found = [gradients[place] for place in wanted]
+        self.checker.gradients(self.derivative, wrt, kept.inputs, cotangents, found, eager)
+
+    def _eager_gradients(
+        self,
+        graph_module: fx.GraphModule,
+        kept: _KeptInputs,
+        cotangents: Sequence[tuple[int, Any]],
+        wanted: tuple[int, ...],
+    ) -> list[Any]:
         with torch.enable_grad():
             # Views, so that autograd stops here even if one input was computed from another.
             inputs = list(kept.inputs)
@@ -391,7 +429,7 @@ class _Node(torch.autograd.Function):
         saved += [outputs[i] for i in derivative.saved_outputs]
         kinds = program.kinds(outputs, saved)
         ctx.program, ctx.sizes = program, sizes
-        ctx.kept = _KeptInputs(inputs) if program.falls_back else None
+        ctx.kept = _KeptInputs(inputs) if program.keeps_inputs else None
         ctx.set_materialize_grads(False)
         if kinds.fixed:
             ctx.mark_non_differentiable(*[outputs[i] for i in kinds.fixed])
@@ -430,6 +468,7 @@ class _Node(torch.autograd.Function):
             for index in ready.of
         ]
         batched = any(map(is_batched, [cotangents[index] for index in given]))
+        checked = [(i, cotangents[i]) for i in given] if program.checker and not batched else None
         del saved, cotangents
         if is_autocast_enabled():
             with without_autocast():
@@ -440,6 +479,8 @@ class _Node(torch.autograd.Function):
             gradients = list(gradients)
             for place in ready.zeros:
                 gradients[place] = zero_cotangent(*following[place])
+        if checked is not None:
+            program.check(ctx.kept, checked, wanted, gradients)
         return (*_NO_TENSORS, *gradients)
 
 

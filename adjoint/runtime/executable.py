@@ -15,11 +15,38 @@ from adjoint.options import Options
 Executable: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 
 
+class Checker(Protocol):
+    """Compares gradients with those of eager autograd."""
+
+    def wants(self, subject: object) -> bool:
+        """Whether the next backward pass of `subject` is to be compared."""
+        ...
+
+    def gradients(
+        self,
+        derivative: Derivative,
+        wrt: Sequence[int],
+        inputs: Sequence[Any],
+        cotangents: Sequence[tuple[int, Any]],
+        found: Sequence[Any],
+        eager: Callable[[], Sequence[Any]],
+    ) -> None:
+        """Raise an error if the gradients `found` are not those that `eager` returns.
+
+        `wrt`: positions of the inputs that they are gradients of.  `cotangents`: pairs of the
+        position of an output and its cotangent.
+        """
+        ...
+
+
 class Derivatives(Protocol):
     """The part of the compiler that the autograd bridge calls when a derivative is needed."""
 
     @property
     def options(self) -> Options: ...
+
+    @property
+    def checker(self) -> Checker | None: ...
 
     def derivative(
         self, graph_module: fx.GraphModule, wrt: Sequence[int], segmented: bool = False

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from adjoint.checking import Checker
+from adjoint.checking.copies import copied_inputs, same_draws
 from adjoint.compiler import Compiler
 from adjoint.errors import CaptureError, DifferentiationError, OutsideLevelError
 from adjoint.graph.boundary import is_raised_in_user_code
@@ -19,6 +21,7 @@ from adjoint.graph.captured import CapturedProgram
 from adjoint.observing import Observer
 from adjoint.options import Options
 from adjoint.runtime.calling import call as run_graph
+from adjoint.runtime.calling import graph_inputs
 from adjoint.torch_private import trees
 from adjoint.torch_private.dynamo import DynamoError
 from adjoint.torch_private.functorch import (
@@ -48,16 +51,17 @@ class Setting:
         self.dynamic = dynamic
         # Dynamo traces this as part of a transform, and cannot trace the default options.
         self._options = None if options is None else Options.parse(options)
+        checks = self._options is not None and self._options.check is not None
+        self.checker = Checker(self._options) if checks and self._options is not None else None
 
     @functools.cached_property
     def compiler(self) -> Compiler:
         return Compiler(self._options or Options())
 
-    def observed(self, observer: Observer) -> Setting:
-        """The same setting, with a compiler that shows its stages to an observer."""
-        made = Setting(self.dynamic)
-        made._options = self._options
-        made.compiler = replace(self.compiler, observer=observer)
+    def observed(self, observer: Observer, options: Mapping[str, Any]) -> Setting:
+        """The same setting with more options, whose compiler shows its stages to an observer."""
+        made = Setting(self.dynamic, {**vars(self.compiler.options), **options})
+        made.compiler = replace(made.compiler, observer=observer)
         return made
 
     def __eq__(self, other: object) -> bool:
@@ -181,17 +185,35 @@ class Compiled(Transformed):
             program, call = programs[1].find(self._made, programs[0], args, kwargs, dynamic)
         except FAILURES as error:
             return in_torch(self.function, error, lambda: self._in_torch(*args, **kwargs))
+        if self._setting.checker is not None:
+            return self._checked(self._setting.checker, program, call, args, kwargs)
         return program(call)
+
+    def _checked(
+        self, checker: Checker, program: Program, call: Call, args: Any, kwargs: Any
+    ) -> Any:
+        """Run the program, and compare it with `torch.func`."""
+        if not checker.wants(program):
+            return program(call)
+        before = [copied_inputs(each) for each in program.split(call)]
+        copies = trees.map_leaves(lambda leaf: copied_inputs([leaf])[0], (args, kwargs))
+        with same_draws():
+            expected = self._in_torch(*copies[0], **copies[1])
+        found = program(call)
+        checker.of_transform(
+            program.captured.graph_module, lambda: program.graph_inputs(*before), found, expected
+        )
+        return found
 
     def _made(self, call: Call, axes: Callable[[torch.Tensor], Sequence[bool]]) -> Program:
         name = getattr(self.function, "__qualname__", type(self.function).__name__)
         compiler = replace(self._setting.compiler, function=name)
         return Program(compiler, self._transformed, call, axes)
 
-    def observed(self, observer: Observer) -> Compiled:
-        """The same transform, to be compiled anew for an observer."""
+    def observed(self, observer: Observer, options: Mapping[str, Any]) -> Compiled:
+        """The same transform with more options, to be compiled anew for an observer."""
         made = copy.copy(self)
-        made._setting = self._setting.observed(observer)
+        made._setting = self._setting.observed(observer, options)
         made._latest = (Fingerprint(self.function), Programs())
         return made
 
@@ -246,12 +268,21 @@ class Program:
         """Whether the guards on sizes hold for the call."""
         return self.captured.guards is None or self.captured.guards.hold(self._leaves(call))
 
-    def _leaves(self, call: Call) -> list[Any]:
+    def split(self, call: Call) -> tuple[list[Any], list[Any], list[Any]]:
+        """Bound tensors, arguments, and tensors that the function closes over."""
         bound, closed = (
             [call.held[each] if isinstance(each, int) else each for each in taken]
             for taken in (self._bound, self._closed)
         )
-        return [*bound, *call.given, *closed]
+        return bound, call.given, closed
+
+    def _leaves(self, call: Call) -> list[Any]:
+        bound, given, closed = self.split(call)
+        return [*bound, *given, *closed]
+
+    def graph_inputs(self, bound: list[Any], given: list[Any], closed: list[Any]) -> list[Any]:
+        """What the graph takes."""
+        return graph_inputs(self.captured.calling, [*bound, *given, *closed])
 
     def __call__(self, call: Call) -> Any:
         """The results for a call of the kind."""

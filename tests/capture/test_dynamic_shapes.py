@@ -208,7 +208,7 @@ def test_a_number_is_an_input_with_a_name() -> None:
 
     def keep(*given: Any, **options: Any) -> Any:
         program = compiler.compile_graph(*given, **options)
-        found.append(program.first)  # type: ignore[attr-defined]
+        found.append(program.first)
         return program
 
     torch._dynamo.reset()

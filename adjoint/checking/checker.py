@@ -1,0 +1,163 @@
+"""The option `check`: eager torch runs beside compiled code, and its results are compared."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import fx
+
+from adjoint.checking.comparing import Mismatch, compare
+from adjoint.checking.copies import copied_inputs, same_draws
+from adjoint.checking.locating import Culprit, Differentiation, Lowering, Rewriting
+from adjoint.compiler import Compiler
+from adjoint.errors import MismatchError
+from adjoint.graph.derivative import Derivative, order_of_graph
+from adjoint.graph.metadata import descriptor_of
+from adjoint.options import Options
+from adjoint.runtime.calling import graph_inputs
+from adjoint.runtime.entry import EntryPoint
+from adjoint.torch_private import trees
+
+CHECKS = logging.getLogger("adjoint.checks")
+
+
+class Checker:
+    """Compares the results and gradients of one compiled function with eager's."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self._checked: WeakSet[Any] = WeakSet()
+
+    def wants(self, subject: object) -> bool:
+        """Whether the next call of `subject` is compared; it counts as compared from then on."""
+        if self.options.check == "first-call" and subject in self._checked:
+            return False
+        self._checked.add(subject)
+        return True
+
+    def beside(self, entry: EntryPoint, eager: Callable[..., Any]) -> Callable[..., Any]:
+        """The compiled function, with eager beside it."""
+
+        def checked(*inputs: Any) -> Any:
+            if not self.wants(entry):
+                return entry(*inputs)
+            before, theirs = copied_inputs(inputs), copied_inputs(inputs)
+            with same_draws():
+                expected = eager(*theirs)
+            found = entry(*inputs)
+            self._compare(entry, before, [found, *inputs], [expected, *theirs])
+            return found
+
+        return checked
+
+    def _compare(self, entry: EntryPoint, before: Sequence[Any], found: Any, expected: Any) -> None:
+        mine, theirs = trees.leaves(found), trees.leaves(expected)
+        mismatch = compare(mine, theirs)
+        if mismatch is None:
+            return
+        count = len(mine) - len(before)
+        place = mismatch.place
+        what = f"result[{place}]" if place < count else f"input {place - count}, after the call,"
+        culprit = self._located(lambda: self._of_call(entry, before))
+        raise _error(what, mismatch, culprit)
+
+    def _of_call(self, entry: EntryPoint, before: Sequence[Any]) -> Culprit | None:
+        captured = entry.first
+        graph_module = captured.graph_module
+        inputs = graph_inputs(captured.calling, captured.leaves(before))
+        wrt = [i for i, each in enumerate(inputs) if getattr(each, "requires_grad", False)]
+        return self._of_graph(graph_module, inputs, wrt if torch.is_grad_enabled() else [])
+
+    def _of_graph(
+        self, graph_module: fx.GraphModule, inputs: Sequence[Any], wrt: Sequence[int]
+    ) -> Culprit | None:
+        """What makes the program of a graph wrong."""
+        run = graph_module
+        if wrt:
+            compiler = Compiler(replace(self.options, check=None, progress=False))
+            derivative = compiler.derivative(graph_module, wrt, segmented=True)
+            run = graph_module if derivative is None else derivative.runs
+        found = Lowering(run, inputs, self.options).culprit()
+        return found or Rewriting(graph_module, inputs, wrt, self.options).culprit()
+
+    def of_transform(
+        self,
+        graph_module: fx.GraphModule,
+        inputs: Callable[[], Sequence[Any]],
+        found: Any,
+        expected: Any,
+    ) -> None:
+        """Raise an error if a transform is not what `torch.func` computes.
+
+        `graph_module`: its program.  `inputs`: what that was given.
+        """
+        mismatch = compare(trees.leaves(found), trees.leaves(expected))
+        if mismatch is not None:
+            culprit = self._located(lambda: self._of_graph(graph_module, inputs(), ()))
+            raise _error(f"result[{mismatch.place}]", mismatch, culprit)
+
+    def gradients(
+        self,
+        derivative: Derivative,
+        wrt: Sequence[int],
+        inputs: Sequence[Any],
+        cotangents: Sequence[tuple[int, Any]],
+        found: Sequence[Any],
+        eager: Callable[[], Sequence[Any]],
+    ) -> None:
+        """Raise an error if the gradients `found` are not those that `eager` returns."""
+        try:
+            expected = eager()
+        except RuntimeError as error:
+            CHECKS.info("gradients are not compared, because eager cannot compute them: %s", error)
+            return
+        pairs = [_both(*pair) for pair in zip(found, expected, strict=True)]
+        mismatch = compare([one for one, _ in pairs], [other for _, other in pairs])
+        if mismatch is None:
+            return
+        graph = derivative.graph_module.graph
+        placeholder = graph.find_nodes(op="placeholder")[wrt[mismatch.place]]
+        order = 1 + order_of_graph(graph)
+        what = f"the gradient of {descriptor_of(placeholder).describe()}, of order {order},"
+        data = [_detached(each) for each in inputs]
+        given = [(place, _detached(each)) for place, each in cotangents]
+        expected = [other for _, other in pairs]
+        located = Differentiation(derivative, wrt, data, given, expected, self.options)
+        raise _error(what, mismatch, self._located(located.culprit))
+
+    def _located(self, find: Callable[[], Culprit | None]) -> Culprit | None:
+        """What is found; that a search fails must not hide the difference."""
+        try:
+            return find()
+        except Exception as error:
+            if not isinstance(error, (RuntimeError, AssertionError, LookupError, ValueError)):
+                raise
+            CHECKS.warning("the op that differs was not found: %s: %s", type(error).__name__, error)
+            return None
+
+
+def _error(what: str, mismatch: Mismatch, culprit: Culprit | None) -> MismatchError:
+    said = f"{what} is {mismatch} (relative difference {mismatch.difference:.2g})"
+    if culprit is None:
+        return MismatchError(said, "neither an op, nor a pass, nor a kernel alone explains it")
+    error = MismatchError(said, culprit.why, culprit.op, culprit.source)
+    error.reproduction = culprit.reproduction
+    return error
+
+
+def _both(one: Any, other: Any) -> tuple[Any, Any]:
+    """Two gradients; one that is missing is zero if the other is not missing."""
+    if one is None and isinstance(other, torch.Tensor):
+        return torch.zeros_like(other), other
+    if other is None and isinstance(one, torch.Tensor):
+        return one, torch.zeros_like(one)
+    return one, other
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,36 @@
+"""Running something twice on the same data: copies of inputs, and the same random numbers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+
+def copied_inputs(inputs: Sequence[Any]) -> list[Any]:
+    """The inputs, so that writes to them do not show; tensors have the same strides."""
+    return [_copied(each) for each in inputs]
+
+
+def _copied(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    detached = value.detach()
+    if detached.layout is torch.strided and not detached.is_contiguous():
+        made = torch.empty_strided(
+            detached.shape, detached.stride(), dtype=detached.dtype, device=detached.device
+        )
+        with contextlib.suppress(RuntimeError):  # Elements that share memory cannot be written.
+            made.copy_(detached)
+            return made.requires_grad_(value.requires_grad)
+    return detached.clone().requires_grad_(value.requires_grad)
+
+
+@contextlib.contextmanager
+def same_draws() -> Iterator[None]:
+    """Random numbers that are drawn inside are drawn again afterwards."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        yield
