@@ -17,6 +17,8 @@ from adjoint.optimize.algebra import simplify_algebra
 from adjoint.optimize.attention import fuse_attention
 from adjoint.optimize.casts import cancel_casts
 from adjoint.optimize.cse import merge_common_subexpressions
+from adjoint.optimize.custom_functions import inline_custom_functions
+from adjoint.optimize.literals import fold_literals
 from adjoint.optimize.masks import narrow_masks
 from adjoint.optimize.uniform import fold_uniform_values
 from adjoint.optimize.views import merge_views
@@ -33,6 +35,8 @@ MERGE_VIEWS = Pass("merge-views", merge_views, rules=views.RULES)
 SIMPLIFY_ALGEBRA = Pass("simplify-algebra", simplify_algebra, rules=algebra.RULES)
 CANCEL_CASTS = Pass("cancel-casts", cancel_casts, rules=casts.RULES)
 FOLD_UNIFORM_VALUES = Pass("fold-uniform-values", fold_uniform_values, rules=uniform.RULES)
+INLINE_CUSTOM_FUNCTIONS = Pass("inline-custom-functions", inline_custom_functions)
+FOLD_LITERALS = Pass("fold-literals", fold_literals)
 NARROW_MASKS = Pass("narrow-masks", narrow_masks)
 DECOMPOSE = Pass("decompose", decompose)
 
@@ -42,6 +46,7 @@ FORWARD = (CLOSE_SOFTMAX,)
 # On a joint graph, before it is split.  Merged again: parts of an opened softmax may already exist.
 JOINT = (
     MERGE,
+    FOLD_LITERALS,
     CANCEL_CASTS,
     SIMPLIFY_ALGEBRA,
     MERGE_VIEWS,
@@ -54,7 +59,7 @@ JOINT = (
 LINEAR = (MERGE,)
 
 # On a graph that is about to run.
-POST = (FOLD_UNIFORM_VALUES, SIMPLIFY_ALGEBRA, NARROW_MASKS)
+POST = (INLINE_CUSTOM_FUNCTIONS, FOLD_LITERALS, FOLD_UNIFORM_VALUES, SIMPLIFY_ALGEBRA, NARROW_MASKS)
 
 
 def primal(wrt: Sequence[int]) -> tuple[Pass, ...]:

@@ -1,0 +1,173 @@
+"""Literals, such as `torch.tensor(2.0)` in a program: what follows from them is computed once.
+
+    exp(literal(2)) = literal(exp(2))          x * literal(2) = x * full((), 2)
+
+A literal is computed from by eager's own operator when compiling, so its numbers are eager's.  One
+of no axes becomes a `full`, which kernels contain as an immediate value.  It is created on the
+device of the operator that uses it: eager takes a number in host memory along with any tensor, but
+a CUDA graph must not depend on host memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjoint.failing import works_on
+from adjoint.graph.copying import copied
+from adjoint.graph.metadata import computes_tensor, tensor_of
+from adjoint.graph.origins import for_part_of, replace
+from adjoint.graph.purity import is_impure, remove_dead_code
+from adjoint.optimize.uniform import uniform_value
+from adjoint.torch_private.fake import fake_mode_of, unset_fake_temporarily
+from adjoint.torch_private.modes import without_autocast
+from adjoint.torch_private.operators import OpOverload
+
+aten = torch.ops.aten
+
+# Larger results are computed in every call, so that they do not take up memory in between.
+MAX_BYTES = 1 << 16
+
+LITERAL = aten.lift_fresh_copy.default
+
+_CPU = torch.device("cpu")
+_DEPENDS_ON_DATA = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+
+
+def fold_literals(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Compute what depends on literals alone; the graph itself if there is nothing to do."""
+    nodes = graph_module.graph.nodes
+    if not any(node.target is LITERAL or _host_numbers(node) for node in nodes):
+        return graph_module
+    made = copied(graph_module)
+    with fake_mode_of(graph_module):
+        changed = _fold(made)
+        for node in list(made.graph.nodes):
+            for number in _host_numbers(node):
+                node.replace_input_with(number, _moved(number, tensor_of(node).device))
+                changed = True
+    if not changed:
+        return graph_module
+    remove_dead_code(made.graph)
+    return made
+
+
+def _fold(graph_module: fx.GraphModule) -> bool:
+    """Fold literals in place; returns whether there were any to fold."""
+    known: dict[fx.Node, torch.Tensor] = {}
+    for node in graph_module.graph.nodes:
+        found = _literal(graph_module, node, known)
+        if found is not None:
+            known[node] = found
+    # Literals with axes stay as they are, and what is only used to compute others goes.
+    is_new = {node: node.target is not LITERAL or not each.dim() for node, each in known.items()}
+    new = {node: each for node, each in known.items() if is_new[node]}
+    for node, value in new.items():
+        if any(user not in known for user in node.users):
+            replace(node, _constant(graph_module, node, value))
+    return bool(new)
+
+
+@works_on("node")
+def _literal(
+    graph_module: fx.GraphModule, node: fx.Node, known: dict[fx.Node, torch.Tensor]
+) -> torch.Tensor | None:
+    """The value of a node that is a literal, or is computed from literals alone."""
+    if node.op != "call_function" or not computes_tensor(node):
+        return None
+    if node.target is LITERAL:
+        (source,) = node.all_input_nodes
+        value = getattr(graph_module, str(source.target)) if source.op == "get_attr" else None
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            return None
+        return value if _agrees(value, node) else None
+    inputs = node.all_input_nodes
+    if not inputs or not all(each in known for each in inputs) or not _is_foldable(node):
+        return None
+    args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+    target: Any = node.target
+    with unset_fake_temporarily(), without_autocast(), torch.no_grad():
+        try:
+            computed = target(*args, **kwargs)
+        except (RuntimeError, ValueError, IndexError):
+            return None  # It is raised when the program runs, as in eager.
+    return computed if isinstance(computed, torch.Tensor) and _agrees(computed, node) else None
+
+
+def _is_foldable(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace != "aten" or is_impure(node):
+        return False
+    value = tensor_of(node)
+    sizes: list[Any] = [*value.shape]
+    if _DEPENDS_ON_DATA & set(target.tags) or not all(isinstance(size, int) for size in sizes):
+        return False
+    return value.numel() * value.element_size() <= MAX_BYTES
+
+
+def _agrees(value: torch.Tensor, node: fx.Node) -> bool:
+    """Whether a real value is what its fake says; not if it is lazily negated or conjugated."""
+    fake = tensor_of(node)
+    return (
+        (value.dtype, value.device, value.shape) == (fake.dtype, fake.device, fake.shape)
+        and value.stride() == fake.stride()
+        and not (value.is_neg() or value.is_conj())
+    )
+
+
+def _constant(graph_module: fx.GraphModule, node: fx.Node, value: torch.Tensor) -> fx.Node:
+    """A node before `node` that gives a known value, in memory of its own."""
+    if not value.dim() and not value.is_complex():
+        with unset_fake_temporarily():
+            number = value.item()
+        return _full(node, node, number, value.device)
+    names = (f"literal_{count}" for count in range(len(graph_module.graph.nodes)))
+    name = next(each for each in names if not hasattr(graph_module, each))
+    setattr(graph_module, name, value)
+    with node.graph.inserting_before(node):
+        source = node.graph.create_node("get_attr", name)
+        copy = node.graph.call_function(LITERAL, (source,))
+    source.meta, copy.meta = (for_part_of(node, tensor_of(node)) for _ in range(2))
+    return copy
+
+
+def _host_numbers(node: fx.Node) -> list[fx.Node]:
+    """Arguments of a pointwise operator that are known numbers on the host; it runs elsewhere."""
+    target = node.target
+    if not isinstance(target, OpOverload) or torch.Tag.pointwise not in target.tags:
+        return []
+    if not computes_tensor(node) or tensor_of(node).device == _CPU:
+        return []
+    tensors = [each for each in node.all_input_nodes if computes_tensor(each)]
+    return [
+        each
+        for each in tensors
+        if tensor_of(each).device == _CPU
+        and not tensor_of(each).dim()
+        and uniform_value(each) is not None
+    ]
+
+
+def _moved(number: fx.Node, device: torch.device) -> fx.Node:
+    """The same number, created on `device`."""
+    value = uniform_value(number)
+    assert value is not None
+    return _full(number.next, number, value, device)
+
+
+def _full(
+    before: fx.Node, like: fx.Node, number: bool | int | float, device: torch.device
+) -> fx.Node:
+    dtype = tensor_of(like).dtype
+    settings: dict[str, Any] = {
+        "dtype": dtype,
+        "layout": torch.strided,
+        "device": device,
+        "pin_memory": False,
+    }
+    with before.graph.inserting_before(before):
+        made = before.graph.call_function(aten.full.default, ([], number), settings)
+    made.meta = for_part_of(like, torch.full((), number, dtype=dtype, device=device))
+    return made
