@@ -1,6 +1,7 @@
 """The command line.
 
-`adjoint explain` says what the compiler did to a function and how fast that is.  `adjoint capture`
+`adjoint explain` says what the compiler did to a function and how fast that is, `adjoint report`
+what it did while a script ran, and why anything was compiled again.  `adjoint capture`
 prints its readable program, `adjoint show --stages` what every stage makes of it.  `adjoint passes`
 lists the passes, `adjoint run-pass` shows what one of them does to a function, and `adjoint bisect`
 finds the one that changes a result; `adjoint check` finds the op where compiled code and eager
@@ -24,7 +25,7 @@ from adjoint.atlas import command as atlas
 from adjoint.bisecting import Bisection
 from adjoint.compiler import Compiler, capture
 from adjoint.errors import CaptureError, MismatchError
-from adjoint.explaining import explain
+from adjoint.explaining import explain, watched_program
 from adjoint.explaining.calling import call
 from adjoint.finding import EXAMPLES, UsageError, called, find
 from adjoint.loops.show import show_plan
@@ -66,7 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     explaining = commands.add_parser("explain", help="what the compiler did, and how fast it is")
     _add_function(explaining)
     explaining.add_argument("--order", type=int, help="how often to differentiate (default: 1)")
-    explaining.add_argument("--out", metavar="FILE", help="write to a file: .json, or text")
+    explaining.add_argument("--out", metavar="FILE", help="write to a file: .html, .json, or text")
+    reporting = commands.add_parser("report", help="run a script: what was compiled, and why again")
+    reporting.add_argument("script", help="path/to/script.py, run as a program")
+    reporting.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    reporting.add_argument("--out", metavar="FILE", help="write to a file: .html, .json, or text")
     checking = commands.add_parser("check", help="find the op where compiled and eager differ")
     _add_function(checking)
     checking.add_argument("--order", type=int, default=1, help="how often to differentiate")
@@ -189,8 +194,18 @@ def _check(parsed: argparse.Namespace) -> str:
     return f"its results are those of eager{orders}"
 
 
+def _report(parsed: argparse.Namespace) -> str:
+    if not Path(parsed.script).is_file():
+        raise UsageError(f"there is no file {parsed.script}")
+    report = watched_program(parsed.script, parsed.arguments)
+    if parsed.out is not None:
+        report.save(parsed.out)
+    return f"{report}\nwritten to {parsed.out}" if parsed.out else str(report)
+
+
 _COMMANDS = {
     "check": _check,
+    "report": _report,
     "explain": _explain,
     "show": _show,
     "passes": _list_passes,

@@ -305,6 +305,7 @@ def test_only_the_compiler_times_stages() -> None:
         "adjoint/bench/measure.py",
         "adjoint/compiler.py",
         "adjoint/explaining/measuring.py",
+        "adjoint/explaining/program.py",
         "adjoint/observing.py",
         "adjoint/progress.py",
     }

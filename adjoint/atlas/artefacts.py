@@ -28,7 +28,7 @@ from adjoint.graph.metadata import (
     source_of,
     value_of,
 )
-from adjoint.graph.origins import has_origin, origins_of
+from adjoint.graph.origins import origins_of
 from adjoint.graph.show import show, show_call
 from adjoint.loops.plan import Launch, LibraryCall, Plan, Product, RowTiles, Scratch
 from adjoint.loops.show import short
@@ -265,8 +265,7 @@ def version_of(module: fx.GraphModule) -> Version:
 
 
 def _value(node: fx.Node) -> Value:
-    origins = origins_of(node) if has_origin(node) else ()
-    numbers = frozenset(each.number for each in origins)
+    numbers = frozenset(each.number for each in origins_of(node))
     owner = grad_of(node)
     return Value(
         node.name,

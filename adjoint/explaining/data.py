@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ def of_explanation(explanation: Explanation) -> dict[str, Any]:
     numbers = {kernel.name: place for place, kernel in enumerate(kernels)}
     regions = _Regions(explanation.graphs)
     graphs = [_graph(each, lines, numbers, regions) for each in explanation.graphs]
+    for graph, name in zip(graphs, _names(explanation.graphs), strict=True):
+        graph["name"] = name
     found = {
         "function": explanation.function,
         "order": explanation.order,
@@ -53,6 +55,14 @@ def of_fallback(fallback: Fallback) -> dict[str, Any]:
 
 def of_compilation(compilation: Compilation) -> dict[str, Any]:
     return asdict(compilation)
+
+
+def _names(graphs: Sequence[GraphRecord]) -> Iterator[str]:
+    """The titles of graphs, with a number where several have the same."""
+    seen: dict[str, int] = {}
+    for graph in graphs:
+        number = seen[graph.title] = seen.get(graph.title, 0) + 1
+        yield graph.title if number == 1 else f"{graph.title} ({number})"
 
 
 class _Lines:

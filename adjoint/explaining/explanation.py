@@ -14,6 +14,7 @@ from adjoint.errors import SourceLine
 from adjoint.explaining import data, text
 from adjoint.explaining.calling import call
 from adjoint.explaining.measuring import Timing, measured
+from adjoint.explaining.page import page
 from adjoint.graph.derivative import Derivative
 from adjoint.kernels import CompiledKernels
 from adjoint.memory.report import MemoryReport, report_of
@@ -39,7 +40,8 @@ class StageTime:
 class Explanation:
     """What the compiler made of a function.
 
-    `print(explanation)` is for a terminal, `explanation.data()` the same as plain data.
+    `print(explanation)` is for a terminal, `explanation.save("report.html")` a page for a browser,
+    `explanation.data()` the same as plain data.
     """
 
     function: str
@@ -73,9 +75,14 @@ class Explanation:
         """The data as JSON."""
         return json.dumps(self.data(), indent=1)
 
+    def html(self) -> str:
+        """One self-contained page."""
+        return page(self.data())
+
     def save(self, path: str | Path) -> None:
-        """Write it to a file: `.json`, or text."""
-        written = self.json() if Path(path).suffix == ".json" else str(self)
+        """Write it to a file: `.html`, `.json`, or text."""
+        ending = Path(path).suffix
+        written = {".html": self.html, ".json": self.json}.get(ending, self.__str__)()
         Path(path).write_text(written, encoding="utf-8")
 
     def lines(self) -> list[SourceLine]:
@@ -164,7 +171,7 @@ class Observation:
             tuple(self.compilations),
             tuple(dict.fromkeys(self.cuda_graphs)),
             self.rates,
-            _files(graphs),
+            files_of(graphs),
         )
 
 
@@ -207,7 +214,7 @@ def _copied(value: Any) -> Any:
     return value.detach().clone() if hasattr(value, "detach") else value
 
 
-def _files(graphs: tuple[GraphRecord, ...]) -> dict[str, str]:
+def files_of(graphs: tuple[GraphRecord, ...]) -> dict[str, str]:
     """The source of the files that lines of the graphs are in."""
     names = {
         value.line.file

@@ -46,16 +46,16 @@ def _summary(explanation: Explanation) -> Iterator[str]:
     order = times.get(explanation.order, f"differentiated {explanation.order} times")
     yield f"{explanation.function}, {order}"
     yield (
-        f"{_count(len(run), 'program')}: {_count(kernels, 'kernel')}, "
-        f"{_count(calls, 'library call')}; "
-        f"{_seconds(sum(each.seconds for each in explanation.timings))} a step, as measured; "
-        f"{_seconds(sum(each.seconds for each in explanation.stages))} in the compiler"
+        f"{count(len(run), 'program')}: {count(kernels, 'kernel')}, "
+        f"{count(calls, 'library call')}; "
+        f"{duration(sum(each.seconds for each in explanation.timings))} a step, as measured; "
+        f"{duration(sum(each.seconds for each in explanation.stages))} in the compiler"
     )
     again = sum(bool(each.reason) for each in explanation.compilations)
     fell = len(explanation.fallbacks)
     yield (
-        f"{_count(fell, 'fallback') if fell else 'nothing fell back to eager'}; "
-        f"{_count(again, 'recompilation') if again else 'nothing was compiled again'}"
+        f"{count(fell, 'fallback') if fell else 'nothing fell back to eager'}; "
+        f"{count(again, 'recompilation') if again else 'nothing was compiled again'}"
     )
 
 
@@ -65,7 +65,7 @@ def stages(explanation: Explanation) -> Iterator[str]:
     for each in explanation.stages:
         totals.setdefault(each.stage, []).append(each.seconds)
     for stage, times in sorted(totals.items(), key=lambda pair: -sum(pair[1])):
-        yield f"  {_seconds(sum(times)):>9}  {stage}" + (f", {len(times)} runs" * (len(times) > 1))
+        yield f"  {duration(sum(times)):>9}  {stage}" + (f", {len(times)} runs" * (len(times) > 1))
 
 
 def _graphs(explanation: Explanation) -> Iterator[str]:
@@ -87,7 +87,7 @@ def _timings(timings: Sequence[Timing]) -> Iterator[str]:
         rate = each.bytes / each.seconds / 1e9 if each.seconds else 0.0
         order = "" if each.order == 0 else f", order {each.order}"
         yield (
-            f"  {_seconds(each.seconds):>9}  {each.name}{order}: {size(each.bytes)} "
+            f"  {duration(each.seconds):>9}  {each.name}{order}: {size(each.bytes)} "
             f"({rate:.3g} GB/s), {each.flops:,} FLOP"
         )
         for line in each.lines:
@@ -116,14 +116,16 @@ def compilations(found: Iterable[Compilation]) -> Iterator[str]:
     """What was compiled, how long that took, and why if it was compiled before."""
     for each in found:
         again = f" again, because {each.reason}" if each.reason else ""
-        yield f"  {_seconds(each.seconds):>9}  {each.function} ({each.what}){again}"
+        yield f"  {duration(each.seconds):>9}  {each.function} ({each.what}){again}"
 
 
-def _seconds(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Such as `4.2 ms`."""
     if seconds < 1e-3:
         return f"{1e6 * seconds:.1f} us"
     return f"{1e3 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def count(number: int, what: str) -> str:
+    """Such as `1 kernel` and `2 kernels`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -15,7 +15,7 @@ MAX_NAMED_OPS = 5
 
 def title_of(nodes: Iterable[fx.Node]) -> str:
     """Such as `fused_silu_mul_index_add`; an operator of a derivative is `silu_backward`."""
-    names = list(dict.fromkeys(_operator_of(node) for node in nodes))
+    names = list(dict.fromkeys(_operator_of(node) for node in nodes)) or ["partial_sums"]
     if len(names) == 1:
         return names[0]
     rest = len(names) - MAX_NAMED_OPS

@@ -77,7 +77,8 @@ def svg(spans: Sequence[Span], forward_steps: int) -> str:
     )
     label = f"{most / 2**20:,.1f} MiB at the peak; the dashed line is the end of the forward"
     bodies.append(f"<text x='{MARGIN}' y='{HEIGHT + 14}' font-size='12'>{label}</text>")
-    opening = f"<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}' height='{HEIGHT + 20}'>"
+    extent = f"viewBox='0 0 {WIDTH} {HEIGHT + 20}' width='{WIDTH}' height='{HEIGHT + 20}'"
+    opening = f"<svg xmlns='http://www.w3.org/2000/svg' {extent}>"
     return f"{opening}{''.join(bodies)}</svg>"
 
 

@@ -206,7 +206,7 @@ class Compiled(Transformed):
         return found
 
     def _made(self, call: Call, axes: Callable[[torch.Tensor], Sequence[bool]]) -> Program:
-        name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        name = getattr(self.function, "__name__", type(self.function).__name__)
         compiler = replace(self._setting.compiler, function=name)
         return Program(compiler, self._transformed, call, axes)
 
