@@ -19,6 +19,7 @@ from adjoint.observing import Compilation, Observer, timed_compilation
 from adjoint.options import Options
 from adjoint.progress import PROGRESS
 from adjoint.reasons import phrased
+from adjoint.runtime import profiling
 from adjoint.torch_private.dynamo import (
     DynamoError,
     adapt_frames,
@@ -76,6 +77,7 @@ def _reason() -> str:
 
 
 adapt_frames("adjoint", _is_final, _tracing)
+profiling.install()
 
 
 def adjoint(

@@ -1,0 +1,31 @@
+"""When torch's profiler starts and stops."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch.autograd import profiler
+
+
+def on_profiling(started: Callable[[], None], stopped: Callable[[], None]) -> None:
+    """Call `started` whenever a profiler starts, and `stopped` whenever it stops."""
+    module: Any = profiler
+    for name, call in (("_run_on_profiler_start", started), ("_run_on_profiler_stop", stopped)):
+        setattr(module, name, _followed_by(getattr(module, name), call))
+
+
+def _followed_by(original: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:
+    @functools.wraps(original)
+    def both() -> None:
+        original()
+        then()
+
+    return both
+
+
+def is_profiling() -> bool:
+    """Whether a profiler is running."""
+    module: Any = profiler
+    return bool(module._is_profiler_enabled)
