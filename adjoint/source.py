@@ -17,7 +17,7 @@ _LIBRARIES = (
     str(Path(torch.__file__).parent) + os.sep,
     str(Path(__file__).parent) + os.sep,
 )
-_GENERATED = ("<eval_with_key>", "<frozen", "<string>", "<generated")
+_GENERATED = ("<eval_with_key>", "<frozen", "<string>", "<generated", "<adjoint ")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from adjoint.errors import SourceLine
-from adjoint.source import line_of_stack_trace, line_of_traceback, user_line
+from adjoint.source import is_user_file, line_of_stack_trace, line_of_traceback, user_line
 
 HERE = __file__
 TORCH = str(Path(torch.__file__).parent / "functional.py")
@@ -70,3 +70,9 @@ def test_an_error_passed_through_a_line() -> None:
     assert line is not None
     assert (line.function, line.text) == ("fails", "torch.ones(3) @ torch.ones(4)")
     assert line_of_traceback(None) is None
+
+
+def test_generated_programs_are_not_the_users() -> None:
+    assert is_user_file(HERE)
+    assert not is_user_file("<adjoint program of 3 steps>")
+    assert not is_user_file(TORCH)

@@ -109,7 +109,10 @@ _RETURN_ARGUMENTS: set[Any] = set()
 
 def learn(op: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> bool:
     """Remember what `op` returned for arguments of this kind; False if nothing new was learned."""
-    key, facts = _key(op, args, kwargs), tuple(map(facts_of, tree_leaves(result)))
+    leaves = tree_leaves(result)
+    if any(isinstance(leaf, torch.Tensor) and leaf.is_quantized for leaf in leaves):
+        return False  # A fake of a quantized dtype cannot be made with strides.
+    key, facts = _key(op, args, kwargs), tuple(map(facts_of, leaves))
     if _LEARNED.get(key) == facts or len(_LEARNED) >= MAX_LEARNED_CALLS:
         return False
     _LEARNED[key] = facts

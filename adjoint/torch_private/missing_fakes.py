@@ -34,7 +34,10 @@ def _ctc_loss(
     """
     batch = log_probs.shape[1:2]
     if isinstance(target_lengths, torch.Tensor):
-        positions: Any = _unbacked_size(fake_mode)
+        assert fake_mode.shape_env is not None
+        # Dynamo traces `ctc_loss`, which does not return log alpha and so does not define the size.
+        with fake_mode.shape_env.ignore_fresh_unbacked_symbols():
+            positions: Any = _unbacked_size(fake_mode)
     else:
         positions = 2 * max(target_lengths, default=0) + 1
     with fake_mode:

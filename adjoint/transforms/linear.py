@@ -71,8 +71,14 @@ class Linearized:
         self.lifted = list(body.scope.lifted)
         graph = _described(body.close([*tensors, *written]))
         self.draws = _draws(graph)
-        if forward:
-            _record_everywhere(graph)
+        if forward and _record_everywhere(graph) and self._has_history():
+            raise CaptureError(
+                "no_grad inside a function that is differentiated forward, then in reverse",
+                "forward mode passes through it and reverse mode does not, which one program "
+                "cannot say",
+                "use detach() in place of no_grad()",
+                tracer.emitter.source(),
+            )
         # Two inner transforms may compute the same value, which need not be differentiated twice.
         merge_common_subexpressions(graph)
         self.wrt = tuple(range(len(self.inputs)))
@@ -87,6 +93,10 @@ class Linearized:
         values = iter(self.results)
         filled = [next(values) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self.value = trees.unflatten(filled, self.spec)
+
+    def _has_history(self) -> bool:
+        """Whether something around the transform may differentiate it again."""
+        return any(each.requires_grad for each in (*self.inputs, *self.lifted))
 
     def pull_back(self, cotangents: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """The cotangents of the inputs, for cotangents of the results (None: zero)."""
@@ -200,15 +210,18 @@ def _draws(graph_module: fx.GraphModule) -> bool:
     ) or any(map(_draws, subgraphs_of(graph_module).values()))
 
 
-def _record_everywhere(graph_module: fx.GraphModule, is_body: bool = False) -> None:
+def _record_everywhere(graph_module: fx.GraphModule, is_body: bool = False) -> bool:
     """Let the graph be differentiated where it ran under `no_grad`, too, as forward mode is.
 
     Nodes that ran with forward mode disabled stay constants, except in bodies of control flow, for
-    which torch has rules of its own.
+    which torch has rules of its own.  Returns whether a node outside of bodies ran under `no_grad`.
     """
+    found = False
     for node in graph_module.graph.nodes:
         if node.op == "call_function":
-            enabled = is_body or forward_mode_was_enabled(node)
-            set_mode(node, replace(mode_of(node), grad_enabled=enabled))
+            mode, enabled = mode_of(node), is_body or forward_mode_was_enabled(node)
+            found |= enabled and not mode.grad_enabled and bool(node.all_input_nodes)
+            set_mode(node, replace(mode, grad_enabled=enabled))
     for body in subgraphs_of(graph_module).values():
         _record_everywhere(body, is_body=True)
+    return found

@@ -218,3 +218,16 @@ def test_a_saved_value_of_a_graph_without_kernels_has_another_dtype() -> None:
     x = torch.linspace(-1, 1, 64).bfloat16().requires_grad_()
     (slope,) = torch.autograd.grad(torch.compile(first, backend="adjoint")(x).sum(), x)
     torch.testing.assert_close(slope, x.detach().cos())
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor:UserWarning")
+def test_quantized_tensors_run_op_by_op() -> None:
+    def rounded(x: Tensor) -> Tensor:
+        return torch.quantize_per_tensor(x.detach(), 0.1, 0, torch.qint8).dequantize() + x
+
+    x = torch.randn(5)
+    compiled = torch.compile(rounded, backend="adjoint")
+    with pytest.warns(FallbackWarning, match="quantize_per_tensor"):
+        found = compiled(x)
+    torch.testing.assert_close(found, rounded(x))
+    torch.testing.assert_close(compiled(x + 1), rounded(x + 1))

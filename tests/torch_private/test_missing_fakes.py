@@ -1,7 +1,9 @@
+import pytest
 import torch
 
 import adjoint.torch_private.missing_fakes as missing_fakes
 from adjoint.torch_private.fake import make_fake, new_fake_mode
+from tests.parity import Route, check, plain
 
 aten = torch.ops.aten
 
@@ -41,3 +43,12 @@ def test_of_nothing_there_is_one_part() -> None:
         others = torch.empty(5, 3).split(2)
     assert [part.shape for part in parts] == [part.shape for part in x.split(1)]
     assert [part.shape[0] for part in others] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("route", list(Route))
+def test_a_ctc_loss_whose_lengths_are_tensors(route: Route) -> None:
+    def loss(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        targets = torch.tensor([[1, 2, 2], [1, 3, 2]])
+        return torch.nn.functional.ctc_loss(x.log_softmax(-1), targets, lengths * 2, lengths)
+
+    check(loss, lambda: (plain(6, 2, 4).requires_grad_(), torch.tensor([3, 2])), route)

@@ -369,3 +369,16 @@ def test_containers_of_any_kind(kind: Any) -> None:
         mine, theirs = (_pytree.tree_flatten(call(namespace)) for namespace in NAMESPACES)
         assert mine[1] == theirs[1]
         torch.testing.assert_close(mine[0], theirs[0])
+
+
+def test_no_grad_in_forward_mode_under_reverse_mode_is_left_to_torch() -> None:
+    def along(f: Any, x: Tensor) -> Tensor:
+        return f.jvp(without_history, (x,), (X,))[1].sum()  # type: ignore[no-any-return]
+
+    with pytest.warns(FallbackWarning, match="no_grad inside a function"):
+        found = adjoint.grad(lambda x: along(adjoint, x))(X)
+    torch.testing.assert_close(found, Theirs.grad(lambda x: along(Theirs, x))(X))
+    x = X.clone().requires_grad_()
+    with pytest.warns(FallbackWarning, match="no_grad inside a function"):
+        (found,) = torch.autograd.grad(along(adjoint, x), x)
+    torch.testing.assert_close(found, torch.autograd.grad(along(Theirs, x), x)[0])
