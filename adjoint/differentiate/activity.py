@@ -172,7 +172,7 @@ def _active_results_of_bodies(node: fx.Node, active: set[fx.Node]) -> list[bool]
     return active_loop_results(body_of(module, args[loop.body]), loop.carries(args), places)[1]
 
 
-def is_differentiable(value: Any) -> bool:
+def is_differentiable(value: object) -> bool:
     """Whether a value is a floating-point or complex tensor, or a sequence that contains one."""
     if isinstance(value, torch.Tensor):
         return value.is_floating_point() or value.is_complex()

@@ -88,7 +88,7 @@ class _Reverse:
         self.copying = Copying(joint.graph_module)
         self.copies: dict[fx.Node, Any] = {}
 
-    def input(self, name: str, value: Any) -> fx.Node:
+    def input(self, name: str, value: object) -> fx.Node:
         return self.copying.emitter.placeholder(name, value)
 
     def input_for(self, node: fx.Node, name: str) -> fx.Node:
@@ -121,7 +121,7 @@ class _Reverse:
     def call(self, op: Any, *args: Any) -> fx.Node:
         return self.copying.emitter.call(op, args, mode=Mode())
 
-    def finish(self, outputs: Sequence[Any]) -> fx.GraphModule:
+    def finish(self, outputs: Sequence[object]) -> fx.GraphModule:
         made = self.copying.finish(outputs)
         made.graph.find_nodes(op="output")[0].meta.pop("descriptors", None)
         again = [n.name for n in made.graph.nodes if is_impure(n) and "order" not in n.meta]
@@ -133,10 +133,10 @@ def reverse_cond(
     tracer: Tracer,
     differentiate: Differentiate,
     branches: Sequence[fx.GraphModule],
-    pred: Any,
+    pred: object,
     operands: Sequence[Any],
-    results: Sequence[Any],
-    cotangents: Sequence[Any],
+    results: Sequence[object],
+    cotangents: Sequence[object],
     wrt: Sequence[int],
 ) -> dict[int, torch.Tensor]:
     """The cotangents of the operands `wrt` of a `cond`, by position: a `cond` of reverse branches.
@@ -168,7 +168,7 @@ def _reverse_branch(
     joint: _Joint,
     both: Sequence[_Joint],
     random: Sequence[int],
-    results: Sequence[Any],
+    results: Sequence[object],
     given: Sequence[int],
 ) -> fx.GraphModule:
     reverse = _Reverse(joint)
@@ -191,7 +191,7 @@ def _reverse_branch(
     )
 
 
-def _used_by_any(graphs: Sequence[fx.GraphModule], inputs: Sequence[Any]) -> list[Any]:
+def _used_by_any(graphs: Sequence[fx.GraphModule], inputs: Sequence[object]) -> list[Any]:
     """`inputs` without those that none of the `graphs` uses, which are removed from the graphs."""
     left: list[Any] = []
     for *nodes, value in zip(*map(inputs_of, graphs), inputs, strict=True):
@@ -210,7 +210,7 @@ class _LoopInputs:
     nodes: list[fx.Node] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
 
-    def add(self, node: fx.Node, value: Any) -> None:
+    def add(self, node: fx.Node, value: object) -> None:
         self.nodes.append(node)
         self.values.append(value)
 
@@ -241,7 +241,7 @@ def reverse_loop(
     tracer: Tracer,
     differentiate: Differentiate,
     loop: LoopCall,
-    cotangents: Sequence[Any],
+    cotangents: Sequence[object],
     wrt: Iterable[int],
 ) -> dict[int, torch.Tensor]:
     """The cotangents of the operands `wrt` of a loop, by position: a `scan` in reverse."""
@@ -289,7 +289,7 @@ def reverse_loop(
 
 
 def _joint_of_step(
-    differentiate: Differentiate, loop: LoopCall, cotangents: Sequence[Any], wrt: set[int]
+    differentiate: Differentiate, loop: LoopCall, cotangents: Sequence[object], wrt: set[int]
 ) -> _Joint:
     """The joint graph of the body, with cotangents of all carried values that get one in any
     step."""
@@ -304,7 +304,7 @@ def _joint_of_step(
         given |= more
 
 
-def _steps(reverse: _Reverse, loop: LoopCall, cotangents: Sequence[Any]) -> _LoopInputs:
+def _steps(reverse: _Reverse, loop: LoopCall, cotangents: Sequence[object]) -> _LoopInputs:
     """The inputs of the reverse body that differ from step to step."""
     steps = _LoopInputs()
     joint, carries = reverse.joint, len(loop.init)

@@ -92,7 +92,7 @@ def _fitted(cotangent: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def _arranged(
-    cotangents: Mapping[tuple[int, ...], torch.Tensor], out: Any, path: tuple[int, ...] = ()
+    cotangents: Mapping[tuple[int, ...], torch.Tensor], out: object, path: tuple[int, ...] = ()
 ) -> Any:
     """One cotangent, or None, for each tensor in `out`, which may be nested."""
     if not isinstance(out, (tuple, list)):

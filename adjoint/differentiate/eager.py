@@ -47,7 +47,7 @@ _SPARSE: dict[Any, int] = {
 }
 
 
-def _is_subclass(value: Any) -> bool:
+def _is_subclass(value: object) -> bool:
     return (
         isinstance(value, torch.Tensor)
         and not isinstance(value, FakeTensor)

@@ -66,7 +66,7 @@ def saved_carries(body: fx.GraphModule, carries: int) -> dict[int, int]:
     return found
 
 
-def is_random(node: Any) -> bool:
+def is_random(node: object) -> bool:
     """Whether a value is computed by an impure node, which cannot be run again."""
     if isinstance(node, fx.Node) and node.target is operator.getitem:
         (node, *_) = node.args
@@ -86,7 +86,7 @@ class _Body:
     saved: list[fx.Node]
     """What the reverse needs and the body does not return yet."""
 
-    def also(self, more: Sequence[Any]) -> fx.GraphModule:
+    def also(self, more: Sequence[object]) -> fx.GraphModule:
         return self.copying.finish([*self.outputs, *more])
 
     def zeros(self, like: torch.Tensor) -> fx.Node:
@@ -180,7 +180,7 @@ class _Expansion:
 
         return made
 
-    def _call(self, node: fx.Node, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
+    def _call(self, node: fx.Node, target: Any, args: tuple[Any, ...], value: object) -> fx.Node:
         made = self.copying.emitter.graph.call_function(target, args)
         made.meta = {**node.meta, "val": value}
         self.copying.emitter.bind_symbols(made, value)

@@ -106,7 +106,7 @@ class _FiniteFactors(GraphCopy):
                 x = self._finite(x, _Mask(of, condition, holds=True))
                 copy.args = (x, *copy.args[1:])
 
-    def _finite(self, value: Any, mask: _Mask) -> Any:
+    def _finite(self, value: object, mask: _Mask) -> Any:
         """A copy of `value` with finite factors where the selection masks it."""
         if not isinstance(value, fx.Node):
             return value
@@ -141,7 +141,7 @@ class _FiniteFactors(GraphCopy):
         return made
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: object) -> bool:
     return (
         isinstance(value, fx.Node)
         and has_value(value)

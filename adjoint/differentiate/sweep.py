@@ -238,7 +238,7 @@ class Sweep:
         self._know_results(copy, taken)
         self.tracer.emitter.bind_symbols(copy, value_or_none(copy))
 
-    def _know_results(self, copy: fx.Node, taken: Container[Any] = ()) -> None:
+    def _know_results(self, copy: fx.Node, taken: Container[object] = ()) -> None:
         """Let fake tensors among the results of `copy` stand for them, except those `taken`.
 
         Rules may use all results of an op, also those that the program does not use.
@@ -410,7 +410,9 @@ class Sweep:
         self._know(node, copy)
         return copy
 
-    def _derive(self, node: fx.Node, cotangent: Any, out: Any, args: Any, kwargs: Any) -> None:
+    def _derive(
+        self, node: fx.Node, cotangent: object, out: object, args: Any, kwargs: Any
+    ) -> None:
         arguments = [n for n in node.all_input_nodes if n in self.active]
         active = [value_of(n) for n in arguments]
         cotangents = trees.leaves(cotangent)
@@ -438,7 +440,7 @@ class Sweep:
             self._note(node, argument, gradient)
             self.cotangents.add(argument, gradient)
 
-    def _note(self, node: fx.Node, argument: fx.Node, gradient: Any) -> None:
+    def _note(self, node: fx.Node, argument: fx.Node, gradient: object) -> None:
         if isinstance(value_of(node), (tuple, list)) and gradient is not None:
             self.given.setdefault(node, []).append(argument)
 

@@ -113,7 +113,7 @@ class differentiating:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is None or not isinstance(error, Exception) or passes_through(error):
             return
         if is_raised_in_user_code(error):
@@ -273,7 +273,7 @@ def _frames(traceback: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
         traceback = traceback.tb_next
 
 
-def _node_of(worked_on: Any) -> fx.Node | None:
+def _node_of(worked_on: object) -> fx.Node | None:
     """The node in the marked variable: a node, what has one as `.node`, or the first of
     `.members`."""
     members: Sequence[Any] = list(getattr(worked_on, "members", ()))

@@ -66,6 +66,6 @@ class CapturedProgram:
         """The same program, with the signature of the Python function it was captured from."""
         return dataclasses.replace(self, bound=tuple(bound), signature=signature, guards=guards)
 
-    def leaves(self, given: Sequence[Any]) -> list[Any]:
+    def leaves(self, given: Sequence[object]) -> list[Any]:
         """All inputs, in the order in which the calling convention counts them."""
         return [*self.bound, *given, *self.closed_over]

@@ -26,30 +26,30 @@ def _layout_for(x: torch.Tensor) -> torch.memory_format:
     return last if x.is_contiguous(memory_format=last) else torch.contiguous_format
 
 
-def _contiguous(value: Any) -> Any:
+def _contiguous(value: object) -> Any:
     return value.contiguous() if isinstance(value, torch.Tensor) else value
 
 
 def _all_contiguous(op: OpOverload) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         named = {name: _contiguous(value) for name, value in kwargs.items()}
         return op(*map(_contiguous, args), **named)
 
     return run
 
 
-def _group_norm(x: torch.Tensor, *args: Any) -> Any:
+def _group_norm(x: torch.Tensor, *args: object) -> Any:
     x = x.contiguous(memory_format=_layout_for(x))
     return aten.native_group_norm.default(x, *map(_contiguous, args))
 
 
-def _group_norm_backward(cotangent: torch.Tensor, x: torch.Tensor, *args: Any) -> Any:
+def _group_norm_backward(cotangent: torch.Tensor, x: torch.Tensor, *args: object) -> Any:
     layout = _layout_for(x)
     cotangent, x = (t.contiguous(memory_format=layout) for t in (cotangent, x))
     return aten.native_group_norm_backward.default(cotangent, x, *map(_contiguous, args))
 
 
-def _embedding_bag(weight: torch.Tensor, *args: Any) -> Any:
+def _embedding_bag(weight: torch.Tensor, *args: object) -> Any:
     """The weight stays as it is: its strides select the algorithm, which decides what is returned
     besides the sums."""
     return aten._embedding_bag.default(weight, *map(_contiguous, args))

@@ -54,11 +54,11 @@ class GraphCopy:
         self.copies[node] = copy = copy_node(self.graph, node, known.__getitem__)
         return copy
 
-    def copy_of(self, value: Any) -> Any:
+    def copy_of(self, value: object) -> Any:
         """The copy of a node; constants are their own."""
         return self.copies[value] if isinstance(value, fx.Node) else value
 
-    def returns(self, outputs: Sequence[Any]) -> None:
+    def returns(self, outputs: Sequence[object]) -> None:
         """Return the copies of `outputs`; constants among them are returned as they are."""
         self.graph.output(tuple(map(self.copy_of, outputs)))
 

@@ -64,7 +64,7 @@ def _taken(inputs: list[Any]) -> Iterator[Any]:
 
 def evaluate(
     graph_module: fx.GraphModule,
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     captured: bool = False,
     check: Check | None = None,
 ) -> Any:
@@ -95,18 +95,21 @@ def evaluate(
     raise AssertionError("the graph has no output")
 
 
-def _new_results(results: Sequence[Any], operands: Sequence[Any]) -> tuple[Any, ...]:
+def _new_results(results: Sequence[Any], operands: Sequence[object]) -> tuple[Any, ...]:
     """`results`, cloned where they alias an operand: an operator returns new tensors."""
     given = {_memory(each) for each in operands} - {None}
     return tuple(each.clone() if _memory(each) in given else each for each in results)
 
 
-def _memory(value: Any) -> Any:
+def _memory(value: object) -> Any:
     return storage_key(value) if isinstance(value, torch.Tensor) else None
 
 
 def _stacked_steps(
-    body: fx.GraphModule, steps: Sequence[Sequence[Any]], operands: Sequence[Any], carries: int
+    body: fx.GraphModule,
+    steps: Sequence[Sequence[object]],
+    operands: Sequence[object],
+    carries: int,
 ) -> list[torch.Tensor]:
     """What the steps of a loop return besides the carried values, stacked along a new first axis.
 
@@ -149,7 +152,7 @@ def _scan(combine: fx.GraphModule, init: Any, xs: Any, others: Any) -> Any:
     return (*_new_results(carry, [*init, *xs, *others]), *stacked)
 
 
-def _map(function: fx.GraphModule, xs: Any, others: Any) -> Any:
+def _map(function: fx.GraphModule, xs: object, others: object) -> Any:
     return _scan(function, (), xs, others)
 
 
@@ -179,7 +182,9 @@ def _empty_like(like: torch.Tensor, *written: torch.Tensor) -> torch.Tensor:
 
 
 def _scattered(view: Callable[..., Any]) -> Callable[..., Any]:
-    def scatter(x: torch.Tensor, new: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def scatter(
+        x: torch.Tensor, new: torch.Tensor, *args: object, **kwargs: object
+    ) -> torch.Tensor:
         copy = x.clone()
         written = _empty_like(copy, new).copy_(copy) if is_functorch_wrapper(new) else copy
         view(written, *args, **kwargs).copy_(new)
@@ -204,7 +209,7 @@ def _normal(
     return like.clone().normal_(mean, std, generator=generator)
 
 
-def _randint(like: torch.Tensor, low: int, high: int, **options: Any) -> torch.Tensor:
+def _randint(like: torch.Tensor, low: int, high: int, **options: object) -> torch.Tensor:
     if options:
         drawn: torch.Tensor = torch.ops.aten.randint_like.low_dtype(like, low, high, **options)
         return drawn
@@ -212,7 +217,7 @@ def _randint(like: torch.Tensor, low: int, high: int, **options: Any) -> torch.T
 
 
 def _flash_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kw: Any
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: object, **kw: object
 ) -> Any:
     """The flash kernel divides by sizes and assumes contiguous rows.
 
@@ -232,7 +237,7 @@ def _with_contiguous_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _flash_attention_backward(
-    cotangent: Any, query: Any, key: Any, value: Any, out: Any, *args: Any, **kw: Any
+    cotangent: object, query: Any, key: Any, value: Any, out: Any, *args: object, **kw: object
 ) -> Any:
     if query.numel() and key.numel() and value.numel():
         query, key, value, out = map(_with_contiguous_rows, (query, key, value, out))
@@ -308,7 +313,7 @@ def eager_callable(target: Any) -> Any:
 def _unaliased(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, with results cloned that alias an argument."""
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         result = function(*args, **kwargs)
         given = {_memory(each) for each in trees.leaves((args, kwargs))} - {None}
         return trees.map_leaves(

@@ -104,7 +104,7 @@ def tensor_of(node: Node) -> torch.Tensor:
     return value
 
 
-def set_value(node: Node, value: Any) -> None:
+def set_value(node: Node, value: object) -> None:
     node.meta["val"] = value
 
 
@@ -245,7 +245,7 @@ def set_output_descriptors(graph: Graph, descriptors: tuple[Output, ...]) -> Non
     output_node(graph).meta["descriptors"] = tuple(descriptors)
 
 
-def describe_value(value: Any) -> str:
+def describe_value(value: object) -> str:
     """A fake value in few words: `f32[3, s0]`, `i64[]`, `SymInt s0`, `(f32[2], None)`."""
     match value:
         case torch.Tensor():

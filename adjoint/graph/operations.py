@@ -53,7 +53,7 @@ def _(value: torch.Tensor, condition: torch.Tensor, message: str) -> torch.Tenso
 
 @_provided.register_vmap
 def _(
-    info: Any, in_dims: Any, value: torch.Tensor, condition: torch.Tensor, message: str
+    info: object, in_dims: Any, value: torch.Tensor, condition: torch.Tensor, message: str
 ) -> tuple[torch.Tensor, int | None]:
     return provided(value, condition.all(), message), in_dims[0]
 
@@ -157,11 +157,11 @@ class LoopArguments:
     others: int
     """What every step takes unchanged."""
 
-    def carries(self, args: Sequence[Any]) -> int:
+    def carries(self, args: Sequence[object]) -> int:
         """The number of carried values."""
         return len(self.part(args, self.init))
 
-    def operands(self, args: Sequence[Any]) -> list[Any]:
+    def operands(self, args: Sequence[object]) -> list[Any]:
         """The first carried values, the sliced tensors, and what every step takes, in this
         order."""
         return [
@@ -192,7 +192,7 @@ def as_leaf(value: torch.Tensor) -> torch.Tensor:
 
 
 def on_copies(
-    op: OpOverload, mutated: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    op: OpOverload, mutated: tuple[str, ...], args: tuple[object, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, ...]:
     """Run the mutating `op` on copies of the arguments it would change.
 
@@ -218,7 +218,7 @@ def on_copies(
     return (*fresh, *(bound[name] for name in mutated))
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: object) -> Any:
     if isinstance(value, torch.Tensor):
         return value.clone()
     return [_copy(each) for each in value] if isinstance(value, (list, tuple)) else value
@@ -237,10 +237,10 @@ def in_order(token: torch.Tensor, op: Any, *args: Any, **kwargs: Any) -> tuple[A
 def build_subclass(
     cls: type,
     attributes: tuple[str, ...],
-    context: Any,
+    context: object,
     size: tuple[int, ...],
     stride: tuple[int, ...],
-    *inner: Any,
+    *inner: object,
 ) -> Any:
     """The tensor subclass `cls` that holds `inner` as `attributes`."""
     held = dict(zip(attributes, inner, strict=True))
@@ -263,7 +263,7 @@ def apply_function(
     backwards: Backwards,
     non_differentiable: tuple[int, ...],
     once: bool,
-    *operands: Any,
+    *operands: object,
 ) -> tuple[Any, ...]:
     """Apply a custom `autograd.Function` whose two halves have been captured.
 
@@ -271,7 +271,7 @@ def apply_function(
     cotangent, or None, for each operand.  `once`: the backward may not be differentiated.
     """
 
-    def run(*args: Any) -> Any:
+    def run(*args: object) -> Any:
         return evaluate(forward, args)
 
     return _applied(run, backwards, non_differentiable, once, operands)
@@ -285,9 +285,9 @@ def has_backward_per_pattern(node: fx.Node) -> bool:
 def with_backward(
     backward: fx.GraphModule,
     non_differentiable: tuple[int, ...],
-    results: tuple[Any, ...],
-    saved: tuple[Any, ...],
-    *operands: Any,
+    results: tuple[object, ...],
+    saved: tuple[object, ...],
+    *operands: object,
 ) -> tuple[Any, ...]:
     """`results`, as if returned by a custom `autograd.Function` of `operands` that saved `saved`.
 
@@ -302,11 +302,11 @@ def _applied(
     backwards: Backwards,
     non_differentiable: tuple[int, ...],
     once: bool,
-    operands: tuple[Any, ...],
+    operands: tuple[object, ...],
 ) -> tuple[Any, ...]:
     by_given = dict(backwards)
 
-    def pull_back(ctx: Any, *cotangents: Any) -> Any:
+    def pull_back(ctx: Any, *cotangents: object) -> Any:
         tensors = iter(ctx.saved_tensors)
         saved = [next(tensors) if other is None else other for other in ctx.others]
         given = tuple(i for i, each in enumerate(cotangents) if each is not None)
@@ -327,7 +327,7 @@ def _applied(
 
     class Applied(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *args: Any) -> Any:
+        def forward(ctx: Any, *args: object) -> Any:
             results, saved = run(*args)
             tensors = [value for value in saved if isinstance(value, torch.Tensor)]
             ctx.set_materialize_grads(None in by_given)
@@ -337,7 +337,7 @@ def _applied(
             return tuple(results)
 
         @staticmethod
-        def backward(ctx: Any, *cotangents: Any) -> Any:
+        def backward(ctx: object, *cotangents: object) -> Any:
             return reverse(ctx, *cotangents)
 
     reverse = once_differentiable(pull_back) if once else pull_back

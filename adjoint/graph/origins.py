@@ -64,7 +64,7 @@ def replace(node: fx.Node, new: fx.Node) -> None:
     node.graph.erase_node(node)
 
 
-def for_part_of(node: fx.Node, value: Any) -> dict[str, Any]:
+def for_part_of(node: fx.Node, value: object) -> dict[str, Any]:
     """Metadata for a node that a rewrite of `node` makes; `value` is its fake value.
 
     It belongs to the same line, mode and derivative.  It is another value, and so has a fake value
@@ -76,7 +76,7 @@ def for_part_of(node: fx.Node, value: Any) -> dict[str, Any]:
     return {**meta, "val": own}
 
 
-def _detached(leaf: Any) -> Any:
+def _detached(leaf: object) -> Any:
     with torch.no_grad():
         return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 

@@ -201,7 +201,7 @@ def _with_type(node: Node) -> str:
     return f"{node.name}: {describe_value(value_of(node))}" if has_value(node) else node.name
 
 
-def _argument(value: Any) -> str:
+def _argument(value: object) -> str:
     """An operand as one would write it in Python."""
     match value:
         case Node():
@@ -228,7 +228,7 @@ def _argument(value: Any) -> str:
             return _without_addresses(repr(value))
 
 
-def _index(value: Any) -> str:
+def _index(value: object) -> str:
     if isinstance(value, slice):
         start, stop = ("" if v is None else _argument(v) for v in (value.start, value.stop))
         return f"{start}:{stop}" + ("" if value.step is None else f":{_argument(value.step)}")

@@ -74,12 +74,12 @@ def tanh(x: Expression) -> Expression:
     return apply("tanh", x)
 
 
-def _sum(x: Expression, y: Any, alpha: Any = 1) -> Expression:
+def _sum(x: Expression, y: object, alpha: Any = 1) -> Expression:
     term = _like(y, x)
     return x + (term if alpha == 1 else term * alpha)
 
 
-def _difference(x: Expression, y: Any, alpha: Any = 1) -> Expression:
+def _difference(x: Expression, y: object, alpha: Any = 1) -> Expression:
     term = _like(y, x)
     return x - (term if alpha == 1 else term * alpha)
 
@@ -92,7 +92,7 @@ def _product(x: Expression, y: Any) -> Expression:
     return apply("and", x, _like(y, x)) if x.dtype == torch.bool else x * y
 
 
-def _divided(x: Expression, y: Any, rounding_mode: str | None = None) -> Expression:
+def _divided(x: Expression, y: object, rounding_mode: str | None = None) -> Expression:
     by = _like(y, x)
     if rounding_mode is None:
         return x / by
@@ -115,7 +115,7 @@ def _floor_divided(x: Expression, y: Expression) -> Expression:
     return where(y.equals(0), x / y, result)
 
 
-def _remainder(x: Expression, y: Any) -> Expression:
+def _remainder(x: Expression, y: object) -> Expression:
     y = _like(y, x)
     if not x.dtype.is_floating_point:
         return apply("mod", x, y)
@@ -124,7 +124,7 @@ def _remainder(x: Expression, y: Any) -> Expression:
     return where(wrong, rest + y, rest)
 
 
-def _power(x: Expression, y: Any, result: torch.dtype) -> Expression:
+def _power(x: Expression, y: object, result: torch.dtype) -> Expression:
     """Small integer exponents are products, as in eager."""
     # Eager takes no roots of float16: they differ at -0 and at -inf.
     if result == torch.float16 and y in (0.5, -0.5):
@@ -163,7 +163,7 @@ def _whole_power(x: Expression, exponent: int) -> Expression:
     return power
 
 
-def _clamp(x: Expression, low: Any = None, high: Any = None) -> Expression:
+def _clamp(x: Expression, low: object = None, high: object = None) -> Expression:
     if low is not None:
         x = apply("maximum", x, _like(low, x))
     if high is not None:
@@ -252,7 +252,7 @@ def _mish(x: Expression) -> Expression:
     return x * tanh(_softplus(x))
 
 
-def _lerp(start: Expression, end: Expression, weight: Any) -> Expression:
+def _lerp(start: Expression, end: Expression, weight: object) -> Expression:
     weight = _like(weight, start)
     near = start + weight * (end - start)
     far = end - (end - start) * (1 - weight)
@@ -266,7 +266,7 @@ def _logical(name: str) -> Formula:
     return formula
 
 
-def _xlogy(x: Expression, y: Any) -> Expression:
+def _xlogy(x: Expression, y: object) -> Expression:
     y = _like(y, x)
     plain = where(x.equals(0), constant(0, x.dtype), x * apply("log", y))
     return where(is_nan(y), y, plain)
@@ -308,11 +308,11 @@ def _has_sign(x: Expression) -> Expression:
     return apply("copysign", constant(1, x.dtype), x) < 0
 
 
-def _masked_fill(x: Expression, mask: Expression, value: Any) -> Expression:
+def _masked_fill(x: Expression, mask: Expression, value: object) -> Expression:
     return where(cast(mask, torch.bool), _like(value, x), x)
 
 
-def _where(condition: Expression, yes: Any, no: Any) -> Expression:
+def _where(condition: Expression, yes: object, no: object) -> Expression:
     return where(cast(condition, torch.bool), yes, no)
 
 

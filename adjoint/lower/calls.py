@@ -55,7 +55,7 @@ def is_returned(node: fx.Node) -> bool:
     )
 
 
-def _is_alias(target: Any) -> bool:
+def _is_alias(target: object) -> bool:
     """Whether the schema declares that the result aliases an argument."""
     return isinstance(target, OpOverload) and any(
         result.alias_info is not None for result in target._schema.returns
@@ -78,7 +78,7 @@ def expected_of(node: fx.Node) -> tuple[ExpectedTensor | None, ...]:
     return tuple(map(_expected, trees.leaves(value_or_none(node))))
 
 
-def _expected(value: Any) -> ExpectedTensor | None:
+def _expected(value: object) -> ExpectedTensor | None:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     if any(map(is_unbacked_int, (*value.shape, *value.stride()))):

@@ -116,7 +116,7 @@ def _with_strides_of(expected: torch.Tensor, result: torch.Tensor) -> torch.Tens
     return result.permute(order).contiguous().permute(back)
 
 
-def _alike(results: Any, expected: Any) -> bool:
+def _alike(results: object, expected: object) -> bool:
     pairs = list(zip(trees.leaves(results), trees.leaves(expected), strict=False))
     return all(
         one is None
@@ -151,10 +151,10 @@ class _Recorder(TorchDispatchMode):
         self.nodes: dict[int, fx.Node] = {}
         self.kept: list[Any] = []
 
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, op: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         result = fake_call(op, args, kwargs or {})
 
-        def leaf(value: Any) -> Any:
+        def leaf(value: object) -> Any:
             return self.nodes[id(value)] if isinstance(value, torch.Tensor) else value
 
         node_args, node_kwargs = trees.map_leaves(leaf, (args, kwargs or {}))

@@ -39,7 +39,7 @@ DRAWS: dict[Any, Composition] = {}
 DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
 
 
-def draw(*ops: Any) -> Callable[[Composition], Composition]:
+def draw(*ops: object) -> Callable[[Composition], Composition]:
     def register(program: Composition) -> Composition:
         DRAWS.update(dict.fromkeys(ops, program))
         return program
@@ -227,7 +227,7 @@ def _with_probabilities(numbers: Numbers, p: torch.Tensor) -> torch.Tensor:
 
 
 @draw(aten.rand.default, aten.rand_like.default)
-def _rand(numbers: Numbers, *args: Any, **options: Any) -> Any:
+def _rand(numbers: Numbers, *args: object, **options: object) -> Any:
     return numbers.between(0, 1)
 
 
@@ -237,13 +237,18 @@ def _uniform(numbers: Numbers, x: torch.Tensor, low: float = 0.0, high: float = 
 
 
 @draw(aten.randn.default, aten.randn_like.default)
-def _randn(numbers: Numbers, *args: Any, **options: Any) -> Any:
+def _randn(numbers: Numbers, *args: object, **options: object) -> Any:
     return numbers.normal().to(numbers.like.dtype)
 
 
 @draw(aten.normal.float_float)
 def _normal_of_size(
-    numbers: Numbers, mean: float, std: float, size: Any, generator: None = None, **options: Any
+    numbers: Numbers,
+    mean: float,
+    std: float,
+    size: object,
+    generator: None = None,
+    **options: object,
 ) -> Any:
     return _around(numbers, mean, std)
 
@@ -288,18 +293,18 @@ def _rrelu(
 
 
 @draw(aten.randint.default, aten.randint_like.default)
-def _randint(numbers: Numbers, *args: Any, **options: Any) -> Any:
+def _randint(numbers: Numbers, *args: object, **options: object) -> Any:
     """The upper bound is the first argument, or the second of `randint_like`."""
     return numbers.whole(0, args[1] if isinstance(args[0], torch.Tensor) else args[0])
 
 
 @draw(aten.randint.low)
-def _randint_from(numbers: Numbers, low: int, high: int, size: Any, **options: Any) -> Any:
+def _randint_from(numbers: Numbers, low: int, high: int, size: object, **options: object) -> Any:
     return numbers.whole(low, high)
 
 
 @draw(aten.randint_like.low_dtype)
-def _randint_like(numbers: Numbers, x: Any, low: int, high: int, **options: Any) -> Any:
+def _randint_like(numbers: Numbers, x: object, low: int, high: int, **options: object) -> Any:
     return numbers.whole(low, high)
 
 

@@ -21,7 +21,7 @@ from adjoint.target import CPU, Target
 aten = torch.ops.aten
 
 
-def is_plain(value: Any, device: torch.device = CPU) -> bool:
+def is_plain(value: object, device: torch.device = CPU) -> bool:
     """Whether kernels for `device` can read and write this tensor."""
     return (
         isinstance(value, torch.Tensor)

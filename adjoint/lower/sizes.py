@@ -24,7 +24,7 @@ def size_of(value: Any) -> Size:
     return int(value)
 
 
-def sizes(values: Iterable[Any]) -> tuple[Size, ...]:
+def sizes(values: Iterable[object]) -> tuple[Size, ...]:
     return tuple(size_of(value) for value in values)
 
 

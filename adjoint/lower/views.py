@@ -32,11 +32,11 @@ def dtype_of(node: fx.Node) -> torch.dtype:
     return tensor_of(node).dtype
 
 
-def _reshape(node: fx.Node, index: MultiIndex, source: fx.Node, *args: Any) -> MultiIndex:
+def _reshape(node: fx.Node, index: MultiIndex, source: fx.Node, *args: object) -> MultiIndex:
     return reshaped(index, shape_of(node), shape_of(source))
 
 
-def _same(node: fx.Node, index: MultiIndex, source: fx.Node, *args: Any) -> MultiIndex:
+def _same(node: fx.Node, index: MultiIndex, source: fx.Node, *args: object) -> MultiIndex:
     return index
 
 
@@ -61,7 +61,7 @@ def _permute(node: fx.Node, index: MultiIndex, source: fx.Node, dims: Sequence[i
 
 
 def _expand(
-    node: fx.Node, index: MultiIndex, source: fx.Node, *args: Any, **kwargs: Any
+    node: fx.Node, index: MultiIndex, source: fx.Node, *args: object, **kwargs: object
 ) -> MultiIndex:
     return broadcast(index, shape_of(source))
 
@@ -74,7 +74,7 @@ def broadcast(index: MultiIndex, shape: Sequence[Size]) -> MultiIndex:
     )
 
 
-def _select(node: fx.Node, index: MultiIndex, source: fx.Node, dim: int, at: Any) -> MultiIndex:
+def _select(node: fx.Node, index: MultiIndex, source: fx.Node, dim: int, at: object) -> MultiIndex:
     size = rank_of(source)
     dim %= size
     place = size_of(at)
@@ -88,8 +88,8 @@ def _slice(
     index: MultiIndex,
     source: fx.Node,
     dim: int = 0,
-    start: Any = None,
-    end: Any = None,
+    start: object = None,
+    end: object = None,
     step: int = 1,
 ) -> MultiIndex:
     dim %= rank_of(source)
@@ -138,7 +138,7 @@ def _unfold(
 
 
 def _split(
-    node: fx.Node, index: MultiIndex, source: fx.Node, length: Any, dim: int = 0
+    node: fx.Node, index: MultiIndex, source: fx.Node, length: object, dim: int = 0
 ) -> MultiIndex:
     """The view of `getitem(split(source, ...), k)`."""
     part: int = node.args[1]  # type: ignore[assignment]

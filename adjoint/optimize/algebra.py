@@ -40,14 +40,14 @@ def _stands_for(value: Any, root: fx.Node) -> Any:
     return value if is_tensor and same_values(tensor_of(value), tensor_of(root), False) else None
 
 
-def _is(argument: Any, number: float) -> bool:
+def _is(argument: object, number: float) -> bool:
     """Whether an argument is this number, or a tensor of it everywhere; zeros by their sign."""
     value = uniform_value(argument)
     return isinstance(value, (int, float)) and repr(float(value)) == repr(float(number))
 
 
 @rewrites(call(PRODUCTS, x, y))
-def drop_factor_one(x: Any, y: Any, match: Match) -> Any:
+def drop_factor_one(x: object, y: object, match: Match) -> Any:
     """x * 1 = 1 * x = x"""
     if _is(y, 1):
         return _stands_for(x, match.root)
@@ -55,13 +55,13 @@ def drop_factor_one(x: Any, y: Any, match: Match) -> Any:
 
 
 @rewrites(one_of(call(QUOTIENTS, x, y), call(aten.pow.Tensor_Scalar, x, y)))
-def drop_one(x: Any, y: Any, match: Match) -> Any:
+def drop_one(x: object, y: object, match: Match) -> Any:
     """x / 1 = x ** 1 = x"""
     return _stands_for(x, match.root) if _is(y, 1) else None
 
 
 @rewrites(call((ADD, SUB, aten.add.Scalar, aten.sub.Scalar), x, y))
-def drop_zero(x: Any, y: Any, match: Match) -> Any:
+def drop_zero(x: object, y: object, match: Match) -> Any:
     """x - 0 = x + (-0.0) = x, and x + 0 = x for integers"""
     if not isinstance(x, fx.Node) or not computes_tensor(x):
         return None
@@ -86,19 +86,19 @@ def merge_negations(x: fx.Node) -> Any:
         call(ADD, call(NEG, y), x),
     )
 )
-def subtract(x: Any, y: Any) -> Any:
+def subtract(x: object, y: object) -> Any:
     """x + (-y) = x - y"""
     return call(SUB, x, y) if isinstance(x, fx.Node) else None
 
 
 @rewrites(call(SUB, x, call(NEG, y)))
-def add(x: Any, y: Any) -> Any:
+def add(x: object, y: object) -> Any:
     """x - (-y) = x + y"""
     return call(ADD, x, y) if isinstance(x, fx.Node) else None
 
 
 @rewrites(one_of(call(NEG, call(PRODUCTS, x, c)), call(PRODUCTS, call(NEG, x), c)))
-def negate_constant(x: Any, c: Any) -> Any:
+def negate_constant(x: object, c: object) -> Any:
     """-(x * c) = (-x) * c = x * (-c)"""
     if not isinstance(c, float) or not isinstance(x, fx.Node) or not _are_real(x):
         return None
@@ -113,13 +113,13 @@ POINTWISE = (ADD, SUB, MUL, aten.div.Tensor)
 
 
 @rewrites(call(POINTWISE, call(aten.expand.default, x, ..., shared=True), y, ...))
-def broadcast_left(x: fx.Node, y: Any, match: Match) -> Any:
+def broadcast_left(x: fx.Node, y: object, match: Match) -> Any:
     """expand(x) op y = x op y, where y has the whole shape"""
     return _broadcast(match, 0, x, y)
 
 
 @rewrites(call(POINTWISE, y, call(aten.expand.default, x, ..., shared=True), ...))
-def broadcast_right(x: fx.Node, y: Any, match: Match) -> Any:
+def broadcast_right(x: fx.Node, y: object, match: Match) -> Any:
     """y op expand(x) = y op x, where y has the whole shape"""
     return _broadcast(match, 1, x, y)
 

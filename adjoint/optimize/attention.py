@@ -144,11 +144,11 @@ def _keeps_order(chain: Sequence[fx.Node], *then: Any) -> bool:
     return True
 
 
-def _same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
+def _same_shape(one: Sequence[object], other: Sequence[object]) -> bool:
     return len(one) == len(other) and all(map(same_number, one, other))
 
 
-def _before_reshape(match: Match, node: Any, ops: Sequence[Any]) -> fx.Node:
+def _before_reshape(match: Match, node: object, ops: Sequence[object]) -> fx.Node:
     """The call of one of `ops` that `node` is a reshape of; everything between is absorbed."""
     chain = _walk_views(node)
     if chain[-1].target not in ops or not _keeps_order(chain):
@@ -158,7 +158,7 @@ def _before_reshape(match: Match, node: Any, ops: Sequence[Any]) -> fx.Node:
     return chain[-1]
 
 
-def _operand(node: fx.Node, shape: Sequence[Any], *then: Any) -> fx.Node | None:
+def _operand(node: fx.Node, shape: Sequence[object], *then: object) -> fx.Node | None:
     """The earliest value of this shape of which `node`, after `then`, is a reshape."""
     chain = _walk_views(node)
     dtype = tensor_of(node).dtype
@@ -170,7 +170,7 @@ def _operand(node: fx.Node, shape: Sequence[Any], *then: Any) -> fx.Node | None:
     return None
 
 
-def _scores(match: Match, node: Any) -> _Scores:
+def _scores(match: Match, node: object) -> _Scores:
     """What the argument of the softmax is made of."""
     if not isinstance(node, fx.Node) or not computes_tensor(node):
         raise NoMatch
@@ -194,7 +194,7 @@ def _narrows(node: fx.Node) -> bool:
     return is_cast(node) and tensor_of(node).itemsize < tensor_of(node.args[0]).itemsize  # type: ignore[arg-type]
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise NoMatch
     return float(value)
@@ -236,7 +236,7 @@ def _added_product(match: Match, node: fx.Node) -> _Scores:
     return inner.with_bias(node, _Bias(given["self"]))
 
 
-def _leads_to_product(node: Any) -> bool:
+def _leads_to_product(node: object) -> bool:
     """Whether scores may come from here, so that the other operand is the bias."""
     while isinstance(node, fx.Node) and computes_tensor(node):
         node = _walk_views(node)[-1]
@@ -264,7 +264,7 @@ def _selected(match: Match, node: fx.Node) -> _Scores:
     return inner.with_bias(node, _Bias(mask, fill, inverted))  # type: ignore[arg-type]
 
 
-def _lowest(number: Any) -> float:
+def _lowest(number: object) -> float:
     """A number that leaves no weight; a tensor of one element holds it in most programs."""
     value = uniform_value(number)
     if value is None or not value <= LOWEST_SCORE:

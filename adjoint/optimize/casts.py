@@ -37,7 +37,7 @@ WIDER: dict[torch.dtype, frozenset[torch.dtype]] = {
 }
 
 
-def is_cast(node: Any) -> bool:
+def is_cast(node: object) -> bool:
     """Whether the node changes the dtype of a tensor, and neither its device nor its layout."""
     if not isinstance(node, fx.Node) or node.target is not CAST:
         return False

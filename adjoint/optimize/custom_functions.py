@@ -63,7 +63,7 @@ def _inline(graph_module: fx.GraphModule, node: fx.Node) -> None:
 
 
 def _inlined(
-    graph_module: fx.GraphModule, before: fx.Node, body: fx.GraphModule, operands: Sequence[Any]
+    graph_module: fx.GraphModule, before: fx.Node, body: fx.GraphModule, operands: Sequence[object]
 ) -> Any:
     """What `body` returns for `operands`, computed before a node."""
     graph = graph_module.graph
@@ -82,7 +82,7 @@ def _inlined(
     raise AssertionError("the body has no output")
 
 
-def _attribute(graph_module: fx.GraphModule, value: Any) -> str:
+def _attribute(graph_module: fx.GraphModule, value: object) -> str:
     """The name of a new attribute of the module."""
     names = (f"inlined_{count}" for count in range(len(vars(graph_module)) + 1000))
     name = next(each for each in names if not hasattr(graph_module, each))
@@ -90,7 +90,7 @@ def _attribute(graph_module: fx.GraphModule, value: Any) -> str:
     return name
 
 
-def _put(item: fx.Node, result: Any) -> None:
+def _put(item: fx.Node, result: object) -> None:
     """Put a result of the forward half in the place of one of the call."""
     if not isinstance(result, fx.Node):
         assert not item.users, "a result that is no tensor has users"

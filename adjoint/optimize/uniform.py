@@ -61,7 +61,7 @@ VIEWS = frozenset(
 )
 
 
-def uniform_value(argument: Any) -> bool | int | float | None:
+def uniform_value(argument: object) -> bool | int | float | None:
     """The number that an argument is, or that a tensor holds everywhere; None if it is not known.
 
     A number in a tensor is rounded to its dtype.

@@ -128,7 +128,7 @@ def _shape_argument(node: fx.Node) -> Any:
     return shape if all(isinstance(size, int) for size in shape) else None
 
 
-def _same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
+def _same_shape(one: Sequence[object], other: Sequence[object]) -> bool:
     return len(one) == len(other) and all(map(same_number, one, other))
 
 

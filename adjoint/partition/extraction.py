@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence, Set
-from typing import Any
 
 from torch import fx
 
@@ -27,7 +26,7 @@ def used_values(
     joint: fx.GraphModule,
     available: Container[fx.Node],
     tangents: Sequence[fx.Node],
-    outputs: Sequence[Any],
+    outputs: Sequence[object],
     drawn: Set[fx.Node],
 ) -> list[fx.Node]:
     """The available values that `outputs` are computed from, if everything else is recomputed.
@@ -77,7 +76,7 @@ def first_reached(
 def extract(
     module: fx.GraphModule,
     inputs: Sequence[fx.Node],
-    outputs: Sequence[Any],
+    outputs: Sequence[object],
     kept: Sequence[fx.Node] = (),
     late: Set[fx.Node] | None = None,
 ) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:
@@ -118,7 +117,7 @@ def _put_off(nodes: Sequence[fx.Node], late: Set[fx.Node]) -> Iterator[fx.Node]:
                 yield node
 
 
-def _needed(inputs: Sequence[fx.Node], outputs: Sequence[Any]) -> set[fx.Node]:
+def _needed(inputs: Sequence[fx.Node], outputs: Sequence[object]) -> set[fx.Node]:
     stop, found = set(inputs), set()
     work = [n for n in outputs if isinstance(n, fx.Node)]
     while work:

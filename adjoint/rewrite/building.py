@@ -32,14 +32,14 @@ class WrongReplacement(Exception):
 class Builder:
     """Makes the nodes of one replacement, in front of `before`."""
 
-    def __init__(self, root: fx.Node, before: fx.Node, bound: Mapping[str, Any]) -> None:
+    def __init__(self, root: fx.Node, before: fx.Node, bound: Mapping[str, object]) -> None:
         self.root = root
         self.graph = root.graph
         self.before = before
         self.bound = bound
         self.made: list[fx.Node] = []
 
-    def built(self, replacement: Any) -> list[Any]:
+    def built(self, replacement: object) -> list[Any]:
         """The nodes that compute the outputs of a replacement."""
         if isinstance(replacement, (tuple, list)):
             return [self.value(each) for each in replacement]
@@ -47,7 +47,7 @@ class Builder:
             return self.traced(replacement)
         return [self.value(replacement)]
 
-    def value(self, expression: Any) -> Any:
+    def value(self, expression: object) -> Any:
         """An expression as an argument of a node."""
         match expression:
             case Wildcard() | Size():
@@ -71,7 +71,7 @@ class Builder:
                 return expression
 
     def call(
-        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any = None
+        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: object = None
     ) -> fx.Node:
         """A new node; its value is computed on fakes unless it is given."""
         with self.graph.inserting_before(self.before):
@@ -93,7 +93,7 @@ class Builder:
                 raise WrongReplacement(str(error)) from None
         nodes: dict[int, Any] = {id(value): node for node, value in zip(args, values, strict=True)}
 
-        def leaf(each: Any) -> Any:
+        def leaf(each: object) -> Any:
             if isinstance(each, torch.Tensor):
                 if id(each) not in nodes:
                     raise WrongReplacement("it uses a tensor that is not an argument")

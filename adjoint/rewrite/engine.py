@@ -235,7 +235,7 @@ class _Engine:
         shown = f"{root.name} = {show_call(root)}"
         return RewriteError(rule.name, self.name, shown, why, source_of(root))
 
-    def _replaced(self, match: Match, replacement: Any, made: Rewriting) -> list[fx.Node] | None:
+    def _replaced(self, match: Match, replacement: object, made: Rewriting) -> list[fx.Node] | None:
         builder = Builder(match.root, _place(match), match.bound)
         try:
             new = builder.built(replacement)
@@ -328,7 +328,7 @@ def _place(match: Match) -> fx.Node:
     return last
 
 
-def _check_value(old: fx.Node, new: Any) -> None:
+def _check_value(old: fx.Node, new: object) -> None:
     if not isinstance(new, fx.Node):
         raise WrongReplacement(f"the replacement is {new!r}, which is not a value of the graph")
     if not same_values(value_of(new), value_of(old), strides=False):

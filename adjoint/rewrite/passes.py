@@ -39,7 +39,7 @@ def rules_pass(
 
 def replaces(
     pattern: Callable[..., Any],
-    *examples: Any,
+    *examples: object,
     place: Place = "primal",
     after: str | None = None,
     where: Callable[[Match], bool] | None = None,

@@ -100,13 +100,13 @@ Pattern: TypeAlias = Wildcard | Call | OneOf
 
 
 def call(
-    op: Any,
-    *args: Any,
+    op: object,
+    *args: object,
     shared: bool = False,
     users: int | None = None,
     commutes: bool = False,
     where: Guard | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Call:
     """A call of `op`: one operator, all overloads of one, or any of several."""
     given = op if isinstance(op, tuple) else (op,)
@@ -121,11 +121,11 @@ def call(
     )
 
 
-def one_of(*patterns: Any) -> OneOf:
+def one_of(*patterns: object) -> OneOf:
     return OneOf(patterns)
 
 
-def _overloads(op: Any) -> list[Any]:
+def _overloads(op: object) -> list[Any]:
     if not isinstance(op, OpOverloadPacket):
         return [op]
     return [getattr(op, name) for name in op.overloads()]
@@ -150,7 +150,7 @@ class Match:
     def root(self) -> fx.Node:
         return self.roots[0]
 
-    def absorb(self, node: Any, *ops: Any, shared: bool = False) -> fx.Node:
+    def absorb(self, node: object, *ops: object, shared: bool = False) -> fx.Node:
         """`node`, a call of one of `ops`, as a part of the match.
 
         `NoMatch` if it is something else, or cannot be replaced together with the root.  For rules
@@ -198,7 +198,7 @@ class _Bindings:
     values: dict[str, Any] = field(default_factory=dict)
     nodes: dict[int, tuple[Call, fx.Node]] = field(default_factory=dict)
 
-    def with_value(self, name: str, value: Any) -> _Bindings | None:
+    def with_value(self, name: str, value: object) -> _Bindings | None:
         if name in self.values:
             return self if _same(self.values[name], value) else None
         return _Bindings({**self.values, name: value}, self.nodes)
@@ -207,7 +207,7 @@ class _Bindings:
         return _Bindings(self.values, {**self.nodes, id(pattern): (pattern, node)})
 
 
-def match_at(patterns: Sequence[Any], node: fx.Node) -> Iterator[Match]:
+def match_at(patterns: Sequence[object], node: fx.Node) -> Iterator[Match]:
     """The matches in which `node` is the first output of the pattern."""
     for found in _match_outputs(patterns, node):
         roots = tuple(_root_node(pattern, found) for pattern in patterns)
@@ -216,7 +216,7 @@ def match_at(patterns: Sequence[Any], node: fx.Node) -> Iterator[Match]:
             yield match
 
 
-def _match_outputs(patterns: Sequence[Any], node: fx.Node) -> Iterator[_Bindings]:
+def _match_outputs(patterns: Sequence[object], node: fx.Node) -> Iterator[_Bindings]:
     def more(rest: Sequence[Any], found: _Bindings) -> Iterator[_Bindings]:
         if not rest:
             yield found
@@ -240,7 +240,7 @@ def _candidates(pattern: Call, found: _Bindings) -> Iterator[fx.Node]:
         yield from (each for each in near if each.target in pattern.ops)
 
 
-def depth(pattern: Any) -> int:
+def depth(pattern: object) -> int:
     match pattern:
         case Call():
             inner = [*pattern.args, *pattern.kwargs.values()]
@@ -255,7 +255,7 @@ def depth(pattern: Any) -> int:
             return 0
 
 
-def _root_node(pattern: Any, found: _Bindings) -> fx.Node:
+def _root_node(pattern: object, found: _Bindings) -> fx.Node:
     for each in pattern.of if isinstance(pattern, OneOf) else (pattern,):
         if id(each) in found.nodes:
             return found.nodes[id(each)][1]
@@ -273,7 +273,7 @@ def _is_legal(match: Match, found: _Bindings) -> bool:
     )
 
 
-def _match(pattern: Any, value: Any, found: _Bindings) -> Iterator[_Bindings]:
+def _match(pattern: object, value: object, found: _Bindings) -> Iterator[_Bindings]:
     """Each way in which `value` matches `pattern`, given what is bound already."""
     match pattern:
         case Wildcard():
@@ -297,7 +297,7 @@ def _match(pattern: Any, value: Any, found: _Bindings) -> Iterator[_Bindings]:
                 yield found
 
 
-def _match_size(pattern: Size, value: Any, found: _Bindings) -> Iterator[_Bindings]:
+def _match_size(pattern: Size, value: object, found: _Bindings) -> Iterator[_Bindings]:
     number = number_of(value)
     if number is None:
         return
@@ -308,7 +308,7 @@ def _match_size(pattern: Size, value: Any, found: _Bindings) -> Iterator[_Bindin
         yield found
 
 
-def _match_call(pattern: Call, node: Any, found: _Bindings) -> Iterator[_Bindings]:
+def _match_call(pattern: Call, node: object, found: _Bindings) -> Iterator[_Bindings]:
     if not isinstance(node, fx.Node) or node.op != "call_function":
         return
     known = found.nodes.get(id(pattern))
@@ -336,10 +336,10 @@ def _orders(pattern: Call) -> Iterator[Sequence[Any]]:
 
 
 def _match_arguments(
-    target: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    given: Mapping[Any, Any],
+    target: object,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    given: Mapping[Any, object],
     found: _Bindings,
 ) -> Iterator[_Bindings]:
     """`given`: the arguments of a node by name."""
@@ -357,7 +357,7 @@ def _match_arguments(
 
 
 def _match_all(
-    patterns: Sequence[Any], values: Sequence[Any], found: _Bindings
+    patterns: Sequence[object], values: Sequence[object], found: _Bindings
 ) -> Iterator[_Bindings]:
     if patterns and isinstance(patterns[-1], Rest):
         head = len(patterns) - 1
@@ -370,7 +370,7 @@ def _match_all(
         yield from _match_pairs(list(zip(patterns, values, strict=True)), found)
 
 
-def _match_pairs(pairs: Sequence[tuple[Any, Any]], found: _Bindings) -> Iterator[_Bindings]:
+def _match_pairs(pairs: Sequence[tuple[object, object]], found: _Bindings) -> Iterator[_Bindings]:
     if not pairs:
         yield found
         return
@@ -379,7 +379,7 @@ def _match_pairs(pairs: Sequence[tuple[Any, Any]], found: _Bindings) -> Iterator
         yield from _match_pairs(rest, next_found)
 
 
-def _match_each(pattern: Each, values: Any, found: _Bindings) -> Iterator[_Bindings]:
+def _match_each(pattern: Each, values: object, found: _Bindings) -> Iterator[_Bindings]:
     if not isinstance(values, (list, tuple)):
         return
     collected: dict[str, list[Any]] = {name: [] for name in wildcards(pattern.of)}
@@ -400,7 +400,7 @@ def _match_each(pattern: Each, values: Any, found: _Bindings) -> Iterator[_Bindi
         yield bound
 
 
-def wildcards(pattern: Any) -> list[str]:
+def wildcards(pattern: object) -> list[str]:
     """The names that a match of `pattern` binds."""
     match pattern:
         case Wildcard() | Rest() | Size():
@@ -422,7 +422,7 @@ def wildcards(pattern: Any) -> list[str]:
 
 
 def arguments(
-    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], defaults: bool = True
+    target: object, args: Sequence[object], kwargs: Mapping[str, object], defaults: bool = True
 ) -> dict[Any, Any]:
     """The arguments of a call by name, with defaults; by position if the target has no schema."""
     if not isinstance(target, OpOverload):
@@ -430,7 +430,7 @@ def arguments(
     return schema_arguments(target, args, kwargs, defaults)
 
 
-def number_of(argument: Any) -> Any:
+def number_of(argument: object) -> Any:
     """A size among the arguments of a node: an integer, or a symbolic one that a node computes.
 
     None if the argument is something else.
@@ -440,7 +440,7 @@ def number_of(argument: Any) -> Any:
     return value if is_number else None
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: object, other: object) -> bool:
     """Whether two arguments are the same: nodes by identity, constants by type and value."""
     if isinstance(one, fx.Node) or isinstance(other, fx.Node):
         return one is other

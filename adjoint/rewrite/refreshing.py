@@ -28,7 +28,7 @@ class NotRefreshed(Exception):
     """A value cannot have other strides: the program returns it, or an operator depends on them."""
 
 
-def same_values(one: Any, other: Any, strides: bool = True) -> bool:
+def same_values(one: object, other: object, strides: bool = True) -> bool:
     """Whether two fake values are alike in all that an operator can see."""
     mine, theirs = trees.leaves(one), trees.leaves(other)
     return len(mine) == len(theirs) and all(
@@ -36,7 +36,7 @@ def same_values(one: Any, other: Any, strides: bool = True) -> bool:
     )
 
 
-def _same_leaf(one: Any, other: Any, strides: bool) -> bool:
+def _same_leaf(one: object, other: object, strides: bool) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return (
             one.dtype == other.dtype
@@ -50,7 +50,7 @@ def _same_leaf(one: Any, other: Any, strides: bool) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def _same_numbers(one: Sequence[Any], other: Sequence[Any]) -> bool:
+def _same_numbers(one: Sequence[object], other: Sequence[object]) -> bool:
     return len(one) == len(other) and all(map(same_number, one, other))
 
 

@@ -70,7 +70,7 @@ class Rule:
                 raise malformed(self.name, "its pattern is not a call of an operator")
 
 
-def roots_of(pattern: Any) -> list[Any]:
+def roots_of(pattern: object) -> list[Any]:
     """The operators that a match of `pattern` ends in; empty if it may end in anything."""
     match pattern:
         case Call():
@@ -82,7 +82,7 @@ def roots_of(pattern: Any) -> list[Any]:
             return []
 
 
-def rewrites(*patterns: Any) -> Callable[[Callable[..., Any]], Rule]:
+def rewrites(*patterns: object) -> Callable[[Callable[..., Any]], Rule]:
     """Make a rule of a function from what wildcards match, by name, to a replacement.
 
     A parameter `match` receives the whole match.
@@ -108,7 +108,7 @@ def rewrites(*patterns: Any) -> Callable[[Callable[..., Any]], Rule]:
     return make
 
 
-def equation(name: str, pattern: Any, replacement: Any) -> Rule:
+def equation(name: str, pattern: object, replacement: object) -> Rule:
     """A rule whose two sides are written with the same wildcards."""
     rule = Rule(name, (pattern,), lambda match: replacement)
     missing = set(wildcards(replacement)) - set(wildcards(pattern))
@@ -120,7 +120,7 @@ def equation(name: str, pattern: Any, replacement: Any) -> Rule:
 def traced_rules(
     pattern: Callable[..., Any],
     replacement: Callable[..., Any],
-    examples: Sequence[Any],
+    examples: Sequence[object],
     where: Callable[[Match], bool] | None = None,
     name: str | None = None,
 ) -> list[Rule]:
@@ -157,7 +157,7 @@ def _traced_rule(
     return Rule(name, pattern.outputs, make, meaning)
 
 
-def _check(rule: str, pattern: Any) -> None:
+def _check(rule: str, pattern: object) -> None:
     match pattern:
         case Call():
             for op in pattern.ops:
@@ -188,7 +188,7 @@ def _check(rule: str, pattern: Any) -> None:
             pass
 
 
-def _check_call(rule: str, op: Any, pattern: Call) -> None:
+def _check_call(rule: str, op: object, pattern: Call) -> None:
     if not callable(op):
         raise malformed(rule, f"{op!r} is not an operator")
     if not isinstance(op, OpOverload):

@@ -52,7 +52,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[Step] = []
 
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, op: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not isinstance(op, OpOverload):
             raise Untraceable(f"it calls the higher-order operator {op}")
@@ -68,7 +68,7 @@ class Recorder(TorchDispatchMode):
         return result
 
 
-def operators_of(function: Callable[..., Any], values: Sequence[Any]) -> list[OpOverload]:
+def operators_of(function: Callable[..., Any], values: Sequence[object]) -> list[OpOverload]:
     """The operators that a function calls on fake tensors like these."""
     mode = detect_fake_mode(values)
     assert mode is not None
@@ -111,7 +111,7 @@ def parameters_of(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(each.name for each in found)
 
 
-def pattern_of(function: Callable[..., Any], examples: Sequence[Any]) -> list[TracedPattern]:
+def pattern_of(function: Callable[..., Any], examples: Sequence[object]) -> list[TracedPattern]:
     """The patterns of a torch function called with arguments like `examples`.
 
     There are two if operators choose another way for tensors that require grad.
@@ -127,7 +127,7 @@ def _shown(pattern: TracedPattern) -> str:
     """A text that is equal for equal patterns."""
     numbers: dict[int, int] = {}
 
-    def text(each: Any) -> str:
+    def text(each: object) -> str:
         match each:
             case Wildcard():
                 return f"?{each.name}"
@@ -148,7 +148,7 @@ def _shown(pattern: TracedPattern) -> str:
 
 
 def _traced(
-    function: Callable[..., Any], names: Sequence[str], examples: Sequence[Any], requires: bool
+    function: Callable[..., Any], names: Sequence[str], examples: Sequence[object], requires: bool
 ) -> TracedPattern:
     mode = new_fake_mode()
     values: list[Any] = []
@@ -190,7 +190,7 @@ def _traced(
     return TracedPattern(tuple(names), made, making.sizes, making.used_symbols())
 
 
-def _recorded(function: Callable[..., Any], values: Sequence[Any]) -> tuple[list[Step], Any]:
+def _recorded(function: Callable[..., Any], values: Sequence[object]) -> tuple[list[Step], Any]:
     recorder = Recorder()
     with recorder:
         results = function(*values)
@@ -206,7 +206,7 @@ def _with_other_number(values: Sequence[Any], place: int) -> list[Any]:
 def _changing_numbers(
     first: Sequence[Step],
     others: Sequence[tuple[str, Sequence[Step]]],
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
 ) -> dict[int, dict[int, str]]:
     """For each step, the leaves among its arguments that are a parameter, and which."""
     found: dict[int, dict[int, str]] = {}
@@ -239,7 +239,7 @@ class _PatternMaker:
         """The pattern of one call; `numbers`: leaves of its arguments that are parameters."""
         count = iter(range(1 << 30))
 
-        def leaf(value: Any) -> Any:
+        def leaf(value: object) -> Any:
             name = numbers.get(next(count))
             return Wildcard(name) if name is not None else self._argument(value)
 
@@ -253,7 +253,7 @@ class _PatternMaker:
             if isinstance(part, torch.Tensor):
                 self.patterns[id(part)] = Call((operator.getitem,), (made, place))
 
-    def _argument(self, value: Any) -> Any:
+    def _argument(self, value: object) -> Any:
         if isinstance(value, torch.Tensor):
             if id(value) not in self.patterns:
                 raise Untraceable("it uses a tensor that is not an argument")
@@ -265,7 +265,7 @@ class _PatternMaker:
             return Size(str(expr))
         return value
 
-    def output(self, value: Any) -> Call:
+    def output(self, value: object) -> Call:
         pattern = self.patterns.get(id(value))
         if not isinstance(pattern, Call):
             raise Untraceable("it returns something that none of its operators computed")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -60,7 +58,7 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
     return product
 
 
-def is_short(size: Any, most: int = MAX_SHORT_DIMENSION) -> bool:
+def is_short(size: object, most: int = MAX_SHORT_DIMENSION) -> bool:
     return isinstance(size, int) and size <= most
 
 

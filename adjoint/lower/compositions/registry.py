@@ -20,7 +20,7 @@ class NoComposition(Exception):
     """The composition does not apply to these arguments: the operator stays."""
 
 
-def composition_of(target: Any) -> Composition | None:
+def composition_of(target: object) -> Composition | None:
     """The composition of what a node calls; None if it has none."""
     if isinstance(target, OpOverload):
         return COMPOSITIONS.get(target) or COMPOSITIONS.get(target._schema.name)

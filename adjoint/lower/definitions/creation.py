@@ -15,15 +15,17 @@ from adjoint.lower.views import MultiIndex, dtype_of
 aten = torch.ops.aten
 
 
-def _full(node: fx.Node, size: Any, value: Any, **options: Any) -> Mapped:
+def _full(node: fx.Node, size: object, value: object, **options: object) -> Mapped:
     return _filled(node, value)
 
 
-def _like(node: fx.Node, source: Any, value: Any, **options: Any) -> Mapped:
+def _like(node: fx.Node, source: object, value: object, **options: object) -> Mapped:
     return _filled(node, value)
 
 
-def _new_full(node: fx.Node, source: Any, size: Any, value: Any, **options: Any) -> Mapped:
+def _new_full(
+    node: fx.Node, source: object, size: object, value: object, **options: object
+) -> Mapped:
     return _filled(node, value)
 
 
@@ -33,19 +35,19 @@ def _filled(node: fx.Node, value: Any) -> Mapped:
     return Mapped(lambda index, reader: number)
 
 
-def _scalar(node: fx.Node, value: Any, **options: Any) -> Mapped:
+def _scalar(node: fx.Node, value: object, **options: object) -> Mapped:
     return _filled(node, value)
 
 
-def _zeros(node: fx.Node, *args: Any, **options: Any) -> Mapped:
+def _zeros(node: fx.Node, *args: object, **options: object) -> Mapped:
     return _filled(node, 0)
 
 
-def _ones(node: fx.Node, *args: Any, **options: Any) -> Mapped:
+def _ones(node: fx.Node, *args: object, **options: object) -> Mapped:
     return _filled(node, 1)
 
 
-def _arange(node: fx.Node, *args: Any, **options: Any) -> Mapped:
+def _arange(node: fx.Node, *args: object, **options: object) -> Mapped:
     start, step = (args[0] if len(args) > 1 else 0), (args[2] if len(args) > 2 else 1)
     dtype = dtype_of(node)
     decline_if(dtype.is_floating_point or not all(isinstance(n, int) for n in (start, step)))

@@ -71,11 +71,11 @@ def _are_supported(node: fx.Node) -> bool:
     return node.target in _OF_SIZES and len(sizes) == 1 and _is_size(node.args[1])
 
 
-def _number(arg: Any) -> Any:
+def _number(arg: object) -> Any:
     return value_of(arg) if isinstance(arg, fx.Node) else arg
 
 
-def _is_size(arg: Any) -> bool:
+def _is_size(arg: object) -> bool:
     """Whether an argument is a symbolic size that follows from the sizes of inputs."""
     number = _number(arg)
     return isinstance(number, torch.SymInt) and not is_unbacked_int(number)

@@ -40,7 +40,7 @@ def _plain(value: Expression, size: Size) -> Index:
     return Index(((Gathered(cast(value, torch.int64), size), 1),))
 
 
-def _is_index(node: Any) -> bool:
+def _is_index(node: object) -> bool:
     return isinstance(node, fx.Node) and dtype_of(node) in (torch.int64, torch.int32)
 
 
@@ -99,7 +99,7 @@ def _bound(node: fx.Node, picked: fx.Node, low: Size, high: Size, dim: int) -> B
 _RAISING_RUNTIME_ERRORS = (aten.gather.default, aten.scatter_add.default)
 
 
-def _index(node: fx.Node, x: fx.Node, indices: Sequence[Any]) -> Mapped:
+def _index(node: fx.Node, x: fx.Node, indices: Sequence[object]) -> Mapped:
     indexing = _Indexing.of(x, indices)
     return Mapped(
         lambda index, reader: reader.read(x, indexing.place(index, reader)), indexing.bounds(node)
@@ -118,7 +118,7 @@ def _index_select(node: fx.Node, x: fx.Node, dim: int, picked: fx.Node) -> Mappe
 
 
 def _embedding(
-    node: fx.Node, weight: fx.Node, picked: fx.Node, *options: Any, **named: Any
+    node: fx.Node, weight: fx.Node, picked: fx.Node, *options: object, **named: object
 ) -> Mapped:
     rank = rank_of(picked)
 
@@ -129,7 +129,7 @@ def _embedding(
     return Mapped(element, (_bound(node, picked, 0, shape_of(weight)[0], 0),))
 
 
-def _gather(node: fx.Node, x: fx.Node, dim: int, picked: fx.Node, **options: Any) -> Mapped:
+def _gather(node: fx.Node, x: fx.Node, dim: int, picked: fx.Node, **options: object) -> Mapped:
     decline_if(rank_of(x) == 0 or rank_of(picked) == 0)
     dim %= rank_of(x)
 
@@ -181,7 +181,7 @@ def _scattered(
 
 
 def _index_put(
-    node: fx.Node, x: fx.Node, indices: Sequence[Any], values: fx.Node, accumulate: bool = False
+    node: fx.Node, x: fx.Node, indices: Sequence[object], values: fx.Node, accumulate: bool = False
 ) -> Scattered:
     decline_if(not accumulate)
     indexing = _Indexing.of(x, indices)
@@ -225,7 +225,7 @@ def _embedding_backward(
     node: fx.Node,
     cotangent: fx.Node,
     picked: fx.Node,
-    count: Any,
+    count: object,
     padding: Any,
     by_frequency: bool,
 ) -> Scattered:
@@ -254,7 +254,7 @@ def _embedding_backward(
     )
 
 
-def _value(arg: Any) -> Any:
+def _value(arg: object) -> Any:
     return value_of(arg) if isinstance(arg, fx.Node) else arg
 
 

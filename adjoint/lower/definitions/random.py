@@ -15,7 +15,7 @@ from adjoint.lower.views import MultiIndex, dtype_of, shape_of
 
 
 def _random_bits(
-    node: fx.Node, seeds: fx.Node, stream: int, size: Any, stride: Any, bits: int
+    node: fx.Node, seeds: fx.Node, stream: int, size: object, stride: object, bits: int
 ) -> Mapped:
     shape, dtype = shape_of(node), dtype_of(node)
 

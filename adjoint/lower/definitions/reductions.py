@@ -18,12 +18,14 @@ from adjoint.lower.views import MultiIndex, dtype_of, shape_of
 aten = torch.ops.aten
 
 
-def _sum(node: fx.Node, x: fx.Node, dim: Any = None, keep: bool = False, **options: Any) -> Reduced:
+def _sum(
+    node: fx.Node, x: fx.Node, dim: object = None, keep: bool = False, **options: object
+) -> Reduced:
     return _reduction(node, x, dim, "add", 0)
 
 
 def _mean(
-    node: fx.Node, x: fx.Node, dim: Any = None, keep: bool = False, **options: Any
+    node: fx.Node, x: fx.Node, dim: object = None, keep: bool = False, **options: object
 ) -> Reduced:
     shape = shape_of(x)
     count = product([shape[each] for each in _dims(shape, dim)])
@@ -35,18 +37,20 @@ def _mean(
 
 
 def _extreme(operator: str) -> Callable[..., Reduced]:
-    def reduction(node: fx.Node, x: fx.Node, dim: Any = (), keep: bool = False) -> Reduced:
+    def reduction(node: fx.Node, x: fx.Node, dim: object = (), keep: bool = False) -> Reduced:
         return _reduction(node, x, dim, operator, identity(operator, dtype_of(node)))
 
     return reduction
 
 
-def _prod(node: fx.Node, x: fx.Node, dim: Any = None, keep: bool = False, **opt: Any) -> Reduced:
+def _prod(
+    node: fx.Node, x: fx.Node, dim: object = None, keep: bool = False, **opt: object
+) -> Reduced:
     return _reduction(node, x, None if dim is None else [dim], "mul", 1)
 
 
 def _truth(operator: str, start: bool) -> Callable[..., Reduced]:
-    def reduction(node: fx.Node, x: fx.Node, dim: Any = None, keep: bool = False) -> Reduced:
+    def reduction(node: fx.Node, x: fx.Node, dim: object = None, keep: bool = False) -> Reduced:
         decline_if(dtype_of(node) != torch.bool)
         dims = [dim] if isinstance(dim, int) else dim
         return _reduction(node, x, dims, operator, start)
@@ -65,7 +69,7 @@ def _dims(shape: Sequence[Size], dim: Any) -> tuple[int, ...]:
 def _reduction(
     node: fx.Node,
     x: fx.Node,
-    dim: Any,
+    dim: object,
     operator: str,
     start: float,
     finish: Callable[[Expression, Reader], Expression] | None = None,
