@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from adjoint.atlas import html
 from adjoint.atlas.document import Page, docs_page, folder_page, keywords_page
@@ -181,7 +180,7 @@ class _Run:
             self.has_lost_places |= lost
             self.written += [docs_page(path), keywords_page(path)]
 
-    def _write(self, page: str, inputs: Any, build: Callable[[], Page]) -> None:
+    def _write(self, page: str, inputs: object, build: Callable[[], Page]) -> None:
         if not self._is_current(page, digest_of(self.common, inputs)):
             self._build(build())
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
 
 
-def dumped(value: Any) -> str:
+def dumped(value: object) -> str:
     """A value as JSON."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def digest_of(*values: Any) -> str:
+def digest_of(*values: object) -> str:
     """A hash of values."""
     return hashlib.sha256(dumped(values).encode("utf-8", errors="surrogatepass")).hexdigest()[:24]

@@ -128,7 +128,7 @@ class Store:
             with contextlib.suppress(OSError, ValueError):
                 yield from json.loads(file.read_text(encoding="utf-8"))
 
-    def _put_rows(self, kind: str, rows: Mapping[str, Any], changed: Iterable[str]) -> None:
+    def _put_rows(self, kind: str, rows: Mapping[str, object], changed: Iterable[str]) -> None:
         """Write the files of rows, which begin with their paths, that hold a changed one."""
         numbers = {_shard(path) for path in changed}
         shards: dict[int, list[Any]] = {number: [] for number in numbers}
@@ -160,7 +160,7 @@ class Store:
     def _read(self, name: str) -> str:
         return (self.folder / name).read_text(encoding="utf-8")
 
-    def _write(self, name: str, value: Any) -> None:
+    def _write(self, name: str, value: object) -> None:
         (self.folder / name).write_text(dumped(value), encoding="utf-8")
 
 

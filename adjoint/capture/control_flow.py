@@ -43,7 +43,7 @@ def call(tracer: Tracer, op: HigherOrderOperator, args: Any, kwargs: Any) -> Any
 
 
 def _cond(
-    tracer: Tracer, pred: Any, true: Callable[..., Any], false: Callable[..., Any], operands: Any
+    tracer: Tracer, pred: object, true: Callable[..., Any], false: Callable[..., Any], operands: Any
 ) -> Any:
     """`true(*operands)` or `false(*operands)`; both bodies take the same inputs."""
     if not isinstance(pred, torch.Tensor):
@@ -97,7 +97,7 @@ def _cond_over_batch(
         return trees.unflatten(chosen, tree)
     forms: list[Any] = []
 
-    def flattened(branch: Callable[..., Any], *values: Any) -> tuple[Any, ...]:
+    def flattened(branch: Callable[..., Any], *values: object) -> tuple[Any, ...]:
         leaves, tree = trees.flatten(branch(*values))
         forms.append(tree)
         return tuple(leaves)
@@ -181,7 +181,7 @@ def _scan_over_batch(
     because any of them may become batched in a later one."""
     forms: list[Any] = []
 
-    def flattened(*values: Any) -> tuple[Any, ...]:
+    def flattened(*values: object) -> tuple[Any, ...]:
         leaves, tree = trees.flatten(combine(*values))
         forms.append(tree)
         return tuple(leaves)
@@ -236,7 +236,7 @@ def _step(
     return body.close(outputs), outputs, tree, lifted
 
 
-def _checkpoint(tracer: Tracer, body: Any, *args: Any, **kwargs: Any) -> Any:
+def _checkpoint(tracer: Tracer, body: Any, *args: object, **kwargs: object) -> Any:
     """Trace a checkpointed function inline, with its nodes marked as a checkpoint region."""
     _, own = split_arguments(kwargs)
     tracer.regions.enter()
@@ -247,12 +247,12 @@ def _checkpoint(tracer: Tracer, body: Any, *args: Any, **kwargs: Any) -> Any:
         tracer.regions.leave()
 
 
-def _inline(tracer: Tracer, body: Any, *args: Any, **kwargs: Any) -> Any:
+def _inline(tracer: Tracer, body: object, *args: object, **kwargs: object) -> Any:
     """Trace a body inline."""
     return _run(tracer, body, args, kwargs)
 
 
-def _inline_named(tracer: Tracer, body: Any, name: Any, *args: Any) -> Any:
+def _inline_named(tracer: Tracer, body: object, name: object, *args: object) -> Any:
     return _run(tracer, body, args)
 
 
@@ -307,7 +307,7 @@ def _refuse_writes(tracer: Tracer, name: str, bodies: Sequence[Body]) -> None:
         )
 
 
-def _refuse_levels(tracer: Tracer, name: str, values: Sequence[Any]) -> None:
+def _refuse_levels(tracer: Tracer, name: str, values: Sequence[object]) -> None:
     """Refuse operands of a level of `torch.func`, and results of one: the body closed over such a
     tensor."""
     if any(map(is_functorch_wrapper, values)):
@@ -319,7 +319,7 @@ def _refuse_levels(tracer: Tracer, name: str, values: Sequence[Any]) -> None:
         )
 
 
-def _carried(tracer: Tracer, first: Any) -> Any:
+def _carried(tracer: Tracer, first: object) -> Any:
     """The operand of the body for the carried value `first`, which may require grad in later
     steps."""
     if not isinstance(first, torch.Tensor) or first.requires_grad:
@@ -340,7 +340,7 @@ def _stacked(tracer: Tracer, slices: Sequence[Any], count: Any) -> list[Any]:
         return [each.new_empty((count, *each.shape)) for each in slices]
 
 
-def _kind(value: Any) -> tuple[Any, ...]:
+def _kind(value: object) -> tuple[Any, ...]:
     if isinstance(value, torch.Tensor):
         return (value.dtype, tuple(value.shape))
     return (type(value),)

@@ -27,7 +27,7 @@ Dynamic: TypeAlias = bool | Callable[[torch.Tensor], Sequence[bool]]
 
 
 def capture_call(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic
+    function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, Any], dynamic: Dynamic
 ) -> CapturedProgram:
     """Capture `function(*args, **kwargs)`.  No argument is a wrapper of a level of `torch.func`."""
     what = functools.partial(location_of_function, function)
@@ -37,7 +37,7 @@ def capture_call(
 
 def _capture_call(
     function: Callable[..., Any],
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     kwargs: dict[str, Any],
     dynamic: Dynamic,
     within_levels: bool,

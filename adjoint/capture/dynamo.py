@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import fx
@@ -20,7 +19,7 @@ from adjoint.trace.interpretation import Interpreter
 
 
 def capture_graph(
-    graph_module: fx.GraphModule, examples: Sequence[Any], anew: bool = False
+    graph_module: fx.GraphModule, examples: Sequence[object], anew: bool = False
 ) -> CapturedProgram:
     """Capture a graph from Dynamo for inputs like `examples`.
 
@@ -31,7 +30,7 @@ def capture_graph(
 
 
 def _capture_graph(
-    graph_module: fx.GraphModule, examples: Sequence[Any], anew: bool
+    graph_module: fx.GraphModule, examples: Sequence[object], anew: bool
 ) -> CapturedProgram:
     fake_mode, fakes = (None, []) if anew else dynamo.fresh_fakes(graph_module, examples)
     if fake_mode is None:
@@ -57,7 +56,7 @@ def _capture_graph(
     return captured
 
 
-def _descriptor(index: int, node: fx.Node, example: Any) -> PlainInput | SymbolicSize:
+def _descriptor(index: int, node: fx.Node, example: object) -> PlainInput | SymbolicSize:
     source = dynamo.source_name(node)
     if not isinstance(example, torch.Tensor):
         return SymbolicSize(source)

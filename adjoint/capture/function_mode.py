@@ -67,7 +67,7 @@ class CaptureFunctionMode(TorchFunctionMode):
         self.adopt = adopt
 
     def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self, function: Any, types: object, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         args, kwargs = trees.map_leaves(self.traced, (args, kwargs or {}))
         if function in _LEAVE_TORCH:
@@ -112,13 +112,13 @@ class CaptureFunctionMode(TorchFunctionMode):
         return self.tracer.is_in_transform and not transform_requires_grad()
 
     def apply_custom_function(
-        self, original: Callable[..., Any], function: type, *args: Any, **kwargs: Any
+        self, original: Callable[..., Any], function: type, *args: object, **kwargs: object
     ) -> Any:
         """`function.apply(*args)` of a custom autograd function."""
         args, kwargs = trees.map_leaves(self.traced, (args, kwargs))
         return functions.apply(self.tracer, original, function, args, kwargs)
 
-    def traced(self, leaf: Any) -> Any:
+    def traced(self, leaf: object) -> Any:
         """`leaf`, or the fake that replaces it if it is a real tensor."""
         if not isinstance(leaf, torch.Tensor) or self.tracer.scope.knows(leaf):
             return leaf

@@ -25,7 +25,7 @@ from adjoint.trace.subgraph import Body, match_lifted, opaque
 from adjoint.trace.tracer import Tracer
 
 
-def _nothing(ctx: Any) -> None: ...
+def _nothing(ctx: object) -> None: ...
 
 
 # A backward wrapped like this one may not be differentiated.
@@ -155,7 +155,7 @@ def apply_custom_op(run: Callable[[], Any]) -> Any:
         return call_user_code(run)
 
 
-def _patterns(context: Any, results: Sequence[torch.Tensor]) -> list[tuple[int, ...] | None]:
+def _patterns(context: object, results: Sequence[torch.Tensor]) -> list[tuple[int, ...] | None]:
     """The patterns of present cotangents to capture a backward for, the full one first.
 
     None stands for all, with missing ones materialized as zeros.  For many results only the full
@@ -170,7 +170,11 @@ def _patterns(context: Any, results: Sequence[torch.Tensor]) -> list[tuple[int, 
 
 
 def apply_graphs(
-    tracer: Tracer, forward: fx.GraphModule, backward: fx.GraphModule, *operands: Any, **marks: Any
+    tracer: Tracer,
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    *operands: object,
+    **marks: Any,
 ) -> Any:
     """Apply a custom function that Dynamo has traced into two graphs.
 
@@ -179,14 +183,14 @@ def apply_graphs(
     """
     saved: list[Any] = []
 
-    def run_forward(ctx: Any, *args: Any) -> Any:
+    def run_forward(ctx: Any, *args: object) -> Any:
         results, saved[:] = Interpreter(forward, tracer).run(*args)
         fixed = marks.get("non_differentiable_idx", ())
         ctx.mark_non_differentiable(*(results[index] for index in fixed))
         ctx.mark_dirty(*(results[index] for index in marks.get("dirty_idx", ())))
         return results
 
-    def run_backward(ctx: Any, *cotangents: Any) -> Any:
+    def run_backward(ctx: object, *cotangents: object) -> Any:
         return Interpreter(differentiable_backward(backward), tracer).run(*cotangents, *saved)
 
     halves = {"forward": staticmethod(run_forward), "backward": staticmethod(run_backward)}
@@ -225,11 +229,11 @@ def hook(tracer: Tracer, tensor: torch.Tensor, change: Callable[..., Any]) -> Pe
 
     class Hooked(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        def forward(ctx: object, value: torch.Tensor) -> torch.Tensor:
             return value.clone()
 
         @staticmethod
-        def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
+        def backward(ctx: object, cotangent: torch.Tensor) -> Any:
             changed = call_user_code(change, cotangent)
             if changed is None:
                 raise CaptureError(
@@ -264,7 +268,7 @@ def hook(tracer: Tracer, tensor: torch.Tensor, change: Callable[..., Any]) -> Pe
 def _check_count(
     tracer: Tracer,
     function: type,
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     gradients: tuple[torch.Tensor | None, ...],
 ) -> None:
     """Raise where autograd does: there is one gradient for each argument, then only Nones."""
@@ -282,7 +286,7 @@ def _check_count(
 
 
 def _by_operand(
-    args: tuple[Any, ...], gradients: tuple[torch.Tensor | None, ...]
+    args: tuple[object, ...], gradients: tuple[torch.Tensor | None, ...]
 ) -> dict[int, torch.Tensor]:
     """By the id of each tensor among `args`: its gradient, summed if it occurs more than once."""
     found: dict[int, torch.Tensor] = {}
@@ -307,5 +311,5 @@ def _checkpointed(tracer: Tracer, run_function: Any, preserve_rng_state: bool, *
         tracer.regions.leave()
 
 
-def _needs_grad(value: Any) -> bool:
+def _needs_grad(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad

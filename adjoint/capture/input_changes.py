@@ -97,7 +97,7 @@ class InputChanges:
     def _metadata(self, index: int, change: MetadataChange) -> ReplayMetadataOp | AssignData:
         wanted = MetadataMutation(self.inputs.described(index))
 
-        def argument(leaf: Any) -> Any:
+        def argument(leaf: object) -> Any:
             if isinstance(leaf, torch.Tensor):
                 return self.recipes.of_tensor(leaf, wanted)
             return self.recipes.from_graph(self.tracer.emitter.number_nodes(leaf))

@@ -237,7 +237,9 @@ class Inputs:
         assert not isinstance(descriptor, SymbolicSize)
         return descriptor
 
-    def _implicit(self, name: str, value: Any, descriptor: Input, source: InputSource) -> fx.Node:
+    def _implicit(
+        self, name: str, value: object, descriptor: Input, source: InputSource
+    ) -> fx.Node:
         node = self.tracer.root.emitter.placeholder(name, value)
         self._describe(node, descriptor, source)
         return node

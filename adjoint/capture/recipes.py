@@ -301,7 +301,7 @@ class Recipes:
         regenerated = alias.is_regenerated and is_refused
         return Replay(op, tuple(args), tuple(named.items()), step.output, step.mode, regenerated)
 
-    def from_graph(self, tree: Any) -> Any:
+    def from_graph(self, tree: object) -> Any:
         """`tree`, with each node returned by the graph and read from its outputs."""
         return trees.map_leaves(
             lambda leaf: (

@@ -22,7 +22,7 @@ from adjoint.trace.tracer import Tracer
 
 
 def return_results(
-    tracer: Tracer, inputs: Inputs, leaves: Sequence[tuple[str, Any]]
+    tracer: Tracer, inputs: Inputs, leaves: Sequence[tuple[str, object]]
 ) -> CallingConvention:
     """Let the traced graph return what makes `leaves`, the results of the program with their paths.
 
@@ -60,7 +60,7 @@ def return_results(
     return convention
 
 
-def _result(tracer: Tracer, recipes: Recipes, leaf: Any, descriptor: Result) -> int:
+def _result(tracer: Tracer, recipes: Recipes, leaf: object, descriptor: Result) -> int:
     """The position of the recipe for one leaf of what the program returned."""
     if isinstance(leaf, torch.Tensor):
         return recipes.for_result(leaf, descriptor)
@@ -115,7 +115,7 @@ def _reaches(node: fx.Node, targets: set[fx.Node]) -> bool:
     return not targets.isdisjoint(dependents(node.users))
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def _attributes(value: object) -> dict[str, Any]:
     """The attributes of an object; functions and classes are taken to have none."""
     if callable(value):
         return {}

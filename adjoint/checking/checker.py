@@ -43,7 +43,7 @@ class Checker:
     def beside(self, entry: EntryPoint, eager: Callable[..., Any]) -> Callable[..., Any]:
         """The compiled function, with eager beside it."""
 
-        def checked(*inputs: Any) -> Any:
+        def checked(*inputs: object) -> Any:
             if not self.wants(entry):
                 return entry(*inputs)
             before, theirs = copied_inputs(inputs), copied_inputs(inputs)
@@ -55,7 +55,9 @@ class Checker:
 
         return checked
 
-    def _compare(self, entry: EntryPoint, before: Sequence[Any], found: Any, expected: Any) -> None:
+    def _compare(
+        self, entry: EntryPoint, before: Sequence[object], found: object, expected: object
+    ) -> None:
         mine, theirs = trees.leaves(found), trees.leaves(expected)
         mismatch = compare(mine, theirs)
         if mismatch is None:
@@ -66,7 +68,7 @@ class Checker:
         culprit = self._located(lambda: self._of_call(entry, before))
         raise _error(what, mismatch, culprit)
 
-    def _of_call(self, entry: EntryPoint, before: Sequence[Any]) -> Culprit | None:
+    def _of_call(self, entry: EntryPoint, before: Sequence[object]) -> Culprit | None:
         captured = entry.first
         graph_module = captured.graph_module
         inputs = graph_inputs(captured.calling, captured.leaves(before))
@@ -74,7 +76,7 @@ class Checker:
         return self._of_graph(graph_module, inputs, wrt if torch.is_grad_enabled() else [])
 
     def _of_graph(
-        self, graph_module: fx.GraphModule, inputs: Sequence[Any], wrt: Sequence[int]
+        self, graph_module: fx.GraphModule, inputs: Sequence[object], wrt: Sequence[int]
     ) -> Culprit | None:
         """What makes the program of a graph wrong."""
         run = graph_module
@@ -89,8 +91,8 @@ class Checker:
         self,
         graph_module: fx.GraphModule,
         inputs: Callable[[], Sequence[Any]],
-        found: Any,
-        expected: Any,
+        found: object,
+        expected: object,
     ) -> None:
         """Raise an error if a transform is not what `torch.func` computes.
 
@@ -105,9 +107,9 @@ class Checker:
         self,
         derivative: Derivative,
         wrt: Sequence[int],
-        inputs: Sequence[Any],
-        cotangents: Sequence[tuple[int, Any]],
-        found: Sequence[Any],
+        inputs: Sequence[object],
+        cotangents: Sequence[tuple[int, object]],
+        found: Sequence[object],
         eager: Callable[[], Sequence[Any]],
     ) -> None:
         """Raise an error if the gradients `found` are not those that `eager` returns."""
@@ -150,7 +152,7 @@ def _error(what: str, mismatch: Mismatch, culprit: Culprit | None) -> MismatchEr
     return error
 
 
-def _both(one: Any, other: Any) -> tuple[Any, Any]:
+def _both(one: object, other: object) -> tuple[Any, Any]:
     """Two gradients; one that is missing is zero if the other is not missing."""
     if one is None and isinstance(other, torch.Tensor):
         return torch.zeros_like(other), other
@@ -159,5 +161,5 @@ def _both(one: Any, other: Any) -> tuple[Any, Any]:
     return one, other
 
 
-def _detached(value: Any) -> Any:
+def _detached(value: object) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -31,7 +30,7 @@ class Mismatch:
         return f"{self.found} instead of {self.expected}{where}"
 
 
-def compare(found: Sequence[Any], expected: Sequence[Any]) -> Mismatch | None:
+def compare(found: Sequence[object], expected: Sequence[object]) -> Mismatch | None:
     """The first pair that differs by more than rounding explains; None if there is none."""
     for place, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
         mismatch = compare_one(mine, theirs, place)
@@ -40,7 +39,7 @@ def compare(found: Sequence[Any], expected: Sequence[Any]) -> Mismatch | None:
     return None
 
 
-def compare_one(found: Any, expected: Any, place: int = 0) -> Mismatch | None:
+def compare_one(found: object, expected: object, place: int = 0) -> Mismatch | None:
     """How two results differ; None: they are the same but for rounding."""
     if not isinstance(found, torch.Tensor) or not isinstance(expected, torch.Tensor):
         if isinstance(found, (list, tuple)) and isinstance(expected, (list, tuple)):

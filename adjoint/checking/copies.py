@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 
-def copied_inputs(inputs: Sequence[Any]) -> list[Any]:
+def copied_inputs(inputs: Sequence[object]) -> list[Any]:
     """The inputs, so that writes to them do not show; tensors have the same strides."""
     return [_copied(each) for each in inputs]
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     detached = value.detach()

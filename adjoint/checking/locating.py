@@ -77,7 +77,7 @@ class Lowering:
     """A graph with inputs, whose native program may be wrong."""
 
     def __init__(
-        self, graph_module: fx.GraphModule, inputs: Sequence[Any], options: Options
+        self, graph_module: fx.GraphModule, inputs: Sequence[object], options: Options
     ) -> None:
         self.graph_module, self.inputs = graph_module, inputs
         self.options = replace(options, check=None, progress=False)
@@ -85,7 +85,7 @@ class Lowering:
         with torch.no_grad(), same_draws():
             self.expected = evaluate(graph_module, copied_inputs(inputs), check=self._note)
 
-    def _note(self, node: fx.Node, args: Any, kwargs: Any, result: Any) -> None:
+    def _note(self, node: fx.Node, args: object, kwargs: object, result: object) -> None:
         self.values[node] = result
 
     def culprit(self) -> Culprit | None:
@@ -111,7 +111,7 @@ class Lowering:
         skipped: Sequence[str] = (),
         log: _Log | None = None,
         graph_module: fx.GraphModule | None = None,
-        expected: Sequence[Any] | None = None,
+        expected: Sequence[object] | None = None,
     ) -> Mismatch | None:
         """How the program differs from the interpreter; None: it does not, or there is none."""
         options = replace(self.options, skip_passes=(*self.options.skip_passes, *skipped))
@@ -194,7 +194,7 @@ class Rewriting:
     def __init__(
         self,
         graph_module: fx.GraphModule,
-        inputs: Sequence[Any],
+        inputs: Sequence[object],
         wrt: Sequence[int],
         options: Options,
     ) -> None:
@@ -249,9 +249,9 @@ class Differentiation:
         self,
         derivative: Derivative,
         wrt: Sequence[int],
-        inputs: Sequence[Any],
-        cotangents: Sequence[tuple[int, Any]],
-        expected: Sequence[Any],
+        inputs: Sequence[object],
+        cotangents: Sequence[tuple[int, object]],
+        expected: Sequence[object],
         options: Options,
     ) -> None:
         self.derivative, self.wrt, self.inputs = derivative, tuple(wrt), inputs
@@ -277,7 +277,7 @@ class Differentiation:
         graph_module = self.derivative.graph_module
         values: dict[fx.Node, tuple[Any, Any, Any]] = {}
 
-        def note(node: fx.Node, args: Any, kwargs: Any, result: Any) -> None:
+        def note(node: fx.Node, args: object, kwargs: object, result: object) -> None:
             values[node] = (args, kwargs, result)
 
         with torch.no_grad(), same_draws():
@@ -295,7 +295,7 @@ class Differentiation:
                     return Culprit(why, op, source_of(node), script)
         return None
 
-    def _rule(self, node: fx.Node, call: tuple[Any, Any, Any]) -> Mismatch | None:
+    def _rule(self, node: fx.Node, call: tuple[object, object, object]) -> Mismatch | None:
         """How the derivative of an op differs from torch's, for an arbitrary cotangent."""
         args, kwargs, result = call
         if not any(map(_is_real, trees.leaves(result))):
@@ -347,7 +347,7 @@ class Differentiation:
         return [_zeros_for(one, other) for one, other in zip(found, self.expected, strict=True)]
 
 
-def _zeros_for(found: Any, expected: Any) -> Any:
+def _zeros_for(found: object, expected: object) -> Any:
     """A gradient that is zero may also be missing."""
     if found is None and isinstance(expected, torch.Tensor):
         return torch.zeros_like(expected)
@@ -356,9 +356,9 @@ def _zeros_for(found: Any, expected: Any) -> Any:
 
 def backward_of(
     graph_module: fx.GraphModule,
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     wrt: Sequence[int],
-    cotangents: Mapping[int, Any],
+    cotangents: Mapping[int, object],
     compiler: Compiler,
 ) -> tuple[fx.GraphModule, list[Any]]:
     """The backward graph of a graph, and what it is given for these inputs and cotangents."""
@@ -395,7 +395,7 @@ def one_op(node: fx.Node, operands: Sequence[Any]) -> tuple[Callable[..., Any], 
 
 
 def _called_with(
-    target: Any, args: Any, kwargs: Any
+    target: Any, args: object, kwargs: object
 ) -> tuple[Callable[..., Any], list[torch.Tensor]]:
     tensors = [each for each in trees.leaves((args, kwargs)) if _is_tensor(each)]
     without = trees.map_leaves(lambda leaf: _HERE if _is_tensor(leaf) else leaf, (args, kwargs))
@@ -408,21 +408,21 @@ def _called_with(
     return function, tensors
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _is_real(value: Any) -> bool:
+def _is_real(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _cloned(results: Any) -> Any:
+def _cloned(results: object) -> Any:
     return trees.map_leaves(lambda each: each.clone() if _is_tensor(each) else each, results)
 
 
-def _requires_grad(value: Any) -> bool:
+def _requires_grad(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def _detached(value: Any) -> Any:
+def _detached(value: object) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value

@@ -93,7 +93,7 @@ def _callee(node: fx.Node) -> str:
     return "(lambda x, i: x[i])" if "getitem" in name else name
 
 
-def _written(value: Any, names: Mapping[fx.Node, str]) -> str:
+def _written(value: object, names: Mapping[fx.Node, str]) -> str:
     if isinstance(value, fx.Node):
         return names[value]
     if isinstance(value, (list, tuple)):

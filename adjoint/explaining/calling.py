@@ -17,10 +17,10 @@ from adjoint.transforms.compiled import Compiled
 def call(
     observer: Observer,
     function: Callable[..., Any],
-    args: Sequence[Any],
+    args: Sequence[object],
     kwargs: dict[str, Any],
     order: int,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     dynamic: bool = False,
 ) -> list[Any]:
     """Compile `function` anew, call it with copies, and differentiate its results `order` times.
@@ -68,7 +68,7 @@ def _has_hooks(module: torch.nn.Module) -> bool:
 
 
 def _caller(function: Callable[..., Any]) -> FunctionType:
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def called(*args: object, **kwargs: object) -> Any:
         return function(*args, **kwargs)
 
     assert isinstance(called, FunctionType)
@@ -88,7 +88,7 @@ def _copy(function: FunctionType) -> FunctionType:
     return made
 
 
-def _copied(leaf: Any) -> Any:
+def _copied(leaf: object) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     return leaf.detach().clone().requires_grad_(leaf.requires_grad)

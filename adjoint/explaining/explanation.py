@@ -177,11 +177,11 @@ class Observation:
 
 def explain(
     function: Callable[..., Any],
-    *args: Any,
+    *args: object,
     order: int | None = None,
     dynamic: bool = False,
-    options: Mapping[str, Any] | None = None,
-    **kwargs: Any,
+    options: Mapping[str, object] | None = None,
+    **kwargs: object,
 ) -> Explanation:
     """What the compiler makes of `function(*args, **kwargs)` and its derivatives.
 
@@ -205,12 +205,12 @@ def explain(
     return observation.explanation(_name(function), order)
 
 
-def _name(function: Any) -> str:
+def _name(function: object) -> str:
     inner = getattr(function, "_orig_mod", function)
     return str(getattr(inner, "__qualname__", type(inner).__name__))
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> Any:
     return value.detach().clone() if hasattr(value, "detach") else value
 
 

@@ -50,7 +50,7 @@ def measured(
     program: PlanProgram,
     kernels: CompiledKernels,
     target: Target,
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     order: int,
     records: Mapping[Launch, KernelRecord],
     flops: Mapping[str, int],
@@ -76,7 +76,7 @@ def measured(
 
 
 def _seconds(
-    portion: Portion, inputs: Sequence[Any], values: dict[int, Any], device: torch.device
+    portion: Portion, inputs: Sequence[object], values: dict[int, Any], device: torch.device
 ) -> float:
     arguments = portion.arguments(inputs, values)
     _wait(device)
@@ -148,7 +148,7 @@ def _products(step: Step) -> Sequence[Product]:
             return []
 
 
-def _product(sizes: Sequence[Any], known: Mapping[Any, int]) -> int:
+def _product(sizes: Sequence[object], known: Mapping[Any, int]) -> int:
     total = 1
     for size in sizes:
         total *= number(size, known)

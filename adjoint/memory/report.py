@@ -145,7 +145,7 @@ class MemoryReport:
             yield f"  {size(saved):>10}  for about {1e3 * seconds:.3g} ms at {source}"
 
 
-def saved_values(function: Callable[..., Any], *args: Any, **kwargs: Any) -> MemoryReport:
+def saved_values(function: Callable[..., Any], *args: object, **kwargs: object) -> MemoryReport:
     """What `function(*args, **kwargs)` saves for its derivative, and the memory that it needs.
 
     The function is captured and compiled, but not run.  The derivative is with respect to the
@@ -172,7 +172,7 @@ def report_of(derivative: Derivative, compiler: Compiler) -> MemoryReport:
     return MemoryReport(values, pair, _spans(derivative, pair, values), rates)
 
 
-def _wrt(captured: CapturedProgram, args: Any, kwargs: Any) -> tuple[int, ...]:
+def _wrt(captured: CapturedProgram, args: object, kwargs: object) -> tuple[int, ...]:
     """Positions of the graph's inputs to differentiate with respect to."""
     given = [leaf for leaf in trees.leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     inputs = graph_inputs(captured.calling, captured.leaves(given))

@@ -106,7 +106,7 @@ class DifferentiableGraph:
 
     def __call__(
         self,
-        inputs: Sequence[Any],
+        inputs: Sequence[object],
         known: Sizes | None = None,
         between: BetweenSegments | None = None,
     ) -> Sequence[Any]:
@@ -120,7 +120,7 @@ class DifferentiableGraph:
             self._remake(error, self._sizes(inputs, known))
         return self(inputs, known, between)
 
-    def saved_inputs(self, inputs: Sequence[Any]) -> Collection[int]:
+    def saved_inputs(self, inputs: Sequence[object]) -> Collection[int]:
         """Positions of the inputs that autograd may save in a call with these."""
         wrt = self._inputs_of_interest(inputs)
         if not wrt:
@@ -137,12 +137,12 @@ class DifferentiableGraph:
             return everything
         return () if found[0] is None else found[0].saved_inputs
 
-    def in_segments(self, inputs: Sequence[Any], between: BetweenSegments) -> Sequence[Any]:
+    def in_segments(self, inputs: Sequence[object], between: BetweenSegments) -> Sequence[Any]:
         """The outputs; `between` replays views that other outputs are computed from."""
         return self(inputs, between=between)
 
     def _called(
-        self, inputs: Sequence[Any], known: Sizes | None, between: BetweenSegments | None
+        self, inputs: Sequence[object], known: Sizes | None, between: BetweenSegments | None
     ) -> Sequence[Any]:
         if are_ops_observed() and (functorch_is_active() or has_tangent(inputs)):
             return self._by_ops(inputs)
@@ -224,7 +224,7 @@ class DifferentiableGraph:
             return vmap_over_batch(self._by_ops, inputs)
         return self(inputs, known) if torch.is_grad_enabled() else self.run(inputs, known)
 
-    def _by_ops(self, inputs: Sequence[Any]) -> Sequence[Any]:
+    def _by_ops(self, inputs: Sequence[object]) -> Sequence[Any]:
         """The outputs, op by op: `torch.func` or forward mode differentiates and batches each."""
         if self._ops is None:
             self._ops = self.compiler.composed(self.graph_module)
@@ -236,7 +236,7 @@ class DifferentiableGraph:
         made = [each for table in tables for (each,) in table.values()]
         return [each for each in made if each is not None]
 
-    def _sizes(self, inputs: Sequence[Any], known: Sizes | None) -> Sizes:
+    def _sizes(self, inputs: Sequence[object], known: Sizes | None) -> Sizes:
         found = self._sizing.of(inputs)
         return {**known, **found} if known else found
 
@@ -290,7 +290,7 @@ class DifferentiableGraph:
         warn_of_fallback(f"eager autograd takes over: {error}", error.source)
         self._eager = True
 
-    def _inputs_of_interest(self, inputs: Sequence[Any]) -> tuple[int, ...]:
+    def _inputs_of_interest(self, inputs: Sequence[object]) -> tuple[int, ...]:
         """Positions of the inputs that require grad; none if autograd is off."""
         if self._records and not torch.is_grad_enabled():
             return ()

@@ -25,7 +25,7 @@ from adjoint.torch_private.operators import OpOverload
 class UnexpectedResult(Exception):
     """An op did not return what the plan was made for.  No effect is visible to the caller."""
 
-    def __init__(self, op: Any, what: str, line: str, is_learned: bool) -> None:
+    def __init__(self, op: object, what: str, line: str, is_learned: bool) -> None:
         super().__init__(f"{op} returned {what}")
         self.line = line
         self.is_learned = is_learned
@@ -122,12 +122,12 @@ def _difference(tensor: torch.Tensor, expected: ExpectedTensor, sizes: SizeValue
     return "strides" if any(size > 1 and one != other for size, one, other in axes) else None
 
 
-def _shares_memory(result: Any, arguments: Any) -> bool:
+def _shares_memory(result: object, arguments: object) -> bool:
     storages = {_storage(leaf) for leaf in trees.leaves(arguments)} - {None}
     return any(_storage(leaf) in storages for leaf in trees.leaves(result))
 
 
-def _storage(leaf: Any) -> Any:
+def _storage(leaf: object) -> Any:
     if not isinstance(leaf, torch.Tensor) or leaf.numel() == 0:
         return None
     return storage_key(leaf)

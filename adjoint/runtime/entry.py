@@ -70,7 +70,7 @@ class EntryPoint:
         self._said: set[str] = set()
         """Reasons for running in eager torch that the user was warned of."""
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: object) -> Any:
         if self._direct is not None and not is_autocast_enabled():
             graph, places, results = self._direct
             outputs = graph([inputs[place] for place in places])
@@ -108,14 +108,16 @@ class EntryPoint:
             return None
         return runnable, calling.plain_inputs, calling.plain_results
 
-    def _in_eager(self, error: CaptureError | DifferentiationError, inputs: Sequence[Any]) -> Any:
+    def _in_eager(
+        self, error: CaptureError | DifferentiationError, inputs: Sequence[object]
+    ) -> Any:
         assert self._eager is not None
         if str(error) not in self._said:
             self._said.add(str(error))
             warn_of_fallback(f"runs in eager torch: {error}", error.source)
         return self._eager(*inputs)
 
-    def _for(self, inputs: Sequence[Any]) -> _Variant:
+    def _for(self, inputs: Sequence[object]) -> _Variant:
         if not (self._written or self._placed):
             return self._first
         pattern = sharing(self.first.leaves(inputs), self._written, self._placed)
@@ -158,7 +160,7 @@ def sharing(inputs: Sequence[Any], written: Sequence[int], placed: Sequence[int]
     return (*places, *((x.storage_offset(), x.untyped_storage().nbytes()) for x in alone))
 
 
-def _numbers(value: Any) -> Any:
+def _numbers(value: object) -> Any:
     """The sizes and strides of a tensor; a number is itself."""
     if not isinstance(value, torch.Tensor):
         return value

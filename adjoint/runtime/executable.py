@@ -26,9 +26,9 @@ class Checker(Protocol):
         self,
         derivative: Derivative,
         wrt: Sequence[int],
-        inputs: Sequence[Any],
-        cotangents: Sequence[tuple[int, Any]],
-        found: Sequence[Any],
+        inputs: Sequence[object],
+        cotangents: Sequence[tuple[int, object]],
+        found: Sequence[object],
         eager: Callable[[], Sequence[Any]],
     ) -> None:
         """Raise an error if the gradients `found` are not those that `eager` returns.

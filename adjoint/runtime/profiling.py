@@ -68,7 +68,7 @@ def _stopped() -> None:
 
 def _in_range(original: Callable[..., Any], name_of: Callable[[Any], str]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def called(self: object, *args: object, **kwargs: object) -> Any:
         name = self.__dict__.get(_NAME)
         if name is None:
             name = self.__dict__[_NAME] = name_of(self)

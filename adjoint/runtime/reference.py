@@ -13,13 +13,13 @@ from adjoint.runtime.calling import call
 from adjoint.torch_private import trees
 
 
-def run(captured: CapturedProgram, given: Sequence[Any]) -> list[Any]:
+def run(captured: CapturedProgram, given: Sequence[object]) -> list[Any]:
     """The results of the program for the flat inputs `given`."""
     leaves = captured.leaves(given)
     return call(lambda inputs: evaluate(captured.graph_module, inputs), captured.calling, leaves)
 
 
-def run_call(captured: CapturedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_call(captured: CapturedProgram, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
     """Call the program as the Python function that it was captured from."""
     assert captured.signature is not None
     given, spec = trees.flatten((args, kwargs))

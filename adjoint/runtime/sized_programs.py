@@ -115,7 +115,7 @@ class SizedPrograms:
         self._refused.add(tuple(sizes.values()), True)
         self._general = None  # It is looked for in every call, after the sizes that are refused.
 
-    def _program_for(self, inputs: Sequence[Any]) -> PlanProgram | None:
+    def _program_for(self, inputs: Sequence[object]) -> PlanProgram | None:
         if not self._is_native:
             return None
         sizes = self._sizing.of(inputs)

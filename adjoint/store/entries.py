@@ -13,7 +13,7 @@ import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 MAGIC = b"adjoint entry 1\n"
 _DIGEST_BYTES = 32
@@ -114,7 +114,7 @@ def _header(rest: bytes) -> tuple[Header, int]:
     return _read_header(fields), end
 
 
-def _read_header(fields: Any) -> Header:
+def _read_header(fields: object) -> Header:
     if not isinstance(fields, dict) or fields.keys() != {"kind", "facts", "label", "because"}:
         raise DamagedEntry("its header has other fields")
     facts = fields.pop("facts")

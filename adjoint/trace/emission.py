@@ -119,7 +119,7 @@ class Emitter:
 
     # Nodes ------------------------------------------------------------------------------------
 
-    def placeholder(self, name: str, value: Any) -> fx.Node:
+    def placeholder(self, name: str, value: object) -> fx.Node:
         """A new input, after the existing ones."""
         point: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         first = next(iter(self.graph.nodes), None)
@@ -141,7 +141,7 @@ class Emitter:
         inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
         self._last_placeholder = inputs[-1] if inputs else None
 
-    def attribute(self, stem: str, value: Any) -> fx.Node:
+    def attribute(self, stem: str, value: object) -> fx.Node:
         """A `get_attr` node for `value`, which becomes an attribute of the graph's module."""
         name = next((name for name, known in self.attributes.items() if known is value), None)
         if name is None:
@@ -163,7 +163,7 @@ class Emitter:
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None = None,
         mode: Mode | None = None,
-        value: Any = None,
+        value: object = None,
     ) -> fx.Node:
         """A call of `target`; its value is computed on fakes unless `value` is given."""
         kwargs = kwargs or {}
@@ -183,7 +183,7 @@ class Emitter:
             node.meta.update(grad_of=self.grad_of, order=self.grad_of.order)
         return node
 
-    def _argument(self, leaf: Any) -> Any:
+    def _argument(self, leaf: object) -> Any:
         """`leaf` as an argument of a node; what torch.fx cannot print becomes an attribute."""
         if isinstance(leaf, symbols.SYMBOLIC):
             return self.number(leaf)
@@ -215,7 +215,7 @@ class Emitter:
         with self.untraced(), enable_python_dispatcher():
             return fake_call(target, args, kwargs)
 
-    def snapshot(self, value: Any) -> Any:
+    def snapshot(self, value: object) -> Any:
         """`value` with tensors detached, so that later changes of their metadata do not show."""
         with self.untraced():
             return trees.map_leaves(
@@ -232,10 +232,10 @@ class Emitter:
         self,
         op: Callable[..., Any],
         node: fx.Node,
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         kwargs: dict[str, Any],
         mode: Mode | None = None,
-        value: Any = None,
+        value: object = None,
     ) -> fx.Node:
         """A view of `node`, or of a contiguous copy if its strides do not allow the view.
 
@@ -258,7 +258,7 @@ class Emitter:
         """Define how to compute `symbol`, unless it is defined already."""
         self._symbol_makers.setdefault(symbol, make)
 
-    def bind_symbols(self, node: fx.Node, value: Any) -> None:
+    def bind_symbols(self, node: fx.Node, value: object) -> None:
         """Define symbols that first appear in `value` as sizes, strides or the value of `node`."""
         if isinstance(value, torch.Tensor):
             for symbol, query, axis in symbols.size_symbols(value):
@@ -309,7 +309,7 @@ class Emitter:
             new.meta.update(val=new.target(*arguments), mode=Mode(), source=self.source())
         return node
 
-    def number_nodes(self, tree: Any) -> Any:
+    def number_nodes(self, tree: object) -> Any:
         """`tree` with each symbolic number replaced by a node."""
         return trees.map_leaves(
             lambda leaf: self.number(leaf) if isinstance(leaf, symbols.SYMBOLIC) else leaf, tree
@@ -339,11 +339,11 @@ class Emitter:
         return self.call(query, args, mode=Mode())
 
 
-def value_at(leaf: Any) -> Any:
+def value_at(leaf: object) -> Any:
     """The fake value of a node; anything else is itself."""
     return value_or_none(leaf) if isinstance(leaf, fx.Node) else leaf
 
 
-def needs_node(result: Any) -> bool:
+def needs_node(result: object) -> bool:
     """Whether a result holds a tensor or a symbolic number, which only a node can represent."""
     return any(isinstance(leaf, (torch.Tensor, *symbols.SYMBOLIC)) for leaf in trees.leaves(result))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -46,7 +45,7 @@ class Generators:
             # The program caught the exception.
             raise self._refused
 
-    def drawn_from(self, op: OpOverload, arguments: Any) -> None:
+    def drawn_from(self, op: OpOverload, arguments: object) -> None:
         """Note that `op` is about to run; it may draw."""
         if torch.Tag.nondeterministic_seeded not in op.tags:
             return

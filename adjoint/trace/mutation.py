@@ -125,7 +125,7 @@ def returns_fit(op: OpOverload, candidate: OpOverload, written: int) -> bool:
     return len(candidate._schema.returns) == own + written
 
 
-def bind(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def bind(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call by name; those left to their defaults are absent."""
     named = {p.name: value for p, value in zip(op._schema.arguments, args, strict=False)}
     return {**named, **kwargs}

@@ -87,7 +87,7 @@ def _recorded(tensors: Sequence[torch.Tensor]) -> bool:
     return True
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def _tensors(value: object) -> list[torch.Tensor]:
     if isinstance(value, (list, tuple)):
         return [each for each in value if isinstance(each, torch.Tensor)]
     return [value] if isinstance(value, torch.Tensor) else []

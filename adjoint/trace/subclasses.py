@@ -7,7 +7,6 @@ and access to an inner tensor, dispatch no op; their nodes are made here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import fx
@@ -27,7 +26,7 @@ def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
 
 
-def is_made_of_fakes(tensor: Any) -> bool:
+def is_made_of_fakes(tensor: object) -> bool:
     """Whether this is a traced tensor, or a subclass or functorch wrapper around one."""
     if isinstance(tensor, FakeTensor) or is_functorch_wrapper(tensor):
         return True

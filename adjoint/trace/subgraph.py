@@ -40,7 +40,7 @@ class Body:
         self.entry = current_mode()
         self._operands: list[Any] = []
 
-    def run(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    def run(self, function: Callable[..., Any], arguments: Sequence[object]) -> Any:
         """Call `function` on `arguments`, which become the body's first inputs."""
         self._operands = list(arguments)
         with self.tracer.inside(self.scope):
@@ -60,12 +60,12 @@ class Body:
             if isinstance(t, torch.Tensor) and self.scope.aliases[id(t)].storage.writes
         ]
 
-    def read(self, outputs: Any) -> Any:
+    def read(self, outputs: object) -> Any:
         """The nodes of `outputs`, a tree of tensors and numbers."""
         with self.tracer.inside(self.scope):
             return self.tracer.nodes(outputs)
 
-    def close(self, outputs: Any) -> fx.GraphModule:
+    def close(self, outputs: object) -> fx.GraphModule:
         """The body as a graph that returns `outputs`."""
         nodes = self.read(outputs)
         self.scope.emitter.graph.output(nodes)
@@ -75,7 +75,7 @@ class Body:
         return module
 
 
-def match_lifted(bodies: Sequence[Body], outputs: Sequence[Any]) -> list[Liftable]:
+def match_lifted(bodies: Sequence[Body], outputs: Sequence[object]) -> list[Liftable]:
     """Give all bodies the same lifted inputs, in the same order, after their operands."""
     lifted: list[Liftable] = []
     for body, output in zip(bodies, outputs, strict=True):
@@ -97,7 +97,7 @@ def _among(value: Liftable, values: Sequence[Liftable]) -> bool:
     return any(each is value for each in values)
 
 
-def opaque(shown: Sequence[Any], inputs: Sequence[Any], name: str) -> list[Any]:
+def opaque(shown: Sequence[object], inputs: Sequence[object], name: str) -> list[Any]:
     """New tensors like `shown` that autograd knows to depend on `inputs`.
 
     Their derivative inside the traced program is refused.
@@ -106,13 +106,13 @@ def opaque(shown: Sequence[Any], inputs: Sequence[Any], name: str) -> list[Any]:
 
     class Opaque(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *args: Any) -> Any:
+        def forward(ctx: object, *args: object) -> Any:
             return tuple(
                 torch.empty_like(each) if isinstance(each, torch.Tensor) else each for each in shown
             )
 
         @staticmethod
-        def backward(ctx: Any, *cotangents: Any) -> Any:
+        def backward(ctx: object, *cotangents: object) -> Any:
             raise CaptureError(
                 f"a derivative of {name} inside the captured function",
                 "its body is differentiated only when the whole program is",

@@ -190,16 +190,16 @@ class Tracer(TorchDispatchMode):
             if scope is not None:
                 alias = scope.aliases[id(alias.tensor)]
 
-    def nodes(self, tree: Any) -> Any:
+    def nodes(self, tree: object) -> Any:
         """`tree` with a node in place of each tensor and symbolic number."""
         return trees.map_leaves(self._leaf_node, tree)
 
-    def _leaf_node(self, leaf: Any) -> Any:
+    def _leaf_node(self, leaf: object) -> Any:
         if isinstance(leaf, torch.Tensor):
             return self.node(leaf)
         return self.emitter.number(leaf) if isinstance(leaf, symbols.SYMBOLIC) else leaf
 
-    def register(self, output: Any, node: fx.Node) -> None:
+    def register(self, output: object, node: fx.Node) -> None:
         """Register `output`, a new result of an op, as the value of `node`."""
         if isinstance(output, torch.Tensor):
             self.scope.new(output, node)
@@ -219,7 +219,7 @@ class Tracer(TorchDispatchMode):
 
     @works_on("op")
     def __torch_dispatch__(
-        self, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self, op: Any, types: object, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if self.is_paused:
@@ -252,13 +252,13 @@ class Tracer(TorchDispatchMode):
             return self._view(op, args, kwargs)
         return self._compute(op, args, kwargs)
 
-    def known(self, leaf: Any) -> Any:
+    def known(self, leaf: object) -> Any:
         """`leaf`, or the traced tensor that replaces it if it is a real tensor."""
         if not isinstance(leaf, torch.Tensor) or self.scope.knows(leaf):
             return leaf
         return leaf if subclasses.is_made_of_fakes(leaf) else self.adopt(leaf)
 
-    def _recognise(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
+    def _recognise(self, op: OpOverload, args: object, kwargs: object) -> Any:
         """Run `op` for the autograd history of its results, which already have nodes."""
         assert self.answer is not None
         known, self.answer = trees.leaves(self.answer[1]), None
@@ -276,7 +276,7 @@ class Tracer(TorchDispatchMode):
         self.scope.new(result, self.emitter.call(aten.lift_fresh_copy.default, (attribute,)))
         return result
 
-    def _compute(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
+    def _compute(self, op: OpOverload, args: object, kwargs: object) -> Any:
         """Trace a pure op."""
         node_args, node_kwargs = self.arguments(op, args), self.arguments(op, kwargs)
         result = call_user_code(fake_call, op, args, kwargs)
@@ -292,7 +292,7 @@ class Tracer(TorchDispatchMode):
             self._undeclared_views(result, args)
         return result
 
-    def arguments(self, op: OpOverload, tree: Any) -> Any:
+    def arguments(self, op: OpOverload, tree: object) -> Any:
         """`tree` with nodes in place of tensors, as arguments of `op`."""
         if torch.Tag.nondeterministic_seeded not in op.tags:
             return self.nodes(tree)
@@ -306,7 +306,7 @@ class Tracer(TorchDispatchMode):
             tree,
         )
 
-    def _undeclared_views(self, result: Any, args: Any) -> None:
+    def _undeclared_views(self, result: object, args: object) -> None:
         """Register results that alias an argument though the op's schema does not say so."""
         memories = {
             storage_key(each): each for each in trees.leaves(args) if isinstance(each, torch.Tensor)
@@ -321,7 +321,7 @@ class Tracer(TorchDispatchMode):
                 alias.node = new.node
                 self.scope.add(output, alias)
 
-    def _in_order(self, op: OpOverload, args: Any, kwargs: Any, result: Any) -> None:
+    def _in_order(self, op: OpOverload, args: Any, kwargs: Any, result: object) -> None:
         if self.scope.token is None:
             with self.untraced():
                 self.scope.token = self.emitter.placeholder("token", torch.empty(0))
@@ -401,7 +401,7 @@ class Tracer(TorchDispatchMode):
         )
 
 
-def _nothing(op: OpOverload, arguments: Any) -> None: ...
+def _nothing(op: OpOverload, arguments: object) -> None: ...
 
 
 def _have_traced_strides(nodes: list[Any], tensors: list[Any]) -> bool:

@@ -98,7 +98,7 @@ def _pure_call(
     return tracer.emitter.call(variant.op, *unbind(variant.op, arguments), mode=mode)
 
 
-def _fresh_results(op: OpOverload, result: Any) -> list[Any]:
+def _fresh_results(op: OpOverload, result: object) -> list[Any]:
     """The results that do not alias an argument."""
     returned = result if isinstance(result, tuple) else (result,)
     declared = zip(op._schema.returns, returned, strict=False)
@@ -119,7 +119,7 @@ def _one_by_one(
 
 
 def _cast(
-    tracer: Tracer, tensor: torch.Tensor, new: fx.Node, mode: Mode, arguments: Iterable[Any]
+    tracer: Tracer, tensor: torch.Tensor, new: fx.Node, mode: Mode, arguments: Iterable[object]
 ) -> fx.Node:
     """`new` in the dtype of `tensor`, which an op on `arguments` writes to.
 

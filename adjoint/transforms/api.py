@@ -46,7 +46,7 @@ def grad(
     `torch.compile(backend="adjoint", options=...)`.
     """
 
-    def gradient(*args: Any, **kwargs: Any) -> Any:
+    def gradient(*args: object, **kwargs: object) -> Any:
         value, gradients = _value_and_grad(function, argnums, has_aux, args, kwargs)
         return (gradients, value[1]) if has_aux else gradients
 
@@ -65,10 +65,10 @@ def value_and_grad(
 ) -> Function:
     """The value of a scalar function (or (value, aux)), then its gradient."""
 
-    def both(*args: Any, **kwargs: Any) -> Any:
+    def both(*args: object, **kwargs: object) -> Any:
         return _value_and_grad(function, argnums, has_aux, args, kwargs)
 
-    def traced(*args: Any, **kwargs: Any) -> Any:
+    def traced(*args: object, **kwargs: object) -> Any:
         found = torch.func.grad_and_value(function, argnums, has_aux)(*args, **kwargs)
         return found[1], found[0]
 
@@ -89,7 +89,7 @@ def _value_and_grad(
 
 def vjp(
     function: Function,
-    *primals: Any,
+    *primals: object,
     has_aux: bool = False,
     dynamic: bool | None = None,
     options: OptionMapping = None,
@@ -104,12 +104,12 @@ def vjp(
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _vjp(function: Function, primals: tuple[Any, ...], has_aux: bool, setting: Setting) -> Any:
-    def at(primals: tuple[Any, ...]) -> Linearized:
+def _vjp(function: Function, primals: tuple[object, ...], has_aux: bool, setting: Setting) -> Any:
+    def at(primals: tuple[object, ...]) -> Linearized:
         chosen = ChosenArguments(primals)
         return linearized(chosen.of(function, {}), chosen.leaves)
 
-    def value_of(returned: Any) -> Any:
+    def value_of(returned: object) -> Any:
         value, _ = contract.parts(returned, has_aux, contract.VJP)
         contract.check_differentiable(contract.tensors(value, contract.VJP)[0])
         return value
@@ -133,7 +133,9 @@ def _vjp(function: Function, primals: tuple[Any, ...], has_aux: bool, setting: S
     others = len(trees.leaves(aux)) if has_aux else 0
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def vjp_fn(cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> Any:
+    def vjp_fn(
+        cotangents: object, retain_graph: bool = True, create_graph: bool | None = None
+    ) -> Any:
         given = contract.cotangents_of(results, form, cotangents)
         recorded = torch.is_grad_enabled() if create_graph is None else create_graph
         with torch.set_grad_enabled(recorded):
@@ -180,7 +182,7 @@ def jvp(
 
 
 def linearize(
-    function: Function, *primals: Any, dynamic: bool | None = None, options: OptionMapping = None
+    function: Function, *primals: object, dynamic: bool | None = None, options: OptionMapping = None
 ) -> Any:
     """The value at `primals`, and the function from tangents to the derivative along them.
 
@@ -191,11 +193,11 @@ def linearize(
     return _linearize(function, primals, Setting(dynamic, options))
 
 
-def _linearize_in_torch(function: Function, primals: tuple[Any, ...]) -> Any:
+def _linearize_in_torch(function: Function, primals: tuple[object, ...]) -> Any:
     """With `torch.func.jvp`: `torch.func.linearize` takes no part in other transforms."""
     leaves, form = trees.flatten(primals)
 
-    def jvp_fn(*tangents: Any) -> Any:
+    def jvp_fn(*tangents: object) -> Any:
         contract.matching_tangents(leaves, form, tangents)
         return torch.func.jvp(function, primals, tangents)[1]
 
@@ -203,8 +205,8 @@ def _linearize_in_torch(function: Function, primals: tuple[Any, ...]) -> Any:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _linearize(function: Function, primals: tuple[Any, ...], setting: Setting) -> Any:
-    def at(primals: tuple[Any, ...]) -> Linearized:
+def _linearize(function: Function, primals: tuple[object, ...], setting: Setting) -> Any:
+    def at(primals: tuple[object, ...]) -> Linearized:
         chosen = ChosenArguments(primals)
         return linearized(chosen.of(function, {}), chosen.leaves, forward=True)
 
@@ -224,7 +226,7 @@ def _linearize(function: Function, primals: tuple[Any, ...], setting: Setting) -
     found, spec = trees.flatten(value)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def jvp_fn(*tangents: Any) -> Any:
+    def jvp_fn(*tangents: object) -> Any:
         pushed = iter(push_forward(contract.matching_tangents(leaves, form, tangents)))
         filled = [next(pushed) if isinstance(each, torch.Tensor) else each for each in found]
         return trees.unflatten(filled, spec)
@@ -245,7 +247,7 @@ def hvp(
     argnums = tuple(range(len(primals)))
 
     def both(primals: Any, tangents: Any) -> Any:
-        def gradients(*args: Any) -> Any:
+        def gradients(*args: object) -> Any:
             return _value_and_grad(function, argnums, False, args, {})
 
         chosen = ChosenArguments.along(primals, tangents)
@@ -253,7 +255,7 @@ def hvp(
         pushed = point.push_forward(chosen.tangents)
         return point.value[0], chosen.packed(pushed[1:])
 
-    def traced(primals: Any, tangents: Any) -> Any:
+    def traced(primals: object, tangents: object) -> Any:
         gradients = torch.func.grad_and_value(function, argnums)
         both: Any = torch.func.jvp(gradients, primals, tangents)
         (_, value), (product, _) = both

@@ -15,7 +15,7 @@ from adjoint.transforms.contract import ArgNums
 class ChosenArguments:
     """The arguments that a transform differentiates with respect to, as leaves."""
 
-    def __init__(self, args: tuple[Any, ...], places: Sequence[int] | None = None) -> None:
+    def __init__(self, args: tuple[object, ...], places: Sequence[int] | None = None) -> None:
         """`places`: positions of the chosen arguments; None for all."""
         self.args = args
         self.single = False
@@ -26,14 +26,14 @@ class ChosenArguments:
         contract.check_primals(self.leaves)
 
     @classmethod
-    def named(cls, args: tuple[Any, ...], argnums: ArgNums) -> ChosenArguments:
+    def named(cls, args: tuple[object, ...], argnums: ArgNums) -> ChosenArguments:
         """The arguments that `argnums` names."""
         chosen = cls(args, contract.places_of(argnums, len(args)))
         chosen.single = isinstance(argnums, int)
         return chosen
 
     @classmethod
-    def along(cls, primals: tuple[Any, ...], tangents: Any) -> ChosenArguments:
+    def along(cls, primals: tuple[object, ...], tangents: object) -> ChosenArguments:
         """All of `primals`, with a tangent for each leaf."""
         leaves, form = trees.flatten(primals)
         along = contract.tangents_of(leaves, form, tangents)
@@ -54,7 +54,7 @@ class ChosenArguments:
 
         return on_leaves
 
-    def packed(self, leaves: Sequence[Any]) -> Any:
+    def packed(self, leaves: Sequence[object]) -> Any:
         """`leaves` in the form of the chosen arguments."""
         packed = trees.unflatten(list(leaves), self.form)
         return packed[0] if self.single else packed

@@ -58,7 +58,7 @@ class Setting:
     def compiler(self) -> Compiler:
         return Compiler(self._options or Options())
 
-    def observed(self, observer: Observer, options: Mapping[str, Any]) -> Setting:
+    def observed(self, observer: Observer, options: Mapping[str, object]) -> Setting:
         """The same setting with more options, whose compiler shows its stages to an observer."""
         made = Setting(self.dynamic, {**vars(self.compiler.options), **options})
         made.compiler = replace(made.compiler, observer=observer)
@@ -165,7 +165,7 @@ class Compiled(Transformed):
         self._latest: tuple[Fingerprint, Programs] | None = None
         functools.update_wrapper(self, function, updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         if is_traced():
             return self._traced(*args, **kwargs)
         return self._run(args, kwargs)
@@ -190,7 +190,7 @@ class Compiled(Transformed):
         return program(call)
 
     def _checked(
-        self, checker: Checker, program: Program, call: Call, args: Any, kwargs: Any
+        self, checker: Checker, program: Program, call: Call, args: object, kwargs: object
     ) -> Any:
         """Run the program, and compare it with `torch.func`."""
         if not checker.wants(program):
@@ -210,7 +210,7 @@ class Compiled(Transformed):
         compiler = replace(self._setting.compiler, function=name)
         return Program(compiler, self._transformed, call, axes)
 
-    def observed(self, observer: Observer, options: Mapping[str, Any]) -> Compiled:
+    def observed(self, observer: Observer, options: Mapping[str, object]) -> Compiled:
         """The same transform with more options, to be compiled anew for an observer."""
         made = copy.copy(self)
         made._setting = self._setting.observed(observer, options)
@@ -294,8 +294,8 @@ class Program:
 def _captured(
     compiler: Compiler,
     function: Function,
-    args: Any,
-    kwargs: Any,
+    args: object,
+    kwargs: object,
     axes: Callable[[torch.Tensor], Sequence[bool]],
 ) -> CapturedProgram:
     token = _COMPILER.set(compiler)

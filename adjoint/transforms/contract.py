@@ -37,7 +37,7 @@ def places_of(argnums: ArgNums, count: int) -> tuple[int, ...]:
     return places
 
 
-def check_primals(leaves: Sequence[Any]) -> None:
+def check_primals(leaves: Sequence[object]) -> None:
     """Refuse inputs that cannot be differentiated with respect to."""
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
@@ -54,7 +54,7 @@ def is_real_or_complex(value: torch.Tensor) -> bool:
     return value.is_floating_point() or value.is_complex()
 
 
-def check_is_tuple(primals: Any) -> None:
+def check_is_tuple(primals: object) -> None:
     """Refuse the primals of a jvp that are no tuple."""
     if not isinstance(primals, tuple):
         raise RuntimeError(
@@ -63,7 +63,7 @@ def check_is_tuple(primals: Any) -> None:
         )
 
 
-def parts(returned: Any, has_aux: bool, transform: str) -> tuple[Any, Any]:
+def parts(returned: object, has_aux: bool, transform: str) -> tuple[Any, Any]:
     """What a function returned, as (value, aux)."""
     if not has_aux:
         return returned, None
@@ -77,7 +77,7 @@ def parts(returned: Any, has_aux: bool, transform: str) -> tuple[Any, Any]:
     return returned
 
 
-def scalar(value: Any) -> torch.Tensor:
+def scalar(value: object) -> torch.Tensor:
     """The value of a function whose gradient is asked for: a scalar tensor, or an error."""
     name = "grad_and_value(f)(*args)"
     if not isinstance(value, torch.Tensor):
@@ -94,7 +94,7 @@ def scalar(value: Any) -> torch.Tensor:
     return value
 
 
-def tensors(value: Any, transform: str) -> tuple[list[torch.Tensor], trees.TreeSpec]:
+def tensors(value: object, transform: str) -> tuple[list[torch.Tensor], trees.TreeSpec]:
     """The leaves of what a function returned, which are to be tensors, and their form."""
     leaves, form = trees.flatten(value)
     if not leaves or leaves == [None]:
@@ -121,7 +121,7 @@ def check_differentiable(results: Sequence[torch.Tensor]) -> None:
             )
 
 
-def check_real(values: Any, transform: str, kind: str) -> None:
+def check_real(values: object, transform: str, kind: str) -> None:
     """Refuse complex tensors, for which "the Jacobian" is ambiguous."""
     for place, leaf in enumerate(trees.leaves(values)):
         if isinstance(leaf, torch.Tensor) and leaf.is_complex():
@@ -137,7 +137,9 @@ def check_chunk_size(transform: str, chunk_size: int | None) -> None:
         raise ValueError(f"{transform}: `chunk_size` should be greater than 0, got {chunk_size}.")
 
 
-def cotangents_of(results: Sequence[torch.Tensor], form: trees.TreeSpec, given: Any) -> list[Any]:
+def cotangents_of(
+    results: Sequence[torch.Tensor], form: trees.TreeSpec, given: object
+) -> list[Any]:
     """The cotangents `given` of `results`, as autograd would take them."""
     leaves, spec = trees.flatten(given)
     if spec != form:
@@ -149,7 +151,7 @@ def cotangents_of(results: Sequence[torch.Tensor], form: trees.TreeSpec, given: 
     return [_cotangent(result, leaf, place) for place, (result, leaf) in enumerate(pairs)]
 
 
-def _cotangent(result: torch.Tensor, given: Any, place: int) -> torch.Tensor:
+def _cotangent(result: torch.Tensor, given: object, place: int) -> torch.Tensor:
     if given is None:
         if result.numel() != 1:
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
@@ -175,7 +177,7 @@ def _cotangent(result: torch.Tensor, given: Any, place: int) -> torch.Tensor:
     return _like(given, result)
 
 
-def tangents_of(primals: Sequence[Any], form: trees.TreeSpec, given: Any) -> list[torch.Tensor]:
+def tangents_of(primals: Sequence[Any], form: trees.TreeSpec, given: object) -> list[torch.Tensor]:
     """The tangents `given` of `primals`, as torch's forward mode would take them."""
     name = "jvp(f, primals, tangents)"
     leaves, spec = trees.flatten(given)
@@ -201,7 +203,7 @@ def tangents_of(primals: Sequence[Any], form: trees.TreeSpec, given: Any) -> lis
 
 
 def matching_tangents(
-    primals: Sequence[torch.Tensor], form: trees.TreeSpec, given: Any
+    primals: Sequence[torch.Tensor], form: trees.TreeSpec, given: object
 ) -> list[torch.Tensor]:
     """The tangents `given` of `primals`; other dtypes or shapes are refused, not converted."""
     leaves, spec = trees.flatten(given)

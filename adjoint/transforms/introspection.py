@@ -62,7 +62,7 @@ def looked_up(scope: dict[str, Any], names: Sequence[str]) -> list[Any]:
     return [each for each in used if not isinstance(each, ModuleType)] + inside
 
 
-def may_be_used(value: Any) -> bool:
+def may_be_used(value: object) -> bool:
     """Whether an attribute of a Python module or a class counts as used by who names it."""
     if isinstance(value, (type, ModuleType)):
         return False
@@ -71,14 +71,14 @@ def may_be_used(value: Any) -> bool:
     )
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: object) -> bool:
     """A number or the like, or a tuple of them."""
     if isinstance(value, tuple):
         return all(map(is_plain, value))
     return isinstance(value, NUMBERS)
 
 
-def shows_all(value: Any) -> bool:
+def shows_all(value: object) -> bool:
     """All that the object holds is in attributes: its class is written in Python."""
     kind = type(value)
     if isinstance(value, torch.nn.Module):
@@ -100,14 +100,14 @@ def attribute_in(scopes: Sequence[Any], name: str) -> list[Any]:
     return [next((scope[name] for scope in scopes if name in scope), None)]
 
 
-def function_of(attribute: Any) -> Any:
+def function_of(attribute: object) -> Any:
     """The function behind an attribute of a class, if there is one."""
     if isinstance(attribute, property):
         return attribute.fget
     return attribute.__func__ if isinstance(attribute, (classmethod, staticmethod)) else attribute
 
 
-def scopes_of(value: Any) -> Sequence[Any]:
+def scopes_of(value: object) -> Sequence[Any]:
     """The modules or classes in which attributes are looked up, except torch's and ours."""
     if isinstance(value, ModuleType):
         return () if is_ours_or_torchs(value.__name__) else (value,)
@@ -116,11 +116,11 @@ def scopes_of(value: Any) -> Sequence[Any]:
     return ()
 
 
-def is_ours_or_torchs(module: Any) -> bool:
+def is_ours_or_torchs(module: object) -> bool:
     return str(module).partition(".")[0] in ("torch", "adjoint")
 
 
-def attributes_of(value: Any) -> dict[str, Any]:
+def attributes_of(value: object) -> dict[str, Any]:
     """The attributes of an object, by name; of an object of torch, plain values and tensors."""
     attributes = getattr(value, "__dict__", {})
     named = dict(attributes) if isinstance(attributes, dict) else {}

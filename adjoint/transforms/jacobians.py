@@ -106,7 +106,7 @@ def _jacobian(
     forward = name == "jacfwd"
     signature = contract.JVP if forward else contract.VJP
 
-    def jacobian(*args: Any, **kwargs: Any) -> Any:
+    def jacobian(*args: object, **kwargs: object) -> Any:
         contract.check_real(args, name, "inputs")
         chosen = ChosenArguments.named(args, argnums)
         point = linearized(chosen.of(function, kwargs), chosen.leaves, forward)
@@ -133,7 +133,7 @@ def _compiled(
 ) -> Function:
     """`in_torch`: torch's transform, which may take no keyword arguments for the function."""
 
-    def eager(*args: Any, **kwargs: Any) -> Any:
+    def eager(*args: object, **kwargs: object) -> Any:
         return in_torch(functools.partial(function, **kwargs) if kwargs else function)(*args)
 
     setting = Setting(dynamic, options)

@@ -79,7 +79,7 @@ class Call:
 
 
 def look_at(
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     kwargs: dict[str, Any],
     held: Sequence[torch.Tensor],
     memory: Memory,

@@ -28,7 +28,7 @@ class _LinearMap:
         self._graph_module = graph_module
         self._compiled = compiler.differentiable(graph_module)
 
-    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+    def __call__(self, inputs: Sequence[object]) -> Sequence[Any]:
         tracer = current_tracer()
         if not isinstance(tracer, Tracer):
             return self._compiled(inputs)
@@ -51,7 +51,7 @@ class _PointPrograms(ABC):
         self.given: list[int] = []
         """The results that are differentiated."""
 
-        def forward(*primals: Any) -> Any:
+        def forward(*primals: object) -> Any:
             point = linearized(primals)
             self.given = self._differentiated(point)
             points.append(point)
@@ -107,7 +107,7 @@ class PullBack(_PointPrograms):
         leaves = trees.leaves(call.args)
         value, saved = self.forward(call)
 
-        def pull_back(cotangents: Sequence[Any]) -> list[Any]:
+        def pull_back(cotangents: Sequence[object]) -> list[Any]:
             found: Sequence[Any] = [None] * len(leaves)
             if self.derivative is not None:
                 found = self.derivative([*saved, *(cotangents[i] for i in self.given)])
@@ -136,7 +136,7 @@ class PushForward(_PointPrograms):
         value, saved = self.forward(call)
         results = [each for each in trees.leaves(value) if isinstance(each, torch.Tensor)]
 
-        def push_forward(tangents: Sequence[Any]) -> list[Any]:
+        def push_forward(tangents: Sequence[object]) -> list[Any]:
             pushed = [torch.zeros_like(each) for each in results]
             if self.derivative is None:
                 return pushed

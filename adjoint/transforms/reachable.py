@@ -51,7 +51,7 @@ class Same:
 
     __slots__ = ("_hash", "_object")
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self._hash = id(value)
         try:
             self._object: Callable[[], Any] = weakref.ref(value)
@@ -139,7 +139,7 @@ class Reachable:
             *map(np.ndarray.tobytes, self._arrays),
         ]
 
-    def mark(self, value: Any) -> Any:
+    def mark(self, value: object) -> Any:
         if isinstance(value, (float, complex)):
             # Zeros of either sign are equal, and NaN is not.
             return (type(value), repr(value))
@@ -185,7 +185,7 @@ class Reachable:
             return (value.shape, value.dtype.str, value.tobytes())
         return self._object(value)
 
-    def _marks(self, values: Iterable[Any]) -> tuple[Any, ...]:
+    def _marks(self, values: Iterable[object]) -> tuple[Any, ...]:
         return tuple(map(self.mark, values))
 
     def _items(self, mapping: Any) -> tuple[Any, ...]:
@@ -209,7 +209,7 @@ class Reachable:
         found = looked_up(function.__globals__, names)
         return (Same(function.__code__), *self._marks((*held, *found, *defaults, *wrapped)))
 
-    def _object(self, value: Any) -> Any:
+    def _object(self, value: object) -> Any:
         """An object is what it holds, down to numbers and tensors, if Python shows all of it.
 
         Others are themselves besides.  What torch keeps for its own use changes with every call,

@@ -32,7 +32,7 @@ class GeneratorStates:
 
 
 def snapshot(
-    cells: Iterable[CellType], containers: Iterable[tuple[Any, Sequence[str] | None]]
+    cells: Iterable[CellType], containers: Iterable[tuple[object, Sequence[str] | None]]
 ) -> Callable[[], None]:
     """A function that restores the contents that cells and containers have now.
 
@@ -80,7 +80,7 @@ def _refill(container: Any, names: Sequence[str] | None, before: Any) -> None:
         container.update(before)
 
 
-def are_same(objects: Iterable[Any], before: Sequence[Any]) -> bool:
+def are_same(objects: Iterable[object], before: Sequence[object]) -> bool:
     """Whether these are the same objects as before, by identity."""
     now = list(objects)
     return len(now) == len(before) and all(map(is_, now, before))

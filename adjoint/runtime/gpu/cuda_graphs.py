@@ -345,7 +345,7 @@ class CudaGraphs:
         new = self._capturer.new
         return {n: new(each.shape, each.strides, each.dtype) for n, each in layout.small}
 
-    def _kind(self, inputs: Sequence[Any], binding: BoundSizes) -> CallKind | None:
+    def _kind(self, inputs: Sequence[object], binding: BoundSizes) -> CallKind | None:
         """The kind of a call; None if it cannot be captured."""
         if not self._tensors and not self._numbers:
             for n in self._used:
@@ -368,7 +368,7 @@ class CudaGraphs:
         )
 
     def _key(
-        self, kind: CallKind, inputs: Sequence[Any], large: dict[int, torch.Tensor]
+        self, kind: CallKind, inputs: Sequence[object], large: dict[int, torch.Tensor]
     ) -> CallKey | None:
         """Everything that a replay assumes; None if the call cannot be captured."""
         tensors = self._tensors_of(inputs)

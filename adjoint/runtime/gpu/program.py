@@ -89,7 +89,7 @@ class GpuProgram(PlanProgram):
         finally:
             arena.busy.release()
 
-    def _bound(self, arena: Arena, stream: int, inputs: Sequence[Any]) -> GpuBinding:
+    def _bound(self, arena: Arena, stream: int, inputs: Sequence[object]) -> GpuBinding:
         binding = self._bindings.get(stream)
         if binding is None:
             while len(self._bindings) >= MAX_STREAMS:
@@ -102,7 +102,7 @@ class GpuProgram(PlanProgram):
                 binding.bind(sizes)
         return binding
 
-    def _binding(self, arena: Arena, inputs: Sequence[Any]) -> GpuBinding:
+    def _binding(self, arena: Arena, inputs: Sequence[object]) -> GpuBinding:
         with binding_failures():
             binding = GpuBinding(self.host, self._bind, arena)
             binding.bind((*self._sizes(inputs), 1))

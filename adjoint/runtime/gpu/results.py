@@ -190,7 +190,7 @@ class ResultLayout:
             if not isinstance(each, Constant) and place not in whole
         ]
 
-    def results_from(self, inputs: Sequence[Any], made: Mapping[int, torch.Tensor]) -> Any:
+    def results_from(self, inputs: Sequence[object], made: Mapping[int, torch.Tensor]) -> Any:
         leaves = list(self._fixed)
         for place, number in self._whole:
             leaves[place] = made[number]
@@ -218,7 +218,7 @@ def _as_seen(made: NewTensor, views: Sequence[Window | None]) -> NewTensor:
 
 
 def layout_of_results(
-    outputs: Any, inputs: Sequence[Any], allocator: ResultAllocator, device: torch.device
+    outputs: object, inputs: Sequence[Any], allocator: ResultAllocator, device: torch.device
 ) -> tuple[ResultLayout, list[torch.Tensor]]:
     """The layout of `outputs`, and the new tensors among them."""
     given: dict[Any, list[int]] = {}

@@ -44,11 +44,11 @@ class Portion:
     reads: frozenset[int]
     """The slots that it reads, inputs of the plan included."""
 
-    def arguments(self, inputs: Sequence[Any], values: dict[int, Any]) -> list[Any]:
+    def arguments(self, inputs: Sequence[object], values: dict[int, Any]) -> list[Any]:
         """What the program is called with."""
         return [*inputs, *(values[slot] for slot in self.takes)]
 
-    def __call__(self, inputs: Sequence[Any], values: dict[int, Any]) -> None:
+    def __call__(self, inputs: Sequence[object], values: dict[int, Any]) -> None:
         """Run on the values of slots, and add what is written to them."""
         results = self.program(self.arguments(inputs, values))
         values.update(zip(self.gives, results, strict=True))

@@ -179,7 +179,7 @@ class Writer(ABC):
     def line(self, text: str) -> None:
         self.lines.append(f"    {text}")
 
-    def constant(self, value: Any, name: str) -> str:
+    def constant(self, value: object, name: str) -> str:
         self.count += 1
         full = f"{name}_{self.count}"
         self.constants[full] = value
@@ -247,7 +247,7 @@ class Writer(ABC):
     def value(self, slot: int) -> str:
         return f"tensors[{slot}]" if slot in self.fixed else f"s{slot}"
 
-    def tree(self, tree: Any) -> str:
+    def tree(self, tree: object) -> str:
         match tree:
             case Argument(slot):
                 return self.value(slot)
@@ -269,7 +269,7 @@ class Writer(ABC):
                 return self.constant(tree, "value")
 
 
-def _is_argument(leaf: Any) -> bool:
+def _is_argument(leaf: object) -> bool:
     return isinstance(leaf, Argument)
 
 
