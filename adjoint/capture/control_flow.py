@@ -44,7 +44,7 @@ def call(tracer: Tracer, op: HigherOrderOperator, args: Any, kwargs: Any) -> Any
 
 def _cond(
     tracer: Tracer, pred: object, true: Callable[..., Any], false: Callable[..., Any], operands: Any
-) -> Any:
+) -> object:
     """`true(*operands)` or `false(*operands)`; both bodies take the same inputs."""
     if not isinstance(pred, torch.Tensor):
         return _run(tracer, true if pred else false, operands)
@@ -81,7 +81,7 @@ def _cond(
 
 def _cond_over_batch(
     tracer: Tracer, pred: torch.Tensor, branches: Sequence[Callable[..., Any]], flat: list[Any]
-) -> Any:
+) -> object:
     """`vmap` of `cond`: a `cond` of batches, or, if `pred` is batched, both branches and a
     `where`."""
     if is_at_vmap_level(pred):
@@ -116,7 +116,7 @@ def _while_loop(
     step: Callable[..., Any],
     carried: Any,
     additional: Any = (),
-) -> Any:
+) -> object:
     """Carry values through `step` while `condition` holds; its other results are stacked."""
     carried, additional = list(carried), list(additional)
     _refuse_levels(tracer, "while_loop", [*carried, *additional])
@@ -152,7 +152,7 @@ def _while_loop(
 
 def _scan(
     tracer: Tracer, combine: Callable[..., Any], init: Any, xs: Any, additional_inputs: Any = ()
-) -> Any:
+) -> object:
     """Carry `init` through `combine` along the first axis of `xs`; its other results are
     stacked."""
     init, xs, additional = list(init), list(xs), list(additional_inputs)
@@ -176,7 +176,7 @@ def _scan(
 
 def _scan_over_batch(
     combine: Callable[..., Any], init: list[Any], xs: list[Any], additional: list[Any]
-) -> Any:
+) -> object:
     """`vmap` of `scan`: a `scan` of batches.  All carried values are batched from the first step,
     because any of them may become batched in a later one."""
     forms: list[Any] = []
@@ -207,7 +207,7 @@ def _scan_over_batch(
     return trees.unflatten(results, forms[0])
 
 
-def _map(tracer: Tracer, function: Callable[..., Any], xs: Any, additional: Any = ()) -> Any:
+def _map(tracer: Tracer, function: Callable[..., Any], xs: Any, additional: Any = ()) -> object:
     """Apply `function` to each slice along the first axis of `xs`."""
     xs, additional = list(xs), list(additional)
     if any(map(is_at_vmap_level, [*xs, *additional])):
@@ -236,7 +236,7 @@ def _step(
     return body.close(outputs), outputs, tree, lifted
 
 
-def _checkpoint(tracer: Tracer, body: Any, *args: object, **kwargs: object) -> Any:
+def _checkpoint(tracer: Tracer, body: Any, *args: object, **kwargs: object) -> object:
     """Trace a checkpointed function inline, with its nodes marked as a checkpoint region."""
     _, own = split_arguments(kwargs)
     tracer.regions.enter()
@@ -247,12 +247,12 @@ def _checkpoint(tracer: Tracer, body: Any, *args: object, **kwargs: object) -> A
         tracer.regions.leave()
 
 
-def _inline(tracer: Tracer, body: object, *args: object, **kwargs: object) -> Any:
+def _inline(tracer: Tracer, body: object, *args: object, **kwargs: object) -> object:
     """Trace a body inline."""
     return _run(tracer, body, args, kwargs)
 
 
-def _inline_named(tracer: Tracer, body: object, name: object, *args: object) -> Any:
+def _inline_named(tracer: Tracer, body: object, name: object, *args: object) -> object:
     return _run(tracer, body, args)
 
 
@@ -272,7 +272,7 @@ HANDLERS: dict[str, Callable[..., Any]] = {
 
 def _emit(
     tracer: Tracer, op: Any, args: Any, shown: list[Any], tree: Any, inputs: Sequence[Any]
-) -> Any:
+) -> object:
     """Append a call of `op`, whose results are like `shown` and depend on `inputs`."""
     with tracer.paused():
         results = opaque(shown, inputs, op.name())
@@ -281,7 +281,7 @@ def _emit(
     return trees.unflatten(results, tree)
 
 
-def _run(tracer: Tracer, function: Any, args: Any, kwargs: dict[str, Any] | None = None) -> Any:
+def _run(tracer: Tracer, function: Any, args: Any, kwargs: dict[str, Any] | None = None) -> object:
     """Trace a body inline; nodes of a graph keep their source lines."""
     if isinstance(function, torch.fx.GraphModule) and not kwargs:
         return Interpreter(function, tracer).run(*args)
@@ -319,7 +319,7 @@ def _refuse_levels(tracer: Tracer, name: str, values: Sequence[object]) -> None:
         )
 
 
-def _carried(tracer: Tracer, first: object) -> Any:
+def _carried(tracer: Tracer, first: object) -> object:
     """The operand of the body for the carried value `first`, which may require grad in later
     steps."""
     if not isinstance(first, torch.Tensor) or first.requires_grad:

@@ -113,12 +113,12 @@ class CaptureFunctionMode(TorchFunctionMode):
 
     def apply_custom_function(
         self, original: Callable[..., Any], function: type, *args: object, **kwargs: object
-    ) -> Any:
+    ) -> object:
         """`function.apply(*args)` of a custom autograd function."""
         args, kwargs = trees.map_leaves(self.traced, (args, kwargs))
         return functions.apply(self.tracer, original, function, args, kwargs)
 
-    def traced(self, leaf: object) -> Any:
+    def traced(self, leaf: object) -> object:
         """`leaf`, or the fake that replaces it if it is a real tensor."""
         if not isinstance(leaf, torch.Tensor) or self.tracer.scope.knows(leaf):
             return leaf

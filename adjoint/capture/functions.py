@@ -47,7 +47,7 @@ def apply(
     function: type,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Any:
+) -> object:
     """Apply `function` as eager does, and capture its forward and its backward as bodies.
 
     The forward runs inside torch's own `apply`, so that its results have the autograd node of this
@@ -149,7 +149,7 @@ def apply(
     return result
 
 
-def apply_custom_op(run: Callable[[], Any]) -> Any:
+def apply_custom_op(run: Callable[[], Any]) -> object:
     """Run a custom op below autograd, with its node marked with the mode of the call."""
     with as_under(current_mode()):
         return call_user_code(run)
@@ -175,7 +175,7 @@ def apply_graphs(
     backward: fx.GraphModule,
     *operands: object,
     **marks: Any,
-) -> Any:
+) -> object:
     """Apply a custom function that Dynamo has traced into two graphs.
 
     Dynamo's backward takes a cotangent for each result, and does not tell whether the function
@@ -183,14 +183,14 @@ def apply_graphs(
     """
     saved: list[Any] = []
 
-    def run_forward(ctx: Any, *args: object) -> Any:
+    def run_forward(ctx: Any, *args: object) -> object:
         results, saved[:] = Interpreter(forward, tracer).run(*args)
         fixed = marks.get("non_differentiable_idx", ())
         ctx.mark_non_differentiable(*(results[index] for index in fixed))
         ctx.mark_dirty(*(results[index] for index in marks.get("dirty_idx", ())))
         return results
 
-    def run_backward(ctx: object, *cotangents: object) -> Any:
+    def run_backward(ctx: object, *cotangents: object) -> object:
         return Interpreter(differentiable_backward(backward), tracer).run(*cotangents, *saved)
 
     halves = {"forward": staticmethod(run_forward), "backward": staticmethod(run_backward)}
@@ -302,7 +302,9 @@ def _is_once_differentiable(function: type) -> bool:
     return getattr(backward, "__code__", None) is _ONCE_DIFFERENTIABLE.__code__
 
 
-def _checkpointed(tracer: Tracer, run_function: Any, preserve_rng_state: bool, *args: Any) -> Any:
+def _checkpointed(
+    tracer: Tracer, run_function: Any, preserve_rng_state: bool, *args: Any
+) -> object:
     """Trace a reentrant checkpoint, which is a custom function, inline as a checkpoint region."""
     tracer.regions.enter()
     try:

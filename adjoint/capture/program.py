@@ -124,7 +124,7 @@ class Capture:
             yield function_mode
 
 
-def _under_policy(tracer: Tracer, run: Callable[[], Any], policy: Callable[[Any], str]) -> Any:
+def _under_policy(tracer: Tracer, run: Callable[[], Any], policy: Callable[[Any], str]) -> object:
     return under_policy(tracer.emitter, run, policy)
 
 

@@ -43,7 +43,7 @@ class Checker:
     def beside(self, entry: EntryPoint, eager: Callable[..., Any]) -> Callable[..., Any]:
         """The compiled function, with eager beside it."""
 
-        def checked(*inputs: object) -> Any:
+        def checked(*inputs: object) -> object:
             if not self.wants(entry):
                 return entry(*inputs)
             before, theirs = copied_inputs(inputs), copied_inputs(inputs)
@@ -161,5 +161,5 @@ def _both(one: object, other: object) -> tuple[Any, Any]:
     return one, other
 
 
-def _detached(value: object) -> Any:
+def _detached(value: object) -> object:
     return value.detach() if isinstance(value, torch.Tensor) else value

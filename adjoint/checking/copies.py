@@ -14,7 +14,7 @@ def copied_inputs(inputs: Sequence[object]) -> list[Any]:
     return [_copied(each) for each in inputs]
 
 
-def _copied(value: object) -> Any:
+def _copied(value: object) -> object:
     if not isinstance(value, torch.Tensor):
         return value
     detached = value.detach()

@@ -167,7 +167,7 @@ class Lowering:
         alone = Lowering(captured, tensors, self.options)
         return alone._wrong() is not None
 
-    def _of(self, node: fx.Node) -> Any:
+    def _of(self, node: fx.Node) -> object:
         if node.op != "placeholder":
             return self.values.get(node)
         placeholders = self.graph_module.graph.find_nodes(op="placeholder")
@@ -416,7 +416,7 @@ def _is_real(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _cloned(results: object) -> Any:
+def _cloned(results: object) -> object:
     return trees.map_leaves(lambda each: each.clone() if _is_tensor(each) else each, results)
 
 
@@ -424,5 +424,5 @@ def _requires_grad(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def _detached(value: object) -> Any:
+def _detached(value: object) -> object:
     return value.detach() if isinstance(value, torch.Tensor) else value

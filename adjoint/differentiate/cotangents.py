@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import torch
 from torch import fx
@@ -52,7 +51,7 @@ class Cotangents:
         """The cotangent of a node that computes one tensor."""
         return self._single.get(node)
 
-    def take(self, node: fx.Node) -> Any:
+    def take(self, node: fx.Node) -> object:
         """The cotangent of a node, in the form of its value; None if there is none.
 
         The sweep is past all users of the node, so that nothing can be added any more.
@@ -93,7 +92,7 @@ def _fitted(cotangent: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 def _arranged(
     cotangents: Mapping[tuple[int, ...], torch.Tensor], out: object, path: tuple[int, ...] = ()
-) -> Any:
+) -> object:
     """One cotangent, or None, for each tensor in `out`, which may be nested."""
     if not isinstance(out, (tuple, list)):
         return cotangents.get(path)

@@ -135,7 +135,7 @@ class _Expansion:
 
     # Bodies -----------------------------------------------------------------------------------
 
-    def _expand_cond(self, node: fx.Node) -> Any:
+    def _expand_cond(self, node: fx.Node) -> object:
         arguments: Any = node.args
         _, true, false, _ = arguments
         bodies = [_copied(body_of(self.primal, each), 0, source_of(node)) for each in (true, false)]
@@ -158,7 +158,7 @@ class _Expansion:
 
         return made
 
-    def _expand_loop(self, node: fx.Node) -> Any:
+    def _expand_loop(self, node: fx.Node) -> object:
         loop, arguments = LOOPS[node.target], list[Any](node.args)
         step = body_of(self.primal, arguments[loop.body])
         body = _copied(step, loop.carries(arguments), source_of(node))

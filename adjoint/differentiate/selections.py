@@ -123,7 +123,7 @@ class _FiniteFactors(GraphCopy):
             return self.copies[value]
         return self._call(value, value.target, args, self.copies[value].kwargs)
 
-    def _factor(self, value: Any, fill: int, mask: _Mask) -> Any:
+    def _factor(self, value: Any, fill: int, mask: _Mask) -> object:
         made = self._finite(value, mask)
         is_linear = self.linear is not None and value in self.linear
         if is_linear or not _is_tensor(value):

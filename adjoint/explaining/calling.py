@@ -88,7 +88,7 @@ def _copy(function: FunctionType) -> FunctionType:
     return made
 
 
-def _copied(leaf: object) -> Any:
+def _copied(leaf: object) -> object:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     return leaf.detach().clone().requires_grad_(leaf.requires_grad)

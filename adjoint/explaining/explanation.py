@@ -142,7 +142,7 @@ class Observation:
         if why:
             self.cuda_graphs.append(why)
 
-        def tap(program: PlanProgram, inputs: list[Any]) -> Any:
+        def tap(program: PlanProgram, inputs: list[Any]) -> object:
             if not self._measures or program in self._measured:
                 return program(inputs)
             self._measured.add(program)
@@ -210,7 +210,7 @@ def _name(function: object) -> str:
     return str(getattr(inner, "__qualname__", type(inner).__name__))
 
 
-def _copied(value: object) -> Any:
+def _copied(value: object) -> object:
     return value.detach().clone() if hasattr(value, "detach") else value
 
 

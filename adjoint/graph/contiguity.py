@@ -26,7 +26,7 @@ def _layout_for(x: torch.Tensor) -> torch.memory_format:
     return last if x.is_contiguous(memory_format=last) else torch.contiguous_format
 
 
-def _contiguous(value: object) -> Any:
+def _contiguous(value: object) -> object:
     return value.contiguous() if isinstance(value, torch.Tensor) else value
 
 
@@ -38,18 +38,18 @@ def _all_contiguous(op: OpOverload) -> Callable[..., Any]:
     return run
 
 
-def _group_norm(x: torch.Tensor, *args: object) -> Any:
+def _group_norm(x: torch.Tensor, *args: object) -> object:
     x = x.contiguous(memory_format=_layout_for(x))
     return aten.native_group_norm.default(x, *map(_contiguous, args))
 
 
-def _group_norm_backward(cotangent: torch.Tensor, x: torch.Tensor, *args: object) -> Any:
+def _group_norm_backward(cotangent: torch.Tensor, x: torch.Tensor, *args: object) -> object:
     layout = _layout_for(x)
     cotangent, x = (t.contiguous(memory_format=layout) for t in (cotangent, x))
     return aten.native_group_norm_backward.default(cotangent, x, *map(_contiguous, args))
 
 
-def _embedding_bag(weight: torch.Tensor, *args: object) -> Any:
+def _embedding_bag(weight: torch.Tensor, *args: object) -> object:
     """The weight stays as it is: its strides select the algorithm, which decides what is returned
     besides the sums."""
     return aten._embedding_bag.default(weight, *map(_contiguous, args))

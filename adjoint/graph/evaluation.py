@@ -122,14 +122,16 @@ def _stacked_steps(
     return [each.new_empty((0, *each.shape)) for each in trial]
 
 
-def _cond(pred: Any, true: fx.GraphModule, false: fx.GraphModule, operands: Any) -> Any:
+def _cond(pred: Any, true: fx.GraphModule, false: fx.GraphModule, operands: Any) -> object:
     if is_vmapped(pred):
         pairs = zip(evaluate(true, operands), evaluate(false, operands), strict=True)
         return tuple(torch.where(pred, *pair) for pair in pairs)
     return _new_results(evaluate(true if bool(pred) else false, operands), operands)
 
 
-def _while_loop(condition: fx.GraphModule, step: fx.GraphModule, carried: Any, others: Any) -> Any:
+def _while_loop(
+    condition: fx.GraphModule, step: fx.GraphModule, carried: Any, others: Any
+) -> object:
     operands, count = [*carried, *others], len(carried)
     steps = []
     while bool(evaluate(condition, [*carried, *others])):
@@ -141,7 +143,7 @@ def _while_loop(condition: fx.GraphModule, step: fx.GraphModule, carried: Any, o
     return (*_new_results(carried, operands), *stacked)
 
 
-def _scan(combine: fx.GraphModule, init: Any, xs: Any, others: Any) -> Any:
+def _scan(combine: fx.GraphModule, init: Any, xs: Any, others: Any) -> object:
     carry, steps = list(init), []
     for index in range(xs[0].shape[0]):
         outputs = evaluate(combine, [*carry, *(x[index] for x in xs), *others])
@@ -152,7 +154,7 @@ def _scan(combine: fx.GraphModule, init: Any, xs: Any, others: Any) -> Any:
     return (*_new_results(carry, [*init, *xs, *others]), *stacked)
 
 
-def _map(function: fx.GraphModule, xs: object, others: object) -> Any:
+def _map(function: fx.GraphModule, xs: object, others: object) -> object:
     return _scan(function, (), xs, others)
 
 
@@ -218,7 +220,7 @@ def _randint(like: torch.Tensor, low: int, high: int, **options: object) -> torc
 
 def _flash_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: object, **kw: object
-) -> Any:
+) -> object:
     """The flash kernel divides by sizes and assumes contiguous rows.
 
     Eager selects another kernel for empty inputs and for rows that are not contiguous.
@@ -238,14 +240,14 @@ def _with_contiguous_rows(x: torch.Tensor) -> torch.Tensor:
 
 def _flash_attention_backward(
     cotangent: object, query: Any, key: Any, value: Any, out: Any, *args: object, **kw: object
-) -> Any:
+) -> object:
     if query.numel() and key.numel() and value.numel():
         query, key, value, out = map(_with_contiguous_rows, (query, key, value, out))
         return _FLASH_BACKWARD(cotangent, query, key, value, out, *args, **kw)
     return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
 
 
-def _reduced_product(sparse: torch.Tensor, dense: torch.Tensor, reduce: str) -> Any:
+def _reduced_product(sparse: torch.Tensor, dense: torch.Tensor, reduce: str) -> object:
     """The kernel returns the indices that a backward needs only if an argument requires grad."""
     if torch.is_grad_enabled() and (sparse.requires_grad or dense.requires_grad):
         return _SPARSE_REDUCE(sparse, dense, reduce)
@@ -323,7 +325,7 @@ def _unaliased(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def call_on_fakes(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+def call_on_fakes(node: fx.Node, values: dict[fx.Node, Any]) -> object:
     """The fake result of a call on fake arguments, under the current mode."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
     return fake_call(node.target, args, kwargs, eager_callable(node.target))

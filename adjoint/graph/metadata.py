@@ -306,6 +306,6 @@ def _is_contiguous(value: torch.Tensor) -> bool:
     return True
 
 
-def _without_guards(size: int | torch.SymInt) -> Any:
+def _without_guards(size: int | torch.SymInt) -> object:
     """A size that can be multiplied without being traced and compared without adding a guard."""
     return expression(size) if isinstance(size, torch.SymInt) else size

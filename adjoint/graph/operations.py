@@ -241,7 +241,7 @@ def build_subclass(
     size: tuple[int, ...],
     stride: tuple[int, ...],
     *inner: object,
-) -> Any:
+) -> object:
     """The tensor subclass `cls` that holds `inner` as `attributes`."""
     held = dict(zip(attributes, inner, strict=True))
     return cls.__tensor_unflatten__(held, context, size, stride)  # type: ignore[attr-defined]

@@ -76,7 +76,7 @@ def for_part_of(node: fx.Node, value: object) -> dict[str, Any]:
     return {**meta, "val": own}
 
 
-def _detached(leaf: object) -> Any:
+def _detached(leaf: object) -> object:
     with torch.no_grad():
         return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 

@@ -261,7 +261,7 @@ def _constant(
     node: fx.Node,
     fake_mode: FakeTensorMode,
     new: dict[sympy.Symbol, Any],
-) -> Any:
+) -> object:
     value = getattr(graph_module, str(node.target))
     if isinstance(value, fx.GraphModule):
         return _copied(value, fake_mode, new)

@@ -154,7 +154,7 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, op: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         result = fake_call(op, args, kwargs or {})
 
-        def leaf(value: object) -> Any:
+        def leaf(value: object) -> object:
             return self.nodes[id(value)] if isinstance(value, torch.Tensor) else value
 
         node_args, node_kwargs = trees.map_leaves(leaf, (args, kwargs or {}))

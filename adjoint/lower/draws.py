@@ -204,18 +204,18 @@ def _native_dropout(numbers: Numbers, x: torch.Tensor, p: float, train: bool | N
 
 
 @draw(aten.bernoulli.p)
-def _bernoulli(numbers: Numbers, x: torch.Tensor, p: float = 0.5) -> Any:
+def _bernoulli(numbers: Numbers, x: torch.Tensor, p: float = 0.5) -> torch.Tensor:
     _require(0 <= p <= 1)
     return numbers.truth(p).to(x.dtype)
 
 
 @draw(aten.bernoulli.default)
-def _bernoulli_of_each(numbers: Numbers, p: torch.Tensor) -> Any:
+def _bernoulli_of_each(numbers: Numbers, p: torch.Tensor) -> torch.Tensor:
     return _with_probabilities(numbers, p)
 
 
 @draw(aten.bernoulli.Tensor)
-def _bernoulli_like(numbers: Numbers, x: torch.Tensor, p: torch.Tensor) -> Any:
+def _bernoulli_like(numbers: Numbers, x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     return _with_probabilities(numbers, p)
 
 
@@ -227,17 +227,19 @@ def _with_probabilities(numbers: Numbers, p: torch.Tensor) -> torch.Tensor:
 
 
 @draw(aten.rand.default, aten.rand_like.default)
-def _rand(numbers: Numbers, *args: object, **options: object) -> Any:
+def _rand(numbers: Numbers, *args: object, **options: object) -> torch.Tensor:
     return numbers.between(0, 1)
 
 
 @draw(aten.uniform.default)
-def _uniform(numbers: Numbers, x: torch.Tensor, low: float = 0.0, high: float = 1.0) -> Any:
+def _uniform(
+    numbers: Numbers, x: torch.Tensor, low: float = 0.0, high: float = 1.0
+) -> torch.Tensor:
     return numbers.between(low, high)
 
 
 @draw(aten.randn.default, aten.randn_like.default)
-def _randn(numbers: Numbers, *args: object, **options: object) -> Any:
+def _randn(numbers: Numbers, *args: object, **options: object) -> torch.Tensor:
     return numbers.normal().to(numbers.like.dtype)
 
 
@@ -249,17 +251,19 @@ def _normal_of_size(
     size: object,
     generator: None = None,
     **options: object,
-) -> Any:
+) -> torch.Tensor:
     return _around(numbers, mean, std)
 
 
 @draw(aten.normal_functional.default)
-def _normal_like(numbers: Numbers, x: torch.Tensor, mean: float = 0.0, std: float = 1.0) -> Any:
+def _normal_like(
+    numbers: Numbers, x: torch.Tensor, mean: float = 0.0, std: float = 1.0
+) -> torch.Tensor:
     return _around(numbers, mean, std)
 
 
 @draw(aten.normal.Tensor_float)
-def _normal_around(numbers: Numbers, mean: torch.Tensor, std: float = 1.0) -> Any:
+def _normal_around(numbers: Numbers, mean: torch.Tensor, std: float = 1.0) -> torch.Tensor:
     return _around(numbers, mean, std)
 
 
@@ -270,7 +274,7 @@ def _around(numbers: Numbers, mean: Any, std: float) -> torch.Tensor:
 
 
 @draw(aten.exponential.default)
-def _exponential(numbers: Numbers, x: torch.Tensor, rate: float = 1.0) -> Any:
+def _exponential(numbers: Numbers, x: torch.Tensor, rate: float = 1.0) -> torch.Tensor:
     _require(rate > 0)
     return (numbers.exponential() / rate).to(x.dtype)
 
@@ -293,21 +297,25 @@ def _rrelu(
 
 
 @draw(aten.randint.default, aten.randint_like.default)
-def _randint(numbers: Numbers, *args: object, **options: object) -> Any:
+def _randint(numbers: Numbers, *args: object, **options: object) -> torch.Tensor:
     """The upper bound is the first argument, or the second of `randint_like`."""
     return numbers.whole(0, args[1] if isinstance(args[0], torch.Tensor) else args[0])
 
 
 @draw(aten.randint.low)
-def _randint_from(numbers: Numbers, low: int, high: int, size: object, **options: object) -> Any:
+def _randint_from(
+    numbers: Numbers, low: int, high: int, size: object, **options: object
+) -> torch.Tensor:
     return numbers.whole(low, high)
 
 
 @draw(aten.randint_like.low_dtype)
-def _randint_like(numbers: Numbers, x: object, low: int, high: int, **options: object) -> Any:
+def _randint_like(
+    numbers: Numbers, x: object, low: int, high: int, **options: object
+) -> torch.Tensor:
     return numbers.whole(low, high)
 
 
 @draw(aten.random.to)
-def _random(numbers: Numbers, x: torch.Tensor, high: int) -> Any:
+def _random(numbers: Numbers, x: torch.Tensor, high: int) -> torch.Tensor:
     return numbers.whole(0, high)

@@ -202,6 +202,6 @@ def view_of(node: fx.Node) -> tuple[fx.Node, Callable[[MultiIndex], MultiIndex]]
     return source, lambda index: to_source(node, index, source, *args, **kwargs)
 
 
-def _number(arg: Any) -> Any:
+def _number(arg: Any) -> object:
     """An argument with the fake values of sizes that the graph computes."""
     return fx.map_arg(arg, value_of)

@@ -24,7 +24,7 @@ from adjoint.optimize.views import is_known_to_expand
 from adjoint.rewrite.engine import rewrite
 from adjoint.rewrite.patterns import Match, Wildcard, call, one_of
 from adjoint.rewrite.refreshing import same_values
-from adjoint.rewrite.rules import rewrites
+from adjoint.rewrite.rules import Replacement, rewrites
 
 aten = torch.ops.aten
 x, y, c = Wildcard("x"), Wildcard("y"), Wildcard("c")
@@ -34,7 +34,7 @@ PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
 QUOTIENTS = (aten.div.Tensor, aten.div.Scalar)
 
 
-def _stands_for(value: Any, root: fx.Node) -> Any:
+def _stands_for(value: Any, root: fx.Node) -> Replacement | None:
     """`value`, if it is a tensor of the shape and dtype of `root`; else None."""
     is_tensor = isinstance(value, fx.Node) and computes_tensor(value)
     return value if is_tensor and same_values(tensor_of(value), tensor_of(root), False) else None
@@ -47,7 +47,7 @@ def _is(argument: object, number: float) -> bool:
 
 
 @rewrites(call(PRODUCTS, x, y))
-def drop_factor_one(x: object, y: object, match: Match) -> Any:
+def drop_factor_one(x: object, y: object, match: Match) -> Replacement | None:
     """x * 1 = 1 * x = x"""
     if _is(y, 1):
         return _stands_for(x, match.root)
@@ -55,13 +55,13 @@ def drop_factor_one(x: object, y: object, match: Match) -> Any:
 
 
 @rewrites(one_of(call(QUOTIENTS, x, y), call(aten.pow.Tensor_Scalar, x, y)))
-def drop_one(x: object, y: object, match: Match) -> Any:
+def drop_one(x: object, y: object, match: Match) -> Replacement | None:
     """x / 1 = x ** 1 = x"""
     return _stands_for(x, match.root) if _is(y, 1) else None
 
 
 @rewrites(call((ADD, SUB, aten.add.Scalar, aten.sub.Scalar), x, y))
-def drop_zero(x: object, y: object, match: Match) -> Any:
+def drop_zero(x: object, y: object, match: Match) -> Replacement | None:
     """x - 0 = x + (-0.0) = x, and x + 0 = x for integers"""
     if not isinstance(x, fx.Node) or not computes_tensor(x):
         return None
@@ -75,7 +75,7 @@ def drop_zero(x: object, y: object, match: Match) -> Any:
 
 
 @rewrites(call(NEG, call(NEG, x, shared=True)))
-def merge_negations(x: fx.Node) -> Any:
+def merge_negations(x: fx.Node) -> Replacement | None:
     """-(-x) = x"""
     return x
 
@@ -86,19 +86,19 @@ def merge_negations(x: fx.Node) -> Any:
         call(ADD, call(NEG, y), x),
     )
 )
-def subtract(x: object, y: object) -> Any:
+def subtract(x: object, y: object) -> Replacement | None:
     """x + (-y) = x - y"""
     return call(SUB, x, y) if isinstance(x, fx.Node) else None
 
 
 @rewrites(call(SUB, x, call(NEG, y)))
-def add(x: object, y: object) -> Any:
+def add(x: object, y: object) -> Replacement | None:
     """x - (-y) = x + y"""
     return call(ADD, x, y) if isinstance(x, fx.Node) else None
 
 
 @rewrites(one_of(call(NEG, call(PRODUCTS, x, c)), call(PRODUCTS, call(NEG, x), c)))
-def negate_constant(x: object, c: object) -> Any:
+def negate_constant(x: object, c: object) -> Replacement | None:
     """-(x * c) = (-x) * c = x * (-c)"""
     if not isinstance(c, float) or not isinstance(x, fx.Node) or not _are_real(x):
         return None
@@ -113,18 +113,18 @@ POINTWISE = (ADD, SUB, MUL, aten.div.Tensor)
 
 
 @rewrites(call(POINTWISE, call(aten.expand.default, x, ..., shared=True), y, ...))
-def broadcast_left(x: fx.Node, y: object, match: Match) -> Any:
+def broadcast_left(x: fx.Node, y: object, match: Match) -> Replacement | None:
     """expand(x) op y = x op y, where y has the whole shape"""
     return _broadcast(match, 0, x, y)
 
 
 @rewrites(call(POINTWISE, y, call(aten.expand.default, x, ..., shared=True), ...))
-def broadcast_right(x: fx.Node, y: object, match: Match) -> Any:
+def broadcast_right(x: fx.Node, y: object, match: Match) -> Replacement | None:
     """y op expand(x) = y op x, where y has the whole shape"""
     return _broadcast(match, 1, x, y)
 
 
-def _broadcast(match: Match, place: int, x: fx.Node, other: Any) -> Any:
+def _broadcast(match: Match, place: int, x: fx.Node, other: Any) -> Replacement | None:
     whole = isinstance(other, fx.Node) and computes_tensor(other)
     # A tensor without axes takes part in type promotion as a number does.
     if not whole or not tensor_of(x).dim() or match.root.kwargs:

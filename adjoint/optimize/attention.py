@@ -37,7 +37,7 @@ from adjoint.optimize.casts import is_cast
 from adjoint.optimize.uniform import uniform_value
 from adjoint.rewrite.engine import rewrite
 from adjoint.rewrite.patterns import Match, NoMatch, Rest, arguments, call
-from adjoint.rewrite.rules import Rule, Traced
+from adjoint.rewrite.rules import Replacement, Rule, Traced
 from adjoint.rewrite.tracing import operators_of
 from adjoint.torch_private.symbols import same_number
 
@@ -459,7 +459,7 @@ def _fits(found: _Attention, rank: int) -> bool:
 
 
 def _rule(name: str, dense: bool, differentiated: set[str]) -> Rule:
-    def fuse(match: Match) -> Any:
+    def fuse(match: Match) -> Replacement | None:
         found = _found(match, dense)
         if found is None:
             return None

@@ -11,8 +11,6 @@ product.  Such a copy is left of a transpose that attention needed before it was
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
@@ -20,7 +18,7 @@ from adjoint.graph.metadata import computes_tensor, tensor_of
 from adjoint.rewrite.engine import rewrite
 from adjoint.rewrite.patterns import Match, Wildcard, call
 from adjoint.rewrite.refreshing import same_values
-from adjoint.rewrite.rules import rewrites
+from adjoint.rewrite.rules import Replacement, rewrites
 
 aten = torch.ops.aten
 x = Wildcard("x")
@@ -49,19 +47,19 @@ def is_cast(node: object) -> bool:
 
 
 @rewrites(call(CAST, x, ..., where=is_cast))
-def drop_cast(x: fx.Node, match: Match) -> Any:
+def drop_cast(x: fx.Node, match: Match) -> Replacement | None:
     """cast(x, dtype of x) = x"""
     return x if tensor_of(x).dtype == tensor_of(match.root).dtype else None
 
 
 @rewrites(call(aten.clone.default, x, ...))
-def drop_copy(x: fx.Node, match: Match) -> Any:
+def drop_copy(x: fx.Node, match: Match) -> Replacement | None:
     """clone(x) = x, if it has the strides of x"""
     return x if same_values(tensor_of(x), tensor_of(match.root)) else None
 
 
 @rewrites(call(CAST, call(CAST, x, ..., shared=True, where=is_cast), ..., where=is_cast))
-def merge_casts(x: fx.Node, match: Match) -> Any:
+def merge_casts(x: fx.Node, match: Match) -> Replacement | None:
     """cast(cast(x, wider), dtype) = cast(x, dtype)"""
     source, inner = tensor_of(x).dtype, tensor_of(match.root.args[0]).dtype  # type: ignore[arg-type]
     result = tensor_of(match.root).dtype

@@ -39,7 +39,7 @@ def merge_common_subexpressions(graph_module: fx.GraphModule) -> fx.GraphModule:
     return graph_module
 
 
-def _frozen(value: object) -> Any:
+def _frozen(value: object) -> tuple[object, ...]:
     if isinstance(value, (list, tuple)):
         return (type(value).__name__ == "tuple", *(_frozen(each) for each in value))
     if isinstance(value, dict):

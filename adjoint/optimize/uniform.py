@@ -19,7 +19,7 @@ from torch import fx
 from adjoint.graph.metadata import computes_tensor, tensor_of
 from adjoint.rewrite.engine import rewrite
 from adjoint.rewrite.patterns import Match, Rest, Wildcard, arguments, call, one_of
-from adjoint.rewrite.rules import rewrites
+from adjoint.rewrite.rules import Replacement, rewrites
 from adjoint.torch_private.fake import unset_fake_temporarily
 from adjoint.torch_private.operators import OpOverload
 
@@ -109,13 +109,13 @@ FOLDED = (
 
 
 @rewrites(call(aten.pow.Tensor_Scalar, x, one_of(0, 0.0)))
-def fold_power_zero(match: Match) -> Any:
+def fold_power_zero(match: Match) -> Replacement | None:
     """x ** 0 = 1, for NaN, too"""
     return _filled(match.root, 1)
 
 
 @rewrites(call(FOLDED, Rest("rest")))
-def fold_uniform(match: Match) -> Any:
+def fold_uniform(match: Match) -> Replacement | None:
     """f(full(a), full(b)) = full(f(a, b))"""
     root = match.root
     known = {each: uniform_value(each) for each in root.all_input_nodes}
@@ -137,7 +137,7 @@ def fold_uniform(match: Match) -> Any:
     return _filled(root, number) if is_known else None
 
 
-def _filled(root: fx.Node, number: bool | int | float) -> Any:
+def _filled(root: fx.Node, number: bool | int | float) -> Replacement | None:
     value = tensor_of(root)
     shape: list[Any] = list(value.shape)
     # The layout of symbolic sizes is not asked for: that would be a guard.

@@ -21,7 +21,7 @@ from torch import fx
 from adjoint.graph.metadata import tensor_of
 from adjoint.rewrite.engine import rewrite
 from adjoint.rewrite.patterns import Match, Wildcard, call
-from adjoint.rewrite.rules import rewrites
+from adjoint.rewrite.rules import Replacement, rewrites
 from adjoint.torch_private.symbols import same_number
 
 aten = torch.ops.aten
@@ -51,12 +51,14 @@ def permutation_of(node: fx.Node) -> list[int]:
     return order
 
 
-def _argument(node: fx.Node) -> Any:
-    return node.args[0]
+def _argument(node: fx.Node) -> fx.Node:
+    (argument, *_) = node.args
+    assert isinstance(argument, fx.Node)
+    return argument
 
 
 @rewrites(call(PERMUTATIONS, call(PERMUTATIONS, ..., shared=True), ...))
-def merge_permutations(match: Match) -> Any:
+def merge_permutations(match: Match) -> Replacement | None:
     """permute(permute(x, p), q) = permute(x, p[q])"""
     inner = _argument(match.root)
     first, second = permutation_of(inner), permutation_of(match.root)
@@ -66,14 +68,14 @@ def merge_permutations(match: Match) -> Any:
 
 
 @rewrites(call(PERMUTATIONS, x, ...))
-def drop_identical_permutation(x: fx.Node, match: Match) -> Any:
+def drop_identical_permutation(x: fx.Node, match: Match) -> Replacement | None:
     """permute(x, [0, 1, ...]) = x"""
     order = permutation_of(match.root)
     return x if order == sorted(order) else None
 
 
 @rewrites(call(RESHAPES, call(RESHAPES, ..., shared=True), ...))
-def merge_reshapes(match: Match) -> Any:
+def merge_reshapes(match: Match) -> Replacement | None:
     """view(view(x, a), b) = view(x, b)"""
     base = _argument(_argument(match.root))
     shape = _shape_argument(match.root)
@@ -83,13 +85,13 @@ def merge_reshapes(match: Match) -> Any:
 
 
 @rewrites(call(RESHAPES, x, ...))
-def drop_identical_reshape(x: fx.Node, match: Match) -> Any:
+def drop_identical_reshape(x: fx.Node, match: Match) -> Replacement | None:
     """view(x, x.shape) = x"""
     return x if _same_shape(tensor_of(x).shape, tensor_of(match.root).shape) else None
 
 
 @rewrites(call(aten.expand.default, call(aten.expand.default, x, ..., shared=True), ...))
-def merge_expansions(x: fx.Node, match: Match) -> Any:
+def merge_expansions(x: fx.Node, match: Match) -> Replacement | None:
     """expand(expand(x, a), b) = expand(x, b)"""
     if tensor_of(x).dim() != tensor_of(_argument(match.root)).dim():
         # Axes counted from the last: -1 keeps the size of the inner one.
@@ -102,7 +104,7 @@ def merge_expansions(x: fx.Node, match: Match) -> Any:
 
 
 @rewrites(call(aten.expand.default, x, ...))
-def drop_identical_expansion(x: fx.Node, match: Match) -> Any:
+def drop_identical_expansion(x: fx.Node, match: Match) -> Replacement | None:
     """expand(x, x.shape) = x"""
     return x if _same_shape(tensor_of(x).shape, tensor_of(match.root).shape) else None
 
@@ -120,7 +122,7 @@ def is_known_to_expand(x: fx.Node, to: fx.Node) -> bool:
     )
 
 
-def _shape_argument(node: fx.Node) -> Any:
+def _shape_argument(node: fx.Node) -> object:
     """The shape of a reshape as an argument; None if that would need new nodes."""
     if node.target in (aten.view.default, aten._unsafe_view.default):
         return node.args[1]

@@ -93,7 +93,7 @@ class Builder:
                 raise WrongReplacement(str(error)) from None
         nodes: dict[int, Any] = {id(value): node for node, value in zip(args, values, strict=True)}
 
-        def leaf(each: object) -> Any:
+        def leaf(each: object) -> object:
             if isinstance(each, torch.Tensor):
                 if id(each) not in nodes:
                     raise WrongReplacement("it uses a tensor that is not an argument")
@@ -170,7 +170,7 @@ class Builder:
                 self.graph.erase_node(node)
 
 
-def _fake(node: fx.Node) -> Any:
+def _fake(node: fx.Node) -> object:
     try:
         return fake_value(node)
     except (RuntimeError, ValueError, IndexError) as error:

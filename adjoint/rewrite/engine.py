@@ -154,7 +154,7 @@ class _Engine:
             for match in match_at(rule.patterns, node)
         )
 
-    def _replacement(self, rule: Rule, match: Match) -> Any:
+    def _replacement(self, rule: Rule, match: Match) -> object:
         """What a rule puts in the place of a match; None if it does not apply."""
         try:
             return call_user_code(rule.replacement, match)

@@ -430,7 +430,7 @@ def arguments(
     return schema_arguments(target, args, kwargs, defaults)
 
 
-def number_of(argument: object) -> Any:
+def number_of(argument: object) -> object:
     """A size among the arguments of a node: an integer, or a symbolic one that a node computes.
 
     None if the argument is something else.

@@ -104,7 +104,7 @@ def refresh_users(changed: fx.Node, but: Container[fx.Node] = ()) -> int:
     return count
 
 
-def fake_value(node: fx.Node) -> Any:
+def fake_value(node: fx.Node) -> object:
     """The value of a call, of the values of its arguments."""
     if node.target in _RESHAPES:
         # The interpreter copies where strides do not allow a view; the value of a view does not.
@@ -116,7 +116,7 @@ def fake_value(node: fx.Node) -> Any:
 _RESHAPES = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
-def _value_anew(node: fx.Node) -> Any:
+def _value_anew(node: fx.Node) -> object:
     if node.op == "output" or is_impure(node) or has_bodies(node):
         raise NotRefreshed
     if isinstance(node.target, HigherOrderOperator) or node.op != "call_function":

@@ -99,7 +99,7 @@ def rewrites(*patterns: object) -> Callable[[Callable[..., Any]], Rule]:
             if each not in known:
                 raise malformed(name, f"its pattern has no wildcard {each!r}")
 
-        def replacement(match: Match) -> Any:
+        def replacement(match: Match) -> object:
             given = {**match.bound, "match": match}
             return call_user_code(function, **{each: given[each] for each in wanted})
 

@@ -239,7 +239,7 @@ class _PatternMaker:
         """The pattern of one call; `numbers`: leaves of its arguments that are parameters."""
         count = iter(range(1 << 30))
 
-        def leaf(value: object) -> Any:
+        def leaf(value: object) -> object:
             name = numbers.get(next(count))
             return Wildcard(name) if name is not None else self._argument(value)
 
@@ -253,7 +253,7 @@ class _PatternMaker:
             if isinstance(part, torch.Tensor):
                 self.patterns[id(part)] = Call((operator.getitem,), (made, place))
 
-    def _argument(self, value: object) -> Any:
+    def _argument(self, value: object) -> object:
         if isinstance(value, torch.Tensor):
             if id(value) not in self.patterns:
                 raise Untraceable("it uses a tensor that is not an argument")

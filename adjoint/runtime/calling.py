@@ -135,7 +135,7 @@ def _keep_saved(
             given[place] = _copied(value)
 
 
-def _source(source: InputSource, inputs: Sequence[Any]) -> Any:
+def _source(source: InputSource, inputs: Sequence[Any]) -> object:
     match source:
         case FromCaller() | BaseOf():
             value = inputs[source.index]
@@ -175,7 +175,7 @@ class BetweenSegments:
         """The outputs, each in memory of its own; called before they have autograd history."""
         return list(_in_own_memory(self.calling, self.inputs, outputs))
 
-    def at(self, output: int, outputs: Sequence[Any]) -> Any:
+    def at(self, output: int, outputs: Sequence[Any]) -> object:
         """The input of a later segment for `output`, whose own history must be complete."""
         position = self._shown.get(output)
         if position is None:
@@ -318,7 +318,7 @@ class _Results:
         self.outputs = outputs
         self._made = {} if made is None else made
 
-    def at(self, position: int) -> Any:
+    def at(self, position: int) -> object:
         """The value of the recipe at `position`."""
         if position not in self._made:
             self._made[position] = self.make(self.calling.recipes[position])
@@ -434,7 +434,7 @@ def _with_earlier_version(tensor: torch.Tensor) -> Iterator[None]:
 
 
 def _replay_metadata_op(move: ReplayMetadataOp, inputs: Sequence[Any], results: _Results) -> None:
-    def filled(leaf: Any) -> Any:
+    def filled(leaf: Any) -> object:
         made = isinstance(leaf, (FromCaller, FromGraph, FromRecipe, View))
         return results.make(leaf) if made else leaf
 

@@ -59,7 +59,7 @@ def checked_call(
     call: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Any,
-) -> Any:
+) -> object:
     """`call(*args, **kwargs)`; raises `UnexpectedResult` unless it is what `step` expects."""
     result = call(*args, **kwargs)
     for position, leaf in enumerate(trees.leaves(result)):
@@ -127,7 +127,7 @@ def _shares_memory(result: object, arguments: object) -> bool:
     return any(_storage(leaf) in storages for leaf in trees.leaves(result))
 
 
-def _storage(leaf: object) -> Any:
+def _storage(leaf: object) -> object:
     if not isinstance(leaf, torch.Tensor) or leaf.numel() == 0:
         return None
     return storage_key(leaf)

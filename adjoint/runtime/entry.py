@@ -110,7 +110,7 @@ class EntryPoint:
 
     def _in_eager(
         self, error: CaptureError | DifferentiationError, inputs: Sequence[object]
-    ) -> Any:
+    ) -> object:
         assert self._eager is not None
         if str(error) not in self._said:
             self._said.add(str(error))
@@ -160,7 +160,7 @@ def sharing(inputs: Sequence[Any], written: Sequence[int], placed: Sequence[int]
     return (*places, *((x.storage_offset(), x.untyped_storage().nbytes()) for x in alone))
 
 
-def _numbers(value: object) -> Any:
+def _numbers(value: object) -> object:
     """The sizes and strides of a tensor; a number is itself."""
     if not isinstance(value, torch.Tensor):
         return value

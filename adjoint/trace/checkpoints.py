@@ -69,7 +69,7 @@ class CheckpointRegions:
         return self._seen[id(pack)][1]
 
 
-def under_policy(emitter: Emitter, run: Callable[[], Any], policy: Callable[[Any], str]) -> Any:
+def under_policy(emitter: Emitter, run: Callable[[], Any], policy: Callable[[Any], str]) -> object:
     """The result of `run`, whose nodes are marked with the policy of selective checkpointing."""
     last = next(iter(reversed(emitter.graph.nodes)), None)
     result = call_user_code(run)

@@ -183,7 +183,7 @@ class Emitter:
             node.meta.update(grad_of=self.grad_of, order=self.grad_of.order)
         return node
 
-    def _argument(self, leaf: object) -> Any:
+    def _argument(self, leaf: object) -> object:
         """`leaf` as an argument of a node; what torch.fx cannot print becomes an attribute."""
         if isinstance(leaf, symbols.SYMBOLIC):
             return self.number(leaf)
@@ -339,7 +339,7 @@ class Emitter:
         return self.call(query, args, mode=Mode())
 
 
-def value_at(leaf: object) -> Any:
+def value_at(leaf: object) -> object:
     """The fake value of a node; anything else is itself."""
     return value_or_none(leaf) if isinstance(leaf, fx.Node) else leaf
 

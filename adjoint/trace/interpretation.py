@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
 
 from adjoint.failing import call_user_code, works_on
@@ -19,7 +17,7 @@ class Interpreter(fx.Interpreter):
         self.tracer = tracer
 
     @works_on("node")
-    def run_node(self, node: fx.Node) -> Any:
+    def run_node(self, node: fx.Node) -> object:
         line = line_of_stack_trace(node.stack_trace)
         if line is not None:
             self.tracer.emitter.line = line

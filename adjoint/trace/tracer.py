@@ -194,7 +194,7 @@ class Tracer(TorchDispatchMode):
         """`tree` with a node in place of each tensor and symbolic number."""
         return trees.map_leaves(self._leaf_node, tree)
 
-    def _leaf_node(self, leaf: object) -> Any:
+    def _leaf_node(self, leaf: object) -> object:
         if isinstance(leaf, torch.Tensor):
             return self.node(leaf)
         return self.emitter.number(leaf) if isinstance(leaf, symbols.SYMBOLIC) else leaf
@@ -258,7 +258,7 @@ class Tracer(TorchDispatchMode):
             return leaf
         return leaf if subclasses.is_made_of_fakes(leaf) else self.adopt(leaf)
 
-    def _recognise(self, op: OpOverload, args: object, kwargs: object) -> Any:
+    def _recognise(self, op: OpOverload, args: object, kwargs: object) -> object:
         """Run `op` for the autograd history of its results, which already have nodes."""
         assert self.answer is not None
         known, self.answer = trees.leaves(self.answer[1]), None
@@ -276,7 +276,7 @@ class Tracer(TorchDispatchMode):
         self.scope.new(result, self.emitter.call(aten.lift_fresh_copy.default, (attribute,)))
         return result
 
-    def _compute(self, op: OpOverload, args: object, kwargs: object) -> Any:
+    def _compute(self, op: OpOverload, args: object, kwargs: object) -> object:
         """Trace a pure op."""
         node_args, node_kwargs = self.arguments(op, args), self.arguments(op, kwargs)
         result = call_user_code(fake_call, op, args, kwargs)

@@ -65,10 +65,10 @@ def value_and_grad(
 ) -> Function:
     """The value of a scalar function (or (value, aux)), then its gradient."""
 
-    def both(*args: object, **kwargs: object) -> Any:
+    def both(*args: object, **kwargs: object) -> object:
         return _value_and_grad(function, argnums, has_aux, args, kwargs)
 
-    def traced(*args: object, **kwargs: object) -> Any:
+    def traced(*args: object, **kwargs: object) -> object:
         found = torch.func.grad_and_value(function, argnums, has_aux)(*args, **kwargs)
         return found[1], found[0]
 
@@ -104,7 +104,9 @@ def vjp(
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _vjp(function: Function, primals: tuple[object, ...], has_aux: bool, setting: Setting) -> Any:
+def _vjp(
+    function: Function, primals: tuple[object, ...], has_aux: bool, setting: Setting
+) -> object:
     def at(primals: tuple[object, ...]) -> Linearized:
         chosen = ChosenArguments(primals)
         return linearized(chosen.of(function, {}), chosen.leaves)
@@ -135,7 +137,7 @@ def _vjp(function: Function, primals: tuple[object, ...], has_aux: bool, setting
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def vjp_fn(
         cotangents: object, retain_graph: bool = True, create_graph: bool | None = None
-    ) -> Any:
+    ) -> object:
         given = contract.cotangents_of(results, form, cotangents)
         recorded = torch.is_grad_enabled() if create_graph is None else create_graph
         with torch.set_grad_enabled(recorded):
@@ -160,7 +162,7 @@ def jvp(
     """
     contract.check_is_tuple(primals)
 
-    def both(primals: Any, tangents: Any) -> Any:
+    def both(primals: Any, tangents: Any) -> object:
         chosen = ChosenArguments.along(primals, tangents)
         point = linearized(chosen.of(function, {}), chosen.leaves, forward=True)
         value, aux = contract.parts(point.value, has_aux, contract.JVP)
@@ -193,11 +195,11 @@ def linearize(
     return _linearize(function, primals, Setting(dynamic, options))
 
 
-def _linearize_in_torch(function: Function, primals: tuple[object, ...]) -> Any:
+def _linearize_in_torch(function: Function, primals: tuple[object, ...]) -> object:
     """With `torch.func.jvp`: `torch.func.linearize` takes no part in other transforms."""
     leaves, form = trees.flatten(primals)
 
-    def jvp_fn(*tangents: object) -> Any:
+    def jvp_fn(*tangents: object) -> object:
         contract.matching_tangents(leaves, form, tangents)
         return torch.func.jvp(function, primals, tangents)[1]
 
@@ -205,7 +207,7 @@ def _linearize_in_torch(function: Function, primals: tuple[object, ...]) -> Any:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _linearize(function: Function, primals: tuple[object, ...], setting: Setting) -> Any:
+def _linearize(function: Function, primals: tuple[object, ...], setting: Setting) -> object:
     def at(primals: tuple[object, ...]) -> Linearized:
         chosen = ChosenArguments(primals)
         return linearized(chosen.of(function, {}), chosen.leaves, forward=True)
@@ -226,7 +228,7 @@ def _linearize(function: Function, primals: tuple[object, ...], setting: Setting
     found, spec = trees.flatten(value)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def jvp_fn(*tangents: object) -> Any:
+    def jvp_fn(*tangents: object) -> object:
         pushed = iter(push_forward(contract.matching_tangents(leaves, form, tangents)))
         filled = [next(pushed) if isinstance(each, torch.Tensor) else each for each in found]
         return trees.unflatten(filled, spec)
@@ -246,7 +248,7 @@ def hvp(
     contract.check_is_tuple(primals)
     argnums = tuple(range(len(primals)))
 
-    def both(primals: Any, tangents: Any) -> Any:
+    def both(primals: Any, tangents: Any) -> object:
         def gradients(*args: object) -> Any:
             return _value_and_grad(function, argnums, False, args, {})
 
@@ -255,7 +257,7 @@ def hvp(
         pushed = point.push_forward(chosen.tangents)
         return point.value[0], chosen.packed(pushed[1:])
 
-    def traced(primals: object, tangents: object) -> Any:
+    def traced(primals: object, tangents: object) -> object:
         gradients = torch.func.grad_and_value(function, argnums)
         both: Any = torch.func.jvp(gradients, primals, tangents)
         (_, value), (product, _) = both

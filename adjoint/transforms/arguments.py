@@ -44,7 +44,7 @@ class ChosenArguments:
     def of(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> Callable[..., Any]:
         """`function` of the chosen leaves alone."""
 
-        def on_leaves(*leaves: torch.Tensor) -> Any:
+        def on_leaves(*leaves: torch.Tensor) -> object:
             args = list(self.args)
             for place, value in zip(
                 self.places, trees.unflatten(list(leaves), self.form), strict=True
@@ -54,7 +54,7 @@ class ChosenArguments:
 
         return on_leaves
 
-    def packed(self, leaves: Sequence[object]) -> Any:
+    def packed(self, leaves: Sequence[object]) -> object:
         """`leaves` in the form of the chosen arguments."""
         packed = trees.unflatten(list(leaves), self.form)
         return packed[0] if self.single else packed

@@ -110,7 +110,7 @@ def is_left_to_torch() -> bool:
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, TooManyPrograms)
 
 
-def in_torch(function: Function, error: Exception, run: Callable[[], Any]) -> Any:
+def in_torch(function: Function, error: Exception, run: Callable[[], Any]) -> object:
     """Fall back to `torch.func`, with one warning, where no program can be made.
 
     If `torch.func` fails as well, the error of the capture is raised if it was a refusal, and
@@ -172,7 +172,7 @@ class Compiled(Transformed):
 
     # Dynamo also compiles what a frame calls that it could not compile; this is not to be compiled.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _run(self, args: Any, kwargs: Any) -> Any:
+    def _run(self, args: Any, kwargs: Any) -> object:
         if current_tracer() is not None:
             return self._transformed(*args, **kwargs)
         if is_left_to_torch():
@@ -191,7 +191,7 @@ class Compiled(Transformed):
 
     def _checked(
         self, checker: Checker, program: Program, call: Call, args: object, kwargs: object
-    ) -> Any:
+    ) -> object:
         """Run the program, and compare it with `torch.func`."""
         if not checker.wants(program):
             return program(call)

@@ -24,12 +24,12 @@ from adjoint.transforms.reachable import Reachable, Transformed
 from adjoint.transforms.restoring import GeneratorStates, are_same
 
 
-def fingerprint(function: Any) -> Any:
+def fingerprint(function: Any) -> object:
     """A value that is the same as long as `function` means the same."""
     return Fingerprint(function).mark
 
 
-def owner_of(function: Any) -> Any:
+def owner_of(function: Any) -> object:
     """The object whose lifetime bounds that of programs of `function`: usually its code object."""
     if isinstance(function, Transformed):
         return owner_of(function.function)

@@ -106,7 +106,7 @@ def _jacobian(
     forward = name == "jacfwd"
     signature = contract.JVP if forward else contract.VJP
 
-    def jacobian(*args: object, **kwargs: object) -> Any:
+    def jacobian(*args: object, **kwargs: object) -> object:
         contract.check_real(args, name, "inputs")
         chosen = ChosenArguments.named(args, argnums)
         point = linearized(chosen.of(function, kwargs), chosen.leaves, forward)

@@ -113,7 +113,7 @@ def without_sizes(call: Call) -> Hashable:
     return (*call.general, looks)
 
 
-def _layout(tensor: torch.Tensor) -> Any:
+def _layout(tensor: torch.Tensor) -> object:
     """The order of a tensor's strides, whether it is dense, and where strides are 0."""
     if tensor.layout is not torch.strided or tensor.is_contiguous():
         return tensor.dim()
@@ -154,7 +154,7 @@ class _Other:
         self.tensors = look.tensors
 
 
-def _sharing(tensors: Sequence[torch.Tensor], memory: Memory) -> Any:
+def _sharing(tensors: Sequence[torch.Tensor], memory: Memory) -> object:
     """Which arguments are one tensor; if programs depend on it, also shared memory and offsets."""
     ids = list(map(id, tensors))
     same = tuple(map(ids.index, ids)) if len(set(ids)) < len(ids) else None
@@ -164,7 +164,7 @@ def _sharing(tensors: Sequence[torch.Tensor], memory: Memory) -> Any:
     return same, sharing(tensors, every, every if memory & Memory.PLACES else ())
 
 
-def _surroundings() -> Any:
+def _surroundings() -> object:
     """Global state of torch that a captured program depends on."""
     devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     return (

@@ -139,7 +139,7 @@ class Reachable:
             *map(np.ndarray.tobytes, self._arrays),
         ]
 
-    def mark(self, value: object) -> Any:
+    def mark(self, value: object) -> object:
         if isinstance(value, (float, complex)):
             # Zeros of either sign are equal, and NaN is not.
             return (type(value), repr(value))
@@ -191,7 +191,7 @@ class Reachable:
     def _items(self, mapping: Any) -> tuple[Any, ...]:
         return tuple([(self.mark(key), self.mark(each)) for key, each in mapping.items()])
 
-    def _function(self, function: FunctionType) -> Any:
+    def _function(self, function: FunctionType) -> object:
         cells = [cell for cell in function.__closure__ or () if is_filled(cell)]
         self._cells += cells
         self._others.append(functools.partial(parts_of_function, function))
@@ -209,7 +209,7 @@ class Reachable:
         found = looked_up(function.__globals__, names)
         return (Same(function.__code__), *self._marks((*held, *found, *defaults, *wrapped)))
 
-    def _object(self, value: object) -> Any:
+    def _object(self, value: object) -> object:
         """An object is what it holds, down to numbers and tensors, if Python shows all of it.
 
         Others are themselves besides.  What torch keeps for its own use changes with every call,

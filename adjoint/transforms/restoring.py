@@ -51,7 +51,7 @@ def snapshot(
     return put_back
 
 
-def _part(container: Any, names: Sequence[str] | None) -> Any:
+def _part(container: Any, names: Sequence[str] | None) -> object:
     if names is None:
         return container
     return {name: container[name] for name in names if name in container}

@@ -71,7 +71,7 @@ def _are_supported(node: fx.Node) -> bool:
     return node.target in _OF_SIZES and len(sizes) == 1 and _is_size(node.args[1])
 
 
-def _number(arg: object) -> Any:
+def _number(arg: object) -> object:
     return value_of(arg) if isinstance(arg, fx.Node) else arg
 
 

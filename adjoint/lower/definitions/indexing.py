@@ -254,7 +254,7 @@ def _embedding_backward(
     )
 
 
-def _value(arg: object) -> Any:
+def _value(arg: object) -> object:
     return value_of(arg) if isinstance(arg, fx.Node) else arg
 
 

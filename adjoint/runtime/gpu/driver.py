@@ -11,7 +11,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from adjoint.runtime.code import NativeFunction
 
@@ -48,7 +48,7 @@ def check(code: int, doing: str) -> None:
 
 
 @functools.cache
-def _context(device: int) -> Any:
+def _context(device: int) -> object:
     """The primary context of a device, which torch uses, too."""
     handle, context = ctypes.c_int(), ctypes.c_void_p()
     check(library().cuInit(0), "start")

@@ -190,7 +190,7 @@ class ResultLayout:
             if not isinstance(each, Constant) and place not in whole
         ]
 
-    def results_from(self, inputs: Sequence[object], made: Mapping[int, torch.Tensor]) -> Any:
+    def results_from(self, inputs: Sequence[object], made: Mapping[int, torch.Tensor]) -> object:
         leaves = list(self._fixed)
         for place, number in self._whole:
             leaves[place] = made[number]

@@ -47,7 +47,7 @@ class PlanProgram(ABC):
         exec(compile(source, name, "exec"), namespace)
         return namespace["run"], namespace["bind"]
 
-    def _run_checked(self, inputs: list[Any], binding: Binding, *more: object) -> Any:
+    def _run_checked(self, inputs: list[Any], binding: Binding, *more: object) -> object:
         """Run and check what library calls return; on `UnexpectedResult` nothing has changed."""
         if self._checked_function is None:
             self._checked_function, _ = self._made(self._writer(checks=True))
