@@ -20,25 +20,43 @@ THEIR_NEEDS := ase configargparse dirsync einconv einops fasteners GitPython h5p
     linear_operator lmdb matplotlib matscipy opt_einsum orjson pandas prettytable python-hostlist \
     tensorboard tensorboardX torch-ema unfoldNd
 
-.PHONY: venv demo docs test test-all test-packages check lint tidy format clean
+.PHONY: venv demo docs dist test test-all test-packages check lint tidy format clean
 
 venv: .venv/installed
 
-# torch goes first and alone, so that its version and build are settled before anything that depends
-# on it. The package is built with the setuptools of the venv, not in an isolated environment.
-.venv/installed: pyproject.toml constraints.txt
+# What adjoint itself needs.  torch goes first and alone, so that its version and build are settled
+# before anything that depends on it. The package is built with the setuptools of the venv, not in an
+# isolated environment.
+.venv/runtime: pyproject.toml constraints.txt
+	@echo "Setting up .venv. The first time torch is downloaded, which may take some minutes."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -c constraints.txt setuptools
 	$(BIN)/python -m pip install -c constraints.txt torch
+	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e .
+	touch $@
+
+.venv/installed: .venv/runtime
 	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[test]'
 	touch $@
 
-demo: venv
+demo: .venv/runtime
+	@echo "Training two networks on derivatives, beside eager. The first steps compile; it takes a"
+	@echo "minute or two, with a bar for each network."
 	$(BIN)/python -m demo
 
-# The developer documentation: open build/docs/index.html.  Only pages that changed are written.
+# The site: open build/site/index.html.  The developer documentation: open build/docs/index.html, of
+# which only pages that changed are written.
 docs: venv
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python -m adjoint atlas . --out build/docs --format html
+
+# What is published: a wheel and an sdist, checked.
+dist: venv
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[publish]'
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 test: lint
 	$(PYTEST) -n $(WORKERS) -m "not slow"

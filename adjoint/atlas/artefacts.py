@@ -216,8 +216,10 @@ class Artefacts:
         record = known[1] if known is not None else next(iter(candidates), None)
         if record is None:
             return
-        version = version_of(module)
-        changes = _difference(record.last.text, version.text)
+        # Most passes change nothing, and reading a large graph takes a while.
+        is_same = show(module) == record.last.text
+        version = record.last if is_same else version_of(module)
+        changes = () if is_same else _difference(record.last.text, version.text)
         added = sum(each.startswith("+") for each in changes)
         touch = Touch(sighting.stage, added, len(changes) - added, sighting.seconds, changes)
         record.touches.append(touch)
