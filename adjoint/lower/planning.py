@@ -44,6 +44,7 @@ from adjoint.lower.draws import streams_of
 from adjoint.lower.grids import grid_nests
 from adjoint.lower.groups import Group
 from adjoint.lower.in_place import overwrite_inputs
+from adjoint.lower.index_sets import split_index_sets
 from adjoint.lower.items import Item, base_of, strides_of
 from adjoint.lower.nests import nest_of, partial_product, tile_nests
 from adjoint.lower.operands import Nest
@@ -271,7 +272,8 @@ class _Planning(Schedule):
         work = nest.work if work is None else work
         nodes = [self.twins.get(item.node, item.node) for item in nest.items]
         names, title = tuple(node.name for node in nodes), title_of(nodes)
-        kernel = verify(nest.kernel)
+        kernel = nest.kernel if self.target.has_grid else split_index_sets(nest.kernel)
+        kernel = verify(kernel)
         return Launch(kernel, operands, nest.extents, work, nest.grid, names, title)
 
     def _tile(self, tiling: RowTiling) -> None:

@@ -32,7 +32,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import _config as shape_config
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from adjoint.torch_private.fake import fake_mode_with, storage_key, with_full_storage
+from adjoint.torch_private.fake import (
+    fake_mode_with,
+    forget_shapes,
+    storage_key,
+    with_full_storage,
+)
 from adjoint.torch_private.modes import isolated
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -49,8 +54,12 @@ dict_version: Callable[[dict[Any, Any]], int] = guards.dict_version
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
     """Differentiate and lower graphs: in one thread at a time, isolated from the caller's modes."""
-    with COMPILING, isolated():
-        yield
+    with COMPILING:
+        try:
+            with isolated():
+                yield
+        finally:
+            forget_shapes()
 
 
 def graphs_compiled() -> int:

@@ -124,6 +124,24 @@ def fake_mode_of(graph_module: fx.GraphModule) -> FakeTensorMode:
     return detect_fake_mode(values) or new_fake_mode()
 
 
+# Entries of torch's cache of fake results, which has no bound of its own.
+MAX_CACHED_FAKES = 1 << 14
+
+
+def forget_shapes() -> None:
+    """Drop what torch remembers of shapes that may be gone.
+
+    Its caches of symbolic expressions belong to a class, and so keep each `ShapeEnv` alive that
+    they have an entry of, with the values of its symbols and the fakes it has seen.
+    """
+    for method in vars(ShapeEnv).values():
+        clear = getattr(method, "cache_clear", None)
+        if clear is not None:
+            clear()
+    if len(FakeTensorMode.cache) > MAX_CACHED_FAKES:
+        FakeTensorMode.cache_clear()
+
+
 def storage_key(tensor: torch.Tensor) -> Any:
     """The identity of the storage of `tensor`; None if it has none, as sparse tensors."""
     try:

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 # Each part of a concatenation is a branch for each element.
-MAX_CONCATENATED = 8
+MAX_CONCATENATED = 32
 
 
 def _cat(node: fx.Node, tensors: Sequence[fx.Node], dim: int = 0) -> Mapped:
