@@ -23,14 +23,13 @@ from adjoint.differentiate.eager import is_left_to_eager
 from adjoint.differentiate.segments import cut_into_segments, joined, segments_of
 from adjoint.differentiate.selections import with_finite_factors
 from adjoint.differentiate.sweep import differentiate, differentiate_where_possible
-from adjoint.errors import DifferentiationError
 from adjoint.failing import call_user_code
+from adjoint.forms.form import check_of
 from adjoint.graph.boundary import (
     attempt,
     capturing,
     differentiating,
     location_of_graph,
-    warn_of_fallback,
 )
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.copying import copied
@@ -40,15 +39,24 @@ from adjoint.graph.metadata import outputs_of
 from adjoint.graph.origins import Origin, is_part, origins_of
 from adjoint.graph.sizes import assuming, size_hints
 from adjoint.graph.verify import GraphError, verify
-from adjoint.kernels import compile_kernels
+from adjoint.kept import CompiledProgram, Kept
+from adjoint.kernels import CompiledKernels, compile_kernels
 from adjoint.loops.footprint import Footprint, Keeping, PairFootprint, Processor, footprint
 from adjoint.loops.plan import Plan
 from adjoint.lower.assumptions import noting_assumptions
 from adjoint.lower.planning import lower
-from adjoint.observing import Compilation, Observer, Sighting, tell, timed_compilation, unobserved
+from adjoint.observing import (
+    Compilation,
+    Observer,
+    Sighting,
+    is_watched,
+    tell,
+    timed_compilation,
+    unobserved,
+)
 from adjoint.optimize.compositions import compose_for_torch
 from adjoint.options import Options
-from adjoint.partition.budget import Choice, first_within, ladder, marked
+from adjoint.partition.budget import within_budget
 from adjoint.partition.extraction import NotSaved
 from adjoint.partition.split import Forward, Split, narrowed
 from adjoint.passes import Pass, extended
@@ -165,7 +173,22 @@ class Compiler:
         `wrt` are positions of inputs; None if no output requires grad for them.  `segmented`:
         results can be differentiated with respect to each other.
         """
-        with self._differentiating(graph_module), assuming(graph_module):
+        asked = f"derivative wrt {tuple(wrt)}{' in segments' * segmented}"
+        make = partial(self._derived, graph_module, wrt, segmented)
+        with self._differentiating(graph_module):
+            return self._kept_or_made(graph_module, asked, make, Derivative | None)
+
+    def _kept_or_made(
+        self, graph_module: fx.GraphModule, asked: str, make: Callable[[], Value], kind: Any
+    ) -> Value:
+        """What `make` derives of a graph, a `kind`, unless an earlier process has kept it."""
+        kept = self._kept
+        return make() if kept is None else kept.derived(graph_module, asked, make, check_of(kind))
+
+    def _derived(
+        self, graph_module: fx.GraphModule, wrt: Sequence[int], segmented: bool
+    ) -> Derivative | None:
+        with assuming(graph_module):
             requiring = outputs_requiring_grad(graph_module, wrt)
             of = outputs_with_derivative(graph_module, wrt)
             if not of and not requiring:
@@ -206,40 +229,7 @@ class Compiler:
         # Derivatives of a backward graph recompute what it recomputes: its nodes are marked.
         if self.options.memory_budget is None or joint.order > 1:
             return make(joint)
-        return self._within_budget(joint, make)
-
-    def _within_budget(self, joint: Joint, make: Callable[..., Derivative]) -> Derivative:
-        """The derivative that takes the least time of those within the memory budget."""
-        made: dict[Choice, tuple[Derivative, PairFootprint | None]] = {}
-
-        def peak_of(choice: Choice) -> int:
-            if choice not in made:
-                derivative = make(marked(joint, choice))
-                made[choice] = derivative, self.footprint(derivative)
-            pair = made[choice][1]
-            return 0 if pair is None else pair.peak
-
-        budget = self.options.memory_budget
-        if isinstance(budget, float):
-            everything = self.footprint(make(marked(joint, Choice(1)), recomputes=False))
-            budget = 0 if everything is None else int(budget * everything.peak)
-        assert isinstance(budget, int)
-        choice, peak = first_within(budget, ladder(joint), peak_of)
-        if choice is None:
-            place = location_of_graph(joint.graph_module)
-            raise DifferentiationError(
-                f"{place.op} within memory_budget={self.options.memory_budget!r}",
-                joint.order,
-                f"that is {budget:,} bytes, and the least peak that was found has {peak:,}",
-                place.source,
-                f"allow memory_budget={peak}, or compute with less at a time",
-            )
-        derivative, pair = made[choice]
-        if pair is None:
-            place = location_of_graph(joint.graph_module)
-            message = f"memory_budget has no effect on {place.op}, which runs op by op"
-            warn_of_fallback(message, place.source)
-        return derivative
+        return within_budget(self.options.memory_budget, joint, make, self.footprint)
 
     def _derivative(
         self,
@@ -275,18 +265,24 @@ class Compiler:
         first = derivative.first
         if first is not None and tuple(of) == derivative.cotangents_of(first):
             return first
-        with self._differentiating(derivative.graph_module):
-            joint = self._joint(derivative.graph_module, of, wrt, everywhere=True)
-            split = Split(joint)
-            nodes = [node for node, _ in split.results]
-            make = partial(split.backward, nodes, derivative.saved)
+        graph_module = derivative.graph_module
+        asked = f"backward of {tuple(of)} wrt {tuple(wrt)} given {derivative.saved}"
+        with self._differentiating(graph_module):
             try:
-                return self._stage("partition", joint.order, make)
+                make = partial(self._backward, derivative, of, wrt)
+                return self._kept_or_made(graph_module, asked, make, Backward)
             except NotSaved:
                 # The first backward graph needs only saved values; missing cotangents are zeros.
                 if first is None or not set(of) <= set(derivative.cotangents_of(first)):
                     raise
                 return first
+
+    def _backward(self, derivative: Derivative, of: Sequence[int], wrt: Sequence[int]) -> Backward:
+        joint = self._joint(derivative.graph_module, of, wrt, everywhere=True)
+        split = Split(joint)
+        nodes = [node for node, _ in split.results]
+        make = partial(split.backward, nodes, derivative.saved)
+        return self._stage("partition", joint.order, make)
 
     def narrowed(self, backward: Backward, wanted: frozenset[int]) -> Backward:
         """A backward graph that computes only the gradients at the positions `wanted`."""
@@ -300,17 +296,22 @@ class Compiler:
         value does not depend on the tangents that `backward` takes, so zeros may be passed.  Also
         returns which inputs it depends on.
         """
+        make = partial(self._transposed, backward, saved)
         with self._differentiating(backward):
-            gradients = outputs_of(backward.graph)
-            present = [i for i, node in enumerate(gradients) if isinstance(node, fx.Node)]
-            inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
-            with isolated(), assuming(backward):
-                linear = with_finite_factors(backward, inputs[saved:])
-            make = partial(differentiate, linear, present, range(saved, len(inputs)))
-            order = 1 + order_of_graph(linear.graph)
-            joint = self._optimized(self._stage("differentiate", order, make), LINEAR)
-            made = self._stage("partition", order, Split(joint).transposed)
-            return made, present
+            asked = f"transpose after {saved} inputs"
+            return self._kept_or_made(backward, asked, make, tuple[fx.GraphModule, list[int]])
+
+    def _transposed(self, backward: fx.GraphModule, saved: int) -> tuple[fx.GraphModule, list[int]]:
+        gradients = outputs_of(backward.graph)
+        present = [i for i, node in enumerate(gradients) if isinstance(node, fx.Node)]
+        inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
+        with isolated(), assuming(backward):
+            linear = with_finite_factors(backward, inputs[saved:])
+        make = partial(differentiate, linear, present, range(saved, len(inputs)))
+        order = 1 + order_of_graph(linear.graph)
+        joint = self._optimized(self._stage("differentiate", order, make), LINEAR)
+        made = self._stage("partition", order, Split(joint).transposed)
+        return made, present
 
     def composed(self, graph_module: fx.GraphModule) -> fx.GraphModule:
         """The graph with ops that torch can differentiate, for running it op by op."""
@@ -410,26 +411,47 @@ class Compiler:
     @property
     def store(self) -> Store | None:
         """Where what is compiled is kept for later processes, if anywhere."""
-        cache, limit = self.options.cache, self.options.cache_limit
-        assert isinstance(limit, int)
-        return store_for(cache or False, limit)
+        return store_for(self.options.cache or False, int(self.options.cache_limit))
+
+    @property
+    def _kept(self) -> Kept | None:
+        """What is kept; None: nothing is, or an observer wants to see how it is made."""
+        store = self.store
+        if store is None or self.observer is not unobserved or is_watched():
+            return None
+        return Kept(store, self.options)
 
     def _native(
         self, graph_module: fx.GraphModule, overwrites: bool, called: frozenset[str]
     ) -> PlanProgram | None:
         target = target_of(graph_module, self.options)
+        make = partial(self._compiled, graph_module, target, overwrites, called)
+        kept = None if called else self._kept
+        if kept is None:
+            return make().program
+        return kept.program(graph_module, target, overwrites, make)
+
+    def _compiled(
+        self,
+        graph_module: fx.GraphModule,
+        target: Target,
+        overwrites: bool,
+        called: frozenset[str],
+    ) -> CompiledProgram:
         order = order_of_graph(graph_module.graph)
+        kernels: CompiledKernels | None = None
         while (plan := self.plan(graph_module, target, called, overwrites)) is not None:
             kernels = self._stage("emit", order, partial(compile_kernels, plan, target))
             if not kernels.refused:
                 load = partial(load_program, plan, kernels.code, target)
-                return self._watched(self._stage("load", order, load), order)
+                program = self._watched(self._stage("load", order, load), order)
+                return CompiledProgram(program, plan, kernels)
             kernels.warn(self.reported)
             # The operators of these kernels become library calls; the rest is fused without them.
             if kernels.refused_nodes <= called:
                 break
             called |= kernels.refused_nodes
-        return None
+        return CompiledProgram(None, None, kernels)
 
     def plan(
         self,

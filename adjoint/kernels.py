@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextvars
-import dataclasses
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -19,10 +19,14 @@ from adjoint.graph.boundary import failure_text, passes_through, warn_of_fallbac
 from adjoint.loops.plan import Launch, Plan
 from adjoint.loops.show import identity
 from adjoint.loops.statements import Kernel
-from adjoint.runtime.code import NativeFunction
-from adjoint.runtime.cpu.engine import LLVMError, load
-from adjoint.runtime.gpu.assembly import assemble
+from adjoint.runtime.code import CodeSource, NativeFunction
+from adjoint.runtime.cpu.engine import LLVMError, facts_of, load
+from adjoint.runtime.cpu.engine import load_kept as load_object
+from adjoint.runtime.gpu.assembly import assemble, checked_ptx
 from adjoint.runtime.gpu.driver import load as load_on_gpu
+from adjoint.store.entries import digest_of
+from adjoint.store.entries import key_of as key_of_facts
+from adjoint.store.keeping import Store
 from adjoint.target import Loader, Machine, Target
 
 Key: TypeAlias = "tuple[torch.device, Machine | None, str]"
@@ -73,12 +77,69 @@ def _warn(launch: Launch, error: Exception) -> None:
     )
 
 
+def key_of(kernel: Kernel, target: Target) -> Key:
+    """Equal for kernels that compute the same on one target."""
+    return target.device, target.machine, digest_of(identity(kernel))
+
+
+def load_kept(
+    wanted: Sequence[tuple[str, CodeSource]], target: Target, store: Store
+) -> list[NativeFunction] | None:
+    """The code of kernels that are kept, each with the digest of its identity.
+
+    None if some of it is no longer there.
+    """
+    keys = [(target.device, target.machine, digest) for digest, _ in wanted]
+    found: dict[Key, NativeFunction] = {}
+    missing: dict[str, dict[Key, CodeSource]] = {}
+    with _LOCK:
+        for key, (_, source) in zip(keys, wanted, strict=True):
+            function = _KERNELS.get(key)
+            if function is not None:
+                found[key] = function
+            else:
+                entry = key_of_facts(source.kind, source.facts)
+                missing.setdefault(entry, {})[key] = source
+        sources = [list(parts.values()) for parts in missing.values()]
+        load_all = partial(_load_entry, target=target, store=store)
+        # The driver assembles several at a time; LLVM's loader takes one after another.
+        with ThreadPoolExecutor(max_workers=ASSEMBLERS) as pool:
+            is_native = target.loader is Loader.LLVM
+            loaded = list((map if is_native else pool.map)(load_all, sources))
+        for parts, functions in zip(missing.values(), loaded, strict=True):
+            if functions is None:
+                return None
+            found.update(zip(parts, functions, strict=True))
+        _KERNELS.update(found)
+    return [found[key] for key in keys]
+
+
+def _load_entry(
+    sources: Sequence[CodeSource], target: Target, store: Store
+) -> list[NativeFunction] | None:
+    """Functions of one entry."""
+    kind, facts, names = sources[0].kind, sources[0].facts, [each.name for each in sources]
+    if kind != ("object" if target.loader is Loader.LLVM else "ptx"):
+        return None
+    code = store.get(kind, facts)
+    if code is None:
+        return None
+    try:
+        if target.loader is Loader.LLVM:
+            return load_object(code, names, facts)
+        loaded = load_on_gpu(checked_ptx(code), names, target.device.index)
+    except RuntimeError as error:
+        store.reject(kind, facts, error)
+        return None
+    return [replace(f, source=s) for f, s in zip(loaded, sources, strict=True)]
+
+
 def compile_kernels(plan: Plan, target: Target) -> CompiledKernels:
     """The code of each kernel of a plan; equal kernels of the process are shared."""
     launches = plan.launches
     if target.machine is None:
         return CompiledKernels({}, {})
-    keys = {launch: (target.device, target.machine, identity(launch.kernel)) for launch in launches}
+    keys = {launch: key_of(launch.kernel, target) for launch in launches}
     with _LOCK:
         found: dict[Key, NativeFunction] = {}
         new: dict[Key, Kernel] = {}
@@ -89,7 +150,7 @@ def compile_kernels(plan: Plan, target: Target) -> CompiledKernels:
             elif key not in new:
                 # The same in every process: the store finds code by its text.
                 name = f"{launch.title}_{len(new)}"
-                new[key] = dataclasses.replace(launch.kernel, name=name)
+                new[key] = replace(launch.kernel, name=name)
         load_all = _load if target.loader is Loader.LLVM else _load_on_gpu
         made, refused = load_all(new, target)
         _KERNELS.update(made)
@@ -147,5 +208,8 @@ def _load_on_gpu(kernels: Mapping[Key, Kernel], target: Target) -> Loaded:
 
 def _loaded_on_gpu(kernel: Kernel, target: Target) -> NativeFunction:
     assert target.machine is not None
-    code = assemble(emit_grid([kernel], target), target.machine)
-    return load_on_gpu(code, [kernel.name], target.device.index)[0]
+    text = emit_grid([kernel], target)
+    code = assemble(text, target.machine)
+    (function,) = load_on_gpu(code, [kernel.name], target.device.index)
+    source = CodeSource("ptx", facts_of(text, target.machine), kernel.name)
+    return replace(function, source=source)

@@ -91,6 +91,11 @@ def watching(watcher: Watcher) -> Iterator[None]:
         _WATCHERS.remove(watcher)
 
 
+def is_watched() -> bool:
+    """Whether something is told of every event of the process."""
+    return bool(_WATCHERS)
+
+
 def tell(event: Event) -> None:
     """Log an event, and show it to those who watch the process."""
     _log(event)

@@ -1,5 +1,6 @@
-"""What tests run on: the default target of a run (`pytest --target reference`), and the processor
-that code is generated for (`pytest --cpu x86-64-v2`).
+"""What tests run on: the default target of a run (`pytest --target reference`), the processor
+that code is generated for (`pytest --cpu x86-64-v2`), and whether what runs is compiled or was kept
+(`pytest --kept FOLDER`).
 
 A test that says nothing of a target is about what every target has to do.
 """
@@ -13,6 +14,8 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from adjoint.compiler import Compiler
+from adjoint.kept import Kept
 from adjoint.options import Options
 from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.program import CpuProgram
@@ -26,10 +29,40 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="the target of compilations that ask for none",
     )
     parser.addoption(
+        "--kept",
+        metavar="FOLDER",
+        help="keep everything that is compiled there, and run what is read back",
+    )
+    parser.addoption(
         "--cpu",
         choices=machines.LEVELS,
         help="the level of x86-64 that code is generated for, if this machine has it",
     )
+
+
+def _read_everything_back() -> None:
+    """Every derivative and every program that can be kept is the one that was kept."""
+    derived, native = Kept.derived, Compiler._native
+
+    def derived_twice(self: Kept, graph_module: Any, asked: str, make: Any, check: Any) -> Any:
+        made: list[Any] = []
+
+        def once() -> Any:
+            made[:] = made or [make()]
+            return made[0]
+
+        derived(self, graph_module, asked, once, check)
+        self.store.flush()
+        return derived(self, graph_module, asked, once, check)
+
+    def native_twice(self: Compiler, *args: Any) -> Any:
+        native(self, *args)
+        if self.store is not None:
+            self.store.flush()
+        return native(self, *args)
+
+    Kept.derived = derived_twice  # type: ignore[method-assign, assignment]
+    Compiler._native = native_twice  # type: ignore[method-assign, assignment]
 
 
 def _check_every_other_run() -> None:
@@ -57,7 +90,10 @@ def pytest_configure(config: pytest.Config) -> None:
     _check_every_other_run()
     # Tests are of compilations; those of the cache ask for one in a folder of their own.
     os.environ["ADJOINT_CACHE"] = "off"
-    _set_defaults(target=config.getoption("--target"), verify=True, cache=False)
+    folder = config.getoption("--kept")
+    _set_defaults(target=config.getoption("--target"), verify=True, cache=folder or False)
+    if folder is not None:
+        _read_everything_back()
     level = config.getoption("--cpu")
     if level is not None:
         try:

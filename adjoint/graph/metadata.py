@@ -23,6 +23,7 @@ All values but `val` are immutable, so that copying a node's dict copies what it
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -165,6 +166,15 @@ def region_of(node: Node) -> CheckpointRegion | None:
 
 def set_region(node: Node, region: CheckpointRegion | None) -> None:
     node.meta["region"] = region
+
+
+# Of the backward graphs in which checkpoints are recomputed.
+_RUNS = itertools.count(1)
+
+
+def next_run() -> int:
+    """A number for `CheckpointRegion.recomputed` that no graph of this process has."""
+    return next(_RUNS)
 
 
 def run_of(node: Node) -> tuple[int, int] | None:

@@ -186,6 +186,18 @@ def has_bodies(node: fx.Node) -> bool:
     return node.target is torch.ops.higher_order.cond or node.target in LOOPS
 
 
+def require_within(
+    index: torch.Tensor, low: int, high: int, dim: int, op: str, error: type[Exception]
+) -> None:
+    """Raise an error unless all indices are in range(low, high)."""
+    if index.numel():
+        least, most = torch.aminmax(index)
+        if int(least) < low or int(most) >= high:
+            wrong = int(least) if int(least) < low else int(most)
+            where = f"dimension {dim} with size {high} ({op})"
+            raise error(f"index {wrong} is out of bounds for {where}")
+
+
 def as_leaf(value: torch.Tensor) -> torch.Tensor:
     """A new leaf with this value, as `requires_grad_` makes one of a tensor without history."""
     return value.detach().clone().requires_grad_()

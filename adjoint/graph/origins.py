@@ -35,9 +35,14 @@ class Origin:
         return self.name
 
 
+def next_number() -> int:
+    """A number that no origin of this process has."""
+    return next(_NUMBERS)
+
+
 def begin(node: fx.Node) -> None:
     """Give `node` an origin of its own."""
-    node.meta["origin"] = (Origin(node.name, next(_NUMBERS)),)
+    node.meta["origin"] = (Origin(node.name, next_number()),)
 
 
 def has_origin(node: fx.Node) -> bool:

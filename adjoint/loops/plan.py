@@ -114,6 +114,18 @@ class ExpectedTensor:
 
 
 @dataclass(frozen=True, eq=False)
+class HeldConstant:
+    """The target of a call that returns a constant of the graph."""
+
+    name: str
+    """The attribute of the graph that holds it."""
+    value: Any
+
+    def __call__(self) -> Any:
+        return self.value
+
+
+@dataclass(frozen=True, eq=False)
 class LibraryCall:
     """The call of an operator that is not lowered to a kernel."""
 

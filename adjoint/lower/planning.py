@@ -14,8 +14,10 @@ from adjoint.failing import works_on
 from adjoint.graph.capturable import why_not_capturable
 from adjoint.graph.evaluation import eager_callable
 from adjoint.graph.metadata import run_of, source_of, tensor_of, value_or_none
+from adjoint.graph.operations import require_within
 from adjoint.loops.plan import (
     Argument,
+    HeldConstant,
     Launch,
     LibraryCall,
     Matrix,
@@ -86,18 +88,6 @@ def lower(
         plan = overwrite_inputs(plan, graph_module)
     gives_back = any(run_of(node) is not None for node in graph_module.graph.nodes)
     return replace(plan, gives_back=gives_back, streams=streams_of(graph_module.graph))
-
-
-def require_within(
-    index: torch.Tensor, low: int, high: int, dim: int, op: str, error: type[Exception]
-) -> None:
-    """Raise an error unless all indices are in range(low, high)."""
-    if index.numel():
-        least, most = torch.aminmax(index)
-        if int(least) < low or int(most) >= high:
-            wrong = int(least) if int(least) < low else int(most)
-            where = f"dimension {dim} with size {high} ({op})"
-            raise error(f"index {wrong} is out of bounds for {where}")
 
 
 def _shows_all(view: fx.Node, base: fx.Node, slot: Slot) -> bool:
@@ -361,11 +351,11 @@ class _Planning(Schedule):
     def _call(self, node: fx.Node) -> None:
         line = source_of(node)
         if node.op == "get_attr":
-            value = getattr(self.module, str(node.target))
+            constant = HeldConstant(str(node.target), getattr(self.module, str(node.target)))
             self._slot(node, SlotKind.RESULT)
             why = why_not_capturable(node, self.device)
             number = self.slots[node].number
-            self.steps.append(LibraryCall(lambda: value, (), {}, number, uncapturable=why))
+            self.steps.append(LibraryCall(constant, (), {}, number, uncapturable=why))
             return
         if self._is_native_product(node):
             slot = self._slot(node, self._kind(node))

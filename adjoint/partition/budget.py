@@ -17,8 +17,10 @@ from itertools import accumulate
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
+from adjoint.errors import DifferentiationError
+from adjoint.graph.boundary import location_of_graph, warn_of_fallback
 from adjoint.graph.copying import copied
-from adjoint.graph.derivative import Joint
+from adjoint.graph.derivative import Derivative, Joint
 from adjoint.graph.metadata import (
     CheckpointRegion,
     computes_tensor,
@@ -28,6 +30,7 @@ from adjoint.graph.metadata import (
     value_of,
 )
 from adjoint.graph.origins import origins_of
+from adjoint.loops.footprint import PairFootprint
 from adjoint.partition.split import Split, is_free
 from adjoint.torch_private.operators import OpOverload
 from adjoint.torch_private.symbols import hint
@@ -87,6 +90,44 @@ def first_within(
         return None, min(map(peak_of, (fine[-1], *coarse)))
     place = bisect_left(fine, True, key=lambda each: peak_of(each) <= budget)
     return fine[place], peak_of(fine[place])
+
+
+def within_budget(
+    asked: int | float | str,
+    joint: Joint,
+    make: Callable[..., Derivative],
+    footprint: Callable[[Derivative], PairFootprint | None],
+) -> Derivative:
+    """The derivative that takes the least time of those within the memory budget."""
+    made: dict[Choice, tuple[Derivative, PairFootprint | None]] = {}
+
+    def peak_of(choice: Choice) -> int:
+        if choice not in made:
+            derivative = make(marked(joint, choice))
+            made[choice] = derivative, footprint(derivative)
+        pair = made[choice][1]
+        return 0 if pair is None else pair.peak
+
+    budget = asked
+    if isinstance(budget, float):
+        everything = footprint(make(marked(joint, Choice(1)), recomputes=False))
+        budget = 0 if everything is None else int(budget * everything.peak)
+    assert isinstance(budget, int)
+    choice, peak = first_within(budget, ladder(joint), peak_of)
+    place = location_of_graph(joint.graph_module)
+    if choice is None:
+        raise DifferentiationError(
+            f"{place.op} within memory_budget={asked!r}",
+            joint.order,
+            f"that is {budget:,} bytes, and the least peak that was found has {peak:,}",
+            place.source,
+            f"allow memory_budget={peak}, or compute with less at a time",
+        )
+    derivative, pair = made[choice]
+    if pair is None:
+        message = f"memory_budget has no effect on {place.op}, which runs op by op"
+        warn_of_fallback(message, place.source)
+    return derivative
 
 
 def marked(joint: Joint, choice: Choice) -> Joint:

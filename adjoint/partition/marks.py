@@ -9,7 +9,6 @@ recomputed.
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from typing import TypeAlias
 
 from torch import fx
 
-from adjoint.graph.metadata import region_of, run_of, set_region, value_or_none
+from adjoint.graph.metadata import next_run, region_of, run_of, set_region, value_or_none
 from adjoint.graph.purity import is_impure
 from adjoint.torch_private.symbols import SYMBOLIC
 
@@ -27,8 +26,6 @@ Run: TypeAlias = "tuple[int, int] | None"
 # By name, because `CheckpointPolicy` has not all of them in every version of torch.
 _SAVING = frozenset({"MUST_SAVE", "MUST_CPU_OFFLOAD", "PREFER_CPU_OFFLOAD"})
 _RECOMPUTING = frozenset({"", "MUST_RECOMPUTE", "PREFER_RECOMPUTE"})
-
-_NUMBERS = itertools.count(1)
 
 
 @dataclass
@@ -84,7 +81,7 @@ def needs_of(reads: Iterable[tuple[fx.Node, Run]], is_free: Callable[[fx.Node], 
 
 def mark_as_recomputed(graph: fx.Graph) -> None:
     """Mark the nodes of checkpoints in a backward graph as another run of them."""
-    number = next(_NUMBERS)
+    number = next_run()
     for node in graph.nodes:
         region = region_of(node)
         if region is not None:

@@ -36,6 +36,10 @@ NON_DIFFERENTIABLE: set[Any] = set()
 """Piecewise constant, or defined to have no derivative: every cotangent is zero."""
 
 
+USER_RULES: set[Any] = set()
+"""Ops whose rule is the user's own."""
+
+
 def vjp(*ops: OpOverload) -> Callable[[RuleT], RuleT]:
     """Register the only rule of `ops`."""
     return _registered(VJPS, ops)
@@ -91,6 +95,7 @@ def vjp_rule(op: OpOverload) -> Callable[[RuleT], RuleT]:
 
     def register(rule: RuleT) -> RuleT:
         VJPS[op] = rule
+        USER_RULES.add(op)
         return rule
 
     return register

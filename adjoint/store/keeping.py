@@ -142,7 +142,7 @@ def keeping_in(store: Store | None) -> Iterator[None]:
 
 def kept_or_made(
     kind: str,
-    facts: Callable[[], Facts],
+    facts: Facts | None,
     make: Callable[[], bytes],
     checked: Callable[[bytes], Value],
     unsound: type[Exception],
@@ -150,19 +150,19 @@ def kept_or_made(
 ) -> Value:
     """What is kept for these facts, or else what `make` returns, which is then kept.
 
-    `checked` reads either, and raises `unsound` for what it cannot read.
+    `facts` None: nothing is kept.  `checked` reads either, and raises `unsound` for what it cannot
+    read.
     """
     store = current_store()
-    if store is None:
+    if store is None or facts is None:
         return checked(make())
-    known = facts()
-    kept = store.get(kind, known)
+    kept = store.get(kind, facts)
     if kept is not None:
         try:
             return checked(kept)
         except unsound as error:
-            store.reject(kind, known, error)
+            store.reject(kind, facts, error)
     data = make()
     made = checked(data)
-    store.put(kind, known, data, label)
+    store.put(kind, facts, data, label)
     return made

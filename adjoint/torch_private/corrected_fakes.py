@@ -139,6 +139,13 @@ def returns_argument(op: Any) -> bool:
     return op in _RETURN_ARGUMENTS
 
 
+def learned() -> str:
+    """Everything that was learned, as text."""
+    if not _LEARNED and not _RETURN_ARGUMENTS:
+        return ""
+    return "\n".join([*sorted(map(str, _LEARNED.items())), *sorted(map(str, _RETURN_ARGUMENTS))])
+
+
 def forget() -> None:
     """Discard everything that was learned."""
     _LEARNED.clear()

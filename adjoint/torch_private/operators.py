@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ __all__ = [
     "dense_kernel",
     "implicitly_written_arguments",
     "named_arguments",
+    "operator_by_name",
+    "operator_name",
     "parameter_names",
     "recorded_loop",
     "schema_arguments",
@@ -47,6 +50,26 @@ def named_arguments(
     """The arguments of a call by their names in the schema; defaults are left out."""
     names = (argument.name for argument in operator._schema.arguments)
     return dict(zip(names, args, strict=False)) | dict(kwargs)
+
+
+@functools.lru_cache(maxsize=4096)
+def operator_name(operator: OpOverload) -> tuple[str, str, str]:
+    """The qualified name of an operator, its overload, and a digest of its schema."""
+    schema = operator._schema
+    digest = hashlib.sha256(str(schema).encode()).hexdigest()[:16]
+    return schema.name, operator._overloadname, digest
+
+
+def operator_by_name(name: str, overload: str, digest: str) -> OpOverload:
+    """The operator of this name and schema; raises `LookupError` if torch has none."""
+    namespace, _, short = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace, None), short, None) if short else None
+    found = getattr(packet, overload, None) if isinstance(packet, OpOverloadPacket) else None
+    if not isinstance(found, OpOverload):
+        raise LookupError(f"torch has no operator {name[:80]}.{overload[:80]}")
+    if operator_name(found)[2] != digest:
+        raise LookupError(f"{name}.{overload} takes other arguments in this torch")
+    return found
 
 
 @functools.lru_cache(maxsize=4096)

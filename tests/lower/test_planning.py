@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from adjoint.errors import FallbackWarning
+from adjoint.graph.operations import require_within
 from adjoint.kernels import compile_kernels
 from adjoint.loops.plan import Launch, Plan, Product, SlotKind
-from adjoint.lower.planning import require_within
 from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.target import cpu_target

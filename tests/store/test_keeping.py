@@ -119,7 +119,7 @@ def test_kept_or_made(store: Store) -> None:
         return b"5"
 
     def again() -> int:
-        return kept_or_made("number", lambda: FACTS, make, int, ValueError, "a number")
+        return kept_or_made("number", FACTS, make, int, ValueError, "a number")
 
     assert (again(), len(made)) == (5, 1)
     with keeping_in(store):

@@ -20,14 +20,14 @@ import llvmlite
 import llvmlite.binding as llvm
 from llvmlite.binding import newpassmanagers
 
-from adjoint.runtime.code import NativeFunction
+from adjoint.runtime.code import CodeSource, NativeFunction
 from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.machines import target_machine
 from adjoint.runtime.cpu.objects import MALFORMED, symbols_of
 from adjoint.runtime.cpu.support import C_FUNCTIONS, SUPPORT, c_function
 from adjoint.runtime.cpu.threads import openmp
-from adjoint.store.entries import digest_of
-from adjoint.store.keeping import kept_or_made
+from adjoint.store.entries import Facts, digest_of
+from adjoint.store.keeping import current_store, kept_or_made
 from adjoint.target import Machine
 
 # Functions that are never freed.
@@ -138,34 +138,61 @@ def load(text: str, names: Sequence[str], is_tuned: bool = True) -> list[NativeF
     with _LOCK:
         _prepare()
         machine = machines.host()
-        image = _object(text, machine, names, is_tuned)
-        # In the global context, which is never freed: the garbage collector frees engines in any
-        # order.
-        empty = llvm.parse_assembly("")
-        engine = llvm.create_mcjit_compiler(empty, target_machine(machine))
-        engine.add_object_file(llvm.object_file.ObjectFileRef.from_data(image))
-        engine.finalize_object()
-        return [NativeFunction(engine.get_function_address(name), engine) for name in names]
+        facts = None
+        if current_store() is not None:
+            facts = {**facts_of(text, machine), "tuned": str(is_tuned)}
+        image = kept_or_made(
+            "object",
+            facts,
+            lambda: compile_object(text, machine, is_tuned),
+            lambda image: _checked(image, names),
+            LLVMError,
+            f"{names[0]} and {len(names) - 1} other functions",
+        )
+        return _loaded(image, names, facts)
 
 
-def _object(text: str, machine: Machine, names: Sequence[str], is_tuned: bool) -> bytes:
-    """The object of `text`, which defines `names` and calls only what exists."""
+def load_kept(image: bytes, names: Sequence[str], facts: Facts) -> list[NativeFunction]:
+    """Load functions of an object that was compiled for this machine, and kept."""
+    with _LOCK:
+        _prepare()
+        return _loaded(_checked(image, names), names, facts)
 
-    def checked(image: bytes) -> bytes:
-        try:
-            _require_symbols(image, names)
-        except MALFORMED as error:
-            raise LLVMError(f"it is no object file: {error}") from error
-        return image
 
-    return kept_or_made(
-        "object",
-        lambda: {**facts_of(text, machine), "tuned": str(is_tuned)},
-        lambda: compile_object(text, machine, is_tuned),
-        checked,
-        LLVMError,
-        f"{names[0]} and {len(names) - 1} other functions",
-    )
+def _loaded(image: bytes, names: Sequence[str], facts: Facts | None) -> list[NativeFunction]:
+    # In the global context, which is never freed: the garbage collector frees engines in any
+    # order.
+    empty = llvm.parse_assembly("")
+    engine = llvm.create_mcjit_compiler(empty, target_machine(machines.host()))
+    engine.add_object_file(llvm.object_file.ObjectFileRef.from_data(image))
+    engine.finalize_object()
+    return [
+        NativeFunction(
+            engine.get_function_address(name),
+            engine,
+            None if facts is None else CodeSource("object", facts, name),
+        )
+        for name in names
+    ]
+
+
+def load_resident(text: str, name: str) -> int:
+    """The address of the function `name` of `text`, loaded for as long as the process runs.
+
+    These are glue between kernels: the time to compile them counts, their own does not.
+    """
+    (function,) = load(text, [name], is_tuned=False)
+    _RESIDENT.append(function)
+    return function.address
+
+
+def _checked(image: bytes, names: Sequence[str]) -> bytes:
+    """The object, which defines `names` and calls only what exists."""
+    try:
+        _require_symbols(image, names)
+    except MALFORMED as error:
+        raise LLVMError(f"it is no object file: {error}") from error
+    return image
 
 
 def facts_of(text: str, machine: Machine) -> dict[str, str]:
@@ -178,16 +205,6 @@ def facts_of(text: str, machine: Machine) -> dict[str, str]:
         "LLVM": ".".join(map(str, llvm.llvm_version_info)),
         "llvmlite": llvmlite.__version__,
     }
-
-
-def load_resident(text: str, name: str) -> int:
-    """The address of the function `name` of `text`, loaded for as long as the process runs.
-
-    These are glue between kernels: the time to compile them counts, their own does not.
-    """
-    (function,) = load(text, [name], is_tuned=False)
-    _RESIDENT.append(function)
-    return function.address
 
 
 def _require_symbols(image: bytes, names: Sequence[str]) -> None:

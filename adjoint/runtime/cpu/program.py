@@ -59,6 +59,8 @@ class CpuProgram(PlanProgram):
 
     def __init__(self, plan: Plan, functions: Mapping[Launch, NativeFunction]) -> None:
         keep_freed_memory()
+        # Loaded now, when the store of the compilation is at hand.
+        kernel_runner()
         self.functions = functions
         """The native code of each kernel, kept alive by the program."""
         super().__init__(plan, CPU)

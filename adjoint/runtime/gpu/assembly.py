@@ -36,15 +36,16 @@ def assemble(text: str, machine: Machine) -> bytes:
     """PTX for a GPU; what the store of the compilation has is not compiled again."""
     return kept_or_made(
         "ptx",
-        lambda: facts_of(text, machine),
+        facts_of(text, machine),
         lambda: _compiled(text, machine),
-        _checked,
+        checked_ptx,
         LLVMError,
         "a kernel",
     )
 
 
-def _checked(code: bytes) -> bytes:
+def checked_ptx(code: bytes) -> bytes:
+    """The code; raises `LLVMError` if it is no PTX."""
     if b".version" not in code or b".entry" not in code:
         raise LLVMError("it is no PTX")
     return code

@@ -24,6 +24,7 @@ from adjoint.loops.plan import (
 )
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.plans.hostcode import CallAddress, HostCode, Value, Word
+from adjoint.runtime.plans.interpreter import interpreter
 from adjoint.runtime.plans.layout import ALIGNMENT
 from adjoint.runtime.plans.runs import Run, is_fixed_view, last_uses, numbers_of
 
@@ -112,6 +113,8 @@ class NativeHost(Host):
         self, plan: Plan, runs: Sequence[Run], functions: Mapping[Launch, NativeFunction]
     ) -> None:
         super().__init__(plan)
+        # Loaded now, when the store of the compilation is at hand.
+        interpreter()
         self.functions = functions
         self._addresses: dict[Any, Value] = {}
         for key, offset in self.offsets.items():

@@ -1,0 +1,352 @@
+"""Values of a closed list of types, as JSON.
+
+    None, True, 3, "text"           themselves
+    1.5                             ["float", "0x1.8p+0"], exact
+    (1, 2)  [1, 2]  {1: 2}          ["tuple", 1, 2]  ["list", 1, 2]  ["dict", [1, 2]]
+    torch.float32                   ["dtype", "float32"]
+    aten.mm.default                 ["op", "aten::mm", "default", digest of the schema]
+    s0 + 1                          ["expr", ...], of `torch_private/expressions.py`
+    SlotKind.INPUT                  ["SlotKind", "INPUT"], an enumeration
+    Slot(0, ...)                    ["Slot", 0, ...], a dataclass with its fields in order
+    a shared expression             ["shared", 5], an earlier entry of the table of the document
+
+Each field of a dataclass is checked against its annotation.  What is written twice at one address
+is read as one object, where the form says that the type is compared by identity.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+import sympy
+import torch
+
+from adjoint.torch_private import expressions
+from adjoint.torch_private.operators import OpOverload, operator_by_name, operator_name
+
+# What `json` reads and writes.
+Tree: TypeAlias = Any
+
+
+class Unwritable(Exception):
+    """The value has no form: an object of Python's that no text stands for."""
+
+
+class Malformed(Exception):
+    """The text is not the form of a value."""
+
+
+# Attributes of torch that stand for themselves, by their names.
+_ATTRIBUTES: dict[type, str] = {
+    torch.dtype: "dtype",
+    torch.layout: "layout",
+    torch.memory_format: "memory_format",
+}
+
+_ERRORS = {each.__name__: each for each in (IndexError, RuntimeError, ValueError, TypeError)}
+_ERROR_NAMES: dict[type, str] = {each: name for name, each in _ERRORS.items()}
+
+
+class Form:
+    """How the values of some types are written and read."""
+
+    def __init__(
+        self,
+        records: Sequence[type],
+        shared: Sequence[type] = (),
+        functions: Mapping[str, Callable[..., Any]] | None = None,
+    ) -> None:
+        """`records`: dataclasses and enumerations, by their names; `shared`: those of them that are
+        compared by identity; `functions`: those that may be named."""
+        self._records = {each.__name__: each for each in (*records, *shared)}
+        assert len(self._records) == len(records) + len(shared), "two types have one name"
+        self._shared = frozenset(shared)
+        self._functions = dict(functions or {})
+        self._names = {function: name for name, function in self._functions.items()}
+        self._fields = {
+            cls: _checks(cls) for cls in self._records.values() if dataclasses.is_dataclass(cls)
+        }
+
+    def text(self, value: Any) -> str:
+        """The text of a value; raises `Unwritable`."""
+        writer = Writing(self)
+        written = writer.tree(value)
+        return json.dumps([writer.table, written], separators=(",", ":"), allow_nan=False)
+
+    def value(self, text: str | bytes, reader: Reading | None = None) -> Any:
+        """The value of a text; raises `Malformed`."""
+        reader = Reading(self) if reader is None else reader
+        try:
+            table, written = _pair(json.loads(text))
+            for entry in table:
+                reader.table.append(reader.value(entry))
+            return reader.value(written)
+        except Malformed:
+            raise
+        except Exception as error:
+            raise Malformed(f"{type(error).__name__}: {error}") from error
+
+
+def _pair(tree: Tree) -> tuple[list[Tree], Tree]:
+    if not isinstance(tree, list) or len(tree) != 2 or not isinstance(tree[0], list):
+        raise Malformed("a document is a table and a value")
+    return tree[0], tree[1]
+
+
+class Writing:
+    """One document that is being written."""
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.table: list[Tree] = []
+        self._places: dict[int, int] = {}
+        self._kept: list[Any] = []
+        """What `_places` knows by address."""
+
+    def tree(self, value: Any) -> Tree:
+        kind = type(value)
+        if value is None or kind is bool or kind is int or kind is str:
+            return value
+        if kind is tuple:
+            return ["tuple", *map(self.tree, value)]
+        own = self.special(value)
+        if own is not None:
+            return own
+        if kind in self.form._fields:
+            return self.record(value)
+        match value:
+            case float():
+                return ["float", value.hex()]
+            case complex():
+                return ["complex", value.real.hex(), value.imag.hex()]
+            case OpOverload():
+                return ["op", *operator_name(value)]
+            case sympy.Basic():
+                return ["expr", _expression(value)]
+            case torch.device():
+                return ["device", str(value)]
+            case Enum():
+                if kind.__name__ in self.form._records:
+                    return [kind.__name__, value.name]
+            case slice():
+                return ["slice", *map(self.tree, (value.start, value.stop, value.step))]
+            case dict():
+                pairs = [[self.tree(key), self.tree(each)] for key, each in value.items()]
+                return ["dict", *pairs]
+            case frozenset():
+                return ["set", *sorted(map(self.tree, value), key=json.dumps)]
+            case list() | torch.Size():
+                # Arguments of fx nodes are immutable lists.
+                return ["tuple" if isinstance(value, tuple) else "list", *map(self.tree, value)]
+        if kind in _ATTRIBUTES:
+            return [_ATTRIBUTES[kind], str(value).removeprefix("torch.")]
+        if isinstance(value, type) and value in _ERROR_NAMES:
+            return ["error", _ERROR_NAMES[value]]
+        if callable(value) and _hashable(value) and value in self.form._names:
+            return ["function", self.form._names[value]]
+        raise Unwritable(f"{kind.__module__}.{kind.__qualname__} has no form")
+
+    def special(self, value: Any) -> Tree | None:
+        """The tree of a value that only this document has a form for; None: it has none."""
+        return None
+
+    def record(self, value: Any) -> Tree:
+        """A dataclass, by its fields."""
+        kind = type(value)
+        shared = kind in self.form._shared
+        if shared and id(value) in self._places:
+            return ["shared", self._places[id(value)]]
+        fields = [self.tree(getattr(value, name)) for name, _ in self.form._fields[kind]]
+        tree = [kind.__name__, *fields]
+        if not shared:
+            return tree
+        self._places[id(value)] = len(self.table)
+        self._kept.append(value)
+        self.table.append(tree)
+        return ["shared", self._places[id(value)]]
+
+
+class Reading:
+    """One document that is being read."""
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.table: list[Any] = []
+
+    def value(self, tree: Tree) -> Any:
+        if tree is None or isinstance(tree, bool | int | str):
+            return tree
+        if not isinstance(tree, list) or not tree or not isinstance(tree[0], str):
+            raise Malformed(f"{str(tree)[:80]} is the form of nothing")
+        tag, *parts = tree
+        read = _READERS.get(tag)
+        if read is not None:
+            return read(self, parts)
+        cls = self.form._records.get(tag)
+        if cls is None:
+            return self.special(tag, parts)
+        if issubclass(cls, Enum):
+            return cls[_text(parts)]
+        return self._record(cls, parts)
+
+    def special(self, tag: str, parts: list[Tree]) -> Any:
+        """The value of a tag that only this document has."""
+        raise Malformed(f"there is no {tag[:80]!r}")
+
+    def _record(self, cls: type, parts: list[Tree]) -> Any:
+        fields = self.form._fields[cls]
+        if len(parts) != len(fields):
+            raise Malformed(f"{cls.__name__} has {len(fields)} fields, not {len(parts)}")
+        values = [self.value(part) for part in parts]
+        for (name, check), value in zip(fields, values, strict=True):
+            if not check(value):
+                raise Malformed(f"{cls.__name__}.{name} is no {type(value).__name__}")
+        return cls(*values)
+
+    def _values(self, parts: list[Tree]) -> list[Any]:
+        return [self.value(part) for part in parts]
+
+    def _dict(self, parts: list[Tree]) -> dict[Any, Any]:
+        return dict(self._values(part) for part in parts)
+
+    def _shared(self, parts: list[Tree]) -> Any:
+        (place,) = parts
+        if type(place) is not int or not 0 <= place < len(self.table):
+            raise Malformed(f"there is no shared value {place}")
+        return self.table[place]
+
+    def _function(self, parts: list[Tree]) -> Any:
+        return self.form._functions[_text(parts)]
+
+
+def _text(parts: Sequence[Tree]) -> str:
+    (text,) = parts
+    if not isinstance(text, str):
+        raise Malformed("a name is a text")
+    return text
+
+
+def _number(parts: Sequence[Tree]) -> float:
+    return float.fromhex(_text(parts))
+
+
+def _complex(parts: Sequence[Tree]) -> complex:
+    real, imaginary = parts
+    return complex(_number([real]), _number([imaginary]))
+
+
+def _attribute(kind: type) -> Callable[[Reading, list[Tree]], Any]:
+    def read(_: Reading, parts: list[Tree]) -> Any:
+        found = getattr(torch, _text(parts), None)
+        if type(found) is not kind:
+            raise Malformed(f"torch has no {kind.__name__} {_text(parts)[:80]!r}")
+        return found
+
+    return read
+
+
+def _operator(_: Reading, parts: list[Tree]) -> Any:
+    name, overload, digest = (_text([part]) for part in parts)
+    try:
+        return operator_by_name(name, overload, digest)
+    except LookupError as error:
+        raise Malformed(str(error)) from error
+
+
+def _read_expression(_: Reading, parts: list[Tree]) -> Any:
+    (tree,) = parts
+    return expressions.read(tree)
+
+
+_READERS: dict[str, Callable[[Reading, list[Tree]], Any]] = {
+    "float": lambda _, parts: _number(parts),
+    "complex": lambda _, parts: _complex(parts),
+    "tuple": lambda reading, parts: tuple(reading._values(parts)),
+    "list": lambda reading, parts: reading._values(parts),
+    "dict": lambda reading, parts: reading._dict(parts),
+    "set": lambda reading, parts: frozenset(reading._values(parts)),
+    "slice": lambda reading, parts: slice(*reading._values(parts)),
+    "device": lambda _, parts: torch.device(_text(parts)),
+    "error": lambda _, parts: _ERRORS[_text(parts)],
+    "function": lambda reading, parts: reading._function(parts),
+    "op": _operator,
+    "expr": _read_expression,
+    "shared": lambda reading, parts: reading._shared(parts),
+    **{name: _attribute(kind) for kind, name in _ATTRIBUTES.items()},
+}
+
+
+def _expression(value: sympy.Basic) -> Tree:
+    try:
+        return expressions.written(value)
+    except ValueError as error:
+        raise Unwritable(str(error)) from error
+
+
+def _hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+# Annotations ------------------------------------------------------------------------------------
+
+Check: TypeAlias = Callable[[Any], bool]
+
+
+def _checks(cls: type) -> list[tuple[str, Check]]:
+    """The fields of a dataclass that its constructor takes, and what each may be."""
+    hints = get_type_hints(cls)
+    fields = [field for field in dataclasses.fields(cls) if field.init]
+    return [(field.name, check_of(hints[field.name])) for field in fields]
+
+
+def check_of(hint: Any) -> Check:
+    """Whether a value is of an annotated type: exactly, so that True is no int."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return lambda value: True
+    if hint is None or hint is types.NoneType:
+        return lambda value: value is None
+    if origin in (Union, types.UnionType):
+        return _any([check_of(each) for each in args])
+    if origin is Literal:
+        return lambda value: value in args
+    if origin is tuple:
+        return _tuple(args)
+    if origin in (frozenset, list):
+        inside = check_of(args[0])
+        return lambda value: isinstance(value, origin) and all(map(inside, value))
+    if origin is not None and issubclass(origin, Mapping):
+        keys, values = map(check_of, args)
+        return lambda value: (
+            isinstance(value, dict) and all(map(keys, value)) and all(map(values, value.values()))
+        )
+    if origin is not None:
+        return callable
+    if hint in (bool, int, float, str):
+        return lambda value: type(value) is hint
+    return lambda value: isinstance(value, hint)
+
+
+def _any(checks: Sequence[Check]) -> Check:
+    return lambda value: any(check(value) for check in checks)
+
+
+def _tuple(args: Sequence[Any]) -> Check:
+    if len(args) == 2 and args[1] is Ellipsis:
+        inside = check_of(args[0])
+        return lambda value: isinstance(value, tuple) and all(map(inside, value))
+    checks = [check_of(each) for each in args]
+    return lambda value: (
+        isinstance(value, tuple)
+        and len(value) == len(checks)
+        and all(check(each) for check, each in zip(checks, value, strict=True))
+    )

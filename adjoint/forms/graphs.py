@@ -1,0 +1,581 @@
+"""Graphs as text, and back.
+
+A graph is written relative to a *ground*: the graph that something is made of.  The user's lines,
+the origins of values and the attributes of the ground are written as numbers and names of it.  So
+the text of a graph is the same wherever its source file lies, and a graph that was made of it and
+kept is read with the lines and origins of the graph at hand.
+
+The text says everything that a stage may look at.  What it cannot say - hooks, subclasses, sparse
+tensors - makes the graph unwritable, and what is made of it is not kept.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import functools
+import json
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjoint.errors import SourceLine
+from adjoint.forms.form import Form, Malformed, Reading, Tree, Unwritable, Writing
+from adjoint.graph import descriptors as d
+from adjoint.graph import operations
+from adjoint.graph.derivative import Backward, Derivative, Segments
+from adjoint.graph.metadata import (
+    CheckpointRegion,
+    GradOf,
+    Mode,
+    entry_mode,
+    next_run,
+    set_entry_mode,
+    value_or_none,
+)
+from adjoint.graph.origins import Origin, next_number, origins_of
+from adjoint.store.entries import digest_of
+from adjoint.torch_private import expressions, trees
+from adjoint.torch_private.fake import (
+    FakeTensor,
+    FakeTensorMode,
+    fake_like,
+    fake_mode_of,
+    storage_key,
+)
+from adjoint.torch_private.graph_modules import module_of
+from adjoint.torch_private.modes import isolated
+from adjoint.torch_private.operators import HigherOrderOperator, OpOverload, recorded_loop
+
+# Operators of Python that graphs of symbolic sizes have.
+_PYTHON = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "getitem", "eq"),
+    *("ne", "lt", "le", "gt", "ge", "and_", "or_", "xor", "not_", "invert", "lshift", "rshift"),
+)
+GRAPH_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{f"operator.{name}": getattr(operator, name) for name in _PYTHON},
+    **{f"builtins.{name}": getattr(builtins, name) for name in ("abs", "max", "min", "round")},
+    **{f"math.{name}": getattr(math, name) for name in ("ceil", "floor", "trunc", "sqrt")},
+    **{
+        f"torch.{name}": getattr(torch, name)
+        for name in (
+            *("sym_max", "sym_min", "sym_int", "sym_float", "sym_ite", "sym_not", "sym_sum"),
+            "sym_sqrt",
+        )
+        if hasattr(torch, name)
+    },
+    **{
+        f"adjoint.{each.__name__}": each
+        for each in (
+            operations.as_leaf,
+            operations.on_copies,
+            operations.in_order,
+            operations.take_attribute,
+            operations.apply_function,
+            operations.with_backward,
+        )
+    },
+    **{
+        f"higher_order.{name}": getattr(torch.ops.higher_order, name)
+        for name in ("cond", "scan", "map_impl", "while_loop")
+    },
+    "adjoint.recorded_loop": recorded_loop,
+}
+
+GRAPH_FORM = Form(
+    [
+        *(d.Argument, d.Parameter, d.Buffer, d.ClosedOver, d.SymbolicSize, d.Result),
+        *(d.ViewBase, d.SyntheticBase, d.InputMutation, d.MetadataMutation, d.IntermediateBase),
+        *(d.ViewArgument, d.ViewValue, d.Saved, d.SavedInput, d.EarlierResult, d.Tangent),
+        *(d.Gradient, d.Seeds, d.EffectToken, d.EffectTokenOut),
+        *(Mode, CheckpointRegion, GradOf, SourceLine, Segments, Backward, Derivative),
+    ],
+    functions=GRAPH_FUNCTIONS,
+)
+
+# The metadata of a node that is written as it is; others are handled one by one.
+_PLAIN_META = frozenset({"mode", "grad_of", "order", "part_of", "forward", "descriptor"})
+_KNOWN_META = _PLAIN_META | {"val", "source", "region", "origin", "descriptors"}
+
+
+class Ground:
+    """A graph, and the numbers of its lines, origins and runs of checkpoints."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        self.graph_module = graph_module
+        self._symbolic: list[Any] = []
+        self.lines: dict[SourceLine, int] = {}
+        self.runs: dict[int, int] = {0: 0}
+        for node in _all_nodes(graph_module):
+            line, region = node.meta.get("source"), node.meta.get("region")
+            if line is not None:
+                self.lines.setdefault(line, len(self.lines))
+            if region is not None:
+                self.runs.setdefault(region.recomputed, len(self.runs))
+        self.origins = {each: place for place, each in enumerate(_origins_in(graph_module))}
+
+    @functools.cached_property
+    def fakes(self) -> list[FakeTensor]:
+        """The values of its nodes, each once: graphs that are made of it have many of them, too."""
+        values = map(value_or_none, self.graph_module.graph.nodes)
+        found = {id(leaf): leaf for value in values for leaf in trees.leaves(value)}
+        return [leaf for leaf in found.values() if isinstance(leaf, FakeTensor)]
+
+    @functools.cached_property
+    def fake_mode(self) -> FakeTensorMode:
+        return fake_mode_of(self.graph_module)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The digest of the graph's text: equal for graphs that any stage treats alike."""
+        return digest_of(self.text)
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The text of the graph itself; raises `Unwritable`."""
+        writing = GraphWriting(self)
+        tree = writing.tree(self.graph_module)
+        self._symbolic = writing.symbolic
+        names = [each.name for each in self.origins]
+        return json.dumps([names, tree, self.sizes()], separators=(",", ":"))
+
+    def sizes(self) -> list[str]:
+        """What torch knows of the symbolic sizes now; branches on a size add to it."""
+        return expressions.environment(self.fake_mode.shape_env, self._symbolic)
+
+    @functools.cached_property
+    def namespaces(self) -> frozenset[str]:
+        """The namespaces of its operators."""
+        targets = [node.target for node in _all_nodes(self.graph_module)]
+        return frozenset(each.namespace for each in targets if isinstance(each, OpOverload))
+
+
+def _all_nodes(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
+    """The nodes of a graph, and of the graphs in it."""
+    for node in graph_module.graph.nodes:
+        yield node
+        if node.op == "get_attr":
+            held = attribute_of(graph_module, str(node.target))
+            if isinstance(held, fx.GraphModule):
+                yield from _all_nodes(held)
+
+
+def _origins_in(value: Any) -> list[Origin]:
+    """The origins of all values of the graphs in `value`, the oldest first."""
+    nodes = (node for graph_module in _graphs_in(value) for node in _all_nodes(graph_module))
+    found = {origin for node in nodes for origin in origins_of(node)}
+    return sorted(found, key=lambda each: each.number)
+
+
+def _graphs_in(value: Any) -> Iterator[fx.GraphModule]:
+    match value:
+        case fx.GraphModule():
+            yield value
+        case tuple() | list():
+            for each in value:
+                yield from _graphs_in(each)
+        case Derivative() | Backward():
+            for field in dataclasses.fields(value):
+                yield from _graphs_in(getattr(value, field.name))
+
+
+def attribute_of(graph_module: fx.GraphModule, name: str) -> Any:
+    """The attribute of a graph with this name, whose parts have points between them."""
+    found: Any = graph_module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+class GraphWriting(Writing):
+    """Graphs that were made of a ground, and what is said of them."""
+
+    def __init__(self, ground: Ground, refers: bool = False) -> None:
+        """`refers`: attributes that the ground has are written as their names alone."""
+        super().__init__(GRAPH_FORM)
+        self.ground = ground
+        self.refers = refers
+        self.symbolic: list[Any] = []
+        """The symbolic numbers that were written."""
+        self._lines, self._origins = dict(ground.lines), dict(ground.origins)
+        self._runs = dict(ground.runs)
+        self._nodes: dict[fx.Node, int] = {}
+        self._memories: dict[Any, int] = {}
+        self._written: dict[int, int] = {}
+        for fake in ground.fakes if refers else ():
+            self._written[id(fake)] = len(self._written)
+            self._memories.setdefault(_memory(fake), len(self._memories))
+
+    def special(self, value: Any) -> Tree | None:
+        match value:
+            case fx.Node():
+                return ["node", self._nodes[value]]
+            case FakeTensor():
+                return self._once(value, self._fake)
+            case torch.SymInt() | torch.SymFloat():
+                return self._symbolic(value)
+            case fx.GraphModule():
+                return self._once(value, self.graph)
+            case Origin():
+                raise Unwritable("an origin outside of a node")
+        return None
+
+    def _once(self, value: Any, write: Callable[[Any], Tree]) -> Tree:
+        """The tree of a value, or the number of one that was written before: it is the same."""
+        place = self._written.get(id(value))
+        if place is not None:
+            return ["again", place]
+        tree = write(value)
+        self._written[id(value)] = len(self._written)
+        self._kept.append(value)
+        return tree
+
+    def add_origins(self, origins: Sequence[Origin]) -> list[str]:
+        """Number the origins that the ground does not have; returns their names."""
+        new = [each for each in origins if each not in self._origins]
+        self._origins.update({each: len(self._origins) + n for n, each in enumerate(new)})
+        return [each.name for each in new]
+
+    def graph(self, graph_module: fx.GraphModule) -> Tree:
+        outside, self._nodes = self._nodes, {}
+        nodes: list[Tree] = []
+        attributes: dict[str, Tree] = {}
+        for node in graph_module.graph.nodes:
+            self._nodes[node] = len(nodes)
+            nodes.append(self._node(node))
+            name = str(node.target)
+            if node.op == "get_attr" and name not in attributes:
+                attributes[name] = self._held(graph_module, name)
+        self._nodes = outside
+        return ["graph", self.tree(entry_mode(graph_module)), attributes, nodes]
+
+    def _node(self, node: fx.Node) -> Tree:
+        if node.op not in ("placeholder", "call_function", "get_attr", "output"):
+            raise Unwritable(f"a node {node.op}")
+        target = self.tree(node.target)
+        return [
+            node.op,
+            node.name,
+            target,
+            ["tuple", *map(self.tree, node.args)],
+            self.tree(dict(node.kwargs)),
+            self._meta(node),
+        ]
+
+    def _meta(self, node: fx.Node) -> dict[str, Tree]:
+        meta = node.meta
+        if not meta.keys() <= _KNOWN_META:
+            raise Unwritable(f"a node with {', '.join(map(str, meta.keys() - _KNOWN_META))}")
+        tree = {name: self.tree(meta[name]) for name in sorted(_PLAIN_META & meta.keys())}
+        if "val" in meta:
+            tree["val"] = self.tree(meta["val"])
+        if "descriptors" in meta:
+            tree["descriptors"] = self.tree(tuple(meta["descriptors"]))
+        line, region = meta.get("source"), meta.get("region")
+        if line is not None:
+            tree["source"] = self._line(line)
+        if region is not None:
+            run = self._runs.setdefault(region.recomputed, len(self._runs))
+            tree["region"] = [region.index, region.policy, run]
+        tree["origin"] = [self._origins[each] for each in origins_of(node)]
+        return tree
+
+    def _line(self, line: SourceLine) -> Tree:
+        place = self._lines.get(line)
+        return self.tree(line) if place is None else place
+
+    def _fake(self, value: FakeTensor) -> Tree:
+        if value.layout is not torch.strided or value.is_conj() or value.is_neg():
+            raise Unwritable("a tensor that is not strided, or is lazily negated")
+        if value.requires_grad or type(value) is not FakeTensor:
+            raise Unwritable("a value of a node that requires grad, or a tensor subclass")
+        memory = self._memories.setdefault(_memory(value), len(self._memories))
+        return [
+            "fake",
+            self.tree(value.dtype)[1],
+            [self._size(size) for size in value.shape],
+            [self._size(stride) for stride in value.stride()],
+            self._size(value.storage_offset()),
+            str(value.device),
+            memory,
+        ]
+
+    def _size(self, size: Any) -> Tree:
+        return size if type(size) is int else self._symbolic(size)
+
+    def _symbolic(self, value: Any) -> Tree:
+        self.symbolic.append(value)
+        kind = "int" if isinstance(value, torch.SymInt) else "float"
+        try:
+            # A tensor that is made now has no symbol that a guard equates with something else.
+            tree = expressions.written(expressions.simplified(value))
+            return tree if type(tree) is int else ["symbolic", kind, tree]
+        except ValueError as error:
+            raise Unwritable(str(error)) from error
+
+    def _held(self, graph_module: fx.GraphModule, name: str) -> Tree:
+        """The attribute of a graph: a graph, or a constant."""
+        held = attribute_of(graph_module, name)
+        if self.refers and attribute_of(self.ground.graph_module, name) is held:
+            return ["same"]
+        if isinstance(held, fx.GraphModule):
+            # A body has memory of its own.
+            outside = self._memories, self._written
+            self._memories, self._written = {}, {}
+            tree = self.graph(held)
+            self._memories, self._written = outside
+            return tree
+        if isinstance(held, torch.Tensor) and not self.refers:
+            return ["constant", *content_of(held)]
+        raise Unwritable(f"an attribute of type {type(held).__name__}")
+
+
+def _memory(fake: FakeTensor) -> Any:
+    return storage_key(fake), fake.dtype
+
+
+def content_of(tensor: torch.Tensor) -> list[Tree]:
+    """What a constant is: its type, and a digest of its elements."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        raise Unwritable("a constant that is a tensor subclass, or not strided")
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    data = plain.view(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    strides = list(tensor.stride())
+    return [str(tensor.dtype), list(tensor.shape), strides, str(tensor.device), digest_of(data)]
+
+
+class GraphReading(Reading):
+    """Graphs that were made of a ground like the one at hand."""
+
+    def __init__(self, ground: Ground) -> None:
+        super().__init__(GRAPH_FORM)
+        self.ground = ground
+        self._lines = {place: line for line, place in ground.lines.items()}
+        self._origins = {place: origin for origin, place in ground.origins.items()}
+        self._runs = {place: run for run, place in ground.runs.items()}
+        self._nodes: list[fx.Node] = []
+        self._memories: dict[int, torch.Tensor] = {}
+        self._read: list[Any] = [*ground.fakes]
+        places: dict[Any, int] = {}
+        for fake in ground.fakes:
+            self._memories.setdefault(places.setdefault(_memory(fake), len(places)), fake)
+        self._numbers: dict[str, Any] = {}
+
+    def special(self, tag: str, parts: list[Tree]) -> Any:
+        match tag:
+            case "node":
+                (place,) = parts
+                if type(place) is not int or not 0 <= place < len(self._nodes):
+                    raise Malformed(f"there is no node {place}")
+                return self._nodes[place]
+            case "fake" | "graph":
+                made = self._fake(*parts) if tag == "fake" else self._graph(*parts)
+                self._read.append(made)
+                return made
+            case "again":
+                (place,) = parts
+                if type(place) is not int or not 0 <= place < len(self._read):
+                    raise Malformed(f"nothing was read as {place}")
+                return self._read[place]
+            case "symbolic":
+                return self._symbolic([tag, *parts])
+        return super().special(tag, parts)
+
+    def _graph(self, mode: Tree, attributes: Tree, nodes: Tree) -> fx.GraphModule:
+        outside, self._nodes = self._nodes, []
+        held = {name: self._held(name, each) for name, each in attributes.items()}
+        graph = fx.Graph()
+        for each in nodes:
+            self._nodes.append(self._node(graph, *each))
+        if not nodes or self._nodes[-1].op != "output":
+            raise Malformed("a graph ends with its output")
+        for node in self._nodes:
+            if node.op == "get_attr" and node.target not in held:
+                raise Malformed(f"there is no attribute {node.target}")
+        made = module_of(_root(held), graph)
+        entry = self.value(mode)
+        if not isinstance(entry, Mode):
+            raise Malformed("a graph has a mode")
+        set_entry_mode(made, entry)
+        self._nodes = outside
+        return made
+
+    def _node(
+        self,
+        graph: fx.Graph,
+        op: Tree,
+        name: Tree,
+        target: Tree,
+        args: Tree,
+        kwargs: Tree,
+        meta: Tree,
+    ) -> fx.Node:
+        if op not in ("placeholder", "call_function", "get_attr", "output"):
+            raise Malformed(f"there is no node {op}")
+        called, given, named = self.value(target), self.value(args), self.value(kwargs)
+        is_call = isinstance(called, OpOverload | HigherOrderOperator) or callable(called)
+        if is_call != (op == "call_function") or not isinstance(name, str):
+            raise Malformed(f"{op} of {str(target)[:80]}")
+        if not isinstance(given, tuple) or not isinstance(named, dict):
+            raise Malformed("arguments are a tuple and a dict")
+        node = graph.create_node(op, called, name=name)
+        # Set afterwards, as `graph/copying.py` does.
+        node.args, node.kwargs = given, named
+        node.meta = self._meta(meta)
+        return node
+
+    def _meta(self, tree: Tree) -> dict[str, Any]:
+        if not isinstance(tree, dict) or not tree.keys() <= _KNOWN_META:
+            raise Malformed("a node has other metadata")
+        meta: dict[str, Any] = {"source": None, "region": None}
+        meta.update({name: self.value(each) for name, each in tree.items() if name in _PLAIN_META})
+        if "val" in tree:
+            meta["val"] = self.value(tree["val"])
+        if "descriptors" in tree:
+            meta["descriptors"] = self.value(tree["descriptors"])
+        if "source" in tree:
+            meta["source"] = self._line(tree["source"])
+        if "region" in tree:
+            index, policy, run = tree["region"]
+            if run not in self._runs:
+                self._runs[run] = next_run()
+            meta["region"] = CheckpointRegion(int(index), str(policy), self._runs[run])
+        meta["origin"] = tuple(self._origins[place] for place in tree["origin"])
+        _require_meta(meta)
+        return meta
+
+    def _line(self, tree: Tree) -> SourceLine:
+        found = self._lines[tree] if isinstance(tree, int) else self.value(tree)
+        if not isinstance(found, SourceLine):
+            raise Malformed("a line is a line")
+        return found
+
+    def add_origins(self, names: Tree) -> None:
+        """Make the origins that the ground does not have, in their order."""
+        for name in names:
+            if not isinstance(name, str):
+                raise Malformed("an origin has a name")
+            self._origins[len(self._origins)] = Origin(name, next_number())
+
+    def _fake(
+        self, dtype: Tree, shape: Tree, strides: Tree, offset: Tree, device: Tree, memory: Tree
+    ) -> torch.Tensor:
+        kind = self.value(["dtype", dtype])
+        sizes = [self._size(each) for each in shape]
+        steps = [self._size(each) for each in strides]
+        start = self._size(offset)
+        where = torch.device(device)
+        made = first = self._memories.get(memory)
+        if first is None:
+            made = torch.empty_strided(sizes, steps, dtype=kind, device="meta")
+            self._memories[memory] = made
+        elif first.dtype != kind:
+            raise Malformed("memory of two dtypes")
+        assert made is not None
+        if isinstance(made, FakeTensor):
+            with self.ground.fake_mode, torch.no_grad():
+                return made.as_strided(sizes, steps, start).detach()
+        if first is not None or type(start) is not int or start:
+            _make_room(made, (*sizes, *steps, start))
+            made = made.as_strided(sizes, steps, start)
+        return fake_like(self.ground.fake_mode, made, where)
+
+    def _size(self, tree: Tree) -> Any:
+        return tree if type(tree) is int else self._symbolic(tree)
+
+    def _symbolic(self, tree: Tree) -> Any:
+        tag, kind, expr = tree
+        if tag != "symbolic" or kind not in ("int", "float"):
+            raise Malformed("a size is an integer or symbolic")
+        known = self._numbers.get(f"{kind} {expr}")
+        if known is None:
+            shape_env = self.ground.fake_mode.shape_env
+            known = expressions.number(shape_env, kind, expressions.read(expr))
+            self._numbers[f"{kind} {expr}"] = known
+        return known
+
+    def _held(self, name: str, tree: Tree) -> Any:
+        if tree == ["same"]:
+            held = attribute_of(self.ground.graph_module, name)
+            if held is None:
+                raise Malformed(f"there is no attribute {name}")
+            return held
+        outside = self._memories, self._read
+        self._memories, self._read = {}, []
+        found = self.value(tree)
+        self._memories, self._read = outside
+        if not isinstance(found, fx.GraphModule):
+            raise Malformed("an attribute is a graph")
+        return found
+
+
+def _make_room(fake: torch.Tensor, window: tuple[Any, ...]) -> None:
+    """Make the storage of `fake` large enough for a view of these sizes, strides and offset."""
+    storage = fake.untyped_storage()
+    if not all(type(each) is int for each in (*window, storage.nbytes())):
+        return
+    *axes, offset = window
+    sizes, strides = axes[: len(axes) // 2], axes[len(axes) // 2 :]
+    last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    needed = (offset + last + 1) * fake.dtype.itemsize if all(sizes) else 0
+    if storage.nbytes() < needed:
+        storage.resize_(needed)
+
+
+def _root(held: dict[str, Any]) -> torch.nn.Module:
+    root = torch.nn.Module()
+    for name, value in held.items():
+        *path, last = name.split(".")
+        at = root
+        for part in path:
+            if not hasattr(at, part):
+                setattr(at, part, torch.nn.Module())
+            at = getattr(at, part)
+        setattr(at, last, value)
+    return root
+
+
+_META_TYPES: dict[str, Any] = {
+    "mode": Mode,
+    "grad_of": GradOf | None,
+    "order": int,
+    "part_of": object,
+    "forward": bool,
+    "descriptor": d.Input,
+    "descriptors": tuple,
+}
+
+
+def _require_meta(meta: dict[str, Any]) -> None:
+    for name, kind in _META_TYPES.items():
+        if name in meta and not isinstance(meta[name], kind):
+            raise Malformed(f"a node's {name} is no {type(meta[name]).__name__}")
+    for each in meta.get("descriptors", ()):
+        if not isinstance(each, d.Output):
+            raise Malformed("an output is described otherwise")
+
+
+def written(value: Any, ground: Ground) -> str:
+    """The text of graphs, and what is said of them; raises `Unwritable`."""
+    writing = GraphWriting(ground, refers=True)
+    names = writing.add_origins(_origins_in(value))
+    return json.dumps([names, writing.tree(value)], separators=(",", ":"))
+
+
+def read(text: str | bytes, ground: Ground) -> Any:
+    """The value of a text that was written for a graph like the ground; raises `Malformed`."""
+    try:
+        names, tree = json.loads(text)
+        reading = GraphReading(ground)
+        reading.add_origins(names)
+        # A program may be being captured.
+        with isolated():
+            return reading.value(tree)
+    except Malformed:
+        raise
+    except Exception as error:
+        raise Malformed(f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,301 @@
+"""What is kept of compilations: derivatives and programs, by the graphs that they were made of.
+
+Either depends on its graph, on options, on passes, and on the versions of adjoint and torch; a
+program also on its target.  These are its facts (`store/`).  What cannot be written as text, and
+what depends on code of the user's whose meaning no text says, is not kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import json
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import fx
+
+from adjoint.forms.form import Malformed, Unwritable
+from adjoint.forms.graphs import Ground, read, written
+from adjoint.forms.plans import read_plan, written_plan
+from adjoint.graph.show import show_source
+from adjoint.kernels import CompiledKernels, key_of, load_kept
+from adjoint.loops.plan import Launch, Plan, RowTiles, Step
+from adjoint.options import Options
+from adjoint.rules.registry import USER_RULES
+from adjoint.runtime.code import CodeSource
+from adjoint.runtime.cpu.memory import cache_bytes
+from adjoint.runtime.loading import load_program
+from adjoint.runtime.plans.program import PlanProgram
+from adjoint.store.entries import digest_of
+from adjoint.store.keeping import Store
+from adjoint.target import Loader, Target
+from adjoint.torch_private.corrected_fakes import learned
+
+Value = TypeVar("Value")
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """The versions of all that has a part in a compilation."""
+    return {
+        "adjoint": source_digest(),
+        "torch": f"{torch.__version__} {torch.version.cuda or ''}".strip(),
+        "python": platform.python_version(),
+    }
+
+
+@functools.cache
+def source_digest() -> str:
+    """A digest of adjoint's own source: any change of it may change what is compiled."""
+    folder = Path(__file__).parent
+    parts = [
+        f"{path.relative_to(folder).as_posix()} {digest_of(path.read_bytes())}"
+        for path in sorted(folder.rglob("*.py"))
+        if path.relative_to(folder).parts[0] not in ("atlas", "bench")
+    ]
+    return digest_of("\n".join(parts))[:16]
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """What compiling a graph gave."""
+
+    program: PlanProgram | None
+    """None: it runs op by op."""
+    plan: Plan | None
+    kernels: CompiledKernels | None
+
+
+@dataclass(frozen=True)
+class NoProgram:
+    """It was found before that the graph has no native program: it runs op by op."""
+
+
+# Their derivatives are in torch or in adjoint; those of others may be the user's Python code.
+_KNOWN_NAMESPACES = frozenset({"aten", "prims", "adjoint", "torch_nn", "_c10d_functional"})
+
+
+class Kept:
+    """The derivatives and programs of one compiler that are kept in a store."""
+
+    def __init__(self, store: Store, options: Options) -> None:
+        self.store = store
+        self.options = options
+
+    def ground_of(self, graph_module: fx.GraphModule) -> Ground | None:
+        """The graph, ready to find what was made of it; None if its text does not say it all."""
+        # The code of a pass does not tell what it reads.
+        if self.options.passes:
+            return None
+        try:
+            ground = Ground(graph_module)
+            _ = ground.digest
+        except Unwritable:
+            return None
+        return ground
+
+    def _facts(self, ground: Ground) -> dict[str, str]:
+        return {
+            "subject": ground.digest,
+            **versions(),
+            "skipped passes": ", ".join(sorted(self.options.skip_passes)),
+            "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+            "observed results": learned(),
+        }
+
+    # Derivatives
+
+    def derived(
+        self,
+        graph_module: fx.GraphModule,
+        asked: str,
+        make: Callable[[], Value],
+        is_sound: Callable[[object], bool],
+    ) -> Value:
+        """What `make` derives of a graph, or what was kept of it; `asked` says what that is.
+
+        `is_sound`: whether something that was read may be what `make` returns.
+        """
+        ground = self.ground_of(graph_module)
+        if ground is None or USER_RULES or not ground.namespaces <= _KNOWN_NAMESPACES:
+            return make()
+        facts = {**self._facts(ground), "asked": asked, "unsupported": self.options.unsupported}
+        if self.options.memory_budget is not None:
+            facts["memory budget"] = str(self.options.memory_budget)
+            facts["processor"] = f"{torch.get_num_threads()} threads, {cache_bytes()} bytes"
+        text = self.store.get("derivative", facts)
+        if text is not None:
+            try:
+                with _without_collection():
+                    found = read(text, ground)
+                if not is_sound(found):
+                    raise Malformed(f"it is a {type(found).__name__}")
+                return cast("Value", found)
+            except Malformed as error:
+                self.store.reject("derivative", facts, error)
+        known = ground.sizes()
+        made = make()
+        # What else was assumed about sizes would have to be assumed again.
+        if ground.sizes() == known:
+            try:
+                content = written(made, ground)
+            except Unwritable:
+                return made
+            self.store.put("derivative", facts, content.encode(), label_of(graph_module))
+        return made
+
+    # Programs
+
+    def program(
+        self,
+        graph_module: fx.GraphModule,
+        target: Target,
+        overwrites: bool,
+        make: Callable[[], CompiledProgram],
+    ) -> PlanProgram | None:
+        """The program of a graph that is kept, or else the one that `make` compiles.
+
+        `overwrites`: new values of inputs may be stored in the inputs.
+        """
+        ground = self.ground_of(graph_module) if is_keepable(target) else None
+        if ground is None:
+            return make().program
+        facts = {**self._program_facts(ground, target), "overwrites": str(overwrites)}
+        found = self._find(ground, target, facts)
+        if found is not None:
+            return found if isinstance(found, PlanProgram) else None
+        made = make()
+        if made.kernels is None or not made.kernels.refused:
+            payload = functools.partial(_written, ground, target, made)
+            self.store.put("program", facts, payload, label_of(graph_module))
+        return made.program
+
+    def _program_facts(self, ground: Ground, target: Target) -> dict[str, str]:
+        machine = target.machine
+        return {
+            **self._facts(ground),
+            "target": str(replace(target, machine=None)),
+            "triple": "" if machine is None else machine.triple,
+            "cpu": "" if machine is None else machine.cpu,
+            "features": "" if machine is None else machine.features,
+        }
+
+    def _find(
+        self, ground: Ground, target: Target, facts: dict[str, str]
+    ) -> PlanProgram | NoProgram | None:
+        """The program that is kept for these facts; None: there is none."""
+        text = self.store.get("program", facts)
+        if text is None:
+            return None
+        try:
+            plan, sources = _read(text, ground)
+        except Malformed as error:
+            self.store.reject("program", facts, error)
+            return None
+        if plan is None:
+            return NoProgram()
+        functions = load_kept(sources, target, self.store)
+        if functions is None:
+            return None
+        code = dict(zip(plan.launches, functions, strict=True))
+        return load_program(plan, code, target)
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Reading makes many objects and no garbage: looking for it would take longer than reading."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def label_of(graph_module: fx.GraphModule) -> str:
+    """The first line of the user's that a graph computes."""
+    for node in graph_module.graph.nodes:
+        if node.op == "call_function" and node.meta.get("source") is not None:
+            return show_source(node.meta["source"])
+    return ""
+
+
+def is_keepable(target: Target) -> bool:
+    """Whether programs for a target are kept: those that have machine code."""
+    return target.loader in (Loader.LLVM, Loader.CUDA)
+
+
+def _written(ground: Ground, target: Target, made: CompiledProgram) -> bytes | None:
+    """The text of a program, or that there is none; None: it cannot be written."""
+    plan, kernels = made.plan, made.kernels
+    if plan is None or kernels is None:
+        return json.dumps({"plan": None, "code": []}).encode()
+    code: list[Any] = []
+    for launch in plan.launches:
+        source = kernels.code[launch].source
+        if source is None:
+            return None
+        digest = key_of(launch.kernel, target)[2]
+        code.append([digest, source.kind, dict(source.facts), source.name])
+    try:
+        text = written_plan(_without_bodies(plan), ground)
+    except Unwritable:
+        return None
+    return json.dumps({"plan": text, "code": code}).encode()
+
+
+def _without_bodies(plan: Plan) -> Plan:
+    """The plan, with kernels that say what they take and not what they compute: there is code."""
+
+    def changed(step: Any) -> Any:
+        match step:
+            case Launch():
+                return replace(step, kernel=replace(step.kernel, body=()))
+            case RowTiles():
+                begin, body = tuple(map(changed, step.begin)), tuple(map(changed, step.body))
+                return replace(step, begin=begin, body=body)
+        return step
+
+    steps: tuple[Step, ...] = tuple(map(changed, plan.steps))
+    return replace(plan, steps=steps)
+
+
+def _read(text: bytes, ground: Ground) -> tuple[Plan | None, list[tuple[str, CodeSource]]]:
+    """The plan and the code of its launches; raises `Malformed`."""
+    try:
+        fields = json.loads(text)
+        plan_text, code = fields["plan"], fields["code"]
+        sources = [
+            (_text(digest), CodeSource(_text(kind), _facts(facts), _text(name)))
+            for digest, kind, facts, name in code
+        ]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise Malformed(f"{type(error).__name__}: {error}") from error
+    if plan_text is None:
+        return None, []
+    plan = read_plan(_text(plan_text), ground)
+    if len(plan.launches) != len(sources):
+        raise Malformed("a launch has code")
+    inputs = ground.graph_module.graph.find_nodes(op="placeholder")
+    if len(plan.inputs) != len(inputs) + bool(plan.streams):
+        raise Malformed("the plan is of another graph")
+    return plan, sources
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise Malformed("a text is expected")
+    return value
+
+
+def _facts(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or "subject" not in value:
+        raise Malformed("facts are expected")
+    return {_text(name): _text(fact) for name, fact in value.items()}

@@ -1,0 +1,174 @@
+"""Expressions over sizes as nested lists, and back.
+
+    s0 * 2 + 1      ["Add", 1, ["Mul", 2, ["Symbol", "s0", "positive integer"]]]
+
+Reading builds the same expression: what sympy would write otherwise is refused when it is written.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy import functions
+
+# The kinds of symbols that torch makes.
+_KINDS: dict[str, dict[str, bool]] = {
+    "positive integer": {"integer": True, "positive": True},
+    "natural": {"integer": True, "nonnegative": True},
+    "integer": {"integer": True},
+    "real": {"real": True},
+    "number": {},
+}
+
+_SYMPY = (
+    *("Add", "Mul", "Pow", "Max", "Min", "Mod", "Eq", "Ne", "Lt", "Le", "Gt", "Ge"),
+    *("And", "Or", "Not", "Abs", "Piecewise", "floor", "ceiling"),
+)
+_TORCH = (
+    *("FloorDiv", "CleanDiv", "CeilDiv", "ModularIndexing", "PythonMod", "IntTrueDiv"),
+    *("FloatTrueDiv", "PowByNatural", "FloatPow", "ToFloat", "TruncToInt", "FloorToInt"),
+    *("CeilToInt", "RoundToInt", "TruncToFloat", "Where", "Identity", "BitwiseFn_bitwise_and"),
+)
+_FUNCTIONS: dict[str, Any] = {
+    **{name: getattr(sympy, name) for name in _SYMPY},
+    # Torch's Mod, Max and Min are not sympy's.
+    **{
+        f"torch.{name}": getattr(functions, name)
+        for name in (*_TORCH, "Mod", "Max", "Min")
+        if hasattr(functions, name)
+    },
+}
+_NAMES = {function: name for name, function in _FUNCTIONS.items()}
+
+# Expressions of sizes are small; a text that is deeper is no expression of ours.
+MAX_DEPTH = 100
+
+
+@functools.lru_cache(maxsize=65536)
+def _written(expr: sympy.Basic) -> Any:
+    tree = _tree(expr)
+    if _read(tree, 0) != expr:
+        raise ValueError(f"{expr} would be read otherwise")
+    return tree
+
+
+def written(expr: sympy.Basic) -> Any:
+    """The lists of an expression; raises `ValueError` if it has a part that none stands for."""
+    return int(expr) if expr.is_Integer else _written(expr)
+
+
+def read(tree: Any) -> sympy.Basic:
+    """The expression of lists; raises `ValueError`."""
+    return _read(tree, 0)
+
+
+def _tree(expr: sympy.Basic) -> Any:
+    match expr:
+        case sympy.Integer():
+            return int(expr)
+        case sympy.Symbol():
+            return ["Symbol", expr.name, _kind(expr)]
+        case sympy.Rational():
+            return ["Rational", int(expr.p), int(expr.q)]
+        case _ if expr is sympy.true or expr is sympy.false:
+            return ["truth", bool(expr)]
+        case _:
+            name = _NAMES.get(type(expr))
+            if name is None:
+                raise ValueError(f"{type(expr).__name__} in {expr} has no form")
+            if name == "Piecewise":
+                return [name, *([_tree(value), _tree(holds)] for value, holds in expr.args)]
+            return [name, *map(_tree, expr.args)]
+
+
+def _kind(symbol: sympy.Symbol) -> str:
+    for kind, assumptions in _KINDS.items():
+        if sympy.Symbol(symbol.name, **assumptions) == symbol:
+            return kind
+    raise ValueError(f"the symbol {symbol} has other assumptions than sizes have")
+
+
+def _read(tree: Any, depth: int) -> Any:
+    if type(tree) is int:
+        return sympy.Integer(tree)
+    if depth > MAX_DEPTH or not isinstance(tree, list) or not tree:
+        raise ValueError(f"{str(tree)[:80]} is no expression")
+    name, *parts = tree
+    if name == "Symbol":
+        text, kind = parts
+        if not isinstance(text, str) or not text.isidentifier() or kind not in _KINDS:
+            raise ValueError(f"{str(parts)[:80]} is no symbol")
+        return sympy.Symbol(text, **_KINDS[kind])
+    if name == "Rational":
+        top, bottom = parts
+        if type(top) is not int or type(bottom) is not int or not bottom:
+            raise ValueError(f"{str(parts)[:80]} is no quotient")
+        return sympy.Rational(top, bottom)
+    if name == "truth":
+        return sympy.true if parts == [True] else sympy.false
+    if name not in _FUNCTIONS:
+        raise ValueError(f"there is no {str(name)[:80]!r}")
+    if name == "Piecewise":
+        pairs = [[_read(part, depth + 1) for part in pair] for pair in parts]
+        return sympy.Piecewise(*[(value, holds) for value, holds in pairs])
+    args = [_read(part, depth + 1) for part in parts]
+    if name == "Pow" and not _is_small_power(*args):
+        raise ValueError("a power of sizes has a small exponent")
+    return _FUNCTIONS[name](*args)
+
+
+def _is_small_power(base: Any, exponent: Any) -> bool:
+    """Whether it can be computed: `2 ** 10 ** 10` would not end."""
+    return bool(exponent.is_Integer and abs(int(exponent)) <= 64)
+
+
+# Symbolic numbers ---------------------------------------------------------------------------------
+
+
+def of_number(value: torch.SymInt | torch.SymFloat) -> sympy.Basic:
+    """The expression of a number, without replacements by guards."""
+    expr: sympy.Basic = value.node._expr
+    return expr
+
+
+def simplified(value: torch.SymInt | torch.SymFloat) -> sympy.Basic:
+    """The expression of a number, without symbols that a guard equates with something else."""
+    expr, shape_env = of_number(value), value.node.shape_env
+    if shape_env is None or expr.free_symbols.isdisjoint(shape_env.replacements):
+        return expr
+    found: sympy.Basic = shape_env.replace(expr)
+    return found
+
+
+def environment(shape_env: ShapeEnv | None, numbers: Sequence[Any]) -> list[str]:
+    """All that torch knows of the symbols in `numbers`, which a branch on a size may depend on."""
+    if shape_env is None or not numbers:
+        return []
+    known = {symbol for each in numbers for symbol in of_number(each).free_symbols}
+    state = [f"{a} := {b}" for a, b in sorted(shape_env.replacements.items(), key=str)]
+    state += [str(guard.expr) for guard in shape_env.guards]
+    for symbol in sorted(known, key=str):
+        state.append(f"{symbol} in {shape_env.var_to_range.get(symbol)}")
+    for each in numbers:
+        expr = of_number(each)
+        if isinstance(expr, sympy.Symbol):
+            hint = each.node.hint if each.node.has_hint() else None
+            state.append(f"{expr} = {hint}")
+    return list(dict.fromkeys(state))
+
+
+def number(shape_env: ShapeEnv | None, kind: str, expr: sympy.Basic) -> Any:
+    """A symbolic number of this expression, over symbols that `shape_env` has."""
+    if shape_env is None:
+        raise ValueError("sizes are symbols where there are none")
+    unknown = [each for each in expr.free_symbols if each not in shape_env.var_to_range]
+    if unknown:
+        raise ValueError(f"there is no size {unknown[0]}")
+    if kind == "float":
+        return shape_env.create_symfloatnode(expr, hint=None)
+    return shape_env.create_symintnode(expr, hint=None)

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal
+
+import pytest
+import sympy
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adjoint.forms.form import Form, Malformed, Unwritable, check_of
+
+
+class Colour(Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclass(frozen=True)
+class Point:
+    x: int
+    y: float | None = None
+    colour: Colour = Colour.RED
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """Compared by identity."""
+
+    name: str
+    others: tuple[Link, ...] = ()
+
+
+FORM = Form([Point, Colour], shared=[Link], functions={"len": len})
+
+
+def again(value: Any) -> Any:
+    return FORM.value(FORM.text(value))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal, of one type, and NaN is NaN."""
+    if isinstance(one, float) and isinstance(other, float):
+        return one.hex() == other.hex()
+    if isinstance(one, tuple | list) and type(one) is type(other):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and bool(one == other)
+
+
+PLAIN = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.text(),
+    st.floats(allow_nan=False),
+    st.just(math.nan),
+)
+VALUES = st.recursive(
+    PLAIN, lambda inside: st.lists(inside, max_size=4) | st.lists(inside, max_size=4).map(tuple)
+)
+
+
+@given(VALUES)
+def test_values_are_read_as_they_were_written(value: Any) -> None:
+    assert same(again(value), value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": (1, 2), 3: None},
+        slice(1, None, 2),
+        frozenset({1, 2, 3}),
+        1.5 + 2j,
+        torch.float32,
+        torch.bfloat16,
+        torch.sparse_csr,
+        torch.channels_last,
+        torch.device("cuda", 1),
+        torch.ops.aten.mm.default,
+        torch.ops.aten.sum.dim_IntList,
+        torch.ops.adjoint.with_data.default,
+        IndexError,
+        len,
+        Colour.BLUE,
+        Point(3, 1.5, Colour.BLUE),
+        (Point(1), Point(2)),
+        sympy.Symbol("s0", integer=True, positive=True) * 2 + 1,
+    ],
+    ids=str,
+)
+def test_more_values(value: Any) -> None:
+    assert same(again(value), value)
+
+
+def test_what_is_shared_stays_shared() -> None:
+    leaf = Link("leaf")
+    one, other = again((Link("a", (leaf, leaf)), Link("b", (leaf,))))
+    assert one.others[0] is one.others[1] is other.others[0]
+    assert (one.name, other.name) == ("a", "b")
+
+
+def test_a_long_chain_of_shared_values() -> None:
+    """As a tree it would have 2**60 leaves."""
+    link = Link("0")
+    for number in range(60):
+        link = Link(str(number), (link, link))
+    found = again(link)
+    assert (found.name, found.others[0] is found.others[1]) == ("59", True)
+
+
+@pytest.mark.parametrize("value", [object(), print, int, torch.ones(2), Form, iter("")])
+def test_what_no_text_stands_for(value: Any) -> None:
+    with pytest.raises(Unwritable):
+        FORM.text((value,))
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        3,
+        [],
+        [[], 1, 2],
+        [{}, 1],
+        [[], []],
+        [[], [1]],
+        [[], {"a": 1}],
+        [[], ["nothing", 1]],
+        [[], ["shared", 0]],
+        [[["Link", "a", ["tuple", ["shared", 0]]]], 1],
+        [[], ["shared", True]],
+        [[], ["Point", 1, None]],
+        [[], ["Point", "1", None, ["Colour", "RED"]]],
+        [[], ["Point", True, None, ["Colour", "RED"]]],
+        [[], ["Point", 1, 2, ["Colour", "RED"]]],
+        [[], ["Point", 1, None, ["Colour", "GREEN"]]],
+        [[], ["Point", 1, None, None]],
+        [[], ["Colour", 1]],
+        [[], ["float", "one"]],
+        [[], ["float", 1.5]],
+        [[], 1.5],
+        [[], ["dtype", "Tensor"]],
+        [[], ["dtype", "no_such"]],
+        [[], ["dtype", ["list"]]],
+        [[], ["device", "nowhere"]],
+        [[], ["op", "aten::mm", "default", "0"]],
+        [[], ["op", "aten::no_such", "default", "0"]],
+        [[], ["op", "mm", "default", "0"]],
+        [[], ["op", "__class__::mro", "default", "0"]],
+        [[], ["function", "eval"]],
+        [[], ["error", "SystemExit"]],
+        [[], ["dict", [1]]],
+        [[], ["dict", [["list"], 1]]],
+        [[], ["set", ["list"]]],
+        [[], ["slice"]],
+        [[], ["expr", ["Symbol", "s0; import os", "integer"]]],
+        [[], ["expr", ["Pow", 10, ["Pow", 10, 10]]]],
+        [[], ["expr", ["lambda", 1]]],
+    ],
+    ids=str,
+)
+def test_what_is_no_form(tree: Any) -> None:
+    with pytest.raises(Malformed):
+        FORM.value(json.dumps(tree))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "\0", '"', "[[],1]]"])
+def test_what_is_no_json(text: str) -> None:
+    with pytest.raises(Malformed):
+        FORM.value(text)
+
+
+@pytest.mark.parametrize(
+    ("hint", "right", "wrong"),
+    [
+        (int, [1, -1], [True, 1.0, "1", None]),
+        (bool, [True], [1, 0]),
+        (float, [1.0], [1]),
+        (str | None, ["a", None], [1]),
+        (tuple[int, ...], [(), (1, 2)], [[1], (1, "a"), 1]),
+        (tuple[int, str], [(1, "a")], [(1,), ("a", 1), (1, "a", 2)]),
+        (frozenset[int], [frozenset({1})], [{1}, frozenset({"a"})]),
+        (list[int], [[], [1]], [(1,), ["a"]]),
+        (dict[int, str], [{}, {1: "a"}], [{"a": "a"}, {1: 1}, []]),
+        (Literal["a", "b"], ["a"], ["c", 1]),
+        (Point, [Point(1)], [1, Colour.RED]),
+        (Any, [1, None, object()], []),
+        (torch.dtype, [torch.int64], ["int64"]),
+    ],
+)
+def test_annotations(hint: Any, right: list[Any], wrong: list[Any]) -> None:
+    check = check_of(hint)
+    assert [check(value) for value in right] == [True] * len(right)
+    assert [check(value) for value in wrong] == [False] * len(wrong)

@@ -1,0 +1,394 @@
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import adjoint
+from adjoint import compiler, kept
+from adjoint.compiler import Compiler
+from adjoint.errors import CacheWarning
+from adjoint.kept import Kept, source_digest
+from adjoint.options import Options
+from adjoint.passes import graph_pass
+from adjoint.runtime.cpu import engine, machines
+from adjoint.store.keeping import Store, store_for
+from tests.lowering import graph_of
+
+ROOT = Path(__file__).parent.parent
+
+
+class Compilations:
+    """Counts what is compiled, not read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[str] = []
+        for owner, name in (
+            (compiler, "lower"),
+            (compiler, "differentiate"),
+            (compiler, "differentiate_where_possible"),
+            (engine, "compile_object"),
+        ):
+            monkeypatch.setattr(owner, name, self._counted(getattr(owner, name)))
+
+    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.made.append(function.__name__)
+            return function(*args, **kwargs)
+
+        return counted
+
+    def take(self) -> list[str]:
+        taken, self.made = self.made, []
+        return taken
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> Compilations:
+    return Compilations(monkeypatch)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    found = store_for(str(tmp_path / "cache"), 1 << 30)
+    assert found is not None
+    return found
+
+
+def options(store: Store, **more: Any) -> dict[str, Any]:
+    return {"cache": str(store.folder.path), **more}
+
+
+def fresh(function: Callable[..., Any], store: Store, **more: Any) -> Any:
+    """Compiled as in a new process: nothing of the last compilation is left."""
+    store.flush()
+    torch.compiler.reset()
+    dynamic = more.pop("dynamic", None)
+    return torch.compile(
+        function, backend="adjoint", dynamic=dynamic, options=options(store, **more)
+    )
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(torch.tanh(self.first(x)))
+        return y
+
+
+def penalty(net: Any, x: Tensor) -> Tensor:
+    """The second derivative of a network, and what a training step does with it."""
+    at = x.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(net(at).sum(), at, create_graph=True)
+    return (slope**2).mean()
+
+
+def gradients(net: Any, of: nn.Module, x: Tensor) -> list[Tensor]:
+    of.zero_grad(set_to_none=True)
+    penalty(net, x).backward()
+    return [each.grad for each in of.parameters() if each.grad is not None]
+
+
+def test_a_second_process_compiles_nothing(store: Store, compilations: Compilations) -> None:
+    torch.manual_seed(0)
+    net, x = Network().double(), torch.randn(7, 3, dtype=torch.float64)
+    eager = gradients(net, net, x)
+    torch.testing.assert_close(gradients(fresh(net, store), net, x), eager)
+    assert {*compilations.take()} >= {"lower", "differentiate_where_possible", "compile_object"}
+    again = gradients(fresh(net, store), net, x)
+    torch.testing.assert_close(again, eager)
+    assert compilations.take() == []
+    assert {each.header.kind for each in store.folder.entries()} == {
+        "object",
+        "program",
+        "derivative",
+    }
+
+
+def test_symbolic_sizes(store: Store, compilations: Compilations) -> None:
+    torch.manual_seed(0)
+    net = Network().double()
+    made: list[str] = []
+    for _ in range(2):
+        compiled = fresh(net, store, dynamic=True)
+        for rows in (7, 5, 9):
+            x = torch.randn(rows, 3, dtype=torch.float64)
+            torch.testing.assert_close(gradients(compiled, net, x), gradients(net, net, x))
+        made = compilations.take()
+    assert "lower" not in made
+
+
+def test_transforms(store: Store, compilations: Compilations) -> None:
+    def f(x: Tensor) -> Tensor:
+        return (x.sin() * x.exp()).sum()
+
+    x = torch.randn(5, dtype=torch.float64)
+    expected = torch.func.hessian(f)(x)
+    made: list[str] = []
+    for turn in range(2):
+        store.flush()
+        # Another function of the same meaning, which no table of this process knows.
+        same: dict[str, Any] = {}
+        exec(f"def f{turn}(x):\n    return (x.sin() * x.exp()).sum()\n", same)
+        found = adjoint.hessian(same[f"f{turn}"], options=options(store))(x)
+        torch.testing.assert_close(found, expected)
+        made = compilations.take()
+    assert made == []
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"skip_passes": ["simplify-algebra"]}, "skipped passes"),
+        ({"eager_rng": False}, "target"),
+    ],
+)
+def test_other_options_are_other_programs(
+    store: Store, compilations: Compilations, change: dict[str, Any], why: str
+) -> None:
+    x = torch.randn(4, 3)
+
+    def f(x: Tensor) -> Tensor:
+        return (x * 1.0 + 0.0).sin()
+
+    fresh(f, store)(x)
+    compilations.take()
+    fresh(f, store, **change)(x)
+    store.flush()
+    assert "lower" in compilations.take()
+    reasons = [each.header.because for each in store.folder.entries()]
+    assert any(why in reason for reason in reasons)
+
+
+def test_another_cpu_is_another_program(
+    store: Store, compilations: Compilations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x.sin()
+
+    fresh(f, store)(torch.randn(4, 3))
+    compilations.take()
+    lesser = machines.reduced("x86-64")
+    monkeypatch.setattr(machines, "host", lambda: lesser)
+    fresh(f, store)(torch.randn(4, 3))
+    store.flush()
+    assert "lower" in compilations.take()
+    programs = [each.header for each in store.folder.entries() if each.header.kind == "program"]
+    assert any("the CPU has no" in each.because for each in programs)
+
+
+def test_a_change_of_adjoint_is_another_program(
+    store: Store, compilations: Compilations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x.sin()
+
+    fresh(f, store)(torch.randn(4, 3))
+    compilations.take()
+    monkeypatch.setattr(kept, "versions", lambda: {"adjoint": "another"})
+    fresh(f, store)(torch.randn(4, 3))
+    assert "lower" in compilations.take()
+    assert len(source_digest()) == 16
+
+
+def test_a_function_that_moved_is_the_same(store: Store, compilations: Compilations) -> None:
+    """And an error names the line where it is now."""
+    x, index = torch.randn(4, 3), torch.tensor([0, 9])
+    text = "import torch\ndef f(x, i):\n    y = x.sin()\n    return y[i] * 2\n"
+    for turn, blank in enumerate(("", "\n\n\n")):
+        space: dict[str, Any] = {}
+        exec(compile(blank + text, "moved.py", "exec"), space)
+        compiled = fresh(space["f"], store)
+        compiled(x, torch.tensor([0, 1]))
+        made = compilations.take()
+        assert ("lower" in made) == (turn == 0)
+        with pytest.raises(IndexError, match="out of bounds"):
+            compiled(x, index)
+
+
+def test_passes_of_the_user_are_not_kept(store: Store) -> None:
+    """Their code does not tell what they read."""
+
+    @graph_pass("own")
+    def own(graph_module: Any) -> Any:
+        return graph_module
+
+    f = fresh(lambda x: x.sin(), store, passes=[own])
+    f(torch.randn(3))
+    store.flush()
+    assert {each.header.kind for each in store.folder.entries()} == {"object"}
+
+
+def test_rules_of_the_user_are_not_kept(store: Store) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x.sin().sum()
+
+    with mock.patch.object(kept, "USER_RULES", {torch.ops.aten.sin.default}):
+        x = torch.randn(3, requires_grad=True)
+        fresh(f, store)(x).backward()
+    store.flush()
+    assert "derivative" not in {each.header.kind for each in store.folder.entries()}
+
+
+def test_an_observer_sees_everything_made(store: Store, compilations: Compilations) -> None:
+    graph_module = adjoint.capture(lambda x: x.sin() * 2, torch.randn(3)).graph_module
+    seen: list[str] = []
+    for observer in (None, lambda sighting: seen.append(sighting.stage)):
+        more = () if observer is None else (observer,)
+        made = Compiler(Options(cache=str(store.folder.path)), *more).native(graph_module)
+        assert made is not None
+        store.flush()
+    assert {"lower", "emit", "load"} <= {*seen}
+
+
+def test_that_there_is_no_program_is_kept(store: Store, compilations: Compilations) -> None:
+    x = torch.randn(4, 4)
+    f = torch.linalg.inv
+    made: list[str] = []
+    for _ in range(2):
+        torch.testing.assert_close(fresh(f, store)(x), torch.linalg.inv(x))
+        made = compilations.take()
+    assert made == []
+
+
+def test_code_that_is_gone_is_compiled(store: Store, compilations: Compilations) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x.sin() * 3
+
+    x = torch.randn(5)
+    fresh(f, store)(x)
+    store.flush()
+    for each in store.folder.entries():
+        if each.header.kind == "object":
+            each.path.unlink()
+    compilations.take()
+    torch.testing.assert_close(fresh(f, store)(x), f(x))
+    assert "lower" in compilations.take()
+
+
+def _programs(store: Store) -> list[Path]:
+    store.flush()
+    kinds = ("program", "derivative")
+    return [each.path for each in store.folder.entries() if each.header.kind in kinds]
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"null", b'{"plan": 3, "code": []}', b"[[],[]]"])
+def test_what_is_no_program_is_compiled(store: Store, text: bytes) -> None:
+    """Although its digest is right."""
+    torch.manual_seed(0)
+    net, x = Network().double(), torch.randn(7, 3, dtype=torch.float64)
+    eager = gradients(net, net, x)
+    gradients(fresh(net, store), net, x)
+    store.flush()
+    for each in store.folder.entries():
+        if each.header.kind != "object":
+            store.put(each.header.kind, each.header.facts, text)
+    with pytest.warns(CacheWarning, match="made again"):
+        torch.testing.assert_close(gradients(fresh(net, store), net, x), eager)
+
+
+@pytest.mark.parametrize("times", [3, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "empty"])
+def test_damaged_files(store: Store, damage: str, times: int) -> None:
+    """Of every kind: results are eager's, and there is at most one warning for each kind."""
+    chance = random.Random(damage)
+    torch.manual_seed(0)
+    net, x = Network().double(), torch.randn(7, 3, dtype=torch.float64)
+    eager = gradients(net, net, x)
+    gradients(fresh(net, store), net, x)
+    for _ in range(times):
+        store.flush()
+        paths = [each.path for each in store.folder.entries()]
+        for path in chance.sample(paths, k=min(3, len(paths))):
+            data = bytearray(path.read_bytes())
+            if damage == "flip":
+                data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+            path.write_bytes(data[: chance.randrange(len(data))] if damage == "truncate" else data)
+            if damage == "empty":
+                path.write_bytes(b"")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CacheWarning)
+            torch.testing.assert_close(gradients(fresh(net, store), net, x), eager)
+
+
+PROCESS = """
+import json, sys, torch, adjoint
+from adjoint import compiler
+from adjoint.runtime.cpu import engine
+made = []
+def counted(owner, name):
+    function = getattr(owner, name)
+    def run(*args, **kwargs):
+        made.append(name)
+        return function(*args, **kwargs)
+    setattr(owner, name, run)
+counted(compiler, "lower")
+counted(compiler, "differentiate_where_possible")
+counted(engine, "compile_object")
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+compiled = torch.compile(net, backend="adjoint")
+def gradients(of):
+    net.zero_grad()
+    at = torch.linspace(-1, 1, 21, dtype=torch.float64).reshape(7, 3).requires_grad_()
+    (slope,) = torch.autograd.grad(of(at).sum(), at, create_graph=True)
+    (slope ** 2).mean().backward()
+    return [p.grad.clone() for p in net.parameters() if p.grad is not None]
+mine = gradients(compiled)
+for one, other in zip(mine, gradients(net), strict=True):
+    torch.testing.assert_close(one, other)
+print(json.dumps(made))
+"""
+
+
+def processes(folder: Path, count: int) -> Iterator[list[str]]:
+    """What each of several processes at once compiled."""
+    environment = {**os.environ, "ADJOINT_CACHE": str(folder), "PYTHONPATH": str(ROOT)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", PROCESS],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(count)
+    ]
+    for process in started:
+        said, _ = process.communicate()
+        assert process.returncode == 0
+        yield json.loads(said)
+
+
+def test_a_process_after_another(tmp_path: Path) -> None:
+    (first,) = processes(tmp_path, 1)
+    assert {*first} == {"lower", "differentiate_where_possible", "compile_object"}
+    (second,) = processes(tmp_path, 1)
+    assert second == []
+
+
+@pytest.mark.slow
+def test_eight_processes_at_once(tmp_path: Path) -> None:
+    list(processes(tmp_path, 8))
+    (after,) = processes(tmp_path, 1)
+    assert after == []
+
+
+def test_graphs_of_others_have_no_program_kept(store: Store) -> None:
+    """A graph of `make_fx` has metadata that adjoint does not know."""
+    x = torch.randn(3)
+    found = Kept(store, Options()).ground_of(graph_of(lambda x: x.sin(), [x]))
+    assert found is None

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sympy
+import torch
+from torch.utils._sympy.functions import FloorDiv, Max, Mod, PythonMod
+
+from adjoint.torch_private import expressions
+from adjoint.torch_private.expressions import read, written
+
+S, T = (sympy.Symbol(name, integer=True, positive=True) for name in ("s0", "s1"))
+N = sympy.Symbol("n", integer=True, nonnegative=True)
+
+
+@pytest.mark.parametrize(
+    "expr",
+    [
+        sympy.Integer(3),
+        S,
+        N,
+        sympy.Symbol("u0", integer=True),
+        2 * S + 1,
+        S**2 * T - S,
+        sympy.Rational(1, 2) * S,
+        FloorDiv(S, 3),
+        -FloorDiv(-S, 128),
+        Mod(S, 4),
+        PythonMod(S - 3, 4),
+        Max(S, T + 1),
+        sympy.Max(S, T),
+        sympy.Eq(S, T),
+        sympy.Ne(S * T, 6),
+        S < T,
+        S <= 5,
+        sympy.And(S < 5, T > 2),
+        sympy.Or(S < 5, T > 2),
+        sympy.Not(sympy.Eq(S, 3)),
+        sympy.true,
+        sympy.false,
+        sympy.Piecewise((S, S < 5), (T, True)),
+    ],
+    ids=str,
+)
+def test_an_expression_is_read_as_it_was_written(expr: sympy.Basic) -> None:
+    assert read(written(expr)) == expr
+
+
+def test_symbols_of_other_assumptions_differ() -> None:
+    assert written(S) != written(sympy.Symbol("s0", integer=True))
+
+
+@pytest.mark.parametrize(
+    "expr", [sympy.sin(S), sympy.Symbol("x", even=True), sympy.Float(0.5), sympy.oo]
+)
+def test_what_has_no_form(expr: sympy.Basic) -> None:
+    with pytest.raises(ValueError, match=r"form|otherwise|assumptions"):
+        written(expr)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        None,
+        1.5,
+        "s0",
+        [],
+        ["Symbol"],
+        ["Symbol", "s0", "complex"],
+        ["Symbol", "a b", "integer"],
+        ["Symbol", 3, "integer"],
+        ["Rational", 1, 0],
+        ["sin", 1],
+        ["Pow", 2, 1000],
+        ["Pow", 2],
+        [["Add"], 1],
+    ],
+    ids=str,
+)
+def test_what_is_no_expression(tree: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        read(tree)
+
+
+def test_a_deep_expression_is_refused() -> None:
+    tree: Any = 1
+    for _ in range(500):
+        tree = ["Add", 1, tree]
+    with pytest.raises(ValueError, match="no expression"):
+        read(tree)
+
+
+def test_what_is_known_of_sizes() -> None:
+    shape_env = torch.fx.experimental.symbolic_shapes.ShapeEnv()
+    mode = torch._subclasses.FakeTensorMode(shape_env=shape_env)
+    fake = mode.from_tensor(torch.ones(5, 7), static_shapes=False)
+    rows = fake.shape[0]
+    before = expressions.environment(shape_env, [rows])
+    assert any(line.endswith("= 5") for line in before)
+    assert bool(rows > 3)
+    assert expressions.environment(shape_env, [rows]) != before
+    assert expressions.environment(None, []) == []
+    twice: Any = rows * 2
+    again = expressions.number(shape_env, "int", expressions.of_number(twice))
+    assert again.node.expr == twice.node.expr
+    with pytest.raises(ValueError, match="no size"):
+        expressions.number(shape_env, "int", sympy.Symbol("other", integer=True))
