@@ -6,8 +6,8 @@ prints its readable program, `adjoint show --stages` what every stage makes of i
 lists the passes, `adjoint run-pass` shows what one of them does to a function, and `adjoint bisect`
 finds the one that changes a result; `adjoint check` finds the op where compiled code and eager
 differ.  `adjoint bench` measures a function, or the four standard
-workloads, against eager torch and other compilers, and `adjoint atlas` documents a source tree or a
-compilation.
+workloads, against eager torch and other compilers, `adjoint atlas` documents a source tree or a
+compilation, and `adjoint cache` shows what is kept of compilations.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from adjoint.options import Options
 from adjoint.passes import Pass
 from adjoint.pipeline import places
 from adjoint.stages import before_and_after, differences, printed, watched
+from adjoint.store import command as cache
 from adjoint.target import cpu_target
 from adjoint.targets import target_of
 
@@ -87,12 +88,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         each.add_argument(*_OWN_PASSES, **_OWN_PASSES_ARE)
     bench.add_command(commands)
     atlas.add_command(commands)
+    cache.add_command(commands)
     parsed = parser.parse_args(arguments)
     try:
         if parsed.command == "bench":
             return bench.run(parsed)
         if parsed.command == "atlas":
             return atlas.run(parsed)
+        if parsed.command == "cache":
+            text, status = cache.run(parsed)
+            print(text)
+            return status
         if parsed.command in _COMMANDS:
             print(_COMMANDS[parsed.command](parsed))
             return 0

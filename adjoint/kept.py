@@ -127,7 +127,8 @@ class Kept:
             return make()
         facts = {**self._facts(ground), "asked": asked, "unsupported": self.options.unsupported}
         if self.options.memory_budget is not None:
-            facts["memory budget"] = str(self.options.memory_budget)
+            asked_of = (self.options.memory_budget, self.options.target, self.options.eager_rng)
+            facts["memory budget, target and generator"] = str(asked_of)
             facts["processor"] = f"{torch.get_num_threads()} threads, {cache_bytes()} bytes"
         text = self.store.get("derivative", facts)
         if text is not None:

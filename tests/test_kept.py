@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -280,12 +278,6 @@ def test_code_that_is_gone_is_compiled(store: Store, compilations: Compilations)
     assert "lower" in compilations.take()
 
 
-def _programs(store: Store) -> list[Path]:
-    store.flush()
-    kinds = ("program", "derivative")
-    return [each.path for each in store.folder.entries() if each.header.kind in kinds]
-
-
 @pytest.mark.parametrize("text", [b"", b"{}", b"null", b'{"plan": 3, "code": []}', b"[[],[]]"])
 def test_what_is_no_program_is_compiled(store: Store, text: bytes) -> None:
     """Although its digest is right."""
@@ -299,30 +291,6 @@ def test_what_is_no_program_is_compiled(store: Store, text: bytes) -> None:
             store.put(each.header.kind, each.header.facts, text)
     with pytest.warns(CacheWarning, match="made again"):
         torch.testing.assert_close(gradients(fresh(net, store), net, x), eager)
-
-
-@pytest.mark.parametrize("times", [3, pytest.param(200, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("damage", ["flip", "truncate", "empty"])
-def test_damaged_files(store: Store, damage: str, times: int) -> None:
-    """Of every kind: results are eager's, and there is at most one warning for each kind."""
-    chance = random.Random(damage)
-    torch.manual_seed(0)
-    net, x = Network().double(), torch.randn(7, 3, dtype=torch.float64)
-    eager = gradients(net, net, x)
-    gradients(fresh(net, store), net, x)
-    for _ in range(times):
-        store.flush()
-        paths = [each.path for each in store.folder.entries()]
-        for path in chance.sample(paths, k=min(3, len(paths))):
-            data = bytearray(path.read_bytes())
-            if damage == "flip":
-                data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-            path.write_bytes(data[: chance.randrange(len(data))] if damage == "truncate" else data)
-            if damage == "empty":
-                path.write_bytes(b"")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CacheWarning)
-            torch.testing.assert_close(gradients(fresh(net, store), net, x), eager)
 
 
 PROCESS = """
