@@ -98,6 +98,9 @@ class Kept:
             _ = ground.digest
         except Unwritable:
             return None
+        except Exception as error:  # noqa: BLE001 - told; the graph is compiled without a text
+            self.store.fail(error)
+            return None
         return ground
 
     def _facts(self, ground: Ground) -> dict[str, str]:
@@ -144,12 +147,19 @@ class Kept:
         made = make()
         # What else was assumed about sizes would have to be assumed again.
         if ground.sizes() == known:
-            try:
-                content = written(made, ground)
-            except Unwritable:
-                return made
-            self.store.put("derivative", facts, content.encode(), label_of(graph_module))
+            self._keep_derived(facts, made, ground)
         return made
+
+    def _keep_derived(self, facts: dict[str, str], made: object, ground: Ground) -> None:
+        try:
+            # Now, because graphs may change later.
+            content = written(made, ground).encode()
+        except Unwritable:
+            return
+        except Exception as error:  # noqa: BLE001 - told; the derivative is there
+            self.store.fail(error)
+            return
+        self.store.put("derivative", facts, content, label_of(ground.graph_module))
 
     # Programs
 

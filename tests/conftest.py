@@ -19,6 +19,7 @@ from adjoint.kept import Kept
 from adjoint.options import Options
 from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.program import CpuProgram
+from adjoint.store.keeping import Store
 from tests.shards import ONE_IN
 
 
@@ -61,6 +62,10 @@ def _read_everything_back() -> None:
             self.store.flush()
         return native(self, *args)
 
+    def fail(self: Store, error: Exception) -> None:
+        raise error
+
+    Store.fail = fail  # type: ignore[method-assign]
     Kept.derived = derived_twice  # type: ignore[method-assign, assignment]
     Compiler._native = native_twice  # type: ignore[method-assign, assignment]
 

@@ -242,6 +242,30 @@ def test_rules_of_the_user_are_not_kept(store: Store) -> None:
     assert "derivative" not in {each.header.kind for each in store.folder.entries()}
 
 
+def test_constants_inside_a_capture(store: Store, compilations: Compilations) -> None:
+    """The text of a graph is made while another program is being captured."""
+    x = torch.randn(3, dtype=torch.float64)
+    made: list[str] = []
+    for turn in range(2):
+        space: dict[str, Any] = {"torch": torch}
+        text = "return (x * torch.tensor([1.0, 2.0, 3.0], dtype=x.dtype)).sin().sum()"
+        exec(f"def f{turn}(x):\n    {text}\n", space)
+        found = adjoint.grad(space[f"f{turn}"], options=options(store))(x)
+        store.flush()
+        expected = torch.func.grad(space[f"f{turn}"])(x)
+        torch.testing.assert_close(found, expected)
+        made = compilations.take()
+    assert made == []
+
+
+def test_a_failure_of_ours_is_no_failure_of_the_compilation(store: Store) -> None:
+    f = fresh(lambda x: x.sin(), store)
+    failing = mock.patch.object(kept, "Ground", side_effect=LookupError("nothing"))
+    with failing, pytest.warns(CacheWarning, match="something: LookupError: nothing"):
+        found = f(torch.ones(3))
+    torch.testing.assert_close(found, torch.ones(3).sin())
+
+
 def test_an_observer_sees_everything_made(store: Store, compilations: Compilations) -> None:
     graph_module = adjoint.capture(lambda x: x.sin() * 2, torch.randn(3)).graph_module
     seen: list[str] = []

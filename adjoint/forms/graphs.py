@@ -138,7 +138,9 @@ class Ground:
     def text(self) -> str:
         """The text of the graph itself; raises `Unwritable`."""
         writing = GraphWriting(self)
-        tree = writing.tree(self.graph_module)
+        # A program may be being captured.
+        with isolated():
+            tree = writing.tree(self.graph_module)
         self._symbolic = writing.symbolic
         names = [each.name for each in self.origins]
         return json.dumps([names, tree, self.sizes()], separators=(",", ":"))
@@ -563,7 +565,9 @@ def written(value: Any, ground: Ground) -> str:
     """The text of graphs, and what is said of them; raises `Unwritable`."""
     writing = GraphWriting(ground, refers=True)
     names = writing.add_origins(_origins_in(value))
-    return json.dumps([names, writing.tree(value)], separators=(",", ":"))
+    with isolated():
+        tree = writing.tree(value)
+    return json.dumps([names, tree], separators=(",", ":"))
 
 
 def read(text: str | bytes, ground: Ground) -> Any:
@@ -572,7 +576,6 @@ def read(text: str | bytes, ground: Ground) -> Any:
         names, tree = json.loads(text)
         reading = GraphReading(ground)
         reading.add_origins(names)
-        # A program may be being captured.
         with isolated():
             return reading.value(tree)
     except Malformed:

@@ -62,6 +62,10 @@ class Store:
         with contextlib.suppress(OSError):
             self.folder.remove(kind, facts)
 
+    def fail(self, error: Exception) -> None:
+        """Report a failure of ours: what is compiled is not kept."""
+        self._tell(error, f"does not keep something: {type(error).__name__}: {error}")
+
     def put(self, kind: str, facts: Facts, payload: bytes | Payload, label: str = "") -> None:
         """Keep something for these facts: now or a little later."""
         if not self._can_write:
@@ -78,14 +82,17 @@ class Store:
             each.result()
 
     def _write(self, header: Header, payload: bytes | Payload) -> None:
-        data = payload if isinstance(payload, bytes) else payload()
-        if data is None or not self._can_write:
+        if not self._can_write:
             return
         try:
-            self.folder.write(Entry(header, data))
+            data = payload if isinstance(payload, bytes) else payload()
+            if data is not None:
+                self.folder.write(Entry(header, data))
         except (OSError, NotTrusted) as error:
             self._can_write = False
             self._tell(error, f"cannot be written: {error}")
+        except Exception as error:  # noqa: BLE001 - told; the compilation is complete
+            self.fail(error)
 
     def _tell(self, error: Exception, what: str) -> None:
         if type(error) in self._told:

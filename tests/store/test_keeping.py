@@ -102,6 +102,19 @@ def test_a_failing_write_is_told_once(store: Store, monkeypatch: pytest.MonkeyPa
     assert len(caught) == 1
 
 
+def test_a_payload_that_fails_is_told_of(store: Store) -> None:
+    def payload() -> bytes:
+        raise LookupError("nothing there")
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        store.put("object", FACTS, payload)
+        store.put("object", {"subject": digest_of("b")}, b"code")
+        store.flush()
+    assert ["LookupError: nothing there" in str(each.message) for each in caught] == [True]
+    assert store.get("object", {"subject": digest_of("b")}) == b"code"
+
+
 def test_a_warning_as_an_error_ends_nothing(store: Store) -> None:
     store.put("object", FACTS, b"code")
     store.flush()
