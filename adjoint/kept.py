@@ -24,6 +24,7 @@ from adjoint.forms.form import Malformed, Unwritable
 from adjoint.forms.graphs import Ground, read, written
 from adjoint.forms.plans import read_plan, written_plan
 from adjoint.graph.show import show_source
+from adjoint.graph.sizes import size_hints
 from adjoint.kernels import CompiledKernels, key_of, load_kept
 from adjoint.loops.plan import Launch, Plan, RowTiles, Step
 from adjoint.options import Options
@@ -81,6 +82,10 @@ class NoProgram:
 _KNOWN_NAMESPACES = frozenset({"aten", "prims", "adjoint", "torch_nn", "_c10d_functional"})
 
 
+# A fact of more letters is a digest.
+_LONG_FACT = 400
+
+
 class Kept:
     """The derivatives and programs of one compiler that are kept in a store."""
 
@@ -109,7 +114,7 @@ class Kept:
             **versions(),
             "skipped passes": ", ".join(sorted(self.options.skip_passes)),
             "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
-            "observed results": learned(),
+            "observed results": digest_of(learned()),
         }
 
     # Derivatives
@@ -128,11 +133,13 @@ class Kept:
         ground = self.ground_of(graph_module)
         if ground is None or USER_RULES or not ground.namespaces <= _KNOWN_NAMESPACES:
             return make()
-        facts = {**self._facts(ground), "asked": asked, "unsupported": self.options.unsupported}
+        short = asked if len(asked) < _LONG_FACT else digest_of(asked)
+        facts = {**self._facts(ground), "asked": short, "unsupported": self.options.unsupported}
         if self.options.memory_budget is not None:
             asked_of = (self.options.memory_budget, self.options.target, self.options.eager_rng)
             facts["memory budget, target and generator"] = str(asked_of)
             facts["processor"] = f"{torch.get_num_threads()} threads, {cache_bytes()} bytes"
+            facts["sizes"] = str(size_hints(graph_module.graph))
         text = self.store.get("derivative", facts)
         if text is not None:
             try:
@@ -191,7 +198,7 @@ class Kept:
         machine = target.machine
         return {
             **self._facts(ground),
-            "target": str(replace(target, machine=None)),
+            "target": _described(target),
             "triple": "" if machine is None else machine.triple,
             "cpu": "" if machine is None else machine.cpu,
             "features": "" if machine is None else machine.features,
@@ -236,6 +243,12 @@ def label_of(graph_module: fx.GraphModule) -> str:
         if node.op == "call_function" and node.meta.get("source") is not None:
             return show_source(node.meta["source"])
     return ""
+
+
+def _described(target: Target) -> str:
+    """A target without its machine; the same text in every process."""
+    features = sorted(each.value for each in target.features)
+    return f"{replace(target, machine=None, features=frozenset())} {features}"
 
 
 def is_keepable(target: Target) -> bool:

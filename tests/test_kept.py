@@ -130,6 +130,19 @@ def test_symbolic_sizes(store: Store, compilations: Compilations) -> None:
     assert "lower" not in made
 
 
+def test_another_size_at_first(store: Store, compilations: Compilations) -> None:
+    """A program of symbolic sizes is found whatever sizes the first call has."""
+    torch.manual_seed(0)
+    net = Network().double()
+    made: list[str] = []
+    for rows in (7, 50, 3):
+        x = torch.randn(rows, 3, dtype=torch.float64)
+        compiled = fresh(net, store, dynamic=True)
+        torch.testing.assert_close(gradients(compiled, net, x), gradients(net, net, x))
+        made = compilations.take()
+    assert made == []
+
+
 def test_transforms(store: Store, compilations: Compilations) -> None:
     def f(x: Tensor) -> Tensor:
         return (x.sin() * x.exp()).sum()

@@ -96,7 +96,9 @@ class Folder:
         compared = [each.facts for each in self._of_subject(path)]
         why = "; ".join(nearest(header.facts, compared))
         data = packed(replace(entry, header=replace(header, because=why)))
-        if len(data) > min(MAX_ENTRY_BYTES, self.limit):
+        # A header that is too large could not be read.
+        is_large = len(data) - len(entry.payload) > header_bytes
+        if is_large or len(data) > min(MAX_ENTRY_BYTES, self.limit):
             return
         self.path.mkdir(parents=True, exist_ok=True)
         for folder in (self._root, self._root / "new", path.parent.parent, path.parent):

@@ -146,7 +146,10 @@ def simplified(value: torch.SymInt | torch.SymFloat) -> sympy.Basic:
 
 
 def environment(shape_env: ShapeEnv | None, numbers: Sequence[Any]) -> list[str]:
-    """All that torch knows of the symbols in `numbers`, which a branch on a size may depend on."""
+    """What torch knows of the symbols in `numbers` besides their values in the captured call.
+
+    Whoever branches on such a value assumes that others take the same branch, and checks it.
+    """
     if shape_env is None or not numbers:
         return []
     known = {symbol for each in numbers for symbol in of_number(each).free_symbols}
@@ -154,11 +157,6 @@ def environment(shape_env: ShapeEnv | None, numbers: Sequence[Any]) -> list[str]
     state += [str(guard.expr) for guard in shape_env.guards]
     for symbol in sorted(known, key=str):
         state.append(f"{symbol} in {shape_env.var_to_range.get(symbol)}")
-    for each in numbers:
-        expr = of_number(each)
-        if isinstance(expr, sympy.Symbol):
-            hint = each.node.hint if each.node.has_hint() else None
-            state.append(f"{expr} = {hint}")
     return list(dict.fromkeys(state))
 
 

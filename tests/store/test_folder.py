@@ -168,6 +168,12 @@ def test_the_bound_holds(tmp_path: Path) -> None:
     assert folder.read("object", facts_of("large")) is None
 
 
+def test_a_header_that_is_too_large_is_not_kept(folder: Folder) -> None:
+    folder.write(entry_of("a", options="x" * (1 << 19)))
+    assert folder.read("object", facts_of("a", options="x" * (1 << 19))) is None
+    assert files(folder) == []
+
+
 def test_a_clock_that_jumps_does_no_harm(folder: Folder) -> None:
     folder.write(entry_of("a"))
     os.utime(only_file(folder), (1 << 33, 1 << 33))

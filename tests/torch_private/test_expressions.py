@@ -97,7 +97,7 @@ def test_what_is_known_of_sizes() -> None:
     fake = mode.from_tensor(torch.ones(5, 7), static_shapes=False)
     rows = fake.shape[0]
     before = expressions.environment(shape_env, [rows])
-    assert any(line.endswith("= 5") for line in before)
+    assert len(before) == 1
     assert bool(rows > 3)
     assert expressions.environment(shape_env, [rows]) != before
     assert expressions.environment(None, []) == []
