@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx
+from torch._subclasses import FakeTensor
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import adjoint
 from adjoint import kernels
@@ -21,7 +23,7 @@ from adjoint.runtime.plans.binding import Binding
 from adjoint.runtime.plans.program import PlanProgram
 
 # What a compilation makes, and what is large.
-MADE = (NativeFunction, PlanProgram, Binding, fx.GraphModule, fx.Node)
+MADE = (NativeFunction, PlanProgram, Binding, fx.GraphModule, fx.Node, ShapeEnv, FakeTensor)
 
 
 def there() -> Counter[str]:

@@ -103,6 +103,7 @@ def fresh_fakes(
     if context is None or context.fake_mode is None:
         return None, []
     shape_env = context.fake_mode.shape_env
+    _FRAME.shape_env = shape_env
     if is_general_attempt() and any(map(_has_size_zero, examples)):
         raise SpecializationNeeded("an input is empty: its size has to be specialized")
     mode = fake_mode_with(shape_env)
@@ -303,6 +304,7 @@ def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool], durin
                 return compile_twice(*args, **kwargs)
         finally:
             _FRAME.code, _FRAME.reasons = None, []
+            _forget_inputs()
             _forget_code()
 
     def compile_twice(*args: Any, **kwargs: Any) -> Any:
@@ -340,9 +342,22 @@ class _Frame(threading.local):
 
     code: CodeType | None = None
     reasons: Sequence[str] = ()
+    shape_env: ShapeEnv | None = None
+    """The shapes of the last graph that we were given."""
 
 
 _FRAME = _Frame()
+
+
+def _forget_inputs() -> None:
+    """Release the fakes of a frame's inputs, which Dynamo needs until it has made its guards.
+
+    They are referred to by the `ShapeEnv` and, through their symbolic sizes, refer to it.  Python
+    does not see the latter references, so these cycles would never be freed.
+    """
+    if _FRAME.shape_env is not None:
+        _FRAME.shape_env.tracked_fakes = None
+    _FRAME.shape_env = None
 
 
 def compiled_function() -> str:
