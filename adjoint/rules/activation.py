@@ -8,19 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adjoint.rules.registry import composition, vjp
+from adjoint.rules.registry import Cotangents, composition, vjp
 
 aten = torch.ops.aten
 
 
 @composition(aten.hardsigmoid_backward.default)
-def hardsigmoid_backward(cotangent: Tensor, x: Tensor) -> Any:
+def hardsigmoid_backward(cotangent: Tensor, x: Tensor) -> Tensor:
     """A slope of 1/6 strictly between -3 and 3."""
     return torch.where((x > -3) & (x < 3), cotangent / 6, 0)
 
 
 @composition(aten.logit_backward.default)
-def logit_backward(cotangent: Tensor, x: Tensor, eps: float | None = None) -> Any:
+def logit_backward(cotangent: Tensor, x: Tensor, eps: float | None = None) -> Tensor:
     """1 / (x (1 - x)); zero where x was clamped to [eps, 1 - eps], undefined outside of [0, 1]."""
     low = 0.0 if eps is None else eps
     outside = (x < low) | (x > 1 - low)
@@ -33,7 +33,7 @@ def logit_backward(cotangent: Tensor, x: Tensor, eps: float | None = None) -> An
 @composition(aten._masked_softmax_backward.default)
 def masked_softmax_backward(
     cotangent: Tensor, out: Tensor, mask: Tensor, dim: int | None = None
-) -> Any:
+) -> Tensor:
     """The backward of softmax over the positions that are not masked."""
     axis = out.dim() - 1 if dim is None else dim
     hidden = mask.to(torch.bool)
@@ -55,7 +55,7 @@ def rrelu_with_noise(
     upper: float = 1 / 3,
     training: bool = False,
     generator: Any = None,
-) -> Any:
+) -> Cotangents:
     """The slopes drawn in the forward pass; outside of training, their mean."""
     if training:
         return (cotangent[0] * out[1],)

@@ -14,13 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from adjoint.rules.registry import composition, vjp
+from adjoint.rules.registry import Cotangents, composition, vjp
 
 aten = torch.ops.aten
 
@@ -46,13 +45,13 @@ def ctc_loss_backward(
     cotangent: Tensor,
     log_probs: Tensor,
     targets: Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
     neg_log_likelihood: Tensor,
     log_alpha: Tensor,
     blank: int,
     zero_infinity: bool = False,
-) -> Any:
+) -> Tensor:
     """exp(log_probs) - posterior at each time step within a sequence, zero after its end."""
     if log_probs.dim() == 2:
         return ctc_loss_backward(
@@ -86,8 +85,8 @@ def ctc_loss_backward(
 def _labels(
     log_probs: torch.Tensor,
     targets: torch.Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
     blank: int,
 ) -> _Labels:
     device = log_probs.device
@@ -156,11 +155,11 @@ def ctc_loss(
     out: Sequence[Tensor],
     log_probs: Tensor,
     targets: Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
     blank: int = 0,
     zero_infinity: bool = False,
-) -> Any:
+) -> Cotangents:
     """By torch's backward kernel, in the overload of the forward."""
     packet = aten._ctc_loss_backward
     kernel = packet.Tensor if isinstance(input_lengths, torch.Tensor) else packet.default

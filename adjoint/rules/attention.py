@@ -78,7 +78,7 @@ def _softmax(scores: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor
     return weights.masked_fill(~allowed, 0)
 
 
-def _causal(query: torch.Tensor, key: torch.Tensor, shift: Any = 0) -> torch.Tensor:
+def _causal(query: torch.Tensor, key: torch.Tensor, shift: int = 0) -> torch.Tensor:
     """Query i sees keys up to i + shift."""
     rows = torch.arange(query.shape[-2], device=query.device)
     columns = torch.arange(key.shape[-2], device=query.device)
@@ -107,7 +107,7 @@ def _dense(
     dropout_p: float,
     is_causal: bool,
     scale: float | None,
-    shift: Any = 0,
+    shift: int = 0,
 ) -> _Cotangents:
     """Of (batch, heads, length, width)."""
     _refuse_dropout(dropout_p)
@@ -117,15 +117,26 @@ def _dense(
 
 @composition_by_name(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
 def flash_for_cpu_backward(
-    cotangent: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, **named: Any
-) -> Any:
+    cotangent: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    **named: Any,
+) -> tuple[torch.Tensor | None, ...]:
     """The mask is boolean, or added to the scores."""
     of = _dense(cotangent, query, key, value, attn_mask, **_options(named))
     return of.query, of.key, of.value
 
 
 @composition_by_name(aten._scaled_dot_product_flash_attention_backward.default)
-def flash_backward(cotangent: Any, query: Any, key: Any, value: Any, **named: Any) -> Any:
+def flash_backward(
+    cotangent: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    **named: Any,
+) -> tuple[torch.Tensor | None, ...]:
     """A causal mask is aligned to the last query and key."""
     shift = key.shape[-2] - query.shape[-2]
     of = _dense(cotangent, query, key, value, None, **_options(named), shift=shift)
@@ -137,8 +148,13 @@ def flash_backward(cotangent: Any, query: Any, key: Any, value: Any, **named: An
     aten._scaled_dot_product_fused_attention_overrideable_backward.default,
 )
 def biased_backward(
-    cotangent: Any, query: Any, key: Any, value: Any, attn_bias: Any, **named: Any
-) -> Any:
+    cotangent: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: torch.Tensor | None,
+    **named: Any,
+) -> tuple[torch.Tensor | None, ...]:
     """The bias may have a gradient, too."""
     of = _dense(cotangent, query, key, value, attn_bias, **_options(named))
     of_bias = _summed_to(of.bias, attn_bias) if named["grad_input_mask"][3] else None
@@ -150,8 +166,13 @@ def biased_backward(
     aten._cudnn_attention_backward.default,
 )
 def cudnn_backward(
-    cotangent: Any, query: Any, key: Any, value: Any, attn_bias: Any, **named: Any
-) -> Any:
+    cotangent: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: torch.Tensor | None,
+    **named: Any,
+) -> tuple[torch.Tensor | None, ...]:
     """All sequences must have the same length."""
     if named["cum_seq_q"] is not None or named["cum_seq_k"] is not None:
         raise NotImplementedError("sequences of several lengths in one cuDNN attention call")
@@ -169,7 +190,13 @@ def _options(named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @composition_by_name(aten._flash_attention_backward.default)
-def packed_flash_backward(cotangent: Any, query: Any, key: Any, value: Any, **named: Any) -> Any:
+def packed_flash_backward(
+    cotangent: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    **named: Any,
+) -> tuple[torch.Tensor | None, ...]:
     """Of (batch, length, heads, width); with `cum_seq`, of concatenated sequences."""
     _refuse_dropout(named["dropout_p"])
     if any(named.get(f"window_size_{side}") not in (None, -1) for side in ("left", "right")):
@@ -182,8 +209,13 @@ def packed_flash_backward(cotangent: Any, query: Any, key: Any, value: Any, **na
 
 @composition_by_name(aten._efficient_attention_backward.default)
 def packed_efficient_backward(
-    cotangent: Any, query: Any, key: Any, value: Any, bias: Any, **named: Any
-) -> Any:
+    cotangent: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    **named: Any,
+) -> tuple[torch.Tensor | None, ...]:
     """The same, with a bias."""
     _refuse_dropout(named["dropout_p"])
     if named.get("window_size") not in (None, 0):

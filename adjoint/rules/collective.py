@@ -6,30 +6,33 @@ derivative of a collective is a collective.  All ranks run the same ones in the 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from adjoint.rules.registry import vjp
+from adjoint.rules.registry import Cotangents, vjp
 from adjoint.torch_private.groups import rank_in
 
 AVAILABLE = torch.distributed.is_available()
 
 
-def _all_reduce(x: torch.Tensor, reduce_op: str, group_name: Any) -> torch.Tensor:
+def _all_reduce(x: Tensor, reduce_op: str, group_name: str) -> Tensor:
     ops = torch.ops._c10d_functional
-    done: torch.Tensor = ops.wait_tensor.default(
+    done: Tensor = ops.wait_tensor.default(
         ops.all_reduce.default(x.contiguous(), reduce_op, group_name)
     )
     return done
 
 
-def wait_tensor(cotangent: Any, out: Any, x: Any) -> Any:
+def wait_tensor(cotangent: Tensor, out: Tensor, x: Tensor) -> Cotangents:
     """The identity."""
     return (cotangent,)
 
 
-def all_reduce(cotangent: Any, out: Any, x: Any, reduce_op: str, group_name: Any) -> Any:
+def all_reduce(
+    cotangent: Tensor, out: Tensor, x: Tensor, reduce_op: str, group_name: str
+) -> Cotangents:
     """The cotangents of all ranks' results, reduced in turn."""
     if reduce_op in ("sum", "avg"):
         return (_all_reduce(cotangent, reduce_op, group_name),)
@@ -48,7 +51,9 @@ def all_reduce(cotangent: Any, out: Any, x: Any, reduce_op: str, group_name: Any
     raise NotImplementedError(f"all_reduce by {reduce_op}")
 
 
-def all_gather(cotangent: Any, out: Any, x: Any, group_size: int, group_name: Any) -> Any:
+def all_gather(
+    cotangent: Tensor, out: Tensor, x: Tensor, group_size: int, group_name: str
+) -> Cotangents:
     """Reduce-scatter: the sum of all ranks' cotangents of this rank's part."""
     ops = torch.ops._c10d_functional
     reduced = ops.reduce_scatter_tensor.default(
@@ -58,8 +63,8 @@ def all_gather(cotangent: Any, out: Any, x: Any, group_size: int, group_name: An
 
 
 def reduce_scatter(
-    cotangent: Any, out: Any, x: Any, reduce_op: str, group_size: int, group_name: Any
-) -> Any:
+    cotangent: Tensor, out: Tensor, x: Tensor, reduce_op: str, group_size: int, group_name: str
+) -> Cotangents:
     """All-gather: every rank's part of the cotangent."""
     if reduce_op not in ("sum", "avg"):
         raise NotImplementedError(f"reduce_scatter by {reduce_op}")
@@ -70,8 +75,13 @@ def reduce_scatter(
 
 
 def all_to_all(
-    cotangent: Any, out: Any, x: Any, output_split_sizes: Any, input_split_sizes: Any, group: Any
-) -> Any:
+    cotangent: Tensor,
+    out: Tensor,
+    x: Tensor,
+    output_split_sizes: Sequence[int],
+    input_split_sizes: Sequence[int],
+    group: str,
+) -> Cotangents:
     """All-to-all with the split sizes exchanged."""
     ops = torch.ops._c10d_functional
     sent = ops.all_to_all_single.default(
@@ -80,7 +90,7 @@ def all_to_all(
     return (ops.wait_tensor.default(sent),)
 
 
-def broadcast(cotangent: Any, out: Any, x: Any, src: int, group_name: Any) -> Any:
+def broadcast(cotangent: Tensor, out: Tensor, x: Tensor, src: int, group_name: str) -> Cotangents:
     """The source rank receives the sum; the values of other ranks were not used."""
     total = _all_reduce(cotangent, "sum", group_name)
     return (total if rank_in(group_name) == src else torch.zeros_like(total),)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from adjoint.rules.pointwise import conjugate
-from adjoint.rules.registry import Rule, vjp
+from adjoint.rules.registry import Cotangents, Rule, vjp
 
 aten = torch.ops.aten
 
@@ -21,7 +20,7 @@ def _adjoint(matrix: torch.Tensor) -> torch.Tensor:
     return conjugated
 
 
-def _scaled(value: torch.Tensor, factor: Any) -> torch.Tensor:
+def _scaled(value: torch.Tensor, factor: float) -> torch.Tensor:
     if isinstance(factor, complex):
         return value * factor.conjugate()
     return value if factor == 1 else value * factor
@@ -37,7 +36,7 @@ def _is_column_major(matrix: torch.Tensor) -> bool:
 
 
 @vjp(aten.mm.default, aten.bmm.default)
-def matrix_product(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Any:
+def matrix_product(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Cotangents:
     """dx = g y^H, dy = x^H g, each with the strides of the matrix that it is the gradient of.
 
     Autograd copies a gradient whose strides differ from its parameter's before storing it.
@@ -58,7 +57,7 @@ def matrix_product(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Any:
 
 
 @vjp(aten.mv.default)
-def matrix_vector_product(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Any:
+def matrix_vector_product(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Cotangents:
     """dx = g y^H, dy = x^H g."""
     return (
         lambda: cotangent.unsqueeze(1) * conjugate(y),
@@ -70,8 +69,15 @@ def _with_bias(product: Rule) -> Rule:
     """The rule of beta bias + alpha x y, given that of x y."""
 
     def rule(
-        cotangent: Any, out: Any, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1
-    ) -> Any:
+        cotangent: Tensor,
+        out: Tensor,
+        bias: Tensor,
+        x: Tensor,
+        y: Tensor,
+        *,
+        beta: float = 1,
+        alpha: float = 1,
+    ) -> Cotangents:
         of_x, of_y = product(cotangent, out, x, y)
         return (
             lambda: _scaled(cotangent, beta),
@@ -87,7 +93,7 @@ vjp(aten.addmv.default)(_with_bias(matrix_vector_product))
 
 
 @vjp(aten.dot.default)
-def dot(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Any:
+def dot(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Cotangents:
     """dx = g y^*, dy = g x^*."""
     return (lambda: cotangent * conjugate(y), lambda: cotangent * conjugate(x))
 
@@ -107,7 +113,7 @@ def convolution_backward(
     output_padding: Sequence[int],
     groups: int,
     output_mask: Sequence[bool],
-) -> Any:
+) -> Cotangents:
     """Of the gradients of y = x * w + b, which are bilinear in g and x, and in g and w.
 
     With cotangents hx, hw, hb of the three gradients,

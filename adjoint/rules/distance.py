@@ -7,7 +7,6 @@ For coincident points it is zero, as in eager, and so are its derivatives.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,14 +17,14 @@ aten = torch.ops.aten
 
 
 @composition(aten._cdist_backward.default)
-def cdist_backward(cotangent: Tensor, x: Tensor, y: Tensor, p: float, distance: Tensor) -> Any:
+def cdist_backward(cotangent: Tensor, x: Tensor, y: Tensor, p: float, distance: Tensor) -> Tensor:
     """The sum over all points of y of the distances' derivatives with respect to a point of x."""
     difference = x.unsqueeze(-2) - y.unsqueeze(-3)
     return (slope(difference, distance.unsqueeze(-1), p) * cotangent.unsqueeze(-1)).sum(-2)
 
 
 @composition(aten._pdist_backward.default)
-def pdist_backward(cotangent: Tensor, x: Tensor, p: float, distance: Tensor) -> Any:
+def pdist_backward(cotangent: Tensor, x: Tensor, p: float, distance: Tensor) -> Tensor:
     """The distance of a pair has opposite derivatives with respect to its two points."""
     pairs = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device)
     one, other = pairs.unbind()

@@ -21,7 +21,7 @@ _MEAN, _MAX = 1, 2
 @composition_by_name(aten._embedding_bag_backward.default)
 def embedding_bag_backward(
     cotangent: Any, indices: Any, offsets: Any, offset2bag: Any, sparse: bool, **named: Any
-) -> Any:
+) -> Tensor:
     """Bags are computed from the offsets: the kernel may leave `offset2bag` empty."""
     bags = _bags(indices, offsets)
     return embedding_bag_dense_backward(cotangent, indices, bags, **named)
@@ -39,7 +39,7 @@ def embedding_bag_dense_backward(
     mode: int,
     per_sample_weights: Tensor | None,
     padding_idx: int = -1,
-) -> Any:
+) -> Tensor:
     """Each row receives the cotangents of the bags that contain it."""
     zeros = cotangent.new_zeros((num_weights, cotangent.shape[1]))
     if mode == _MAX:
@@ -68,7 +68,7 @@ def embedding_bag_per_sample_weights_backward(
     offset2bag: Tensor,
     mode: int,
     padding_idx: int = -1,
-) -> Any:
+) -> Tensor:
     """The inner product of each sample's row and the cotangent of its bag."""
     parts = cotangent.index_select(0, _bags(indices, offsets))
     found = (parts * weight.index_select(0, indices)).sum(1)

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from adjoint.graph.operations import provided, with_data
-from adjoint.rules.registry import vjp
+from adjoint.rules.registry import Cotangents, vjp
 
 aten = torch.ops.aten
 
 
 @vjp(with_data)
-def with_data_vjp(cotangent: Tensor, out: Tensor, history: Tensor, data: Tensor) -> Any:
+def with_data_vjp(cotangent: Tensor, out: Tensor, history: Tensor, data: Tensor) -> Cotangents:
     """The whole cotangent goes to `history`; `data` has no derivative."""
     return (cotangent, None)
 
@@ -22,25 +22,25 @@ def with_data_vjp(cotangent: Tensor, out: Tensor, history: Tensor, data: Tensor)
 @vjp(provided)
 def provided_vjp(
     cotangent: Tensor, out: Tensor, value: Tensor, condition: Tensor, message: str
-) -> Any:
+) -> Cotangents:
     """The identity in `value`."""
     return (cotangent,)
 
 
 @vjp(aten.copy.default)
-def copy(cotangent: Tensor, out: Tensor, x: Tensor, source: Tensor, *_: Any) -> Any:
+def copy(cotangent: Tensor, out: Tensor, x: Tensor, source: Tensor, *_: object) -> Cotangents:
     """x is overwritten by the source, which may have been broadcast and converted."""
     return (None, cotangent)
 
 
 @vjp(aten.fill.Tensor)
-def fill_tensor(cotangent: Tensor, out: Tensor, x: Tensor, value: Tensor) -> Any:
+def fill_tensor(cotangent: Tensor, out: Tensor, x: Tensor, value: Tensor) -> Cotangents:
     """Every element is the value."""
     return (None, cotangent.sum())
 
 
 @vjp(aten.lift_fresh_copy.default, aten.clone.default)
-def clone(cotangent: Tensor, out: Tensor, x: Tensor, **_: Any) -> Any:
+def clone(cotangent: Tensor, out: Tensor, x: Tensor, **_: object) -> Cotangents:
     """The identity."""
     return (cotangent,)
 
@@ -48,7 +48,7 @@ def clone(cotangent: Tensor, out: Tensor, x: Tensor, **_: Any) -> Any:
 @vjp(aten.select_scatter.default)
 def select_scatter(
     cotangent: Tensor, out: Tensor, x: Tensor, new: Tensor, dim: int, index: int
-) -> Any:
+) -> Cotangents:
     """The selected part comes from `new`, the rest from x."""
     kept = aten.select_scatter.default(cotangent, torch.zeros_like(new), dim, index)
     return kept, cotangent.select(dim, index)
@@ -57,7 +57,7 @@ def select_scatter(
 @vjp(aten.slice_scatter.default)
 def slice_scatter(
     cotangent: Tensor, out: Tensor, x: Tensor, new: Tensor, dim: int = 0, *place: Any, **named: Any
-) -> Any:
+) -> Cotangents:
     """The slice comes from `new`, the rest from x."""
     kept = aten.slice_scatter.default(cotangent, torch.zeros_like(new), dim, *place, **named)
     return kept, aten.slice.Tensor(cotangent, dim, *place, **named)
@@ -66,13 +66,13 @@ def slice_scatter(
 @vjp(aten.diagonal_scatter.default)
 def diagonal_scatter(
     cotangent: Tensor, out: Tensor, x: Tensor, new: Tensor, *place: Any, **named: Any
-) -> Any:
+) -> Cotangents:
     """The diagonal comes from `new`, the rest from x."""
     kept = aten.diagonal_scatter.default(cotangent, torch.zeros_like(new), *place, **named)
     return kept, aten.diagonal.default(cotangent, *place, **named)
 
 
 @vjp(aten.zero.default, aten.fill.Scalar)
-def overwritten(cotangent: Tensor, out: Tensor, x: Tensor, *_: Any) -> Any:
+def overwritten(cotangent: Tensor, out: Tensor, x: Tensor, *_: object) -> Cotangents:
     """x is overwritten."""
     return (None,)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from adjoint.rules.registry import Rule, vjp
+from adjoint.rules.registry import Cotangents, Rule, vjp
 from adjoint.torch_private.symbols import assert_equal_size
 
 aten = torch.ops.aten
@@ -19,7 +19,9 @@ Part: TypeAlias = Callable[[], torch.Tensor]
 
 
 @vjp(aten.index.Tensor)
-def index(cotangent: Tensor, out: Tensor, x: Tensor, indices: Sequence[Tensor | None]) -> Any:
+def index(
+    cotangent: Tensor, out: Tensor, x: Tensor, indices: Sequence[Tensor | None]
+) -> Cotangents:
     """Add at the same indices."""
     return (aten.index_put.default(cotangent.new_zeros(x.shape), indices, cotangent, True),)
 
@@ -32,7 +34,7 @@ def index_put(
     indices: Sequence[Tensor | None],
     values: Tensor,
     accumulate: bool = False,
-) -> Any:
+) -> Cotangents:
     """Values read the cotangent at their indices; where they replace x, x has none."""
     return (
         lambda: (
@@ -58,7 +60,9 @@ def _unbroadcast(read: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 @vjp(aten.gather.default)
-def gather(cotangent: Tensor, out: Tensor, x: Tensor, dim: int, index: Tensor, **_: Any) -> Any:
+def gather(
+    cotangent: Tensor, out: Tensor, x: Tensor, dim: int, index: Tensor, **_: object
+) -> Cotangents:
     """Add at the same indices."""
     return (cotangent.new_zeros(x.shape).scatter_add(dim, index, cotangent),)
 
@@ -66,7 +70,7 @@ def gather(cotangent: Tensor, out: Tensor, x: Tensor, dim: int, index: Tensor, *
 @vjp(aten.scatter_add.default)
 def scatter_add(
     cotangent: Tensor, out: Tensor, x: Tensor, dim: int, index: Tensor, source: Tensor
-) -> Any:
+) -> Cotangents:
     """The source reads the cotangent at its indices; what exceeds `index` was not used."""
     return (cotangent, None, None, lambda: _padded_to(cotangent.gather(dim, index), source))
 
@@ -74,7 +78,7 @@ def scatter_add(
 @vjp(aten.scatter.src)
 def scatter(
     cotangent: Tensor, out: Tensor, x: Tensor, dim: int, index: Tensor, source: Tensor
-) -> Any:
+) -> Cotangents:
     """The source reads the cotangent at its indices; x has none where it was overwritten."""
     return (
         lambda: cotangent.scatter(dim, index, 0),
@@ -87,13 +91,13 @@ def scatter(
 @vjp(aten.scatter.value)
 def scatter_value(
     cotangent: Tensor, out: Tensor, x: Tensor, dim: int, index: Tensor, value: float
-) -> Any:
+) -> Cotangents:
     """x has no cotangent where it was overwritten."""
     return (cotangent.scatter(dim, index, 0),)
 
 
 @vjp(aten.index_select.default)
-def index_select(cotangent: Tensor, out: Tensor, x: Tensor, dim: int, index: Tensor) -> Any:
+def index_select(cotangent: Tensor, out: Tensor, x: Tensor, dim: int, index: Tensor) -> Cotangents:
     """Add at the same indices."""
     return (cotangent.new_zeros(x.shape).index_add(dim, index, cotangent),)
 
@@ -108,10 +112,10 @@ def index_add(
     source: Tensor,
     *,
     alpha: float = 1,
-) -> Any:
+) -> Cotangents:
     """The source reads the cotangent at its indices."""
 
-    def of_source() -> Any:
+    def of_source() -> Tensor:
         read = cotangent.index_select(dim, index).expand_as(source)
         return read if alpha == 1 else read * alpha
 
@@ -127,7 +131,7 @@ def embedding(
     padding_idx: int = -1,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
-) -> Any:
+) -> Cotangents:
     """Cotangents are added to the rows that were read, except to the padding row."""
     kernel = aten.embedding_dense_backward.default
     return (kernel(cotangent, indices, weight.shape[0], padding_idx, scale_grad_by_freq),)
@@ -142,7 +146,7 @@ def embedding_dense_backward(
     num_weights: int,
     padding_idx: int,
     scale_grad_by_freq: bool,
-) -> Any:
+) -> Cotangents:
     """Each row reads the cotangent at the index where it was added.
 
     Torch's own formula specializes on the row count.

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from adjoint.graph.operations import provided
-from adjoint.rules.registry import vjp
+from adjoint.rules.registry import Cotangents, vjp
 
 aten = torch.ops.aten
 
 
 @vjp(aten.linalg_eig.default)
-def eig(cotangent: Sequence[Tensor | None], out: Sequence[Tensor], matrix: Tensor) -> Any:
+def eig(cotangent: Sequence[Tensor | None], out: Sequence[Tensor], matrix: Tensor) -> Cotangents:
     """V^-H (diag(gL) + (V^H gV - V^H V diag(re diag(V^H gV))) / E) V^H, E = conj(L_j - L_i)"""
     values, vectors = out
     adjoint = vectors.mH
@@ -30,7 +30,9 @@ def eig(cotangent: Sequence[Tensor | None], out: Sequence[Tensor], matrix: Tenso
 
 
 @vjp(aten._linalg_eigh.default)
-def eigh(cotangent: Sequence[Tensor | None], out: Sequence[Tensor], matrix: Tensor, *_: Any) -> Any:
+def eigh(
+    cotangent: Sequence[Tensor | None], out: Sequence[Tensor], matrix: Tensor, *_: object
+) -> Cotangents:
     """V (diag(gL) + skew(V^H gV) / E) V^H, E = L_j - L_i"""
     values, vectors = out
     inner = None

@@ -24,7 +24,7 @@ def multi_margin_loss_backward(
     margin: float,
     weight: Tensor | None = None,
     reduction: int = _MEAN,
-) -> Any:
+) -> Tensor:
     """Of sum_{j != y} w_y max(0, margin - x_y + x_j)^p / classes."""
     rows = x.reshape(1, -1) if x.dim() < 2 else x
     label = target.reshape(-1, 1)
@@ -41,7 +41,7 @@ def multi_margin_loss_backward(
 @composition(aten.multilabel_margin_loss_backward.default)
 def multilabel_margin_loss_backward(
     cotangent: Tensor, x: Tensor, target: Tensor, reduction: int, is_target: Tensor
-) -> Any:
+) -> Tensor:
     """Of sum_{y in labels} sum_{j not in labels} max(0, 1 - x_y + x_j) / classes.
 
     The labels of a row end at the first negative one.
@@ -57,8 +57,8 @@ def multilabel_margin_loss_backward(
 
 
 def linear_cross_entropy(
-    x: Any, matrix: Any, target: Any, bias: Any, weight: Any, ignore_index: int, *_: Any
-) -> Any:
+    x: Any, matrix: Any, target: Any, bias: Any, weight: Any, ignore_index: int, *_: object
+) -> Tensor:
     """The loss of each row.  Torch's op computes it in chunks, which autograd does not see."""
     logits = torch.nn.functional.linear(x, matrix, bias)
     return torch.nn.functional.cross_entropy(

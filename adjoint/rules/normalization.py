@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adjoint.rules.registry import composition, vjp
+from adjoint.rules.registry import Cotangents, composition, vjp
 
 aten = torch.ops.aten
 
@@ -49,7 +49,7 @@ def layer_norm_backward(
     weight: Tensor | None,
     bias: Tensor | None,
     output_mask: Sequence[bool],
-) -> Any:
+) -> tuple[Tensor | None, ...]:
     """Over the last axes."""
     axes = list(range(x.dim() - len(normalized_shape), x.dim()))
     rest = list(range(x.dim() - len(normalized_shape)))
@@ -74,7 +74,7 @@ def rms_norm_backward(
     rstd: Tensor,
     weight: Tensor | None,
     output_mask: Sequence[bool],
-) -> Any:
+) -> tuple[Tensor | None, ...]:
     """Over the last axes, without a mean."""
     axes = list(range(x.dim() - len(normalized_shape), x.dim()))
     rest = list(range(x.dim() - len(normalized_shape)))
@@ -101,7 +101,7 @@ def group_norm_backward(
     HxW: int,
     group: int,
     output_mask: Sequence[bool],
-) -> Any:
+) -> tuple[Tensor | None, ...]:
     """Over groups of channels."""
     grouped = x.reshape(N, group, C // group, HxW)
     g = cotangent.reshape(N, group, C // group, HxW)
@@ -157,7 +157,7 @@ def batch_norm_backward(
     eps: float,
     output_mask: Sequence[bool],
     *reserve: Any,
-) -> Any:
+) -> tuple[Tensor | None, ...]:
     """Over all axes but the second; outside of training, the statistics are constants."""
     axes = [axis for axis in range(x.dim()) if axis != 1]
     shape = [1] * x.dim()
@@ -194,7 +194,7 @@ def cudnn_batch_norm_backward(
     save_var: Tensor | None,
     epsilon: float,
     *reserve: Any,
-) -> Any:
+) -> tuple[Tensor | None, ...]:
     """These kernels are used in training only."""
     mask = (True, True, True)
     return batch_norm_backward(
@@ -209,7 +209,7 @@ def weight_norm(
     direction: Tensor,
     length: Tensor,
     dim: int = 0,
-) -> Any:
+) -> Cotangents:
     """By the kernel, plus the cotangent of the norms, which are a result too."""
     of_out, of_norms = cotangent
     of_direction = of_length = None
@@ -234,7 +234,7 @@ def group_norm(
     HxW: int,
     group: int,
     eps: float,
-) -> Any:
+) -> Cotangents:
     """By the kernel, plus the cotangents of mean and rstd, which are results too."""
     of_out, of_mean, of_rstd = cotangent
     of_x = of_weight = of_bias = None
@@ -264,7 +264,7 @@ def rms_norm(
     normalized_shape: Sequence[int],
     weight: Tensor | None,
     eps: float | None,
-) -> Any:
+) -> Cotangents:
     """By the kernel, plus the cotangent of rstd, which is a result too."""
     of_out, of_rstd = cotangent
     of_x = of_weight = None
@@ -281,7 +281,7 @@ def rms_norm(
 @composition(aten._weight_norm_interface_backward.default)
 def weight_norm_backward(
     cotangent: Tensor, direction: Tensor, length: Tensor, norms: Tensor, dim: int
-) -> Any:
+) -> tuple[Tensor | None, ...]:
     """Of length * direction / |direction|, with norms over all axes but `dim`."""
     axes = [axis for axis in range(direction.dim()) if axis != dim % direction.dim()]
     norm = direction.square().sum(axes, keepdim=True).sqrt()

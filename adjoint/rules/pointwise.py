@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adjoint.rules.registry import VJPS, Rule, composition, vjp
+from adjoint.rules.registry import VJPS, Cotangents, Rule, composition, vjp
 
 aten = torch.ops.aten
 
@@ -93,22 +93,24 @@ def conjugate(value: Any) -> Any:
     return value.conjugate() if isinstance(value, complex) else value
 
 
-def _times(cotangent: Any, partial: Any) -> Any:
+def _times(cotangent: Tensor, partial: Tensor | float | complex) -> Tensor:
     if isinstance(partial, (int, float)) and partial == 1:
         return cotangent
     if isinstance(partial, (int, float)) and partial == -1:
         return -cotangent
-    return cotangent * conjugate(partial)
+    product: Tensor = cotangent * conjugate(partial)
+    return product
 
 
-def _over(cotangent: Any, divisor: Any) -> Any:
-    return cotangent / conjugate(divisor)
+def _over(cotangent: Tensor, divisor: Tensor | float | complex) -> Tensor:
+    quotient: Tensor = cotangent / conjugate(divisor)
+    return quotient
 
 
 def rule_of(row: tuple[Partial | None, ...], apply: Callable[..., torch.Tensor]) -> Rule:
     """The rule that a row of a table stands for."""
 
-    def rule(cotangent: Any, out: Any, *args: Any, **kwargs: Any) -> Any:
+    def rule(cotangent: Tensor, out: Tensor, *args: object, **kwargs: object) -> Cotangents:
         def part(partial: Partial) -> Callable[[], torch.Tensor]:
             return lambda: apply(cotangent, partial(out, *args, **kwargs))
 
@@ -122,7 +124,7 @@ VJPS.update({op: rule_of(row, _over) for op, row in RECIPROCALS.items()})
 
 
 @vjp(aten.div.Tensor)
-def div(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Any:
+def div(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Cotangents:
     """dx = g / y, dy = -g out / y."""
     return (
         lambda: cotangent / conjugate(y),
@@ -133,7 +135,7 @@ def div(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Any:
 @vjp(aten.div.Tensor_mode)
 def div_mode(
     cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor, *, rounding_mode: str | None = None
-) -> Any:
+) -> Cotangents:
     """A rounded quotient is piecewise constant."""
     if rounding_mode is not None:
         return (lambda: cotangent.new_zeros(x.shape), lambda: cotangent.new_zeros(y.shape))
@@ -141,19 +143,19 @@ def div_mode(
 
 
 @vjp(aten.tanh.default)
-def tanh(cotangent: Tensor, out: Tensor, x: Tensor) -> Any:
+def tanh(cotangent: Tensor, out: Tensor, x: Tensor) -> Cotangents:
     """g (1 - out^2)"""
     return (aten.tanh_backward.default(cotangent, out),)
 
 
 @vjp(aten.sigmoid.default)
-def sigmoid(cotangent: Tensor, out: Tensor, x: Tensor) -> Any:
+def sigmoid(cotangent: Tensor, out: Tensor, x: Tensor) -> Cotangents:
     """g out (1 - out)"""
     return (aten.sigmoid_backward.default(cotangent, out),)
 
 
 @vjp(aten.tanh_backward.default)
-def tanh_backward(cotangent: Tensor, out: Tensor, g: Tensor, y: Tensor) -> Any:
+def tanh_backward(cotangent: Tensor, out: Tensor, g: Tensor, y: Tensor) -> Cotangents:
     """Of g conj(1 - y^2)."""
     return (
         lambda: aten.tanh_backward.default(cotangent, conjugate(y)),
@@ -162,7 +164,7 @@ def tanh_backward(cotangent: Tensor, out: Tensor, g: Tensor, y: Tensor) -> Any:
 
 
 @vjp(aten.sigmoid_backward.default)
-def sigmoid_backward(cotangent: Tensor, out: Tensor, g: Tensor, y: Tensor) -> Any:
+def sigmoid_backward(cotangent: Tensor, out: Tensor, g: Tensor, y: Tensor) -> Cotangents:
     """Of g conj(y (1 - y))."""
     return (
         lambda: aten.sigmoid_backward.default(cotangent, conjugate(y)),
@@ -171,7 +173,7 @@ def sigmoid_backward(cotangent: Tensor, out: Tensor, g: Tensor, y: Tensor) -> An
 
 
 @vjp(aten.relu.default)
-def relu(cotangent: Tensor, out: Tensor, x: Tensor) -> Any:
+def relu(cotangent: Tensor, out: Tensor, x: Tensor) -> Cotangents:
     """g where the result is positive."""
     return (aten.threshold_backward.default(cotangent, out, 0),)
 
@@ -179,7 +181,7 @@ def relu(cotangent: Tensor, out: Tensor, x: Tensor) -> Any:
 @vjp(aten.threshold_backward.default)
 def threshold_backward(
     cotangent: Tensor, out: Tensor, g: Tensor, x: Tensor, threshold: float
-) -> Any:
+) -> Cotangents:
     """The same selection of the cotangent; x only selects."""
     return (
         lambda: aten.threshold_backward.default(cotangent, x, threshold),
@@ -188,39 +190,39 @@ def threshold_backward(
 
 
 @vjp(aten.silu.default)
-def silu(cotangent: Tensor, out: Tensor, x: Tensor) -> Any:
+def silu(cotangent: Tensor, out: Tensor, x: Tensor) -> Cotangents:
     """g s (1 + x (1 - s)) with s = sigmoid(x)."""
     return (aten.silu_backward.default(cotangent, x),)
 
 
 @composition(aten.silu_backward.default)
-def silu_backward(cotangent: Tensor, x: Tensor) -> Any:
+def silu_backward(cotangent: Tensor, x: Tensor) -> Tensor:
     """g s (1 + x (1 - s)) with s = sigmoid(x)."""
     sigmoid = x.sigmoid()
     return cotangent * sigmoid * (1 + x * (1 - sigmoid))
 
 
 @vjp(aten.mish.default)
-def mish(cotangent: Tensor, out: Tensor, x: Tensor) -> Any:
+def mish(cotangent: Tensor, out: Tensor, x: Tensor) -> Cotangents:
     """Of x tanh(softplus(x))."""
     return (aten.mish_backward.default(cotangent, x),)
 
 
 @composition(aten.mish_backward.default)
-def mish_backward(cotangent: Tensor, x: Tensor) -> Any:
+def mish_backward(cotangent: Tensor, x: Tensor) -> Tensor:
     """g (t + x s (1 - t^2)) with s = sigmoid(x), t = tanh(softplus(x))."""
     slope = torch.nn.functional.softplus(x).tanh()
     return cotangent * (slope + x * x.sigmoid() * (1 - slope * slope))
 
 
 @vjp(aten.abs.default)
-def absolute(cotangent: Tensor, out: Tensor, x: Tensor) -> Any:
+def absolute(cotangent: Tensor, out: Tensor, x: Tensor) -> Cotangents:
     """g x / |x|; zero at zero."""
     return (cotangent * x.sgn(),)
 
 
 @vjp(aten.pow.Tensor_Scalar)
-def pow_scalar(cotangent: Tensor, out: Tensor, x: Tensor, exponent: Any) -> Any:
+def pow_scalar(cotangent: Tensor, out: Tensor, x: Tensor, exponent: Any) -> Cotangents:
     """g e x^(e - 1)"""
     if not isinstance(exponent, (torch.SymInt, torch.SymFloat)) and exponent == 0:
         return (lambda: cotangent.new_zeros(x.shape),)
@@ -228,7 +230,7 @@ def pow_scalar(cotangent: Tensor, out: Tensor, x: Tensor, exponent: Any) -> Any:
 
 
 @vjp(aten.pow.Tensor_Tensor)
-def pow_tensor(cotangent: Tensor, out: Tensor, x: Tensor, exponent: Tensor) -> Any:
+def pow_tensor(cotangent: Tensor, out: Tensor, x: Tensor, exponent: Tensor) -> Cotangents:
     """g e x^(e - 1) and g out log(x); zero for e = 0, and for 0^e with e >= 0.
 
     The mask is applied to the factor, by which forward mode multiplies tangents.
@@ -242,7 +244,7 @@ def pow_tensor(cotangent: Tensor, out: Tensor, x: Tensor, exponent: Tensor) -> A
 
 
 @vjp(aten.pow.Scalar)
-def pow_of_scalar(cotangent: Tensor, out: Tensor, x: float, exponent: Tensor) -> Any:
+def pow_of_scalar(cotangent: Tensor, out: Tensor, x: float, exponent: Tensor) -> Cotangents:
     """g out log(x)"""
     if x == 0:
         return (None, lambda: _exponent_cotangent(cotangent, out, out.new_full((), 0), exponent))
@@ -262,7 +264,7 @@ def _exponent_cotangent(
 
 
 @vjp(aten.atan2.default)
-def atan2(cotangent: Tensor, out: Tensor, y: Tensor, x: Tensor) -> Any:
+def atan2(cotangent: Tensor, out: Tensor, y: Tensor, x: Tensor) -> Cotangents:
     """(g x, -g y) / (x^2 + y^2); zero at the origin."""
     squared = y * y + x * x
     scaled = cotangent * squared.reciprocal().masked_fill(squared == 0, 0)
@@ -270,7 +272,7 @@ def atan2(cotangent: Tensor, out: Tensor, y: Tensor, x: Tensor) -> Any:
 
 
 @vjp(aten.polar.default)
-def polar(cotangent: Tensor, out: Tensor, length: Tensor, angle: Tensor) -> Any:
+def polar(cotangent: Tensor, out: Tensor, length: Tensor, angle: Tensor) -> Cotangents:
     """Of length exp(i angle).
 
     Torch's formula takes the direction from the result, which has none where the length is zero,
@@ -284,7 +286,7 @@ def polar(cotangent: Tensor, out: Tensor, length: Tensor, angle: Tensor) -> Any:
 
 
 @vjp(aten.hypot.default)
-def hypot(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Any:
+def hypot(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Cotangents:
     """g (x, y) / out"""
     return (lambda: cotangent * (x / out), lambda: cotangent * (y / out))
 
@@ -292,7 +294,7 @@ def hypot(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Any:
 @vjp(aten.addcdiv.default)
 def addcdiv(
     cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor, z: Tensor, *, value: float = 1
-) -> Any:
+) -> Cotangents:
     """Of x + value y / z."""
     return (
         cotangent,
@@ -302,14 +304,14 @@ def addcdiv(
 
 
 @vjp(aten.maximum.default)
-def maximum(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Any:
+def maximum(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Cotangents:
     """To the larger argument; where they are equal, half to each."""
     shared = _shared(cotangent, x, y)
     return (lambda: shared.masked_fill(x < y, 0), lambda: shared.masked_fill(x > y, 0))
 
 
 @vjp(aten.minimum.default)
-def minimum(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Any:
+def minimum(cotangent: Tensor, out: Tensor, x: Tensor, y: Tensor) -> Cotangents:
     """To the smaller argument; where they are equal, half to each."""
     shared = _shared(cotangent, x, y)
     return (lambda: shared.masked_fill(x > y, 0), lambda: shared.masked_fill(x < y, 0))
@@ -323,19 +325,19 @@ def _shared(cotangent: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.
 @vjp(aten.clamp.default)
 def clamp(
     cotangent: Tensor, out: Tensor, x: Tensor, min: float | None = None, max: float | None = None
-) -> Any:
+) -> Cotangents:
     """g where x is within the bounds, or equal to one of them."""
     return (_within(cotangent, x, min, max),)
 
 
 @vjp(aten.clamp_min.default)
-def clamp_min(cotangent: Tensor, out: Tensor, x: Tensor, low: float) -> Any:
+def clamp_min(cotangent: Tensor, out: Tensor, x: Tensor, low: float) -> Cotangents:
     """g where x is at least the bound."""
     return (_within(cotangent, x, low, None),)
 
 
 @vjp(aten.clamp_max.default)
-def clamp_max(cotangent: Tensor, out: Tensor, x: Tensor, high: float) -> Any:
+def clamp_max(cotangent: Tensor, out: Tensor, x: Tensor, high: float) -> Cotangents:
     """g where x is at most the bound."""
     return (_within(cotangent, x, None, high),)
 
@@ -353,7 +355,7 @@ def _within(cotangent: torch.Tensor, x: torch.Tensor, low: Any, high: Any) -> to
 
 
 @vjp(aten.where.self)
-def where(cotangent: Tensor, out: Tensor, condition: Tensor, x: Tensor, y: Tensor) -> Any:
+def where(cotangent: Tensor, out: Tensor, condition: Tensor, x: Tensor, y: Tensor) -> Cotangents:
     """To the argument that was selected."""
     return (
         None,
@@ -363,7 +365,9 @@ def where(cotangent: Tensor, out: Tensor, condition: Tensor, x: Tensor, y: Tenso
 
 
 @vjp(aten.masked_fill.Scalar)
-def masked_fill(cotangent: Tensor, out: Tensor, x: Tensor, mask: Tensor, value: float) -> Any:
+def masked_fill(
+    cotangent: Tensor, out: Tensor, x: Tensor, mask: Tensor, value: float
+) -> Cotangents:
     """Zero where it was filled."""
     return (cotangent.masked_fill(mask, 0),)
 
@@ -371,7 +375,7 @@ def masked_fill(cotangent: Tensor, out: Tensor, x: Tensor, mask: Tensor, value: 
 @vjp(aten.masked_fill.Tensor)
 def masked_fill_tensor(
     cotangent: Tensor, out: Tensor, x: Tensor, mask: Tensor, value: Tensor
-) -> Any:
+) -> Cotangents:
     """Zero where it was filled; the value receives the sum over those elements."""
     return (
         lambda: cotangent.masked_fill(mask, 0),
@@ -387,7 +391,7 @@ def native_dropout(
     x: Tensor,
     p: float,
     train: bool | None = None,
-) -> Any:
+) -> Cotangents:
     """g / (1 - p) where it was kept."""
     if train is False:
         return (cotangent[0],)
@@ -396,6 +400,6 @@ def native_dropout(
 
 
 @vjp(aten._to_copy.default)
-def to_copy(cotangent: Tensor, out: Tensor, x: Tensor, **_: Any) -> Any:
+def to_copy(cotangent: Tensor, out: Tensor, x: Tensor, **_: object) -> Cotangents:
     """The cotangent on x's device; the sweep converts its dtype."""
     return (cotangent.to(x.device),)

@@ -96,7 +96,9 @@ NON_DIFFERENTIABLE.update(getattr(prims, name).default for name in _PIECEWISE_CO
 
 
 @composition(prims.broadcast_in_dim.default)
-def broadcast_in_dim(x: Tensor, shape: Sequence[Any], broadcast_dimensions: Sequence[int]) -> Any:
+def broadcast_in_dim(
+    x: Tensor, shape: Sequence[Any], broadcast_dimensions: Sequence[int]
+) -> Tensor:
     """Axis i of x is axis broadcast_dimensions[i] of the result."""
     unit: list[Any] = [1] * len(shape)
     for axis, target in enumerate(broadcast_dimensions):
@@ -112,7 +114,7 @@ def split_dim(x: Tensor, dim: int, outer_length: int) -> Any:
 
 def _reduced(
     function: Callable[..., torch.Tensor], x: Any, dims: Any, *, output_dtype: Any = None
-) -> Any:
+) -> Tensor:
     axes = list(range(x.dim())) if dims is None else list(dims)
     value = function(x, axes) if axes else x
     return value if output_dtype is None else value.to(output_dtype)
@@ -137,7 +139,7 @@ def var(
     correction: float | None = 1,
     *,
     output_dtype: int | None = None,
-) -> Any:
+) -> Tensor:
     """The variance over the axes `dims`."""
     value = torch.var(x, None if dims is None else list(dims), correction=correction)
     return value if output_dtype is None else value.to(output_dtype)

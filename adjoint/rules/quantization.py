@@ -47,7 +47,7 @@ def per_tensor_backward(
     quant_min: int,
     quant_max: int,
     grad_factor: float = 1.0,
-) -> Any:
+) -> tuple[Tensor | None, ...]:
     """One scale and zero point."""
     of_x, of_scale, of_zero = _pull_back(cotangent, x, scale, zero_point, quant_min, quant_max)
     return (
@@ -67,7 +67,7 @@ def per_channel_backward(
     quant_min: int,
     quant_max: int,
     grad_factor: float = 1.0,
-) -> Any:
+) -> tuple[Tensor | None, ...]:
     """A scale and a zero point for each index along an axis."""
     shape = [1] * x.dim()
     shape[axis] = x.shape[axis]
@@ -80,7 +80,9 @@ def per_channel_backward(
 
 
 @vjp(aten._fake_quantize_learnable_per_tensor_affine.default)
-def per_tensor(cotangent: Tensor, out: Tensor, x: Tensor, *quantizer: Any, **named: Any) -> Any:
+def per_tensor(
+    cotangent: Tensor, out: Tensor, x: Tensor, *quantizer: Any, **named: Any
+) -> tuple[Tensor | None, ...]:
     """By the kernel, which supports float32 only."""
     kernel = aten._fake_quantize_learnable_per_tensor_affine_backward.default
     pull_back = kernel if x.dtype == torch.float32 else per_tensor_backward

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from adjoint.rules.registry import composition, vjp
+from adjoint.rules.registry import Cotangents, composition, vjp
 
 aten = torch.ops.aten
 
@@ -22,7 +21,7 @@ def fused_gru_cell(
     hx: Tensor,
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
-) -> Any:
+) -> Cotangents:
     """In ordinary ops: the workspace that the backward kernel takes has no derivative."""
     x, h = input_gates, hidden_gates
     if input_bias is not None and hidden_bias is not None:
@@ -34,7 +33,9 @@ def fused_gru_cell(
 
 
 @composition(aten._thnn_fused_gru_cell_backward.default)
-def fused_gru_cell_backward(cotangent: Tensor, workspace: Tensor, has_bias: bool) -> Any:
+def fused_gru_cell_backward(
+    cotangent: Tensor, workspace: Tensor, has_bias: bool
+) -> tuple[Tensor | None, ...]:
     """In terms of the kernel's workspace: r, z, n, h and b."""
     reset, update, new, hx, hn = workspace.chunk(5, 1)
     return _gru_cotangents(cotangent, reset, update, new, hx, hn, has_bias)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adjoint.rules.registry import vjp
+from adjoint.rules.registry import Cotangents, vjp
 
 aten = torch.ops.aten
 
@@ -30,7 +30,7 @@ def _listed(dim: Any) -> Sequence[int]:
 
 
 @vjp(aten.sum.default)
-def sum_all(cotangent: Tensor, out: Tensor, x: Tensor, **_: Any) -> Any:
+def sum_all(cotangent: Tensor, out: Tensor, x: Tensor, **_: object) -> Cotangents:
     """Every summand receives the cotangent unchanged."""
     return (cotangent.expand(x.shape),)
 
@@ -42,14 +42,14 @@ def sum_dims(
     x: Tensor,
     dim: Sequence[int] | None,
     keepdim: bool = False,
-    **_: Any,
-) -> Any:
+    **_: object,
+) -> Cotangents:
     """Every summand receives the cotangent unchanged."""
     return (restore_axes(cotangent, x, dim, keepdim).expand(x.shape),)
 
 
 @vjp(aten.mean.default)
-def mean_all(cotangent: Tensor, out: Tensor, x: Tensor, **_: Any) -> Any:
+def mean_all(cotangent: Tensor, out: Tensor, x: Tensor, **_: object) -> Cotangents:
     """An equal share for every element."""
     return ((cotangent / x.numel()).expand(x.shape),)
 
@@ -61,7 +61,7 @@ def mean_dims(
     x: Tensor,
     dim: Sequence[int] | None,
     keepdim: bool = False,
-    **_: Any,
+    **_: object,
 ) -> Any:
     """An equal share for every element."""
     axes = range(x.dim()) if dim is None or not _listed(dim) else _listed(dim)
@@ -76,7 +76,7 @@ def _count(x: torch.Tensor, axes: Sequence[int]) -> Any:
 @vjp(aten.var.correction)
 def variance(
     cotangent: Tensor, out: Tensor, x: Tensor, dim: Sequence[int] | None = None, **options: Any
-) -> Any:
+) -> Cotangents:
     """2 (x - mean) / (n - correction)."""
     return (_of_variance(cotangent, x, dim, **options),)
 
@@ -84,7 +84,7 @@ def variance(
 @vjp(aten.std.correction)
 def deviation(
     cotangent: Tensor, out: Tensor, x: Tensor, dim: Sequence[int] | None = None, **options: Any
-) -> Any:
+) -> Cotangents:
     """The derivative of the variance / (2 deviation); zero where the deviation is zero."""
     return (_of_variance(_of_root(cotangent, out), x, dim, **options),)
 
@@ -96,7 +96,7 @@ def variance_and_mean(
     x: Tensor,
     dim: Sequence[int] | None = None,
     **options: Any,
-) -> Any:
+) -> Cotangents:
     """The sum of the derivatives of both results."""
     return (_of_both(cotangent[0], cotangent[1], x, dim, **options),)
 
@@ -108,7 +108,7 @@ def deviation_and_mean(
     x: Tensor,
     dim: Sequence[int] | None = None,
     **options: Any,
-) -> Any:
+) -> Cotangents:
     """The sum of the derivatives of both results."""
     of_variance = None if cotangent[0] is None else _of_root(cotangent[0], out[0])
     return (_of_both(of_variance, cotangent[1], x, dim, **options),)
@@ -159,7 +159,7 @@ def _twice_over(cotangent: torch.Tensor, freedom: Any) -> torch.Tensor:
 
 
 @vjp(aten.prod.default)
-def product_of_all(cotangent: Tensor, out: Tensor, x: Tensor, **_: Any) -> Any:
+def product_of_all(cotangent: Tensor, out: Tensor, x: Tensor, **_: object) -> Cotangents:
     """The product of all other elements."""
     flat = x.to(out.dtype).reshape(-1)
     return ((cotangent * _product_of_others(flat, 0).conj()).reshape(x.shape),)
@@ -167,8 +167,8 @@ def product_of_all(cotangent: Tensor, out: Tensor, x: Tensor, **_: Any) -> Any:
 
 @vjp(aten.prod.dim_int)
 def product(
-    cotangent: Tensor, out: Tensor, x: Tensor, dim: int, keepdim: bool = False, **_: Any
-) -> Any:
+    cotangent: Tensor, out: Tensor, x: Tensor, dim: int, keepdim: bool = False, **_: object
+) -> Cotangents:
     """The product of all other elements."""
     if x.dim() == 0:
         return (cotangent,)
@@ -193,7 +193,7 @@ def _product_of_others(x: torch.Tensor, dim: int) -> torch.Tensor:
 @vjp(aten.amax.default, aten.amin.default)
 def extremum(
     cotangent: Tensor, out: Tensor, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False
-) -> Any:
+) -> Cotangents:
     """All elements that attain the extremum share the cotangent equally."""
     attained = x == restore_axes(out, x, dim, keepdim)
     axes = list(range(x.dim())) if not _listed(dim) else list(_listed(dim))
@@ -208,7 +208,7 @@ def selected(
     x: Tensor,
     dim: int,
     keepdim: bool = False,
-) -> Any:
+) -> Cotangents:
     """The cotangent goes to the element that was selected."""
     return (_scattered(cotangent[0], out[1], x, dim, keepdim),)
 
@@ -221,7 +221,7 @@ def kthvalue(
     k: int,
     dim: int = -1,
     keepdim: bool = False,
-) -> Any:
+) -> Cotangents:
     """The cotangent goes to the element that was selected."""
     return (_scattered(cotangent[0], out[1], x, dim, keepdim),)
 
@@ -247,7 +247,7 @@ def topk(
     dim: int = -1,
     largest: bool = True,
     sorted: bool = True,
-) -> Any:
+) -> Cotangents:
     """Each cotangent goes to the element that was selected."""
     return (_scattered(cotangent[0], out[1], x, dim, keepdim=True),)
 
@@ -259,7 +259,7 @@ def sort(
     x: Tensor,
     dim: int = -1,
     descending: bool = False,
-) -> Any:
+) -> Cotangents:
     """Each cotangent goes to the element that was selected."""
     return (_scattered(cotangent[0], out[1], x, dim, keepdim=True),)
 
@@ -267,7 +267,7 @@ def sort(
 @vjp(aten.logsumexp.default)
 def logsumexp(
     cotangent: Tensor, out: Tensor, x: Tensor, dim: Sequence[int], keepdim: bool = False
-) -> Any:
+) -> Cotangents:
     """g exp(x - out)"""
     total = restore_axes(out, x, dim, keepdim)
     slope = (x - total).exp()
@@ -276,13 +276,15 @@ def logsumexp(
 
 
 @vjp(aten._softmax.default)
-def softmax(cotangent: Tensor, out: Tensor, x: Tensor, dim: int, half_to_float: bool) -> Any:
+def softmax(cotangent: Tensor, out: Tensor, x: Tensor, dim: int, half_to_float: bool) -> Cotangents:
     """out (g - sum(g out))"""
     return (aten._softmax_backward_data.default(cotangent, out, dim, x.dtype),)
 
 
 @vjp(aten._log_softmax.default)
-def log_softmax(cotangent: Tensor, out: Tensor, x: Tensor, dim: int, half_to_float: bool) -> Any:
+def log_softmax(
+    cotangent: Tensor, out: Tensor, x: Tensor, dim: int, half_to_float: bool
+) -> Cotangents:
     """g - exp(out) sum(g)"""
     return (aten._log_softmax_backward_data.default(cotangent, out, dim, x.dtype),)
 
@@ -290,7 +292,7 @@ def log_softmax(cotangent: Tensor, out: Tensor, x: Tensor, dim: int, half_to_flo
 @vjp(aten._softmax_backward_data.default)
 def softmax_backward(
     cotangent: Tensor, out: Tensor, g: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype
-) -> Any:
+) -> Cotangents:
     """Of y (g - sum(g y)): self-adjoint in g, and a product of two functions of y."""
     return (
         lambda: aten._softmax_backward_data.default(cotangent.to(y.dtype), y, dim, y.dtype),
@@ -305,7 +307,7 @@ def softmax_backward(
 @vjp(aten._log_softmax_backward_data.default)
 def log_softmax_backward(
     cotangent: Tensor, out: Tensor, g: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype
-) -> Any:
+) -> Cotangents:
     """Of g - exp(y) sum(g)."""
     return (
         lambda: cotangent - (cotangent * y.exp()).sum(dim, keepdim=True),

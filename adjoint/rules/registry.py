@@ -22,9 +22,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
+
+from torch import Tensor
 
 from adjoint.torch_private.operators import OpOverload, named_arguments
+
+Cotangents: TypeAlias = tuple[Tensor | Callable[[], Tensor] | None, ...]
+"""What a rule returns: one for each argument."""
 
 Rule = Callable[..., Any]
 RuleT = TypeVar("RuleT", bound=Rule)

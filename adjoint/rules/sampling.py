@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ def grid_sampler_backward(
     padding: int,
     align_corners: bool,
     output_mask: Sequence[bool],
-) -> Any:
+) -> tuple[Tensor | None, ...]:
     """Autograd's derivative of the samples, written in ordinary ops."""
     x, grid = (each if each.requires_grad else each.detach().requires_grad_() for each in (x, grid))
     samples = _samples(x, grid, interpolation, padding, align_corners)

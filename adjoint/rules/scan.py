@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from adjoint.graph.operations import exponential_scan
 from adjoint.rules.pointwise import conjugate
-from adjoint.rules.registry import vjp
+from adjoint.rules.registry import Cotangents, vjp
 
 aten = torch.ops.aten
 
 
 @vjp(aten.cumsum.default)
-def cumsum(cotangent: Tensor, out: Tensor, x: Tensor, dim: int, **_: Any) -> Any:
+def cumsum(cotangent: Tensor, out: Tensor, x: Tensor, dim: int, **_: object) -> Cotangents:
     """The sum of the cotangents from each element to the end."""
     return (_suffix_sums(cotangent, dim),)
 
@@ -26,7 +25,9 @@ def _suffix_sums(value: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 @vjp(aten.cummax.default, aten.cummin.default)
-def extremum(cotangent: tuple[Tensor, None], out: Sequence[Tensor], x: Tensor, dim: int) -> Any:
+def extremum(
+    cotangent: tuple[Tensor, None], out: Sequence[Tensor], x: Tensor, dim: int
+) -> Cotangents:
     """Each cotangent goes to the element that was the extremum."""
     if x.dim() == 0:
         return (cotangent[0],)
@@ -34,7 +35,7 @@ def extremum(cotangent: tuple[Tensor, None], out: Sequence[Tensor], x: Tensor, d
 
 
 @vjp(aten.logcumsumexp.default)
-def logcumsumexp(cotangent: Tensor, out: Tensor, x: Tensor, dim: int) -> Any:
+def logcumsumexp(cotangent: Tensor, out: Tensor, x: Tensor, dim: int) -> Cotangents:
     """dx_j = sum_{i >= j} g_i exp(x_j - out_i)
 
     Torch's formula takes the logarithm of the cotangent, so that it has no derivative where the
@@ -48,7 +49,7 @@ def logcumsumexp(cotangent: Tensor, out: Tensor, x: Tensor, dim: int) -> Any:
 @vjp(exponential_scan)
 def scan_of_exponentials(
     cotangent: Tensor, out: Tensor, v: Tensor, a: Tensor, b: Tensor, dim: int, reverse: bool
-) -> Any:
+) -> Cotangents:
     """Of sum_j v_j exp(a_j + b_i): its transpose is the scan from the other end."""
     of_v = exponential_scan(cotangent, conjugate(b), conjugate(a), dim, not reverse)
     return of_v, lambda: conjugate(v) * of_v, lambda: cotangent * conjugate(out)

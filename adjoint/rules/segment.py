@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -24,7 +22,7 @@ def segment_reduce_backward(
     offsets: Tensor | None = None,
     axis: int = 0,
     initial: float | None = None,
-) -> Any:
+) -> Tensor:
     """Each element receives a share of its segment's cotangent.
 
     All elements equal to a maximum or minimum share its cotangent equally.

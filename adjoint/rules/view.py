@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adjoint.rules.registry import composition, vjp
+from adjoint.rules.registry import Cotangents, composition, vjp
 
 aten = torch.ops.aten
 
@@ -24,44 +24,44 @@ aten = torch.ops.aten
     aten.view_copy.default,
     aten._reshape_copy.default,
 )
-def reshaped(cotangent: Tensor, out: Tensor, x: Tensor, *_: Any, **__: Any) -> Any:
+def reshaped(cotangent: Tensor, out: Tensor, x: Tensor, *_: object, **__: object) -> Cotangents:
     """Reshape to x's shape."""
     return (cotangent.reshape(x.shape),)
 
 
 @vjp(aten.expand.default)
-def expand(cotangent: Tensor, out: Tensor, x: Tensor, *_: Any, **__: Any) -> Any:
+def expand(cotangent: Tensor, out: Tensor, x: Tensor, *_: object, **__: object) -> Cotangents:
     """The sweep sums over broadcast axes."""
     return (cotangent,)
 
 
 @vjp(aten.alias.default)
-def alias(cotangent: Tensor, out: Tensor, x: Tensor) -> Any:
+def alias(cotangent: Tensor, out: Tensor, x: Tensor) -> Cotangents:
     """The identity."""
     return (cotangent,)
 
 
 @vjp(aten.permute.default)
-def permute(cotangent: Tensor, out: Tensor, x: Tensor, dims: Sequence[int]) -> Any:
+def permute(cotangent: Tensor, out: Tensor, x: Tensor, dims: Sequence[int]) -> Cotangents:
     """The inverse permutation."""
     order = [dim % x.dim() for dim in dims]
     return (cotangent.permute([order.index(axis) for axis in range(x.dim())]),)
 
 
 @vjp(aten.transpose.int)
-def transpose(cotangent: Tensor, out: Tensor, x: Tensor, dim0: int, dim1: int) -> Any:
+def transpose(cotangent: Tensor, out: Tensor, x: Tensor, dim0: int, dim1: int) -> Cotangents:
     """Swap the same two axes."""
     return (cotangent.transpose(dim0, dim1),)
 
 
 @vjp(aten.t.default)
-def t(cotangent: Tensor, out: Tensor, x: Tensor) -> Any:
+def t(cotangent: Tensor, out: Tensor, x: Tensor) -> Cotangents:
     """Swap the same two axes."""
     return (cotangent.t(),)
 
 
 @vjp(aten.flip.default)
-def flip(cotangent: Tensor, out: Tensor, x: Tensor, dims: list[int]) -> Any:
+def flip(cotangent: Tensor, out: Tensor, x: Tensor, dims: list[int]) -> Cotangents:
     """Flip the same axes."""
     return (cotangent.flip(dims),)
 
@@ -73,14 +73,14 @@ def roll(
     x: Tensor,
     shifts: list[int] | int,
     dims: list[int] | tuple[()] = (),
-) -> Any:
+) -> Cotangents:
     """Roll by the opposite shifts."""
     back = [-each for each in (shifts if isinstance(shifts, (list, tuple)) else [shifts])]
     return (cotangent.roll(back, dims),)
 
 
 @vjp(aten.select.int)
-def select(cotangent: Tensor, out: Tensor, x: Tensor, dim: int, index: int) -> Any:
+def select(cotangent: Tensor, out: Tensor, x: Tensor, dim: int, index: int) -> Cotangents:
     """The cotangent in its position, zeros elsewhere."""
     return (aten.select_backward.default(cotangent, x.shape, dim, index),)
 
@@ -88,7 +88,7 @@ def select(cotangent: Tensor, out: Tensor, x: Tensor, dim: int, index: int) -> A
 @vjp(aten.select_backward.default)
 def select_backward(
     cotangent: Tensor, out: Tensor, g: Tensor, input_sizes: Sequence[int], dim: int, index: int
-) -> Any:
+) -> Cotangents:
     """The inverse selection."""
     return (cotangent.select(dim, index),)
 
@@ -102,7 +102,7 @@ def slice_(
     start: int | None = None,
     end: int | None = None,
     step: int = 1,
-) -> Any:
+) -> Cotangents:
     """The cotangent in its position, zeros elsewhere."""
     start = 0 if start is None else start
     end = x.shape[dim] if end is None else end
@@ -119,7 +119,7 @@ def slice_backward(
     start: int,
     end: int,
     step: int,
-) -> Any:
+) -> Cotangents:
     """The inverse selection."""
     return (aten.slice.Tensor(cotangent, dim, start, end, step),)
 
@@ -127,7 +127,7 @@ def slice_backward(
 @vjp(aten.diagonal.default)
 def diagonal(
     cotangent: Tensor, out: Tensor, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> Any:
+) -> Cotangents:
     """The cotangent in its position, zeros elsewhere."""
     return (aten.diagonal_backward.default(cotangent, x.shape, offset, dim1, dim2),)
 
@@ -141,7 +141,7 @@ def diagonal_backward(
     offset: int,
     dim1: int,
     dim2: int,
-) -> Any:
+) -> Cotangents:
     """The inverse selection."""
     return (cotangent.diagonal(offset, dim1, dim2),)
 
@@ -179,7 +179,7 @@ def stack(cotangent: Tensor, out: Tensor, tensors: Sequence[Any], dim: int = 0) 
 @vjp(aten.unbind.int)
 def unbind(
     cotangent: Sequence[Tensor | None], out: Sequence[Tensor], x: Tensor, dim: int = 0
-) -> Any:
+) -> Cotangents:
     """Stack the cotangents."""
     present = [index for index, each in enumerate(cotangent) if each is not None]
     if len(present) == 1:
@@ -191,7 +191,7 @@ def unbind(
 @vjp(aten.split.Tensor, aten.split_with_sizes.default)
 def split(
     cotangent: Sequence[Tensor | None], out: Sequence[Tensor], x: Tensor, sizes: Any, dim: int = 0
-) -> Any:
+) -> Cotangents:
     """Concatenate the cotangents."""
     return (torch.cat(_filled(cotangent, out), dim),)
 
@@ -207,13 +207,13 @@ def _filled(cotangents: Sequence[Any], outs: Sequence[Any]) -> list[torch.Tensor
 @vjp(aten.constant_pad_nd.default)
 def constant_pad(
     cotangent: Tensor, out: Tensor, x: Tensor, pad: Sequence[Any], value: float = 0
-) -> Any:
+) -> Cotangents:
     """Pad by the opposite amounts: crop the padding, and zeros for what was cropped."""
     return (aten.constant_pad_nd.default(cotangent, [-each for each in pad]),)
 
 
 @vjp(aten._conj.default)
-def conj(cotangent: Tensor, out: Tensor, x: Tensor) -> Any:
+def conj(cotangent: Tensor, out: Tensor, x: Tensor) -> Cotangents:
     """The conjugate."""
     return (cotangent.conj(),)
 
@@ -221,7 +221,7 @@ def conj(cotangent: Tensor, out: Tensor, x: Tensor) -> Any:
 @composition(aten.as_strided.default)
 def as_strided(
     x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> Any:
+) -> Tensor:
     """Offsets count from the first element of x, whose fake may lie within a larger storage."""
     return x.as_strided(size, stride, x.storage_offset() + (storage_offset or 0))
 
@@ -235,7 +235,7 @@ def as_strided_scatter(
     size: Sequence[int],
     stride: Sequence[int],
     storage_offset: int | None = None,
-) -> Any:
+) -> Cotangents:
     """The source receives the elements that it replaced; x receives the others.
 
     Torch's own formula gives x the cotangent of the replaced elements, too.
