@@ -20,6 +20,9 @@ aten = torch.ops.aten
 
 Formula: TypeAlias = Callable[..., Expression]
 
+Operand: TypeAlias = Expression | float
+"""An argument of a formula."""
+
 
 @dataclass(frozen=True)
 class Pointwise:
@@ -45,17 +48,15 @@ def binary(name: str) -> Formula:
     return lambda x, y: apply(name, x, _like(y, x))
 
 
-def _like(value: Any, other: Expression) -> Expression:
-    if isinstance(value, (int, float)):
-        return constant(value, other.dtype)
-    expression: Expression = value
-    return expression
+def _like(value: Operand, other: Expression) -> Expression:
+    return constant(value, other.dtype) if isinstance(value, (int, float)) else value
 
 
-def where(condition: Expression, yes: Any, no: Any) -> Expression:
-    dtype = yes.dtype if not isinstance(yes, (int, float)) else no.dtype
-    branches = [constant(v, dtype) if isinstance(v, (int, float)) else v for v in (yes, no)]
-    return apply("select", condition, *branches)
+def where(condition: Expression, yes: Operand, no: Operand) -> Expression:
+    if isinstance(yes, (int, float)):
+        assert not isinstance(no, (int, float)), "one of the branches has a dtype"
+        return apply("select", condition, constant(yes, no.dtype), no)
+    return apply("select", condition, yes, _like(no, yes))
 
 
 def is_nan(x: Expression) -> Expression:
@@ -74,25 +75,25 @@ def tanh(x: Expression) -> Expression:
     return apply("tanh", x)
 
 
-def _sum(x: Expression, y: object, alpha: Any = 1) -> Expression:
+def _sum(x: Expression, y: Operand, alpha: float = 1) -> Expression:
     term = _like(y, x)
     return x + (term if alpha == 1 else term * alpha)
 
 
-def _difference(x: Expression, y: object, alpha: Any = 1) -> Expression:
+def _difference(x: Expression, y: Operand, alpha: float = 1) -> Expression:
     term = _like(y, x)
     return x - (term if alpha == 1 else term * alpha)
 
 
-def _reversed_difference(x: Expression, y: Any, alpha: Any = 1) -> Expression:
+def _reversed_difference(x: Expression, y: Operand, alpha: float = 1) -> Expression:
     return _like(y, x) - (x if alpha == 1 else x * alpha)
 
 
-def _product(x: Expression, y: Any) -> Expression:
+def _product(x: Expression, y: Operand) -> Expression:
     return apply("and", x, _like(y, x)) if x.dtype == torch.bool else x * y
 
 
-def _divided(x: Expression, y: object, rounding_mode: str | None = None) -> Expression:
+def _divided(x: Expression, y: Operand, rounding_mode: str | None = None) -> Expression:
     by = _like(y, x)
     if rounding_mode is None:
         return x / by
@@ -115,7 +116,7 @@ def _floor_divided(x: Expression, y: Expression) -> Expression:
     return where(y.equals(0), x / y, result)
 
 
-def _remainder(x: Expression, y: object) -> Expression:
+def _remainder(x: Expression, y: Operand) -> Expression:
     y = _like(y, x)
     if not x.dtype.is_floating_point:
         return apply("mod", x, y)
@@ -124,7 +125,7 @@ def _remainder(x: Expression, y: object) -> Expression:
     return where(wrong, rest + y, rest)
 
 
-def _power(x: Expression, y: object, result: torch.dtype) -> Expression:
+def _power(x: Expression, y: Operand, result: torch.dtype) -> Expression:
     """Small integer exponents are products, as in eager."""
     # Eager takes no roots of float16: they differ at -0 and at -inf.
     if result == torch.float16 and y in (0.5, -0.5):
@@ -163,7 +164,7 @@ def _whole_power(x: Expression, exponent: int) -> Expression:
     return power
 
 
-def _clamp(x: Expression, low: object = None, high: object = None) -> Expression:
+def _clamp(x: Expression, low: Operand | None = None, high: Operand | None = None) -> Expression:
     if low is not None:
         x = apply("maximum", x, _like(low, x))
     if high is not None:
@@ -212,12 +213,17 @@ def _softplus_backward(
     return where(x * beta > threshold, cotangent, cotangent * z / (z + 1))
 
 
-def _elu(x: Expression, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Expression:
+def _elu(x: Expression, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Expression:
     return where(x > 0, x * scale, apply("expm1", x * input_scale) * (alpha * scale))
 
 
 def _elu_backward(
-    cotangent: Expression, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: Expression
+    cotangent: Expression,
+    alpha: float,
+    scale: float,
+    input_scale: float,
+    is_result: bool,
+    x: Expression,
 ) -> Expression:
     if is_result:
         low = cotangent * input_scale * (x + alpha * scale)
@@ -227,16 +233,16 @@ def _elu_backward(
 
 
 def _leaky_relu_backward(
-    cotangent: Expression, x: Expression, slope: Any, is_result: bool
+    cotangent: Expression, x: Expression, slope: float, is_result: bool
 ) -> Expression:
     return where(x > 0, cotangent, cotangent * slope)
 
 
-def _hardtanh_backward(cotangent: Expression, x: Expression, low: Any, high: Any) -> Expression:
+def _hardtanh_backward(cotangent: Expression, x: Expression, low: float, high: float) -> Expression:
     return where(apply("or", x <= low, x >= high), constant(0, x.dtype), cotangent)
 
 
-def _threshold_backward(cotangent: Expression, x: Expression, threshold: Any) -> Expression:
+def _threshold_backward(cotangent: Expression, x: Expression, threshold: float) -> Expression:
     return where(x <= threshold, constant(0, x.dtype), cotangent)
 
 
@@ -252,7 +258,7 @@ def _mish(x: Expression) -> Expression:
     return x * tanh(_softplus(x))
 
 
-def _lerp(start: Expression, end: Expression, weight: object) -> Expression:
+def _lerp(start: Expression, end: Expression, weight: Operand) -> Expression:
     weight = _like(weight, start)
     near = start + weight * (end - start)
     far = end - (end - start) * (1 - weight)
@@ -266,7 +272,7 @@ def _logical(name: str) -> Formula:
     return formula
 
 
-def _xlogy(x: Expression, y: object) -> Expression:
+def _xlogy(x: Expression, y: Operand) -> Expression:
     y = _like(y, x)
     plain = where(x.equals(0), constant(0, x.dtype), x * apply("log", y))
     return where(is_nan(y), y, plain)
@@ -308,11 +314,11 @@ def _has_sign(x: Expression) -> Expression:
     return apply("copysign", constant(1, x.dtype), x) < 0
 
 
-def _masked_fill(x: Expression, mask: Expression, value: object) -> Expression:
+def _masked_fill(x: Expression, mask: Expression, value: Operand) -> Expression:
     return where(cast(mask, torch.bool), _like(value, x), x)
 
 
-def _where(condition: Expression, yes: object, no: object) -> Expression:
+def _where(condition: Expression, yes: Operand, no: Operand) -> Expression:
     return where(cast(condition, torch.bool), yes, no)
 
 

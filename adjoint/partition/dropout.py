@@ -8,11 +8,12 @@ and a mask of floating-point numbers is saved as one of booleans.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import replace as changed
-from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
 from adjoint.graph.metadata import region_of, set_region, tensor_of, value_of
 from adjoint.graph.origins import for_part_of, replace
@@ -63,7 +64,11 @@ def _narrow(draw: fx.Node) -> None:
 
 
 def _after(
-    node: fx.Node, op: Any, args: tuple[Any, ...], value: Any = None, **named: Any
+    node: fx.Node,
+    op: Callable[..., object],
+    args: tuple[Argument, ...],
+    value: object = None,
+    **named: Argument,
 ) -> fx.Node:
     """A call of `op` after `node`, and a part of it."""
     with node.graph.inserting_after(node):

@@ -7,16 +7,16 @@ are only two numbers for each row.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
 from adjoint.graph.copying import GraphCopy
 from adjoint.graph.metadata import value_of
 from adjoint.graph.origins import for_part_of, replace
 from adjoint.graph.purity import remove_dead_code
 from adjoint.partition.split import is_cheap
+from adjoint.torch_private.operators import OpOverload
 
 aten = torch.ops.aten
 
@@ -70,7 +70,7 @@ def _is_opened(node: fx.Node) -> bool:
 
 
 def _opened(node: fx.Node) -> fx.Node:
-    def call(op: Any, *args: Any) -> fx.Node:
+    def call(op: OpOverload, *args: Argument) -> fx.Node:
         made = node.graph.call_function(op, args)
         values = [value_of(arg) if isinstance(arg, fx.Node) else arg for arg in args]
         made.meta = for_part_of(node, op(*values))

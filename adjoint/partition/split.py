@@ -234,7 +234,7 @@ class Split:
         set_output_descriptors(graph_module.graph, tuple(descriptors))
         return Forward(graph_module, len(self.results), tuple(saved), tuple(outputs))
 
-    def backward(self, nodes: Sequence[Any], saved: Sequence[Input]) -> Backward:
+    def backward(self, nodes: Sequence[fx.Node | None], saved: Sequence[Input]) -> Backward:
         """The backward graph, whose inputs are values that a forward graph saved, and tangents.
 
         `nodes`: for each output of the forward graph, its node in this joint graph.
@@ -244,7 +244,9 @@ class Split:
         for descriptor in saved:
             if descriptor not in inputs:
                 assert isinstance(descriptor, SavedInput)
-                available.setdefault(nodes[descriptor.of.index], descriptor)
+                node = nodes[descriptor.of.index]
+                assert node is not None
+                available.setdefault(node, descriptor)
         available.update({inputs[each]: each for each in saved if each in inputs})
         read_sizes_of([*available, *self.tangents], self.joint.graph, available)
         gradients = [node for node, _ in self.gradients]
@@ -309,7 +311,9 @@ def is_cheap(node: fx.Node) -> bool:
     if node.target in _BY_INDEX or _is_cast(node) or _is_short_product(node):
         return True
     if node.target in _SOFTMAX:
-        return bool(_before_views_and_casts(node.args[0]).itemsize < value_of(node).itemsize)
+        return bool(
+            _before_views_and_casts(node.all_input_nodes[0]).itemsize < value_of(node).itemsize
+        )
     tags = node.target.tags
     if torch.Tag.pointwise not in tags or torch.Tag.nondeterministic_seeded in tags:
         return False
@@ -334,7 +338,7 @@ def _is_cast(node: fx.Node) -> bool:
     return bool(source.device == result.device and source.layout == result.layout)
 
 
-def _before_views_and_casts(node: Any) -> torch.Tensor:
+def _before_views_and_casts(node: fx.Node) -> torch.Tensor:
     """The value that `node` is computed from by views and casts alone."""
     while (is_free(node) and node.all_input_nodes) or _is_cast(node):
         node = node.all_input_nodes[0]
