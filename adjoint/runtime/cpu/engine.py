@@ -147,7 +147,7 @@ def load(text: str, names: Sequence[str], is_tuned: bool = True) -> list[NativeF
             lambda: compile_object(text, machine, is_tuned),
             lambda image: _checked(image, names),
             LLVMError,
-            f"{names[0]} and {len(names) - 1} other functions",
+            ", ".join(names[:3]),
         )
         return _loaded(image, names, facts)
 
