@@ -121,7 +121,12 @@ def compile(
     mode: str | None = None,
     **options: Any,
 ) -> Callable[..., Any]:
-    """`torch.compile(function, backend="adjoint", ...)`; without a function, a decorator."""
+    """`torch.compile(function, backend="adjoint", ...)`; without a function, a decorator.
+
+    >>> import torch, adjoint
+    >>> adjoint.compile(lambda x: x.square().sum())(torch.ones(3))
+    tensor(3.)
+    """
     if function is None:
         return functools.partial(
             compile, fullgraph=fullgraph, dynamic=dynamic, mode=mode, **options

@@ -109,12 +109,24 @@ def compile_graph(
 def capture(
     function: Callable[..., Any], *args: Any, dynamic: bool = False, **kwargs: Any
 ) -> CapturedProgram:
-    """The pure graph of `function(*args, **kwargs)`, with descriptors of its inputs and outputs."""
+    """The pure graph of `function(*args, **kwargs)`, with descriptors of its inputs and outputs.
+
+    >>> import torch, adjoint
+    >>> captured = adjoint.capture(lambda x: x.sin() * 2, torch.rand(3))
+    >>> "aten.sin.default" in captured.show()
+    True
+    """
     return capture_call(function, args, kwargs, dynamic)
 
 
 def run(captured: CapturedProgram, *args: Any, **kwargs: Any) -> Any:
-    """Call a captured function with the reference executor."""
+    """Call a captured function with the reference executor.
+
+    >>> import torch, adjoint
+    >>> captured = adjoint.capture(lambda x: x * 2, torch.ones(2))
+    >>> adjoint.run(captured, torch.tensor([3.0, 4.0]))
+    tensor([6., 8.])
+    """
     return run_call(captured, args, kwargs)
 
 

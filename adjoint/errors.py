@@ -33,6 +33,13 @@ class CaptureError(RuntimeError):
           way out: use torch.where(mask, x, 0), whose size is known
 
     It is raised before anything has run: inputs and buffers are unchanged.
+
+        >>> import torch, adjoint
+        >>> try:
+        ...     adjoint.capture(lambda x: x if x.sum() > 0 else -x, torch.ones(2))
+        ... except adjoint.CaptureError as error:
+        ...     print(error.remedy != "")
+        True
     """
 
     def __init__(
@@ -66,7 +73,11 @@ class OutsideLevelError(CaptureError):
 
 
 class FallbackWarning(UserWarning):
-    """Part of a program runs in eager torch, because adjoint cannot compile it."""
+    """Part of a program runs in eager torch, because adjoint cannot compile it.
+
+    >>> import warnings, adjoint
+    >>> warnings.simplefilter("error", adjoint.FallbackWarning)  # None goes unnoticed.
+    """
 
 
 class CacheWarning(UserWarning):
@@ -81,6 +92,11 @@ class DifferentiationError(RuntimeError):
           way out: detach its argument, or give the op a rule with adjoint.vjp_rule
 
     It is raised when the derivative is built, before it runs.
+
+        >>> import adjoint
+        >>> print(adjoint.DifferentiationError("aten.igamma.default", 1, "it has no derivative"))
+        cannot differentiate aten.igamma.default at order 1: it has no derivative
+          way out: detach its argument, or give the op a rule with adjoint.vjp_rule
     """
 
     def __init__(
@@ -112,6 +128,11 @@ class MismatchError(RuntimeError):
           in kernel fused_cos_mul, which is wrong as soon as it computes this op
 
     It is raised with the option `check`, by the call or the backward pass that is wrong.
+
+        >>> import torch, adjoint
+        >>> checked = adjoint.compile(lambda x: x.sin(), check="every")
+        >>> checked(torch.zeros(2))  # It is right; otherwise this would raise.
+        tensor([0., 0.])
     """
 
     def __init__(self, what: str, why: str, op: str = "", source: SourceLine | None = None) -> None:
@@ -138,6 +159,10 @@ class RewriteError(RuntimeError):
           at model.py:12 in forward: y = torch.relu(x + y)
 
     The graph is as it was.
+
+        >>> import adjoint
+        >>> print(adjoint.RewriteError("add-relu", "use-add-relu", None, "it computes f32[3]"))
+        rule 'add-relu' of pass 'use-add-relu': it computes f32[3]
     """
 
     def __init__(

@@ -20,7 +20,12 @@ from adjoint.passes import Pass
 
 @dataclass(frozen=True)
 class Options:
-    """The choices of one compilation. An illegal value cannot be constructed."""
+    """The choices of one compilation. An illegal value cannot be constructed.
+
+    >>> import adjoint
+    >>> adjoint.Options(target="loops").target
+    'loops'
+    """
 
     target: Literal["native", "loops", "reference"] = "native"
     """What runs the graph. `native`: fused native kernels, on the device where the tensors are;

@@ -40,7 +40,12 @@ class Described(Protocol):
 
 @dataclass(frozen=True)
 class Pass:
-    """A named function from graph to graph, and where it runs."""
+    """A named function from graph to graph, and where it runs.
+
+    >>> import adjoint
+    >>> adjoint.graph_pass("leave-alone")(lambda graph_module: graph_module).name
+    'leave-alone'
+    """
 
     name: str
     run: Run
@@ -76,7 +81,17 @@ class Pass:
 
 
 def graph_pass(name: str, place: Place = "post", after: str | None = None) -> Callable[[Run], Pass]:
-    """Make a pass of a function: `@graph_pass("merge-views", "joint")`."""
+    """Make a pass of a function: `@graph_pass("merge-views", "joint")`.
+
+    >>> import torch, adjoint
+    >>> @adjoint.graph_pass("count", "primal")
+    ... def count(graph_module):
+    ...     print(len(graph_module.graph.nodes), "nodes")
+    ...     return graph_module
+    >>> adjoint.compile(lambda x: x.sin().cos(), passes=[count])(torch.zeros(1))
+    4 nodes
+    tensor([1.])
+    """
     return lambda run: Pass(name, run, place, after)
 
 

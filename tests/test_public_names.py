@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import doctest
+import inspect
 import subprocess
 import sys
+import warnings
 
 import pytest
+import torch
 
 import adjoint
 
@@ -37,3 +41,17 @@ def test_capture_is_the_function_whatever_was_imported_first() -> None:
 def test_modules_are_found_as_attributes() -> None:
     run("import adjoint\nassert adjoint.options.Options is adjoint.Options")
     run("from adjoint import *\nassert capture and grad")
+
+
+@pytest.mark.parametrize("name", adjoint.__all__)
+def test_the_docstring_has_an_example_that_runs(name: str) -> None:
+    value = getattr(adjoint, name)
+    doc = inspect.getdoc(value) or ""
+    test = doctest.DocTestParser().get_doctest(doc, {}, name, None, 0)
+    assert test.examples, f"adjoint.{name} has no example"
+    said: list[str] = []
+    torch.compiler.reset()
+    with warnings.catch_warnings():
+        runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE, verbose=False)
+        runner.run(test, out=said.append, clear_globs=False)
+    assert not said, "".join(said)

@@ -42,6 +42,10 @@ class Explanation:
 
     `print(explanation)` is for a terminal, `explanation.save("report.html")` a page for a browser,
     `explanation.data()` the same as plain data.
+
+        >>> import torch, adjoint
+        >>> adjoint.explain(lambda x: x.sin(), torch.rand(8), order=0).timings[0].name
+        'sin'
     """
 
     function: str

@@ -38,7 +38,13 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """What a function saves for its derivative, and the memory that both take."""
+    """What a function saves for its derivative, and the memory that both take.
+
+    >>> import torch, adjoint
+    >>> report = adjoint.saved_values(lambda x: x.exp().sum(), torch.rand(4, requires_grad=True))
+    >>> isinstance(report, adjoint.MemoryReport)
+    True
+    """
 
     values: tuple[SavedValue, ...]
     """The largest first."""
@@ -150,6 +156,11 @@ def saved_values(function: Callable[..., Any], *args: object, **kwargs: object) 
 
     The function is captured and compiled, but not run.  The derivative is with respect to the
     tensors that require grad; if none does, to all floating-point arguments.
+
+        >>> import torch, adjoint
+        >>> x = torch.rand(4, requires_grad=True)
+        >>> adjoint.saved_values(lambda x: x.exp().sum(), x).bytes
+        16
     """
     compiler = Compiler(Options(progress=False))
     captured = compiler.captured_call(function, args, kwargs, False)

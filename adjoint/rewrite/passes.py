@@ -50,6 +50,14 @@ def replaces(
     stands for one of any sizes, a number for any number.  `where`: what has to hold for a match.
     The name of the pass is that of the function.  At `primal`, before differentiation, derivatives
     are those of the new function.
+
+        >>> import torch, adjoint
+        >>> @adjoint.replaces(lambda x: torch.exp(torch.log(x)), torch.ones(2))
+        ... def identity(x):
+        ...     return x.clone()
+        >>> compiled = adjoint.compile(lambda x: torch.exp(torch.log(x)), passes=[identity])
+        >>> compiled(torch.tensor([-1.0]))
+        tensor([-1.])
     """
 
     def make(function: Callable[..., Any]) -> Pass:

@@ -96,6 +96,17 @@ def vjp_rule(op: OpOverload) -> Callable[[RuleT], RuleT]:
     @adjoint.vjp_rule(torch.ops.mylib.spline.default)
     def spline_vjp(cotangent, out, x, knots):
         return cotangent * spline_slope(x, knots), None
+
+        >>> import torch, adjoint
+        >>> @torch.library.custom_op("mylib::triple", mutates_args=())
+        ... def triple(x: torch.Tensor) -> torch.Tensor:
+        ...     return 3 * x
+        >>> _ = triple.register_fake(torch.empty_like)
+        >>> @adjoint.vjp_rule(torch.ops.mylib.triple.default)
+        ... def triple_vjp(cotangent, out, x):
+        ...     return (3 * cotangent,)
+        >>> adjoint.grad(lambda x: triple(x).sum())(torch.ones(2))
+        tensor([3., 3.])
     """
 
     def register(rule: RuleT) -> RuleT:

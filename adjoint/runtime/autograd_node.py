@@ -138,6 +138,8 @@ class GradProgram:
         self.wrt = wrt
         self.compiler = compiler
         self.checker = compiler.checker
+        self.keeps_inputs = compiler.checker is not None or self.falls_back
+        """Whether eager autograd may have to run the graph again."""
         self.following = ReachedNodes()
         self._make = make
         self._has_failed = False
@@ -162,11 +164,6 @@ class GradProgram:
     def falls_back(self) -> bool:
         """Whether eager autograd takes over what cannot be differentiated."""
         return self.compiler.options.unsupported == "eager"
-
-    @property
-    def keeps_inputs(self) -> bool:
-        """Whether eager autograd may have to run the graph again."""
-        return self.checker is not None or self.falls_back
 
     @property
     def saved_inputs(self) -> frozenset[int]:

@@ -44,6 +44,10 @@ def grad(
     `dynamic`, here and in all transforms: whether one program is for all sizes from the first call
     on, or never; None: from the second value that a size has.  `options`, too: those of
     `torch.compile(backend="adjoint", options=...)`.
+
+        >>> import torch, adjoint
+        >>> adjoint.grad(lambda x: x.square().sum())(torch.tensor([1.0, 2.0]))
+        tensor([2., 4.])
     """
 
     def gradient(*args: object, **kwargs: object) -> Any:
@@ -63,7 +67,12 @@ def value_and_grad(
     dynamic: bool | None = None,
     options: OptionMapping = None,
 ) -> Function:
-    """The value of a scalar function (or (value, aux)), then its gradient."""
+    """The value of a scalar function (or (value, aux)), then its gradient.
+
+    >>> import torch, adjoint
+    >>> adjoint.value_and_grad(lambda x: x.square().sum())(torch.tensor([1.0, 2.0]))
+    (tensor(5.), tensor([2., 4.]))
+    """
 
     def both(*args: object, **kwargs: object) -> object:
         return _value_and_grad(function, argnums, has_aux, args, kwargs)
@@ -97,6 +106,11 @@ def vjp(
     """The value at `primals`, and the function from cotangents of it to cotangents of `primals`.
 
     With `has_aux`, the function returns (value, aux), and aux comes last here.
+
+        >>> import torch, adjoint
+        >>> value, pull = adjoint.vjp(lambda x: x * 3, torch.ones(2))
+        >>> pull(torch.tensor([1.0, 2.0]))
+        (tensor([3., 6.]),)
     """
     if is_traced() or (current_tracer() is None and is_left_to_torch()):
         return torch.func.vjp(function, *primals, has_aux=has_aux)
@@ -159,6 +173,10 @@ def jvp(
     """The value at `primals`, and its directional derivative along `tangents`.
 
     `strict`: a result that does not depend on the primals is an error.
+
+        >>> import torch, adjoint
+        >>> adjoint.jvp(lambda x: x * x, (torch.tensor(3.0),), (torch.tensor(1.0),))
+        (tensor(9.), tensor(6.))
     """
     contract.check_is_tuple(primals)
 
@@ -189,6 +207,11 @@ def linearize(
     """The value at `primals`, and the function from tangents to the derivative along them.
 
     The function is run once, whatever the number of tangents.
+
+        >>> import torch, adjoint
+        >>> value, push = adjoint.linearize(lambda x: x * x, torch.tensor(3.0))
+        >>> push(torch.tensor(1.0)), push(torch.tensor(10.0))
+        (tensor(6.), tensor(60.))
     """
     if is_traced() or (current_tracer() is None and is_left_to_torch()):
         return _linearize_in_torch(function, primals)
@@ -244,7 +267,13 @@ def hvp(
     dynamic: bool | None = None,
     options: OptionMapping = None,
 ) -> Any:
-    """The value of a scalar function, and its Hessian at `primals` applied to `tangents`."""
+    """The value of a scalar function, and its Hessian at `primals` applied to `tangents`.
+
+    >>> import torch, adjoint
+    >>> x, v = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0])
+    >>> adjoint.hvp(lambda x: (x**3).sum(), (x,), (v,))
+    (tensor(9.), (tensor([6., 0.]),))
+    """
     contract.check_is_tuple(primals)
     argnums = tuple(range(len(primals)))
 
@@ -278,7 +307,12 @@ def vmap(
     dynamic: bool | None = None,
     options: OptionMapping = None,
 ) -> Function:
-    """`function` for each element of a batch, in one program."""
+    """`function` for each element of a batch, in one program.
+
+    >>> import torch, adjoint
+    >>> adjoint.vmap(lambda x: x.sum())(torch.ones(2, 3))
+    tensor([3., 3.])
+    """
     batched = torch.func.vmap(
         function, in_dims, out_dims, randomness=randomness, chunk_size=chunk_size
     )

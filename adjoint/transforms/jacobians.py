@@ -30,7 +30,13 @@ def jacrev(
     dynamic: bool | None = None,
     options: OptionMapping = None,
 ) -> Function:
-    """The Jacobian, by rows; `chunk_size` of them at a time."""
+    """The Jacobian, by rows; `chunk_size` of them at a time.
+
+    >>> import torch, adjoint
+    >>> adjoint.jacrev(lambda x: x * x)(torch.tensor([1.0, 2.0]))
+    tensor([[2., 0.],
+            [0., 4.]])
+    """
     contract.check_chunk_size("jacrev", chunk_size)
 
     def blocks(
@@ -59,6 +65,11 @@ def jacfwd(
 
     `randomness`: whether the function may draw random numbers (not if "error"), and whether each
     column has its own ("different") or all have the same.
+
+        >>> import torch, adjoint
+        >>> adjoint.jacfwd(lambda x: x * x)(torch.tensor([1.0, 2.0]))
+        tensor([[2., 0.],
+                [0., 4.]])
     """
 
     def blocks(
@@ -91,7 +102,13 @@ def hessian(
     dynamic: bool | None = None,
     options: OptionMapping = None,
 ) -> Function:
-    """The matrix of second derivatives."""
+    """The matrix of second derivatives.
+
+    >>> import torch, adjoint
+    >>> adjoint.hessian(lambda x: (x**3).sum())(torch.tensor([1.0, 2.0]))
+    tensor([[ 6.,  0.],
+            [ 0., 12.]])
+    """
     return jacfwd(jacrev(function, argnums), argnums, dynamic=dynamic, options=options)
 
 

@@ -45,7 +45,7 @@ def mismatch(order: int = 1, **options: Any) -> MismatchError:
 
 
 def test_what_is_right_passes_at_every_order() -> None:
-    differentiated(3, "every")
+    differentiated(2, "every")
 
 
 def test_a_wrong_kernel_is_found_with_op_line_values_and_kernel() -> None:
@@ -116,6 +116,7 @@ def test_the_script_shows_the_difference(tmp_path: Path) -> None:
     runpy.run_path(str(script))
 
 
+@pytest.mark.slow
 def test_the_script_of_a_derivative_shows_the_difference(tmp_path: Path) -> None:
     script = tmp_path / "reproduction.py"
     with wrong_rule(aten.cos.default, torch.sin):
@@ -185,6 +186,7 @@ def test_the_first_call_is_checked_once_and_costs_little() -> None:
     assert counted_evaluations(step) == 0
 
 
+@pytest.mark.slow
 def test_a_derivative_that_eager_lacks_is_not_compared() -> None:
     compiled = torch.compile(
         lambda x: nn.functional.layer_norm(x, (4,)).square().sum(),
