@@ -38,7 +38,7 @@ from adjoint.graph.evaluation import evaluate, evaluate_taking
 from adjoint.graph.metadata import outputs_of
 from adjoint.graph.origins import Origin, is_part, origins_of
 from adjoint.graph.sizes import assuming, size_hints
-from adjoint.graph.verify import GraphError, verify
+from adjoint.graph.verify import verify_made
 from adjoint.kept import CompiledProgram, Kept
 from adjoint.kernels import CompiledKernels, compile_kernels
 from adjoint.loops.footprint import Footprint, Keeping, PairFootprint, Processor, footprint
@@ -558,7 +558,7 @@ class Compiler:
             after = len(made.graph.nodes)
             self._seen(Sighting(name, order, made, own, (nodes, after), matches))
         if self.options.verify:
-            _verify(name, made)
+            verify_made(name, made)
         return made
 
     def _seen(self, sighting: Sighting) -> None:
@@ -570,10 +570,8 @@ class Compiler:
 
     def _watched(self, program: PlanProgram, order: int) -> PlanProgram:
         """What runs in the place of a program, if the observer has a say in that."""
-        if not hasattr(self.observer, "running"):
-            return program
-        running: PlanProgram = call_user_code(self.observer.running, program, order)
-        return running
+        running = getattr(self.observer, "running", None)
+        return program if running is None else call_user_code(running, program, order)
 
     def during(
         self, doing: str, graph_module: fx.GraphModule
@@ -587,17 +585,6 @@ class Compiler:
     def _differentiating(self, graph_module: fx.GraphModule) -> Iterator[None]:
         with differentiating(graph_module), self.during("differentiating", graph_module):
             yield
-
-
-def _verify(stage: str, made: object) -> None:
-    """Verify the graphs that a stage made; an error names the stage."""
-    if isinstance(made, CapturedProgram | Joint | Derivative | Backward):
-        made = made.graph_module
-    if isinstance(made, fx.GraphModule):
-        try:
-            verify(made)
-        except GraphError as error:
-            raise GraphError(f"after {stage}: {error}") from error
 
 
 def _has_unreached(forward: Forward, wrt: Sequence[int], reached: set[Origin]) -> bool:

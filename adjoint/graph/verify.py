@@ -18,6 +18,8 @@ import operator
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from adjoint.graph.captured import CapturedProgram
+from adjoint.graph.derivative import Backward, Derivative, Joint
 from adjoint.graph.descriptors import Input, Output
 from adjoint.graph.metadata import (
     descriptor_of,
@@ -174,3 +176,14 @@ def _broken(node: Node, what: str) -> GraphError:
     source = source_of(node)
     place = "" if source is None else f"\n  at {source}"
     return GraphError(f"node {node.name}{call} {what}{place}")
+
+
+def verify_made(stage: str, made: object) -> None:
+    """Verify the graphs that a stage made; an error names the stage."""
+    if isinstance(made, CapturedProgram | Joint | Derivative | Backward):
+        made = made.graph_module
+    if isinstance(made, GraphModule):
+        try:
+            verify(made)
+        except GraphError as error:
+            raise GraphError(f"after {stage}: {error}") from error
