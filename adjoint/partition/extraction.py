@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Set
 
 from torch import fx
 
@@ -33,20 +33,15 @@ def used_values(
 
     `drawn`: random draws that belong to the backward graph, and so are not repeated by it.
     """
-    used: dict[fx.Node, None] = {}
-    visited: set[fx.Node] = set(tangents)
-    work = [n for n in outputs if isinstance(n, fx.Node)]
-    while work:
-        node = work.pop()
-        if node in visited:
-            continue
-        visited.add(node)
+
+    def is_available(node: fx.Node) -> bool:
         if node in available:
-            used[node] = None
-        elif node.op == "placeholder" or (is_impure(node) and node not in drawn):
+            return True
+        if node.op == "placeholder" or (is_impure(node) and node not in drawn):
             raise NotSaved(f"{node.name} is needed by a backward graph, but not saved")
-        else:
-            work += node.all_input_nodes
+        return False
+
+    used = _first((n for n in outputs if isinstance(n, fx.Node)), is_available, set(tangents))
     order = {node: i for i, node in enumerate(joint.graph.nodes)}
     return sorted(used, key=order.__getitem__)
 
@@ -58,15 +53,21 @@ def first_reached(
 
     What is between nodes of `reverse` is not looked at.
     """
+    return _first((node for node in ends if node not in reverse), saved.__contains__, set())
+
+
+def _first(
+    ends: Iterable[fx.Node], is_wanted: Callable[[fx.Node], bool], visited: set[fx.Node]
+) -> dict[fx.Node, None]:
+    """Going back from `ends`, the first nodes that are wanted; `visited` are passed over."""
     found: dict[fx.Node, None] = {}
-    visited: set[fx.Node] = set()
-    work = [node for node in ends if node not in reverse]
+    work = list(ends)
     while work:
         node = work.pop()
         if node in visited:
             continue
         visited.add(node)
-        if node in saved:
+        if is_wanted(node):
             found[node] = None
         else:
             work += node.all_input_nodes
