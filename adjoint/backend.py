@@ -38,7 +38,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-def _parse(options: Mapping[str, Any] | None, mode: str | None) -> Options:
+def _parse(options: Mapping[str, object] | None, mode: str | None) -> Options:
     """The options of a user's mapping and mode."""
     if mode is not None and mode not in MODES:
         raise ValueError(f"mode {mode!r} is none of {', '.join(MODES)}")
@@ -58,7 +58,7 @@ def _is_final(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def _tracing(options: Mapping[str, Any], code: CodeType) -> Iterator[None]:
+def _tracing(options: Mapping[str, object], code: CodeType) -> Iterator[None]:
     """The context around Dynamo's tracing of a frame: it reports progress, and is told of."""
     line = SourceLine(code.co_filename, code.co_firstlineno, code.co_name, "")
     compilation = Compilation(code.co_name, "torch.compile", line)
@@ -82,9 +82,9 @@ profiling.install()
 
 def adjoint(
     graph_module: fx.GraphModule,
-    examples: Sequence[Any],
+    examples: Sequence[object],
     *,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     mode: str | None = None,
     observer: Observer | None = None,
 ) -> Callable[..., Any]:

@@ -42,7 +42,7 @@ class Bisection:
     def __init__(
         self,
         function: Callable[..., Any],
-        args: Sequence[Any],
+        args: Sequence[object],
         kwargs: dict[str, Any],
         order: int = 1,
         passes: Sequence[Pass] = (),

@@ -85,7 +85,7 @@ Value = TypeVar("Value")
 
 def compile_graph(
     graph_module: fx.GraphModule,
-    examples: Sequence[Any],
+    examples: Sequence[object],
     options: Options,
     observer: Observer | None = None,
     checker: Checker | None = None,
@@ -95,7 +95,7 @@ def compile_graph(
     compiler = Compiler(options, observer or unobserved, set(), function, checker)
     primal = compiler.captured(graph_module, examples)
 
-    def captured_anew(inputs: Sequence[Any]) -> CapturedProgram:
+    def captured_anew(inputs: Sequence[object]) -> CapturedProgram:
         place = partial(location_of_graph, graph_module)
         reason = "arguments share memory in another pattern"
         again = Compilation(function, "capture", place().source, reason)
@@ -107,7 +107,7 @@ def compile_graph(
 
 
 def capture(
-    function: Callable[..., Any], *args: Any, dynamic: bool = False, **kwargs: Any
+    function: Callable[..., Any], *args: object, dynamic: bool = False, **kwargs: object
 ) -> CapturedProgram:
     """The pure graph of `function(*args, **kwargs)`, with descriptors of its inputs and outputs.
 
@@ -119,7 +119,7 @@ def capture(
     return capture_call(function, args, kwargs, dynamic)
 
 
-def run(captured: CapturedProgram, *args: Any, **kwargs: Any) -> Any:
+def run(captured: CapturedProgram, *args: object, **kwargs: object) -> Any:
     """Call a captured function with the reference executor.
 
     >>> import torch, adjoint
@@ -156,7 +156,7 @@ class Compiler:
     # capture
 
     def captured(
-        self, graph_module: fx.GraphModule, examples: Sequence[Any], anew: bool = False
+        self, graph_module: fx.GraphModule, examples: Sequence[object], anew: bool = False
     ) -> CapturedProgram:
         """A graph of Dynamo's as a functional graph with its calling convention."""
         with self.during("capturing", graph_module):
@@ -191,7 +191,7 @@ class Compiler:
             return self._kept_or_made(graph_module, asked, make, Derivative | None)
 
     def _kept_or_made(
-        self, graph_module: fx.GraphModule, asked: str, make: Callable[[], Value], kind: Any
+        self, graph_module: fx.GraphModule, asked: str, make: Callable[[], Value], kind: object
     ) -> Value:
         """What `make` derives of a graph, a `kind`, unless an earlier process has kept it."""
         kept = self._kept

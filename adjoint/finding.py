@@ -62,7 +62,7 @@ def _load_module(name: str) -> ModuleType:
 
 
 def call_arguments(
-    module: ModuleType, function: Any, expression: str | None
+    module: ModuleType, function: object, expression: str | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments to call `function` with."""
     if expression is not None:

@@ -122,7 +122,7 @@ def text_of(value: object) -> str:
 
 def watched(
     function: Callable[..., Any],
-    args: Sequence[Any],
+    args: Sequence[object],
     kwargs: dict[str, Any],
     order: int,
     dynamic: bool = False,
@@ -141,7 +141,7 @@ def watched(
 def observe(
     observer: Observer,
     function: Callable[..., Any],
-    args: Sequence[Any],
+    args: Sequence[object],
     kwargs: dict[str, Any],
     order: int,
     dynamic: bool = False,
@@ -182,17 +182,17 @@ def observe(
     return found
 
 
-def _same(leaf: Any) -> Any:
+def _same(leaf: object) -> object:
     return leaf
 
 
-def _leaf(leaf: Any) -> Any:
+def _leaf(leaf: Any) -> object:
     """A tensor that gradients are taken of."""
     is_real = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
     return leaf.detach().clone().requires_grad_() if is_real else leaf
 
 
-def _requires_grad(value: Any) -> bool:
+def _requires_grad(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
