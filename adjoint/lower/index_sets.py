@@ -23,6 +23,7 @@ from adjoint.loops.expressions import (
     Counter,
     Expression,
     Guarded,
+    apply,
     integer,
     substituted,
 )
@@ -97,14 +98,14 @@ def _parts(loop: Loop, kept: set[str]) -> list[Loop]:
     """The loops that a loop becomes; the loop itself if it is not split."""
     if loop.mapping is Mapping.PARALLEL or loop.counter in kept:
         return [loop]
-    if not isinstance(loop.start, Constant) or not isinstance(loop.stop, Constant):
-        return [loop]
-    start, stop = int(loop.start.value), int(loop.stop.value)
     inside = _all(loop.body)
-    cuts = {cut for each in inside for cut in _cuts(each, loop.counter) if start < cut < stop}
+    cuts = {cut for each in inside for cut in _cuts(each, loop.counter)}
+    if isinstance(loop.start, Constant) and isinstance(loop.stop, Constant):
+        start, stop = int(loop.start.value), int(loop.stop.value)
+        cuts = {cut for cut in cuts if start < cut < stop}
     if not cuts or len(cuts) >= MAX_PARTS:
         return [loop]
-    bounds = itertools.pairwise([start, *sorted(cuts), stop])
+    bounds = itertools.pairwise([None, *sorted(cuts), None])
     parts = [_between(loop, first, last) for first, last in bounds]
     # What all parts have in common is compiled as often as there are parts.
     count = sum(len(_all(each.body)) for each in parts)
@@ -149,15 +150,20 @@ def _cuts(expression: Expression, counter: str) -> tuple[int, ...]:
             return ()
 
 
-def _between(loop: Loop, first: int, last: int) -> Loop:
-    """The iterations from `first` to before `last`, between which no comparison changes."""
+def _between(loop: Loop, first: int | None, last: int | None) -> Loop:
+    """The iterations from `first` to before `last`, between which no comparison changes.
+
+    None: from the start of the loop, or to its end.
+    """
     memo: dict[int, Expression] = {}
+    # One of them is a number: any counter between them says what holds for all.
+    inside = first if first is not None else last - 1 if last is not None else 0
 
     def settled(expression: Expression) -> Expression | None:
         found = _comparison(expression, loop.counter)
         if found is not None:
             operator, bound = found
-            return Constant(_COMPARISONS[operator](first, bound), torch.bool)
+            return Constant(_COMPARISONS[operator](inside, bound), torch.bool)
         match expression:
             case Guarded(condition, value, otherwise) | Apply(
                 "select", (condition, value, otherwise)
@@ -182,5 +188,12 @@ def _between(loop: Loop, first: int, last: int) -> Loop:
             return replace(new, body=tuple(map(statement_of, new.body)))
         return new
 
-    body = tuple(map(statement_of, loop.body))
-    return replace(loop, start=integer(first), stop=integer(last), body=body)
+    start = loop.start if first is None else _bound("maximum", loop.start, first)
+    stop = loop.stop if last is None else _bound("minimum", loop.stop, last)
+    return replace(loop, start=start, stop=stop, body=tuple(map(statement_of, loop.body)))
+
+
+def _bound(operator: str, bound: Expression, cut: int) -> Expression:
+    """A bound of a loop that is cut there, which is inside of constant bounds."""
+    is_constant = isinstance(bound, Constant)
+    return integer(cut) if is_constant else apply(operator, bound, integer(cut))

@@ -131,3 +131,19 @@ def test_many_parts_are_still_a_kernel() -> None:
     x = torch.randn(4, parts)
     program = check(lambda x: torch.cat([each * 2 for each in x.split(1, 1)], 1).sin(), x)
     assert len(launches(program.plan)) == 1
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_parts_of_rows_that_threads_share(threads: int) -> None:
+    """A thread's share may have no row of some part."""
+
+    def program(x: Tensor) -> Tensor:
+        return torch.cat([x * 2, x + 1, x[:5], x.sin()], 0)
+
+    x = torch.randn(3000, 40)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        check(program, x)
+    finally:
+        torch.set_num_threads(before)
