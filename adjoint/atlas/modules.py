@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import sys
 from collections.abc import Iterable
@@ -137,7 +138,7 @@ def is_standard(path: str, package: str) -> bool:
 def _enclosing_package(root: Path) -> str:
     """The dotted name of the package that the tree itself is; empty if it is none."""
     parts: list[str] = []
-    while (root / "__init__.py").exists() and root.name:
+    while os.path.exists(root / "__init__.py") and root.name:
         parts.append(root.name)
         root = root.parent
     return ".".join(reversed(parts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 import sys
@@ -165,9 +166,9 @@ def _mentions(root: Path, summaries: Mapping[str, Summary]) -> Iterator[tuple[st
 def _project(root: Path) -> Path | None:
     """The nearest folder around a tree that declares a project."""
     for folder in (root, *root.parents):
-        if (folder / _RULES).exists():
+        if os.path.exists(folder / _RULES):
             return folder
-        if (folder / ".git").exists():
+        if os.path.exists(folder / ".git"):
             return folder
     return None
 
@@ -175,7 +176,7 @@ def _project(root: Path) -> Path | None:
 def _layers(root: Path) -> list[tuple[str, list[list[str]]]]:
     """The containers and layers of import-linter's contracts; names without their marks."""
     project = _project(root)
-    if project is None or not (project / _RULES).exists():
+    if project is None or not os.path.exists(project / _RULES):
         return []
     try:
         rules: dict[str, Any] = tomllib.loads((project / _RULES).read_text())

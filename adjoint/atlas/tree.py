@@ -115,8 +115,8 @@ def _is_skipped(folder: Path, out: Path | None) -> bool:
     return (
         folder.name in _SKIPPED_FOLDERS
         or (out is not None and folder == out.resolve())
-        or (folder / STORE).is_dir()
-        or (folder / _ENVIRONMENT).exists()
+        or os.path.isdir(folder / STORE)  # False, unlike `Path.is_dir`, where it may not be read.
+        or os.path.exists(folder / _ENVIRONMENT)
     )
 
 

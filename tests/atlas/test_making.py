@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -179,3 +182,21 @@ def test_its_own_pages_are_not_documented(tmp_path: Path) -> None:
     assert again.files == first.files == len(PACKAGE)
     assert again.written == ()
     assert made(root, tmp_path / "elsewhere").files == len(PACKAGE)
+
+
+@pytest.mark.skipif(
+    os.geteuid() == 0 and shutil.which("capsh") is None, reason="root reads everything"
+)
+def test_files_and_folders_that_may_not_be_read_are_named(tmp_path: Path) -> None:
+    root = planted(tmp_path / "in", PACKAGE)
+    (root / "secret").mkdir(mode=0)
+    (root / "shop" / "tax.py").chmod(0)
+    command = f"{sys.executable} -m adjoint atlas {root} --out {tmp_path / 'out'} --jobs 1"
+    drop = ["capsh", "--drop=cap_dac_override,cap_dac_read_search", "--"]
+    shell = [*(drop if os.geteuid() == 0 else ["sh"]), "-c", command]
+    done = subprocess.run(shell, capture_output=True, text=True, check=True)
+    assert "shop/tax.py: The file cannot be read: Permission denied." in done.stdout
+    assert "secret/ cannot be listed" in (tmp_path / "out" / "index.md").read_text()
+    assert "Permission denied" in (tmp_path / "out" / "shop" / "tax.py_docs.md").read_text()
+    assert (tmp_path / "out" / "shop" / "till.py_docs.md").is_file()
+    (root / "secret").chmod(0o700)
