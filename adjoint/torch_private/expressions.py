@@ -7,8 +7,9 @@ Reading builds the same expression: what sympy would write otherwise is refused 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -73,6 +74,8 @@ def _tree(expr: sympy.Basic) -> Any:
             return int(expr)
         case sympy.Symbol():
             return ["Symbol", expr.name, _kind(expr)]
+        case sympy.Float():
+            return ["Float", float(expr).hex()]
         case sympy.Rational():
             return ["Rational", int(expr.p), int(expr.q)]
         case _ if expr is sympy.true or expr is sympy.false:
@@ -109,6 +112,9 @@ def _read(tree: Any, depth: int) -> Any:
         if type(top) is not int or type(bottom) is not int or not bottom:
             raise ValueError(f"{str(parts)[:80]} is no quotient")
         return sympy.Rational(top, bottom)
+    if name == "Float":
+        (text,) = parts
+        return sympy.Float(float.fromhex(text))
     if name == "truth":
         return sympy.true if parts == [True] else sympy.false
     if name not in _FUNCTIONS:
@@ -158,6 +164,19 @@ def environment(shape_env: ShapeEnv | None, numbers: Sequence[Any]) -> list[str]
     for symbol in sorted(known, key=str):
         state.append(f"{symbol} in {shape_env.var_to_range.get(symbol)}")
     return list(dict.fromkeys(state))
+
+
+@contextlib.contextmanager
+def without_guards(shape_env: ShapeEnv | None) -> Iterator[None]:
+    """Let torch ask about sizes, as it does of every new tensor, without recording the answers."""
+    if shape_env is None:
+        yield
+        return
+    known, replacements = len(shape_env.guards), dict(shape_env.replacements)
+    with shape_env.suppress_guards():
+        yield
+    if len(shape_env.guards) != known or shape_env.replacements != replacements:
+        raise ValueError("what is read would assume something about sizes")
 
 
 def number(shape_env: ShapeEnv | None, kind: str, expr: sympy.Basic) -> Any:

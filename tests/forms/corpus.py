@@ -70,6 +70,11 @@ def _attended(x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(x, x, x, is_causal=True)
 
 
+def _folded(x: Tensor) -> Tensor:
+    y = x.reshape(-1, 2, x.shape[1]).transpose(0, 1)
+    return (y.contiguous().view(2, -1, 3) * y.sum()).cumsum(1)
+
+
 def _network() -> Case:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.Linear(8, 2), nn.LayerNorm(2))
@@ -92,5 +97,6 @@ CASES: dict[str, Case] = {
     "written": (_written, (X,)),
     "derivative inside": (_grad_inside, (X,)),
     "attended": (_attended, (torch.randn(1, 2, 8, 4),)),
+    "folded": (_folded, (X,)),
     "network": _network(),
 }

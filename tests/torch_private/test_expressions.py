@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import sympy
 import torch
-from torch.utils._sympy.functions import FloorDiv, Max, Mod, PythonMod
+from torch.utils._sympy.functions import FloorDiv, Max, Mod, PythonMod, ToFloat
 
 from adjoint.torch_private import expressions
 from adjoint.torch_private.expressions import read, written
@@ -24,6 +24,8 @@ N = sympy.Symbol("n", integer=True, nonnegative=True)
         2 * S + 1,
         S**2 * T - S,
         sympy.Rational(1, 2) * S,
+        sympy.Float(2.0),
+        sympy.Float(0.1) * ToFloat(S),
         FloorDiv(S, 3),
         -FloorDiv(-S, 128),
         Mod(S, 4),
@@ -52,7 +54,7 @@ def test_symbols_of_other_assumptions_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    "expr", [sympy.sin(S), sympy.Symbol("x", even=True), sympy.Float(0.5), sympy.oo]
+    "expr", [sympy.sin(S), sympy.Symbol("x", even=True), sympy.Float(0.1, 30), sympy.oo]
 )
 def test_what_has_no_form(expr: sympy.Basic) -> None:
     with pytest.raises(ValueError, match=r"form|otherwise|assumptions"):
@@ -71,6 +73,8 @@ def test_what_has_no_form(expr: sympy.Basic) -> None:
         ["Symbol", "a b", "integer"],
         ["Symbol", 3, "integer"],
         ["Rational", 1, 0],
+        ["Float", 1.5],
+        ["Float", "one"],
         ["sin", 1],
         ["Pow", 2, 1000],
         ["Pow", 2],
