@@ -13,6 +13,10 @@ EVERY_TARGET := tests/capture tests/differentiate tests/partition tests/rules te
     tests/transforms tests/test_backend.py tests/test_compiler.py \
     tests/test_tiny.py --ignore tests/runtime/cpu --ignore tests/runtime/gpu
 
+# With `--kept`: what compiles and differentiates most.
+READ_BACK := tests/capture tests/transforms tests/models tests/runtime/test_bridge.py \
+    tests/test_derivatives.py tests/test_derivatives_inside.py
+
 # These ask for old versions of what the others need (e3nn, sympy), or for torchvision, which has to be
 # of the same build as torch; they run without.  So they are installed alone, and what else they need.
 PACKAGES_ALONE := backpack-for-pytorch curvlinops-for-pytorch mace-torch schnetpack
@@ -62,11 +66,12 @@ test: lint
 	$(PYTEST) -n $(WORKERS) -m "not slow"
 
 # The second run: what every target has to do, on the reference executor; the third, in plain Python,
-# with the tests of kernels.
+# with the tests of kernels; the fourth, with every derivative and program read back from files.
 test-all: lint
 	$(PYTEST) -n $(WORKERS)
 	$(PYTEST) -n $(WORKERS) -m "not slow" --target reference $(EVERY_TARGET)
 	$(PYTEST) -n $(WORKERS) -m "not slow" --target loops $(EVERY_TARGET) tests/lower
+	$(PYTEST) -n $(WORKERS) -m "not slow" --kept build/kept $(READ_BACK)
 
 # Models of other packages: installs them, and trains each.  Without them `make test-all` skips these.
 test-packages: venv

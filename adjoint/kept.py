@@ -12,16 +12,18 @@ import functools
 import gc
 import json
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import sympy
 import torch
 from torch import fx
 
 from adjoint.forms.form import Malformed, Unwritable
-from adjoint.forms.graphs import Ground, read, written
+from adjoint.forms.graph_reading import Inapplicable, read
+from adjoint.forms.graphs import Ground, written
 from adjoint.forms.plans import read_plan, written_plan
 from adjoint.graph.show import show_source
 from adjoint.graph.sizes import size_hints
@@ -37,6 +39,7 @@ from adjoint.store.entries import digest_of
 from adjoint.store.keeping import Store
 from adjoint.target import Loader, Target
 from adjoint.torch_private.corrected_fakes import learned
+from adjoint.torch_private.expressions import assume
 
 Value = TypeVar("Value")
 
@@ -148,19 +151,21 @@ class Kept:
                 if not is_sound(found):
                     raise Malformed(f"it is a {type(found).__name__}")
                 return cast("Value", found)
+            except Inapplicable:
+                pass
             except Malformed as error:
                 self.store.reject("derivative", facts, error)
-        known = ground.sizes()
+        known = ground.guards()
         made = make()
-        # What else was assumed about sizes would have to be assumed again.
-        if ground.sizes() == known:
-            self._keep_derived(facts, made, ground)
+        self._keep_derived(facts, made, ground, ground.guards()[len(known) :])
         return made
 
-    def _keep_derived(self, facts: dict[str, str], made: object, ground: Ground) -> None:
+    def _keep_derived(
+        self, facts: dict[str, str], made: object, ground: Ground, assumed: Sequence[sympy.Basic]
+    ) -> None:
         try:
             # Now, because graphs may change later.
-            content = written(made, ground).encode()
+            content = written(made, ground, assumed).encode()
         except Unwritable:
             return
         except Exception as error:  # noqa: BLE001 - told; the derivative is there
@@ -218,6 +223,8 @@ class Kept:
             return None
         if plan is None:
             return NoProgram()
+        if not assume(ground.fake_mode.shape_env, plan.assumed):
+            return None
         functions = load_kept(sources, target, self.store)
         if functions is None:
             return None

@@ -14,8 +14,10 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.utils._sympy import functions
+
+from adjoint.torch_private.symbols import assumptions
 
 # The kinds of symbols that torch makes.
 _KINDS: dict[str, dict[str, bool]] = {
@@ -90,8 +92,8 @@ def _tree(expr: sympy.Basic) -> Any:
 
 
 def _kind(symbol: sympy.Symbol) -> str:
-    for kind, assumptions in _KINDS.items():
-        if sympy.Symbol(symbol.name, **assumptions) == symbol:
+    for kind, flags in _KINDS.items():
+        if sympy.Symbol(symbol.name, **flags) == symbol:
             return kind
     raise ValueError(f"the symbol {symbol} has other assumptions than sizes have")
 
@@ -151,6 +153,11 @@ def simplified(value: torch.SymInt | torch.SymFloat) -> sympy.Basic:
     return found
 
 
+def symbols_in(numbers: Sequence[Any]) -> frozenset[sympy.Symbol]:
+    """The symbols of some symbolic numbers."""
+    return frozenset(symbol for each in numbers for symbol in of_number(each).free_symbols)
+
+
 def environment(shape_env: ShapeEnv | None, numbers: Sequence[Any]) -> list[str]:
     """What torch knows of the symbols in `numbers` besides their values in the captured call.
 
@@ -158,7 +165,7 @@ def environment(shape_env: ShapeEnv | None, numbers: Sequence[Any]) -> list[str]
     """
     if shape_env is None or not numbers:
         return []
-    known = {symbol for each in numbers for symbol in of_number(each).free_symbols}
+    known = symbols_in(numbers)
     state = [f"{a} := {b}" for a, b in sorted(shape_env.replacements.items(), key=str)]
     state += [str(guard.expr) for guard in shape_env.guards]
     for symbol in sorted(known, key=str):
@@ -177,6 +184,27 @@ def without_guards(shape_env: ShapeEnv | None) -> Iterator[None]:
         yield
     if len(shape_env.guards) != known or shape_env.replacements != replacements:
         raise ValueError("what is read would assume something about sizes")
+
+
+def assume(shape_env: ShapeEnv | None, assumed: Sequence[sympy.Basic]) -> bool:
+    """Assume what a derivative or a program that was kept assumes about sizes.
+
+    False, and nothing is assumed, if the sizes of the captured call violate it.
+    """
+    if shape_env is None:
+        return not assumed
+    known = {guard.expr for guard in shape_env.guards}
+    new = [expr for expr in assumed if expr not in known]
+    try:
+        with shape_env.suppress_guards():
+            if not all(bool(shape_env.evaluate_expr(expr)) for expr in new):
+                return False
+    except GuardOnDataDependentSymNode:
+        return False
+    with assumptions(shape_env):
+        for expr in new:
+            shape_env.evaluate_expr(expr)
+    return True
 
 
 def number(shape_env: ShapeEnv | None, kind: str, expr: sympy.Basic) -> Any:

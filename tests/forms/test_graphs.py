@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import copy
-import json
-import random
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +11,9 @@ import torch
 from torch import fx
 
 from adjoint.compiler import Compiler, capture
-from adjoint.forms.form import Malformed, Unwritable
-from adjoint.forms.graphs import Ground, content_of, read, written
+from adjoint.forms.form import Unwritable
+from adjoint.forms.graph_reading import read
+from adjoint.forms.graphs import Ground, content_of, written
 from adjoint.graph.derivative import Derivative
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import region_of
@@ -23,7 +21,6 @@ from adjoint.graph.origins import origins_of
 from adjoint.graph.show import show
 from adjoint.graph.verify import verify
 from tests.forms.corpus import CASES
-from tests.forms.test_plans import is_refused, mutated
 
 
 def graph_of(name: str, dynamic: bool = False) -> fx.GraphModule:
@@ -214,21 +211,3 @@ def test_constants_by_their_content() -> None:
     assert content_of(torch.tensor(True)) != content_of(torch.tensor(False))
     with pytest.raises(Unwritable):
         content_of(torch.eye(2).to_sparse())
-
-
-@pytest.mark.parametrize("times", [100, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_no_text_crashes_the_reader(times: int) -> None:
-    graph_module = graph_of("gathered", dynamic=True)
-    ground = Ground(graph_module)
-    text = written(derivative_of(graph_module), ground)
-    chance = random.Random(0)
-    refused = 0
-    for _ in range(times):
-        refused += is_refused(partial(read, mutated(text, chance), ground))
-    assert refused > times // 4
-
-
-@pytest.mark.parametrize("text", ["", "[]", "[[], 3]x", json.dumps([[3], None])])
-def test_what_is_no_graph(text: str) -> None:
-    with pytest.raises(Malformed):
-        read(text, Ground(graph_of("pointwise")))
