@@ -229,7 +229,11 @@ class Kept:
         if functions is None:
             return None
         code = dict(zip(plan.launches, functions, strict=True))
-        return load_program(plan, code, target)
+        try:
+            return load_program(plan, code, target)
+        except Exception as error:  # noqa: BLE001 - told; the graph is compiled
+            self.store.fail(error)
+            return None
 
 
 @contextlib.contextmanager

@@ -279,6 +279,22 @@ def test_a_failure_of_ours_is_no_failure_of_the_compilation(store: Store) -> Non
     torch.testing.assert_close(found, torch.ones(3).sin())
 
 
+def test_a_program_that_cannot_be_loaded_is_compiled(
+    store: Store, compilations: Compilations
+) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x.sin() * 5
+
+    fresh(f, store)(torch.ones(3))
+    compilations.take()
+    again = fresh(f, store)
+    failing = mock.patch.object(kept, "load_program", side_effect=LookupError("nothing"))
+    with failing, pytest.warns(CacheWarning, match="LookupError: nothing"):
+        found = again(torch.ones(3))
+    torch.testing.assert_close(found, f(torch.ones(3)))
+    assert "lower" in compilations.take()
+
+
 def test_an_observer_sees_everything_made(store: Store, compilations: Compilations) -> None:
     graph_module = adjoint.capture(lambda x: x.sin() * 2, torch.randn(3)).graph_module
     seen: list[str] = []
