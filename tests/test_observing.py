@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +22,8 @@ from adjoint.observing import (
     unobserved,
     watching,
 )
+
+PACKAGE = Path(adjoint.__file__).parent
 
 
 def test_one_may_look_away() -> None:
@@ -107,3 +111,29 @@ def test_a_fallback_is_told_of_even_if_the_warning_is_ignored() -> None:
         warnings.simplefilter("ignore")
         adjoint.grad(lambda x: x.sum() if x.sum() > 0 else -x.sum())(torch.rand(5))
     assert any(isinstance(each, Fallback) for each in seen)
+
+
+def test_who_does_not_watch_pays_nothing() -> None:
+    def quiet(x: Tensor) -> Tensor:
+        return x.sin().square().sum()
+
+    compiled = torch.compile(quiet, backend="adjoint")
+    gradient = adjoint.grad(quiet)
+    x = torch.rand(4, requires_grad=True)
+
+    def step() -> None:
+        (slope,) = torch.autograd.grad(compiled(x), x, create_graph=True)
+        slope.sum().backward()
+        gradient(x.detach())
+
+    step()
+    files: set[str] = set()
+    sys.setprofile(lambda frame, event, _: files.add(frame.f_code.co_filename))
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    ours = {Path(each).relative_to(PACKAGE) for each in files if each.startswith(str(PACKAGE))}
+    assert Path("runtime/autograd_node.py") in ours
+    watchers = {"observing.py", "explaining", "checking", "profiling.py", "progress.py", "atlas"}
+    assert [path for path in ours if watchers & {*path.parts}] == []

@@ -327,7 +327,10 @@ def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool], durin
     compile_frame._adjoint = True  # type: ignore[attr-defined]
     convert_frame._compile = compile_frame
     module: Any = convert_frame
-    find_reasons = module.get_and_maybe_log_recompilation_reasons
+    # Without it, reasons are not known.
+    find_reasons = getattr(module, "get_and_maybe_log_recompilation_reasons", None)
+    if find_reasons is None:
+        return
 
     @functools.wraps(find_reasons)
     def noted_reasons(*args: Any, **kwargs: Any) -> Any:

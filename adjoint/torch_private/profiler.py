@@ -13,7 +13,9 @@ def on_profiling(started: Callable[[], None], stopped: Callable[[], None]) -> No
     """Call `started` whenever a profiler starts, and `stopped` whenever it stops."""
     module: Any = profiler
     for name, call in (("_run_on_profiler_start", started), ("_run_on_profiler_stop", stopped)):
-        setattr(module, name, _followed_by(getattr(module, name), call))
+        original = getattr(module, name, None)
+        if original is not None:
+            setattr(module, name, _followed_by(original, call))
 
 
 def _followed_by(original: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:
