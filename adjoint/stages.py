@@ -148,11 +148,13 @@ def observe(
     options: Mapping[str, Any] | None = None,
     resets: bool = True,
     again: bool = True,
+    writes: bool = False,
 ) -> list[Any]:
     """Compile and call `function`, and differentiate its result `order` times, observed.
 
     Returns what it returned, and the gradients of each order.  `resets`: forget what the process
     has compiled, before and after.  `again`: the last gradients can be differentiated again.
+    `writes`: the function may write to its arguments, which are not leaves then.
     """
     if resets:
         torch.compiler.reset()
@@ -163,6 +165,8 @@ def observe(
     )
     args, kwargs = trees.map_leaves(_leaf if order else _same, (tuple(args), kwargs))
     inputs = [each for each in trees.leaves((args, kwargs)) if _requires_grad(each)]
+    if writes and order:
+        args, kwargs = trees.map_leaves(_unleaved, (args, kwargs))
     results = trees.leaves(compiled(*args, **kwargs))
     # Parameters, and tensors that the function closes over.
     known = {id(each) for each in inputs}
@@ -190,6 +194,10 @@ def _leaf(leaf: Any) -> object:
     """A tensor that gradients are taken of."""
     is_real = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
     return leaf.detach().clone().requires_grad_() if is_real else leaf
+
+
+def _unleaved(leaf: Any) -> object:
+    return leaf.clone() if _requires_grad(leaf) else leaf
 
 
 def _requires_grad(value: object) -> bool:

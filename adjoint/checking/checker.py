@@ -11,7 +11,7 @@ from weakref import WeakSet
 import torch
 from torch import fx
 
-from adjoint.checking.comparing import Mismatch, compare
+from adjoint.checking.comparing import Mismatch, compare, tolerance_of
 from adjoint.checking.copies import copied_inputs, same_draws
 from adjoint.checking.locating import Culprit, Differentiation, Lowering, Rewriting
 from adjoint.compiler import Compiler
@@ -59,7 +59,7 @@ class Checker:
         self, entry: EntryPoint, before: Sequence[object], found: object, expected: object
     ) -> None:
         mine, theirs = trees.leaves(found), trees.leaves(expected)
-        mismatch = compare(mine, theirs)
+        mismatch = compare(mine, theirs, tolerance_of(entry.first.graph_module))
         if mismatch is None:
             return
         count = len(mine) - len(before)
@@ -98,7 +98,8 @@ class Checker:
 
         `graph_module`: its program.  `inputs`: what that was given.
         """
-        mismatch = compare(trees.leaves(found), trees.leaves(expected))
+        tolerance = tolerance_of(graph_module)
+        mismatch = compare(trees.leaves(found), trees.leaves(expected), tolerance)
         if mismatch is not None:
             culprit = self._located(lambda: self._of_graph(graph_module, inputs(), ()))
             raise _error(f"result[{mismatch.place}]", mismatch, culprit)
@@ -119,7 +120,8 @@ class Checker:
             CHECKS.info("gradients are not compared, because eager cannot compute them: %s", error)
             return
         pairs = [_both(*pair) for pair in zip(found, expected, strict=True)]
-        mismatch = compare([one for one, _ in pairs], [other for _, other in pairs])
+        mine, theirs = [one for one, _ in pairs], [other for _, other in pairs]
+        mismatch = compare(mine, theirs, tolerance_of(derivative.graph_module))
         if mismatch is None:
             return
         graph = derivative.graph_module.graph
@@ -128,8 +130,7 @@ class Checker:
         what = f"the gradient of {descriptor_of(placeholder).describe()}, of order {order},"
         data = [_detached(each) for each in inputs]
         given = [(place, _detached(each)) for place, each in cotangents]
-        expected = [other for _, other in pairs]
-        located = Differentiation(derivative, wrt, data, given, expected, self.options)
+        located = Differentiation(derivative, wrt, data, given, theirs, self.options)
         raise _error(what, mismatch, self._located(located.culprit))
 
     def _located(self, find: Callable[[], Culprit | None]) -> Culprit | None:

@@ -6,10 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import fx
+
+from adjoint.graph.metadata import value_or_none
+from adjoint.torch_private import trees
 
 # Relative to |value| plus the root mean square of its tensor.  Sums in another order round
 # otherwise.
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+TOLERANCE = {
+    torch.complex128: 1e-9,
+    torch.float64: 1e-9,
+    torch.complex64: 1e-4,
+    torch.float32: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+}
 
 
 @dataclass(frozen=True)
@@ -30,20 +41,34 @@ class Mismatch:
         return f"{self.found} instead of {self.expected}{where}"
 
 
-def compare(found: Sequence[object], expected: Sequence[object]) -> Mismatch | None:
-    """The first pair that differs by more than rounding explains; None if there is none."""
+def tolerance_of(graph_module: fx.GraphModule) -> float:
+    """What the dtypes inside of a graph allow: a float32 result may be made of bfloat16."""
+    values = [leaf for n in graph_module.graph.nodes for leaf in trees.leaves(value_or_none(n))]
+    dtypes = {each.dtype for each in values if isinstance(each, torch.Tensor)}
+    return max((TOLERANCE.get(each, 0.0) for each in dtypes), default=0.0)
+
+
+def compare(
+    found: Sequence[object], expected: Sequence[object], tolerance: float = 0.0
+) -> Mismatch | None:
+    """The first pair that differs by more than rounding explains; None if there is none.
+
+    `tolerance`: a difference that rounding explains, besides that of the dtype.
+    """
     for place, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
-        mismatch = compare_one(mine, theirs, place)
+        mismatch = compare_one(mine, theirs, place, tolerance)
         if mismatch is not None:
             return mismatch
     return None
 
 
-def compare_one(found: object, expected: object, place: int = 0) -> Mismatch | None:
+def compare_one(
+    found: object, expected: object, place: int = 0, tolerance: float = 0.0
+) -> Mismatch | None:
     """How two results differ; None: they are the same but for rounding."""
     if not isinstance(found, torch.Tensor) or not isinstance(expected, torch.Tensor):
         if isinstance(found, (list, tuple)) and isinstance(expected, (list, tuple)):
-            return compare(found, expected)
+            return compare(found, expected, tolerance)
         is_same = found is expected or (type(found) is type(expected) and found == expected)
         return None if is_same else Mismatch(place, float("inf"), (), str(found), str(expected))
     if found.shape != expected.shape or found.dtype != expected.dtype:
@@ -54,7 +79,9 @@ def compare_one(found: object, expected: object, place: int = 0) -> Mismatch | N
         distance = _distance(found.detach(), expected.detach())
         worst = int(distance.argmax())
     largest = float(distance.flatten()[worst])
-    if largest <= TOLERANCE.get(found.dtype, 0.0):
+    allowed = TOLERANCE.get(found.dtype, 0.0)
+    # Integers are exact, whatever is beside them.
+    if largest <= (max(allowed, tolerance) if allowed else 0.0):
         return None
     index = tuple(int(each) for each in torch.unravel_index(torch.tensor(worst), found.shape))
     return Mismatch(place, largest, index, _shown(found[index]), _shown(expected[index]))

@@ -24,8 +24,17 @@ def _copied(value: object) -> object:
         )
         with contextlib.suppress(RuntimeError):  # Elements that share memory cannot be written.
             made.copy_(detached)
-            return made.requires_grad_(value.requires_grad)
-    return detached.clone().requires_grad_(value.requires_grad)
+            return _like(made, value)
+    return _like(detached.clone(), value)
+
+
+def _like(copy: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A copy that requires grad if the original does; it is a leaf if that is one."""
+    copy.requires_grad_(value.requires_grad)
+    if value.requires_grad and not value.is_leaf:
+        with torch.enable_grad():
+            return copy.clone()  # A leaf that requires grad may not be written to.
+    return copy
 
 
 @contextlib.contextmanager

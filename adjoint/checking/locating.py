@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.checking.comparing import Mismatch, compare, compare_one
+from adjoint.checking.comparing import Mismatch, compare, compare_one, tolerance_of
 from adjoint.checking.copies import copied_inputs, same_draws
 from adjoint.checking.narrowing import guilty_match, guilty_pass
 from adjoint.checking.reproduction import of_nodes
@@ -81,6 +81,7 @@ class Lowering:
     ) -> None:
         self.graph_module, self.inputs = graph_module, inputs
         self.options = replace(options, check=None, progress=False)
+        self.tolerance = tolerance_of(graph_module)
         self.values: dict[fx.Node, Any] = {}
         with torch.no_grad(), same_draws():
             self.expected = evaluate(graph_module, copied_inputs(inputs), check=self._note)
@@ -121,7 +122,8 @@ class Lowering:
             return None
         with torch.no_grad(), same_draws():
             found = program(copied_inputs(self.inputs))
-        return compare(found, self.expected if expected is None else expected)
+        wanted = self.expected if expected is None else expected
+        return compare(found, wanted, self.tolerance)
 
     def _pass(self, names: Sequence[str]) -> Culprit | None:
         def is_wrong(skipped: Sequence[str]) -> bool:
@@ -185,7 +187,7 @@ class Lowering:
             return None
         with torch.no_grad(), same_draws():
             found = program(copied_inputs(self.inputs))
-        return compare_one(found[-1], self.values[node])
+        return compare_one(found[-1], self.values[node], tolerance=self.tolerance)
 
 
 class Rewriting:
@@ -199,6 +201,7 @@ class Rewriting:
         options: Options,
     ) -> None:
         """`wrt`: positions of the inputs that it is differentiated with respect to."""
+        self.tolerance = tolerance_of(graph_module)
         self.graph_module, self.inputs, self.wrt = graph_module, inputs, wrt
         self.options = replace(options, check=None, progress=False, target="reference")
         with torch.no_grad(), same_draws():
@@ -211,7 +214,8 @@ class Rewriting:
 
         def is_wrong(skipped: Sequence[str]) -> bool:
             results = self._results(skipped, _Log())
-            return compare(results[: len(self.expected)], self.expected) is not None
+            found = results[: len(self.expected)]
+            return compare(found, self.expected, self.tolerance) is not None
 
         return _culprit_of_pass(log.passes, is_wrong)
 
@@ -256,6 +260,7 @@ class Differentiation:
     ) -> None:
         self.derivative, self.wrt, self.inputs = derivative, tuple(wrt), inputs
         self.cotangents, self.expected = dict(cotangents), list(expected)
+        self.tolerance = tolerance_of(derivative.graph_module)
         self.options = replace(options, check=None, progress=False)
 
     def culprit(self) -> Culprit | None:
@@ -327,14 +332,16 @@ class Differentiation:
         backward, arguments = backward_of(graph_module, inputs, wrt, cotangents, compiler)
         with torch.no_grad():
             ours = evaluate(backward, arguments)
-        return compare([_zeros_for(*pair) for pair in zip(ours, theirs, strict=True)], theirs)
+        ours = [_zeros_for(*pair) for pair in zip(ours, theirs, strict=True)]
+        return compare(ours, theirs, tolerance_of(graph_module))
 
     def _in_passes(self) -> Culprit | None:
         log = _Log()
         self._reference((), log)
 
         def is_wrong(skipped: Sequence[str]) -> bool:
-            return compare(self._reference(skipped), self.expected) is not None
+            found = self._reference(skipped)
+            return compare(found, self.expected, self.tolerance) is not None
 
         return _culprit_of_pass(log.passes, is_wrong)
 

@@ -31,7 +31,9 @@ def call(
     if isinstance(function, Compiled):
         return trees.leaves(function.observed(observer, options)(*args, **kwargs))
     anew = fresh(function)
-    return observe(observer, anew, args, kwargs, order, dynamic, options, resets=False, again=False)
+    return observe(
+        observer, anew, args, kwargs, order, dynamic, options, False, again=False, writes=True
+    )
 
 
 def original(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from adjoint.checking.comparing import compare, compare_one
+from adjoint.checking.comparing import TOLERANCE, compare, compare_one, tolerance_of
+from adjoint.compiler import capture
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -55,3 +56,12 @@ def test_what_is_the_same() -> None:
     z = torch.randn(3, dtype=torch.complex64)
     assert compare_one(z, z.clone()) is None
     assert compare_one(z, z + 1) is not None
+
+
+def test_the_coarsest_dtype_inside_of_a_graph_decides() -> None:
+    graph_module = capture(lambda x: x.bfloat16().exp().float(), torch.rand(3)).graph_module
+    assert tolerance_of(graph_module) == TOLERANCE[torch.bfloat16]
+    x = torch.rand(5)
+    assert compare([x * 1.01], [x]) is not None
+    assert compare([x * 1.01], [x], tolerance_of(graph_module)) is None
+    assert compare([torch.tensor([1])], [torch.tensor([2])], 1.0) is not None

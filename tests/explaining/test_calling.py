@@ -39,3 +39,13 @@ def test_arguments_are_copied() -> None:
     results: list[Any] = call(unobserved, written, (x,), {}, 0, {})
     assert torch.equal(results[0], torch.full((3,), 2.0))
     assert torch.equal(x, torch.ones(3))
+
+
+def test_what_writes_to_its_arguments_is_differentiated() -> None:
+    def written(x: Tensor) -> Tensor:
+        x.mul_(2)
+        return x.sin().sum()
+
+    x = torch.rand(3)
+    results = call(unobserved, written, (x,), {}, 1, {})
+    torch.testing.assert_close(results[1], 2 * (2 * x).cos())
