@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,10 @@ def _entry(name: str, value: Any) -> Iterator[str]:
 
 
 def _signature(value: Any) -> str:
-    return re.sub(r"typing\.|collections\.abc\.|'", "", str(inspect.signature(value)))
+    """The parameters with their defaults; types are for tools, and are in the source."""
+    signature = inspect.signature(value)
+    bare = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+    return str(inspect.Signature(bare))
 
 
 def _members(cls: type) -> Iterator[str]:
