@@ -24,6 +24,33 @@ def _suffix_sums(value: torch.Tensor, dim: int) -> torch.Tensor:
     return value.flip(dim).cumsum(dim).flip(dim) if value.dim() else value
 
 
+@vjp(aten.cumprod.default)
+def cumprod(cotangent: Tensor, out: Tensor, x: Tensor, dim: int, **_: object) -> Cotangents:
+    """dx_k = (x_0 ... x_{k-1}) s_k with s_k = g_k + x_{k+1} s_{k+1}
+
+    There is no division, so zeros are no special case.  The recurrence is computed by doubling: maps
+    s -> g + a s of one step, then of two, of four; torch's own formula has a term for each pair of
+    elements.
+    """
+    if x.dim() == 0:
+        return (cotangent,)
+    dim %= x.dim()
+    size = x.shape[dim]
+    place = torch.arange(size, device=x.device).reshape([-1] + [1] * (x.dim() - dim - 1))
+
+    def shifted(value: Tensor, by: int) -> Tensor:
+        """The elements `by` places later, zeros at the end."""
+        return torch.where(place < size - by, value.roll(-by, dim), 0)
+
+    factors = conjugate(x.to(out.dtype))
+    before = torch.where(place == 0, 1, factors.roll(1, dim)).cumprod(dim)
+    total, slope, step = cotangent, shifted(factors, 1), 1
+    while step < size:
+        total, slope = total + slope * shifted(total, step), slope * shifted(slope, step)
+        step *= 2
+    return (before * total,)
+
+
 @vjp(aten.cummax.default, aten.cummin.default)
 def extremum(
     cotangent: tuple[Tensor, None], out: Sequence[Tensor], x: Tensor, dim: int
