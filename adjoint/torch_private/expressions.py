@@ -154,8 +154,8 @@ def simplified(value: torch.SymInt | torch.SymFloat) -> sympy.Basic:
 
 
 def symbols_in(numbers: Sequence[Any]) -> frozenset[sympy.Symbol]:
-    """The symbols of some symbolic numbers."""
-    return frozenset(symbol for each in numbers for symbol in of_number(each).free_symbols)
+    """The symbols of some symbolic numbers, without those that a guard equates with others."""
+    return frozenset(symbol for each in numbers for symbol in simplified(each).free_symbols)
 
 
 def environment(shape_env: ShapeEnv | None, numbers: Sequence[Any]) -> list[str]:

@@ -110,3 +110,6 @@ def test_what_is_known_of_sizes() -> None:
     assert again.node.expr == twice.node.expr
     with pytest.raises(ValueError, match="no size"):
         expressions.number(shape_env, "int", sympy.Symbol("other", integer=True))
+    assert bool(rows == 5)
+    assert expressions.symbols_in([rows]) == frozenset()
+    assert not any(" in VR" in line for line in expressions.environment(shape_env, [rows]))
