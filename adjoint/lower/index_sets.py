@@ -23,6 +23,7 @@ from adjoint.loops.expressions import (
     Counter,
     Expression,
     Guarded,
+    Name,
     apply,
     integer,
     substituted,
@@ -30,10 +31,12 @@ from adjoint.loops.expressions import (
 from adjoint.loops.expressions import walk as walk_expression
 from adjoint.loops.statements import (
     Accumulator,
+    Assign,
     Kernel,
     Loop,
     Mapping,
     Statement,
+    Update,
     expressions,
     walk,
     with_expressions,
@@ -106,7 +109,11 @@ def _parts(loop: Loop, kept: set[str]) -> list[Loop]:
     if not cuts or len(cuts) >= MAX_PARTS:
         return [loop]
     bounds = itertools.pairwise([None, *sorted(cuts), None])
-    parts = [_between(loop, first, last) for first, last in bounds]
+    names = [each.name for each in walk(loop.body) if isinstance(each, Assign | Accumulator)]
+    parts = [
+        _between(loop, first, last, {each: f"{each}.{number}" for each in names})
+        for number, (first, last) in enumerate(bounds)
+    ]
     # What all parts have in common is compiled as often as there are parts.
     count = sum(len(_all(each.body)) for each in parts)
     return parts if count <= max(MAX_EXPRESSIONS, MAX_GROWTH * len(inside)) else [loop]
@@ -150,10 +157,11 @@ def _cuts(expression: Expression, counter: str) -> tuple[int, ...]:
             return ()
 
 
-def _between(loop: Loop, first: int | None, last: int | None) -> Loop:
+def _between(loop: Loop, first: int | None, last: int | None, names: dict[str, str]) -> Loop:
     """The iterations from `first` to before `last`, between which no comparison changes.
 
-    None: from the start of the loop, or to its end.
+    None: from the start of the loop, or to its end.  `names`: of what is assigned inside, in this
+    part, since a kernel has each name once.
     """
     memo: dict[int, Expression] = {}
     # One of them is a number: any counter between them says what holds for all.
@@ -165,6 +173,8 @@ def _between(loop: Loop, first: int | None, last: int | None) -> Loop:
             operator, bound = found
             return Constant(_COMPARISONS[operator](inside, bound), torch.bool)
         match expression:
+            case Name(name, dtype) if name in names:
+                return Name(names[name], dtype)
             case Guarded(condition, value, otherwise) | Apply(
                 "select", (condition, value, otherwise)
             ):
@@ -184,6 +194,8 @@ def _between(loop: Loop, first: int | None, last: int | None) -> Loop:
 
     def statement_of(each: Statement) -> Statement:
         new = with_expressions(each, changed)
+        if isinstance(new, Assign | Accumulator | Update) and new.name in names:
+            return replace(new, name=names[new.name])
         if isinstance(new, Loop):
             return replace(new, body=tuple(map(statement_of, new.body)))
         return new

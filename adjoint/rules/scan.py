@@ -28,9 +28,9 @@ def _suffix_sums(value: torch.Tensor, dim: int) -> torch.Tensor:
 def cumprod(cotangent: Tensor, out: Tensor, x: Tensor, dim: int, **_: object) -> Cotangents:
     """dx_k = (x_0 ... x_{k-1}) s_k with s_k = g_k + x_{k+1} s_{k+1}
 
-    There is no division, so zeros are no special case.  The recurrence is computed by doubling: maps
-    s -> g + a s of one step, then of two, of four; torch's own formula has a term for each pair of
-    elements.
+    There is no division, so zeros are no special case.  The recurrence is computed by doubling:
+    maps s -> g + a s of one step, then of two, of four.  Torch's own formula has a term for each
+    pair of elements.
     """
     if x.dim() == 0:
         return (cotangent,)

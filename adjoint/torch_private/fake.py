@@ -135,7 +135,7 @@ def fake_mode_of(graph_module: fx.GraphModule) -> FakeTensorMode:
 
 
 # Entries of torch's cache of fake results, which has no bound of its own.
-MAX_CACHED_FAKES = 1 << 14
+MAX_CACHED_FAKES = 1 << 12
 
 
 def forget_shapes() -> None:

@@ -147,3 +147,15 @@ def test_parts_of_rows_that_threads_share(threads: int) -> None:
         check(program, x)
     finally:
         torch.set_num_threads(before)
+
+
+def test_names_inside_of_split_rows() -> None:
+    """Each part of the rows has accumulators of its own."""
+
+    def program(x: Tensor) -> Tensor:
+        rows = torch.cat([x.sin(), x[:2] * 2], 0)
+        return rows.logsumexp(1) + (rows * rows).sum(1) - rows[:, 0]
+
+    x = torch.randn(4, 9, dtype=torch.float64)
+    check(program, x)
+    torch.testing.assert_close(loop_program_of(program, [x])([x]), program(x))
