@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
@@ -8,6 +9,9 @@ from adjoint.runtime.bridge import DifferentiableGraph
 from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.runtime.entry import EntryPoint
 from adjoint.runtime.profiling import MAX_NAMED_KERNELS
+
+# Torch 2.11 warns of its own profiler.
+pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
 
 
 def activated(x: Tensor) -> Tensor:

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import pytest
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity, profile
 
 from adjoint.torch_private.profiler import is_profiling, on_profiling
+
+# Torch 2.11 warns of its own profiler.
+pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
 
 
 def test_starts_and_stops_are_noticed() -> None:
