@@ -57,6 +57,12 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> Compilations:
     return Compilations(monkeypatch)
 
 
+@pytest.fixture(autouse=True)
+def no_rules_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process in which a user has registered rules keeps no derivatives."""
+    monkeypatch.setattr(kept, "USER_RULES", set())
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     found = store_for(str(tmp_path / "cache"), 1 << 30)
