@@ -69,7 +69,7 @@ def dead(places: Mapping[str, Places], links: Mapping[str, Links]) -> list[str]:
 
 
 _HTML_LINK = re.compile(r'<(?:a|link|script)\b[^<>]*?\s(?:href|src)="([^"]*)"')
-_MARKDOWN_LINK = re.compile(r"\]\(([^()\s]*)\)")
+_MARKDOWN_LINK = re.compile(r"(?<!\\)\]\(([^()\s]*)\)")
 _PLACE = re.compile(r'<(?:a|span|h\d)\b[^<>]*?\sid="([^"]*)"')
 _SOURCE = re.compile(r"^<pre>$.*?^</pre>$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)", re.DOTALL)

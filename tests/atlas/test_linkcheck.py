@@ -48,3 +48,8 @@ def test_files_are_checked_as_they_lie(tmp_path: Path) -> None:
         "a.md: b/c.md has no place m",
         "a.md: there is no file gone.md",
     ]
+
+
+def test_text_that_only_looks_like_a_link(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("See \\[there\\](https://example.org), [here](page.md).\n")
+    assert dead_in(tmp_path) == []

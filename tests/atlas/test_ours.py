@@ -28,6 +28,8 @@ def check_pages(root: Path, out: Path) -> None:
     assert dead_in(out) == []
     for file in sorted(root.rglob("*.py")):
         path = file.relative_to(root).as_posix()
+        if path.startswith((".", "build/")):
+            continue  # An environment, or what was built: not of the tree.
         page = (out / f"{path}_docs.md").read_text()
         if file.is_relative_to(ROOT / "adjoint"):
             purpose = page.partition("</a>Purpose")[2].partition("\n## ")[0]
