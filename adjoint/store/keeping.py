@@ -24,6 +24,11 @@ from adjoint.store.place import default_folder
 Value = TypeVar("Value")
 
 
+# Entries that wait to be written.  With a disk slower than compilation further ones are not kept:
+# each holds what it is made of in memory, and the interpreter waits for all of them at exit.
+MAX_PENDING = 32
+
+
 class Payload(Protocol):
     def __call__(self) -> bytes | None:
         """The bytes to keep; None: it cannot be kept."""
@@ -67,14 +72,15 @@ class Store:
         self._tell(error, f"does not keep something: {type(error).__name__}: {error}")
 
     def put(self, kind: str, facts: Facts, payload: bytes | Payload, label: str = "") -> None:
-        """Keep something for these facts: now or a little later."""
+        """Keep something for these facts a little later, unless too much waits to be written."""
         if not self._can_write:
             return
         write = functools.partial(self._write, Header(kind, facts, label), payload)
         # The interpreter is about to exit and takes no more work.
         with contextlib.suppress(RuntimeError):
             self._pending = [each for each in self._pending if not each.done()]
-            self._pending.append(_writer().submit(write))
+            if len(self._pending) < MAX_PENDING:
+                self._pending.append(_writer().submit(write))
 
     def flush(self) -> None:
         """Wait until everything is written."""

@@ -196,10 +196,10 @@ def test_what_a_killed_process_left_is_removed(folder: Folder) -> None:
 def test_a_failed_write_leaves_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.write(entry_of("a"))
 
-    def full(descriptor: int) -> None:
+    def full(new: Path, path: Path) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="no space"):
         folder.write(entry_of("b"))
     assert folder.read("object", facts_of("b")) is None

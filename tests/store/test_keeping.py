@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from adjoint.errors import CacheWarning
 from adjoint.store.entries import digest_of
 from adjoint.store.folder import NotTrusted
 from adjoint.store.keeping import (
+    MAX_PENDING,
     Store,
     current_store,
     keeping_in,
@@ -166,3 +168,19 @@ def test_a_forked_process_writes_too(store: Store) -> None:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert store.get("object", {"subject": digest_of("b")}) == b"code"
+
+
+def test_what_waits_to_be_written_is_bounded(store: Store) -> None:
+    disk = threading.Event()
+
+    def slow() -> bytes:
+        disk.wait()
+        return b"code"
+
+    try:
+        for number in range(2 * MAX_PENDING):
+            store.put("object", {"subject": digest_of(str(number))}, slow)
+    finally:
+        disk.set()
+    store.flush()
+    assert len(store.folder.entries()) == MAX_PENDING
