@@ -24,6 +24,7 @@ from adjoint.graph.origins import for_part_of, replace
 from adjoint.graph.purity import remove_dead_code
 from adjoint.graph.subgraphs import body_of
 from adjoint.rewrite.engine import is_returned
+from adjoint.torch_private.graph_modules import add_attribute
 from adjoint.torch_private.operators import OpOverload
 
 _CUSTOM = (apply_function, with_backward)
@@ -78,16 +79,9 @@ def _inlined(
                 continue
             copies[node] = copy_node(graph, node, copies.__getitem__)
             if node.op == "get_attr":
-                copies[node].target = _attribute(graph_module, getattr(body, str(node.target)))
+                value = getattr(body, str(node.target))
+                copies[node].target = add_attribute(graph_module, "inlined", value)
     raise AssertionError("the body has no output")
-
-
-def _attribute(graph_module: fx.GraphModule, value: object) -> str:
-    """The name of a new attribute of the module."""
-    names = (f"inlined_{count}" for count in range(len(vars(graph_module)) + 1000))
-    name = next(each for each in names if not hasattr(graph_module, each))
-    setattr(graph_module, name, value)
-    return name
 
 
 def _put(item: fx.Node, result: object) -> None:

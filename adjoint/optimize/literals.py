@@ -22,6 +22,7 @@ from adjoint.graph.origins import for_part_of, replace
 from adjoint.graph.purity import is_impure, remove_dead_code
 from adjoint.optimize.uniform import uniform_value
 from adjoint.torch_private.fake import fake_mode_of, unset_fake_temporarily
+from adjoint.torch_private.graph_modules import add_attribute
 from adjoint.torch_private.modes import without_autocast
 from adjoint.torch_private.operators import OpOverload
 
@@ -123,9 +124,7 @@ def _constant(graph_module: fx.GraphModule, node: fx.Node, value: torch.Tensor) 
         with unset_fake_temporarily():
             number = value.item()
         return _full(node, node, number, value.device)
-    names = (f"literal_{count}" for count in range(len(graph_module.graph.nodes)))
-    name = next(each for each in names if not hasattr(graph_module, each))
-    setattr(graph_module, name, value)
+    name = add_attribute(graph_module, "literal", value)
     with node.graph.inserting_before(node):
         source = node.graph.create_node("get_attr", name)
         copy = node.graph.call_function(LITERAL, (source,))

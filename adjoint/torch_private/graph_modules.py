@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
@@ -18,3 +20,11 @@ def module_of(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
 def is_erased(node: fx.Node) -> bool:
     """Whether the node was removed from its graph."""
     return bool(node._erased)
+
+
+def add_attribute(graph_module: fx.GraphModule, stem: str, value: object) -> str:
+    """Give a module a new attribute, for a `get_attr` node to refer to; returns its name."""
+    names = (f"{stem}_{count}" for count in itertools.count())
+    name = next(each for each in names if not hasattr(graph_module, each))
+    setattr(graph_module, name, value)
+    return name
