@@ -284,12 +284,15 @@ def _tile(
         for operand in operands_of(step):
             if isinstance(operand, int) and plan.slots[operand].kind is SlotKind.LOCAL:
                 spans[operand] = (spans.get(operand, (place, place))[0], place)
-    slots = [(span, plan.slots[operand]) for operand, span in spans.items()]
-    of_all = ((*span, _bytes(slot.shape, slot.dtype, sizes)) for span, slot in slots)
-    whole = max(profile(len(tiles.body), of_all), default=0)
-    rows = max(number(tiles.rows, sizes), 1)
-    fitting = max(processor.tile_bytes * rows // max(whole, 1), processor.min_tile_rows)
-    return whole * min(fitting, rows) // rows
+    row = {
+        slot: _bytes((stride,), plan.slots[slot].dtype, sizes)
+        for slot, stride in tiles.strides.items()
+    }
+    local = max(profile(len(tiles.body), ((*span, row[n]) for n, span in spans.items())), default=0)
+    # As `CpuHost.tile_rows` has it: what is streamed through the cache once is counted half.
+    streamed = sum(each // 2 for slot, each in row.items() if slot not in spans)
+    fitting = max(processor.tile_bytes // max(local + streamed, 1), processor.min_tile_rows)
+    return local * min(fitting, max(number(tiles.rows, sizes), 1))
 
 
 def number(size: Size, sizes: Mapping[sympy.Symbol, int]) -> int:

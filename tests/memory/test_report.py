@@ -13,8 +13,10 @@ from torch.profiler import ProfilerActivity
 from torch.utils.checkpoint import checkpoint
 
 import adjoint
+from adjoint import compiler
 from adjoint.errors import CaptureError
 from adjoint.memory.report import size
+from adjoint.runtime.cpu import program as program_on_cpu
 
 
 class Layer(nn.Module):
@@ -90,6 +92,19 @@ def measured(step: Callable[[], Any]) -> int:
 
 @pytest.mark.parametrize("name", NETS)
 def test_the_peak_is_predicted(name: str) -> None:
+    _compare_peaks(name)
+
+
+@pytest.mark.parametrize("cache", [2 << 20, 8 << 20])
+def test_the_peak_is_predicted_for_other_caches(
+    cache: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (compiler, program_on_cpu):
+        monkeypatch.setattr(module, "cache_bytes", lambda: cache)
+    _compare_peaks("layers")
+
+
+def _compare_peaks(name: str) -> None:
     make, shape = NETS[name]
     torch.manual_seed(0)
     net, x = make(), torch.randn(shape)

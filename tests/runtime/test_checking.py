@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from adjoint.runtime.checking import UnexpectedResult
 from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.torch_private import corrected_fakes
 from tests.lowering import native_program
+from tests.versions import TORCH
 
 LIBRARY = torch.library.Library("checking", "FRAGMENT")
 
@@ -227,7 +229,9 @@ def test_quantized_tensors_run_op_by_op() -> None:
 
     x = torch.randn(5)
     compiled = torch.compile(rounded, backend="adjoint")
-    with pytest.warns(FallbackWarning, match="quantize_per_tensor"):
+    # Older ones leave such a function to Python before any backend is asked.
+    says_so = pytest.warns(FallbackWarning, match="quantize_per_tensor")
+    with says_so if TORCH >= (2, 13) else contextlib.nullcontext():
         found = compiled(x)
     torch.testing.assert_close(found, rounded(x))
     torch.testing.assert_close(compiled(x + 1), rounded(x + 1))
