@@ -35,7 +35,7 @@ from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.copying import copied
 from adjoint.graph.derivative import Backward, Derivative, Joint, order_of_graph
 from adjoint.graph.evaluation import evaluate, evaluate_taking
-from adjoint.graph.metadata import outputs_of
+from adjoint.graph.metadata import inputs_of, outputs_of
 from adjoint.graph.origins import Origin, is_part, origins_of
 from adjoint.graph.sizes import assuming, size_hints
 from adjoint.graph.verify import verify_made
@@ -214,7 +214,7 @@ class Compiler:
             # Gradients are nodes of autograd's graph by what they are gradients of.
             if segmented and order_of_graph(graph_module.graph) == 0:
                 graph_module, cuts = cut_into_segments(graph_module, wrt)
-                count = len(graph_module.graph.find_nodes(op="placeholder"))
+                count = len(inputs_of(graph_module.graph))
                 wrt = [*wrt, *range(count - len(cuts), count)]
                 of = outputs_with_derivative(graph_module, wrt) if cuts else of
             joint = self._joint(graph_module, of, wrt)

@@ -21,10 +21,11 @@ import sympy
 import torch
 from torch import fx
 
-from adjoint.forms.form import Malformed, Unwritable
+from adjoint.forms.form import Malformed, Unwritable, malformed_if_it_fails
 from adjoint.forms.graph_reading import Inapplicable, read
 from adjoint.forms.graphs import Ground, written
 from adjoint.forms.plans import read_plan, written_plan
+from adjoint.graph.metadata import inputs_of
 from adjoint.graph.show import show_source
 from adjoint.graph.sizes import size_hints
 from adjoint.kernels import CompiledKernels, key_of, load_kept
@@ -304,21 +305,19 @@ def _without_bodies(plan: Plan) -> Plan:
 
 def _read(text: bytes, ground: Ground) -> tuple[Plan | None, list[tuple[str, CodeSource]]]:
     """The plan and the code of its launches; raises `Malformed`."""
-    try:
+    with malformed_if_it_fails():
         fields = json.loads(text)
         plan_text, code = fields["plan"], fields["code"]
         sources = [
             (_text(digest), CodeSource(_text(kind), _facts(facts), _text(name)))
             for digest, kind, facts, name in code
         ]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise Malformed(f"{type(error).__name__}: {error}") from error
     if plan_text is None:
         return None, []
     plan = read_plan(_text(plan_text), ground)
     if len(plan.launches) != len(sources):
         raise Malformed("a launch has code")
-    inputs = ground.graph_module.graph.find_nodes(op="placeholder")
+    inputs = inputs_of(ground.graph_module.graph)
     if len(plan.inputs) != len(inputs) + bool(plan.streams):
         raise Malformed("the plan is of another graph")
     return plan, sources

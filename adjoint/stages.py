@@ -17,12 +17,14 @@ from torch import fx
 from adjoint.backend import adjoint
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.derivative import Backward, Derivative, Joint
+from adjoint.graph.leaves import requires_grad
 from adjoint.graph.show import show
 from adjoint.kernels import CompiledKernels
 from adjoint.loops.plan import Plan
 from adjoint.loops.show import show_plan
 from adjoint.observing import Observer, Sighting
 from adjoint.passes import Pass
+from adjoint.quantities import counted
 from adjoint.torch_private import trees
 from adjoint.torch_private.autograd import leaves_of_history
 
@@ -112,7 +114,7 @@ def text_of(value: object) -> str:
             return show_plan(value)
         case CompiledKernels():
             count, refused = len(value.code), len(value.refused)
-            text = f"{count} kernel{'' if count == 1 else 's'} compiled"
+            text = f"{counted(count, 'kernel')} compiled"
             return f"{text}, {refused} refused" if refused else text
         case None:
             return "nothing: it runs op by op"
@@ -164,17 +166,17 @@ def observe(
         function, backend=backend, dynamic=dynamic or None, options=dict(options or {})
     )
     args, kwargs = trees.map_leaves(_leaf if order else _same, (tuple(args), kwargs))
-    inputs = [each for each in trees.leaves((args, kwargs)) if _requires_grad(each)]
+    inputs = [each for each in trees.leaves((args, kwargs)) if requires_grad(each)]
     if writes and order:
         args, kwargs = trees.map_leaves(_unleaved, (args, kwargs))
     results = trees.leaves(compiled(*args, **kwargs))
     # Parameters, and tensors that the function closes over.
     known = {id(each) for each in inputs}
-    reached = leaves_of_history(each for each in results if _requires_grad(each))
+    reached = leaves_of_history(each for each in results if requires_grad(each))
     inputs += [each for each in reached if id(each) not in known]
     found = list(results)
     for number in range(order):
-        results = [each for each in results if _requires_grad(each)]
+        results = [each for each in results if requires_grad(each)]
         if not results or not inputs:
             break
         total = torch.stack([each.sum() for each in results]).sum()
@@ -197,11 +199,7 @@ def _leaf(leaf: Any) -> object:
 
 
 def _unleaved(leaf: Any) -> object:
-    return leaf.clone() if _requires_grad(leaf) else leaf
-
-
-def _requires_grad(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
+    return leaf.clone() if requires_grad(leaf) else leaf
 
 
 def printed(shown: Sequence[Shown]) -> str:

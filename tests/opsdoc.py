@@ -86,12 +86,11 @@ def ops_on_path(function: Callable[..., Any], inputs: list[Any]) -> set[OpOverlo
     except CaptureError:
         return set()
     module = captured.graph_module
-    entering = [n for n in module.graph.nodes if n.op == "placeholder"]
     tensors = [x for x in _pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor)]
     values = graph_inputs(captured.calling, captured.leaves(tensors))
     needed = [
-        node
-        for node, value in zip(entering, values, strict=True)
+        place
+        for place, value in enumerate(values)
         if isinstance(value, torch.Tensor) and value.requires_grad
     ]
     return {n.target for n in active_nodes(module, needed) if isinstance(n.target, OpOverload)}

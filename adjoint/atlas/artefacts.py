@@ -23,6 +23,7 @@ from adjoint.graph.metadata import (
     has_descriptor,
     has_output_descriptors,
     has_value,
+    inputs_of,
     output_descriptors,
     outputs_of,
     source_of,
@@ -251,7 +252,7 @@ def version_of(module: fx.GraphModule) -> Version:
     graph = module.graph
     inputs = tuple(
         Port(node.name, _type(node), descriptor_of(node).describe() if has_descriptor(node) else "")
-        for node in graph.find_nodes(op="placeholder")
+        for node in inputs_of(graph)
     )
     described = output_descriptors(graph) if has_output_descriptors(graph) else ()
     outputs = tuple(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from adjoint.atlas.making import Made, make
-from adjoint.atlas.subject import counted
 from adjoint.atlas.tree import STORE
+from adjoint.quantities import counted
 
 _DESCRIPTION = """\
 Document a source tree: a page of facts for each file and folder, and an index from every name to

@@ -31,11 +31,12 @@ from adjoint.atlas.document import (
 )
 from adjoint.atlas.linkcheck import dead, links_of, places_of
 from adjoint.atlas.making import Made
-from adjoint.atlas.subject import counted, joined
+from adjoint.atlas.subject import joined
 from adjoint.atlas.tree_pages import script_of
 from adjoint.atlas.work import Setting
 from adjoint.errors import SourceLine
 from adjoint.finding import called
+from adjoint.quantities import counted
 from adjoint.stages import observe
 
 

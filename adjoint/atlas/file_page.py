@@ -28,7 +28,8 @@ from adjoint.atlas.facts import HEADINGS
 from adjoint.atlas.listing import listing
 from adjoint.atlas.resolution import Request
 from adjoint.atlas.structure import structure
-from adjoint.atlas.subject import Subject, counted, grouped, joined
+from adjoint.atlas.subject import Subject, grouped, joined
+from adjoint.quantities import counted
 
 MAX_RELATED = 6
 MAX_USAGES = 40

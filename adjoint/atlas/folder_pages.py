@@ -28,8 +28,8 @@ from adjoint.atlas.document import (
     section_anchor,
 )
 from adjoint.atlas.roles import Statement
-from adjoint.atlas.subject import counted
 from adjoint.atlas.summaries import Summary, first_sentence
+from adjoint.quantities import counted
 
 MAX_NAMES = 15
 

@@ -16,7 +16,8 @@ from adjoint.atlas.document import (
     name_anchor,
 )
 from adjoint.atlas.facts import Symbol, owner
-from adjoint.atlas.subject import Subject, counted
+from adjoint.atlas.subject import Subject
+from adjoint.quantities import counted
 
 _LARGE = frozenset({"class", "struct", "union", "interface", "trait", "function", "method"})
 """Kinds that have a heading of their own; the others are rows of a table."""

@@ -116,8 +116,3 @@ def joined(pieces: Iterable[Inline], between: str = ", ") -> Inlines:
     for piece in pieces:
         found += [between, piece]
     return tuple(found[1:])
-
-
-def counted(number: int, one: str, many: str = "") -> str:
-    """`1 file`, `2 files`, `1,204 lines`."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from adjoint.errors import CaptureError
 from adjoint.failing import call_user_code
+from adjoint.graph.leaves import requires_grad
 from adjoint.graph.operations import apply_function
 from adjoint.source import user_line
 from adjoint.torch_private.dynamo import differentiable_backward
@@ -62,7 +63,7 @@ def apply(
     if is_of_custom_op(function):
         # The op itself becomes the node, and has the derivative.
         return call_user_code(original, *args, **kwargs)
-    if not (torch.is_grad_enabled() and any(_needs_grad(arg) for arg in args)):
+    if not (torch.is_grad_enabled() and any(requires_grad(arg) for arg in args)):
         return call_user_code(original, *args, **kwargs)
     if function.__name__ == _MODULE_HOOK_FUNCTION:
         raise CaptureError(
@@ -126,7 +127,7 @@ def apply(
     body.read((tensors, saved))
     # An argument that only the backward uses (a straight-through estimator) is an operand too.
     known = set().union(*(gradients for _, _, gradients in reverses))
-    body.read([arg for arg in args if id(arg) in known or (is_nested and _needs_grad(arg))])
+    body.read([arg for arg in args if id(arg) in known or (is_nested and requires_grad(arg))])
     operands = list(body.scope.lifted)
     backwards = [
         (pattern, reverse.close([gradients.get(id(operand)) for operand in operands]))
@@ -311,7 +312,3 @@ def _checkpointed(
         return call_user_code(run_function, *args)
     finally:
         tracer.regions.leave()
-
-
-def _needs_grad(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad

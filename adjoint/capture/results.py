@@ -15,7 +15,7 @@ from adjoint.capture.recipes import Recipes
 from adjoint.errors import CaptureError
 from adjoint.graph.calling import CallingConvention, Constant, FromGraph
 from adjoint.graph.descriptors import EffectTokenOut, Result
-from adjoint.graph.metadata import set_output_descriptors
+from adjoint.graph.metadata import inputs_of, set_output_descriptors
 from adjoint.graph.reachability import dependents
 from adjoint.torch_private import symbols, trees
 from adjoint.trace.tracer import Tracer
@@ -45,7 +45,7 @@ def return_results(
         outputs.add(tracer.scope.token, EffectTokenOut(0))
     graph = tracer.emitter.graph
     convention = CallingConvention(
-        sources=tuple(inputs.sources[node] for node in graph.find_nodes(op="placeholder")),
+        sources=tuple(inputs.sources[node] for node in inputs_of(graph)),
         metadata_changes=metadata_changes,
         writes=writes,
         requires_grad_changes=changes.requires_grad(),

@@ -17,7 +17,8 @@ from adjoint.checking.locating import Culprit, Differentiation, Lowering, Rewrit
 from adjoint.compiler import Compiler
 from adjoint.errors import MismatchError
 from adjoint.graph.derivative import Derivative, order_of_graph
-from adjoint.graph.metadata import descriptor_of
+from adjoint.graph.leaves import detached
+from adjoint.graph.metadata import descriptor_of, inputs_of
 from adjoint.options import Options
 from adjoint.runtime.calling import graph_inputs
 from adjoint.runtime.entry import EntryPoint
@@ -125,11 +126,11 @@ class Checker:
         if mismatch is None:
             return
         graph = derivative.graph_module.graph
-        placeholder = graph.find_nodes(op="placeholder")[wrt[mismatch.place]]
+        placeholder = inputs_of(graph)[wrt[mismatch.place]]
         order = 1 + order_of_graph(graph)
         what = f"the gradient of {descriptor_of(placeholder).describe()}, of order {order},"
-        data = [_detached(each) for each in inputs]
-        given = [(place, _detached(each)) for place, each in cotangents]
+        data = [detached(each) for each in inputs]
+        given = [(place, detached(each)) for place, each in cotangents]
         located = Differentiation(derivative, wrt, data, given, theirs, self.options)
         raise _error(what, mismatch, self._located(located.culprit))
 
@@ -160,7 +161,3 @@ def _both(one: object, other: object) -> tuple[Any, Any]:
     if other is None and isinstance(one, torch.Tensor):
         return one, torch.zeros_like(one)
     return one, other
-
-
-def _detached(value: object) -> object:
-    return value.detach() if isinstance(value, torch.Tensor) else value

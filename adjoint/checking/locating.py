@@ -24,7 +24,9 @@ from adjoint.graph.copying import copied
 from adjoint.graph.derivative import Derivative
 from adjoint.graph.descriptors import Saved
 from adjoint.graph.evaluation import evaluate
+from adjoint.graph.leaves import detached, requires_grad
 from adjoint.graph.metadata import (
+    inputs_of,
     output_descriptors,
     output_node,
     outputs_of,
@@ -146,7 +148,7 @@ class Lowering:
             for each in kernels[:1]
         ]
         members = {n for each in kernels for n in each.nodes}
-        placeholders = self.graph_module.graph.find_nodes(op="placeholder")
+        placeholders = inputs_of(self.graph_module.graph)
         known = {**dict(zip(placeholders, self.inputs, strict=True)), **self.values}
         script = of_nodes(self._around(own, members, lowered), known, self.graph_module)
         return Culprit("\n".join(lines), op, source_of(node), script)
@@ -172,7 +174,7 @@ class Lowering:
     def _of(self, node: fx.Node) -> object:
         if node.op != "placeholder":
             return self.values.get(node)
-        placeholders = self.graph_module.graph.find_nodes(op="placeholder")
+        placeholders = inputs_of(self.graph_module.graph)
         return self.inputs[placeholders.index(node)]
 
     def _value(self, node: fx.Node) -> Mismatch | None:
@@ -293,7 +295,7 @@ class Differentiation:
                 if mismatch is not None:
                     op = show_target(node.target)
                     why = f"the derivative of {op} is wrong: {mismatch}"
-                    placeholders = graph_module.graph.find_nodes(op="placeholder")
+                    placeholders = inputs_of(graph_module.graph)
                     known = dict(zip(placeholders, self.inputs, strict=True))
                     known.update({each: values[each][2] for each in values})
                     script = of_nodes([node], known, graph_module, gradients=True)
@@ -310,7 +312,7 @@ class Differentiation:
         try:
             with torch.enable_grad(), same_draws():
                 results = trees.leaves(function(*leaves))
-                found = [p for p, each in enumerate(results) if _requires_grad(each)]
+                found = [p for p, each in enumerate(results) if requires_grad(each)]
                 cotangents = {place: _cotangent(results[place]) for place in found}
                 wrt = [place for place, each in enumerate(leaves) if each.requires_grad]
                 if not wrt or not found:
@@ -376,13 +378,12 @@ def backward_of(
         backward = compiler.backward(derivative, of, wrt)
     with torch.no_grad(), same_draws():
         outputs = evaluate(derivative.graph_module, copied_inputs(inputs))
-    saved = [inputs[place] for place in derivative.saved_inputs]
-    saved += [outputs[place] for place in derivative.saved_outputs]
+    saved = derivative.saved_from(inputs, outputs)
     arguments = [saved[place] for place in derivative.saved_for(backward)]
     for place in derivative.cotangents_of(backward):
         given = cotangents.get(place)
         arguments.append(torch.zeros_like(outputs[place]) if given is None else given)
-    return backward.graph_module, [_detached(each) for each in arguments]
+    return backward.graph_module, [detached(each) for each in arguments]
 
 
 def _cotangent(result: torch.Tensor) -> torch.Tensor:
@@ -425,11 +426,3 @@ def _is_real(value: object) -> bool:
 
 def _cloned(results: object) -> object:
     return trees.map_leaves(lambda each: each.clone() if _is_tensor(each) else each, results)
-
-
-def _requires_grad(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def _detached(value: object) -> object:
-    return value.detach() if isinstance(value, torch.Tensor) else value

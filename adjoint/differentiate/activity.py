@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.graph.metadata import has_value, mode_of, outputs_of, value_of
+from adjoint.graph.metadata import (
+    has_value,
+    inputs_of,
+    mode_of,
+    outputs_of,
+    value_of,
+)
 from adjoint.graph.operations import (
     LOOPS,
     build_subclass,
@@ -28,9 +34,9 @@ from adjoint.torch_private.operators import OpOverload
 _GRADIENT_CUTS = {torch.ops.aten.detach.default, build_subclass, take_attribute}
 
 
-def active_nodes(graph_module: fx.GraphModule, inputs: Sequence[fx.Node]) -> set[fx.Node]:
-    """The nodes that depend differentiably on `inputs`."""
-    active = {node for node in inputs if has_value(node) and is_differentiable(value_of(node))}
+def active_nodes(graph_module: fx.GraphModule, wrt: Collection[int]) -> set[fx.Node]:
+    """The nodes that depend differentiably on the inputs `wrt`, and these."""
+    active = _differentiable_inputs(graph_module, wrt)
     fake_mode = fake_mode_of(graph_module)
     for node in graph_module.graph.nodes:
         if node.op == "call_function" and _is_active(node, active, fake_mode):
@@ -40,8 +46,7 @@ def active_nodes(graph_module: fx.GraphModule, inputs: Sequence[fx.Node]) -> set
 
 def outputs_with_derivative(graph_module: fx.GraphModule, wrt: Sequence[int]) -> list[int]:
     """Positions of the outputs that depend on the inputs `wrt` by differentiable steps."""
-    inputs = graph_module.graph.find_nodes(op="placeholder")
-    active = active_nodes(graph_module, [inputs[place] for place in wrt])
+    active = active_nodes(graph_module, wrt)
     return [i for i, n in enumerate(outputs_of(graph_module.graph)) if n in active]
 
 
@@ -52,15 +57,13 @@ def outputs_requiring_grad(graph_module: fx.GraphModule, wrt: Sequence[int]) -> 
     """
     if not any(is_unrecorded_view(node) for node in graph_module.graph.nodes):
         return []
-    inputs = graph_module.graph.find_nodes(op="placeholder")
-    requiring = nodes_requiring_grad(graph_module, [inputs[place] for place in wrt])
+    requiring = nodes_requiring_grad(graph_module, wrt)
     return [i for i, n in enumerate(outputs_of(graph_module.graph)) if n in requiring]
 
 
 def active_results(body: fx.GraphModule, places: Collection[int]) -> list[bool]:
     """For each result of `body`, whether it depends differentiably on the inputs `places`."""
-    inputs = body.graph.find_nodes(op="placeholder")
-    active = active_nodes(body, [inputs[place] for place in places])
+    active = active_nodes(body, places)
     return [node in active for node in outputs_of(body.graph)]
 
 
@@ -80,13 +83,13 @@ def active_loop_results(
         reached |= more
 
 
-def nodes_requiring_grad(graph_module: fx.GraphModule, inputs: Sequence[fx.Node]) -> set[fx.Node]:
-    """The nodes that require grad in eager torch if `inputs` do.
+def nodes_requiring_grad(graph_module: fx.GraphModule, wrt: Collection[int]) -> set[fx.Node]:
+    """The nodes that require grad in eager torch if the inputs `wrt` do.
 
     A view made under `no_grad` requires grad if its base does, and so does what is computed from
     it, though no derivative flows through the view.
     """
-    requiring = {node for node in inputs if has_value(node) and is_differentiable(value_of(node))}
+    requiring = _differentiable_inputs(graph_module, wrt)
     fake_mode = fake_mode_of(graph_module)
     for node in graph_module.graph.nodes:
         if node.op == "call_function" and (
@@ -95,6 +98,12 @@ def nodes_requiring_grad(graph_module: fx.GraphModule, inputs: Sequence[fx.Node]
         ):
             requiring.add(node)
     return requiring
+
+
+def _differentiable_inputs(graph_module: fx.GraphModule, wrt: Collection[int]) -> set[fx.Node]:
+    inputs = inputs_of(graph_module.graph)
+    chosen = (inputs[place] for place in wrt)
+    return {node for node in chosen if has_value(node) and is_differentiable(value_of(node))}
 
 
 def is_unrecorded_view(node: fx.Node) -> bool:

@@ -17,11 +17,12 @@ import torch
 from torch import fx
 
 from adjoint.differentiate.activity import active_loop_results
-from adjoint.differentiate.copying import Copying, inline, inputs_of
+from adjoint.differentiate.copying import Copying, inline
 from adjoint.differentiate.expansion import is_random, saved_carries
 from adjoint.graph.descriptors import Argument, Result
 from adjoint.graph.metadata import (
     Mode,
+    inputs_of,
     outputs_of,
     set_descriptor,
     set_output_descriptors,
@@ -59,14 +60,14 @@ class _Joint:
 def _joint(
     differentiate: Differentiate, body: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]
 ) -> _Joint:
-    inputs = inputs_of(body)
+    inputs = inputs_of(body.graph)
     for index, node in enumerate(inputs):
         set_descriptor(node, Argument(index, f"operand[{index}]"))
     count = len(outputs_of(body.graph))
     described = tuple(Result(index, f"result[{index}]") for index in range(count))
     set_output_descriptors(body.graph, described)
     graph_module, outside = differentiate(body, of, wrt)
-    entering, returned = inputs_of(graph_module), outputs_of(graph_module.graph)
+    entering, returned = inputs_of(graph_module.graph), outputs_of(graph_module.graph)
     first, after = len(inputs), len(inputs) + len(of)
     gradients = zip(wrt, returned[count:], strict=True)
     return _Joint(
@@ -194,7 +195,7 @@ def _reverse_branch(
 def _used_by_any(graphs: Sequence[fx.GraphModule], inputs: Sequence[object]) -> list[Any]:
     """`inputs` without those that none of the `graphs` uses, which are removed from the graphs."""
     left: list[Any] = []
-    for *nodes, value in zip(*map(inputs_of, graphs), inputs, strict=True):
+    for *nodes, value in zip(*(inputs_of(each.graph) for each in graphs), inputs, strict=True):
         if any(node.users for node in nodes):
             left.append(value)
         else:

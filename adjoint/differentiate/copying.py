@@ -70,8 +70,3 @@ def inline(body: fx.GraphModule, copies: dict[fx.Node, Any], copy: Copy) -> Any:
 def refuse_outside(tensor: torch.Tensor) -> torch.Tensor:
     """Refuse tensors from outside: a derivative uses only values of its graph."""
     raise AssertionError("a rule uses a tensor that is none of its arguments")
-
-
-def inputs_of(graph_module: fx.GraphModule) -> list[fx.Node]:
-    """The inputs of a graph, in their order."""
-    return list(graph_module.graph.find_nodes(op="placeholder"))

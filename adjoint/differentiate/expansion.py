@@ -21,8 +21,15 @@ import torch
 from torch import fx
 
 from adjoint.differentiate.activity import active_nodes
-from adjoint.differentiate.copying import Copying, inline, inputs_of
-from adjoint.graph.metadata import Mode, outputs_of, source_of, tensor_of, value_of
+from adjoint.differentiate.copying import Copying, inline
+from adjoint.graph.metadata import (
+    Mode,
+    inputs_of,
+    outputs_of,
+    source_of,
+    tensor_of,
+    value_of,
+)
 from adjoint.graph.operations import (
     LOOPS,
     apply_function,
@@ -43,10 +50,7 @@ def expand(graph_module: fx.GraphModule, wrt: Sequence[int] | None = None) -> fx
 
     Only bodies that a derivative with respect to the inputs `wrt` flows through; None: all.
     """
-    active = set(graph_module.graph.nodes)
-    if wrt is not None:
-        inputs = inputs_of(graph_module)
-        active = active_nodes(graph_module, [inputs[place] for place in wrt])
+    active = set(graph_module.graph.nodes) if wrt is None else active_nodes(graph_module, wrt)
     expansion = _Expansion(graph_module)
     for node in graph_module.graph.nodes:
         expansion.plan(node, node in active)
@@ -55,7 +59,7 @@ def expand(graph_module: fx.GraphModule, wrt: Sequence[int] | None = None) -> fx
 
 def saved_carries(body: fx.GraphModule, carries: int) -> dict[int, int]:
     """By carried value: the position of the result of the body that returns it unchanged."""
-    inputs = {node: place for place, node in enumerate(inputs_of(body)[:carries])}
+    inputs = {node: place for place, node in enumerate(inputs_of(body.graph)[:carries])}
     found: dict[int, int] = {}
     for place, node in enumerate(outputs_of(body.graph)):
         if place >= carries and isinstance(node, fx.Node):
@@ -128,7 +132,7 @@ class _Expansion:
         forward, ((_, backward),), fixed, _, *operands = arguments
         inputs = fx.map_arg(operands, copies.__getitem__)
         body = body_of(self.primal, forward)
-        entering = dict(zip(inputs_of(body), inputs, strict=True))
+        entering = dict(zip(inputs_of(body.graph), inputs, strict=True))
         results, saved = inline(body, entering, self.copying.copy)
         args = (copies[backward], fixed, tuple(results), tuple(saved), *inputs)
         return self._call(node, with_backward, args, value_of(node))
@@ -199,7 +203,7 @@ def _copied(body: fx.GraphModule, carries: int, line: Any) -> _Body:
     returned = list(inline(body, copies, copying.copy))
     saved: list[fx.Node] = []
     there = saved_carries(body, carries)
-    for place, node in enumerate(inputs_of(body)[:carries]):
+    for place, node in enumerate(inputs_of(body.graph)[:carries]):
         if place not in there:
             saved.append(_as_tensor(copying, copies[node]))
     for node in filter(is_impure, body.graph.nodes):

@@ -17,13 +17,13 @@ import torch
 from torch import fx
 
 from adjoint.differentiate.activity import active_nodes
-from adjoint.differentiate.copying import inputs_of
 from adjoint.graph.copying import GraphCopy
 from adjoint.graph.derivative import Segments, saved_output
 from adjoint.graph.descriptors import EarlierResult
 from adjoint.graph.metadata import (
     Mode,
     computes_tensor,
+    inputs_of,
     output_descriptors,
     outputs_of,
     set_descriptor,
@@ -47,8 +47,8 @@ def cut_into_segments(
     earlier = _earlier_results(graph_module, wrt)
     if not earlier:
         return graph_module, ()
-    inputs = inputs_of(graph_module)
-    active = active_nodes(graph_module, [inputs[place] for place in wrt])
+    inputs = inputs_of(graph_module.graph)
+    active = active_nodes(graph_module, wrt)
     segment = _levels(graph_module.graph, lambda found, n: found.get(n, 0) + (n in earlier))
     crossing = [
         node
@@ -88,10 +88,7 @@ def cut_into_segments(
 def joined(graph_module: fx.GraphModule, cuts: Sequence[int]) -> fx.GraphModule:
     """The graph in one piece again: without the inputs that stand for its results."""
     copy = GraphCopy(graph_module)
-    outputs = outputs_of(graph_module.graph)
-    inputs = inputs_of(graph_module)
-    count = len(inputs) - len(cuts)
-    standing = {node: outputs[place] for node, place in zip(inputs[count:], cuts, strict=True)}
+    standing = _standing(graph_module.graph, cuts)
     for node in graph_module.graph.nodes:
         if node not in standing:
             arguments = [each for each in node.all_input_nodes if each in standing]
@@ -105,10 +102,9 @@ def segments_of(
     graph_module: fx.GraphModule, wrt: Sequence[int], cuts: tuple[int, ...]
 ) -> Segments:
     """The segments of a cut graph: each output is in the one after the last result it reads."""
-    inputs, outputs = inputs_of(graph_module), outputs_of(graph_module.graph)
-    count = len(inputs) - len(cuts)
-    standing = {node: outputs[place] for node, place in zip(inputs[count:], cuts, strict=True)}
-    active = active_nodes(graph_module, [inputs[place] for place in wrt])
+    inputs, outputs = inputs_of(graph_module.graph), outputs_of(graph_module.graph)
+    standing = _standing(graph_module.graph, cuts)
+    active = active_nodes(graph_module, wrt)
     segment = _levels(graph_module.graph, lambda found, n: _after(found, standing, n))
     uses: dict[fx.Node, set[int]] = {}
     for place, node in enumerate(inputs):
@@ -142,6 +138,13 @@ def _levels(
     return segment
 
 
+def _standing(graph: fx.Graph, cuts: Sequence[int]) -> dict[fx.Node, fx.Node]:
+    """The inputs of a cut graph that stand for outputs of earlier segments, with these."""
+    inputs, outputs = inputs_of(graph), outputs_of(graph)
+    last = inputs[len(inputs) - len(cuts) :]
+    return {node: outputs[place] for node, place in zip(last, cuts, strict=True)}
+
+
 def _after(
     segment: Mapping[fx.Node, int], standing: Mapping[fx.Node, fx.Node], node: fx.Node
 ) -> int:
@@ -151,8 +154,7 @@ def _after(
 
 def _earlier_results(graph_module: fx.GraphModule, wrt: Sequence[int]) -> list[fx.Node]:
     """The computed results that other results depend on by differentiable steps, in their order."""
-    inputs = inputs_of(graph_module)
-    active = active_nodes(graph_module, [inputs[place] for place in wrt])
+    active = active_nodes(graph_module, wrt)
     results = {
         n
         for n in outputs_of(graph_module.graph)

@@ -19,7 +19,7 @@ from torch import fx
 from adjoint.differentiate.activity import active_nodes
 from adjoint.differentiate.bodies import LoopCall, reverse_cond, reverse_loop
 from adjoint.differentiate.checks import FormulaTracer, where_checks_hold
-from adjoint.differentiate.copying import inline, inputs_of, refuse_outside
+from adjoint.differentiate.copying import inline, refuse_outside
 from adjoint.differentiate.cotangents import Cotangents
 from adjoint.differentiate.expansion import expand
 from adjoint.errors import DifferentiationError
@@ -39,6 +39,7 @@ from adjoint.graph.metadata import (
     evaluated_in,
     has_value,
     input_descriptors,
+    inputs_of,
     output_descriptors,
     outputs_of,
     region_of,
@@ -129,7 +130,7 @@ class Sweep:
     def __init__(self, graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]) -> None:
         graph_module = expand(graph_module, wrt)
         self.primal = graph_module
-        self.inputs = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+        self.inputs = inputs_of(graph_module.graph)
         self.of, self.wrt = list(of), list(wrt)
         self.tracer = FormulaTracer(fake_mode_of(graph_module), refuse_outside)
         self.copies: dict[fx.Node, fx.Node] = {}
@@ -137,7 +138,7 @@ class Sweep:
         """For ops with several results: the arguments that got a cotangent."""
         self.written: set[fx.Node] = set()
         """Reverse nodes copied from a custom backward, which keep the modes the user wrote."""
-        self.active = active_nodes(graph_module, [self.inputs[place] for place in wrt])
+        self.active = active_nodes(graph_module, wrt)
         self.cotangents = Cotangents(self.tracer, self.active)
         self.order = 1 + order_of_graph(graph_module.graph)
 
@@ -376,7 +377,7 @@ class Sweep:
             for each in saved  # type: ignore[union-attr]
         ]
         backward = getattr(self.primal, str(body.target))  # type: ignore[union-attr]
-        entering = dict(zip(inputs_of(backward), [*given, *kept], strict=True))
+        entering = dict(zip(inputs_of(backward.graph), [*given, *kept], strict=True))
         gradients = inline(backward, entering, self._copy_reverse)
         for operand, gradient in zip(operands, gradients, strict=True):
             if isinstance(operand, fx.Node) and isinstance(gradient, fx.Node):

@@ -16,6 +16,7 @@ from adjoint.explaining import data, text
 from adjoint.explaining.explanation import Explanation, StageTime, files_of
 from adjoint.explaining.page import page
 from adjoint.observing import Compilation, Event, Fallback, Sighting, watching
+from adjoint.quantities import counted, duration
 
 # Graphs of a program that its page shows; a program that compiles at each step has any number.
 MAX_GRAPHS = 200
@@ -98,7 +99,7 @@ class ProgramReport:
         lost = sum(each.seconds for each in costs)
         yield (
             f"{self.script} ran {self.seconds:.2f} s, of which {lost:.2f} s compiling: "
-            f"{text.count(len(costs), 'compilation')}, {len(again)} of them again, "
+            f"{counted(len(costs), 'compilation')}, {len(again)} of them again, "
             f"{sum(each.seconds for each in again):.2f} s"
         )
         if self.failure:
@@ -111,13 +112,13 @@ class ProgramReport:
             total = sum(each.seconds for each in own)
             line = own[0].compilation.source
             where = f" ({line.file}:{line.line})" if line is not None else ""
-            times = text.count(len(own), "time")
+            times = counted(len(own), "time")
             yield ""
-            yield f"{function}{where}: compiled {times}, {text.duration(total)}"
+            yield f"{function}{where}: compiled {times}, {duration(total)}"
             for each in own:
                 reason = each.compilation.reason
                 why = f"again, because {reason}" if reason else "first time"
-                yield f"  {text.duration(each.seconds):>9}  {each.compilation.what}, {why}"
+                yield f"  {duration(each.seconds):>9}  {each.compilation.what}, {why}"
         if self.fallbacks:
             yield ""
             yield "what fell back to eager"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from adjoint.atlas.artefacts import GraphRecord, KernelRecord
 from adjoint.explaining.measuring import Timing
-from adjoint.memory.report import size
 from adjoint.observing import Compilation, Fallback
+from adjoint.quantities import counted, duration, in_bytes
 
 if TYPE_CHECKING:
     from adjoint.explaining.explanation import Explanation
@@ -46,16 +46,16 @@ def _summary(explanation: Explanation) -> Iterator[str]:
     order = times.get(explanation.order, f"differentiated {explanation.order} times")
     yield f"{explanation.function}, {order}"
     yield (
-        f"{count(len(run), 'program')}: {count(kernels, 'kernel')}, "
-        f"{count(calls, 'library call')}; "
+        f"{counted(len(run), 'program')}: {counted(kernels, 'kernel')}, "
+        f"{counted(calls, 'library call')}; "
         f"{duration(sum(each.seconds for each in explanation.timings))} a step, as measured; "
         f"{duration(sum(each.seconds for each in explanation.stages))} in the compiler"
     )
     again = sum(bool(each.reason) for each in explanation.compilations)
     fell = len(explanation.fallbacks)
     yield (
-        f"{count(fell, 'fallback') if fell else 'nothing fell back to eager'}; "
-        f"{count(again, 'recompilation') if again else 'nothing was compiled again'}"
+        f"{counted(fell, 'fallback') if fell else 'nothing fell back to eager'}; "
+        f"{counted(again, 'recompilation') if again else 'nothing was compiled again'}"
     )
 
 
@@ -87,7 +87,7 @@ def _timings(timings: Sequence[Timing]) -> Iterator[str]:
         rate = each.bytes / each.seconds / 1e9 if each.seconds else 0.0
         order = "" if each.order == 0 else f", order {each.order}"
         yield (
-            f"  {duration(each.seconds):>9}  {each.name}{order}: {size(each.bytes)} "
+            f"  {duration(each.seconds):>9}  {each.name}{order}: {in_bytes(each.bytes)} "
             f"({rate:.3g} GB/s), {each.flops:,} FLOP"
         )
         for line in each.lines:
@@ -117,15 +117,3 @@ def compilations(found: Iterable[Compilation]) -> Iterator[str]:
     for each in found:
         again = f" again, because {each.reason}" if each.reason else ""
         yield f"  {duration(each.seconds):>9}  {each.function} ({each.what}){again}"
-
-
-def duration(seconds: float) -> str:
-    """Such as `4.2 ms`."""
-    if seconds < 1e-3:
-        return f"{1e6 * seconds:.1f} us"
-    return f"{1e3 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
-
-
-def count(number: int, what: str) -> str:
-    """Such as `1 kernel` and `2 kernels`."""
-    return f"{number} {what}{'' if number == 1 else 's'}"

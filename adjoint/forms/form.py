@@ -16,10 +16,11 @@ is read as one object, where the form says that the type is compared by identity
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
@@ -39,6 +40,17 @@ class Unwritable(Exception):
 
 class Malformed(Exception):
     """The text is not the form of a value."""
+
+
+@contextlib.contextmanager
+def malformed_if_it_fails(*passing: type[Exception]) -> Iterator[None]:
+    """Any exception that reading a text raises is `Malformed`, except for those `passing`."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (Malformed, *passing)):
+            raise
+        raise Malformed(f"{type(error).__name__}: {error}") from error
 
 
 # Attributes of torch that stand for themselves, by their names.
@@ -72,24 +84,20 @@ class Form:
             cls: _checks(cls) for cls in self._records.values() if dataclasses.is_dataclass(cls)
         }
 
-    def text(self, value: Any) -> str:
+    def text(self, value: Any, writer: Writing | None = None) -> str:
         """The text of a value; raises `Unwritable`."""
-        writer = Writing(self)
+        writer = Writing(self) if writer is None else writer
         written = writer.tree(value)
         return json.dumps([writer.table, written], separators=(",", ":"), allow_nan=False)
 
     def value(self, text: str | bytes, reader: Reading | None = None) -> Any:
         """The value of a text; raises `Malformed`."""
         reader = Reading(self) if reader is None else reader
-        try:
+        with malformed_if_it_fails():
             table, written = _pair(json.loads(text))
             for entry in table:
                 reader.table.append(reader.value(entry))
             return reader.value(written)
-        except Malformed:
-            raise
-        except Exception as error:
-            raise Malformed(f"{type(error).__name__}: {error}") from error
 
 
 def _pair(tree: Tree) -> tuple[list[Tree], Tree]:

@@ -9,7 +9,12 @@ import torch
 from torch import fx
 
 from adjoint.errors import SourceLine
-from adjoint.forms.form import Malformed, Reading, Tree
+from adjoint.forms.form import (
+    Malformed,
+    Reading,
+    Tree,
+    malformed_if_it_fails,
+)
 from adjoint.forms.graphs import (
     GRAPH_FORM,
     KNOWN_META,
@@ -248,7 +253,7 @@ def read(text: str | bytes, ground: Ground) -> Any:
 
     What it assumes about sizes is assumed from now on.  Raises `Malformed`, `Inapplicable`.
     """
-    try:
+    with malformed_if_it_fails(Inapplicable):
         names, conditions, tree = json.loads(text)
         reading = GraphReading(ground)
         reading.add_origins(names)
@@ -258,7 +263,3 @@ def read(text: str | bytes, ground: Ground) -> Any:
             raise Inapplicable
         with isolated(), expressions.without_guards(ground.fake_mode.shape_env):
             return reading.value(tree)
-    except (Malformed, Inapplicable):
-        raise
-    except Exception as error:
-        raise Malformed(f"{type(error).__name__}: {error}") from error

@@ -6,7 +6,6 @@ that graph (`graphs.Ground`).  Library calls are written by their operators.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,7 +13,15 @@ import sympy
 import torch
 
 from adjoint.errors import SourceLine
-from adjoint.forms.form import Form, Malformed, Reading, Tree, Unwritable, Writing
+from adjoint.forms.form import (
+    Form,
+    Malformed,
+    Reading,
+    Tree,
+    Unwritable,
+    Writing,
+    malformed_if_it_fails,
+)
 from adjoint.forms.graphs import GRAPH_FUNCTIONS, Ground, attribute_of
 from adjoint.graph.evaluation import eager_callable
 from adjoint.graph.operations import require_within
@@ -111,22 +118,16 @@ class PlanReading(Reading):
 
 def written_plan(plan: p.Plan, ground: Ground | None = None) -> str:
     """The text of a plan of the ground; raises `Unwritable`."""
-    writing = PlanWriting(ground)
-    tree = writing.tree(plan)
-    return json.dumps([writing.table, tree], separators=(",", ":"), allow_nan=False)
+    return PLAN_FORM.text(plan, PlanWriting(ground))
 
 
 def read_plan(text: str | bytes, ground: Ground | None = None) -> p.Plan:
     """The plan of a text that was written for a graph like the ground; raises `Malformed`."""
-    try:
-        plan = PLAN_FORM.value(text, PlanReading(ground))
-        if not isinstance(plan, p.Plan):
-            raise Malformed("it is no plan")
+    plan = PLAN_FORM.value(text, PlanReading(ground))
+    if not isinstance(plan, p.Plan):
+        raise Malformed("it is no plan")
+    with malformed_if_it_fails():
         check(plan)
-    except Malformed:
-        raise
-    except Exception as error:
-        raise Malformed(f"{type(error).__name__}: {error}") from error
     return plan
 
 

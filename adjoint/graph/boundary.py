@@ -32,6 +32,7 @@ from adjoint.graph.derivative import order_of_graph
 from adjoint.graph.metadata import source_of
 from adjoint.graph.show import show_target
 from adjoint.observing import Fallback, tell
+from adjoint.quantities import counted
 from adjoint.source import is_user_file, line_of_code, line_of_stack_trace, user_line
 from adjoint.torch_private.dynamo import DynamoError
 from adjoint.torch_private.operators import HigherOrderOperator, OpOverload
@@ -219,7 +220,7 @@ def location_of_graph(graph_module: fx.GraphModule) -> Location:
     lines = [line for node in reversed(calls) if (line := _line_of(node)) is not None]
     names = list(dict.fromkeys(show_target(n.target) for n in calls if n.op != "get_attr"))
     shown = ", ".join([*names[:_MAX_NAMED_OPS], *(["..."] if len(names) > _MAX_NAMED_OPS else [])])
-    count = f"a graph of {len(calls)} op{'' if len(calls) == 1 else 's'} ({shown})"
+    count = f"a graph of {counted(len(calls), 'op')} ({shown})"
     return Location(count, lines[0] if lines else None)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from torch import fx
 
@@ -21,6 +22,8 @@ from adjoint.graph.metadata import (
     output_descriptors,
 )
 from adjoint.graph.origins import Origin
+
+Value = TypeVar("Value")
 
 
 def order_of_graph(graph: fx.Graph) -> int:
@@ -204,6 +207,11 @@ class Derivative:
     def cotangents_of(self, backward: Backward) -> tuple[int, ...]:
         """Positions of the outputs whose cotangents a backward graph takes."""
         return tuple(self._output_places[each] for each in backward.of)
+
+    def saved_from(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> list[Value]:
+        """The saved values among the inputs and outputs of the forward graph: inputs first."""
+        saved = [inputs[place] for place in self.saved_inputs]
+        return saved + [outputs[place] for place in self.saved_outputs]
 
     def saved_for(self, backward: Backward) -> list[int]:
         """Which of the saved values - inputs, then outputs - a backward graph takes."""

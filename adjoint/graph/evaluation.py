@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from adjoint.graph.contiguity import WITH_REQUIRED_LAYOUT
+from adjoint.graph.leaves import detached
 from adjoint.graph.metadata import (
     Mode,
     entry_mode,
@@ -41,7 +42,7 @@ class InOwnMemory(list[Any]):
 def detach_inputs(inputs: list[Any]) -> None:
     """Replace inputs that have histories by detached tensors over the same storage."""
     if isinstance(inputs, InputsWithHistory):
-        inputs[:] = [each.detach() if isinstance(each, torch.Tensor) else each for each in inputs]
+        inputs[:] = map(detached, inputs)
 
 
 # Is shown each call of an evaluation: node, arguments, keyword arguments, result.

@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
@@ -90,6 +90,17 @@ def value_of(node: Node) -> Any:
 def value_or_none(node: Node) -> Any:
     """The fake value of a node; None also for a node without one, such as the output node."""
     return node.meta.get("val")
+
+
+def callee_of(node: Node) -> Callable[..., Any]:
+    """The function or operator that a `call_function` node calls."""
+    assert not isinstance(node.target, str), f"{node.op} {node.name} calls nothing"
+    return node.target
+
+
+def value_at(argument: object) -> Any:
+    """The fake value of a node; any other argument is its own value."""
+    return value_or_none(argument) if isinstance(argument, Node) else argument
 
 
 def computes_tensor(node: Node) -> bool:
@@ -223,7 +234,12 @@ def set_descriptor(placeholder: Node, descriptor: Input) -> None:
 
 def input_descriptors(graph: Graph) -> tuple[Input, ...]:
     """What the inputs of a graph mean, in their order."""
-    return tuple(descriptor_of(node) for node in graph.find_nodes(op="placeholder"))
+    return tuple(descriptor_of(node) for node in inputs_of(graph))
+
+
+def inputs_of(graph: Graph) -> list[Node]:
+    """The inputs of a graph, in their order."""
+    return list(graph.find_nodes(op="placeholder"))
 
 
 def output_node(graph: Graph) -> Node:

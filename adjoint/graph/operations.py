@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from adjoint.graph.evaluation import evaluate
 from adjoint.philox import halves
-from adjoint.torch_private.operators import OpOverload, recorded_loop
+from adjoint.torch_private.operators import OpOverload, fresh_results, recorded_loop
 
 
 @torch.library.custom_op("adjoint::with_data", mutates_args=())
@@ -224,10 +224,7 @@ def on_copies(
     bound.update(
         zip((p.name for p in op._schema.arguments if not p.kwarg_only), positional, strict=False)
     )
-    returned = result if isinstance(result, tuple) else (result,)
-    declared = zip(op._schema.returns, returned, strict=False)
-    fresh = [value for spec, value in declared if spec.alias_info is None]
-    return (*fresh, *(bound[name] for name in mutated))
+    return (*fresh_results(op, result), *(bound[name] for name in mutated))
 
 
 def _copy(value: object) -> Any:

@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from adjoint.graph.leaves import detached
 from adjoint.torch_private import trees
 
 _NUMBERS = itertools.count()
@@ -75,15 +76,11 @@ def for_part_of(node: fx.Node, value: object) -> dict[str, Any]:
     It belongs to the same line, mode and derivative.  It is another value, and so has a fake value
     of its own.
     """
-    own = trees.map_leaves(_detached, value)
+    with torch.no_grad():
+        own = trees.map_leaves(detached, value)
     meta = {key: each for key, each in node.meta.items() if key != "origin"}
     meta.setdefault("part_of", node.target)
     return {**meta, "val": own}
-
-
-def _detached(leaf: object) -> object:
-    with torch.no_grad():
-        return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def is_part(node: fx.Node) -> bool:

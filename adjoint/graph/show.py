@@ -41,6 +41,7 @@ from adjoint.graph.metadata import (
     has_descriptor,
     has_output_descriptors,
     has_value,
+    inputs_of,
     mode_of,
     output_descriptors,
     outputs_of,
@@ -85,7 +86,7 @@ def show(graph_module: GraphModule, name: str = "forward") -> str:
     """The program of a graph, followed by those of its subgraphs, indented."""
     inputs = [
         (_with_type(node), descriptor_of(node).describe() if has_descriptor(node) else "")
-        for node in graph_module.graph.find_nodes(op="placeholder")
+        for node in inputs_of(graph_module.graph)
     ]
     lines = [*_columns(f"def {name}(", inputs, "):"), *_body(graph_module), *_return(graph_module)]
     functions = [

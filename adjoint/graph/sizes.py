@@ -17,7 +17,13 @@ from torch import fx
 
 from adjoint.graph.copying import GraphCopy
 from adjoint.graph.evaluation import call_on_fakes
-from adjoint.graph.metadata import has_value, set_value, value_of, value_or_none
+from adjoint.graph.metadata import (
+    has_value,
+    inputs_of,
+    set_value,
+    value_of,
+    value_or_none,
+)
 from adjoint.graph.operations import has_bodies
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
@@ -60,7 +66,7 @@ class Sizing:
         self, graph_module: fx.GraphModule, assumed: Sequence[sympy.Basic] | None = None
     ) -> None:
         """`assumed`: the assumptions; None: all recorded for these symbols, now and later."""
-        inputs = graph_module.graph.find_nodes(op="placeholder")
+        inputs = inputs_of(graph_module.graph)
         self._shown = symbols.symbol_positions(value_or_none(node) for node in inputs)
         if assumed is None:
             assumed = symbols.assumed(fake_mode_of(graph_module).shape_env)

@@ -28,6 +28,7 @@ from adjoint.graph.metadata import (
     has_output_descriptors,
     has_value,
     input_descriptors,
+    inputs_of,
     output_descriptors,
     output_node,
     outputs_of,
@@ -141,7 +142,7 @@ def _makes_tensors_in_python(node: Node) -> bool:
 
 
 def _verify_inputs(graph: Graph) -> None:
-    for node in graph.find_nodes(op="placeholder"):
+    for node in inputs_of(graph):
         if not has_descriptor(node):
             raise _broken(node, "is an input without a descriptor")
         if not isinstance(descriptor_of(node), Input):

@@ -29,6 +29,7 @@ from adjoint.loops.plan import (
     Size,
     SlotKind,
     Step,
+    arguments_of,
     operands_of,
 )
 from adjoint.torch_private import trees
@@ -342,7 +343,4 @@ def _maker(step: Step) -> str:
 
 def _operands(step: Step) -> list[int | Scratch]:
     """The slots and workspaces that a step uses, except for the result of a call."""
-    if not isinstance(step, LibraryCall):
-        return operands_of(step)
-    leaves = trees.leaves((step.args, step.kwargs))
-    return [leaf.slot for leaf in leaves if isinstance(leaf, Argument)]
+    return [*arguments_of(step)] if isinstance(step, LibraryCall) else operands_of(step)

@@ -16,6 +16,7 @@ import torch
 from typing_extensions import assert_never
 
 from adjoint.loops.statements import Kernel
+from adjoint.torch_private import trees
 
 Size: TypeAlias = "int | sympy.Expr"
 
@@ -209,6 +210,12 @@ def operands_of(step: NativeStep) -> list[int | Scratch]:
             return [operand for each in (*begin, *body) for operand in operands_of(each)]
         case _:
             assert_never(step)
+
+
+def arguments_of(step: LibraryCall) -> list[int]:
+    """The slots among the arguments of a library call."""
+    leaves = trees.leaves((step.args, step.kwargs))
+    return [leaf.slot for leaf in leaves if isinstance(leaf, Argument)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import sympy
 from torch import fx
 
-from adjoint.graph.metadata import value_or_none
+from adjoint.graph.metadata import inputs_of, value_or_none
 from adjoint.loops.plan import Plan
 from adjoint.torch_private import symbols
 from adjoint.torch_private.dynamo import general_shapes
@@ -39,7 +39,7 @@ class Noted:
 
     def _can_be_checked(self) -> bool:
         """Whether each new assumption is about sizes of inputs."""
-        inputs = self.graph_module.graph.find_nodes(op="placeholder")
+        inputs = inputs_of(self.graph_module.graph)
         shown = symbols.symbol_positions(value_or_none(node) for node in inputs)
         known = {symbol for symbol, _, _ in shown}
         return all(expr.free_symbols <= known for expr in self.all[self.before :])

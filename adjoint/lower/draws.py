@@ -19,6 +19,7 @@ from torch import fx
 from adjoint.graph.descriptors import Seeds
 from adjoint.graph.metadata import (
     computes_tensor,
+    inputs_of,
     set_descriptor,
     set_value,
     value_of,
@@ -68,7 +69,7 @@ def draw_in_kernels(graph_module: fx.GraphModule, device: torch.device) -> fx.Gr
 
     made = rewrite(copy, program_of, [seeds])
     if not next(streams):
-        made.graph.erase_node(made.graph.find_nodes(op="placeholder")[-1])
+        made.graph.erase_node(inputs_of(made.graph)[-1])
     return made
 
 
@@ -93,7 +94,7 @@ def _is_draw(node: fx.Node, device: torch.device) -> bool:
 def _with_seeds(graph_module: fx.GraphModule, device: torch.device) -> fx.Node:
     """One more input, after all others."""
     graph = graph_module.graph
-    inputs = graph.find_nodes(op="placeholder")
+    inputs = inputs_of(graph)
     with graph.inserting_after(inputs[-1] if inputs else None):
         seeds = graph.placeholder("seeds")
     set_descriptor(seeds, Seeds())

@@ -13,7 +13,13 @@ from torch import fx
 from adjoint.failing import works_on
 from adjoint.graph.capturable import why_not_capturable
 from adjoint.graph.evaluation import eager_callable
-from adjoint.graph.metadata import run_of, source_of, tensor_of, value_or_none
+from adjoint.graph.metadata import (
+    inputs_of,
+    run_of,
+    source_of,
+    tensor_of,
+    value_or_none,
+)
 from adjoint.graph.operations import require_within
 from adjoint.loops.plan import (
     Argument,
@@ -126,7 +132,7 @@ class _Planning(Schedule):
 
     def run(self) -> Plan:
         scheduled = self.scheduled()
-        inputs = self.graph.find_nodes(op="placeholder")
+        inputs = inputs_of(self.graph)
         for node in inputs:
             self._slot(node, SlotKind.INPUT)
         units: Sequence[Unit | RowTiling] = scheduled

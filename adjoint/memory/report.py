@@ -19,6 +19,7 @@ from adjoint.loops.plan import SlotKind
 from adjoint.memory.picture import Span, page
 from adjoint.memory.values import SavedValue, explained
 from adjoint.options import Options
+from adjoint.quantities import counted, in_bytes, in_flops
 from adjoint.runtime.calling import graph_inputs
 from adjoint.target import Rates
 from adjoint.targets import target_of
@@ -32,8 +33,6 @@ MAX_AT_PEAK = 8
 
 # Lines that the text proposes to checkpoint.
 MAX_PROPOSALS = 3
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @dataclass(frozen=True)
@@ -94,10 +93,11 @@ class MemoryReport:
         own = [each for each in self.values if not each.exists_anyway]
         anyway = len(self.values) - len(own)
         besides = f", besides {anyway} inputs and results, which exist anyway" if anyway else ""
-        yield f"saved for the backward: {size(self.bytes)} in {_count(len(own), 'value')}{besides}"
+        values = counted(len(own), "value")
+        yield f"saved for the backward: {in_bytes(self.bytes)} in {values}{besides}"
         for each in own[:MAX_SHOWN]:
             yield ""
-            yield f"  {size(each.bytes):>10}  {each.described}  {each.op}"
+            yield f"  {in_bytes(each.bytes):>10}  {each.described}  {each.op}"
             if each.source is not None:
                 yield f"{'':14}at {each.source}"
             if each.needed_by:
@@ -107,12 +107,12 @@ class MemoryReport:
         rest = own[MAX_SHOWN:]
         if rest:
             yield ""
-            yield f"  {size(sum(each.bytes for each in rest)):>10}  in {len(rest)} more"
+            yield f"  {in_bytes(sum(each.bytes for each in rest)):>10}  in {len(rest)} more"
 
     def _cost(self, value: SavedValue) -> str:
         milliseconds = 1e3 * value.cost.seconds(self.rates)
-        traffic = f"{size(value.cost.bytes)} of traffic"
-        return f"{_flops(value.cost.flops)}, {traffic}, about {milliseconds:.3g} ms"
+        traffic = f"{in_bytes(value.cost.bytes)} of traffic"
+        return f"{in_flops(value.cost.flops)}, {traffic}, about {milliseconds:.3g} ms"
 
     def _peak(self) -> Iterable[str]:
         pair = self.footprint
@@ -121,17 +121,18 @@ class MemoryReport:
             return
         where = "forward" if self.peak_step < pair.forward.steps else "backward"
         yield (
-            f"peak: {size(pair.peak)} predicted, of which {size(pair.reserved)} are reserved for "
-            f"temporaries; {size(pair.between)} are held between forward and backward"
+            f"peak: {in_bytes(pair.peak)} predicted, of which {in_bytes(pair.reserved)} are "
+            f"reserved for temporaries; {in_bytes(pair.between)} are held "
+            "between forward and backward"
         )
         yield f"most is in memory in the {where}:"
         shown = self.at_peak()
         for each in shown[:MAX_AT_PEAK]:
             line = f" at {each.source}" if each.source is not None else ""
-            yield f"  {size(each.bytes):>10}  {each.kind}: {each.name}{line}"
+            yield f"  {in_bytes(each.bytes):>10}  {each.kind}: {each.name}{line}"
         rest = shown[MAX_AT_PEAK:]
         if rest:
-            yield f"  {size(sum(each.bytes for each in rest)):>10}  in {len(rest)} more"
+            yield f"  {in_bytes(sum(each.bytes for each in rest)):>10}  in {len(rest)} more"
 
     def _proposals(self) -> Iterable[str]:
         """The lines that hold most of the memory, and what recomputing them would cost."""
@@ -148,7 +149,7 @@ class MemoryReport:
                 sum(v.bytes for v in values),
                 sum(v.cost.seconds(self.rates) for v in values),
             )
-            yield f"  {size(saved):>10}  for about {1e3 * seconds:.3g} ms at {source}"
+            yield f"  {in_bytes(saved):>10}  for about {1e3 * seconds:.3g} ms at {source}"
 
 
 def saved_values(function: Callable[..., Any], *args: object, **kwargs: object) -> MemoryReport:
@@ -227,26 +228,3 @@ def _spans(
             span = forward.steps + block.first, forward.steps + block.last
             found.append(Span(kind, block.made_by, None, block.bytes, *span))
     return tuple(found)
-
-
-def size(count: int) -> str:
-    """A number of bytes, such as `4.2 MiB`."""
-    amount = float(count)
-    for unit in _UNITS[:-1]:
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} {_UNITS[-1]}"
-
-
-def _flops(count: int) -> str:
-    amount = float(count)
-    for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP"):
-        if amount < 1000:
-            return f"{amount:.3g} {unit}"
-        amount /= 1000
-    return f"{amount:.3g} TFLOP"
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

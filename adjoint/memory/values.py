@@ -16,6 +16,7 @@ from adjoint.graph.metadata import (
     describe_dtype,
     descriptor_of,
     grad_of,
+    inputs_of,
     output_descriptors,
     outputs_of,
     region_of,
@@ -61,10 +62,8 @@ class SavedValue:
 def explained(derivative: Derivative) -> tuple[SavedValue, ...]:
     """The saved values of a derivative, the largest first."""
     graph = derivative.graph_module.graph
-    inputs = graph.find_nodes(op="placeholder")
     outputs = outputs_of(graph)
-    saved = [inputs[place] for place in derivative.saved_inputs]
-    saved += [outputs[place] for place in derivative.saved_outputs]
+    saved = derivative.saved_from(inputs_of(graph), outputs)
     described = output_descriptors(graph)
     results = {
         node: described[i] for i, node in reversed([*enumerate(outputs)]) if i < derivative.results
@@ -79,7 +78,7 @@ def explained(derivative: Derivative) -> tuple[SavedValue, ...]:
 
 def _descriptors(derivative: Derivative) -> list[Input]:
     """The saved values as inputs of backward graphs: saved inputs first, then saved outputs."""
-    known = {descriptor_of(n) for n in derivative.graph_module.graph.find_nodes(op="placeholder")}
+    known = {descriptor_of(n) for n in inputs_of(derivative.graph_module.graph)}
     inputs = [each for each in derivative.saved if each in known]
     return [*inputs, *(each for each in derivative.saved if each not in known)]
 
@@ -133,7 +132,7 @@ def _readers(derivative: Derivative) -> dict[Input, tuple[str, ...]]:
     """For each saved value: the operators whose derivatives read it, or what is made of it."""
     found: dict[Input, tuple[str, ...]] = {}
     graph = derivative.first_backward.graph_module.graph
-    for node in graph.find_nodes(op="placeholder"):
+    for node in inputs_of(graph):
         found[descriptor_of(node)] = tuple(dict.fromkeys(_derivatives_of(node)))
     return found
 

@@ -30,7 +30,12 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from adjoint.graph.metadata import computes_tensor, tensor_of, value_of
+from adjoint.graph.metadata import (
+    computes_tensor,
+    inputs_of,
+    tensor_of,
+    value_of,
+)
 from adjoint.graph.reachability import reachable
 from adjoint.graph.sizes import assuming
 from adjoint.optimize.casts import is_cast
@@ -39,7 +44,7 @@ from adjoint.rewrite.engine import rewrite
 from adjoint.rewrite.patterns import Match, NoMatch, Rest, arguments, call
 from adjoint.rewrite.rules import Replacement, Rule, Traced
 from adjoint.rewrite.tracing import operators_of
-from adjoint.torch_private.symbols import same_number
+from adjoint.torch_private.symbols import same_number, same_numbers
 
 aten = torch.ops.aten
 
@@ -144,10 +149,6 @@ def _keeps_order(chain: Sequence[fx.Node], *then: Any) -> bool:
     return True
 
 
-def _same_shape(one: Sequence[object], other: Sequence[object]) -> bool:
-    return len(one) == len(other) and all(map(same_number, one, other))
-
-
 def _before_reshape(match: Match, node: object, ops: Sequence[object]) -> fx.Node:
     """The call of one of `ops` that `node` is a reshape of; everything between is absorbed."""
     chain = _walk_views(node)
@@ -164,7 +165,7 @@ def _operand(node: fx.Node, shape: Sequence[object], *then: object) -> fx.Node |
     dtype = tensor_of(node).dtype
     for length in range(len(chain), 0, -1):
         value = tensor_of(chain[length - 1])
-        fits = value.dtype == dtype and _same_shape(value.shape, shape)
+        fits = value.dtype == dtype and same_numbers(value.shape, shape)
         if fits and _keeps_order(chain[:length], *then):
             return chain[length - 1]
     return None
@@ -332,7 +333,7 @@ class _Attention:
             out = torch.where(hidden, self._of_equal_weights(value, hidden), out)
         if self.dense:
             out = out.contiguous()
-        if not _same_shape(out.shape, self.shape):
+        if not same_numbers(out.shape, self.shape):
             out = out.reshape(self.shape)
         return out
 
@@ -416,7 +417,7 @@ def _found(match: Match, dense: bool) -> _Attention | None:
     # Reshapes between keep the order of elements; where biases are added, heads have an axis.
     shape = scores.shape or tuple(tensor_of(softmax).shape)
     *lead, rows, columns = shape
-    if len(lead) > 2 or not _same_shape(shape[-2:], tensor_of(weights).shape[-2:]):
+    if len(lead) > 2 or not same_numbers(shape[-2:], tensor_of(weights).shape[-2:]):
         return None
     one, other = scores.product
     if not all(isinstance(each, fx.Node) for each in (one, other, values)):
@@ -481,7 +482,7 @@ def fuse_attention(graph_module: fx.GraphModule, wrt: Sequence[int] = ()) -> fx.
     graph = graph_module.graph
     if not graph.find_nodes(op="call_function", target=SOFTMAX):
         return graph_module
-    inputs = graph.find_nodes(op="placeholder")
+    inputs = inputs_of(graph)
     names = {inputs[place].name for place in wrt}
     with assuming(graph_module):
         rules = [_rule("as-it-is", False, names), _rule("as-a-dense-tensor", True, names)]

@@ -12,7 +12,6 @@ looks at them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from adjoint.graph.metadata import tensor_of
 from adjoint.rewrite.engine import rewrite
 from adjoint.rewrite.patterns import Match, Wildcard, call
 from adjoint.rewrite.rules import Replacement, rewrites
-from adjoint.torch_private.symbols import same_number
+from adjoint.torch_private.symbols import same_number, same_numbers
 
 aten = torch.ops.aten
 
@@ -79,7 +78,7 @@ def merge_reshapes(match: Match) -> Replacement | None:
     """view(view(x, a), b) = view(x, b)"""
     base = _argument(_argument(match.root))
     shape = _shape_argument(match.root)
-    if _same_shape(tensor_of(base).shape, tensor_of(match.root).shape):
+    if same_numbers(tensor_of(base).shape, tensor_of(match.root).shape):
         return base
     return None if shape is None else call(aten.view.default, base, shape)
 
@@ -87,7 +86,7 @@ def merge_reshapes(match: Match) -> Replacement | None:
 @rewrites(call(RESHAPES, x, ...))
 def drop_identical_reshape(x: fx.Node, match: Match) -> Replacement | None:
     """view(x, x.shape) = x"""
-    return x if _same_shape(tensor_of(x).shape, tensor_of(match.root).shape) else None
+    return x if same_numbers(tensor_of(x).shape, tensor_of(match.root).shape) else None
 
 
 @rewrites(call(aten.expand.default, call(aten.expand.default, x, ..., shared=True), ...))
@@ -106,7 +105,7 @@ def merge_expansions(x: fx.Node, match: Match) -> Replacement | None:
 @rewrites(call(aten.expand.default, x, ...))
 def drop_identical_expansion(x: fx.Node, match: Match) -> Replacement | None:
     """expand(x, x.shape) = x"""
-    return x if _same_shape(tensor_of(x).shape, tensor_of(match.root).shape) else None
+    return x if same_numbers(tensor_of(x).shape, tensor_of(match.root).shape) else None
 
 
 def is_known_to_expand(x: fx.Node, to: fx.Node) -> bool:
@@ -128,10 +127,6 @@ def _shape_argument(node: fx.Node) -> object:
         return node.args[1]
     shape: list[Any] = list(tensor_of(node).shape)
     return shape if all(isinstance(size, int) for size in shape) else None
-
-
-def _same_shape(one: Sequence[object], other: Sequence[object]) -> bool:
-    return len(one) == len(other) and all(map(same_number, one, other))
 
 
 RULES = (

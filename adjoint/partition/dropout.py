@@ -15,7 +15,13 @@ import torch
 from torch import fx
 from torch.fx.node import Argument
 
-from adjoint.graph.metadata import region_of, set_region, tensor_of, value_of
+from adjoint.graph.metadata import (
+    region_of,
+    set_region,
+    tensor_of,
+    value_at,
+    value_of,
+)
 from adjoint.graph.origins import for_part_of, replace
 
 aten = torch.ops.aten
@@ -74,7 +80,7 @@ def _after(
     with node.graph.inserting_after(node):
         made = node.graph.call_function(op, args, named)
     if value is None:
-        values = [value_of(arg) if isinstance(arg, fx.Node) else arg for arg in args]
+        values = map(value_at, args)
         value = op(*values, **named)
     made.meta = for_part_of(node, value)
     return made

@@ -12,7 +12,7 @@ from torch import fx
 from torch.fx.node import Argument
 
 from adjoint.graph.copying import GraphCopy
-from adjoint.graph.metadata import value_of
+from adjoint.graph.metadata import value_at, value_of
 from adjoint.graph.origins import for_part_of, replace
 from adjoint.graph.purity import remove_dead_code
 from adjoint.partition.split import is_cheap
@@ -72,7 +72,7 @@ def _is_opened(node: fx.Node) -> bool:
 def _opened(node: fx.Node) -> fx.Node:
     def call(op: OpOverload, *args: Argument) -> fx.Node:
         made = node.graph.call_function(op, args)
-        values = [value_of(arg) if isinstance(arg, fx.Node) else arg for arg in args]
+        values = map(value_at, args)
         made.meta = for_part_of(node, op(*values))
         return made
 

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from adjoint.failing import call_user_code
-from adjoint.graph.metadata import value_of, value_or_none
+from adjoint.graph.metadata import callee_of, value_of, value_or_none
 from adjoint.graph.origins import for_part_of
 from adjoint.rewrite.patterns import Call, NoMatch, Size, Wildcard
 from adjoint.rewrite.refreshing import fake_value
@@ -124,17 +124,13 @@ class Builder:
             if isinstance(known, symbols.SYMBOLIC) and symbols.expression(known) == expr:
                 return node
         bindings = {symbol: self._symbol(symbol) for symbol in free}
-        tracer = fx.proxy.GraphAppendingTracer(self.graph)
-        proxies = {symbol: fx.Proxy(node, tracer) for symbol, node in bindings.items()}
-        old = set(self.graph.nodes)
         with self.graph.inserting_before(self.before):
-            made: fx.Node = symbols.evaluate(expr, proxies).node
-        for node in self.graph.nodes:
-            if node not in old:
-                self.made.append(node)
-                args = fx.map_arg(node.args, value_of)
-                node.meta = for_part_of(self.root, node.target(*args))
-        return made
+            value_node, made = symbols.as_nodes(expr, bindings, self.graph)
+        for node in made:
+            self.made.append(node)
+            args = fx.map_arg(node.args, value_of)
+            node.meta = for_part_of(self.root, callee_of(node)(*args))
+        return value_node
 
     def _symbol(self, symbol: sympy.Symbol) -> fx.Node:
         """A node for a symbol that is a size of some value before."""

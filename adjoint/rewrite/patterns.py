@@ -33,7 +33,7 @@ from adjoint.graph.metadata import (
     has_hooks,
     mode_of,
     region_of,
-    value_or_none,
+    value_at,
 )
 from adjoint.graph.purity import is_collective, is_impure
 from adjoint.torch_private.operators import OpOverload, OpOverloadPacket, schema_arguments
@@ -435,7 +435,7 @@ def number_of(argument: object) -> object:
 
     None if the argument is something else.
     """
-    value = value_or_none(argument) if isinstance(argument, fx.Node) else argument
+    value = value_at(argument)
     is_number = isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
     return value if is_number else None
 

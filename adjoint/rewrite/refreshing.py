@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from typing import Any
 
 import torch
 from torch import fx
 
 from adjoint.graph.evaluation import call_on_fakes
+from adjoint.graph.leaves import detached
 from adjoint.graph.metadata import set_value, value_of, value_or_none
 from adjoint.graph.operations import has_bodies
 from adjoint.graph.purity import is_impure
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import fake_call
 from adjoint.torch_private.operators import HigherOrderOperator
-from adjoint.torch_private.symbols import SYMBOLIC, same_number
+from adjoint.torch_private.symbols import SYMBOLIC, same_number, same_numbers
 
 
 class NotRefreshed(Exception):
@@ -42,16 +43,12 @@ def _same_leaf(one: object, other: object, strides: bool) -> bool:
             one.dtype == other.dtype
             and one.device == other.device
             and one.layout == other.layout
-            and _same_numbers(one.shape, other.shape)
+            and same_numbers(one.shape, other.shape)
             and (not strides or _same_strides(one, other))
         )
     if isinstance(one, (int, *SYMBOLIC)) and isinstance(other, (int, *SYMBOLIC)):
         return same_number(one, other)
     return type(one) is type(other) and bool(one == other)
-
-
-def _same_numbers(one: Sequence[object], other: Sequence[object]) -> bool:
-    return len(one) == len(other) and all(map(same_number, one, other))
 
 
 def _same_strides(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -127,6 +124,4 @@ def _value_anew(node: fx.Node) -> object:
         raise NotRefreshed from error
     with torch.no_grad():
         # A value of its own: a view op may return its argument.
-        return trees.map_leaves(
-            lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, value
-        )
+        return trees.map_leaves(detached, value)

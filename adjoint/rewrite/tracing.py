@@ -16,6 +16,7 @@ from typing import Any
 import sympy
 import torch
 
+from adjoint.graph.leaves import detached
 from adjoint.graph.metadata import value_of
 from adjoint.rewrite.patterns import Call, Match, Size, Wildcard
 from adjoint.torch_private import symbols, trees
@@ -154,7 +155,7 @@ def _traced(
     values: list[Any] = []
     symbol_places: dict[sympy.Symbol, tuple[str, int]] = {}
     with torch.no_grad():
-        examples = [each.detach() if isinstance(each, torch.Tensor) else each for each in examples]
+        examples = list(map(detached, examples))
     with isolated(), general_shapes(), mode, enable_python_dispatcher(), torch.enable_grad():
         for name, example in zip(names, examples, strict=True):
             if isinstance(example, torch.Tensor):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from adjoint.graph.leaves import requires_grad
 from adjoint.torch_private import trees
 from adjoint.torch_private.composites import by_torch_formula
 from adjoint.torch_private.fake import FakeTensorMode
@@ -49,12 +50,8 @@ def differentiable_outputs(
             args, kwargs = trees.map_leaves(leaf, (args, kwargs))
             results = op(*args, **kwargs)
         several = results if isinstance(results, (tuple, list)) else (results,)
-        _KNOWN[key] = tuple(trees.map_leaves(_requires_grad, list(several)))
+        _KNOWN[key] = tuple(trees.map_leaves(requires_grad, list(several)))
     return _KNOWN[key]
-
-
-def _requires_grad(result: Any) -> bool:
-    return isinstance(result, torch.Tensor) and result.requires_grad
 
 
 def _kind(leaf: Any, wanted: set[int]) -> Any:

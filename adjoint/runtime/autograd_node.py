@@ -22,6 +22,7 @@ from adjoint.graph.boundary import (
 )
 from adjoint.graph.derivative import Backward, Derivative, Segments
 from adjoint.graph.evaluation import InOwnMemory, InputsWithHistory, detach_inputs, evaluate
+from adjoint.graph.metadata import inputs_of
 from adjoint.graph.purity import is_impure_graph
 from adjoint.graph.sizes import Sizes, Sizing
 from adjoint.runtime.calling import BetweenSegments
@@ -172,7 +173,7 @@ class GradProgram:
         if segments is None:
             return frozenset(self.derivative.saved_inputs)
         # Later inputs of a segment are outputs of earlier ones.
-        count = len(self.derivative.graph_module.graph.find_nodes(op="placeholder"))
+        count = len(inputs_of(self.derivative.graph_module.graph))
         count -= len(segments.cuts)
         saved = {place for each in self.segments for place in each.derivative.saved_inputs}
         return frozenset(place for place in saved if place < count)
@@ -422,8 +423,7 @@ class _Node(torch.autograd.Function):
     ) -> Any:
         """The last arguments are the inputs that require grad: autograd has to see them."""
         derivative = program.derivative
-        saved = [inputs[i] for i in derivative.saved_inputs]
-        saved += [outputs[i] for i in derivative.saved_outputs]
+        saved = derivative.saved_from(inputs, outputs)
         kinds = program.kinds(outputs, saved)
         ctx.program, ctx.sizes = program, sizes
         ctx.kept = _KeptInputs(inputs) if program.keeps_inputs else None

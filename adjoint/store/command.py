@@ -6,8 +6,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from adjoint.quantities import in_bytes
 from adjoint.store.folder import Folder
-from adjoint.store.listing import explained, listed, removed, shown_bytes, verified
+from adjoint.store.listing import (
+    explained,
+    listed,
+    removed,
+    verified,
+)
 from adjoint.store.place import default_folder
 
 ACTIONS = {
@@ -45,5 +51,5 @@ def run(parsed: argparse.Namespace) -> tuple[str, int]:
                 return f"{damaged}\n{removed(folder, list(folder.damaged()))}", 0
             return damaged, 1
         case "prune":
-            return f"{shown_bytes(folder.prune(parsed.limit))} are left in {path}", 0
+            return f"{in_bytes(folder.prune(parsed.limit))} are left in {path}", 0
     return listed(folder), 0

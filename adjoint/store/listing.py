@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from adjoint.quantities import in_bytes
 from adjoint.store.folder import Folder, Kept
-
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def listed(folder: Folder) -> str:
@@ -18,14 +17,14 @@ def listed(folder: Folder) -> str:
     if not entries:
         return f"{folder.path} has no entries"
     rows = [
-        (each.header.kind, shown_bytes(each.size), _moment(each.used), each.header.label)
+        (each.header.kind, in_bytes(each.size), _moment(each.used), each.header.label)
         for each in reversed(entries)
     ]
     count, total = Counter[str](), Counter[str]()
     for each in entries:
         count[each.header.kind] += 1
         total[each.header.kind] += each.size
-    lines = [f"{kind}: {count[kind]}, {shown_bytes(total[kind])}" for kind in sorted(count)]
+    lines = [f"{kind}: {count[kind]}, {in_bytes(total[kind])}" for kind in sorted(count)]
     return "\n".join([*_columns([("kind", "size", "last used", "of"), *rows]), "", *lines])
 
 
@@ -67,14 +66,6 @@ def removed(folder: Folder, paths: Sequence[Path]) -> str:
     for path in paths:
         path.unlink(missing_ok=True)
     return f"removed {len(paths)} files"
-
-
-def shown_bytes(count: int) -> str:
-    """A number of bytes in words: `3 bytes`, `1.5 MiB`."""
-    size, unit = float(count), 0
-    while size >= 1024 and unit < len(_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{count} bytes" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
 
 
 def _moment(seconds: float) -> str:

@@ -21,6 +21,7 @@ __all__ = [
     "OpOverloadPacket",
     "chunked_cross_entropy",
     "dense_kernel",
+    "fresh_results",
     "implicitly_written_arguments",
     "named_arguments",
     "operator_by_name",
@@ -50,6 +51,13 @@ def named_arguments(
     """The arguments of a call by their names in the schema; defaults are left out."""
     names = (argument.name for argument in operator._schema.arguments)
     return dict(zip(names, args, strict=False)) | dict(kwargs)
+
+
+def fresh_results(operator: OpOverload, result: object) -> list[Any]:
+    """The results of a call that do not alias an argument."""
+    returned = result if isinstance(result, tuple) else (result,)
+    declared = zip(operator._schema.returns, returned, strict=False)
+    return [value for spec, value in declared if spec.alias_info is None]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -70,6 +70,11 @@ def same_number(one: Any, other: Any) -> bool:
     return bool(sympy.expand(numbers[0] - numbers[1]) == 0)
 
 
+def same_numbers(one: Sequence[object], other: Sequence[object]) -> bool:
+    """Whether two shapes, or other lists of numbers, are equal in every call."""
+    return len(one) == len(other) and all(map(same_number, one, other))
+
+
 def floor_quotient(value: sympy.Expr, by: int) -> sympy.Expr:
     """`value // by`, as torch writes it."""
     quotient: sympy.Expr = FloorDiv(value, by)
@@ -107,6 +112,32 @@ class _Arithmetic(PythonReferenceAnalysis):
 def evaluate(expr: sympy.Basic, bindings: dict[sympy.Symbol, Any]) -> Any:
     """`expr` computed in Python, or traced if the bindings are fx proxies."""
     return sympy_interp(_Arithmetic, bindings, expr)
+
+
+class _Appending(fx.proxy.GraphAppendingTracer):
+    """Appends the nodes of proxies to a graph, and lists them."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        super().__init__(graph)
+        self.made: list[fx.Node] = []
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        self.made.append(node)
+        return node
+
+
+def as_nodes(
+    expr: sympy.Basic, bindings: Mapping[sympy.Symbol, fx.Node], graph: fx.Graph
+) -> tuple[fx.Node, list[fx.Node]]:
+    """The node that computes `expr`, and the nodes that were added to the graph for that.
+
+    Nodes are added at the insertion point of the graph, and have no metadata yet.
+    """
+    tracer = _Appending(graph)
+    proxies = {symbol: fx.Proxy(node, tracer) for symbol, node in bindings.items()}
+    value: fx.Node = evaluate(expr, proxies).node
+    return value, tracer.made
 
 
 def _infix(sign: str) -> Any:

@@ -15,17 +15,19 @@ import torch
 from torch import fx
 
 from adjoint.errors import CaptureError, SourceLine
+from adjoint.graph.leaves import detached
 from adjoint.graph.metadata import (
     CheckpointRegion,
     GradOf,
     Mode,
+    callee_of,
     mode_of,
     set_mode,
     set_region,
     set_source,
     set_value,
+    value_at,
     value_of,
-    value_or_none,
 )
 from adjoint.source import user_line
 from adjoint.torch_private import symbols, trees
@@ -218,9 +220,7 @@ class Emitter:
     def snapshot(self, value: object) -> Any:
         """`value` with tensors detached, so that later changes of their metadata do not show."""
         with self.untraced():
-            return trees.map_leaves(
-                lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, value
-            )
+            return trees.map_leaves(detached, value)
 
     # Shapes -----------------------------------------------------------------------------------
 
@@ -299,14 +299,10 @@ class Emitter:
 
     def _evaluated(self, expr: sympy.Basic, bindings: dict[sympy.Symbol, fx.Node]) -> fx.Node:
         """Nodes that compute `expr`; returns the last."""
-        tracer = fx.proxy.GraphAppendingTracer(self.graph)
-        proxies = {symbol: fx.Proxy(node, tracer) for symbol, node in bindings.items()}
-        before = len(self.graph.nodes)
-        node: fx.Node = symbols.evaluate(expr, proxies).node
-        fresh = len(self.graph.nodes) - before
-        for new in list(self.graph.nodes)[-fresh:] if fresh else []:
+        node, made = symbols.as_nodes(expr, bindings, self.graph)
+        for new in made:
             arguments = trees.map_leaves(value_at, new.args)
-            new.meta.update(val=new.target(*arguments), mode=Mode(), source=self.source())
+            new.meta.update(val=callee_of(new)(*arguments), mode=Mode(), source=self.source())
         return node
 
     def number_nodes(self, tree: object) -> Any:
@@ -337,11 +333,6 @@ class Emitter:
     def _size_query(self, query: Callable[..., Any], node: fx.Node, axis: int) -> fx.Node:
         args = (node,) if axis < 0 else (node, axis)
         return self.call(query, args, mode=Mode())
-
-
-def value_at(leaf: object) -> object:
-    """The fake value of a node; anything else is itself."""
-    return value_or_none(leaf) if isinstance(leaf, fx.Node) else leaf
 
 
 def needs_node(result: object) -> bool:

@@ -9,7 +9,7 @@ scope.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -204,10 +204,14 @@ class Tracer(TorchDispatchMode):
         if isinstance(output, torch.Tensor):
             self.scope.new(output, node)
         elif isinstance(output, (tuple, list)):
-            for index, each in enumerate(output):
-                if needs_node(each):
-                    self.register(each, self.emitter.item(node, index))
+            self.register_items(output, node)
         self.emitter.bind_symbols(node, output)
+
+    def register_items(self, outputs: Sequence[object], node: fx.Node) -> None:
+        """Register the first results of an op that returns several as the items of `node`."""
+        for index, each in enumerate(outputs):
+            if needs_node(each):
+                self.register(each, self.emitter.item(node, index))
 
     def unknown_number(self, of_tensor: bool = False) -> torch.SymInt:
         """An unbacked symbolic integer; `of_tensor`: one that is a size."""

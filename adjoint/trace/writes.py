@@ -17,9 +17,9 @@ from adjoint.failing import call_user_code
 from adjoint.graph.metadata import Mode, tensor_of, value_of
 from adjoint.graph.operations import on_copies
 from adjoint.torch_private.autograd import preserving_versions, set_version
-from adjoint.torch_private.operators import OpOverload
+from adjoint.torch_private.operators import OpOverload, fresh_results
 from adjoint.trace import aliasing, overlap
-from adjoint.trace.emission import current_mode, needs_node
+from adjoint.trace.emission import current_mode
 from adjoint.trace.metadata_changes import MetadataOp
 from adjoint.trace.mutation import (
     Functional,
@@ -59,10 +59,8 @@ def mutate(tracer: Tracer, op: OpOverload, args: Any, kwargs: Any) -> Any:
     if variant is not None and not returns_fit(op, variant.op, len(written)):
         variant = None
     node = _pure_call(tracer, op, variant, written, nodes, mode)
-    fresh = _fresh_results(op, result)
-    for index, value in enumerate(fresh):
-        if needs_node(value):
-            tracer.register(value, tracer.emitter.item(node, index))
+    fresh = fresh_results(op, result)
+    tracer.register_items(fresh, node)
     read = [value for name, value in nodes.items() if name not in dropped]
     for index, name in enumerate(written):
         is_list = not isinstance(named[name], torch.Tensor)
@@ -96,13 +94,6 @@ def _pure_call(
         return tracer.emitter.call(on_copies, (op, written, args, kwargs), mode=mode)
     arguments = variant.arguments(op, nodes)
     return tracer.emitter.call(variant.op, *unbind(variant.op, arguments), mode=mode)
-
-
-def _fresh_results(op: OpOverload, result: object) -> list[Any]:
-    """The results that do not alias an argument."""
-    returned = result if isinstance(result, tuple) else (result,)
-    declared = zip(op._schema.returns, returned, strict=False)
-    return [value for spec, value in declared if spec.alias_info is None]
 
 
 def _one_by_one(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from adjoint.atlas.document import Code, Link
-from adjoint.atlas.subject import Subject, counted, grouped, joined
+from adjoint.atlas.subject import Subject, grouped, joined
 from tests.atlas_trees import PACKAGE, facts, references_of
 
 
@@ -50,7 +50,5 @@ def test_lines_that_use_a_name_of_the_file_itself(till: Subject) -> None:
 
 def test_many_lines_are_counted(till: Subject) -> None:
     assert till.lines(range(1, 5), most=2)[-1] == " and 2 more"
-    assert counted(1, "file") == "1 file"
-    assert counted(1204, "class", "classes") == "1,204 classes"
     assert grouped([("a", 2), ("b", 1), ("a", 3)]) == {"a": [2, 3], "b": [1]}
     assert joined(["a", "b"]) == ("a", ", ", "b")

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 
 import adjoint
-from adjoint.differentiate.copying import Copying, inline, inputs_of
+from adjoint.differentiate.copying import Copying, inline
 from adjoint.graph.evaluation import evaluate
+from adjoint.graph.metadata import inputs_of
 from tests.parity import leaf, plain
 
 aten = torch.ops.aten
@@ -25,7 +26,7 @@ def test_inlined_nodes_take_the_place_of_the_body() -> None:
         seen.append(node.target)
         return [copies[each] for each in node.all_input_nodes]
 
-    entering = dict(zip(inputs_of(body), ["x", "y"], strict=True))
+    entering = dict(zip(inputs_of(body.graph), ["x", "y"], strict=True))
     assert inline(body, entering, copy) == ([["x"], "y"],)
     assert seen == [aten.sin.default, aten.mul.Tensor]
 
@@ -34,8 +35,8 @@ def test_what_is_known_already_is_not_copied() -> None:
     body = captured()
     (sine,) = body.graph.find_nodes(op="call_function", target=aten.sin.default)
     copying = Copying(body)
-    copies = {node: copying.input(node) for node in inputs_of(body)}
-    copies[sine] = copies[inputs_of(body)[0]]
+    copies = {node: copying.input(node) for node in inputs_of(body.graph)}
+    copies[sine] = copies[inputs_of(body.graph)[0]]
     made = copying.finish(inline(body, copies, copying.copy))
     x, y = plain(3), plain(3)
     torch.testing.assert_close(evaluate(made, [x, y])[0], x * y)

@@ -6,7 +6,14 @@ import pytest
 import sympy
 import torch
 
-from adjoint.loops.plan import Argument, LibraryCall, Plan, Slot, SlotKind
+from adjoint.loops.plan import (
+    Argument,
+    LibraryCall,
+    Plan,
+    Slot,
+    SlotKind,
+    arguments_of,
+)
 
 
 def test_a_plan_is_data() -> None:
@@ -17,6 +24,7 @@ def test_a_plan_is_data() -> None:
     )
     call = LibraryCall(torch.sin, (Argument(0),), {}, 1)
     plan = Plan(slots, (0,), ((size, 0, 0),), (call,), (Argument(1),))
+    assert arguments_of(call) == [0]
     assert [call.aliases, call.is_view, call.writes] == [False] * 3
     with pytest.raises(FrozenInstanceError):
         plan.steps = ()  # type: ignore[misc]

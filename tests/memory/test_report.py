@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint
 import adjoint
 from adjoint import compiler
 from adjoint.errors import CaptureError
-from adjoint.memory.report import size
 from adjoint.runtime.cpu import program as program_on_cpu
 
 
@@ -193,8 +192,3 @@ def test_what_runs_op_by_op_has_no_predicted_peak() -> None:
     report = adjoint.saved_values(torch.linalg.inv, torch.rand(4, 4, requires_grad=True))
     if report.footprint is None:
         assert "not predicted" in str(report)
-
-
-def test_sizes_in_words() -> None:
-    counts = [0, 1023, 1024, 5 << 19, 3 << 30, 1 << 50]
-    assert [*map(size, counts)] == ["0 B", "1023 B", "1.0 KiB", "2.5 MiB", "3.0 GiB", "1024.0 TiB"]

@@ -43,7 +43,7 @@ def test_verify(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
 
 def test_prune(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     assert said(capsys, folder, "prune", "--limit", "1000000")[1].startswith("2")
-    assert said(capsys, folder, "prune") == (0, f"0 bytes are left in {folder}\n")
+    assert said(capsys, folder, "prune") == (0, f"0 B are left in {folder}\n")
 
 
 def test_without_a_cache(

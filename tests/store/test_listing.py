@@ -7,7 +7,12 @@ import pytest
 
 from adjoint.store.entries import Entry, Header, digest_of
 from adjoint.store.folder import Folder
-from adjoint.store.listing import explained, listed, removed, shown_bytes, verified
+from adjoint.store.listing import (
+    explained,
+    listed,
+    removed,
+    verified,
+)
 
 
 def keep(folder: Folder, subject: str, label: str, kind: str = "program", **facts: str) -> None:
@@ -62,11 +67,3 @@ def test_damage_is_named_and_removed(folder: Folder) -> None:
     assert verified(folder) == f"{path}: it does not begin as an entry does"
     assert removed(folder, [path]) == "removed 1 files"
     assert verified(folder) == ""
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (5 << 30, "5.0 GiB")],
-)
-def test_bytes_in_words(count: int, text: str) -> None:
-    assert shown_bytes(count) == text

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.graph.metadata import value_of
+from adjoint.graph.metadata import value_at, value_of
 from adjoint.loops.expressions import Expression, cast, constant
 from adjoint.loops.pointwise import MASKS, TABLE, Pointwise, computed_in
 from adjoint.lower.definitions.elements import Definition, Mapped, Reader, decline_if
@@ -38,7 +38,7 @@ def by_formula(node: fx.Node) -> Mapped | None:
     def element(index: MultiIndex, reader: Reader) -> Expression:
         def argument(place: int, arg: Any) -> Any:
             if _is_size(arg):
-                return cast(reader.size(size_of(_number(arg))), argument_dtype)
+                return cast(reader.size(size_of(value_at(arg))), argument_dtype)
             if not isinstance(arg, fx.Node):
                 rounded = isinstance(arg, (int, float)) and (entry.compares or entry.rounds)
                 return constant(arg, promoted).value if rounded else arg
@@ -71,13 +71,9 @@ def _are_supported(node: fx.Node) -> bool:
     return node.target in _OF_SIZES and len(sizes) == 1 and _is_size(node.args[1])
 
 
-def _number(arg: object) -> object:
-    return value_of(arg) if isinstance(arg, fx.Node) else arg
-
-
 def _is_size(arg: object) -> bool:
     """Whether an argument is a symbolic size that follows from the sizes of inputs."""
-    number = _number(arg)
+    number = value_at(arg)
     return isinstance(number, torch.SymInt) and not is_unbacked_int(number)
 
 
@@ -109,11 +105,7 @@ _LAYOUT = frozenset({"memory_format", "layout", "device", "pin_memory", "non_blo
 
 
 def _promoted(node: fx.Node) -> torch.dtype:
-    values: list[Any] = [
-        value_of(arg) if isinstance(arg, fx.Node) else arg
-        for arg in node.args
-        if isinstance(arg, (fx.Node, int, float))
-    ]
+    values = [value_at(arg) for arg in node.args if isinstance(arg, (fx.Node, int, float))]
     if len(values) == 1:
         dtype: torch.dtype = values[0].dtype
         return dtype

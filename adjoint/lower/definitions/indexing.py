@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjoint.graph.metadata import tensor_of, value_of
+from adjoint.graph.metadata import tensor_of, value_at
 from adjoint.loops.expressions import Expression, cast, constant
 from adjoint.loops.pointwise import where
 from adjoint.lower.definitions.elements import (
@@ -230,7 +230,7 @@ def _embedding_backward(
     by_frequency: bool,
 ) -> Scattered:
     decline_if(by_frequency or not isinstance(padding, int))
-    rank, dtype, rows = rank_of(picked), dtype_of(node), size_of(_value(count))
+    rank, dtype, rows = rank_of(picked), dtype_of(node), size_of(value_at(count))
     decline_if(dtype in (torch.float16, torch.bfloat16))
 
     def place(index: MultiIndex, reader: Reader) -> MultiIndex:
@@ -252,10 +252,6 @@ def _embedding_backward(
         element,
         (_bound(node, picked, 0, rows, 0),),
     )
-
-
-def _value(arg: object) -> object:
-    return value_of(arg) if isinstance(arg, fx.Node) else arg
 
 
 RULES: dict[Any, Callable[..., Definition]] = {

@@ -109,13 +109,15 @@ class Binding(ABC):
             if count > have > 0:
                 count = grown(count, have)
             # Free the old memory first.
-            self.arena, self.flat = torch.empty(0, dtype=torch.uint8, device="cpu"), {}
-            self.tensors.clear()
+            self._free()
             self.set_memory(torch.empty(count + ALIGNMENT, dtype=torch.uint8, device="cpu"))
 
     def give_back(self) -> None:
         """Free the memory; the next call computes everything again."""
         self.sizes = None
+        self._free()
+
+    def _free(self) -> None:
         self.arena, self.flat = torch.empty(0, dtype=torch.uint8, device="cpu"), {}
         self.tensors.clear()
 

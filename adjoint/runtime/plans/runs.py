@@ -11,6 +11,7 @@ from adjoint.loops.plan import (
     Number,
     Plan,
     SlotKind,
+    arguments_of,
     operands_of,
 )
 from adjoint.torch_private import trees
@@ -55,12 +56,6 @@ def runs_of(plan: Plan) -> list[Run]:
 def is_fixed_view(step: LibraryCall, fixed: Container[int]) -> bool:
     """Whether the step is a view of tensors that the binding owns: made once, not in every call."""
     return step.is_view and all(slot in fixed for slot in arguments_of(step))
-
-
-def arguments_of(step: LibraryCall) -> list[int]:
-    """The slots among the arguments of a library call."""
-    leaves = trees.leaves((step.args, step.kwargs))
-    return [leaf.slot for leaf in leaves if isinstance(leaf, Argument)]
 
 
 def numbers_of(plan: Plan) -> Iterator[Number]:

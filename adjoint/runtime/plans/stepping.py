@@ -22,10 +22,10 @@ from adjoint.loops.plan import (
     Slot,
     SlotKind,
     Step,
+    arguments_of,
     operands_of,
 )
 from adjoint.runtime.plans.program import PlanProgram
-from adjoint.runtime.plans.runs import arguments_of
 
 # Makes the program of a plan that has a part of the steps.
 Load: TypeAlias = Callable[[Plan], PlanProgram]

@@ -10,14 +10,19 @@ from typing import Any
 import torch
 
 from adjoint.graph.evaluation import InOwnMemory
-from adjoint.loops.plan import Argument, LibraryCall, Number, SlotKind
+from adjoint.loops.plan import (
+    Argument,
+    LibraryCall,
+    Number,
+    SlotKind,
+    arguments_of,
+)
 from adjoint.runtime.checking import checked_call
 from adjoint.runtime.plans.host import Host
 from adjoint.runtime.plans.hostcode import Value
 from adjoint.runtime.plans.runs import (
     INNER,
     Run,
-    arguments_of,
     has_new_results,
     is_fixed_view,
     last_uses,

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from adjoint.loops.plan import LibraryCall, Plan
-from adjoint.runtime.plans.runs import arguments_of, is_fixed_view, last_uses, runs_of
+from adjoint.loops.plan import LibraryCall, Plan, arguments_of
+from adjoint.runtime.plans.runs import is_fixed_view, last_uses, runs_of
 from tests.lowering import graph_of, launches, lower
 
 X = torch.rand(6, 5)
