@@ -218,7 +218,11 @@ class Compiler:
                 wrt = [*wrt, *range(count - len(cuts), count)]
                 of = outputs_with_derivative(graph_module, wrt) if cuts else of
             joint = self._joint(graph_module, of, wrt)
-            make = partial(self._partition, joint, wrt, results, frozenset(requiring), cuts)
+            requires = frozenset(requiring)
+            split = partial(
+                self._derivative, wrt=wrt, results=results, requiring=requires, cuts=cuts
+            )
+            make = partial(self._partition, joint, split)
             return self._stage("partition", joint.order, make)
 
     def _primal(self, graph_module: fx.GraphModule, wrt: Sequence[int]) -> fx.GraphModule:
@@ -229,19 +233,11 @@ class Compiler:
         given = graph_module if passes == own else copied(graph_module)
         return self._passes(passes, given, 0)
 
-    def _partition(
-        self,
-        joint: Joint,
-        wrt: Sequence[int],
-        results: int,
-        requiring: frozenset[int],
-        cuts: tuple[int, ...],
-    ) -> Derivative:
-        make = partial(self._derivative, wrt=wrt, results=results, requiring=requiring, cuts=cuts)
+    def _partition(self, joint: Joint, split: Callable[..., Derivative]) -> Derivative:
         # Derivatives of a backward graph recompute what it recomputes: its nodes are marked.
         if self.options.memory_budget is None or joint.order > 1:
-            return make(joint)
-        return within_budget(self.options.memory_budget, joint, make, self.footprint)
+            return split(joint)
+        return within_budget(self.options.memory_budget, joint, split, self.footprint)
 
     def _derivative(
         self,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from adjoint.atlas.reading import is_licence
+from adjoint.atlas.syntax_nodes import text_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -94,4 +95,5 @@ def _end_line(node: Node) -> int:
 
 
 def _text(node: Node) -> str:
-    return (node.text or b"").decode(errors="replace").rstrip("\n")
+    """The text of a comment; some comments include their line end."""
+    return text_of(node).rstrip("\n")

@@ -28,6 +28,7 @@ from adjoint.atlas.document import (
     Table,
     name_anchor,
     section_anchor,
+    sections,
 )
 from adjoint.atlas.linkcheck import dead, links_of, places_of
 from adjoint.atlas.making import Made
@@ -148,7 +149,7 @@ def graph_page(graph: GraphRecord) -> Page:
         Heading(1, (graph.title.capitalize(),), ""),
         Paragraph((Link("The compilation", "index"), " · ", Link("Names", "names"))),
     ]
-    sections: dict[str, Iterable[Block]] = {
+    contents: dict[str, Iterable[Block]] = {
         "Inputs": _inputs(graph),
         "Outputs": _outputs(graph),
         "Passes that touched it": _touches(graph),
@@ -158,10 +159,7 @@ def graph_page(graph: GraphRecord) -> Page:
         "Program": _program(graph),
         "As it was lowered": [Quoted(graph.last.text)] if graph.last.text != version.text else [],
     }
-    for title, content in sections.items():
-        found = list(content)
-        if found:
-            blocks += [Heading(2, (title,), section_anchor(title)), *found]
+    blocks += sections(contents)
     return Page(_graph(graph), graph.title, tuple(blocks))
 
 

@@ -7,7 +7,7 @@ in every format, and every link can be checked before anything is written.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -180,6 +180,15 @@ def name_anchor(name: str) -> str:
 
 def section_anchor(section: str) -> str:
     return "s-" + re.sub(r"\W+", "-", section.lower()).strip("-")
+
+
+def sections(contents: Mapping[str, Iterable[Block]]) -> Iterator[Block]:
+    """Each section under its title; one without content is left out."""
+    for title, content in contents.items():
+        blocks = list(content)
+        if blocks:
+            yield Heading(2, (title,), section_anchor(title))
+            yield from blocks
 
 
 def prose(text: str) -> Inlines:

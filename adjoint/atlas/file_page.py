@@ -22,7 +22,7 @@ from adjoint.atlas.document import (
     folder_page,
     keywords_page,
     paragraphs,
-    section_anchor,
+    sections,
 )
 from adjoint.atlas.facts import HEADINGS
 from adjoint.atlas.listing import listing
@@ -54,10 +54,7 @@ def file_page(subject: Subject) -> Page:
             )
         )
     )
-    for title, section in _SECTIONS.items():
-        content = list(section(subject))
-        if content:
-            blocks += [Heading(2, (title,), section_anchor(title)), *content]
+    blocks += sections({title: content(subject) for title, content in _SECTIONS.items()})
     return Page(docs_page(path), posixpath.basename(path), tuple(blocks), crumbs(folder))
 
 

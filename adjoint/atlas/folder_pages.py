@@ -26,6 +26,7 @@ from adjoint.atlas.document import (
     paragraphs,
     prose,
     section_anchor,
+    sections,
 )
 from adjoint.atlas.roles import Statement
 from adjoint.atlas.summaries import Summary, first_sentence
@@ -144,7 +145,7 @@ def doc_page(folder: Folder, documented: Mapping[str, Summary]) -> Page:
         Heading(1, ("About ", Code(shown)), ""),
         Paragraph((Link("What is in it", folder_page(folder.path)), *_up(folder))),
     ]
-    sections = {
+    contents = {
         "Purpose": _purpose(folder),
         "Role": _role(folder, documented),
         "Size": _size(folder),
@@ -152,10 +153,7 @@ def doc_page(folder: Folder, documented: Mapping[str, Summary]) -> Page:
         "Names that others use most": _most_used(folder),
         "Problems": _problems(folder),
     }
-    for title, section in sections.items():
-        content = list(section)
-        if content:
-            blocks += [Heading(2, (title,), section_anchor(title)), *content]
+    blocks += sections(contents)
     page = folder_page(folder.path, "doc")
     return Page(page, f"About {shown}", tuple(blocks), crumbs(folder.path))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from adjoint.atlas.facts import Facts, Heading, Mention, Symbol
 from adjoint.atlas.shortening import MAX_LINE_CHARACTERS, shortened
 from adjoint.atlas.syntax import installed
+from adjoint.atlas.syntax_nodes import text_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -40,7 +41,7 @@ def parse_data(text: str, facts: Facts) -> Facts:
     symbols: dict[str, Symbol] = {}
     for name, node in found:
         line, end = node.start_point[0] + 1, node.end_point[0] + (node.end_point[1] > 0)
-        first = shortened(_text(node).partition("\n")[0], MAX_LINE_CHARACTERS)
+        first = shortened(text_of(node).partition("\n")[0], MAX_LINE_CHARACTERS)
         symbol = Symbol(name, "option", line, max(end, line), first, "", 0)
         symbols.setdefault(name, symbol)
     problems = facts.problems
@@ -58,7 +59,7 @@ def _yaml_keys(node: Node, prefix: str = "") -> Iterator[tuple[str, Node]]:
             key, value = child.child_by_field_name("key"), child.child_by_field_name("value")
             if key is None:
                 continue
-            name = prefix + _text(key).strip("\"'")
+            name = prefix + text_of(key).strip("\"'")
             yield name, child
             if value is not None:
                 yield from _yaml_keys(value, f"{name}.")
@@ -80,7 +81,7 @@ def _toml_keys(root: Node) -> Iterator[tuple[str, Node]]:
 
 
 def _toml_name(key: Node) -> str:
-    return re.sub(r"\s+", "", _text(key)).replace('"', "").replace("'", "")
+    return re.sub(r"\s+", "", text_of(key)).replace('"', "").replace("'", "")
 
 
 def _hash_comment(text: str) -> str:
@@ -106,7 +107,7 @@ def parse_markdown(text: str, facts: Facts) -> Facts:
         if node.type in {"atx_heading", "setext_heading"}:
             headings.append(_heading(node))
         elif node.type == "paragraph" and not purpose:
-            purpose = _text(node).strip()
+            purpose = text_of(node).strip()
         if node.type in {"inline", "pipe_table_row", "pipe_table_header"}:
             inlines.append(node)
         if node.type != "fenced_code_block":
@@ -122,13 +123,13 @@ def _heading(node: Node) -> Heading:
     digits = re.findall(r"\d", mark)
     level = int(digits[0]) if digits else 1
     inner = next((each for each in node.children if each.type in {"inline", "paragraph"}), None)
-    text = _text(inner).strip() if inner is not None else ""
+    text = text_of(inner).strip() if inner is not None else ""
     return Heading(text, level, node.start_point[0] + 1)
 
 
 def _mentions(node: Node) -> Iterator[Mention]:
     """The code spans of a paragraph, or of a row, which is one sentence."""
-    text = _text(node)
+    text = text_of(node)
     is_row = node.type != "inline"
     first_cell_end = text.find("|", text.find("|") + 1) if is_row else -1
     for span in _code_spans(text):
@@ -156,7 +157,7 @@ def _code_spans(text: str) -> Iterator[tuple[int, int]]:
         node = pending.pop()
         if node.type == "code_span":
             start = len(content[: node.start_byte].decode())
-            yield start, start + len(_text(node))
+            yield start, start + len(text_of(node))
         pending.extend(reversed(node.children))
 
 
@@ -181,7 +182,3 @@ def parse_text(text: str, facts: Facts) -> Facts:
                 marks.append(mark)
             headings.append(Heading(line.strip(), marks.index(mark) + 1, number))
     return facts._replace(headings=tuple(headings), purpose=facts.purpose or _hash_comment(text))
-
-
-def _text(node: Node) -> str:
-    return (node.text or b"").decode(errors="replace")

@@ -200,7 +200,7 @@ def _of_registries(functions: Iterable[Function], stores: Iterable[ast.Assign]) 
     """Tables of the module into which a function puts a function that it is given and returns."""
     for store in stores:
         around = [f for f in functions if f.lineno <= store.lineno <= (f.end_lineno or 0)]
-        given = {name for function in around for name in parameters(function.args)}
+        given = {each.arg for function in around for each in parameters(function.args)}
         table = store.targets[0]
         assert isinstance(table, ast.Subscript)
         value = dotted(store.value)

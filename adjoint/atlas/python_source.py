@@ -156,7 +156,7 @@ class _Walk:
             case ast.ClassDef():
                 return self._visit_class(node, place)
             case ast.Lambda():
-                return _children(place, scope.inner(parameters(node.args)))
+                return _children(place, scope.inner(each.arg for each in parameters(node.args)))
             case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
                 targets = (name for g in node.generators for name in bound_names(g.target))
                 return _children(place, scope.inner(name.id for name in targets))
@@ -188,7 +188,7 @@ class _Walk:
         kind = "method" if outer.kind == "class" else "function"
         scope = self._scope(node, "function", outer)
         if kind == "method":
-            first = next(parameters(node.args), "")
+            first = next((each.arg for each in parameters(node.args)), "")
             is_static = any(dotted(each) == "staticmethod" for each in node.decorator_list)
             scope.receiver, scope.owner = ("", "") if is_static else (first, outer.name)
         self.found.functions.append((len(self.found.symbols), scope))
@@ -358,9 +358,7 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
 def _signature_parts(node: Function) -> Iterator[ast.expr]:
     """The annotations and defaults of a function, which belong to the scope around it."""
     arguments = node.args
-    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    every += [each for each in (arguments.vararg, arguments.kwarg) if each is not None]
-    annotations = [each.annotation for each in every]
+    annotations = [each.annotation for each in parameters(arguments)]
     for part in [*annotations, *arguments.defaults, *arguments.kw_defaults, node.returns]:
         if part is not None:
             yield part

@@ -46,11 +46,10 @@ def signature(node: Function | ast.ClassDef) -> str:
     return f"{word} {node.name}({written(node.args)}){returns}"
 
 
-def parameters(arguments: ast.arguments) -> Iterator[str]:
-    """The names of all parameters."""
+def parameters(arguments: ast.arguments) -> list[ast.arg]:
+    """All parameters, those that take the rest last."""
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    every += [each for each in (arguments.vararg, arguments.kwarg) if each is not None]
-    return (each.arg for each in every)
+    return every + [each for each in (arguments.vararg, arguments.kwarg) if each is not None]
 
 
 def is_enum(node: ast.ClassDef) -> bool:

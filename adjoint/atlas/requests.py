@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from adjoint.atlas.facts import Import
+from adjoint.atlas.syntax_nodes import text_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -19,7 +20,7 @@ def imports_of(node: Node, language: str) -> Iterator[Import]:
         case "C" | "C++" | "CUDA":
             path = node.child_by_field_name("path")
             if path is not None and path.type in {"string_literal", "system_lib_string"}:
-                yield Import(_text(path), "*", "", line)
+                yield Import(text_of(path), "*", "", line)
         case "Rust":
             yield from _of_rust(node, line)
         case "Go":
@@ -27,7 +28,7 @@ def imports_of(node: Node, language: str) -> Iterator[Import]:
             alias = node.child_by_field_name("name")
             if path is not None:
                 module = _unquoted(path)
-                bound = module.rpartition("/")[2] if alias is None else _text(alias)
+                bound = module.rpartition("/")[2] if alias is None else text_of(alias)
                 yield Import(module, "", bound, line)
         case _:
             yield from _of_javascript(node, line)
@@ -37,7 +38,7 @@ def required(node: Node) -> Iterator[Import]:
     """What a call of `require` or `import` asks for."""
     called = node.child_by_field_name("function")
     arguments = node.child_by_field_name("arguments")
-    if called is None or arguments is None or _text(called) not in {"require", "import"}:
+    if called is None or arguments is None or text_of(called) not in {"require", "import"}:
         return
     strings = [each for each in arguments.named_children if each.type == "string"]
     if len(strings) != 1:
@@ -48,11 +49,11 @@ def required(node: Node) -> Iterator[Import]:
     if target is None:
         yield Import(module, "", "", line)
     elif target.type == "identifier":
-        yield Import(module, "", _text(target), line)
+        yield Import(module, "", text_of(target), line)
     else:
         for each in target.named_children:
             if each.type == "shorthand_property_identifier_pattern":
-                yield Import(module, _text(each), _text(each), line)
+                yield Import(module, text_of(each), text_of(each), line)
 
 
 def _of_javascript(node: Node, line: int) -> Iterator[Import]:
@@ -68,13 +69,13 @@ def _of_javascript(node: Node, line: int) -> Iterator[Import]:
                 alias = each.child_by_field_name("alias") or name
                 if name is not None and alias is not None:
                     found = True
-                    yield Import(module, _text(name), _text(alias), line)
+                    yield Import(module, text_of(name), text_of(alias), line)
             case "namespace_import":
                 found = True
-                yield Import(module, "", _text(each.named_children[0]), line)
+                yield Import(module, "", text_of(each.named_children[0]), line)
             case "identifier" if each.parent is not None and each.parent.type == "import_clause":
                 found = True
-                yield Import(module, "default", _text(each), line)
+                yield Import(module, "default", text_of(each), line)
     if not found:
         everything = "*" if node.type == "export_statement" else ""
         yield Import(module, everything, "", line)
@@ -84,7 +85,7 @@ def _of_rust(node: Node, line: int) -> Iterator[Import]:
     argument = node.child_by_field_name("argument") or node.child_by_field_name("name")
     if argument is None:
         return
-    for path, bound in _expanded(_text(argument)):
+    for path, bound in _expanded(text_of(argument)):
         module, _, name = path.rpartition("::")
         if not module:
             yield Import(name, "", bound, line)
@@ -127,9 +128,5 @@ def _descendants(node: Node) -> Iterator[Node]:
         yield from _descendants(child)
 
 
-def _text(node: Node) -> str:
-    return (node.text or b"").decode(errors="replace")
-
-
 def _unquoted(node: Node) -> str:
-    return _text(node).strip("\"'`")
+    return text_of(node).strip("\"'`")

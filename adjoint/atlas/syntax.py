@@ -18,16 +18,29 @@ from adjoint.atlas.languages import C_FAMILY
 from adjoint.atlas.macros import without_alternatives, without_conditions, without_macros
 from adjoint.atlas.requests import imports_of, required
 from adjoint.atlas.shortening import (
-    LONG_CALL_CHARACTERS,
-    MAX_MESSAGE_CHARACTERS,
-    MAX_SIGNATURE_CHARACTERS,
     shortened,
+)
+from adjoint.atlas.syntax_nodes import (
+    CHAIN,
+    bare_name,
+    bound_kind,
+    bound_names,
+    call_length,
+    called_name,
+    declared_names,
+    embedded_types,
+    first_string,
+    has_anonymous_fields,
+    is_alternative,
+    is_in_class,
+    is_local,
+    signature_of,
+    text_of,
 )
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser, Query
 
-_BODIES = frozenset({"compound_statement", "statement_block", "block", "function_body"})
 _CONTAINERS = frozenset(
     {"class", "struct", "union", "namespace", "interface", "trait", "container"}
 )
@@ -35,16 +48,6 @@ _SEVERAL_KINDS = frozenset({"declaration", "binding", "container", "parameter"})
 _OWNED_MARKS = frozenset({"accessibility_modifier", "override_modifier", "readonly"})
 _LOCAL_KINDS = frozenset({"declaration", "binding", "constant", "variable", "type"})
 _NAME = re.compile(r"#?(?:[\w$]+::)*(?:~?[\w$]+|operator\b.+)")
-_CHAIN = re.compile(r"[\w$]+(?:(?:\.|::)[\w$~]+)*")
-_STRINGS = frozenset(
-    {
-        "string_literal",
-        "string",
-        "interpreted_string_literal",
-        "raw_string_literal",
-        "template_string",
-    }
-)
 
 
 class MissingParser(Exception):
@@ -184,10 +187,10 @@ class _Walk:
             if capture not in HEADINGS and capture not in _SEVERAL_KINDS:
                 continue
             for node in nodes:
-                if capture in _LOCAL_KINDS and _is_local(node):
+                if capture in _LOCAL_KINDS and is_local(node):
                     continue
                 for kind, name in self._named(capture, node):
-                    bare = _bare(name)
+                    bare = bare_name(name)
                     if _NAME.fullmatch(bare) and bare not in self.reserved:
                         yield _Definition(kind, node, name, bare)
 
@@ -195,15 +198,15 @@ class _Walk:
         """The kinds and names that a node defines; a declaration may have several."""
         match capture:
             case "declaration":
-                in_class = node.type == "field_declaration" or _in_class(node)
+                in_class = node.type == "field_declaration" or is_in_class(node)
                 for each in node.children_by_field_name("declarator"):
                     name = declarators.name_node(each)
                     if name is not None and name.type != "primitive_type":
                         yield self._declared(node, each, in_class), name
             case "binding":
                 name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
-                for each in _bound(name):
-                    yield _bound_kind(node, value), each
+                for each in bound_names(name):
+                    yield bound_kind(node, value), each
             case "container":
                 name = node.child_by_field_name("type")
                 if name is not None:
@@ -223,7 +226,7 @@ class _Walk:
                     if each.type == "identifier":
                         yield capture, each
             case "field" if self.language == "Go":
-                names = node.children_by_field_name("name") or _embedded(node)
+                names = node.children_by_field_name("name") or embedded_types(node)
                 yield from ((capture, each) for each in names)
             case "parameter":
                 name = node.child_by_field_name("pattern")
@@ -239,7 +242,7 @@ class _Walk:
             return "method" if in_class else "function"
         if in_class:
             return "field"
-        qualifiers = {_text(each) for each in node.children if each.type == "type_qualifier"}
+        qualifiers = {text_of(each) for each in node.children if each.type == "type_qualifier"}
         return "constant" if qualifiers & {"const", "constexpr"} else "variable"
 
     def _symbols(self) -> tuple[Symbol, ...]:
@@ -277,10 +280,10 @@ class _Walk:
     def _is_scope(self, node: Node) -> bool:
         """Whether an enumeration, or a structure without a name, qualifies the names inside."""
         if node.type == "type_definition":
-            return _has_anonymous_fields(node)
+            return has_anonymous_fields(node)
         if node.type not in {"enum_specifier", "enum_declaration", "enum_item"}:
             return False
-        return self.language not in C_FAMILY or _text(node).startswith(
+        return self.language not in C_FAMILY or text_of(node).startswith(
             ("enum class", "enum struct")
         )
 
@@ -288,7 +291,7 @@ class _Walk:
         """Whether recovery from an error, or a macro, only looks like a function."""
         if self.language not in C_FAMILY or definition.node.type != "function_definition":
             return False
-        return _is_local(definition.node) or declarators.is_macro_call(
+        return is_local(definition.node) or declarators.is_macro_call(
             definition.node, definition.bare, owners
         )
 
@@ -296,22 +299,20 @@ class _Walk:
         node, kind = definition.node, definition.kind
         receiver = node.child_by_field_name("receiver") if kind == "method" else None
         if receiver is not None:
-            owners = tuple(re.findall(r"(\w+)\W*$", re.sub(r"\[.*?\]", "", _text(receiver)))[:1])
-        if kind == "function" and owners and _in_class(node):
+            owners = tuple(re.findall(r"(\w+)\W*$", re.sub(r"\[.*?\]", "", text_of(receiver)))[:1])
+        if kind == "function" and owners and is_in_class(node):
             kind = "method"
         name = self.separator.join((*owners, definition.bare))
         line = definition.name.start_point[0] + 1
         end = max(node.end_point[0] + (node.end_point[1] > 0), line)
         depth = self._depth(node) if kind in {"function", "method"} else 0
-        return Symbol(name, kind, line, end, _signature(node), comment_before(node), depth)
+        return Symbol(name, kind, line, end, signature_of(node), comment_before(node), depth)
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
         """The byte ranges of nested statements; `else if` is a branch of its `if`."""
         for node in self._nodes("block"):
             parent = node.parent
-            if parent is None or not (
-                parent.type == "else_clause" or _is_alternative(node, parent)
-            ):
+            if parent is None or not (parent.type == "else_clause" or is_alternative(node, parent)):
                 yield node.start_byte, node.end_byte
 
     def _depth(self, node: Node) -> int:
@@ -338,13 +339,13 @@ class _Walk:
 
     def uses(self) -> Iterator[Use]:
         """Names in the order of the file; the longest where one contains another."""
-        calls = {each.start_byte: _call_length(each) for each in self._nodes("call")}
+        calls = {each.start_byte: call_length(each) for each in self._nodes("call")}
         local = self._locals()
         end = 0
         lines = self.content.split(b"\n")
         for node in sorted(self._nodes("use"), key=lambda n: (n.start_byte, -n.end_byte)):
-            name = _text(node)
-            if node.start_byte < end or not _CHAIN.fullmatch(name):
+            name = text_of(node)
+            if node.start_byte < end or not CHAIN.fullmatch(name):
                 continue
             end = node.end_byte
             first = re.split(r"\.|::", name)[0]
@@ -362,7 +363,7 @@ class _Walk:
         for node in self._nodes("local"):
             place = bisect.bisect_right(starts, node.start_byte) - 1
             if place >= 0 and node.end_byte <= functions[place].end_byte:
-                names[place].update(_declared_names(node, self.language))
+                names[place].update(declared_names(node, self.language))
         return [
             (n.start_byte, n.end_byte, frozenset(s)) for n, s in zip(functions, names, strict=True)
         ]
@@ -378,169 +379,18 @@ class _Walk:
     def notes(self) -> Iterator[Note]:
         for capture, (section, what) in NOTES.items():
             for node in self._nodes(capture):
-                text = shortened(_text(node), 60)
+                text = shortened(text_of(node), 60)
                 yield Note(section, what.format(text=text), node.start_point[0] + 1)
         table = CALLS[FAMILY.get(self.language, self.language)]
         for node in self._nodes("call") + self._nodes("construction"):
-            name = _called(node)
+            name = called_name(node)
             if name in table:
                 section, what = table[name]
                 yield Note(section, what.format(name=name), node.start_point[0] + 1)
 
     def messages(self) -> Iterator[Message]:
-        failing = [n for n in self._nodes("call") if _called(n).rpartition("::")[2] in FAILING]
+        failing = [n for n in self._nodes("call") if called_name(n).rpartition("::")[2] in FAILING]
         for node in self._nodes("message") + failing:
-            text = _first_string(node)
+            text = first_string(node)
             if text:
                 yield Message(text, node.start_point[0] + 1)
-
-
-def _text(node: Node) -> str:
-    return (node.text or b"").decode(errors="replace")
-
-
-def _bare(name: Node) -> str:
-    """The name that a node spells, without arguments of templates."""
-    if name.type == "operator_cast":
-        kind = name.child_by_field_name("type")
-        return f"operator {_text(kind)}" if kind is not None else ""
-    owners, operator, sign = re.split(r"(\boperator\b|$)", _text(name), maxsplit=1)
-    while (shorter := re.sub(r"<[^<>]*>", "", owners)) != owners:
-        owners = shorter
-    text = " ".join(f"{owners}{operator}{sign}".split())
-    return re.sub(r"\s*(::)\s*|(?<=operator) (?=\W)", r"\1", text)
-
-
-def _is_local(node: Node) -> bool:
-    """Whether a definition is inside the body of a function."""
-    around = node.parent
-    while around is not None:
-        if around.type in _BODIES:
-            return True
-        if around.type in {"field_declaration_list", "class_body"}:
-            return False
-        around = around.parent
-    return False
-
-
-def _in_class(node: Node) -> bool:
-    """Whether a definition stands directly in a class, interface or implementation."""
-    around = node.parent
-    while around is not None and (
-        around.type.startswith("preproc") or around.type == "template_declaration"
-    ):
-        around = around.parent
-    if around is None:
-        return False
-    if (
-        around.type == "declaration_list"
-    ):  # Rust's implementations and traits, and C++'s namespaces.
-        holder = around.parent
-        return holder is not None and holder.type in {"impl_item", "trait_item"}
-    return around.type in {"field_declaration_list", "class_body", "interface_body"}
-
-
-def _bound(pattern: Node | None) -> Iterator[Node]:
-    """The names that `name`, `{name, key: name}` or `[name]` of JavaScript binds."""
-    if pattern is None:
-        return
-    match pattern.type:
-        case "identifier" | "shorthand_property_identifier_pattern":
-            yield pattern
-        case "pair_pattern":
-            yield from _bound(pattern.child_by_field_name("value"))
-        case "assignment_pattern" | "object_assignment_pattern":
-            yield from _bound(pattern.child_by_field_name("left"))
-        case "object_pattern" | "array_pattern" | "rest_pattern":
-            for each in pattern.named_children:
-                yield from _bound(each)
-
-
-def _bound_kind(node: Node, value: Node | None) -> str:
-    """What `const name = value` of JavaScript defines."""
-    if value is not None and value.type in {"arrow_function", "function_expression"}:
-        return "function"
-    declaration = node.parent
-    is_constant = declaration is not None and _text(declaration).startswith("const")
-    return "constant" if is_constant else "variable"
-
-
-def _embedded(node: Node) -> list[Node]:
-    """The last name of the type of a field of Go that has no other name."""
-    meaning = node.child_by_field_name("type")
-    while meaning is not None and meaning.type in {"generic_type", "qualified_type"}:
-        field = "type" if meaning.type == "generic_type" else "name"
-        meaning = meaning.child_by_field_name(field)
-    return [] if meaning is None else [meaning]
-
-
-def _has_anonymous_fields(node: Node) -> bool:
-    """Whether `typedef struct { ... } name` names the fields inside."""
-    meaning = node.child_by_field_name("type") if node.type == "type_definition" else None
-    return meaning is not None and meaning.child_by_field_name("name") is None
-
-
-def _is_alternative(node: Node, parent: Node) -> bool:
-    alternative = parent.child_by_field_name("alternative")
-    return alternative is not None and alternative.id == node.id
-
-
-def _signature(node: Node) -> str:
-    """The text of a definition up to its body, on one line."""
-    body = node.child_by_field_name("body")
-    text = node.text or b""
-    if body is not None:
-        text = text[: body.start_byte - node.start_byte]
-    elif node.type in {"preproc_def", "preproc_function_def"}:
-        text = text.split(b"\n")[0]
-    return shortened(text.decode(errors="replace"), MAX_SIGNATURE_CHARACTERS)
-
-
-def _declared_names(node: Node, language: str) -> Iterator[str]:
-    if language in C_FAMILY:
-        name = declarators.name_node(node)
-        if name is not None:
-            yield _text(name)
-        return
-    pending = [node]
-    while pending:
-        each = pending.pop()
-        if each.type in {"identifier", "shorthand_property_identifier_pattern"}:
-            yield _text(each)
-        pending.extend(each.named_children)
-
-
-def _called(node: Node) -> str:
-    """The name that a call calls; empty if it calls what another expression computes."""
-    function = next(
-        (
-            found
-            for field in ("function", "macro", "constructor")
-            if (found := node.child_by_field_name(field)) is not None
-        ),
-        None,
-    )
-    if function is None:
-        return ""
-    if function.type == "template_function":
-        function = function.child_by_field_name("name") or function
-    name = _text(function)
-    return name if _CHAIN.fullmatch(name) else ""
-
-
-def _call_length(node: Node) -> int:
-    over = node.end_point[0] - node.start_point[0]
-    return LONG_CALL_CHARACTERS * (over + 1) if over else node.end_byte - node.start_byte
-
-
-def _first_string(node: Node) -> str:
-    """The first text that a node holds."""
-    if node.type == "preproc_call":
-        return shortened(_text(node).partition("error")[2], MAX_MESSAGE_CHARACTERS)
-    pending = [node]
-    while pending:
-        each = pending.pop()
-        if each.type in _STRINGS:
-            return shortened(_text(each).strip("\"'`"), MAX_MESSAGE_CHARACTERS)
-        pending.extend(reversed(each.named_children))
-    return ""

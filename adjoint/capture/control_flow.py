@@ -4,7 +4,6 @@ bodies."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from adjoint.torch_private.batches import is_at_vmap_level, run_below_vmap
 from adjoint.torch_private.checkpoint import forward_context, split_arguments
 from adjoint.torch_private.functorch import is_functorch_wrapper
 from adjoint.torch_private.operators import HigherOrderOperator, dense_kernel, recorded_loop
+from adjoint.torch_private.trees import TreeSpec
 from adjoint.trace.interpretation import Interpreter
 from adjoint.trace.scope import Liftable
 from adjoint.trace.subgraph import Body, match_lifted, opaque
@@ -79,6 +79,23 @@ def _cond(
     return _emit(tracer, operators.cond, node_args, on_true, tree, inputs)
 
 
+class _Flattened:
+    """A function that returns the leaves of what another one returns."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._form: TreeSpec | None = None
+
+    def __call__(self, *values: object) -> tuple[Any, ...]:
+        leaves, self._form = trees.flatten(self._function(*values))
+        return tuple(leaves)
+
+    def unflatten(self, leaves: list[Any]) -> object:
+        """Leaves in the form of what the function returned."""
+        assert self._form is not None, "the function was called"
+        return trees.unflatten(leaves, self._form)
+
+
 def _cond_over_batch(
     tracer: Tracer, pred: torch.Tensor, branches: Sequence[Callable[..., Any]], flat: list[Any]
 ) -> object:
@@ -95,19 +112,13 @@ def _cond_over_batch(
             )
         chosen = [torch.where(pred, *pair) for pair in zip(on_true, on_false, strict=True)]
         return trees.unflatten(chosen, tree)
-    forms: list[Any] = []
-
-    def flattened(branch: Callable[..., Any], *values: object) -> tuple[Any, ...]:
-        leaves, tree = trees.flatten(branch(*values))
-        forms.append(tree)
-        return tuple(leaves)
+    flattened = [_Flattened(each) for each in branches]
 
     def run(plain: list[Any], axes: tuple[int | None, ...]) -> Any:
-        true, false = (torch.func.vmap(partial(flattened, each), axes) for each in branches)
+        true, false = (torch.func.vmap(each, axes) for each in flattened)
         return operators.cond(pred, true, false, tuple(plain))
 
-    results = run_below_vmap(run, flat)
-    return trees.unflatten(results, forms[0])
+    return flattened[0].unflatten(run_below_vmap(run, flat))
 
 
 def _while_loop(
@@ -179,12 +190,7 @@ def _scan_over_batch(
 ) -> object:
     """`vmap` of `scan`: a `scan` of batches.  All carried values are batched from the first step,
     because any of them may become batched in a later one."""
-    forms: list[Any] = []
-
-    def flattened(*values: object) -> tuple[Any, ...]:
-        leaves, tree = trees.flatten(combine(*values))
-        forms.append(tree)
-        return tuple(leaves)
+    flattened = _Flattened(combine)
 
     def run(plain: list[Any], axes: tuple[int | None, ...]) -> Any:
         placed = list(zip(plain, axes, strict=True))
@@ -203,8 +209,7 @@ def _scan_over_batch(
         results = operators.scan(step, carried, sliced, tuple(plain[end:]))
         return [*results[:start], *(each.movedim(1, 0) for each in results[start:])]
 
-    results = run_below_vmap(run, [*init, *xs, *additional])
-    return trees.unflatten(results, forms[0])
+    return flattened.unflatten(run_below_vmap(run, [*init, *xs, *additional]))
 
 
 def _map(tracer: Tracer, function: Callable[..., Any], xs: Any, additional: Any = ()) -> object:

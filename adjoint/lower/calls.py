@@ -10,6 +10,7 @@ from torch import fx
 
 from adjoint.graph.metadata import value_or_none
 from adjoint.graph.purity import is_collective
+from adjoint.graph.reachability import reachable
 from adjoint.loops.plan import ExpectedTensor
 from adjoint.lower.sizes import sizes
 from adjoint.lower.views import PARTS, view_of
@@ -27,15 +28,12 @@ def needs_of_call(node: fx.Node) -> set[fx.Node]:
 
 def needs_of_tensors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """The nodes themselves, or what they are views of."""
-    found: set[fx.Node] = set()
-    work = list(nodes)
-    while work:
-        node = work.pop()
-        if view_of(node) is None and node.target not in PARTS:
-            found.add(node)
-        else:
-            work += node.all_input_nodes
-    return found
+
+    def is_view_or_part(node: fx.Node) -> bool:
+        return view_of(node) is not None or node.target in PARTS
+
+    found = reachable(nodes, lambda node: node.all_input_nodes if is_view_or_part(node) else ())
+    return {node for node in found if not is_view_or_part(node)}
 
 
 def may_alias(node: fx.Node) -> bool:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from adjoint.graph.metadata import (
 )
 from adjoint.graph.operations import random_bits
 from adjoint.loops.pointwise import computed_in
-from adjoint.lower.compositions import Composition, NoComposition
+from adjoint.lower.compositions import Composition, NoComposition, registering
 from adjoint.lower.decompositions import rewrite
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import fake_mode_of
@@ -40,12 +41,8 @@ DRAWS: dict[Any, Composition] = {}
 DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
 
 
-def draw(*ops: object) -> Callable[[Composition], Composition]:
-    def register(program: Composition) -> Composition:
-        DRAWS.update(dict.fromkeys(ops, program))
-        return program
-
-    return register
+# Registers an operator that draws, as a program over random bits.
+draw = partial(registering, DRAWS)
 
 
 def draw_in_kernels(graph_module: fx.GraphModule, device: torch.device) -> fx.GraphModule:

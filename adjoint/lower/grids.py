@@ -178,7 +178,7 @@ class _Grid(Checked, Builder):
         return self._totals() if self._reduces_all() else self._by_columns()
 
     def _by_elements(self) -> Nest:
-        body = (*self.unfold(self.outer, Counter("r")), *self.row())
+        body = self._row_at(Counter("r"))
         return self._parallel("r", self.size(self.rows), body, Grid(self.rows))
 
     def _by_rows(self) -> Nest:
@@ -187,8 +187,7 @@ class _Grid(Checked, Builder):
         self.thread = Counter("t")
         before, after = self._chunk_sums()
         number = Name("r", torch.int64)
-        row = (*self.unfold(self.outer, number), *self.row())
-        body = (*before, self._interleaved(number, row), *after)
+        body = (*before, self._interleaved(number, self._row_at(number)), *after)
         return self._parallel("t", Extent(CHUNKS), body, self._chunks())
 
     def _by_columns(self) -> Nest:
@@ -202,17 +201,20 @@ class _Grid(Checked, Builder):
         ]
         before, after = self._chunk_sums()
         number = Name("r", torch.int64)
-        row = (*self.unfold(self.outer, number), *self.row())
-        body = (*start, *before, self._interleaved(number, row), *after)
+        body = (*start, *before, self._interleaved(number, self._row_at(number)), *after)
         return self._parallel("g", Extent(CHUNKS) * columns, body, self._chunks())
 
     def _totals(self) -> Nest:
         self.thread = Counter("t")
         before, after = self._chunk_sums()
-        row = (*self.unfold(self.outer, Counter("r")), *self.row())
         first, last = share(self.size(self.rows))
+        row = self._row_at(Counter("r"))
         body = (*before, Loop("r", first, last, row, Mapping.VECTOR), *after)
         return self._parallel("t", Extent(CHUNKS), body, self._chunks())
+
+    def _row_at(self, number: Expression) -> tuple[Statement, ...]:
+        """The statements for one row, given its number."""
+        return (*self.unfold(self.outer, number), *self.row())
 
     def _chunks(self) -> Grid:
         """How rows are divided into chunks."""

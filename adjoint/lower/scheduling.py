@@ -15,6 +15,7 @@ from torch import fx
 
 from adjoint.graph.metadata import output_node
 from adjoint.graph.purity import is_impure
+from adjoint.graph.reachability import reachable
 from adjoint.lower.calls import may_alias, needs_of_call, needs_of_tensors
 from adjoint.lower.definitions import CONSTANTS
 from adjoint.lower.fusion import fuse
@@ -79,14 +80,13 @@ class Schedule:
 
     def _live(self) -> list[fx.Node]:
         """The nodes to run, in order: those that outputs depend on, and those with effects."""
-        found: set[fx.Node] = set()
-        work = [node for node in self.graph.nodes if node.op == "output" or is_impure(node)]
-        while work:
-            node = work.pop()
-            if node not in found:
-                found.add(node)
-                if node.target not in CONSTANTS or self.selection.item(node) is None:
-                    work += node.all_input_nodes
+
+        def read_by(node: fx.Node) -> list[fx.Node]:
+            is_inlined = node.target in CONSTANTS and self.selection.item(node) is not None
+            return [] if is_inlined else node.all_input_nodes
+
+        ends = [node for node in self.graph.nodes if node.op == "output" or is_impure(node)]
+        found = reachable(ends, read_by)
         return [n for n in self.graph.nodes if n in found and n.op not in ("output", "placeholder")]
 
     def _classify(self, live: Iterable[fx.Node]) -> None:
@@ -152,15 +152,12 @@ class Schedule:
 
     def _escaping(self) -> set[fx.Node]:
         """Values that outlive the program: outputs, and what they may share memory with."""
-        found: set[fx.Node] = set()
-        work = list(self.returned())
-        while work:
-            node = work.pop()
-            if node not in found:
-                found.add(node)
-                if node not in self.items and node.op == "call_function" and may_alias(node):
-                    work += node.all_input_nodes
-        return found
+
+        def shared_with(node: fx.Node) -> list[fx.Node]:
+            is_call = node not in self.items and node.op == "call_function"
+            return node.all_input_nodes if is_call and may_alias(node) else []
+
+        return reachable(self.returned(), shared_with)
 
     # Order
 

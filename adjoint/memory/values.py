@@ -24,6 +24,7 @@ from adjoint.graph.metadata import (
     value_or_none,
 )
 from adjoint.graph.purity import is_impure
+from adjoint.graph.reachability import reachable
 from adjoint.partition.marks import is_recomputed, producer_of
 from adjoint.partition.split import is_cheap, is_free
 from adjoint.rules.costs import Cost, cost_of
@@ -155,14 +156,9 @@ def _derivatives_of(node: fx.Node) -> Iterator[str]:
 
 def recomputation(node: fx.Node, saved: Set[fx.Node]) -> Cost:
     """The cost of recomputing a value from other saved values and inputs."""
-    total = Cost()
-    visited, work = {node}, [node]
-    while work:
-        each = work.pop()
-        if each.op == "placeholder" or (each in saved and each is not node):
-            continue
-        total += cost_of(each)
-        new = [n for n in each.all_input_nodes if n not in visited]
-        visited.update(new)
-        work += new
-    return total
+
+    def is_there(each: fx.Node) -> bool:
+        return each.op == "placeholder" or (each in saved and each is not node)
+
+    needed = reachable([node], lambda each: () if is_there(each) else each.all_input_nodes)
+    return sum((cost_of(each) for each in needed if not is_there(each)), Cost())

@@ -8,6 +8,7 @@ from torch import fx
 
 from adjoint.graph.copying import GraphCopy
 from adjoint.graph.purity import is_impure, remove_dead_code
+from adjoint.graph.reachability import reachable
 
 
 class NotSaved(Exception):
@@ -119,11 +120,7 @@ def _put_off(nodes: Sequence[fx.Node], late: Set[fx.Node]) -> Iterator[fx.Node]:
 
 
 def _needed(inputs: Sequence[fx.Node], outputs: Sequence[object]) -> set[fx.Node]:
-    stop, found = set(inputs), set()
-    work = [n for n in outputs if isinstance(n, fx.Node)]
-    while work:
-        node = work.pop()
-        if node not in found and node not in stop:
-            found.add(node)
-            work += node.all_input_nodes
-    return found
+    """The nodes that `outputs` are computed by from `inputs`."""
+    stop = set(inputs)
+    ends = [each for each in outputs if isinstance(each, fx.Node)]
+    return reachable(ends, lambda node: () if node in stop else node.all_input_nodes) - stop

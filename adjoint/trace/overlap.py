@@ -99,11 +99,11 @@ def partially_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     if not (is_static(one) and is_static(other)) or same_elements(one, other):
         return False
-    (start, stop), (begin, end) = range_of(one), range_of(other)
-    if not (start < end and begin < stop):
+    if not _touch(one, other):
         return False
     if dense_order(one) is not None and dense_order(other) is not None:
         return True
+    (start, stop), (begin, end) = range_of(one), range_of(other)
     first, last = min(start, begin), max(stop, end)
     touched = np.zeros(last - first, dtype=np.bool_)
     place_in(touched, one, first)[...] = True

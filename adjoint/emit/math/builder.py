@@ -188,6 +188,12 @@ class Builder:
         operands = ", ".join(f"{type_} {self.operand(v, type_)}" for v in (first, *rest))
         return self.emit(f"call {type_} @llvm.{name}.{suffix}({operands})", type_)
 
+    def normalized(self, x: Value) -> tuple[Value, Value]:
+        """A positive number times 2**(mantissa_bits + 1) if it is subnormal; and whether it is."""
+        is_subnormal = x < self.real.smallest_normal
+        scaled = x * 2.0 ** (self.real.mantissa_bits + 1)
+        return self.select(is_subnormal, scaled, x), is_subnormal
+
     def fma(self, x: Value, y: Operand, z: Operand) -> Value:
         """x * y + z, rounded once."""
         return self.intrinsic("fma", x, y, z)

@@ -15,8 +15,7 @@ def exponent_of(b: Builder, x: Value) -> Value:
 def split(b: Builder, x: Value) -> tuple[Value, Value]:
     """e (as a real) and f with x = 2**e (1 + f), for any positive number."""
     m = b.real.mantissa_bits
-    is_subnormal = x < b.real.smallest_normal
-    x = b.select(is_subnormal, x * 2.0 ** (m + 1), x)
+    x, is_subnormal = b.normalized(x)
     e = exponent_of(b, x)
     f = b.from_bits(b.bits(x) - (e << m)) - 1.0
     return b.to_real(e) - b.select(is_subnormal, b.constant(m + 1.0), b.constant(0.0)), f

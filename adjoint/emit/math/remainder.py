@@ -15,8 +15,7 @@ def _whole(b: Builder, a: Value) -> tuple[Value, Value]:
     """m and i with a = m 2**i and m a whole number of full length."""
     length, _ = _LENGTH[b.real.name]
     bits = b.real.mantissa_bits
-    is_subnormal = a < b.real.smallest_normal
-    a = b.select(is_subnormal, a * 2.0 ** (bits + 1), a)
+    a, is_subnormal = b.normalized(a)
     pattern = b.bits(a)
     exponent = (pattern >> bits) - b.select(is_subnormal, b.whole(bits + 1), b.whole(0))
     fraction = pattern & ((1 << bits) - 1)

@@ -19,6 +19,7 @@ from adjoint.lower.compositions.registry import (
     Composition,
     NoComposition,
     composition_of,
+    registering,
 )
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "normalization",
     "pieces",
     "products",
+    "registering",
     "softmax",
     "statistics",
 ]

@@ -10,13 +10,18 @@ from adjoint.lower.compositions.registry import NoComposition, composition, requ
 aten = torch.ops.aten
 
 
+def _require_plain(x: Tensor, weight: Tensor | None) -> None:
+    """Only losses of a batch without weights of classes, in a type that kernels sum in."""
+    if x.dim() != 2 or weight is not None or x.dtype not in (torch.float32, torch.float64):
+        raise NoComposition
+
+
 @composition(aten.nll_loss_forward.default)
 def _nll_loss(
     x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int
 ) -> tuple[Tensor, Tensor]:
     require_real(x)
-    if x.dim() != 2 or weight is not None or x.dtype not in (torch.float32, torch.float64):
-        raise NoComposition
+    _require_plain(x, weight)
     counts = target != ignored
     safe = torch.where(counts, target, torch.zeros_like(target))
     picked = x.gather(1, safe.unsqueeze(1)).squeeze(1)
@@ -37,8 +42,7 @@ def _nll_loss_backward(
     ignored: int,
     total: Tensor,
 ) -> Tensor:
-    if x.dim() != 2 or weight is not None or x.dtype not in (torch.float32, torch.float64):
-        raise NoComposition
+    _require_plain(x, weight)
     counts = (target != ignored).unsqueeze(1)
     scale = cotangent / total if reduction == 1 else cotangent
     scale = scale.unsqueeze(1) if reduction == 0 else scale

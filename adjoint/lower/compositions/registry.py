@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,14 +28,20 @@ def composition_of(target: object) -> Composition | None:
     return None
 
 
-def composition(*ops: OpOverload | str) -> Callable[[Composition], Composition]:
-    """Register the composition of operators."""
+def registering(
+    table: dict[Any, Composition], *ops: OpOverload | str
+) -> Callable[[Composition], Composition]:
+    """Enter a composition into a table, under each of these operators."""
 
     def register(function: Composition) -> Composition:
-        COMPOSITIONS.update(dict.fromkeys(ops, function))
+        table.update(dict.fromkeys(ops, function))
         return function
 
     return register
+
+
+# Registers the composition of operators.
+composition = partial(registering, COMPOSITIONS)
 
 
 def widened(x: Tensor) -> Tensor:
