@@ -7,13 +7,11 @@ are compiled on demand: for each order autograd, through the runtime, calls the 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import torch
 from torch import fx
 
 from adjoint.capture.direct import capture_call
@@ -38,19 +36,16 @@ from adjoint.graph.evaluation import evaluate, evaluate_taking
 from adjoint.graph.metadata import inputs_of, outputs_of
 from adjoint.graph.origins import Origin, is_part, origins_of
 from adjoint.graph.sizes import assuming, size_hints
-from adjoint.graph.verify import verify_made
 from adjoint.kept import CompiledProgram, Kept
 from adjoint.kernels import CompiledKernels, compile_kernels
-from adjoint.loops.footprint import Footprint, Keeping, PairFootprint, Processor, footprint
+from adjoint.loops.footprint import Footprint, PairFootprint, footprint, keeping_of
 from adjoint.loops.plan import Plan
 from adjoint.lower.assumptions import noting_assumptions
 from adjoint.lower.planning import lower
 from adjoint.observing import (
     Compilation,
     Observer,
-    Sighting,
     is_watched,
-    tell,
     timed_compilation,
     unobserved,
 )
@@ -61,12 +56,9 @@ from adjoint.partition.extraction import NotSaved
 from adjoint.partition.split import Forward, Split, narrowed
 from adjoint.passes import Pass, extended
 from adjoint.pipeline import FORWARD, JOINT, LINEAR, PASS_NAMES, POST, lowering, primal
-from adjoint.progress import PROGRESS
-from adjoint.rewrite.engine import MATCHES
 from adjoint.runtime.bridge import DifferentiableGraph
 from adjoint.runtime.calling import Runnable
-from adjoint.runtime.cpu.memory import cache_bytes
-from adjoint.runtime.cpu.program import MIN_TILE_ROWS
+from adjoint.runtime.cpu.program import this_processor
 from adjoint.runtime.entry import EntryPoint
 from adjoint.runtime.executable import Checker, Executable
 from adjoint.runtime.loading import load_program
@@ -74,6 +66,7 @@ from adjoint.runtime.plans.layout import bytes_of_layout
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.reference import run_call
 from adjoint.runtime.sized_programs import SizedPrograms
+from adjoint.staging import Stages
 from adjoint.store.keeping import Store, keeping_in, store_for
 from adjoint.target import Target
 from adjoint.targets import target_of
@@ -92,7 +85,7 @@ def compile_graph(
 ) -> EntryPoint:
     """Compile a graph of Dynamo's; `checker`: compares gradients with eager's."""
     function = compiled_function()
-    compiler = Compiler(options, observer or unobserved, set(), function, checker)
+    compiler = Compiler(options, observer or unobserved, function, set(), checker)
     primal = compiler.captured(graph_module, examples)
 
     def captured_anew(inputs: Sequence[object]) -> CapturedProgram:
@@ -131,19 +124,13 @@ def run(captured: CapturedProgram, *args: object, **kwargs: object) -> Any:
 
 
 @dataclass(frozen=True)
-class Compiler:
+class Compiler(Stages):
     """Compiles graphs, their derivatives, and the derivatives of those, by the same stages."""
 
-    options: Options = field(default_factory=Options)
-    observer: Observer = unobserved
     reported: set[str] | None = None
     """Failures that the user has been warned of, if this compiler serves one program."""
-    function: str = ""
-    """The name of what is compiled, for those who watch."""
     checker: Checker | None = None
     """Compares gradients with eager's, with the option `check`."""
-    _inner: list[float] = field(default_factory=list, compare=False, repr=False)
-    """For each running stage, the seconds spent in stages nested in it."""
 
     def __post_init__(self) -> None:
         known = {*PASS_NAMES, *(each.name for each in self.options.passes)}
@@ -160,13 +147,13 @@ class Compiler:
     ) -> CapturedProgram:
         """A graph of Dynamo's as a functional graph with its calling convention."""
         with self.during("capturing", graph_module):
-            return self._stage("capture", 0, lambda: capture_graph(graph_module, examples, anew))
+            return self.stage("capture", 0, lambda: capture_graph(graph_module, examples, anew))
 
     def captured_call(
         self, function: Callable[..., Any], args: Any, kwargs: Any, dynamic: Any
     ) -> CapturedProgram:
         """A call of a Python function as a functional graph with its calling convention."""
-        return self._stage("capture", 0, lambda: capture_call(function, args, kwargs, dynamic))
+        return self.stage("capture", 0, lambda: capture_call(function, args, kwargs, dynamic))
 
     def differentiable(self, graph_module: fx.GraphModule) -> Runnable:
         """The graph as a function that eager code can call and autograd can differentiate."""
@@ -223,7 +210,7 @@ class Compiler:
                 self._derivative, wrt=wrt, results=results, requiring=requires, cuts=cuts
             )
             make = partial(self._partition, joint, split)
-            return self._stage("partition", joint.order, make)
+            return self.stage("partition", joint.order, make)
 
     def _primal(self, graph_module: fx.GraphModule, wrt: Sequence[int]) -> fx.GraphModule:
         """The program, optimized before it is differentiated with respect to the inputs `wrt`."""
@@ -231,7 +218,7 @@ class Compiler:
         passes = extended(own, "primal", self.options.passes)
         # The graph may be differentiated with respect to other inputs.
         given = graph_module if passes == own else copied(graph_module)
-        return self._passes(passes, given, 0)
+        return self.passes(passes, given, 0)
 
     def _partition(self, joint: Joint, split: Callable[..., Derivative]) -> Derivative:
         # Derivatives of a backward graph recompute what it recomputes: its nodes are marked.
@@ -252,11 +239,11 @@ class Compiler:
         forward = self._forward(joint, split, wrt)
         backward = split.backward(forward.nodes, forward.saved)
         executed = forward.graph_module
-        primal = self._passes(FORWARD, executed, joint.order - 1)
+        primal = self.passes(FORWARD, executed, joint.order - 1)
         differentiable = frozenset(outputs_with_derivative(primal, wrt))
         segments = segments_of(primal, wrt, cuts) if cuts else None
         if cuts:
-            executed = self._passes(LINEAR, joined(executed, cuts), joint.order - 1)
+            executed = self.passes(LINEAR, joined(executed, cuts), joint.order - 1)
         return Derivative(
             primal,
             results,
@@ -290,11 +277,11 @@ class Compiler:
         split = Split(joint)
         nodes = [node for node, _ in split.results]
         make = partial(split.backward, nodes, derivative.saved)
-        return self._stage("partition", joint.order, make)
+        return self.stage("partition", joint.order, make)
 
     def narrowed(self, backward: Backward, wanted: frozenset[int]) -> Backward:
         """A backward graph that computes only the gradients at the positions `wanted`."""
-        return self._stage("partition", backward.order, lambda: narrowed(backward, wanted))
+        return self.stage("partition", backward.order, lambda: narrowed(backward, wanted))
 
     def transposed(self, backward: fx.GraphModule, saved: int) -> tuple[fx.GraphModule, list[int]]:
         """The graph of forward mode: the transpose of a backward graph, linear in its tangents.
@@ -317,8 +304,8 @@ class Compiler:
             linear = with_finite_factors(backward, inputs[saved:])
         make = partial(differentiate, linear, present, range(saved, len(inputs)))
         order = 1 + order_of_graph(linear.graph)
-        joint = self._optimized(self._stage("differentiate", order, make), LINEAR)
-        made = self._stage("partition", order, Split(joint).transposed)
+        joint = self._optimized(self.stage("differentiate", order, make), LINEAR)
+        made = self.stage("partition", order, Split(joint).transposed)
         return made, present
 
     def composed(self, graph_module: fx.GraphModule) -> fx.GraphModule:
@@ -337,11 +324,11 @@ class Compiler:
         some = partial(differentiate_where_possible, some=self.options.unsupported == "eager")
         make = differentiate if everywhere else some
         order = 1 + order_of_graph(graph_module.graph)
-        joint = self._stage("differentiate", order, lambda: make(graph_module, of, wrt))
+        joint = self.stage("differentiate", order, lambda: make(graph_module, of, wrt))
         return self._optimized(joint, extended(JOINT, "joint", self.options.passes))
 
     def _optimized(self, joint: Joint, passes: Sequence[Pass]) -> Joint:
-        return replace(joint, graph_module=self._passes(passes, joint.graph_module, joint.order))
+        return replace(joint, graph_module=self.passes(passes, joint.graph_module, joint.order))
 
     def _forward(self, joint: Joint, split: Split, wrt: Sequence[int]) -> Forward:
         """The forward graph, which saves what derivatives of every order need.
@@ -355,7 +342,7 @@ class Compiler:
         needed, reached = set(joint.entangled), set(joint.reached)
         forward = split.forward(split.values(needed))
         while _has_unreached(forward, wrt, reached):
-            primal = self._passes(FORWARD, forward.graph_module, 0)
+            primal = self.passes(FORWARD, forward.graph_module, 0)
             again = self._joint(primal, outputs_with_derivative(primal, wrt), wrt)
             if again.reached <= reached:
                 break
@@ -386,11 +373,7 @@ class Compiler:
         return self.program(graph_module, overwrites=True)
 
     def _program(self, graph_module: fx.GraphModule, overwrites: bool) -> Executable | None:
-        order = order_of_graph(graph_module.graph)
-        passes = extended(POST, "post", self.options.passes)
-        # The graph may be differentiated later.  Our own passes copy it if they change it.
-        given = graph_module if passes == POST else copied(graph_module)
-        graph_module = self._passes(passes, given, order)
+        graph_module = self._post(graph_module)
         if self.options.target == "reference":
             return None
         native = partial(self.native, overwrites=overwrites)
@@ -398,9 +381,14 @@ class Compiler:
 
     def lowered(self, graph_module: fx.GraphModule, called: frozenset[str]) -> PlanProgram | None:
         """The graph as native code in which the nodes `called` are library calls."""
+        return self.native(self._post(graph_module), called=called)
+
+    def _post(self, graph_module: fx.GraphModule) -> fx.GraphModule:
+        """The graph, optimized before it runs; it may be differentiated later, so not in place."""
         passes = extended(POST, "post", self.options.passes)
-        order = order_of_graph(graph_module.graph)
-        return self.native(self._passes(passes, copied(graph_module), order), called=called)
+        # Our own passes copy the graph if they change it.
+        given = graph_module if passes == POST else copied(graph_module)
+        return self.passes(passes, given, order_of_graph(graph_module.graph))
 
     def native(
         self,
@@ -449,10 +437,10 @@ class Compiler:
         order = order_of_graph(graph_module.graph)
         kernels: CompiledKernels | None = None
         while (plan := self.plan(graph_module, target, called, overwrites)) is not None:
-            kernels = self._stage("emit", order, partial(compile_kernels, plan, target))
+            kernels = self.stage("emit", order, partial(compile_kernels, plan, target))
             if not kernels.refused:
                 load = partial(load_program, plan, kernels.code, target)
-                program = self._watched(self._stage("load", order, load), order)
+                program = self._watched(self.stage("load", order, load), order)
                 return CompiledProgram(program, plan, kernels)
             kernels.warn(self.reported)
             # The operators of these kernels become library calls; the rest is fused without them.
@@ -460,6 +448,11 @@ class Compiler:
                 break
             called |= kernels.refused_nodes
         return CompiledProgram(None, None, kernels)
+
+    def _watched(self, program: PlanProgram, order: int) -> PlanProgram:
+        """What runs in the place of a program, if the observer has a say in that."""
+        running = getattr(self.observer, "running", None)
+        return program if running is None else call_user_code(running, program, order)
 
     def plan(
         self,
@@ -479,10 +472,8 @@ class Compiler:
         passes = extended(lowering(target), "lowering", self.options.passes)
         with noting_assumptions(graph_module) as noted:
             # Lowering may change the graph that it is given.
-            rewritten = self._passes(passes, copied(graph_module), order)
-            plan = self._stage(
-                "lower", order, partial(lower, rewritten, target, called, overwrites)
-            )
+            rewritten = self.passes(passes, copied(graph_module), order)
+            plan = self.stage("lower", order, partial(lower, rewritten, target, called, overwrites))
         return noted.usable(plan)
 
     # Memory, predicted
@@ -499,83 +490,17 @@ class Compiler:
         saved = tuple(
             forward.outputs[places[each]] if each in places else None for each in backward.inputs
         )
-        keeping = Keeping.SHARED if target.shares_memory else Keeping.OWN
-        if not target.shares_memory and forward.gives_back and after.gives_back:
-            keeping = Keeping.NOTHING
+        keeping = keeping_of(target.shares_memory, forward, after)
         return PairFootprint(forward, after, saved, keeping)
 
     def _footprint(self, graph_module: fx.GraphModule) -> Footprint | None:
-        order = order_of_graph(graph_module.graph)
-        passes = extended(POST, "post", self.options.passes)
-        graph_module = self._passes(passes, copied(graph_module), order)
+        graph_module = self._post(graph_module)
         target = target_of(graph_module, self.options)
         plan = self.plan(graph_module, target)
         if plan is None:
             return None
-        processor = Processor(torch.get_num_threads(), cache_bytes() * 3 // 4, MIN_TILE_ROWS)
-        sizes = size_hints(graph_module.graph)
-        return footprint(plan, sizes, bytes_of_layout, None if target.has_grid else processor)
-
-    # Stages are timed, verified and shown.
-
-    def _passes(
-        self, passes: Sequence[Pass], graph_module: fx.GraphModule, order: int
-    ) -> fx.GraphModule:
-        for each in passes:
-            if each.name in self.options.skip_passes:
-                continue
-            nodes = len(graph_module.graph.nodes)
-            if hasattr(self.observer, "given"):
-                call_user_code(self.observer.given, each.name, order, graph_module)
-            run = partial(call_user_code, each.run, graph_module)
-            graph_module = self._stage(each.name, order, run, nodes)
-        return graph_module
-
-    def _stage(
-        self, name: str, order: int, make: Callable[[], Value], nodes: int | None = None
-    ) -> Value:
-        """The result of a stage, timed, verified and shown to the observer.
-
-        `nodes`: of a pass, the number of nodes of the graph that it was given.
-        """
-        self._inner.append(0.0)
-        begun = time.perf_counter()
-        try:
-            made = make()
-        finally:
-            seconds = time.perf_counter() - begun
-            own = seconds - self._inner.pop()
-            if self._inner:
-                self._inner[-1] += seconds
-        if nodes is None or not isinstance(made, fx.GraphModule):
-            self._seen(Sighting(name, order, made, own))
-        else:
-            matches = made.meta.pop(MATCHES, {})
-            after = len(made.graph.nodes)
-            self._seen(Sighting(name, order, made, own, (nodes, after), matches))
-        if self.options.verify:
-            verify_made(name, made)
-        return made
-
-    def _seen(self, sighting: Sighting) -> None:
-        sighting = replace(sighting, function=self.function)
-        call_user_code(self.observer, sighting)
-        tell(sighting)
-        if self.options.progress:
-            PROGRESS(sighting)
-
-    def _watched(self, program: PlanProgram, order: int) -> PlanProgram:
-        """What runs in the place of a program, if the observer has a say in that."""
-        running = getattr(self.observer, "running", None)
-        return program if running is None else call_user_code(running, program, order)
-
-    def during(
-        self, doing: str, graph_module: fx.GraphModule
-    ) -> contextlib.AbstractContextManager[None]:
-        """The context around work on a graph, for reporting progress."""
-        if not self.options.progress:
-            return contextlib.nullcontext()
-        return PROGRESS.during(doing, lambda: location_of_graph(graph_module).source)
+        processor = None if target.has_grid else this_processor()
+        return footprint(plan, size_hints(graph_module.graph), bytes_of_layout, processor)
 
     @contextlib.contextmanager
     def _differentiating(self, graph_module: fx.GraphModule) -> Iterator[None]:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -182,28 +181,6 @@ def test_capture_and_run() -> None:
     captured = adjoint.capture(program, x)
     assert torch.equal(adjoint.run(captured, x), program(x))
     assert "aten.sin.default" in captured.show()
-
-
-def test_the_time_of_a_stage_is_its_own() -> None:
-    seen: list[Sighting] = []
-    compiler = Compiler(Options(target="reference"), seen.append)
-
-    def slow() -> int:
-        time.sleep(0.2)
-        return 1
-
-    def outer() -> int:
-        return compiler._stage("inner", 0, slow)
-
-    def fails() -> int:
-        raise KeyError
-
-    assert compiler._stage("outer", 0, outer) == 1
-    inner, whole = seen
-    assert inner.seconds >= 0.2 > 0.1 > whole.seconds >= 0
-    with pytest.raises(KeyError):
-        compiler._stage("fails", 0, fails)
-    assert compiler._inner == []
 
 
 def test_passes_that_are_skipped_do_not_run() -> None:

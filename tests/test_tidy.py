@@ -299,15 +299,15 @@ def test_a_read_of_the_environment_is_found() -> None:
     assert uses("import os\nos.cpu_count()", is_environment) == []
 
 
-def test_only_the_compiler_times_stages() -> None:
+def test_stages_are_timed_in_one_place() -> None:
     clocks = {use.partition(" ")[0] for use in in_package(is_clock)}
     assert clocks == {
         "adjoint/bench/measure.py",
-        "adjoint/compiler.py",
         "adjoint/explaining/measuring.py",
         "adjoint/explaining/program.py",
         "adjoint/observing.py",
         "adjoint/progress.py",
+        "adjoint/staging.py",
     }
 
 

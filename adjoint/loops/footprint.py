@@ -94,6 +94,13 @@ class Keeping(Enum):
     """Memory is given back after each call."""
 
 
+def keeping_of(shares_memory: bool, *programs: Footprint) -> Keeping:
+    """What these programs keep; `shares_memory`: of a target, `Target.shares_memory`."""
+    if shares_memory:
+        return Keeping.SHARED
+    return Keeping.NOTHING if all(each.gives_back for each in programs) else Keeping.OWN
+
+
 @dataclass(frozen=True)
 class PairFootprint:
     """The memory of a forward and a backward program, which run one after the other.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from typing_extensions import assert_never
 
+from adjoint.loops.footprint import Processor
 from adjoint.loops.plan import (
     Launch,
     NativeStep,
@@ -52,6 +53,16 @@ MIN_TILE_ROWS = 256
 
 # Bindings kept for later calls: each owns memory, and many threads may have called at once.
 MAX_FREE_BINDINGS = 4
+
+
+def this_processor() -> Processor:
+    """What the memory of programs depends on, in this process."""
+    return Processor(torch.get_num_threads(), _tile_bytes(), MIN_TILE_ROWS)
+
+
+def _tile_bytes() -> int:
+    """The bytes that the rows of a tile may have: most of the L2 cache."""
+    return cache_bytes() * 3 // 4
 
 
 class CpuProgram(PlanProgram):
@@ -188,7 +199,7 @@ class CpuHost(NativeHost):
             if self.plan.slots[number].kind is not SlotKind.LOCAL:
                 # Streamed through the cache once, so that it is counted half.
                 row_bytes = row_bytes + self.row_bytes(tiles, number) // 2
-        fitting = (cache_bytes() * 3 // 4) // row_bytes.at_least(1)
+        fitting = _tile_bytes() // row_bytes.at_least(1)
         fitting = fitting // TILE_ROWS_MULTIPLE * TILE_ROWS_MULTIPLE
         share = -(-self.size(tiles.rows) // self.chunks(tiles))
         return fitting.at_least(MIN_TILE_ROWS).at_most(share).at_least(1)

@@ -1,0 +1,96 @@
+"""Running a stage or a pass: it is timed, verified and shown to the observer.
+
+Stages neither print nor time themselves.  `Stages` does so for all of them, so what the command
+line, progress, reports and tests show is the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
+
+from torch import fx
+
+from adjoint.failing import call_user_code
+from adjoint.graph.boundary import location_of_graph
+from adjoint.graph.verify import verify_made
+from adjoint.observing import Observer, Sighting, tell, unobserved
+from adjoint.options import Options
+from adjoint.passes import Pass
+from adjoint.progress import PROGRESS
+from adjoint.rewrite.engine import MATCHES
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Runs the stages of one compilation."""
+
+    options: Options = field(default_factory=Options)
+    observer: Observer = unobserved
+    function: str = ""
+    """The name of what is compiled, for those who watch."""
+    _nested_seconds: list[float] = field(
+        default_factory=list, init=False, compare=False, repr=False
+    )
+    """For each running stage, the seconds spent in stages nested in it."""
+
+    def passes(
+        self, passes: Sequence[Pass], graph_module: fx.GraphModule, order: int
+    ) -> fx.GraphModule:
+        """The graph after these passes, each a stage of its own, except those that are skipped."""
+        for each in passes:
+            if each.name in self.options.skip_passes:
+                continue
+            nodes = len(graph_module.graph.nodes)
+            if hasattr(self.observer, "given"):
+                call_user_code(self.observer.given, each.name, order, graph_module)
+            run = partial(call_user_code, each.run, graph_module)
+            graph_module = self.stage(each.name, order, run, nodes)
+        return graph_module
+
+    def stage(
+        self, name: str, order: int, make: Callable[[], Value], nodes: int | None = None
+    ) -> Value:
+        """The result of a stage, timed, verified and shown to the observer.
+
+        `nodes`: of a pass, the number of nodes of the graph that it was given.
+        """
+        self._nested_seconds.append(0.0)
+        begun = time.perf_counter()
+        try:
+            made = make()
+        finally:
+            seconds = time.perf_counter() - begun
+            own = seconds - self._nested_seconds.pop()
+            if self._nested_seconds:
+                self._nested_seconds[-1] += seconds
+        if nodes is None or not isinstance(made, fx.GraphModule):
+            self._seen(Sighting(name, order, made, own))
+        else:
+            matches = made.meta.pop(MATCHES, {})
+            after = len(made.graph.nodes)
+            self._seen(Sighting(name, order, made, own, (nodes, after), matches))
+        if self.options.verify:
+            verify_made(name, made)
+        return made
+
+    def _seen(self, sighting: Sighting) -> None:
+        sighting = replace(sighting, function=self.function)
+        call_user_code(self.observer, sighting)
+        tell(sighting)
+        if self.options.progress:
+            PROGRESS(sighting)
+
+    def during(
+        self, doing: str, graph_module: fx.GraphModule
+    ) -> contextlib.AbstractContextManager[None]:
+        """The context around work on a graph, for reporting progress."""
+        if not self.options.progress:
+            return contextlib.nullcontext()
+        return PROGRESS.during(doing, lambda: location_of_graph(graph_module).source)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import fx
+
+import adjoint
+from adjoint.graph.verify import GraphError
+from adjoint.observing import Sighting
+from adjoint.options import Options
+from adjoint.passes import Pass
+from adjoint.staging import Stages
+
+
+def test_the_time_of_a_stage_is_its_own() -> None:
+    seen: list[Sighting] = []
+    stages = Stages(Options(), seen.append)
+
+    def slow() -> int:
+        time.sleep(0.2)
+        return 1
+
+    def outer() -> int:
+        return stages.stage("inner", 0, slow)
+
+    def fails() -> int:
+        raise KeyError
+
+    assert stages.stage("outer", 0, outer) == 1
+    inner, whole = seen
+    assert inner.seconds >= 0.2 > 0.1 > whole.seconds >= 0
+    with pytest.raises(KeyError):
+        stages.stage("fails", 0, fails)
+    assert stages._nested_seconds == []
+
+
+def graph() -> fx.GraphModule:
+    return adjoint.capture(lambda x: x.sin() * 2, torch.ones(3)).graph_module
+
+
+def without_metadata(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Breaks the graph."""
+    for node in graph_module.graph.nodes:
+        node.meta.clear()
+    return graph_module
+
+
+def unchanged(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Does nothing."""
+    return graph_module
+
+
+def test_passes_run_in_order_and_say_how_many_nodes_there_were() -> None:
+    seen: list[Sighting] = []
+    stages = Stages(Options(skip_passes=("second",)), seen.append, "f")
+    passes = [Pass(name, unchanged) for name in ("first", "second", "third")]
+    given = graph()
+    assert stages.passes(passes, given, 1) is given
+    count = len(given.graph.nodes)
+    assert [(each.stage, each.order, each.nodes, each.function) for each in seen] == [
+        ("first", 1, (count, count), "f"),
+        ("third", 1, (count, count), "f"),
+    ]
+
+
+def test_a_pass_that_breaks_the_graph_is_named() -> None:
+    with pytest.raises(GraphError, match="without-metadata"):
+        Stages(Options(verify=True)).passes(
+            [Pass("without-metadata", without_metadata)], graph(), 0
+        )
+    Stages(Options(verify=False)).passes([Pass("without-metadata", without_metadata)], graph(), 0)
