@@ -47,7 +47,7 @@ from adjoint.torch_private.fake import (
 )
 from adjoint.torch_private.modes import isolated
 from adjoint.torch_private.operators import OpOverload, recorded_loop
-from adjoint.torch_private.symbols import guards_of
+from adjoint.torch_private.size_guards import guards_of
 
 # Operators of Python that graphs of symbolic sizes have.
 _PYTHON = (

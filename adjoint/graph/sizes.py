@@ -25,7 +25,12 @@ from adjoint.graph.metadata import (
     value_or_none,
 )
 from adjoint.graph.operations import has_bodies
-from adjoint.torch_private import symbols, trees
+from adjoint.torch_private import (
+    size_evaluation,
+    size_guards,
+    symbols,
+    trees,
+)
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import FakeTensorMode, fake_mode_of, new_fake_mode
 from adjoint.torch_private.modes import enable_python_dispatcher
@@ -40,8 +45,8 @@ def assuming(graph_module: fx.GraphModule) -> Iterator[None]:
     shape_env = fake_mode_of(graph_module).shape_env
     with (
         general_shapes(),
-        symbols.allow_data_dependent_sizes(shape_env),
-        symbols.assumptions(shape_env),
+        size_guards.allow_data_dependent_sizes(shape_env),
+        size_guards.assumptions(shape_env),
     ):
         yield
 
@@ -69,7 +74,7 @@ class Sizing:
         inputs = inputs_of(graph_module.graph)
         self._shown = symbols.symbol_positions(value_or_none(node) for node in inputs)
         if assumed is None:
-            assumed = symbols.assumed(fake_mode_of(graph_module).shape_env)
+            assumed = size_guards.assumed(fake_mode_of(graph_module).shape_env)
         self._assumed = assumed
         self._known: tuple[int, Sizes] | None = None
         """The number of assumptions, and sizes that satisfied them all: most calls repeat these."""
@@ -91,7 +96,7 @@ class Sizing:
         asked = (len(self._assumed), sizes)
         if asked == self._known:
             return None
-        wrong = symbols.first_violated(self._assumed, sizes)
+        wrong = size_evaluation.first_violated(self._assumed, sizes)
         if wrong is None:
             self._known = (len(self._assumed), dict(sizes))
         return wrong
@@ -119,7 +124,7 @@ class Guards:
 
     def close(self) -> None:
         """Take the branches recorded so far as guards, and none recorded later."""
-        self._assumed = [] if self._shape_env is None else symbols.guards_of(self._shape_env)
+        self._assumed = [] if self._shape_env is None else size_guards.guards_of(self._shape_env)
 
     def hold(self, inputs: Sequence[Any]) -> bool:
         """Whether all guards hold for `inputs`."""
@@ -133,7 +138,7 @@ class Guards:
             numbers = (*real.shape, *real.stride()) if is_strided else tuple(real.shape)
             if numbers != expected and not _are(numbers, expected, sizes):
                 return False
-        return symbols.first_violated(self._assumed, sizes) is None
+        return size_evaluation.first_violated(self._assumed, sizes) is None
 
 
 def _numbers_of(fake: torch.Tensor) -> tuple[int | sympy.Expr, ...]:
@@ -154,7 +159,7 @@ def _are(numbers: Sequence[int], expected: Sequence[int | sympy.Expr], sizes: Si
         elif size != number:
             if isinstance(size, int) or not size.free_symbols <= sizes.keys():
                 return False
-            if symbols.value_of(size, sizes) != number:
+            if size_evaluation.value_of(size, sizes) != number:
                 return False
     return True
 
@@ -171,7 +176,7 @@ def resized(graph_module: fx.GraphModule, sizes: Sizes) -> tuple[fx.GraphModule,
     fake_mode = new_fake_mode()
     assert fake_mode.shape_env is not None
     new = symbols.fresh_symbols(fake_mode.shape_env, sizes)
-    with general_shapes(), symbols.assumptions(fake_mode.shape_env):
+    with general_shapes(), size_guards.assumptions(fake_mode.shape_env):
         copy = _copied(graph_module, fake_mode, new)
     written = {symbol: symbols.unsimplified(number) for symbol, number in new.items()}
     return copy, {s: sympy.Integer(sizes.get(s, 0)) if e is None else e for s, e in written.items()}
@@ -211,7 +216,7 @@ def _copied(
                 # Its results have the sizes that they had, in new symbols; the body need not run.
                 values[node] = tuple(_like(each, new, fake_mode) for each in value_of(node))
             else:
-                symbols.guard_open_decisions(
+                size_guards.guard_open_decisions(
                     node.target, *fx.map_arg((node.args, node.kwargs), values.get)
                 )
                 values[node] = call_on_fakes(node, values)
@@ -248,7 +253,7 @@ def _like(value: Any, new: dict[sympy.Symbol, Any], fake_mode: FakeTensorMode) -
             is_size = isinstance(value, torch.Tensor)
             made = symbols.unbacked_size if is_size else symbols.unbacked_int
             new[symbol] = made(fake_mode.shape_env)
-        return symbols.evaluate(expr, new)
+        return size_evaluation.evaluate(expr, new)
 
     if not isinstance(value, torch.Tensor):
         return number(value)

@@ -15,7 +15,7 @@ from torch import fx
 
 from adjoint.graph.metadata import inputs_of, value_or_none
 from adjoint.loops.plan import Plan
-from adjoint.torch_private import symbols
+from adjoint.torch_private import size_guards, symbols
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import fake_mode_of
 
@@ -49,8 +49,8 @@ class Noted:
 def noting_assumptions(graph_module: fx.GraphModule) -> Iterator[Noted]:
     """Record assumptions made in this context; they are complete when it ends."""
     shape_env = fake_mode_of(graph_module).shape_env
-    before = len(symbols.assumed(shape_env))
-    with general_shapes(), symbols.assumptions(shape_env) as assumed:
+    before = len(size_guards.assumed(shape_env))
+    with general_shapes(), size_guards.assumptions(shape_env) as assumed:
         yield Noted(graph_module, assumed, before)
 
 

@@ -21,7 +21,7 @@ from adjoint.rewrite.patterns import Call, NoMatch, Size, Wildcard
 from adjoint.rewrite.refreshing import fake_value
 from adjoint.rewrite.rules import Edit, Traced
 from adjoint.rewrite.tracing import Recorder, Untraceable
-from adjoint.torch_private import symbols, trees
+from adjoint.torch_private import size_evaluation, symbols, trees
 from adjoint.torch_private.operators import OpOverload
 
 
@@ -125,7 +125,7 @@ class Builder:
                 return node
         bindings = {symbol: self._symbol(symbol) for symbol in free}
         with self.graph.inserting_before(self.before):
-            value_node, made = symbols.as_nodes(expr, bindings, self.graph)
+            value_node, made = size_evaluation.as_nodes(expr, bindings, self.graph)
         for node in made:
             self.made.append(node)
             args = fx.map_arg(node.args, value_of)

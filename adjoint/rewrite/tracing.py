@@ -19,7 +19,7 @@ import torch
 from adjoint.graph.leaves import detached
 from adjoint.graph.metadata import value_of
 from adjoint.rewrite.patterns import Call, Match, Size, Wildcard
-from adjoint.torch_private import symbols, trees
+from adjoint.torch_private import size_evaluation, symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import (
     FakeTensor,
@@ -99,7 +99,7 @@ class TracedPattern:
                 return False
             known[symbol] = value.shape[axis]
         return all(
-            symbols.same_number(symbols.evaluate(expr, known), match.bound[name])
+            symbols.same_number(size_evaluation.evaluate(expr, known), match.bound[name])
             for name, expr in self.sizes.items()
         )
 

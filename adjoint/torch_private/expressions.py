@@ -17,7 +17,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.utils._sympy import functions
 
-from adjoint.torch_private.symbols import assumptions
+from adjoint.torch_private.size_guards import assumptions
 
 # The kinds of symbols that torch makes.
 _KINDS: dict[str, dict[str, bool]] = {

@@ -30,7 +30,7 @@ from adjoint.graph.metadata import (
     value_of,
 )
 from adjoint.source import user_line
-from adjoint.torch_private import symbols, trees
+from adjoint.torch_private import size_evaluation, symbols, trees
 from adjoint.torch_private.autograd import Hooks, forward_mode_is_enabled
 from adjoint.torch_private.fake import fake_call
 from adjoint.torch_private.modes import enable_python_dispatcher
@@ -299,7 +299,7 @@ class Emitter:
 
     def _evaluated(self, expr: sympy.Basic, bindings: dict[sympy.Symbol, fx.Node]) -> fx.Node:
         """Nodes that compute `expr`; returns the last."""
-        node, made = symbols.as_nodes(expr, bindings, self.graph)
+        node, made = size_evaluation.as_nodes(expr, bindings, self.graph)
         for new in made:
             arguments = trees.map_leaves(value_at, new.args)
             new.meta.update(val=callee_of(new)(*arguments), mode=Mode(), source=self.source())

@@ -19,7 +19,7 @@ from adjoint.errors import CaptureError
 from adjoint.failing import call_user_code, works_on
 from adjoint.graph.metadata import set_value, tensor_of, value_of
 from adjoint.graph.operations import in_order, take_attribute
-from adjoint.torch_private import symbols, trees
+from adjoint.torch_private import size_guards, symbols, trees
 from adjoint.torch_private.autograd import below_autograd
 from adjoint.torch_private.effects import is_effectful
 from adjoint.torch_private.fake import FakeTensor, FakeTensorMode, fake_call, storage_key
@@ -242,7 +242,7 @@ class Tracer(TorchDispatchMode):
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self._constant(op, args[0])
         args, kwargs = trees.map_leaves(self.known, (args, kwargs))
-        symbols.guard_open_decisions(op, args, kwargs)
+        size_guards.guard_open_decisions(op, args, kwargs)
         self.emitter.region = self.regions.current()
         self.emitter.hooks = self.regions.hooks()
         if self.answer is not None and op is self.answer[0]:

@@ -10,7 +10,7 @@ import adjoint
 from adjoint.compiler import Compiler
 from adjoint.graph.metadata import outputs_of
 from adjoint.options import Options
-from adjoint.torch_private import symbols
+from adjoint.torch_private import size_guards
 from adjoint.torch_private.fake import fake_mode_of
 from tests.differentiation import check, joint_of, targets
 from tests.parity import leaf
@@ -81,4 +81,4 @@ def test_sizes_of_tensors_of_different_ranks_are_not_compared() -> None:
         lambda x, w, b: (x @ w.t() + b).tanh() * b, x, w, b, dynamic=True
     ).graph_module
     Compiler(Options()).derivative(captured, (0, 1, 2))
-    assert symbols.assumed(fake_mode_of(captured).shape_env) == []
+    assert size_guards.assumed(fake_mode_of(captured).shape_env) == []

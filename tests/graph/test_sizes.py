@@ -9,7 +9,7 @@ import adjoint
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.sizes import Sizing, renamed, resized
 from adjoint.graph.subgraphs import subgraphs_of
-from adjoint.torch_private import symbols
+from adjoint.torch_private import size_guards
 from adjoint.torch_private.fake import fake_mode_of
 
 
@@ -24,7 +24,7 @@ def flatten(x: Tensor, y: Tensor) -> Tensor:
 def assume(module: torch.fx.GraphModule, size: int) -> bool:
     """Ask, as a rule might, whether the first size of the first input is `size`."""
     (first, *_) = module.graph.find_nodes(op="placeholder")
-    with symbols.assumptions(fake_mode_of(module).shape_env):
+    with size_guards.assumptions(fake_mode_of(module).shape_env):
         return bool(first.meta["val"].shape[0] == size)
 
 

@@ -22,7 +22,7 @@ from adjoint.runtime.plans.host import Host, HostRun, NativeHost
 from adjoint.runtime.plans.hostcode import Undefined, execute
 from adjoint.runtime.plans.interpreter import interpreter
 from adjoint.runtime.plans.layout import ALIGNMENT, grown
-from adjoint.torch_private import symbols
+from adjoint.torch_private import size_evaluation
 
 Words: TypeAlias = npt.NDArray[np.int64]
 
@@ -93,7 +93,7 @@ class Binding(ABC):
             pairs = zip(host.plan.symbols, sizes, strict=False)
             known = {symbol: size for (symbol, _, _), size in pairs}
             for index, expr in host.code.in_python:
-                words[index] = int(symbols.evaluate(expr, known))
+                words[index] = int(size_evaluation.evaluate(expr, known))
         self._compute_sizes()
         self._take_memory(words[host.total.index])
         self._make_tensors(self)
@@ -141,7 +141,7 @@ class Binding(ABC):
         assert self.sizes is not None
         known = {s: n for (s, _, _), n in zip(self.host.plan.symbols, self.sizes, strict=False)}
         return tuple(
-            value if isinstance(value, int) else int(symbols.evaluate(value, dict(known)))
+            value if isinstance(value, int) else int(size_evaluation.evaluate(value, dict(known)))
             for value in values
         )
 

@@ -22,7 +22,7 @@ from adjoint.runtime.plans.layout import (
     events_of,
     placing_order,
 )
-from adjoint.torch_private import symbols
+from adjoint.torch_private import size_evaluation
 
 
 class Op(IntEnum):
@@ -175,8 +175,8 @@ class HostCode:
 
     def _traced(self, expr: sympy.Expr) -> Value:
         try:
-            traced = symbols.evaluate_recorded(expr, dict(self._symbols))
-        except symbols.NotTraceable:
+            traced = size_evaluation.evaluate_recorded(expr, dict(self._symbols))
+        except size_evaluation.NotTraceable:
             value = self.variable()
             self.in_python.append((value.index, expr))
             return value

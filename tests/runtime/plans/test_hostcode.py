@@ -5,7 +5,7 @@ import sympy
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod
 
 from adjoint.runtime.plans.hostcode import HostCode, execute
-from adjoint.torch_private import symbols
+from adjoint.torch_private import size_evaluation
 
 N, M = sympy.symbols("n m", integer=True, positive=True)
 
@@ -31,7 +31,7 @@ def test_sizes_are_recorded(expr: sympy.Expr) -> None:
         words[n.index], words[m.index] = sizes
         execute(code.instructions, words)
         known = dict(zip((N, M), sizes, strict=True))
-        assert words[value.index] == symbols.evaluate(expr, known)
+        assert words[value.index] == size_evaluation.evaluate(expr, known)
 
 
 def test_python_evaluates_what_has_no_instruction() -> None:

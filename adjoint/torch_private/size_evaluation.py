@@ -1,0 +1,197 @@
+"""Expressions over sizes, computed: in Python, as Python source, as nodes of a graph, or recorded.
+
+One interpreter of torch's walks an expression; what its operations do is a class here for each way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from sympy.logic.boolalg import BooleanAtom
+from torch import fx
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from adjoint.torch_private.symbols import symbols_of
+
+
+class _Arithmetic(PythonReferenceAnalysis):
+    """Torch's evaluation of expressions, extended by piecewise expressions and fx proxies."""
+
+    @staticmethod
+    def expr_cond_pair(value: Any, holds: Any) -> tuple[Any, Any]:
+        return value, holds
+
+    @staticmethod
+    def piecewise(*cases: tuple[Any, Any]) -> Any:
+        # The last case is the default.
+        chosen, _ = cases[-1]
+        for value, holds in reversed(cases[:-1]):
+            chosen = _chosen(holds, value, chosen)
+        return chosen
+
+
+def evaluate(expr: sympy.Basic, bindings: dict[sympy.Symbol, Any]) -> Any:
+    """`expr` computed in Python, or traced if the bindings are fx proxies."""
+    return sympy_interp(_Arithmetic, bindings, expr)
+
+
+class _Appending(fx.proxy.GraphAppendingTracer):
+    """Appends the nodes of proxies to a graph, and lists them."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        super().__init__(graph)
+        self.made: list[fx.Node] = []
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        self.made.append(node)
+        return node
+
+
+def as_nodes(
+    expr: sympy.Basic, bindings: Mapping[sympy.Symbol, fx.Node], graph: fx.Graph
+) -> tuple[fx.Node, list[fx.Node]]:
+    """The node that computes `expr`, and the nodes that were added to the graph for that.
+
+    Nodes are added at the insertion point of the graph, and have no metadata yet.
+    """
+    tracer = _Appending(graph)
+    proxies = {symbol: fx.Proxy(node, tracer) for symbol, node in bindings.items()}
+    value: fx.Node = evaluate(expr, proxies).node
+    return value, tracer.made
+
+
+def _infix(sign: str) -> Any:
+    return staticmethod(lambda a, b: f"({a} {sign} {b})")
+
+
+class _Source(_Arithmetic):
+    """Expressions as Python source."""
+
+    @staticmethod
+    def constant(c: Any, dtype: torch.dtype) -> Any:
+        return repr(PythonReferenceAnalysis.constant(c, dtype))
+
+    @classmethod
+    def sym_sum(cls, args: Sequence[Any]) -> Any:
+        return f"({' + '.join(args)})"
+
+    @staticmethod
+    def minimum(a: Any, b: Any) -> Any:
+        return f"min({a}, {b})"
+
+    @staticmethod
+    def maximum(a: Any, b: Any) -> Any:
+        return f"max({a}, {b})"
+
+    @staticmethod
+    def not_(a: Any) -> Any:
+        return f"(not {a})"
+
+    add, mul, floordiv = _infix("+"), _infix("*"), _infix("//")
+    mod = python_mod = _infix("%")
+    eq, ne, lt, gt = _infix("=="), _infix("!="), _infix("<"), _infix(">")
+    le, ge, and_, or_ = _infix("<="), _infix(">="), _infix("and"), _infix("or")
+
+
+# Parts of expressions that `_Source` has, besides those of `_RECORDED`.
+_COMPARED = (
+    *(sympy.Eq, sympy.Ne, sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge),
+    *(sympy.And, sympy.Or, sympy.Not, BooleanAtom),
+)
+
+
+class NotTraceable(Exception):
+    """The expression has a part that recorded integers have no operation for."""
+
+
+class _Recorded(_Arithmetic):
+    """Expressions of integers that record what is done with them."""
+
+    @staticmethod
+    def minimum(a: Any, b: Any) -> Any:
+        return b.at_most(a) if isinstance(a, int) else a.at_most(b)
+
+    @staticmethod
+    def maximum(a: Any, b: Any) -> Any:
+        return b.at_least(a) if isinstance(a, int) else a.at_least(b)
+
+    @staticmethod
+    def pow_by_natural(a: Any, b: int) -> Any:
+        value: Any = 1
+        for _ in range(b):
+            value = value * a
+        return value
+
+
+_RECORDED = (
+    *(sympy.Integer, sympy.Symbol, sympy.Add, sympy.Mul, FloorDiv, CleanDiv, Mod, PythonMod),
+    *(sympy.Mod, Max, Min, sympy.Max, sympy.Min),
+)
+
+
+def evaluate_recorded(expr: sympy.Basic, bindings: dict[sympy.Symbol, Any]) -> Any:
+    """`expr` evaluated on objects that record additions, products, quotients, `at_most`, ..."""
+    for part in sympy.preorder_traversal(expr):
+        is_power = isinstance(part, sympy.Pow) and part.exp.is_Integer and part.exp > 0
+        if not (is_power or isinstance(part, _RECORDED)):
+            raise NotTraceable(str(part))
+        if isinstance(part, sympy.Symbol) and part not in bindings:
+            raise NotTraceable(str(part))
+    return sympy_interp(_Recorded, bindings, expr)
+
+
+def _chosen(condition: Any, value: Any, otherwise: Any) -> Any:
+    given = (condition, value, otherwise)
+    for each in given:
+        if isinstance(each, fx.Proxy):
+            return each.tracer.create_proxy("call_function", torch.sym_ite, given, {})
+    return value if condition else otherwise
+
+
+def first_violated(
+    expressions: Iterable[sympy.Basic], sizes: dict[sympy.Symbol, int]
+) -> str | None:
+    """The first assumption that does not hold for `sizes`; those with other symbols are skipped."""
+    for symbol, size in sizes.items():
+        if symbol.is_Integer and int(symbol) != size:
+            return f"a size is {symbol}"
+    for expr in expressions:
+        found = predicate(expr)
+        values = [sizes.get(symbol) for symbol in found.symbols]
+        if None not in values and not found.holds(*values):
+            return str(expr)
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicate:
+    """An assumption about sizes, or a size, as a Python function of the symbols in it."""
+
+    symbols: tuple[sympy.Symbol, ...]
+    holds: Callable[..., Any]
+
+
+def value_of(expr: sympy.Basic, sizes: Mapping[sympy.Symbol, int]) -> Any:
+    """The value of an expression for `sizes`."""
+    found = predicate(expr)
+    return found.holds(*[sizes[symbol] for symbol in found.symbols])
+
+
+@functools.lru_cache(maxsize=4096)
+def predicate(expr: sympy.Basic) -> Predicate:
+    """`expr` compiled to a Python function, a hundred times as fast as evaluating it in sympy."""
+    found = tuple(symbols_of(expr))
+    parts = sympy.preorder_traversal(expr)
+    if not all(isinstance(part, (*_RECORDED, *_COMPARED)) for part in parts):
+        return Predicate(found, lambda *sizes: evaluate(expr, dict(zip(found, sizes, strict=True))))
+    names = {symbol: f"s{place}" for place, symbol in enumerate(found)}
+    text = f"lambda {', '.join(names.values())}: {sympy_interp(_Source, names, expr)}"
+    return Predicate(found, eval(text))

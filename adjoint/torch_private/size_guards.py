@@ -1,0 +1,162 @@
+"""Guards on sizes: those that a compilation adds, and those that torch's operators leave open."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import (
+    ShapeEnv,
+    free_unbacked_symbols,
+    statically_known_true,
+)
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from adjoint.torch_private.symbols import expression
+
+_ASSUMED: WeakKeyDictionary[ShapeEnv, list[sympy.Basic]] = WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def assumptions(shape_env: ShapeEnv | None) -> Iterator[list[sympy.Basic]]:
+    """Collect the guards that torch adds in this context, after those of earlier contexts.
+
+    Dynamo does not check guards added after it has generated its own, so whoever runs what was
+    built in the context must check these assumptions.
+    """
+    known = assumed(shape_env)
+    if shape_env is None:
+        yield known
+        return
+    before, frozen = len(shape_env.guards), shape_env.frozen
+    shape_env.frozen = False
+    try:
+        yield known
+    finally:
+        shape_env.frozen = frozen
+        found = [guard.expr for guard in shape_env.guards[before:]]
+        known += [expr for expr in found if expr not in known]
+
+
+@contextlib.contextmanager
+def allow_data_dependent_sizes(shape_env: ShapeEnv | None) -> Iterator[None]:
+    """Allow data-dependent (unbacked) sizes and numbers, which Dynamo refuses by default."""
+    if shape_env is None:
+        yield
+        return
+    settings = shape_env.settings
+    shape_env.settings = dataclasses.replace(
+        settings, allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True
+    )
+    try:
+        yield
+    finally:
+        shape_env.settings = settings
+
+
+def assumed(shape_env: ShapeEnv | None) -> list[sympy.Basic]:
+    """The assumptions collected so far; the list grows with later ones."""
+    return [] if shape_env is None else _ASSUMED.setdefault(shape_env, [])
+
+
+def guards_of(shape_env: ShapeEnv) -> list[sympy.Basic]:
+    """All guards on sizes, without duplicates."""
+    return list(dict.fromkeys(guard.expr for guard in shape_env.guards))
+
+
+_aten = torch.ops.aten
+_SQUEEZES = frozenset(
+    op
+    for packet in (_aten.squeeze, _aten.squeeze_)
+    for op in (packet.default, packet.dim, packet.dims)
+)
+
+
+_EXTREMA = frozenset(
+    op
+    for packet in (_aten.max, _aten.min, _aten.amax, _aten.amin, _aten.argmax, _aten.argmin)
+    for name in ("default", "dim")
+    if (op := getattr(packet, name, None)) is not None
+) | {_aten.aminmax.default, _aten.median.dim, _aten.nanmedian.dim, _aten.mode.default}
+
+
+class SizeSpecialized(Exception):
+    """A program traced for a symbolic size is valid only for its value in this call.
+
+    The frame is compiled again with the size as a number.
+    """
+
+
+def guard_open_decisions(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Guard on properties of sizes that `op` depends on, where general shapes leave them open."""
+    if op in _SQUEEZES:
+        _guard_squeezed_sizes(*args, **kwargs)
+    elif op is _aten.slice.Tensor:
+        _guard_slice(*args, **kwargs)
+    elif op is _aten.select.int:
+        _guard_selected(*args, **kwargs)
+    elif op in _EXTREMA:
+        _guard_extremum(*args, **kwargs)
+
+
+def _guard_squeezed_sizes(x: torch.Tensor, dim: Any = None) -> None:
+    """Guard on whether squeezed sizes are 1; for general shapes torch keeps the axes."""
+    axes = range(x.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
+    sizes: list[Any] = [x.shape[axis] for axis in axes if x.dim()]
+    for size in sizes:
+        if not isinstance(size, torch.SymInt) or free_unbacked_symbols(size):
+            continue
+        if bool(size == 1) and not size.node.expr.is_Integer:
+            raise SizeSpecialized(f"the size {size} is 1, and is squeezed")
+
+
+def _guard_slice(
+    x: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> None:
+    """Guard on where the slice starts and ends; torch would make its size data-dependent."""
+    _guard_index(x, dim, start)
+    _guard_index(x, dim, end)
+
+
+def _guard_selected(x: torch.Tensor, dim: int, index: Any) -> None:
+    """Guard on the existence of the selected element."""
+    _guard_index(x, dim, index)
+    size = x.shape[dim]
+    if not free_unbacked_symbols((index, size)):
+        _guard_at_least(size, index + 1 if index >= 0 else -index)
+
+
+def _guard_extremum(x: torch.Tensor, dim: Any = None, *_: Any, **__: Any) -> None:
+    """Guard on axes not being empty: the extremum of an empty axis is an error."""
+    axes = range(x.dim()) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
+    for axis in axes if x.dim() else ():
+        _guard_at_least(x.shape[axis], 1)
+
+
+def _guard_at_least(size: Any, least: Any) -> None:
+    """Guard on `size >= least`, and raise the lower bounds of its symbols to 1.
+
+    Sympy takes symbols to be positive, so torch does not add a guard against size 0 by itself.
+    """
+    if isinstance(size, torch.SymInt) and not free_unbacked_symbols(size) and size >= least:
+        for symbol in expression(size).free_symbols:
+            size.node.shape_env._update_var_to_range(symbol, ValueRanges(1, int_oo))
+
+
+def _guard_index(x: torch.Tensor, dim: int, index: Any) -> None:
+    """Guard on the sign of the index, and on whether it is within the axis."""
+    size = x.shape[dim]
+    if not isinstance(index, torch.SymInt) or free_unbacked_symbols((index, size)):
+        return
+    if statically_known_true(index >= 0) or statically_known_true(index < 0):
+        return
+    if index >= 0:
+        bool(index <= size)
+    else:
+        bool(index >= -size)
