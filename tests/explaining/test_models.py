@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,9 @@ from torch import Tensor, nn
 from adjoint.bench.workloads import WORKLOADS
 from adjoint.explaining import explain
 from tests.browsers import NEEDS_A_BROWSER, Browser, driven
+from tests.pages import assert_page_opens_at_once
 
 pytestmark = [pytest.mark.slow, NEEDS_A_BROWSER]
-
-MAX_BYTES = 15 << 20
-MAX_SECONDS = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -66,22 +63,4 @@ def test_the_page_of_a_model_is_small_and_opens_at_once(
     name: str, browser: Browser, tmp_path: Path
 ) -> None:
     function, args, order = MODELS[name]()
-    file = tmp_path / "model.html"
-    explain(function, *args, order=order).save(file)
-    assert file.stat().st_size < MAX_BYTES
-    browser.resize(1500, 950)
-    begun = time.monotonic()
-    browser.open(file)
-    browser.wait("return document.documentElement.dataset.ready === 'yes'")
-    assert time.monotonic() - begun < MAX_SECONDS
-    # A line, a value of the program, a value of a derivative and a kernel are linked.
-    linked = browser.run(
-        """
-        const { VALUES, DATA, linked } = REPORT;
-        const place = VALUES.findIndex((v, n) => DATA.graphs[v.graph].role === 'forward'
-          && DATA.graphs[v.graph].order === 0 && v.line !== null && v.kernels.length
-          && [...linked('value', n).value].some((o) => DATA.graphs[VALUES[o].graph].order > 0));
-        return place < 0 ? null : [...linked('value', place).kernel].length;
-        """
-    )
-    assert linked
+    assert_page_opens_at_once(explain(function, *args, order=order), browser, tmp_path)

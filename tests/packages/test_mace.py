@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from adjoint.explaining import explain
+from tests.browsers import NEEDS_A_BROWSER, driven
 from tests.packages.steps import (
     MARKS,
     Compilations,
@@ -17,6 +20,7 @@ from tests.packages.steps import (
     package,
 )
 from tests.packages.structures import CUTOFF, SIZES, Boxes, boxes
+from tests.pages import assert_page_opens_at_once
 
 pytestmark = MARKS
 
@@ -135,6 +139,15 @@ def test_all_models_are_here() -> None:
 def test_models(name: str, compiled: Compilations) -> None:
     model = make(name, num_interactions=2 if name == "ScaleShiftMACE" else 1)
     assert_trained_alike(model, predict, structures(), compiled)
+
+
+@NEEDS_A_BROWSER
+@pytest.mark.usefixtures("derived")
+def test_the_page_of_a_model(tmp_path: Path) -> None:
+    model, (given, *_) = make("ScaleShiftMACE", num_interactions=2), structures()
+    for browser in driven():
+        explanation = explain(lambda: predict(model, given), order=1)
+        assert_page_opens_at_once(explanation, browser, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["MACE", "ScaleShiftMACE"])
