@@ -19,3 +19,8 @@ def test_arguments_are_python() -> None:
 def test_a_class_that_needs_arguments_is_refused() -> None:
     with pytest.raises(UsageError, match="Linear cannot be made without arguments"):
         instance(torch.nn.Linear)
+
+
+def test_a_name_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(UsageError, match=r"torch.nn.functional has no 'rely'; it has .*relu"):
+        find("torch.nn.functional:rely")

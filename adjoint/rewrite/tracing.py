@@ -49,6 +49,8 @@ class Step:
 class Recorder(TorchDispatchMode):
     """Records the operators that a function calls on fake tensors."""
 
+    supports_higher_order_operators = True  # They come to `__torch_dispatch__`, to be refused.
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[Step] = []

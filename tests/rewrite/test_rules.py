@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import fx
 
 from adjoint.errors import RewriteError
 from adjoint.rewrite.patterns import Rest, Wildcard, call, one_of
@@ -87,6 +88,7 @@ MALFORMED: list[tuple[Any, str]] = [
     (lambda: equation("r", call(aten.cat.default, [Rest("a"), x]), x), "after a rest of elements"),
     (lambda: equation("r", call(aten.add.Tensor, Rest("a"), x), x), "after a rest of arguments"),
     (lambda: equation("r", call(NEG, one_of()), x), "one of nothing"),
+    (lambda: equation("r", call(NEG, fx.Graph().placeholder("n")), 1), "the node n of some graph"),
     (lambda: rewrites(call(NEG, x))(lambda z: z), "no wildcard 'z'"),
     (lambda: rewrites(call(NEG, x))(lambda *z: z), "any number of arguments"),
     (

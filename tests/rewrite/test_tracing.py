@@ -82,6 +82,10 @@ def test_several_results() -> None:
     [
         (lambda x: x, "returns something that none of its operators computed"),
         (lambda x: x.add_(1), "writes to its argument"),
+        (
+            lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
+            "higher-order operator cond",
+        ),
         (lambda x, y: x, "takes 2 arguments and has 1 examples"),
         (lambda *x: x[0].sin(), "any number of arguments"),
     ],

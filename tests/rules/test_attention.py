@@ -121,3 +121,27 @@ def test_dropped_weights_are_refused() -> None:
     out = torch.zeros(1, 2, 3, 4)
     with pytest.raises(NotImplementedError, match="dropped"):
         backward(out, *arguments(), out, NOTHING, 0.5, False)
+
+
+@pytest.mark.parametrize(
+    ("op", "named", "why"),
+    [
+        (aten._flash_attention_backward.default, {"window_size_left": 3}, "a window of flash"),
+        (aten._efficient_attention_backward.default, {"window_size": 3}, "a window of efficient"),
+        (
+            aten._scaled_dot_product_cudnn_attention_backward.default,
+            {"cum_seq_q": torch.tensor([0, 1, 3])},
+            "several lengths",
+        ),
+    ],
+)
+def test_kernels_of_other_scores_are_refused(op: Any, named: dict[str, Any], why: str) -> None:
+    """Their derivatives are other ones than those of dense attention without a window."""
+    given = [
+        named.get(each.name, 0.0 if each.name == "dropout_p" else None)
+        for each in op._schema.arguments
+    ]
+    out = torch.zeros(1, 2, 3, 4)
+    given[:4] = [out, *arguments()]
+    with pytest.raises(NotImplementedError, match=why):
+        COMPOSITIONS[op](*given)

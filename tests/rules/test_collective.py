@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tempfile
 from typing import Any
+from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
@@ -53,3 +55,19 @@ def work(rank: int, folder: str) -> None:
 def test_two_processes_agree_with_finite_differences() -> None:
     with tempfile.TemporaryDirectory() as folder:
         spawn(work, (folder,), nprocs=RANKS)
+
+
+@pytest.mark.parametrize(
+    ("op", "rest"),
+    [
+        (ops.all_reduce.default, ("bxor", "group")),
+        (ops.reduce_scatter_tensor.default, ("max", RANKS, "group")),
+    ],
+)
+def test_reductions_without_a_derivative_are_refused(op: Any, rest: tuple[Any, ...]) -> None:
+    x = torch.ones(2)
+    with (
+        mock.patch("adjoint.rules.collective._all_reduce", lambda x, *_: x),
+        pytest.raises(NotImplementedError, match=f"by {rest[0]}"),
+    ):
+        VJPS[op](x, x, x, *rest)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.parity import ROUTES, Route, Table, check, grown, leaf, plain
+from tests.parity import ROUTES, Route, Table, check, grown, leaf, plain, refused
 
 aten = torch.ops.aten
 
@@ -358,3 +358,14 @@ def test_an_optimizer_step(route: Route) -> None:
         return leaf(4), plain(4), plain(4), plain(4).abs(), torch.zeros((), dtype=torch.float64)
 
     check(optimizer_step, inputs, route)
+
+
+def test_writes_to_elements_that_overlap_are_refused_with_a_remedy() -> None:
+    def overlapping(x: Tensor) -> Tensor:
+        rows = x[:4].sin().as_strided((3, 2), (1, 1))
+        rows.add_(1)
+        return rows
+
+    error = refused(overlapping, lambda: torch.ones(6))
+    assert error.remedy == "write to a clone() of it"
+    assert "rows.add_(1)" in str(error)
