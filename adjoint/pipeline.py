@@ -12,7 +12,7 @@ from functools import partial
 from adjoint.lower.decompositions import decompose
 from adjoint.lower.draws import draw_in_kernels
 from adjoint.lower.value_numbering import merge_equal_values
-from adjoint.optimize import algebra, casts, uniform, views
+from adjoint.optimize import algebra, casts, parts, products, uniform, views
 from adjoint.optimize.algebra import simplify_algebra
 from adjoint.optimize.attention import fuse_attention
 from adjoint.optimize.casts import cancel_casts
@@ -20,6 +20,8 @@ from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.optimize.custom_functions import inline_custom_functions
 from adjoint.optimize.literals import fold_literals
 from adjoint.optimize.masks import narrow_masks
+from adjoint.optimize.parts import join_parts
+from adjoint.optimize.products import join_products
 from adjoint.optimize.uniform import fold_uniform_values
 from adjoint.optimize.views import merge_views
 from adjoint.partition.dropout import open_dropout
@@ -33,6 +35,8 @@ OPEN_DROPOUT = Pass("open-dropout", open_dropout)
 CLOSE_SOFTMAX = Pass("close-softmax", close_softmax)
 MERGE_VIEWS = Pass("merge-views", merge_views, rules=views.RULES)
 SIMPLIFY_ALGEBRA = Pass("simplify-algebra", simplify_algebra, rules=algebra.RULES)
+JOIN_PARTS = Pass("join-parts", join_parts, rules=parts.RULES)
+JOIN_PRODUCTS = Pass("join-products", join_products, rules=products.RULES)
 CANCEL_CASTS = Pass("cancel-casts", cancel_casts, rules=casts.RULES)
 FOLD_UNIFORM_VALUES = Pass("fold-uniform-values", fold_uniform_values, rules=uniform.RULES)
 INLINE_CUSTOM_FUNCTIONS = Pass("inline-custom-functions", inline_custom_functions)
@@ -50,6 +54,7 @@ JOINT = (
     CANCEL_CASTS,
     SIMPLIFY_ALGEBRA,
     MERGE_VIEWS,
+    JOIN_PARTS,
     OPEN_SOFTMAX,
     OPEN_DROPOUT,
     MERGE,
@@ -59,7 +64,14 @@ JOINT = (
 LINEAR = (MERGE,)
 
 # On a graph that is about to run.
-POST = (INLINE_CUSTOM_FUNCTIONS, FOLD_LITERALS, FOLD_UNIFORM_VALUES, SIMPLIFY_ALGEBRA, NARROW_MASKS)
+POST = (
+    INLINE_CUSTOM_FUNCTIONS,
+    FOLD_LITERALS,
+    FOLD_UNIFORM_VALUES,
+    SIMPLIFY_ALGEBRA,
+    JOIN_PRODUCTS,
+    NARROW_MASKS,
+)
 
 
 def primal(wrt: Sequence[int]) -> tuple[Pass, ...]:

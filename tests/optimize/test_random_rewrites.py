@@ -53,6 +53,15 @@ REWRITTEN: dict[str, Op] = {
     "casts": lambda x: x.float().double().float().double() + x,
     "clone": lambda x: x.clone() * 2,
     "constants": lambda x: x * (torch.full(SHAPE, 2.0, dtype=x.dtype) * 0.25),
+    "taken_apart": lambda x: x[0] * x[1].sin() + x[2] * x.unbind(0)[1] + x,
+    "put_together": lambda x: torch.stack([each.sin() for each in x.unbind(1)], 1),
+    "halves": lambda x: torch.cat([x[:, :1].sin(), x[:, 1:].cos() * x[:, :1]], 1),
+    "stack_select": lambda x: torch.stack([x.sin(), x.cos()]).select(0, 1) + torch.cat([x, x])[:3],
+    "same_weight": lambda x: (x.sin() @ x.t() + x.cos() @ x.t()) @ x,
+    "short_products": lambda x: (x[:1].t() @ x[1:2] + x[2:].t() @ x[:1].sin() + x[1:2].t() @ x[2:])[
+        :3
+    ],
+    "products_in_rows": lambda x: torch.cat([x[:1].sin() @ (w := x.t() @ x), x[1:] @ w]),
     "bool": lambda x: x * torch.ones(SHAPE, dtype=torch.bool).to(x.dtype),
 }
 ATTENTION: dict[str, Op] = {
