@@ -45,6 +45,7 @@ from adjoint.lower.planning import lower
 from adjoint.observing import (
     Compilation,
     Observer,
+    count_with,
     is_watched,
     timed_compilation,
     unobserved,
@@ -70,10 +71,13 @@ from adjoint.staging import Stages
 from adjoint.store.keeping import Store, keeping_in, store_for
 from adjoint.target import Target
 from adjoint.targets import target_of
+from adjoint.torch_private.counters import counted
 from adjoint.torch_private.dynamo import compiled_function, in_eager
 from adjoint.torch_private.modes import isolated
 
 Value = TypeVar("Value")
+
+count_with(counted)
 
 
 def compile_graph(

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from typing_extensions import assert_never
+
 from adjoint.errors import SourceLine
 
 
@@ -70,6 +72,9 @@ Watcher: TypeAlias = Callable[[Event], None]
 
 _WATCHERS: list[Watcher] = []
 
+# They are told whether anyone watches or not, and only count.
+_COUNTERS: list[Watcher] = []
+
 # The channels of `logging`; the name says what is logged.
 STAGES = logging.getLogger("adjoint.stages")
 FALLBACKS = logging.getLogger("adjoint.fallbacks")
@@ -91,15 +96,21 @@ def watching(watcher: Watcher) -> Iterator[None]:
         _WATCHERS.remove(watcher)
 
 
+def count_with(counter: Watcher) -> None:
+    """Tell `counter` of every event from now on."""
+    if counter not in _COUNTERS:
+        _COUNTERS.append(counter)
+
+
 def is_watched() -> bool:
     """Whether something is told of every event of the process."""
     return bool(_WATCHERS)
 
 
 def tell(event: Event) -> None:
-    """Log an event, and show it to those who watch the process."""
+    """Log an event, count it, and show it to those who watch the process."""
     _log(event)
-    for each in tuple(_WATCHERS):
+    for each in (*_COUNTERS, *_WATCHERS):
         each(event)
 
 
@@ -126,3 +137,5 @@ def _log(event: Event) -> None:
             COMPILATIONS.info("%s: %s, %.2f s", function, what, seconds)
         case Compilation(function, what, _, reason, seconds):
             RECOMPILATIONS.info("%s: %s again, %.2f s: %s", function, what, seconds, reason)
+        case _:
+            assert_never(event)
