@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     from adjoint.errors import (
         CaptureError,
         DifferentiationError,
+        ExportError,
         FallbackWarning,
+        LoadError,
         MismatchError,
         RewriteError,
     )
     from adjoint.explaining import Explanation, explain
+    from adjoint.exported.loading import load
+    from adjoint.exporting import export
     from adjoint.memory import MemoryReport, saved_values
     from adjoint.options import Options
     from adjoint.passes import Pass, graph_pass
@@ -45,7 +49,9 @@ __all__ = [
     "CaptureError",
     "DifferentiationError",
     "Explanation",
+    "ExportError",
     "FallbackWarning",
+    "LoadError",
     "MemoryReport",
     "MismatchError",
     "Options",
@@ -54,6 +60,7 @@ __all__ = [
     "capture",
     "compile",
     "explain",
+    "export",
     "grad",
     "graph_pass",
     "hessian",
@@ -62,6 +69,7 @@ __all__ = [
     "jacrev",
     "jvp",
     "linearize",
+    "load",
     "replaces",
     "run",
     "saved_values",
@@ -78,11 +86,15 @@ _HOMES = {
     "adjoint.errors": (
         "CaptureError",
         "DifferentiationError",
+        "ExportError",
         "FallbackWarning",
+        "LoadError",
         "MismatchError",
         "RewriteError",
     ),
     "adjoint.explaining": ("Explanation", "explain"),
+    "adjoint.exported.loading": ("load",),
+    "adjoint.exporting": ("export",),
     "adjoint.memory": ("MemoryReport", "saved_values"),
     "adjoint.options": ("Options",),
     "adjoint.passes": ("Pass", "graph_pass"),
@@ -117,9 +129,10 @@ sys.modules[__name__].__class__ = _Package
 def __getattr__(name: str) -> Any:
     """A name of the compiler, or a module of the package."""
     if name in __all__:
-        for module, names in _HOMES.items():
-            home = importlib.import_module(module)
-            globals().update({each: getattr(home, each) for each in names})
+        # Alone, because an exported program is loaded where there is no LLVM.
+        module = next(home for home, names in _HOMES.items() if name in names)
+        home = importlib.import_module(module)
+        globals().update({each: getattr(home, each) for each in _HOMES[module]})
         return globals()[name]
     if not name.startswith("__") and importlib.util.find_spec(f"{__name__}.{name}") is not None:
         return importlib.import_module(f"{__name__}.{name}")

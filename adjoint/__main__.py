@@ -7,7 +7,11 @@ import sys
 
 
 def main() -> int:
-    """Run one command.  The atlas of a tree starts without torch, whose import takes seconds."""
+    """Run one command.
+
+    The atlas of a tree starts without torch, whose import takes seconds; what is exported is
+    inspected without LLVM, which need not be there.
+    """
     if sys.argv[1:2] == ["atlas"]:
         from adjoint.atlas import command
 
@@ -16,6 +20,10 @@ def main() -> int:
         status = command.main(sys.argv[2:])
         gc.freeze()  # The interpreter looks for garbage once more when it ends.
         return status
+    if sys.argv[1:2] == ["inspect"]:
+        from adjoint.exported import command as inspect
+
+        return inspect.main(sys.argv[2:])
     from adjoint import cli
 
     return cli.main()

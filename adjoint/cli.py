@@ -7,7 +7,8 @@ lists the passes, `adjoint run-pass` shows what one of them does to a function, 
 finds the one that changes a result; `adjoint check` finds the op where compiled code and eager
 differ.  `adjoint bench` measures a function, or the four standard
 workloads, against eager torch and other compilers, `adjoint atlas` documents a source tree or a
-compilation, and `adjoint cache` shows what is kept of compilations.
+compilation, `adjoint cache` shows what is kept of compilations, and `adjoint inspect` what an
+exported program holds.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from adjoint.compiler import Compiler, capture
 from adjoint.errors import CaptureError, MismatchError
 from adjoint.explaining import explain, watched_program
 from adjoint.explaining.calling import call
+from adjoint.exported import command as inspection
 from adjoint.finding import EXAMPLES, UsageError, called, find
 from adjoint.loops.show import show_plan
 from adjoint.observing import unobserved
@@ -89,14 +91,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bench.add_command(commands)
     atlas.add_command(commands)
     cache.add_command(commands)
+    inspection.add_command(commands)
     parsed = parser.parse_args(arguments)
     try:
         if parsed.command == "bench":
             return bench.run(parsed)
         if parsed.command == "atlas":
             return atlas.run(parsed)
-        if parsed.command == "cache":
-            text, status = cache.run(parsed)
+        if parsed.command in ("cache", "inspect"):
+            run = cache.run if parsed.command == "cache" else inspection.run
+            text, status = run(parsed)
             print(text)
             return status
         if parsed.command in _COMMANDS:

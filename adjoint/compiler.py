@@ -377,7 +377,7 @@ class Compiler(Stages):
         return self.program(graph_module, overwrites=True)
 
     def _program(self, graph_module: fx.GraphModule, overwrites: bool) -> Executable | None:
-        graph_module = self._post(graph_module)
+        graph_module = self.ready_to_run(graph_module)
         if self.options.target == "reference":
             return None
         native = partial(self.native, overwrites=overwrites)
@@ -385,10 +385,15 @@ class Compiler(Stages):
 
     def lowered(self, graph_module: fx.GraphModule, called: frozenset[str]) -> PlanProgram | None:
         """The graph as native code in which the nodes `called` are library calls."""
-        return self.native(self._post(graph_module), called=called)
+        return self.native(self.ready_to_run(graph_module), called=called)
 
-    def _post(self, graph_module: fx.GraphModule) -> fx.GraphModule:
-        """The graph, optimized before it runs; it may be differentiated later, so not in place."""
+    def ready_to_run(self, graph_module: fx.GraphModule, whole: bool = False) -> fx.GraphModule:
+        """The graph, optimized before it runs; it may be differentiated later, so not in place.
+
+        `whole`: it is not, so that it is optimized as a program first.
+        """
+        if whole and order_of_graph(graph_module.graph) == 0:
+            graph_module = self._primal(graph_module, ())
         passes = extended(POST, "post", self.options.passes)
         # Our own passes copy the graph if they change it.
         given = graph_module if passes == POST else copied(graph_module)
@@ -464,8 +469,9 @@ class Compiler(Stages):
         target: Target,
         called: frozenset[str] = frozenset(),
         overwrites: bool = False,
+        needs_kernels: bool = True,
     ) -> Plan | None:
-        """The plan of a graph on a target; None if it has no kernels.
+        """The plan of a graph on a target; None if it has no kernels, unless it needs none.
 
         `called`: names of nodes that have to be library calls.  `overwrites`: new values of inputs
         may be stored in the inputs.
@@ -478,7 +484,7 @@ class Compiler(Stages):
             # Lowering may change the graph that it is given.
             rewritten = self.passes(passes, copied(graph_module), order)
             plan = self.stage("lower", order, partial(lower, rewritten, target, called, overwrites))
-        return noted.usable(plan)
+        return noted.usable(plan, needs_kernels)
 
     # Memory, predicted
 
@@ -498,7 +504,7 @@ class Compiler(Stages):
         return PairFootprint(forward, after, saved, keeping)
 
     def _footprint(self, graph_module: fx.GraphModule) -> Footprint | None:
-        graph_module = self._post(graph_module)
+        graph_module = self.ready_to_run(graph_module)
         target = target_of(graph_module, self.options)
         plan = self.plan(graph_module, target)
         if plan is None:

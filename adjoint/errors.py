@@ -72,6 +72,32 @@ class OutsideLevelError(CaptureError):
     """
 
 
+class ExportError(RuntimeError):
+    """A program cannot be exported; the message says what is in the way.
+
+    >>> import torch, adjoint
+    >>> try:
+    ...     adjoint.export(torch.sin, (torch.ones(2),), "sin.adjoint", cpus=("a4004",))
+    ... except adjoint.ExportError as error:
+    ...     print("x86-64-v3" in str(error))
+    True
+    """
+
+
+class LoadError(RuntimeError):
+    """An exported program does not fit: the file, this machine, or a call; the message says why.
+
+    It is raised before anything has run.
+
+    >>> import adjoint
+    >>> try:
+    ...     adjoint.load("no such file")
+    ... except adjoint.LoadError as error:
+    ...     print(error)
+    no such file cannot be read: No such file or directory
+    """
+
+
 class FallbackWarning(UserWarning):
     """Part of a program runs in eager torch, because adjoint cannot compile it.
 

@@ -281,13 +281,13 @@ def _written(ground: Ground, target: Target, made: CompiledProgram) -> bytes | N
         digest = key_of(launch.kernel, target)[2]
         code.append([digest, source.kind, dict(source.facts), source.name])
     try:
-        text = written_plan(_without_bodies(plan), ground)
+        text = written_plan(without_bodies(plan), ground)
     except Unwritable:
         return None
     return json.dumps({"plan": text, "code": code}).encode()
 
 
-def _without_bodies(plan: Plan) -> Plan:
+def without_bodies(plan: Plan) -> Plan:
     """The plan, with kernels that say what they take and not what they compute: there is code."""
 
     def changed(step: Any) -> Any:

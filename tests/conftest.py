@@ -18,6 +18,7 @@ from adjoint.compiler import Compiler
 from adjoint.kept import Kept
 from adjoint.options import Options
 from adjoint.runtime.cpu import machines
+from adjoint.runtime.cpu.levels import LEVELS
 from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.store.keeping import Store
 from tests.shards import ONE_IN
@@ -36,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--cpu",
-        choices=machines.LEVELS,
+        choices=LEVELS,
         help="the level of x86-64 that code is generated for, if this machine has it",
     )
 

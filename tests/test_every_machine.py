@@ -22,7 +22,7 @@ from adjoint.loops.pointwise import TABLE
 from adjoint.loops.statements import Kernel
 from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.engine import compile_object
-from adjoint.runtime.cpu.machines import LEVELS
+from adjoint.runtime.cpu.levels import LEVELS
 from adjoint.runtime.cpu.objects import symbols_of
 from adjoint.runtime.cpu.support import C_FUNCTIONS, SUPPORT
 from adjoint.runtime.gpu.assembly import assemble

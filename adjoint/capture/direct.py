@@ -57,7 +57,7 @@ def _capture_call(
 
     leaves: list[Leaf] = []
     module = module_of(function)
-    state = _state(module)
+    state = state_of(module)
     for name, tensor in state.items():
         known = fake(tensor, name) if id(tensor) not in fakes else None
         if known is not None:
@@ -114,7 +114,8 @@ def module_of(function: Callable[..., Any]) -> torch.nn.Module | None:
     return owner if isinstance(owner, torch.nn.Module) else None
 
 
-def _state(module: torch.nn.Module | None) -> dict[str, torch.Tensor]:
+def state_of(module: torch.nn.Module | None) -> dict[str, torch.Tensor]:
+    """Its parameters and buffers, by every name that they have."""
     if module is None:
         return {}
     parameters = dict(module.named_parameters(remove_duplicate=False))

@@ -22,7 +22,7 @@ import json
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
 import sympy
 import torch
@@ -83,6 +83,16 @@ class Form:
         self._fields = {
             cls: _checks(cls) for cls in self._records.values() if dataclasses.is_dataclass(cls)
         }
+
+    def schema(self) -> str:
+        """What the form can say: its types with their fields, and its functions."""
+        said = {
+            name: [each.name for each in cls]
+            if issubclass(cls, Enum)
+            else [field.name for field in dataclasses.fields(cast("Any", cls))]
+            for name, cls in self._records.items()
+        }
+        return json.dumps([said, sorted(self._functions)], sort_keys=True)
 
     def text(self, value: Any, writer: Writing | None = None) -> str:
         """The text of a value; raises `Unwritable`."""

@@ -143,6 +143,10 @@ class Ground:
         names = [each.name for each in self.origins]
         return json.dumps([names, tree, self.sizes()], separators=(",", ":"))
 
+    def held(self, name: str) -> Any:
+        """The constant of this name; None: there is none."""
+        return attribute_of(self.graph_module, name)
+
     def sizes(self) -> list[str]:
         """What torch knows of the symbolic sizes now; branches on a size add to it."""
         return expressions.environment(self.fake_mode.shape_env, self._symbolic)

@@ -6,8 +6,8 @@ that graph (`graphs.Ground`).  Library calls are written by their operators.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 import sympy
 import torch
@@ -22,7 +22,7 @@ from adjoint.forms.form import (
     Writing,
     malformed_if_it_fails,
 )
-from adjoint.forms.graphs import GRAPH_FUNCTIONS, Ground, attribute_of
+from adjoint.forms.graphs import GRAPH_FUNCTIONS
 from adjoint.graph.evaluation import eager_callable
 from adjoint.graph.operations import require_within
 from adjoint.loops import expressions as e
@@ -50,8 +50,21 @@ PLAN_FORM = Form(
 )
 
 
+class PlanGround(Protocol):
+    """What a plan is written relative to: a graph, or a file that holds its constants."""
+
+    @property
+    def lines(self) -> Mapping[SourceLine, int]:
+        """The user's lines that are written as numbers."""
+        ...
+
+    def held(self, name: str) -> Any:
+        """The constant of this name; None: there is none."""
+        ...
+
+
 class PlanWriting(Writing):
-    def __init__(self, ground: Ground | None = None) -> None:
+    def __init__(self, ground: PlanGround | None = None) -> None:
         super().__init__(PLAN_FORM)
         self.ground = ground
         self._lines = {} if ground is None else ground.lines
@@ -75,7 +88,7 @@ class PlanWriting(Writing):
             held = call.target
             if self.ground is None:
                 raise Unwritable("a constant without its graph")
-            if attribute_of(self.ground.graph_module, held.name) is not held.value:
+            if self.ground.held(held.name) is not held.value:
                 raise Unwritable(f"{held.name} is no constant of the graph")
             return ["held", held.name]
         is_eager = returns_argument(call.op) or eager_callable(call.op) is call.target
@@ -88,7 +101,7 @@ _CALL_FIELDS = tuple(p.LibraryCall.__dataclass_fields__)
 
 
 class PlanReading(Reading):
-    def __init__(self, ground: Ground | None = None) -> None:
+    def __init__(self, ground: PlanGround | None = None) -> None:
         super().__init__(PLAN_FORM)
         self.ground = ground
         lines = {} if ground is None else ground.lines
@@ -109,19 +122,19 @@ class PlanReading(Reading):
                 (name,) = parts
                 held = None
                 if self.ground is not None and isinstance(name, str):
-                    held = attribute_of(self.ground.graph_module, name)
+                    held = self.ground.held(name)
                 if held is None:
                     raise Malformed(f"the graph has no constant {str(name)[:80]}")
                 return p.HeldConstant(name, held)
         return super().special(tag, parts)
 
 
-def written_plan(plan: p.Plan, ground: Ground | None = None) -> str:
+def written_plan(plan: p.Plan, ground: PlanGround | None = None) -> str:
     """The text of a plan of the ground; raises `Unwritable`."""
     return PLAN_FORM.text(plan, PlanWriting(ground))
 
 
-def read_plan(text: str | bytes, ground: Ground | None = None) -> p.Plan:
+def read_plan(text: str | bytes, ground: PlanGround | None = None) -> p.Plan:
     """The plan of a text that was written for a graph like the ground; raises `Malformed`."""
     plan = PLAN_FORM.value(text, PlanReading(ground))
     if not isinstance(plan, p.Plan):

@@ -34,7 +34,7 @@ from adjoint.graph.show import show_target
 from adjoint.observing import Fallback, tell
 from adjoint.quantities import counted
 from adjoint.source import is_user_file, line_of_code, line_of_stack_trace, user_line
-from adjoint.torch_private.dynamo import DynamoError
+from adjoint.torch_private.frames import is_dynamo_error
 from adjoint.torch_private.operators import HigherOrderOperator, OpOverload
 
 T = TypeVar("T")
@@ -51,7 +51,6 @@ _OPERATOR_ERRORS = (RuntimeError, ValueError, TypeError, IndexError)
 _PASSED_THROUGH = (
     CaptureError,
     DifferentiationError,
-    DynamoError,
     MismatchError,
     RewriteError,
     MemoryError,
@@ -173,6 +172,8 @@ def was_reported(error: Exception, reported: set[str] | None) -> bool:
 def passes_through(error: BaseException) -> bool:
     """Whether the user gets this exception unchanged."""
     if not isinstance(error, Exception) or isinstance(error, _PASSED_THROUGH):
+        return True
+    if is_dynamo_error(error):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
 

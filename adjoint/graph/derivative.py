@@ -112,6 +112,29 @@ class Segments:
 
 
 @dataclass(frozen=True)
+class NodeLayout:
+    """What the autograd node of a graph has to know, as positions of its inputs and outputs."""
+
+    results: int
+    """How many of the outputs are results of the program."""
+    saved_inputs: tuple[int, ...]
+    saved_outputs: tuple[int, ...]
+    order: tuple[int, ...]
+    """The differentiable outputs, in the order in which backward graphs take cotangents."""
+    history: frozenset[int]
+    """The outputs that require grad."""
+    own: frozenset[int]
+    """The outputs that the autograd node returns."""
+    segments: Segments | None = None
+    """Set if results are computed from results."""
+
+    def saved_from(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> list[Value]:
+        """The saved values among inputs and outputs: inputs first."""
+        saved = [inputs[place] for place in self.saved_inputs]
+        return saved + [outputs[place] for place in self.saved_outputs]
+
+
+@dataclass(frozen=True)
 class Derivative:
     """A forward graph with saved values, differentiable with respect to some of its inputs."""
 
@@ -145,7 +168,20 @@ class Derivative:
         assert self.first is not None
         return self.first
 
-    # Read in every call, so each is computed once.
+    @functools.cached_property
+    def layout(self) -> NodeLayout:
+        """What its autograd node has to know."""
+        return NodeLayout(
+            self.results,
+            self.saved_inputs,
+            self.saved_outputs,
+            self.order,
+            self.history,
+            self.own,
+            self.segments,
+        )
+
+    # Each is computed once.
 
     @functools.cached_property
     def order(self) -> tuple[int, ...]:
@@ -210,8 +246,7 @@ class Derivative:
 
     def saved_from(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> list[Value]:
         """The saved values among the inputs and outputs of the forward graph: inputs first."""
-        saved = [inputs[place] for place in self.saved_inputs]
-        return saved + [outputs[place] for place in self.saved_outputs]
+        return self.layout.saved_from(inputs, outputs)
 
     def saved_for(self, backward: Backward) -> list[int]:
         """Which of the saved values - inputs, then outputs - a backward graph takes."""

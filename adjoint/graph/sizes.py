@@ -35,7 +35,7 @@ from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import FakeTensorMode, fake_mode_of, new_fake_mode
 from adjoint.torch_private.modes import enable_python_dispatcher
 
-Sizes: TypeAlias = dict[sympy.Symbol, int]
+Sizes: TypeAlias = symbols.Sizes
 Renaming: TypeAlias = dict[sympy.Symbol, Any]
 
 
@@ -121,6 +121,20 @@ class Guards:
         self._shape_env = shape_env
         self._assumed: list[sympy.Basic] = []
         self.close()
+
+    @property
+    def sizes(self) -> list[tuple[sympy.Symbol, int, int | None]]:
+        """Each size symbol, the input that has it, and the axis."""
+        return self._shown
+
+    @property
+    def conditions(self) -> list[sympy.Basic]:
+        """What holds for the sizes that the program can be called with."""
+        return self._assumed
+
+    def layouts(self) -> dict[int, tuple[int | sympy.Expr, ...]]:
+        """For each input that is a tensor, its sizes and then its strides."""
+        return {place: numbers for place, numbers, _ in self._numbers}
 
     def close(self) -> None:
         """Take the branches recorded so far as guards, and none recorded later."""

@@ -30,10 +30,14 @@ class Noted:
     before: int
     """The number of assumptions before lowering."""
 
-    def usable(self, plan: Plan) -> Plan | None:
+    def usable(self, plan: Plan, needs_kernels: bool = True) -> Plan | None:
         """The plan with its assumptions; None if it has no kernels, or cannot be checked."""
         plan = replace(plan, assumed=tuple(self.all))
-        if not plan.launches or _has_unknown_sizes(plan) or not self._can_be_checked():
+        if (
+            (needs_kernels and not plan.launches)
+            or _has_unknown_sizes(plan)
+            or not self._can_be_checked()
+        ):
             return None
         return plan
 

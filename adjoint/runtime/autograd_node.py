@@ -1,38 +1,24 @@
-"""The autograd node of a graph, and its backward graphs.
+"""The autograd node of a graph.
 
-A backward graph is compiled when autograd first needs it: for each pattern of missing cotangents,
-and again for sizes that violate an assumption of the existing ones.
+A graph with a derivative runs as one `autograd.Function` whose outputs include the saved values.
+What its backward runs - a graph that is compiled now, or one that was exported - is a question to
+its `NodeProgram`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
-from torch import fx
 
 from adjoint.errors import DifferentiationError
-from adjoint.graph.boundary import (
-    attempt,
-    differentiating,
-    is_raised_in_user_code,
-    warn_of_fallback,
-)
-from adjoint.graph.derivative import Backward, Derivative, Segments
-from adjoint.graph.evaluation import InOwnMemory, InputsWithHistory, detach_inputs, evaluate
-from adjoint.graph.metadata import inputs_of
-from adjoint.graph.purity import is_impure_graph
-from adjoint.graph.sizes import Sizes, Sizing
+from adjoint.graph.derivative import NodeLayout, Segments
+from adjoint.graph.evaluation import InOwnMemory, InputsWithHistory, detach_inputs
 from adjoint.runtime.calling import BetweenSegments
-from adjoint.runtime.executable import Derivatives, Executable
-from adjoint.runtime.specializations import (
-    Full,
-    SizeSpecializations,
-    Specializations,
-    shown,
-)
+from adjoint.runtime.executable import Checker, Executable, Sizes
 from adjoint.torch_private.autograd import (
     ReachedNodes,
     apply_node,
@@ -40,17 +26,8 @@ from adjoint.torch_private.autograd import (
     zero_cotangent,
 )
 from adjoint.torch_private.batches import is_batched
-from adjoint.torch_private.dynamo import compiling, left_alone_by_dynamo
+from adjoint.torch_private.frames import left_alone_by_dynamo
 from adjoint.torch_private.modes import is_autocast_enabled, without_autocast
-
-# Patterns of missing cotangents that get a backward graph; for others, zeros are passed instead.
-MAX_PATTERNS = 8
-
-# Backward passes that are remembered: a step with second derivatives has two kinds, and sizes vary.
-MAX_RECENT = 4
-
-# Backward graphs of one pattern, each for other assumptions about sizes.
-MAX_SIZE_VERSIONS = 8
 
 
 class BackwardGraph(Protocol):
@@ -62,10 +39,9 @@ class BackwardGraph(Protocol):
 
 
 @dataclass(frozen=True)
-class _Ready:
+class ReadyBackward:
     """A loaded backward graph; its inputs and outputs as positions in a run."""
 
-    backward: Backward
     graph: BackwardGraph
     saved: list[int]
     """Positions of the saved values that it takes."""
@@ -76,25 +52,7 @@ class _Ready:
 
 
 @dataclass(frozen=True)
-class _Version:
-    """A backward graph for some sizes: with all gradients, and with subsets of them."""
-
-    whole: _Ready
-    narrowed: Specializations[tuple[int, ...], _Ready]
-
-
-class _RecentBackward(NamedTuple):
-    """The key of a recent backward, and the graph it ran: checked before the tables."""
-
-    key: tuple[tuple[int, ...], tuple[int, ...], Sizes, int]
-    """Outputs with cotangents, needed gradients, sizes, and the number of assumptions then."""
-    sizing: Sizing
-    ready: _Ready
-    own_sizes: Sizes
-
-
-@dataclass(frozen=True)
-class _Kinds:
+class Kinds:
     """Kinds of outputs and saved values: the same in all calls, so computed once."""
 
     fixed: list[int]
@@ -103,9 +61,11 @@ class _Kinds:
     """Saved values that are not tensors."""
     others: list[int]
     """Outputs of other segments."""
+    constant: list[int] = field(default_factory=list)
+    """Differentiable outputs that depend on none of the inputs that require grad."""
 
 
-class _KeptInputs:
+class KeptInputs:
     """The inputs of a run, kept so that eager autograd can run the graph again."""
 
     def __init__(self, inputs: Sequence[Any]) -> None:
@@ -121,62 +81,62 @@ class _KeptInputs:
         return [0 if each.is_inference() else each._version for each in tensors]
 
 
-class GradProgram:
-    """A graph with its backward graphs, for one set of inputs that require grad.
+class NodeProgram(ABC):
+    """A graph with its derivative, for one set of inputs that require grad.
 
-    If the graph is divided into segments, each segment has a `GradProgram` of its own.
+    If the graph is divided into segments, each segment has a `NodeProgram` of its own.
     """
 
-    def __init__(
-        self,
-        derivative: Derivative,
-        wrt: tuple[int, ...],
-        compiler: Derivatives,
-        make: Callable[[fx.GraphModule], BackwardGraph],
-    ) -> None:
-        """`make` loads a backward graph, so that autograd can run and differentiate it."""
-        self.derivative = derivative
+    keeps_inputs = False
+    """Whether eager autograd may have to run the graph again."""
+    checker: Checker | None = None
+
+    def __init__(self, layout: NodeLayout, wrt: tuple[int, ...]) -> None:
+        self.layout = layout
         self.wrt = wrt
-        self.compiler = compiler
-        self.checker = compiler.checker
-        self.keeps_inputs = compiler.checker is not None or self.falls_back
-        """Whether eager autograd may have to run the graph again."""
         self.following = ReachedNodes()
-        self._make = make
-        self._has_failed = False
-        """A backward graph could not be compiled, and the user was warned."""
-        self._kinds: _Kinds | None = None
-        self._recent: list[_RecentBackward] = []
+        self.segments: Sequence[NodeProgram] = ()
+        self._kinds: Kinds | None = None
         self._forward: Executable | None = None
-        self._backwards: Specializations[tuple[int, ...], SizeSpecializations[_Version]]
-        # One entry more: the graph that takes all cotangents, given zeros for missing ones.
-        self._backwards = Specializations(MAX_PATTERNS + 1, evicts=False)
-        if derivative.first is not None:
-            self._versions(derivative.cotangents_of(derivative.first)).add(
-                derivative.graph_module, None
-            )
-        self.segments: list[GradProgram] = []
-        if derivative.segments is not None:
-            for number in range(len(derivative.segments.inputs)):
-                segment, inputs = derivative.segment(number)
-                self.segments.append(GradProgram(segment, inputs, compiler, make))
 
-    @property
-    def falls_back(self) -> bool:
-        """Whether eager autograd takes over what cannot be differentiated."""
-        return self.compiler.options.unsupported == "eager"
+    @abstractmethod
+    def _load(self) -> Executable:
+        """What runs the forward graph."""
 
-    @property
-    def saved_inputs(self) -> frozenset[int]:
-        """Positions of the inputs that autograd saves."""
-        segments = self.derivative.segments
-        if segments is None:
-            return frozenset(self.derivative.saved_inputs)
-        # Later inputs of a segment are outputs of earlier ones.
-        count = len(inputs_of(self.derivative.graph_module.graph))
-        count -= len(segments.cuts)
-        saved = {place for each in self.segments for place in each.derivative.saved_inputs}
-        return frozenset(place for place in saved if place < count)
+    @abstractmethod
+    def pattern(self, given: tuple[int, ...]) -> tuple[int, ...]:
+        """Outputs whose cotangents the backward graph takes, if those of `given` are there."""
+
+    @abstractmethod
+    def backward(
+        self, of: tuple[int, ...], wanted: tuple[int, ...], sizes: Sizes
+    ) -> tuple[ReadyBackward, Sizes]:
+        """The backward graph for cotangents of the outputs `of`, and `sizes` by its symbols.
+
+        `wanted`: positions in `wrt` of the inputs whose gradients this backward pass needs.
+        """
+
+    def in_eager(
+        self,
+        kept: KeptInputs | None,
+        cotangents: Sequence[tuple[int, Any]],
+        wanted: tuple[int, ...],
+        error: DifferentiationError,
+    ) -> list[Any]:
+        """The gradients by eager autograd, where `backward` failed; raises `error` if it cannot.
+
+        `cotangents`: pairs of the position of an output and its cotangent.
+        """
+        raise error from error.__cause__
+
+    def check(  # noqa: B027 - without a checker there is nothing to do
+        self,
+        kept: KeptInputs | None,
+        cotangents: Sequence[tuple[int, Any]],
+        wanted: tuple[int, ...],
+        gradients: Sequence[Any],
+    ) -> None:
+        """Compare gradients with those of eager autograd, if there is a checker."""
 
     def __call__(
         self, inputs: Sequence[Any], sizes: Sizes, between: BetweenSegments | None = None
@@ -187,15 +147,15 @@ class GradProgram:
             set_grad_enabled(False)
             outputs = self.forward(inputs)
             set_grad_enabled(True)
-            if self.derivative.segments is not None:
+            if self.layout.segments is not None:
                 outputs = list(outputs) if between is None else between.separate(outputs)
-                segments = self.derivative.segments
+                segments = self.layout.segments
                 return self._in_segments(segments, list(inputs), outputs, sizes, between)
             traced = [inputs[index] for index in self.wrt]
             noted = apply_node(_Node, self, sizes, inputs, outputs, *traced)
         finally:
             set_grad_enabled(is_grad_enabled)
-        results = noted[: self.derivative.results]
+        results = noted[: self.layout.results]
         return InOwnMemory(results) if isinstance(outputs, InOwnMemory) else results
 
     def _in_segments(
@@ -222,7 +182,7 @@ class GradProgram:
                 if of_output[cut] == number:
                     found = outputs[cut] if between is None else between.at(cut, outputs)
                     inputs[count + place] = found
-        return outputs[: self.derivative.results]
+        return outputs[: self.layout.results]
 
     def forward(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """All outputs, saved values included."""
@@ -233,180 +193,17 @@ class GradProgram:
             detach_inputs(given)
         return loaded(given)
 
-    def _load(self) -> Executable:
-        with compiling():
-            if self._forward is None:
-                self._forward = self.compiler.program(self.derivative.runs)
-            return self._forward
-
-    def kinds(self, outputs: Sequence[Any], saved: Sequence[Any]) -> _Kinds:
+    def kinds(self, inputs: Sequence[Any], outputs: Sequence[Any], saved: Sequence[Any]) -> Kinds:
         """The kinds of outputs and saved values, found in the first call."""
         if self._kinds is None:
-            history = self.derivative.history
-            own = self.derivative.own
-            self._kinds = _Kinds(
-                [i for i in _tensors(outputs) if i in own and i not in history],
-                sorted({*range(len(saved))} - {*_tensors(saved)}),
+            history = self.layout.history
+            own = self.layout.own
+            self._kinds = Kinds(
+                [i for i in tensors_in(outputs) if i in own and i not in history],
+                sorted({*range(len(saved))} - {*tensors_in(saved)}),
                 [i for i in range(len(outputs)) if i not in own],
             )
         return self._kinds
-
-    # Backward graphs
-
-    def backward(
-        self, of: tuple[int, ...], wanted: tuple[int, ...], sizes: Sizes
-    ) -> tuple[_Ready, Sizes]:
-        """The backward graph for cotangents of the outputs `of`, and `sizes` by its symbols.
-
-        `wanted`: positions in `wrt` of the inputs whose gradients this backward pass needs.
-        """
-        for recent in self._recent:
-            if recent.key == (of, wanted, sizes, recent.sizing.count):
-                return recent.ready, recent.own_sizes
-        with differentiating(self.derivative.graph_module):
-            versions = self._backwards.get(of)
-            found = None if versions is None else versions.find(sizes)
-            if found is None:
-                with compiling():
-                    versions = self._versions(of)
-                    try:
-                        found = versions.find(sizes) or versions.make(sizes)
-                        assert found is not None, "there is a backward graph for all sizes"
-                    except Full as full:
-                        why = f"{full}; now sizes are {shown(sizes)}"
-                        op = "a function of symbolic sizes"
-                        raise DifferentiationError(op, 1, why) from full.__cause__
-            ready, own_sizes = self._narrowed(found.value, wanted), found.own(sizes)
-        key = (of, wanted, sizes, found.sizing.count)
-        recent = _RecentBackward(key, found.sizing, ready, own_sizes)
-        self._recent = [recent, *self._recent[: MAX_RECENT - 1]]
-        return ready, own_sizes
-
-    def _versions(self, of: tuple[int, ...]) -> SizeSpecializations[_Version]:
-        versions = self._backwards.get(of)
-        if versions is None:
-            versions = SizeSpecializations(
-                self.derivative.graph_module,
-                lambda graph_module: self._version(graph_module, of),
-                MAX_SIZE_VERSIONS,
-                "its derivative",
-            )
-            self._backwards.add(of, versions)
-        return versions
-
-    def _version(self, graph_module: fx.GraphModule, of: tuple[int, ...]) -> _Version:
-        derivative = self.derivative
-        if graph_module is not derivative.graph_module:
-            # The first backward graph assumes other sizes.
-            derivative = replace(derivative, graph_module=graph_module, first=None)
-        made = self.compiler.backward(derivative, of, self.wrt)
-        return _Version(self._ready(made), Specializations(MAX_PATTERNS, evicts=False))
-
-    def _narrowed(self, version: _Version, wanted: tuple[int, ...]) -> _Ready:
-        if len(wanted) == len(self.wrt):
-            return version.whole
-        found = version.narrowed.get(wanted)
-        if found is None:
-            with compiling():
-                if version.narrowed.is_full:
-                    return version.whole
-                whole = version.whole.backward
-                found = attempt(
-                    lambda: self._ready(self.compiler.narrowed(whole, frozenset(wanted))),
-                    whole.graph_module,
-                    "computes gradients that nobody waits for",
-                )
-                found = found or version.whole
-                version.narrowed.add(wanted, found)
-        return found
-
-    def _ready(self, backward: Backward) -> _Ready:
-        zeros = enumerate(backward.gradients)
-        return _Ready(
-            backward,
-            self._make(backward.graph_module),
-            self.derivative.saved_for(backward),
-            self.derivative.cotangents_of(backward),
-            [place for place, each in zeros if each.of in backward.zeros],
-        )
-
-    def pattern(self, given: tuple[int, ...]) -> tuple[int, ...]:
-        """The pattern to compile for: `given`, or all outputs if there are too many patterns."""
-        if given in self._backwards or len(self._backwards) < MAX_PATTERNS:
-            return given
-        return self.derivative.order
-
-    def in_eager(
-        self,
-        kept: _KeptInputs | None,
-        cotangents: Sequence[tuple[int, Any]],
-        wanted: tuple[int, ...],
-        error: DifferentiationError,
-    ) -> list[Any]:
-        """The gradients by eager autograd, which runs the graph again on the `kept` inputs.
-
-        Raises `error` if they were not kept, or if another run might give other values.
-        `cotangents`: pairs of the position of an output and its cotangent.
-        """
-        graph_module = self.derivative.graph_module
-        if kept is None or kept.have_changed or is_impure_graph(graph_module.graph):
-            cause = error.__cause__
-            if cause is not None and is_raised_in_user_code(cause):
-                raise cause
-            raise error from cause
-        if not self._has_failed:
-            warn_of_fallback(f"eager autograd takes over: {error}", error.source)
-            self._has_failed = True
-        return self._eager_gradients(graph_module, kept, cotangents, wanted)
-
-    def check(
-        self,
-        kept: _KeptInputs | None,
-        cotangents: Sequence[tuple[int, Any]],
-        wanted: tuple[int, ...],
-        gradients: Sequence[Any],
-    ) -> None:
-        """Compare gradients with those of eager autograd, if it can run the graph again."""
-        graph_module = self.derivative.graph_module
-        if self.checker is None or not self.checker.wants(self):
-            return
-        if kept is None or kept.have_changed or is_impure_graph(graph_module.graph):
-            return
-
-        def eager() -> list[Any]:
-            composed = self.compiler.composed(graph_module)
-            found = self._eager_gradients(composed, kept, cotangents, wanted)
-            return [found[place] for place in wanted]
-
-        wrt = [self.wrt[place] for place in wanted]
-        found = [gradients[place] for place in wanted]
-        self.checker.gradients(self.derivative, wrt, kept.inputs, cotangents, found, eager)
-
-    def _eager_gradients(
-        self,
-        graph_module: fx.GraphModule,
-        kept: _KeptInputs,
-        cotangents: Sequence[tuple[int, Any]],
-        wanted: tuple[int, ...],
-    ) -> list[Any]:
-        with torch.enable_grad():
-            # Views, so that autograd stops here even if one input was computed from another.
-            inputs = list(kept.inputs)
-            places = [self.wrt[place] for place in wanted]
-            for place in places:
-                inputs[place] = inputs[place].view_as(inputs[place])
-            outputs = evaluate(graph_module, inputs)
-        found = torch.autograd.grad(
-            [outputs[place] for place, _ in cotangents],
-            [inputs[place] for place in places],
-            [cotangent for _, cotangent in cotangents],
-            create_graph=torch.is_grad_enabled(),
-            allow_unused=True,
-        )
-        gradients: list[Any] = [None] * len(self.wrt)
-        for place, gradient in zip(wanted, found, strict=True):
-            gradients[place] = gradient
-        return gradients
 
 
 class _Node(torch.autograd.Function):
@@ -415,21 +212,22 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        program: GradProgram,
+        program: NodeProgram,
         sizes: Sizes,
         inputs: Sequence[Any],
         outputs: Sequence[Any],
         *_: torch.Tensor,
     ) -> Any:
         """The last arguments are the inputs that require grad: autograd has to see them."""
-        derivative = program.derivative
-        saved = derivative.saved_from(inputs, outputs)
-        kinds = program.kinds(outputs, saved)
+        saved = program.layout.saved_from(inputs, outputs)
+        kinds = program.kinds(inputs, outputs, saved)
         ctx.program, ctx.sizes = program, sizes
-        ctx.kept = _KeptInputs(inputs) if program.keeps_inputs else None
+        ctx.kept = KeptInputs(inputs) if program.keeps_inputs else None
         ctx.set_materialize_grads(False)
         if kinds.fixed:
             ctx.mark_non_differentiable(*[outputs[i] for i in kinds.fixed])
+        # Torch forgets the shapes of outputs that are not differentiable.
+        ctx.zeros = {i: (outputs[i].shape, outputs[i].dtype) for i in kinds.constant}
         ctx.numbers = [(place, saved[place]) for place in kinds.numbers]
         for place in kinds.numbers:
             saved[place] = None
@@ -445,8 +243,8 @@ class _Node(torch.autograd.Function):
     @staticmethod
     @left_alone_by_dynamo
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        program: GradProgram = ctx.program
-        order = program.derivative.order
+        program: NodeProgram = ctx.program
+        order = program.layout.order
         given = tuple([index for index in order if cotangents[index] is not None])
         if not given:
             return _NO_TENSORS + (None,) * len(program.wrt)
@@ -461,7 +259,7 @@ class _Node(torch.autograd.Function):
         saved = _saved(ctx)
         arguments = [saved[place] for place in ready.saved]
         arguments += [
-            zero_cotangent(ctx, index) if cotangents[index] is None else cotangents[index]
+            _zero(ctx, index) if cotangents[index] is None else cotangents[index]
             for index in ready.of
         ]
         batched = any(map(is_batched, [cotangents[index] for index in given]))
@@ -485,7 +283,15 @@ class _Node(torch.autograd.Function):
 _NO_TENSORS = (None,) * 4
 
 
-def _tensors(values: Sequence[Any]) -> list[int]:
+def _zero(ctx: Any, index: int) -> torch.Tensor:
+    """A zero cotangent for an output."""
+    if index in ctx.zeros:
+        shape, dtype = ctx.zeros[index]
+        return torch.zeros(shape, dtype=dtype, device="cpu")
+    return zero_cotangent(ctx, index)
+
+
+def tensors_in(values: Sequence[Any]) -> list[int]:
     return [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
 
 

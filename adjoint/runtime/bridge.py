@@ -1,6 +1,6 @@
 """The autograd bridge: a compiled graph is a node of torch's autograd graph, at every order.
 
-A graph whose inputs require grad runs as one `autograd.Function` (`autograd_node.py`).  The saved
+A graph whose inputs require grad runs as one `autograd.Function` (`grad_program.py`).  The saved
 values are inputs or outputs of that function, so autograd knows their history.  The backward is a
 graph again, and under `create_graph=True` it runs as such a function, too; cotangents of saved
 values then flow back to the first function.
@@ -30,10 +30,10 @@ from adjoint.graph.boundary import (
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import entry_mode
 from adjoint.graph.sizes import NotResizable, Sizes, Sizing, resized
-from adjoint.runtime.autograd_node import GradProgram
 from adjoint.runtime.calling import BetweenSegments
 from adjoint.runtime.checking import UnexpectedResult
 from adjoint.runtime.executable import Derivatives, Executable
+from adjoint.runtime.grad_program import GradProgram
 from adjoint.runtime.specializations import (
     Full,
     SizeSpecializations,

@@ -14,12 +14,10 @@ from adjoint.graph.boundary import warn_of_fallback
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.evaluation import InOwnMemory
 from adjoint.runtime.calling import Runnable, call, finish
+from adjoint.runtime.sharing import Sharing, sharing
 from adjoint.runtime.specializations import Specializations
 from adjoint.torch_private.dynamo import COMPILING
-from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.modes import is_autocast_enabled
-
-Sharing: TypeAlias = tuple[Any, ...]
 
 # A graph, the positions of its inputs, and the positions of the results among its outputs.
 DirectCall: TypeAlias = tuple[Runnable, list[int], list[int]]
@@ -137,37 +135,8 @@ class EntryPoint:
         return found
 
 
-def sharing(inputs: Sequence[Any], written: Sequence[int], placed: Sequence[int] = ()) -> Sharing:
-    """The aliasing pattern: which inputs share a storage that is written to, and their layouts.
-
-    Also the storages of the inputs at `placed`, of which the program reads more than the inputs
-    cover.
-    """
-    memories = {storage_key(inputs[index]) for index in (*written, *placed)} - {None}
-    groups: dict[Any, list[int]] = {}
-    for index, value in enumerate(inputs):
-        if isinstance(value, torch.Tensor):
-            memory = storage_key(value)
-            if memory in memories:
-                groups.setdefault(memory, []).append(index)
-    shared = [group for group in groups.values() if len(group) > 1]
-    places = tuple(
-        (index, id(inputs[index]) == id(inputs[group[0]]), *_place(inputs[index]))
-        for group in shared
-        for index in group
-    )
-    alone = [inputs[index] for index in placed]
-    return (*places, *((x.storage_offset(), x.untyped_storage().nbytes()) for x in alone))
-
-
 def _numbers(value: object) -> object:
     """The sizes and strides of a tensor; a number is itself."""
     if not isinstance(value, torch.Tensor):
         return value
     return tuple(value.shape), value.stride() if value.layout is torch.strided else None
-
-
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    base = tensor._base if tensor._is_view() else None
-    place = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
-    return place if base is None else (*place, *_place(base))

@@ -9,6 +9,9 @@ from torch import fx
 
 from adjoint.graph.derivative import Backward, Derivative
 from adjoint.options import Options
+from adjoint.torch_private.symbols import Sizes
+
+__all__ = ["Checker", "Derivatives", "Executable", "Sizes"]
 
 # Runs a graph.  Clears the list of inputs, so that each can be freed after its last use.  If it has
 # a true attribute `forgets_histories`, inputs that require grad need not be detached.

@@ -10,12 +10,12 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import sympy
 import torch
 from torch import fx
-from torch._C._dynamo import eval_frame, guards
+from torch._C._dynamo import guards
 from torch._dynamo import bytecode_transformation, convert_frame, exc
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import guards as dynamo_guards
@@ -39,8 +39,6 @@ from adjoint.torch_private.fake import (
     with_full_storage,
 )
 from adjoint.torch_private.modes import isolated
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Dynamo's own lock.  Tracing, differentiation and lowering share fake modes and patch parts of
 # torch, so they need one; a second lock could deadlock with Dynamo's if two threads took them in
@@ -66,18 +64,6 @@ def graphs_compiled() -> int:
     """How many graphs Dynamo has given to backends."""
     count: int = dynamo_utils.counters["stats"]["unique_graphs"]
     return count
-
-
-def left_alone_by_dynamo(function: Function) -> Function:
-    """Neither the frames of a function nor those that they call are compiled.
-
-    As `torch.compiler.disable`, but without a wrapper that every call goes through.
-    """
-    skipped = eval_frame._FrameExecStrategy(
-        eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
-    )
-    eval_frame.set_code_exec_strategy(function.__code__, skipped)
-    return function
 
 
 _FAILURES = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import sympy
@@ -17,6 +17,9 @@ from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+# The value of each size symbol.
+Sizes: TypeAlias = dict[sympy.Symbol, int]
 
 
 def expression(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Basic:

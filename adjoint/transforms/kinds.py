@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from adjoint.runtime.entry import sharing
+from adjoint.runtime.sharing import sharing
 from adjoint.torch_private import trees
 from adjoint.torch_private.modes import default_devices
 from adjoint.transforms.fingerprint import Fingerprint

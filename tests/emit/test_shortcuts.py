@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from adjoint.emit.shortcuts import SHORTCUTS, shortcuts
-from adjoint.runtime.cpu.engine import add_symbol, load
+from adjoint.runtime.cpu.engine import load
+from adjoint.runtime.cpu.externals import add_external
 from adjoint.runtime.cpu.support import c_function
 
 
@@ -52,7 +53,7 @@ def test_values_are_right(name: str) -> None:
     text = text.replace("@llvm.nvvm.rcp.approx.ftz.f", "@rcp")
     exp2f = c_function("exp2f")
     assert exp2f is not None
-    add_symbol("exp2f", exp2f)
+    add_external("exp2f", exp2f)
     (function,) = load(text + STAND_IN.replace("NAME", name), ["each"])
     inf, nan = math.inf, math.nan
     special = torch.tensor([0.0, -0.0, inf, -inf, nan, 88.7, -88.7, -104.0, 0.549, 0.551])

@@ -1,45 +1,60 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
 import torch
-from torch import Tensor
 
-from adjoint.runtime import autograd_node
-from tests.differentiation import bridged
-from tests.parity import leaf
-
-
-def several(x: Tensor) -> tuple[Tensor, ...]:
-    return tuple(x * k for k in range(1, 6))
+from adjoint.errors import DifferentiationError
+from adjoint.graph.derivative import NodeLayout
+from adjoint.runtime.autograd_node import NodeProgram, ReadyBackward
+from adjoint.runtime.executable import Executable, Sizes
 
 
-def test_one_backward_graph_for_each_pattern_up_to_a_bound() -> None:
-    x = leaf(3)
-    compiled = bridged(several, x)
-    (program,) = (compiled(x), compiled.graph.grad_programs())[1]
-    order = program.derivative.order
-    patterns = [order[: n + 1] for n in range(5)] + [order[n : n + 1] for n in range(1, 5)]
-    for pattern in patterns:
-        assert program.pattern(pattern) == pattern
-        program.backward(pattern, (0,), {})
-        if len(program._backwards) == autograd_node.MAX_PATTERNS:
-            break
-    # Those that are known still have their own; others take zeros for what is missing.
-    assert program.pattern(patterns[0]) == patterns[0]
-    assert program.pattern((order[1], order[3])) == order
+class Cube:
+    """The backward of x -> (x^3, x^2 saved)."""
+
+    def backward(self, inputs: list[Any], known: Sizes, batched: bool) -> Sequence[Any]:
+        square, cotangent = inputs
+        return [3 * square * cotangent]
 
 
-def test_gradients_that_nobody_waits_for_are_left_out() -> None:
-    x, y = leaf(3, 3), leaf(3, 3)
-    compiled = bridged(lambda x, y: (x @ y).tanh(), x, y)
-    compiled(x, y)
-    (program,) = compiled.graph.grad_programs()
-    whole, _ = program.backward((0,), (0, 1), {})
-    part, _ = program.backward((0,), (1,), {})
-    counts = [
-        [node.target for node in ready.backward.graph_module.graph.nodes].count(
-            torch.ops.aten.mm.default
-        )
-        for ready in (whole, part)
-    ]
-    assert counts == [2, 1]
-    assert program.backward((0,), (1,), {})[0] is part
+class CubeProgram(NodeProgram):
+    def __init__(self) -> None:
+        both = frozenset({0, 1})
+        super().__init__(NodeLayout(1, (), (1,), (0, 1), both, both), (0,))
+        self.asked: list[tuple[Any, ...]] = []
+
+    def _load(self) -> Executable:
+        return lambda inputs: [inputs[0] ** 3, inputs[0] ** 2]
+
+    def pattern(self, given: tuple[int, ...]) -> tuple[int, ...]:
+        return given
+
+    def backward(
+        self, of: tuple[int, ...], wanted: tuple[int, ...], sizes: Sizes
+    ) -> tuple[ReadyBackward, Sizes]:
+        self.asked.append((of, wanted))
+        if of != (0,):
+            raise DifferentiationError("cube", 1, "only the result has a backward")
+        return ReadyBackward(Cube(), [0], of, []), sizes
+
+
+def test_a_node_saves_what_its_backward_takes() -> None:
+    program = CubeProgram()
+    x = torch.tensor([2.0, 3.0], requires_grad=True)
+    (result,) = program([x], {})
+    assert result.tolist() == [8.0, 27.0]
+    (gradient,) = torch.autograd.grad(result, x, torch.tensor([1.0, 2.0]))
+    assert gradient.tolist() == [12.0, 54.0]
+    assert program.asked == [((0,), (0,))]
+
+
+def test_a_backward_that_is_not_there_is_its_error() -> None:
+    program = CubeProgram()
+    program.pattern = lambda given: (1,)  # type: ignore[method-assign]
+    x = torch.tensor([2.0], requires_grad=True)
+    (result,) = program([x], {})
+    with pytest.raises(DifferentiationError, match="only the result"):
+        result.backward()

@@ -15,7 +15,7 @@ import adjoint
 from adjoint.compiler import Compiler
 from adjoint.graph.derivative import Backward, Derivative
 from adjoint.options import Options
-from adjoint.runtime import autograd_node
+from adjoint.runtime import grad_program
 from adjoint.runtime.bridge import DifferentiableGraph
 from adjoint.runtime.executable import Executable
 from tests.differentiation import Bridged, bridged, check
@@ -358,7 +358,7 @@ def test_patterns_are_bounded() -> None:
         outs = compiled(x)
         (mine,) = grad([outs[k].sum() for k in chosen], x)
         torch.testing.assert_close(mine, torch.full_like(x, sum(k + 1 for k in chosen)))
-    assert len(backwards_of(compiled)) <= autograd_node.MAX_PATTERNS + 1
+    assert len(backwards_of(compiled)) <= grad_program.MAX_PATTERNS + 1
 
 
 @pytest.mark.parametrize(

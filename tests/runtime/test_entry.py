@@ -10,7 +10,8 @@ from torch import Tensor, fx
 import adjoint
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.evaluation import evaluate
-from adjoint.runtime.entry import EntryPoint, sharing
+from adjoint.runtime.entry import EntryPoint
+from adjoint.runtime.sharing import sharing
 
 
 def write(x: Tensor, y: Tensor) -> Tensor:

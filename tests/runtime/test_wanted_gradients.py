@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from adjoint.graph.metadata import outputs_of
-from adjoint.runtime import autograd_node
+from adjoint.runtime import grad_program
 from adjoint.runtime.bridge import DifferentiableGraph
 from tests.differentiation import Bridged, bridged
 from tests.parity import leaf
@@ -159,7 +159,7 @@ def test_gradients_are_eagers(take: Take) -> None:
 
 
 def test_many_choices_are_not_compiled_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autograd_node, "MAX_PATTERNS", 1)
+    monkeypatch.setattr(grad_program, "MAX_PATTERNS", 1)
     inputs = arguments()
     compiled = bridged(layers, *inputs)
     for x in inputs:

@@ -11,20 +11,10 @@ import ctypes
 import functools
 from collections.abc import Callable
 
-from adjoint.runtime.cpu.engine import add_symbol, load_resident
+from adjoint.runtime.cpu.residents import resident
 
 # The arguments are an array of objects (Include/methodobject.h).
 _METH_FASTCALL = 0x0080
-
-# Functions of CPython's stable interface.
-_PYTHON = (
-    "PyLong_AsVoidPtr",
-    "PyLong_AsLongLong",
-    "PyLong_FromLongLong",
-    "PyErr_Occurred",
-    "PyEval_SaveThread",
-    "PyEval_RestoreThread",
-)
 
 # `self` is the address of five words, the first arguments of `@{target}`.  The third is the table
 # that addresses are stored in.  The last argument of a call becomes the last of `@{target}`.
@@ -109,6 +99,12 @@ def _new() -> Callable[..., Callable[..., int]]:
     return new
 
 
+def called(text: str, target: str) -> tuple[str, str]:
+    """The text with a function that CPython calls for `target`, and the name of that function."""
+    name = f"{target}.called"
+    return text + _TEXT.format(name=name, target=target), name
+
+
 def runner(text: str, target: str) -> Callable[[int], Callable[..., int]]:
     """For a native function `target` that `text` defines, a maker of Python callables of it.
 
@@ -116,12 +112,7 @@ def runner(text: str, target: str) -> Callable[[int], Callable[..., int]]:
     call's addresses, the list of steps and their number.  A callable takes these addresses, and one
     more integer that is passed on; it returns what `target` does.
     """
-    for name in _PYTHON:
-        pointer = ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value
-        assert pointer is not None
-        add_symbol(name, pointer)
-    name = f"{target}.called"
-    code = load_resident(text + _TEXT.format(name=name, target=target), name)
+    code = resident(*called(text, target))
     definition = _MethodDef(b"run", code, _METH_FASTCALL, b"Run kernels.")
     _DEFINITIONS.append(definition)
     return lambda words: _new()(ctypes.addressof(definition), words, None)
@@ -171,7 +162,11 @@ end:
 """
 
 
+# The function that runs kernels in order.
+RUN = "adjoint.run"
+
+
 @functools.cache
 def kernel_runner() -> Callable[[int], Callable[..., int]]:
     """Makes callables that store a call's addresses and call a run of kernels in order."""
-    return runner(RUNNER, "adjoint.run")
+    return runner(RUNNER, RUN)

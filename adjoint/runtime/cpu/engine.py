@@ -22,10 +22,10 @@ from llvmlite.binding import newpassmanagers
 
 from adjoint.runtime.code import CodeSource, NativeFunction
 from adjoint.runtime.cpu import machines
+from adjoint.runtime.cpu.externals import external
 from adjoint.runtime.cpu.machines import target_machine
 from adjoint.runtime.cpu.objects import MALFORMED, symbols_of
-from adjoint.runtime.cpu.support import C_FUNCTIONS, SUPPORT, c_function
-from adjoint.runtime.cpu.threads import openmp
+from adjoint.runtime.cpu.support import SUPPORT
 from adjoint.store.entries import Facts, digest_of
 from adjoint.store.keeping import current_store, kept_or_made
 from adjoint.target import Machine
@@ -34,8 +34,8 @@ from adjoint.target import Machine
 _RESIDENT: list[NativeFunction] = []
 _LOCK = threading.RLock()
 
-# External functions that generated code may call.
-_KNOWN: set[str] = set()
+# External functions that LLVM has the addresses of.
+_KNOWN: dict[str, int] = {}
 
 
 class LLVMError(RuntimeError):
@@ -46,30 +46,19 @@ class LLVMError(RuntimeError):
 def _prepare() -> None:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    for name, address in openmp().items():
-        _add(name, address)
 
 
-def _add(name: str, address: int) -> None:
-    llvm.add_symbol(name, address)
-    _KNOWN.add(name)
-
-
-def add_symbol(name: str, address: int) -> None:
-    """Let generated code call the function at `address` as `name`."""
-    with _LOCK:
-        _prepare()
-        _add(name, address)
-
-
-def compile_object(text: str, machine: Machine, is_tuned: bool = True) -> bytes:
+def compile_object(
+    text: str, machine: Machine, is_tuned: bool = True, may_move: bool = False
+) -> bytes:
     """Compile LLVM IR to an object file for `machine`.
 
     Without `is_tuned` variables become registers and little else is done, in a tenth of the time.
+    `may_move`: the code can be linked to run at any address.
     """
     with _LOCK:
         _prepare()
-    target = target_machine(machine)
+    target = target_machine(machine, may_move)
     with parsed_module(text) as module:
         module.triple = target.triple
         module.data_layout = str(target.target_data)
@@ -218,12 +207,13 @@ def _require_symbols(image: bytes, names: Sequence[str]) -> None:
 
 def _is_known(name: str) -> bool:
     """Whether generated code can call `name`; support functions are compiled at their first use."""
-    if name not in _KNOWN:
-        address = None
-        if name in SUPPORT:
-            address = load_resident(SUPPORT[name], name)
-        elif name in C_FUNCTIONS:
-            address = c_function(name)
-        if address:
-            _add(name, address)
-    return name in _KNOWN
+    known = _KNOWN.get(name)
+    address: int | None
+    if name in SUPPORT:
+        address = load_resident(SUPPORT[name], name) if known is None else known
+    else:
+        address = external(name)
+    if address and address != known:
+        llvm.add_symbol(name, address)
+        _KNOWN[name] = address
+    return bool(address)

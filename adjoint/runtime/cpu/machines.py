@@ -10,13 +10,18 @@ import functools
 
 import llvmlite.binding as llvm
 
+from adjoint.runtime.cpu.levels import features_of
 from adjoint.target import Machine
 
 
-def target_machine(machine: Machine) -> llvm.TargetMachine:
-    """LLVM's object for `machine`; an engine takes ownership of it."""
+def target_machine(machine: Machine, may_move: bool = False) -> llvm.TargetMachine:
+    """LLVM's object for `machine`; an engine takes ownership of it.
+
+    `may_move`: code refers to itself by distances, and to nothing by its address.
+    """
+    options = {"reloc": "pic", "codemodel": "small"} if may_move else {"codemodel": "jitdefault"}
     return llvm.Target.from_triple(machine.triple).create_target_machine(
-        cpu=machine.cpu, features=machine.features, opt=3, codemodel="jitdefault", jit=True
+        cpu=machine.cpu, features=machine.features, opt=3, jit=not may_move, **options
     )
 
 
@@ -30,22 +35,10 @@ def host() -> Machine:
     )
 
 
-# The features that each level adds to the one before, as LLVM names them.
-_LEVELS: dict[str, tuple[str, ...]] = {
-    "x86-64": ("sse2",),
-    "x86-64-v2": ("cx16", "sahf", "popcnt", "sse3", "ssse3", "sse4.1", "sse4.2"),
-    "x86-64-v3": ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave"),
-    "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
-}
-
-LEVELS = tuple(_LEVELS)
-
-
 def missing(level: str) -> list[str]:
     """The features of an x86-64 level that the host lacks."""
     available = llvm.get_host_cpu_features()
-    needed = [name for each in LEVELS[: LEVELS.index(level) + 1] for name in _LEVELS[each]]
-    return [name for name in needed if not available.get(name)]
+    return [name for name in features_of(level) if not available.get(name)]
 
 
 def reduced(level: str) -> Machine:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import platform
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 from adjoint.loops.plan import Matrix, Product, Scratch
-from adjoint.runtime.cpu.engine import add_symbol, load_resident
+from adjoint.runtime.cpu.externals import external
+from adjoint.runtime.cpu.residents import resident
 from adjoint.runtime.plans.hostcode import HostCode, Value, Word, WordAddress
 
 # The BLAS function of a dtype, and LLVM's type.
@@ -84,24 +83,21 @@ def _gemm_text(name: str, kind: str, flushes: bool) -> str:
 
 @functools.cache
 def has_blas() -> bool:
-    """Whether torch's library exports a BLAS.  If so, generated code may call it afterwards."""
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    if not library.exists():
-        return False
-    loaded = ctypes.CDLL(str(library))
-    for name, _ in GEMM_OF.values():
-        if not hasattr(loaded, name):
-            return False
-        add_symbol(name, int(ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0))
-    return True
+    """Whether torch's library exports a BLAS, which generated code may then call."""
+    return all(external(name) is not None for name, _ in GEMM_OF.values())
 
 
 @functools.cache
 def gemm(dtype: torch.dtype, flushes: bool = False) -> int:
     """The address of the native function of a product; `flushes`: subnormals count as zero."""
     assert has_blas()
+    return resident(*gemm_function(dtype, flushes))
+
+
+def gemm_function(dtype: torch.dtype, flushes: bool) -> tuple[str, str]:
+    """The text of the native function of a product, and its name."""
     name, kind = GEMM_OF[dtype]
-    return load_resident(_gemm_text(name, kind, flushes), f"adjoint.{name}")
+    return _gemm_text(name, kind, flushes), f"adjoint.{name}"
 
 
 def product_words(

@@ -11,8 +11,8 @@ import functools
 from typing import TYPE_CHECKING
 
 from adjoint.loops.plan import Launch, Matrix, Product, RowTiles, Scratch, SlotKind
-from adjoint.runtime.cpu.engine import load_resident
 from adjoint.runtime.cpu.products import INNER, LEFT, RESULT, RIGHT, ROWS, gemm, product_words
+from adjoint.runtime.cpu.residents import resident
 from adjoint.runtime.plans.hostcode import Value, Word, WordAddress
 
 if TYPE_CHECKING:
@@ -146,10 +146,14 @@ end:
 """
 
 
+# The function that runs row tiles.
+TILES = "adjoint.tiles"
+
+
 @functools.cache
 def tile_runner() -> int:
     """The address of the native function that runs row tiles."""
-    return load_resident(TEXT, "adjoint.tiles")
+    return resident(TEXT, TILES)
 
 
 def row_tile_words(host: CpuHost, tiles: RowTiles, address: Addresses) -> WordAddress:

@@ -25,7 +25,7 @@ from adjoint.loops.plan import (
 from adjoint.loops.teams import threads_per_block
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.callables import STORE_ADDRESSES, runner
-from adjoint.runtime.cpu.engine import add_symbol
+from adjoint.runtime.cpu.externals import add_external
 from adjoint.runtime.gpu.capture import CudaCapturer
 from adjoint.runtime.gpu.cuda_graphs import CudaGraphs
 from adjoint.runtime.gpu.driver import check, launch_address, use_in_this_thread
@@ -259,5 +259,5 @@ end:
 @functools.cache
 def launcher() -> Callable[[int], Callable[..., int]]:
     """Makes callables that store a call's addresses and launch a run of kernels."""
-    add_symbol("cuLaunchKernel", launch_address())
+    add_external("cuLaunchKernel", launch_address())
     return runner(LAUNCHER, "adjoint.launch")

@@ -10,6 +10,9 @@ from adjoint.runtime.cpu.callables import runner
 from adjoint.runtime.plans.hostcode import Op
 from adjoint.runtime.plans.layout import MAX_BYTES
 
+# The function that executes instructions.
+COMPUTE = "adjoint.compute"
+
 
 class _Function:
     """The text of a native function over 64-bit integers, written as structured code.
@@ -250,7 +253,7 @@ def _layout() -> str:
 
 def _interpreter() -> str:
     """Executes instructions; 0, or one more than the place of one whose result is undefined."""
-    f = _Function("adjoint.compute", "ptr %words, i64 %0, ptr %1, ptr %code, i64 %count, i64 %2")
+    f = _Function(COMPUTE, "ptr %words, i64 %0, ptr %1, ptr %code, i64 %count, i64 %2")
     with f.loop("%count") as place:
         at = f.at("%code", f.binary("mul", place, 4))
         op, result = f.load(at, 0), f.load(at, 1)
@@ -299,13 +302,17 @@ def _interpreter() -> str:
     return f.text()
 
 
+def text() -> str:
+    """The text that defines the interpreter."""
+    declared = [
+        f"declare {{i64, i1}} @llvm.{name}.with.overflow.i64(i64, i64)\n"
+        for name in ("sadd", "ssub", "smul")
+    ]
+    return "".join([*declared, _best_fit(), _layout(), _interpreter()])
+
+
 @functools.cache
 def interpreter() -> Callable[[int], Callable[..., int]]:
     """Makes callables that execute instructions, described by five words (`callables.py`): the
     address of the words, two that are not used, the address of the code and its length."""
-    names = ("sadd", "ssub", "smul")
-    text = "".join(
-        f"declare {{i64, i1}} @llvm.{name}.with.overflow.i64(i64, i64)\n" for name in names
-    )
-    text += _best_fit() + _layout() + _interpreter()
-    return runner(text, "adjoint.compute")
+    return runner(text(), COMPUTE)

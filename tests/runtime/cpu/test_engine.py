@@ -12,6 +12,7 @@ import pytest
 from adjoint.errors import CacheWarning
 from adjoint.runtime.cpu import engine, machines
 from adjoint.runtime.cpu.engine import LLVMError, load
+from adjoint.runtime.cpu.levels import LEVELS
 from adjoint.store.keeping import Store, keeping_in
 
 ADD = "define i64 @add(i64 %a, i64 %b) {\n  %c = add i64 %a, %b\n  ret i64 %c\n}\n"
@@ -66,7 +67,7 @@ define i16 @halved(double %x) {
 """
 
 
-@pytest.mark.parametrize("level", machines.LEVELS)
+@pytest.mark.parametrize("level", LEVELS)
 def test_what_code_generation_calls_is_there(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Below AVX512-FP16, there is no instruction for it."""
     if machines.missing(level):

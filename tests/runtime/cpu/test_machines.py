@@ -7,7 +7,8 @@ import pytest
 
 from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.engine import compile_object
-from adjoint.runtime.cpu.machines import LEVELS, host, missing, reduced
+from adjoint.runtime.cpu.levels import LEVELS
+from adjoint.runtime.cpu.machines import host, missing, reduced
 from adjoint.target import Machine
 from tests.conftest import pytest_configure
 

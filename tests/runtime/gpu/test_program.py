@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from adjoint.runtime.cpu.engine import add_symbol, load_resident
+from adjoint.runtime.cpu.engine import load_resident
+from adjoint.runtime.cpu.externals import add_external
 from adjoint.runtime.gpu.program import LAUNCHER, GpuProgram, used_inputs, why_not_capturable
 from adjoint.runtime.plans.hostcode import CallAddress, HostCode, WordAddress
 from tests.lowering import GRID, graph_of, lower, native_program
@@ -33,7 +34,7 @@ def test_the_launcher_hands_each_kernel_its_arguments() -> None:
     callback = kind(launch)
     address = ctypes.cast(callback, ctypes.c_void_p).value
     assert address is not None
-    add_symbol("recorded", address)
+    add_external("recorded", address)
     code = load_resident(LAUNCHER.replace("cuLaunchKernel", "recorded"), "adjoint.launch")
     word = ctypes.c_int64
     launcher = ctypes.CFUNCTYPE(word, word, word, word, word, word, word)(code)

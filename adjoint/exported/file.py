@@ -1,0 +1,258 @@
+"""The file of an exported program.
+
+It is an entry as the cache has them (`store/entries.py`): a digest, a header of facts, a payload.
+
+    payload: length of the index, 8 bytes | index, JSON | blobs: machine code, tensors
+
+Reading trusts nothing: the owner and the mode of the file, its digest, the form of everything in
+the index and every number are checked before anything is mapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import struct
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from adjoint.errors import LoadError
+from adjoint.exported.records import RECORD_FORM, ProgramRecord
+from adjoint.forms.form import Malformed
+from adjoint.forms.plans import PLAN_FORM
+from adjoint.runtime.cpu.images import Image, Unmappable
+from adjoint.store.entries import (
+    DamagedEntry,
+    Entry,
+    Facts,
+    Header,
+    digest_of,
+    packed,
+    unpacked,
+)
+
+KIND = "export"
+
+# Changes with what kernels and the glue between them are called with.
+FORMAT = "1"
+
+_LENGTH = struct.Struct("<Q")
+_ALIGNMENT = 64
+
+# A larger file is not read.
+MAX_BYTES = 1 << 36
+
+Value = TypeVar("Value")
+
+
+def schema() -> str:
+    """A digest of what the texts in a file may say; those of another version say other things."""
+    return digest_of(f"{FORMAT}\n{RECORD_FORM.schema()}\n{PLAN_FORM.schema()}")[:16]
+
+
+@dataclass(frozen=True)
+class Target:
+    """The machine code of all programs, for one kind of processor."""
+
+    cpu: str
+    image: Image
+    glue: Mapping[str, str]
+    """For each resident function (`runtime/cpu/residents.py`) by its key, its name in the image."""
+
+
+@dataclass(frozen=True)
+class PlanText:
+    """A plan, and the names of the functions of its launches in an image."""
+
+    text: str
+    functions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Tensors in a file of their own, in the same folder."""
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The content of a file."""
+
+    facts: Facts
+    label: str
+    record: ProgramRecord
+    plans: tuple[PlanText, ...]
+    targets: tuple[Target, ...]
+    tensors: bytes | Beside
+
+
+def written(exported: Exported) -> bytes:
+    """The bytes of a file."""
+    blobs: list[bytes] = []
+
+    def blob(data: bytes) -> int:
+        blobs.append(data)
+        return len(blobs) - 1
+
+    targets = [
+        {
+            "cpu": each.cpu,
+            "code": blob(each.image.code),
+            "functions": dict(each.image.functions),
+            "imports": list(each.image.imports),
+            "table": each.image.table,
+            "glue": dict(each.glue),
+        }
+        for each in exported.targets
+    ]
+    tensors = exported.tensors
+    index: dict[str, Any] = {
+        "schema": schema(),
+        "record": RECORD_FORM.text(exported.record),
+        "plans": [[each.text, list(each.functions)] for each in exported.plans],
+        "targets": targets,
+        "tensors": [tensors.name, tensors.digest] if isinstance(tensors, Beside) else blob(tensors),
+    }
+    places: list[list[int]] = []
+    at = 0
+    for each in blobs:
+        places.append([at, len(each)])
+        at += len(each) + -len(each) % _ALIGNMENT
+    index["blobs"] = places
+    text = json.dumps(index, separators=(",", ":")).encode()
+    body = b"".join(each + b"\0" * (-len(each) % _ALIGNMENT) for each in blobs)
+    payload = _LENGTH.pack(len(text)) + text + body
+    facts = {**exported.facts, "subject": digest_of(payload)}
+    return packed(Entry(Header(KIND, facts, exported.label), payload))
+
+
+def read(data: bytes) -> Exported:
+    """The content of the bytes of a file; raises `LoadError`."""
+    try:
+        entry = unpacked(data)
+    except DamagedEntry as error:
+        raise LoadError(f"it is no exported program, or it is damaged: {error}") from error
+    if entry.header.kind != KIND:
+        raise LoadError(f"it is no exported program, but a kept {entry.header.kind[:40]!r}")
+    try:
+        return _read(entry)
+    except LoadError:
+        raise
+    except (Malformed, Unmappable) as error:
+        raise LoadError(f"it is damaged: {error}") from error
+    except Exception as error:
+        raise LoadError(f"it is damaged: {type(error).__name__}: {error}") from error
+
+
+def _read(entry: Entry) -> Exported:
+    payload = memoryview(entry.payload)
+    (length,) = _LENGTH.unpack_from(payload)
+    start = _LENGTH.size + length
+    _require(start <= len(payload), "the index lies in the file")
+    index = json.loads(bytes(payload[_LENGTH.size : start]))
+    if index["schema"] != schema():
+        theirs = entry.header.facts.get("adjoint", "?")
+        raise LoadError(f"another version of adjoint exported it ({theirs[:40]}): export it again")
+    blobs = [_blob(payload[start:], place) for place in index["blobs"]]
+    record = RECORD_FORM.value(index["record"])
+    _require(isinstance(record, ProgramRecord), "the record is that of a program")
+    plans = tuple(
+        PlanText(_is(str, text), tuple(_is(str, name) for name in names))
+        for text, names in index["plans"]
+    )
+    targets = tuple(_target(each, blobs) for each in index["targets"])
+    tensors = index["tensors"]
+    if isinstance(tensors, list):
+        name, digest = tensors
+        _require(Path(_is(str, name)).name == name and name not in ("", ".."), "a plain file name")
+        return Exported(
+            entry.header.facts,
+            entry.header.label,
+            record,
+            plans,
+            targets,
+            Beside(name, _is(str, digest)),
+        )
+    content = bytes(blobs[_is(int, tensors)])
+    return Exported(entry.header.facts, entry.header.label, record, plans, targets, content)
+
+
+def _blob(body: memoryview, place: Any) -> memoryview:
+    at, length = (_is(int, each) for each in place)
+    _require(0 <= at <= at + length <= len(body), "a blob lies in the file")
+    return body[at : at + length]
+
+
+def _target(field: Any, blobs: list[memoryview]) -> Target:
+    functions = _table(str, int, field["functions"])
+    imports = tuple(_is(str, name) for name in field["imports"])
+    code = bytes(blobs[_is(int, field["code"])])
+    image = Image(code, functions, imports, _is(int, field["table"]))
+    image.check()
+    glue = _table(str, str, field["glue"])
+    _require(all(name in functions for name in glue.values()), "glue has code")
+    return Target(_is(str, field["cpu"]), image, glue)
+
+
+def _table(key: type, value: type[Value], field: Any) -> dict[str, Value]:
+    _require(isinstance(field, dict), "a table")
+    return {_is(str, name): _is(value, each) for name, each in field.items()}
+
+
+def _is(kind: type[Value], value: Any) -> Value:
+    if type(value) is not kind:
+        raise Malformed(f"{kind.__name__} is expected, not {str(value)[:40]}")
+    return value
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise Malformed(f"not so: {what}")
+
+
+# The file system ----------------------------------------------------------------------------------
+
+
+def trusted(path: Path) -> bytes:
+    """The bytes of a file that only its owner, who is us or root, can have written."""
+    try:
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        with open(os.open(path, flags), "rb", closefd=True) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise LoadError(f"{path} is no file")
+            if status.st_size > MAX_BYTES:
+                raise LoadError(f"{path} has {status.st_size} bytes")
+            if hasattr(os, "geteuid"):
+                if status.st_uid not in (0, os.geteuid()):
+                    raise LoadError(
+                        f"{path} belongs to another user, whose machine code would run: copy it"
+                    )
+                if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                    raise LoadError(f"others may write to {path}: chmod go-w {path}")
+            return file.read()
+    except OSError as error:
+        raise LoadError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that there is the whole of it, or what was there before."""
+    new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(new, stat.S_IMODE(os.stat(new).st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
+        os.replace(new, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise

@@ -1,0 +1,123 @@
+"""Machine code for an exported file: kernels and the glue between them, for several processors."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import replace
+
+from adjoint.emit.llvm import emit_module
+from adjoint.errors import ExportError
+from adjoint.exported.file import Target
+from adjoint.graph.boundary import failure_text, passes_through
+from adjoint.kernels import key_of
+from adjoint.loops.plan import Launch, Plan
+from adjoint.loops.statements import Kernel
+from adjoint.runtime import glue
+from adjoint.runtime.cpu import machines
+from adjoint.runtime.cpu.engine import compile_object
+from adjoint.runtime.cpu.levels import LEVELS, lacking
+from adjoint.runtime.cpu.linking import Unlinkable, linked
+from adjoint.runtime.cpu.objects import symbols_of
+from adjoint.runtime.cpu.residents import key_of as glue_key
+from adjoint.runtime.cpu.support import SUPPORT
+from adjoint.target import Machine
+from adjoint.target import Target as CompilationTarget
+
+
+def levels(asked: Sequence[str] | None) -> tuple[str, ...]:
+    """The levels of processors to compile for; None: the highest that this machine has."""
+    if platform.machine() not in ("x86_64", "AMD64") or platform.system() != "Linux":
+        raise ExportError(
+            f"programs are exported on Linux and x86-64; this is {platform.system()} on "
+            f"{platform.machine()}"
+        )
+    if asked is None:
+        return (max((each for each in LEVELS if not lacking(each)), key=LEVELS.index),)
+    unknown = [each for each in asked if each not in LEVELS]
+    if unknown or not asked or isinstance(asked, str):
+        raise ExportError(f"cpus={asked!r}; choose some of {', '.join(LEVELS)}")
+    return tuple(dict.fromkeys(asked))
+
+
+def machine(level: str) -> Machine:
+    """The machine of a level, whether or not this one is of that level."""
+    return Machine(machines.host().triple, level)
+
+
+class Code:
+    """The kernels of all plans of a file; equal ones are compiled once."""
+
+    def __init__(self, cpus: Sequence[str]) -> None:
+        self.cpus = cpus
+        self._names: dict[str, str] = {}
+        self._objects: dict[str, list[tuple[str, bytes]]] = {cpu: [] for cpu in cpus}
+
+    def add(
+        self, plan: Plan, target: CompilationTarget
+    ) -> tuple[tuple[str, ...], dict[Launch, Exception]]:
+        """Compile the kernels of a plan: the names of its launches, and those that LLVM rejects."""
+        new: dict[str, Kernel] = {}
+        keys = [key_of(launch.kernel, target)[2] for launch in plan.launches]
+        for key, launch in zip(keys, plan.launches, strict=True):
+            if key not in self._names and key not in new:
+                new[key] = replace(launch.kernel, name=f"{launch.title}_{len(new)}")
+        refused = self._compile(new)
+        return (
+            tuple(self._names.get(key, "") for key in keys),
+            {each: refused[k] for k, each in zip(keys, plan.launches, strict=True) if k in refused},
+        )
+
+    def _compile(self, kernels: dict[str, Kernel]) -> dict[str, Exception]:
+        """Compile all as one module; if that fails, each by itself.  Returns those that fail."""
+        if not kernels:
+            return {}
+        try:
+            label = f"{len(self._names)}."
+            objects = {cpu: self._object(list(kernels.values()), cpu) for cpu in self.cpus}
+        except Exception as error:
+            if passes_through(error):
+                raise
+            if len(kernels) == 1:
+                return dict.fromkeys(kernels, error)
+            failed: dict[str, Exception] = {}
+            for key, kernel in kernels.items():
+                failed.update(self._compile({key: kernel}))
+            return failed
+        for cpu, data in objects.items():
+            self._objects[cpu].append((label, data))
+        self._names.update({key: label + kernel.name for key, kernel in kernels.items()})
+        return {}
+
+    def _object(self, kernels: list[Kernel], cpu: str) -> bytes:
+        made = machine(cpu)
+        return compile_object(emit_module(kernels, made.attributes), made, may_move=True)
+
+    def targets(self) -> tuple[Target, ...]:
+        """The code of all plans, for each processor."""
+        try:
+            return tuple(map(self._target, self.cpus))
+        except Unlinkable as error:
+            raise ExportError(f"machine code cannot be exported: {error}") from error
+        except Exception as error:
+            if passes_through(error):
+                raise
+            raise ExportError(f"machine code cannot be exported: {failure_text(error)}") from error
+
+    def _target(self, cpu: str) -> Target:
+        objects = list(self._objects[cpu])
+        names: dict[str, str] = {}
+        for number, (text, name) in enumerate(glue.functions()):
+            data = compile_object(text, machine(cpu), is_tuned=False, may_move=True)
+            objects.append((f"glue{number}.", data))
+            names[glue_key(text, name)] = f"glue{number}.{name}"
+        added: set[str] = set()
+        while True:
+            undefined = {name for _, data in objects for name in symbols_of(data).undefined}
+            wanted = sorted((undefined & SUPPORT.keys()) - added)
+            if not wanted:
+                return Target(cpu, linked(objects), names)
+            added.update(wanted)
+            objects += [
+                ("", compile_object(SUPPORT[name], machine(cpu), may_move=True)) for name in wanted
+            ]

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import adjoint
+from adjoint.errors import LoadError
+from adjoint.exported import programs
+from adjoint.exported.file import Target, read
+from adjoint.exported.programs import LoadedPrograms, fitting
+from adjoint.runtime.cpu import levels
+from adjoint.runtime.cpu.images import Image
+from tests.exports import exported
+
+
+def of(cpu: str) -> Target:
+    return Target(cpu, Image(b"", {}, (), 0), {})
+
+
+def test_the_best_code_that_can_run_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    have = {"x86-64", "x86-64-v2"}
+    monkeypatch.setattr(programs, "lacking", lambda level: [] if level in have else ["avx2"])
+    targets = [of("x86-64-v3"), of("x86-64"), of("x86-64-v2")]
+    assert fitting(targets).cpu == "x86-64-v2"
+    with pytest.raises(LoadError, match=r"x86-64-v3 \(avx2\)"):
+        fitting(targets[:1])
+    with pytest.raises(LoadError, match="cannot run its code"):
+        fitting([of("z80")])
+
+
+def test_a_file_has_code_for_several_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.rand(100, dtype=torch.float64)
+    path = tmp_path / "several.adjoint"
+    cpus = ("x86-64", "x86-64-v2", "x86-64-v4")
+    adjoint.export(lambda x: x.half().double() * x.exp(), (x,), path, cpus=cpus)
+    assert [each.cpu for each in read(path.read_bytes()).targets] == list(cpus)
+    expected = x.half().double() * x.exp()
+    for flags in (levels._flags(), frozenset({"sse2"})):
+        monkeypatch.setattr(levels, "_flags", lambda flags=flags: flags)
+        torch.testing.assert_close(adjoint.load(path)(x), expected)
+
+
+def test_another_torch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = adjoint.export(torch.sin, (torch.rand(3),), tmp_path / "sine.adjoint")
+    monkeypatch.setattr(torch, "__version__", "9.9.0")
+    with pytest.raises(LoadError, match=r"exported with torch .*, and this is 9\.9\.0"):
+        adjoint.load(path)
+
+
+def test_programs_are_made_once(tmp_path: Path) -> None:
+    loaded = exported(lambda x: x.sin() * 2, (torch.rand(3),), tmp_path)
+    found = loaded._graph._programs
+    assert isinstance(found, LoadedPrograms)
+    assert found.at(0) is found.at(0)
+    assert found.cpu in levels.LEVELS

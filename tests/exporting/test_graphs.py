@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from adjoint.compiler import Compiler, capture
+from adjoint.exported.records import GraphRecord
+from adjoint.exporting.code import Code, machine
+from adjoint.exporting.graphs import Constants, Exporting
+from adjoint.forms.form import Unwritable
+from adjoint.target import cpu_target
+
+
+def exporting() -> Exporting:
+    return Exporting(Compiler(), cpu_target(machine("x86-64")), Code(["x86-64"]))
+
+
+def depth(graph: GraphRecord) -> int:
+    if graph.node is None:
+        return 0
+    return 1 + max(depth(each.graph) for each in graph.node.backwards)
+
+
+@pytest.mark.parametrize("orders", [0, 1, 2, 3])
+def test_there_are_as_many_orders_as_were_asked_for(orders: int) -> None:
+    graph_module = capture(lambda x: x.sin().exp(), torch.rand(3)).graph_module
+    made = exporting()
+    record = made.graph(graph_module, [0], orders)
+    assert depth(record) == orders
+    assert len(made.plans) >= 2 * orders + 1
+
+
+def test_equal_kernels_are_compiled_once() -> None:
+    graph_module = capture(lambda x: x.sin(), torch.rand(3)).graph_module
+    made = exporting()
+    made.graph(graph_module, [], 0)
+    made.graph(graph_module, [], 0)
+    assert made.plans[0].functions == made.plans[1].functions
+
+
+def test_constants_have_names() -> None:
+    constants = Constants()
+    x, y = torch.rand(2), torch.rand(2)
+    assert constants.named(x).name == constants.named(x).name != constants.named(y).name
+    assert constants.held(constants.named(y).name) is y
+    with pytest.raises(Unwritable):
+        constants.named("text")
