@@ -67,7 +67,13 @@ def call_arguments(
     """The arguments to call `function` with."""
     if expression is not None:
         scope = {"torch": torch, **vars(module), "_call": lambda *a, **k: (a, k)}
-        args, kwargs = eval(f"_call({expression})", scope)
+        try:
+            args, kwargs = eval(f"_call({expression})", scope)
+        except Exception as error:
+            raise UsageError(
+                f"--args {expression!r} failed with {type(error).__name__}: {error}; it is evaluated "
+                f"with `torch` and the names of {module.__name__}"
+            ) from error
         return args, kwargs
     examples = getattr(function, EXAMPLES, getattr(module, EXAMPLES, None))
     if callable(examples):

@@ -16,6 +16,16 @@ def test_arguments_are_python() -> None:
     assert kwargs == {"other": 3}
 
 
+@pytest.mark.parametrize(
+    ("expression", "why"),
+    [("missing", "NameError: name 'missing'"), ("torch.ones(", "SyntaxError"), ("1 / 0", "Zero")],
+)
+def test_arguments_that_fail_are_named(expression: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why) as caught:
+        call_arguments(torch, torch.add, expression)
+    assert expression in str(caught.value)
+
+
 def test_a_class_that_needs_arguments_is_refused() -> None:
     with pytest.raises(UsageError, match="Linear cannot be made without arguments"):
         instance(torch.nn.Linear)
