@@ -71,8 +71,8 @@ def call_arguments(
             args, kwargs = eval(f"_call({expression})", scope)
         except Exception as error:
             raise UsageError(
-                f"--args {expression!r} failed with {type(error).__name__}: {error}; it is evaluated "
-                f"with `torch` and the names of {module.__name__}"
+                f"--args {expression!r} failed with {type(error).__name__}: {error}; it is "
+                f"evaluated with `torch` and the names of {module.__name__}"
             ) from error
         return args, kwargs
     examples = getattr(function, EXAMPLES, getattr(module, EXAMPLES, None))
