@@ -114,7 +114,7 @@ def _runs_in_eager(error: Exception) -> bool:
 
 
 def compile(
-    function: Callable[..., Any] | None = None,
+    function: Callable[..., object] | None = None,
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
@@ -134,7 +134,7 @@ def compile(
     _parse(options, mode)  # A wrong option is an error here, not at the first call.
     if mode is not None and options:  # `torch.compile` takes only one of them.
         options, mode = {**MODES[mode], **options}, None
-    compiled: Callable[..., Any] = torch.compile(
+    compiled: Callable[..., object] = torch.compile(
         function,
         backend="adjoint",
         fullgraph=fullgraph,

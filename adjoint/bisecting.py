@@ -41,9 +41,9 @@ class Bisection:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         args: Sequence[object],
-        kwargs: dict[str, Any],
+        kwargs: dict[str, object],
         order: int = 1,
         passes: Sequence[Pass] = (),
     ) -> None:

@@ -158,7 +158,7 @@ def _list_passes(parsed: argparse.Namespace) -> str:
 
 def _summary(each: Pass) -> str:
     """The first paragraph of what a pass says it does."""
-    function: Any = each.run
+    function: object = each.run
     while isinstance(function, functools.partial):
         function = function.func
     return (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")

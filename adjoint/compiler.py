@@ -104,7 +104,7 @@ def compile_graph(
 
 
 def capture(
-    function: Callable[..., Any], *args: object, dynamic: bool = False, **kwargs: object
+    function: Callable[..., object], *args: object, dynamic: bool = False, **kwargs: object
 ) -> CapturedProgram:
     """The pure graph of `function(*args, **kwargs)`, with descriptors of its inputs and outputs.
 

@@ -32,7 +32,7 @@ def variable_of(code: CodeType) -> str | None:
     return _VARIABLES.get(code)
 
 
-def call_user_code(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+def call_user_code(function: Callable[..., T], /, *args: object, **kwargs: object) -> T:
     """Call a function of the user's program: what it raises is the program's own error."""
     return function(*args, **kwargs)
 

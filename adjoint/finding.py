@@ -26,7 +26,7 @@ def find(target: str) -> tuple[ModuleType, Any]:
     if not separator:
         raise UsageError(f"{target!r} names no function; write module:function")
     module = _load_file(place) if place.endswith(".py") else _load_module(place)
-    found: Any = module
+    found: object = module
     for part in name.split("."):
         if not hasattr(found, part):
             known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]

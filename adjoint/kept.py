@@ -273,7 +273,7 @@ def _written(ground: Ground, target: Target, made: CompiledProgram) -> bytes | N
     plan, kernels = made.plan, made.kernels
     if plan is None or kernels is None:
         return json.dumps({"plan": None, "code": []}).encode()
-    code: list[Any] = []
+    code: list[object] = []
     for launch in plan.launches:
         source = kernels.code[launch].source
         if source is None:
@@ -290,7 +290,7 @@ def _written(ground: Ground, target: Target, made: CompiledProgram) -> bytes | N
 def without_bodies(plan: Plan) -> Plan:
     """The plan, with kernels that say what they take and not what they compute: there is code."""
 
-    def changed(step: Any) -> Any:
+    def changed(step: object) -> Any:
         match step:
             case Launch():
                 return replace(step, kernel=replace(step.kernel, body=()))
@@ -323,13 +323,13 @@ def _read(text: bytes, ground: Ground) -> tuple[Plan | None, list[tuple[str, Cod
     return plan, sources
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         raise Malformed("a text is expected")
     return value
 
 
-def _facts(value: Any) -> dict[str, str]:
+def _facts(value: object) -> dict[str, str]:
     if not isinstance(value, dict) or "subject" not in value:
         raise Malformed("facts are expected")
     return {_text(name): _text(fact) for name, fact in value.items()}

@@ -123,9 +123,9 @@ def text_of(value: object) -> str:
 
 
 def watched(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     args: Sequence[object],
-    kwargs: dict[str, Any],
+    kwargs: dict[str, object],
     order: int,
     dynamic: bool = False,
     passes: Sequence[Pass] = (),
@@ -198,7 +198,7 @@ def _leaf(leaf: Any) -> object:
     return leaf.detach().clone().requires_grad_() if is_real else leaf
 
 
-def _unleaved(leaf: Any) -> object:
+def _unleaved(leaf: object) -> object:
     return leaf.clone() if requires_grad(leaf) else leaf
 
 

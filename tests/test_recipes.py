@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,19 @@ from torch import Tensor, fx
 
 import adjoint
 from adjoint.backend import adjoint as backend
+from adjoint.errors import CaptureError
 from adjoint.graph.origins import for_part_of, replace
+from adjoint.loops.expressions import Expression
 from adjoint.loops.pointwise import TABLE, Pointwise
+from adjoint.lower.compositions import COMPOSITIONS
+from adjoint.lower.definitions import Mapped, Reader
+from adjoint.lower.definitions.table import RULES
+from adjoint.lower.views import MultiIndex, shape_of
 from adjoint.observing import Sighting
 from adjoint.options import Options
 from adjoint.rules.registry import VJPS
-from tests.lowering import calls, graph_of, lower
+from adjoint.torch_private.operators import OpOverload
+from tests.lowering import calls, graph_of, loop_program_of, lower
 
 ROOT = Path(__file__).resolve().parent.parent
 aten = torch.ops.aten
@@ -37,9 +44,9 @@ FOLLOWED_BY = {
         "tests/rules/test_pointwise.py::test_each_row_of_the_tables_is_sampled",
     ],
     "Any other op": [
-        "tests/lower/definitions/test_table.py",
-        "tests/lower/compositions/test_registry.py",
-        "tests/lower/test_decompositions.py",
+        "tests/test_recipes.py::test_an_op_by_a_definition",
+        "tests/test_recipes.py::test_an_op_by_a_composition",
+        "tests/lower/compositions/test_registry.py::test_each_composition_has_a_sample",
     ],
     "A rule": [
         "tests/test_recipes.py::test_a_pointwise_op",
@@ -60,17 +67,30 @@ FOLLOWED_BY = {
         "tests/test_compiler.py::test_the_observer_is_shown_each_stage_of_each_order",
     ],
     "A descriptor": ["tests/graph/test_descriptors.py::test_the_vocabulary_is_complete"],
-    "A construct that capture should support": ["tests/capture/test_surroundings.py"],
-    "A construct that capture refuses": ["tests/test_errors.py", "tests/capture/test_direct.py"],
-    "A private torch name": [
-        "tests/test_tidy.py::test_private_torch_is_reached_through_torch_private"
+    "A construct that capture should support": [
+        "tests/capture/test_surroundings.py::test_a_program_under_a_global_state",
+        "tests/runtime/test_calling.py",
     ],
-    "A module": ["tests/test_tidy.py::test_each_module_has_its_test_file"],
+    "A construct that capture refuses": [
+        "tests/test_recipes.py::test_a_refused_construct",
+        "tests/test_errors.py",
+    ],
+    "A private torch name": [
+        "tests/test_tidy.py::test_private_torch_is_reached_through_torch_private",
+        "tests/test_tidy.py::test_each_module_has_its_test_file",
+    ],
+    "A module": [
+        "tests/test_tidy.py::test_each_module_has_its_test_file",
+        "tests/test_tidy.py::test_each_module_has_its_row_in_architecture",
+        "tests/test_tidy.py::test_each_module_says_what_it_is",
+    ],
     "A language for the atlas": [
         "tests/atlas/test_grammars.py::test_every_capture_has_a_meaning",
         "tests/atlas/test_syntax.py::test_rust",
     ],
-    "A new version of a tool or of torch": ["constraints.txt"],
+    "A new version of a tool or of torch": [
+        "tests/test_recipes.py::test_the_environment_follows_the_constraints"
+    ],
 }
 
 
@@ -162,6 +182,74 @@ def test_a_pointwise_op(cube: Any) -> None:
     torch.testing.assert_close(derivatives(compiled, x, 3), wanted)
     # It is fused, not called.
     assert calls(lower(graph_of(lambda x: cube(x) + 1, [x.detach()]))) == []
+
+
+@pytest.fixture
+def own_op() -> Iterator[Callable[[str, Callable[..., Tensor]], OpOverload]]:
+    """Defines a user's op of one tensor."""
+    with torch.library._scoped_library("adjoint_recipes", "FRAGMENT") as library:
+
+        def define(name: str, function: Callable[..., Tensor]) -> OpOverload:
+            library.define(f"{name}(Tensor x) -> Tensor")
+            library.impl(name, function, "CompositeExplicitAutograd")
+            op: OpOverload = getattr(torch.ops.adjoint_recipes, name).default
+            return op
+
+        yield define
+
+
+def is_fused(function: Callable[..., Tensor], x: Tensor) -> bool:
+    """Whether kernels compute all of it, as eager does."""
+    found = loop_program_of(function, [x])([x])
+    torch.testing.assert_close(found, function(x))
+    return calls(lower(graph_of(function, [x]))) == []
+
+
+def test_an_op_by_a_definition(own_op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each element of `mirrored` is a sum of two elements of its argument."""
+    mirrored = own_op("mirrored", lambda x: x + x.flip(-1))
+
+    def definition(node: fx.Node, x: fx.Node) -> Mapped:
+        *_, size = shape_of(x)
+
+        def element(index: MultiIndex, reader: Reader) -> Expression:
+            *outer, last = index
+            return reader.read(x, index) + reader.read(x, (*outer, last * -1 + (size - 1)))
+
+        return Mapped(element)
+
+    x = torch.rand(3, 4)
+    assert not is_fused(lambda x: mirrored(x) * 2, x)
+    monkeypatch.setitem(RULES, mirrored, definition)
+    assert is_fused(lambda x: mirrored(x) * 2, x)
+
+
+def test_an_op_by_a_composition(own_op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`shares` is two loops over a row: its sum, and a quotient for each element."""
+    shares = own_op("shares", lambda x: x / x.sum(-1, keepdim=True))
+    x = torch.rand(3, 4)
+    assert not is_fused(lambda x: shares(x) * 2, x)
+    monkeypatch.setitem(COMPOSITIONS, shares, lambda x: x / x.sum([-1], keepdim=True))
+    assert is_fused(lambda x: shares(x) * 2, x)
+
+
+def test_a_refused_construct() -> None:
+    """The error names the construct, why it is refused, the user's line, and a way out."""
+    with pytest.raises(CaptureError) as caught:
+        adjoint.capture(lambda x: x if x.sum() > 0 else -x, torch.rand(3))
+    error = caught.value
+    assert error.source is not None
+    assert error.source.file == __file__
+    assert error.remedy
+    for part in (error.construct, error.why, error.remedy, str(error.source)):
+        assert part in str(error)
+
+
+def test_the_environment_follows_the_constraints() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(r"^\.venv/runtime:.*\bconstraints\.txt\b", makefile, re.MULTILINE)
+    installs = [each for each in makefile.splitlines() if "pip install" in each]
+    assert [each for each in installs if "-c constraints.txt" not in each] == []
 
 
 def test_an_option() -> None:

@@ -174,7 +174,7 @@ class Artefacts:
         self.graphs: list[GraphRecord] = []
         self._latest: GraphRecord | None = None
         self.of_launch: dict[Launch, KernelRecord] = {}
-        self._objects: dict[int, tuple[Any, GraphRecord]] = {}
+        self._objects: dict[int, tuple[object, GraphRecord]] = {}
         """Each graph that was shown, which is kept alive so that no other has its number."""
 
     @property

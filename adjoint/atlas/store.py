@@ -131,7 +131,7 @@ class Store:
     def _put_rows(self, kind: str, rows: Mapping[str, object], changed: Iterable[str]) -> None:
         """Write the files of rows, which begin with their paths, that hold a changed one."""
         numbers = {_shard(path) for path in changed}
-        shards: dict[int, list[Any]] = {number: [] for number in numbers}
+        shards: dict[int, list[object]] = {number: [] for number in numbers}
         for path, row in rows.items():
             if _shard(path) in numbers:
                 shards[_shard(path)].append(row)

@@ -46,7 +46,7 @@ def step_in_jax(workload: str, problem: Problem) -> Step:
     return Step(lambda: jax.block_until_ready(both(parameters, *batch)), gradients)
 
 
-def _array(jax: Any, value: Tensor) -> Any:
+def _array(jax: Any, value: Tensor) -> object:
     return jax.numpy.asarray(value.detach().cpu().contiguous().numpy())
 
 
@@ -55,7 +55,9 @@ def _right_hand_weights(net: nn.Module) -> set[str]:
     return {f"{name}.weight" for name in linear}
 
 
-def _perceptron(parameters: Arrays, prefix: str, x: Any, activation: Callable[[Any], Any]) -> Any:
+def _perceptron(
+    parameters: Arrays, prefix: str, x: object, activation: Callable[[Any], object]
+) -> Any:
     """`nn.Sequential` of linear layers, which are its even members."""
     names = sorted(
         (n for n in parameters if n.startswith(prefix) and n.endswith(".weight")),
@@ -68,14 +70,14 @@ def _perceptron(parameters: Arrays, prefix: str, x: Any, activation: Callable[[A
     return x
 
 
-def _pinn(jax: Any, problem: Problem) -> Callable[..., Any]:
-    def u(parameters: Arrays, point: Any) -> Any:
+def _pinn(jax: Any, problem: Problem) -> Callable[..., object]:
+    def u(parameters: Arrays, point: Any) -> object:
         return _perceptron(parameters, "", point, jax.numpy.tanh)[0]
 
     slope = jax.grad(u, 1)
     curvature = jax.grad(lambda parameters, point: slope(parameters, point)[0], 1)
 
-    def residual(parameters: Arrays, point: Any) -> Any:
+    def residual(parameters: Arrays, point: object) -> object:
         first, second = slope(parameters, point), curvature(parameters, point)
         return first[1] + u(parameters, point) * first[0] - VISCOSITY * second[0]
 
@@ -85,12 +87,14 @@ def _pinn(jax: Any, problem: Problem) -> Callable[..., Any]:
     return loss
 
 
-def _forces(jax: Any, problem: Problem) -> Callable[..., Any]:
+def _forces(jax: Any, problem: Problem) -> Callable[..., object]:
     jnp, silu = jax.numpy, jax.nn.silu
     assert isinstance(problem.net, Potential)
     layers = len(problem.net.messages)
 
-    def energy_of(parameters: Arrays, positions: Any, species: Any, to: Any, source: Any) -> Any:
+    def energy_of(
+        parameters: Arrays, positions: Any, species: object, to: Any, source: Any
+    ) -> object:
         distance = jnp.sqrt(((positions[to] - positions[source]) ** 2).sum(-1) + 1e-6)
         radial = jnp.exp(-4 * (distance[:, None] - jnp.linspace(0, CUTOFF, RADIAL)) ** 2)
         envelope = 0.5 * (jnp.cos(jnp.minimum(distance, CUTOFF) * (math.pi / CUTOFF)) + 1)
@@ -103,7 +107,12 @@ def _forces(jax: Any, problem: Problem) -> Callable[..., Any]:
         return _perceptron(parameters, "readout.", atoms, silu).sum()
 
     def loss(
-        parameters: Arrays, species: Any, positions: Any, to: Any, source: Any, target: Any
+        parameters: Arrays,
+        species: object,
+        positions: object,
+        to: object,
+        source: object,
+        target: object,
     ) -> Any:
         both = jax.value_and_grad(energy_of, 1)
         energy, slope = both(parameters, positions, species, to, source)

@@ -47,7 +47,9 @@ def timed(step: Step, reps: int, cuda: bool) -> Timed:
     return Timed(cold, statistics.median(taken), first, step.computed(returned))
 
 
-def timed_call(run: Callable[..., Any], cuda: bool, args: Sequence[Any] = ()) -> tuple[float, Any]:
+def timed_call(
+    run: Callable[..., object], cuda: bool, args: Sequence[object] = ()
+) -> tuple[float, object]:
     """The seconds of one call, until the device has finished, and what it returned."""
     finish = torch.cuda.synchronize if cuda else _do_nothing
     finish()
@@ -76,7 +78,7 @@ def timed_calls(run: Callable[..., Any], argument_sets: Sequence[Any], count: in
     return sorted(taken)[count // 10] / 1e9
 
 
-def kept(step: Step, returned: Any) -> dict[str, Tensor]:
+def kept(step: Step, returned: object) -> dict[str, Tensor]:
     """Copies of what a step computed, since a later one may overwrite it; on the CPU, so that they
     do not count as memory of the step."""
     return {name: x.detach().cpu().clone() for name, x in step.computed(returned).items()}

@@ -54,7 +54,7 @@ def makes_its_step(function: Any) -> bool:
     return next(iter(inspect.signature(function).parameters), None) == "compile"
 
 
-def _compiler(system: str) -> Callable[[Any], Any]:
+def _compiler(system: str) -> Callable[[Any], object]:
     if system == "eager":
         return lambda function: function
     return lambda function: torch.compile(function, backend=system)
@@ -71,7 +71,7 @@ def _made_step(make: Any, system: str) -> Own:
     return Own(Step(fresh(system), _tensors, repeats=False), expected)
 
 
-def _called_step(function: Any, args: Any, kwargs: Any, system: str) -> Own:
+def _called_step(function: object, args: object, kwargs: object, system: str) -> Own:
     # A function may write to its arguments and buffers: eager must start from what it was given.
     original = copy.deepcopy((args, kwargs))
     state = copy.deepcopy(function) if isinstance(function, nn.Module) else function
@@ -88,7 +88,7 @@ def _called_step(function: Any, args: Any, kwargs: Any, system: str) -> Own:
     return Own(step, expected)
 
 
-def _call(run: Any, owner: Any, args: Any, kwargs: Any) -> dict[str, Tensor]:
+def _call(run: Any, owner: object, args: Any, kwargs: Any) -> dict[str, Tensor]:
     """What `run` returns, and the gradients of its sum in all leaves that require grad."""
     returned = run(*args, **kwargs)
     found = _tensors(returned)
@@ -106,10 +106,10 @@ def _call(run: Any, owner: Any, args: Any, kwargs: Any) -> dict[str, Tensor]:
     }
 
 
-def _leaves(owner: Any, args: Any, kwargs: Any) -> dict[str, Tensor]:
+def _leaves(owner: object, args: object, kwargs: object) -> dict[str, Tensor]:
     """Leaves among arguments, and parameters of the module or of modules the function refers to."""
     found = _tensors((args, kwargs))
-    modules: dict[str, Any] = {"": owner}
+    modules: dict[str, object] = {"": owner}
     if inspect.isfunction(owner):
         mentioned = inspect.getclosurevars(owner)
         modules |= {**mentioned.globals, **mentioned.nonlocals}
@@ -119,13 +119,13 @@ def _leaves(owner: Any, args: Any, kwargs: Any) -> dict[str, Tensor]:
     return {name: x for name, x in found.items() if x.requires_grad}
 
 
-def _tensors(tree: Any) -> dict[str, Tensor]:
+def _tensors(tree: object) -> dict[str, Tensor]:
     leaves = enumerate(trees.leaves(tree))
     return {f"value {place}": x for place, x in leaves if isinstance(x, Tensor)}
 
 
-def _in_float64(function: Any, arguments: Any) -> tuple[Any, Any]:
-    def wide(x: Any) -> Any:
+def _in_float64(function: object, arguments: object) -> tuple[Any, Any]:
+    def wide(x: object) -> Any:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return x
         return x.detach().double().requires_grad_(x.requires_grad)

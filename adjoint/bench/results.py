@@ -171,7 +171,7 @@ class Table:
         """Every system ran and computed what eager does."""
         return not any(row.failure is not None or self.looks_wrong(row) for row in self.rows)
 
-    def to_json(self, settings: dict[str, Any]) -> str:
+    def to_json(self, settings: dict[str, object]) -> str:
         """Medians, ratios and every measurement; an infinite error is the string "inf"."""
         return json.dumps(
             {
@@ -183,7 +183,7 @@ class Table:
             allow_nan=False,
         )
 
-    def _row_as_dict(self, row: Row) -> dict[str, Any]:
+    def _row_as_dict(self, row: Row) -> dict[str, object]:
         changing = {
             "unseen_s": row.unseen,
             "again_s": row.again,

@@ -85,7 +85,7 @@ def training_step(
     problem: Problem,
     system: str,
     dynamic: bool | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Step:
     """The same step as a function of the batch.
 
@@ -104,7 +104,7 @@ def training_step(
         problem.net.zero_grad(set_to_none=True)
         loss.backward()
 
-    def gradients(_: Any) -> dict[str, Tensor]:
+    def gradients(_: object) -> dict[str, Tensor]:
         named = problem.net.named_parameters()
         return {name: p.grad for name, p in named if p.grad is not None}
 
@@ -126,7 +126,7 @@ def _torch_value_and_grad(function: Transform) -> Transform:
     """`torch.func`'s transform with its two results in adjoint's and JAX's order."""
     transformed = torch.func.grad_and_value(function)
 
-    def both(*args: Any) -> tuple[Any, Any]:
+    def both(*args: object) -> tuple[Any, Any]:
         gradients, value = transformed(*args)
         return value, gradients
 
@@ -285,7 +285,7 @@ def _force_loss_inside(value_and_grad: Transform) -> Callable[[nn.Module], Trans
             source: Tensor,
             target: Tensor,
         ) -> Tensor:
-            def energy_at(moved: Tensor) -> Any:
+            def energy_at(moved: Tensor) -> object:
                 args = (species, moved, to, source)
                 return torch.func.functional_call(net, dict(parameters), args)
 
@@ -337,7 +337,7 @@ def _penalty_outside(net: Network, images: Tensor) -> Tensor:
 def _penalty_inside(value_and_grad: Transform) -> Callable[[nn.Module], Transform]:
     def of_network(net: nn.Module) -> Transform:
         def loss(parameters: Parameters, images: Tensor) -> Tensor:
-            def score_of(seen: Tensor) -> Any:
+            def score_of(seen: Tensor) -> object:
                 return torch.func.functional_call(net, dict(parameters), (seen,)).sum()
 
             score, slope = value_and_grad(score_of)(images)

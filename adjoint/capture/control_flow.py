@@ -43,7 +43,11 @@ def call(tracer: Tracer, op: HigherOrderOperator, args: Any, kwargs: Any) -> Any
 
 
 def _cond(
-    tracer: Tracer, pred: object, true: Callable[..., Any], false: Callable[..., Any], operands: Any
+    tracer: Tracer,
+    pred: object,
+    true: Callable[..., object],
+    false: Callable[..., object],
+    operands: Any,
 ) -> object:
     """`true(*operands)` or `false(*operands)`; both bodies take the same inputs."""
     if not isinstance(pred, torch.Tensor):
@@ -82,7 +86,7 @@ def _cond(
 class _Flattened:
     """A function that returns the leaves of what another one returns."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         self._function = function
         self._form: TreeSpec | None = None
 
@@ -97,7 +101,7 @@ class _Flattened:
 
 
 def _cond_over_batch(
-    tracer: Tracer, pred: torch.Tensor, branches: Sequence[Callable[..., Any]], flat: list[Any]
+    tracer: Tracer, pred: torch.Tensor, branches: Sequence[Callable[..., object]], flat: list[Any]
 ) -> object:
     """`vmap` of `cond`: a `cond` of batches, or, if `pred` is batched, both branches and a
     `where`."""
@@ -114,7 +118,7 @@ def _cond_over_batch(
         return trees.unflatten(chosen, tree)
     flattened = [_Flattened(each) for each in branches]
 
-    def run(plain: list[Any], axes: tuple[int | None, ...]) -> Any:
+    def run(plain: list[object], axes: tuple[int | None, ...]) -> Any:
         true, false = (torch.func.vmap(each, axes) for each in flattened)
         return operators.cond(pred, true, false, tuple(plain))
 
@@ -186,7 +190,7 @@ def _scan(
 
 
 def _scan_over_batch(
-    combine: Callable[..., Any], init: list[Any], xs: list[Any], additional: list[Any]
+    combine: Callable[..., object], init: list[Any], xs: list[Any], additional: list[Any]
 ) -> object:
     """`vmap` of `scan`: a `scan` of batches.  All carried values are batched from the first step,
     because any of them may become batched in a later one."""
@@ -230,7 +234,7 @@ def _map(tracer: Tracer, function: Callable[..., Any], xs: Any, additional: Any 
 
 
 def _step(
-    tracer: Tracer, name: str, function: Callable[..., Any], arguments: list[Any]
+    tracer: Tracer, name: str, function: Callable[..., object], arguments: list[object]
 ) -> tuple[torch.fx.GraphModule, list[Any], trees.TreeSpec, list[Liftable]]:
     """The graph of one step of a loop, its results, their pytree spec, and what it lifts."""
     body = Body(tracer)

@@ -27,7 +27,10 @@ Dynamic: TypeAlias = bool | Callable[[torch.Tensor], Sequence[bool]]
 
 
 def capture_call(
-    function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, Any], dynamic: Dynamic
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    dynamic: Dynamic,
 ) -> CapturedProgram:
     """Capture `function(*args, **kwargs)`.  No argument is a wrapper of a level of `torch.func`."""
     what = functools.partial(location_of_function, function)
@@ -36,9 +39,9 @@ def capture_call(
 
 
 def _capture_call(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     args: tuple[object, ...],
-    kwargs: dict[str, Any],
+    kwargs: dict[str, object],
     dynamic: Dynamic,
     within_levels: bool,
 ) -> CapturedProgram:
@@ -104,7 +107,7 @@ class _ByIdentity:
         return id(self.value)
 
 
-def module_of(function: Callable[..., Any]) -> torch.nn.Module | None:
+def module_of(function: Callable[..., object]) -> torch.nn.Module | None:
     """The module that `function` is, or is a method of."""
     if isinstance(function, torch.nn.Module):
         return function

@@ -112,7 +112,7 @@ class CaptureFunctionMode(TorchFunctionMode):
         return self.tracer.is_in_transform and not transform_requires_grad()
 
     def apply_custom_function(
-        self, original: Callable[..., Any], function: type, *args: object, **kwargs: object
+        self, original: Callable[..., object], function: type, *args: object, **kwargs: object
     ) -> object:
         """`function.apply(*args)` of a custom autograd function."""
         args, kwargs = trees.map_leaves(self.traced, (args, kwargs))

@@ -44,7 +44,7 @@ _MODULE_HOOK_FUNCTION = "BackwardHookFunction"
 
 def apply(
     tracer: Tracer,
-    original: Callable[..., Any],
+    original: Callable[..., object],
     function: type,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -150,7 +150,7 @@ def apply(
     return result
 
 
-def apply_custom_op(run: Callable[[], Any]) -> object:
+def apply_custom_op(run: Callable[[], object]) -> object:
     """Run a custom op below autograd, with its node marked with the mode of the call."""
     with as_under(current_mode()):
         return call_user_code(run)
@@ -212,7 +212,7 @@ class PermanentHook:
         )
 
 
-def hook(tracer: Tracer, tensor: torch.Tensor, change: Callable[..., Any]) -> PermanentHook:
+def hook(tracer: Tracer, tensor: torch.Tensor, change: Callable[..., object]) -> PermanentHook:
     """`tensor.register_hook(change)`, as a custom function with this backward.
 
     The hook sees the sum of all gradients of the tensor, including those of earlier users.

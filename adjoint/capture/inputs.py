@@ -82,7 +82,7 @@ class Inputs:
 
     def add(self, leaves: Sequence[Leaf]) -> None:
         """Add inputs, after the existing ones."""
-        groups: dict[Any, list[int]] = defaultdict(list)
+        groups: dict[object, list[int]] = defaultdict(list)
         for leaf in leaves:
             index = len(self.leaves)
             self.leaves.append(leaf)

@@ -85,7 +85,7 @@ class Capture:
             self.inputs.add([Leaf(fake, descriptor)])
 
     def run(
-        self, program: Callable[[], Any], leaves: Sequence[Leaf]
+        self, program: Callable[[], object], leaves: Sequence[Leaf]
     ) -> tuple[CapturedProgram, Any]:
         """Capture `program`, which takes `leaves`; also returns the pytree spec of its results."""
         mode = current_mode()
@@ -124,7 +124,9 @@ class Capture:
             yield function_mode
 
 
-def _under_policy(tracer: Tracer, run: Callable[[], Any], policy: Callable[[Any], str]) -> object:
+def _under_policy(
+    tracer: Tracer, run: Callable[[], object], policy: Callable[[Any], str]
+) -> object:
     return under_policy(tracer.emitter, run, policy)
 
 

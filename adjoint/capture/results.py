@@ -115,7 +115,7 @@ def _reaches(node: fx.Node, targets: set[fx.Node]) -> bool:
     return not targets.isdisjoint(dependents(node.users))
 
 
-def _attributes(value: object) -> dict[str, Any]:
+def _attributes(value: object) -> dict[str, object]:
     """The attributes of an object; functions and classes are taken to have none."""
     if callable(value):
         return {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -32,7 +31,7 @@ class Checker:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self._checked: WeakSet[Any] = WeakSet()
+        self._checked: WeakSet[object] = WeakSet()
 
     def wants(self, subject: object) -> bool:
         """Whether the next call of `subject` is compared; it counts as compared from then on."""
@@ -41,7 +40,7 @@ class Checker:
         self._checked.add(subject)
         return True
 
-    def beside(self, entry: EntryPoint, eager: Callable[..., Any]) -> Callable[..., Any]:
+    def beside(self, entry: EntryPoint, eager: Callable[..., object]) -> Callable[..., object]:
         """The compiled function, with eager beside it."""
 
         def checked(*inputs: object) -> object:
@@ -91,7 +90,7 @@ class Checker:
     def of_transform(
         self,
         graph_module: fx.GraphModule,
-        inputs: Callable[[], Sequence[Any]],
+        inputs: Callable[[], Sequence[object]],
         found: object,
         expected: object,
     ) -> None:
@@ -112,7 +111,7 @@ class Checker:
         inputs: Sequence[object],
         cotangents: Sequence[tuple[int, object]],
         found: Sequence[object],
-        eager: Callable[[], Sequence[Any]],
+        eager: Callable[[], Sequence[object]],
     ) -> None:
         """Raise an error if the gradients `found` are not those that `eager` returns."""
         try:
@@ -154,7 +153,7 @@ def _error(what: str, mismatch: Mismatch, culprit: Culprit | None) -> MismatchEr
     return error
 
 
-def _both(one: object, other: object) -> tuple[Any, Any]:
+def _both(one: object, other: object) -> tuple[object, object]:
     """Two gradients; one that is missing is zero if the other is not missing."""
     if one is None and isinstance(other, torch.Tensor):
         return torch.zeros_like(other), other

@@ -84,7 +84,7 @@ class Lowering:
         self.graph_module, self.inputs = graph_module, inputs
         self.options = replace(options, check=None, progress=False)
         self.tolerance = tolerance_of(graph_module)
-        self.values: dict[fx.Node, Any] = {}
+        self.values: dict[fx.Node, object] = {}
         with torch.no_grad(), same_draws():
             self.expected = evaluate(graph_module, copied_inputs(inputs), check=self._note)
 
@@ -230,7 +230,7 @@ class Rewriting:
         with torch.no_grad(), same_draws():
             if derivative is None:
                 return compiler.whole(self.graph_module)(copied_inputs(self.inputs))
-            found: Sequence[Any] = evaluate(derivative.runs, copied_inputs(self.inputs))
+            found: Sequence[object] = evaluate(derivative.runs, copied_inputs(self.inputs))
             return found
 
 
@@ -275,14 +275,14 @@ class Differentiation:
         backward, arguments = self._backward(Compiler(self.options))
         return Lowering(backward, arguments, self.options).culprit()
 
-    def _backward(self, compiler: Compiler) -> tuple[fx.GraphModule, list[Any]]:
+    def _backward(self, compiler: Compiler) -> tuple[fx.GraphModule, list[object]]:
         graph_module = self.derivative.graph_module
         return backward_of(graph_module, self.inputs, self.wrt, self.cotangents, compiler)
 
     def _in_rules(self) -> Culprit | None:
         """The op whose derivative is wrong by itself, the last one first."""
         graph_module = self.derivative.graph_module
-        values: dict[fx.Node, tuple[Any, Any, Any]] = {}
+        values: dict[fx.Node, tuple[object, object, object]] = {}
 
         def note(node: fx.Node, args: object, kwargs: object, result: object) -> None:
             values[node] = (args, kwargs, result)
@@ -347,7 +347,7 @@ class Differentiation:
 
         return _culprit_of_pass(log.passes, is_wrong)
 
-    def _reference(self, skipped: Sequence[str], log: _Log | None = None) -> list[Any]:
+    def _reference(self, skipped: Sequence[str], log: _Log | None = None) -> list[object]:
         """The gradients, op by op."""
         options = replace(self.options, skip_passes=(*self.options.skip_passes, *skipped))
         backward, arguments = self._backward(Compiler(options, log or _Log()))

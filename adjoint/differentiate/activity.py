@@ -156,7 +156,7 @@ def getitem_path(node: fx.Node) -> tuple[fx.Node, tuple[int, ...]]:
 
 def _active_results_of_op(
     node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode
-) -> tuple[Any, ...]:
+) -> tuple[object, ...]:
     """For each result of a call, whether a derivative flows to it from the active arguments."""
     if not isinstance(node.target, OpOverload):
         return (True,)

@@ -192,9 +192,9 @@ def _reverse_branch(
     )
 
 
-def _used_by_any(graphs: Sequence[fx.GraphModule], inputs: Sequence[object]) -> list[Any]:
+def _used_by_any(graphs: Sequence[fx.GraphModule], inputs: Sequence[object]) -> list[object]:
     """`inputs` without those that none of the `graphs` uses, which are removed from the graphs."""
-    left: list[Any] = []
+    left: list[object] = []
     for *nodes, value in zip(*(inputs_of(each.graph) for each in graphs), inputs, strict=True):
         if any(node.users for node in nodes):
             left.append(value)

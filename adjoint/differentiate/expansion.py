@@ -123,7 +123,7 @@ class _Expansion:
         returned = inline(self.primal, {}, self._copy)
         return self.copying.finish(returned)
 
-    def _copy(self, owner: fx.GraphModule, node: fx.Node, copies: dict[fx.Node, Any]) -> fx.Node:
+    def _copy(self, owner: fx.GraphModule, node: fx.Node, copies: dict[fx.Node, object]) -> fx.Node:
         plan = self.plans.get(node)
         return self.copying.copy(owner, node, copies) if plan is None else plan(copies)
 

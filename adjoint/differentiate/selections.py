@@ -111,7 +111,7 @@ class _FiniteFactors(GraphCopy):
         if not isinstance(value, fx.Node):
             return value
         may_be_linear = self.linear is None or value in self.linear
-        args: list[Any] = list(value.args)
+        args: list[object] = list(value.args)
         if grad_of(value) != mask.of or not may_be_linear:
             return self.copies[value]
         if value.target in _LINEAR:

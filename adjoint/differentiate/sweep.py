@@ -395,7 +395,7 @@ class Sweep:
                     ) from error
 
     def _copy_reverse(
-        self, owner: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]
+        self, owner: fx.GraphModule, node: fx.Node, values: dict[fx.Node, object]
     ) -> fx.Node:
         emitter = self.tracer.emitter
         if node.op == "get_attr":
@@ -468,6 +468,6 @@ def _selected(node: fx.Node) -> list[fx.Node]:
     return [*(n for n in items if computes_tensor(n)), *inner]
 
 
-def _attributes(module: fx.GraphModule) -> dict[str, Any]:
+def _attributes(module: fx.GraphModule) -> dict[str, object]:
     names = {node.target for node in module.graph.nodes if node.op == "get_attr"}
     return {name: getattr(module, name) for name in names}

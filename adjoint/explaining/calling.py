@@ -16,7 +16,7 @@ from adjoint.transforms.compiled import Compiled
 
 def call(
     observer: Observer,
-    function: Callable[..., Any],
+    function: Callable[..., object],
     args: Sequence[object],
     kwargs: dict[str, Any],
     order: int,
@@ -36,7 +36,7 @@ def call(
     )
 
 
-def original(function: Callable[..., Any]) -> Callable[..., Any]:
+def original(function: Callable[..., object]) -> Callable[..., Any]:
     """What the user gave to `torch.compile`."""
     inner = getattr(function, "_orig_mod", function)
     inner = getattr(inner, "_torchdynamo_orig_callable", inner)
@@ -44,7 +44,7 @@ def original(function: Callable[..., Any]) -> Callable[..., Any]:
     return inner
 
 
-def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
+def fresh(function: Callable[..., object]) -> Callable[..., Any]:
     """The same function with a code object of its own.
 
     Dynamo keeps what it compiled with the code object, and counts how often that was compiled.
@@ -69,7 +69,7 @@ def _has_hooks(module: torch.nn.Module) -> bool:
     return any(map(bool, (*hooks, *backward)))
 
 
-def _caller(function: Callable[..., Any]) -> FunctionType:
+def _caller(function: Callable[..., object]) -> FunctionType:
     def called(*args: object, **kwargs: object) -> Any:
         return function(*args, **kwargs)
 

@@ -44,7 +44,7 @@ def of_explanation(explanation: Explanation) -> dict[str, Any]:
         "files": dict(explanation.files),
     }
     # Tuples become lists, as in a file.
-    plain: dict[str, Any] = json.loads(json.dumps(found))
+    plain: dict[str, object] = json.loads(json.dumps(found))
     return plain
 
 
@@ -92,7 +92,7 @@ class _Regions:
 
 def _graph(
     graph: GraphRecord, lines: _Lines, numbers: dict[str, int], regions: _Regions
-) -> dict[str, Any]:
+) -> dict[str, object]:
     computed = graph.computed_by()
     return {
         "title": graph.title,
@@ -122,11 +122,11 @@ def _graph(
     }
 
 
-def _ports(ports: Iterable[Port]) -> list[dict[str, Any]]:
+def _ports(ports: Iterable[Port]) -> list[dict[str, object]]:
     return [asdict(each) for each in ports]
 
 
-def _kernel(kernel: KernelRecord, lines: _Lines) -> dict[str, Any]:
+def _kernel(kernel: KernelRecord, lines: _Lines) -> dict[str, object]:
     return {
         "name": kernel.name,
         "title": kernel.title,

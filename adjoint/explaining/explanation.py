@@ -146,7 +146,7 @@ class Observation:
         if why:
             self.cuda_graphs.append(why)
 
-        def tap(program: PlanProgram, inputs: list[Any]) -> object:
+        def tap(program: PlanProgram, inputs: list[object]) -> object:
             if not self._measures or program in self._measured:
                 return program(inputs)
             self._measured.add(program)
@@ -180,7 +180,7 @@ class Observation:
 
 
 def explain(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     *args: object,
     order: int | None = None,
     dynamic: bool = False,
@@ -201,7 +201,7 @@ def explain(
     """
     parsed = dict(options or {})
     if order is None:
-        given: Any = function
+        given: object = function
         order = 0 if isinstance(given, Transformed) else 1
     observation = Observation(Options.parse(parsed))
     with watching(observation.watch):

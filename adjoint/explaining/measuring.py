@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -62,7 +61,7 @@ def measured(
     plan = program.plan
     sizes = program._sizes(inputs)
     known = dict(zip((symbol for symbol, _, _ in plan.symbols), sizes, strict=True))
-    values: dict[int, Any] = {}
+    values: dict[int, object] = {}
     load = partial(load_program, code=kernels.code, target=target)
     portions = list(portions_of(plan, load))
     last = {slot: place for place, each in enumerate(portions) for slot in each.takes}
@@ -76,7 +75,7 @@ def measured(
 
 
 def _seconds(
-    portion: Portion, inputs: Sequence[object], values: dict[int, Any], device: torch.device
+    portion: Portion, inputs: Sequence[object], values: dict[int, object], device: torch.device
 ) -> float:
     arguments = portion.arguments(inputs, values)
     _wait(device)
@@ -94,7 +93,7 @@ def _wait(device: torch.device) -> None:
 def _timing(
     portion: Portion,
     plan: Plan,
-    known: Mapping[Any, int],
+    known: Mapping[object, int],
     seconds: float,
     order: int,
     records: Mapping[Launch, KernelRecord],
@@ -148,14 +147,14 @@ def _products(step: Step) -> Sequence[Product]:
             return []
 
 
-def _product(sizes: Sequence[object], known: Mapping[Any, int]) -> int:
+def _product(sizes: Sequence[object], known: Mapping[object, int]) -> int:
     total = 1
     for size in sizes:
         total *= number(size, known)
     return total
 
 
-def _bytes(plan: Plan, place: int, known: Mapping[Any, int]) -> int:
+def _bytes(plan: Plan, place: int, known: Mapping[object, int]) -> int:
     slot = plan.slots[place]
     if slot.shape is None or slot.dtype is None:
         return 0

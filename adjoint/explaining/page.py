@@ -79,7 +79,7 @@ def page(data: Mapping[str, Any]) -> str:
     )
 
 
-def _graph(graph: Mapping[str, Any]) -> dict[str, Any]:
+def _graph(graph: Mapping[str, Any]) -> dict[str, object]:
     """A graph without its text: the page shows its values."""
     made = {name: each for name, each in graph.items() if name != "text"}
     made["passes"] = [

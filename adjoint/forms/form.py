@@ -71,7 +71,7 @@ class Form:
         self,
         records: Sequence[type],
         shared: Sequence[type] = (),
-        functions: Mapping[str, Callable[..., Any]] | None = None,
+        functions: Mapping[str, Callable[..., object]] | None = None,
     ) -> None:
         """`records`: dataclasses and enumerations, by their names; `shared`: those of them that are
         compared by identity; `functions`: those that may be named."""
@@ -123,7 +123,7 @@ class Writing:
         self.form = form
         self.table: list[Tree] = []
         self._places: dict[int, int] = {}
-        self._kept: list[Any] = []
+        self._kept: list[object] = []
         """What `_places` knows by address."""
 
     def tree(self, value: Any) -> Tree:
@@ -169,7 +169,7 @@ class Writing:
             return ["function", self.form._names[value]]
         raise Unwritable(f"{kind.__module__}.{kind.__qualname__} has no form")
 
-    def special(self, value: Any) -> Tree | None:
+    def special(self, value: object) -> Tree | None:
         """The tree of a value that only this document has a form for; None: it has none."""
         return None
 
@@ -194,7 +194,7 @@ class Reading:
 
     def __init__(self, form: Form) -> None:
         self.form = form
-        self.table: list[Any] = []
+        self.table: list[object] = []
 
     def value(self, tree: Tree) -> Any:
         if tree is None or isinstance(tree, bool | int | str):
@@ -216,7 +216,7 @@ class Reading:
         """The value of a tag that only this document has."""
         raise Malformed(f"there is no {tag[:80]!r}")
 
-    def _record(self, cls: type, parts: list[Tree]) -> Any:
+    def _record(self, cls: type, parts: list[Tree]) -> object:
         fields = self.form._fields[cls]
         if len(parts) != len(fields):
             raise Malformed(f"{cls.__name__} has {len(fields)} fields, not {len(parts)}")
@@ -229,16 +229,16 @@ class Reading:
     def _values(self, parts: list[Tree]) -> list[Any]:
         return [self.value(part) for part in parts]
 
-    def _dict(self, parts: list[Tree]) -> dict[Any, Any]:
+    def _dict(self, parts: list[Tree]) -> dict[object, object]:
         return dict(self._values(part) for part in parts)
 
-    def _shared(self, parts: list[Tree]) -> Any:
+    def _shared(self, parts: list[Tree]) -> object:
         (place,) = parts
         if type(place) is not int or not 0 <= place < len(self.table):
             raise Malformed(f"there is no shared value {place}")
         return self.table[place]
 
-    def _function(self, parts: list[Tree]) -> Any:
+    def _function(self, parts: list[Tree]) -> object:
         return self.form._functions[_text(parts)]
 
 
@@ -258,7 +258,7 @@ def _complex(parts: Sequence[Tree]) -> complex:
     return complex(_number([real]), _number([imaginary]))
 
 
-def _attribute(kind: type) -> Callable[[Reading, list[Tree]], Any]:
+def _attribute(kind: type) -> Callable[[Reading, list[Tree]], object]:
     def read(_: Reading, parts: list[Tree]) -> Any:
         found = getattr(torch, _text(parts), None)
         if type(found) is not kind:
@@ -268,7 +268,7 @@ def _attribute(kind: type) -> Callable[[Reading, list[Tree]], Any]:
     return read
 
 
-def _operator(_: Reading, parts: list[Tree]) -> Any:
+def _operator(_: Reading, parts: list[Tree]) -> object:
     name, overload, digest = (_text([part]) for part in parts)
     try:
         return operator_by_name(name, overload, digest)
@@ -276,7 +276,7 @@ def _operator(_: Reading, parts: list[Tree]) -> Any:
         raise Malformed(str(error)) from error
 
 
-def _read_expression(_: Reading, parts: list[Tree]) -> Any:
+def _read_expression(_: Reading, parts: list[Tree]) -> object:
     (tree,) = parts
     return expressions.read(tree)
 
@@ -306,7 +306,7 @@ def _expression(value: sympy.Basic) -> Tree:
         raise Unwritable(str(error)) from error
 
 
-def _hashable(value: Any) -> bool:
+def _hashable(value: object) -> bool:
     try:
         hash(value)
     except TypeError:
@@ -358,7 +358,7 @@ def _any(checks: Sequence[Check]) -> Check:
     return lambda value: any(check(value) for check in checks)
 
 
-def _tuple(args: Sequence[Any]) -> Check:
+def _tuple(args: Sequence[object]) -> Check:
     if len(args) == 2 and args[1] is Ellipsis:
         inside = check_of(args[0])
         return lambda value: isinstance(value, tuple) and all(map(inside, value))

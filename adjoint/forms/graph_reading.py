@@ -48,11 +48,11 @@ class GraphReading(Reading):
         self._runs = {place: run for run, place in ground.runs.items()}
         self._nodes: list[fx.Node] = []
         self._memories: dict[int, torch.Tensor] = {}
-        self._read: list[Any] = [*ground.fakes]
-        places: dict[Any, int] = {}
+        self._read: list[object] = [*ground.fakes]
+        places: dict[object, int] = {}
         for fake in ground.fakes:
             self._memories.setdefault(places.setdefault(memory_of(fake), len(places)), fake)
-        self._numbers: dict[str, Any] = {}
+        self._numbers: dict[str, object] = {}
 
     def special(self, tag: str, parts: list[Tree]) -> Any:
         match tag:
@@ -117,10 +117,10 @@ class GraphReading(Reading):
         node.meta = self._meta(meta)
         return node
 
-    def _meta(self, tree: Tree) -> dict[str, Any]:
+    def _meta(self, tree: Tree) -> dict[str, object]:
         if not isinstance(tree, dict) or not tree.keys() <= KNOWN_META:
             raise Malformed("a node has other metadata")
-        meta: dict[str, Any] = {"source": None, "region": None}
+        meta: dict[str, object] = {"source": None, "region": None}
         meta.update({name: self.value(each) for name, each in tree.items() if name in PLAIN_META})
         if "val" in tree:
             meta["val"] = self.value(tree["val"])
@@ -176,7 +176,7 @@ class GraphReading(Reading):
     def _size(self, tree: Tree) -> Any:
         return tree if type(tree) is int else self._symbolic(tree)
 
-    def _symbolic(self, tree: Tree) -> Any:
+    def _symbolic(self, tree: Tree) -> object:
         tag, kind, expr = tree
         if tag != "symbolic" or kind not in ("int", "float"):
             raise Malformed("a size is an integer or symbolic")
@@ -187,7 +187,7 @@ class GraphReading(Reading):
             self._numbers[f"{kind} {expr}"] = known
         return known
 
-    def _held(self, name: str, tree: Tree) -> Any:
+    def _held(self, name: str, tree: Tree) -> object:
         if tree == ["same"]:
             held = attribute_of(self.ground.graph_module, name)
             if held is None:
@@ -215,7 +215,7 @@ def _make_room(fake: torch.Tensor, window: tuple[Any, ...]) -> None:
         storage.resize_(needed)
 
 
-def _root(held: dict[str, Any]) -> torch.nn.Module:
+def _root(held: dict[str, object]) -> torch.nn.Module:
     root = torch.nn.Module()
     for name, value in held.items():
         *path, last = name.split(".")

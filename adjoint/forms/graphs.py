@@ -105,7 +105,7 @@ class Ground:
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
         self.graph_module = graph_module
-        self._symbolic: list[Any] = []
+        self._symbolic: list[object] = []
         self.lines: dict[SourceLine, int] = {}
         self.runs: dict[int, int] = {0: 0}
         for node in _all_nodes(graph_module):
@@ -179,14 +179,14 @@ def _all_nodes(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
                 yield from _all_nodes(held)
 
 
-def _origins_in(value: Any) -> list[Origin]:
+def _origins_in(value: object) -> list[Origin]:
     """The origins of all values of the graphs in `value`, the oldest first."""
     nodes = (node for graph_module in _graphs_in(value) for node in _all_nodes(graph_module))
     found = {origin for node in nodes for origin in origins_of(node)}
     return sorted(found, key=lambda each: each.number)
 
 
-def _graphs_in(value: Any) -> Iterator[fx.GraphModule]:
+def _graphs_in(value: object) -> Iterator[fx.GraphModule]:
     match value:
         case fx.GraphModule():
             yield value
@@ -198,9 +198,9 @@ def _graphs_in(value: Any) -> Iterator[fx.GraphModule]:
                 yield from _graphs_in(getattr(value, field.name))
 
 
-def attribute_of(graph_module: fx.GraphModule, name: str) -> Any:
+def attribute_of(graph_module: fx.GraphModule, name: str) -> object:
     """The attribute of a graph with this name, whose parts have points between them."""
-    found: Any = graph_module
+    found: object = graph_module
     for part in name.split("."):
         found = getattr(found, part, None)
     return found
@@ -214,18 +214,18 @@ class GraphWriting(Writing):
         super().__init__(GRAPH_FORM)
         self.ground = ground
         self.refers = refers
-        self.symbolic: list[Any] = []
+        self.symbolic: list[object] = []
         """The symbolic numbers that were written."""
         self._lines, self._origins = dict(ground.lines), dict(ground.origins)
         self._runs = dict(ground.runs)
         self._nodes: dict[fx.Node, int] = {}
-        self._memories: dict[Any, int] = {}
+        self._memories: dict[object, int] = {}
         self._written: dict[int, int] = {}
         for fake in ground.fakes if refers else ():
             self._written[id(fake)] = len(self._written)
             self._memories.setdefault(memory_of(fake), len(self._memories))
 
-    def special(self, value: Any) -> Tree | None:
+    def special(self, value: object) -> Tree | None:
         match value:
             case fx.Node():
                 return ["node", self._nodes[value]]
@@ -239,7 +239,7 @@ class GraphWriting(Writing):
                 raise Unwritable("an origin outside of a node")
         return None
 
-    def _once(self, value: Any, write: Callable[[Any], Tree]) -> Tree:
+    def _once(self, value: object, write: Callable[[Any], Tree]) -> Tree:
         """The tree of a value, or the number of one that was written before: it is the same."""
         place = self._written.get(id(value))
         if place is not None:
@@ -319,7 +319,7 @@ class GraphWriting(Writing):
             memory,
         ]
 
-    def _size(self, size: Any) -> Tree:
+    def _size(self, size: object) -> Tree:
         return size if type(size) is int else self._symbolic(size)
 
     def _symbolic(self, value: Any) -> Tree:
@@ -349,7 +349,7 @@ class GraphWriting(Writing):
         raise Unwritable(f"an attribute of type {type(held).__name__}")
 
 
-def memory_of(fake: FakeTensor) -> Any:
+def memory_of(fake: FakeTensor) -> object:
     """Equal for fakes of one dtype that share memory."""
     return storage_key(fake), fake.dtype
 
@@ -364,7 +364,7 @@ def content_of(tensor: torch.Tensor) -> list[Tree]:
     return [str(tensor.dtype), list(tensor.shape), strides, str(tensor.device), digest_of(data)]
 
 
-def written(value: Any, ground: Ground, assumed: Sequence[sympy.Basic] = ()) -> str:
+def written(value: object, ground: Ground, assumed: Sequence[sympy.Basic] = ()) -> str:
     """The text of graphs, and what is said of them; raises `Unwritable`.
 
     `assumed`: what was assumed about sizes when they were made.

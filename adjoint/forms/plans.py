@@ -70,7 +70,7 @@ class PlanWriting(Writing):
         self._lines = {} if ground is None else ground.lines
         self._texts = {str(line): place for line, place in self._lines.items()}
 
-    def special(self, value: Any) -> Tree | None:
+    def special(self, value: object) -> Tree | None:
         match value:
             case SourceLine() if value in self._lines:
                 return ["line", self._lines[value]]

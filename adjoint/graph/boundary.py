@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import fx
@@ -225,9 +225,9 @@ def location_of_graph(graph_module: fx.GraphModule) -> Location:
     return Location(count, lines[0] if lines else None)
 
 
-def location_of_function(function: Callable[..., Any]) -> Location:
+def location_of_function(function: Callable[..., object]) -> Location:
     """A function: at its first line if the user wrote it, else at the line that calls it."""
-    inner: Any = getattr(function, "forward", function)
+    inner: object = getattr(function, "forward", function)
     inner = getattr(inner, "__wrapped__", inner)
     code = getattr(inner, "__code__", None)
     name = getattr(function, "__name__", type(function).__name__)
@@ -278,7 +278,7 @@ def _frames(traceback: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
 def _node_of(worked_on: object) -> fx.Node | None:
     """The node in the marked variable: a node, what has one as `.node`, or the first of
     `.members`."""
-    members: Sequence[Any] = list(getattr(worked_on, "members", ()))
+    members: Sequence[object] = list(getattr(worked_on, "members", ()))
     found = getattr(members[0] if members else worked_on, "node", worked_on)
     found = members[0] if members and isinstance(members[0], fx.Node) else found
     return found if isinstance(found, fx.Node) and found.op not in _NOT_OPERATORS else None

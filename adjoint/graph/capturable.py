@@ -8,7 +8,6 @@ turns out to synchronize makes the driver reject the capture.
 from __future__ import annotations
 
 import types
-from typing import Any
 
 import torch
 from torch import fx
@@ -39,7 +38,7 @@ _OWN_OPERATORS = frozenset({with_data, exponential_scan, random_bits})
 
 def why_not_capturable(node: fx.Node, device: torch.device) -> str:
     """Why a call cannot be captured in a CUDA graph on `device`; empty if it can."""
-    target: Any = node.target
+    target: object = node.target
     nodes = (node, *node.all_input_nodes)
     values = [value_of(each) for each in nodes if has_value(each)]
     for tensor in (leaf for leaf in trees.leaves(values) if isinstance(leaf, torch.Tensor)):

@@ -30,7 +30,7 @@ def _contiguous(value: object) -> object:
     return value.contiguous() if isinstance(value, torch.Tensor) else value
 
 
-def _all_contiguous(op: OpOverload) -> Callable[..., Any]:
+def _all_contiguous(op: OpOverload) -> Callable[..., object]:
     def run(*args: object, **kwargs: object) -> Any:
         named = {name: _contiguous(value) for name, value in kwargs.items()}
         return op(*map(_contiguous, args), **named)

@@ -28,7 +28,7 @@ def copy_node(graph: fx.Graph, node: fx.Node, argument: Arguments) -> fx.Node:
     return copy
 
 
-def _shared_meta(node: fx.Node) -> dict[str, Any]:
+def _shared_meta(node: fx.Node) -> dict[str, object]:
     origins_of(node)  # Creates them if needed, so that the copy has the same.
     return dict(node.meta)
 

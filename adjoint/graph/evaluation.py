@@ -39,7 +39,7 @@ class InOwnMemory(list[Any]):
     """Outputs of a graph that alias neither each other nor an input."""
 
 
-def detach_inputs(inputs: list[Any]) -> None:
+def detach_inputs(inputs: list[object]) -> None:
     """Replace inputs that have histories by detached tensors over the same storage."""
     if isinstance(inputs, InputsWithHistory):
         inputs[:] = map(detached, inputs)
@@ -50,14 +50,14 @@ Check: TypeAlias = Callable[[fx.Node, Any, Any, Any], None]
 
 
 def evaluate_taking(
-    graph_module: fx.GraphModule, inputs: list[Any], check: Check | None = None
+    graph_module: fx.GraphModule, inputs: list[object], check: Check | None = None
 ) -> Sequence[Any]:
     """Evaluate the graph; takes the inputs out of the list, to free each after its last use."""
     taken = _taken(inputs)
     return evaluate(graph_module, taken, check=check)  # type: ignore[arg-type, no-any-return]
 
 
-def _taken(inputs: list[Any]) -> Iterator[Any]:
+def _taken(inputs: list[object]) -> Iterator[object]:
     inputs.reverse()
     while inputs:
         yield inputs.pop()
@@ -184,7 +184,7 @@ def _empty_like(like: torch.Tensor, *written: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
 
-def _scattered(view: Callable[..., Any]) -> Callable[..., Any]:
+def _scattered(view: Callable[..., Any]) -> Callable[..., object]:
     def scatter(
         x: torch.Tensor, new: torch.Tensor, *args: object, **kwargs: object
     ) -> torch.Tensor:
@@ -313,7 +313,7 @@ def eager_callable(target: Any) -> Any:
     return _unaliased(function) if returns_argument(target) else function
 
 
-def _unaliased(function: Callable[..., Any]) -> Callable[..., Any]:
+def _unaliased(function: Callable[..., object]) -> Callable[..., object]:
     """`function`, with results cloned that alias an argument."""
 
     def run(*args: object, **kwargs: object) -> Any:

@@ -204,8 +204,8 @@ def as_leaf(value: torch.Tensor) -> torch.Tensor:
 
 
 def on_copies(
-    op: OpOverload, mutated: tuple[str, ...], args: tuple[object, ...], kwargs: dict[str, Any]
-) -> tuple[Any, ...]:
+    op: OpOverload, mutated: tuple[str, ...], args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[object, ...]:
     """Run the mutating `op` on copies of the arguments it would change.
 
     Returns the op's own results, except those that alias a mutated argument, and then the mutated
@@ -227,7 +227,7 @@ def on_copies(
     return (*fresh_results(op, result), *(bound[name] for name in mutated))
 
 
-def _copy(value: object) -> Any:
+def _copy(value: object) -> object:
     if isinstance(value, torch.Tensor):
         return value.clone()
     return [_copy(each) for each in value] if isinstance(value, (list, tuple)) else value
@@ -312,7 +312,7 @@ def _applied(
     non_differentiable: tuple[int, ...],
     once: bool,
     operands: tuple[object, ...],
-) -> tuple[Any, ...]:
+) -> tuple[object, ...]:
     by_given = dict(backwards)
 
     def pull_back(ctx: Any, *cotangents: object) -> Any:

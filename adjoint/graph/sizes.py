@@ -34,6 +34,7 @@ from adjoint.torch_private import (
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import FakeTensorMode, fake_mode_of, new_fake_mode
 from adjoint.torch_private.modes import enable_python_dispatcher
+from adjoint.torch_private.size_guards import ShapeEnv
 
 Sizes: TypeAlias = symbols.Sizes
 Renaming: TypeAlias = dict[sympy.Symbol, Any]
@@ -108,7 +109,7 @@ class Guards:
     Each branch that the program or its derivative took while it was captured is a guard.
     """
 
-    def __init__(self, values: Sequence[Any], shape_env: Any) -> None:
+    def __init__(self, values: Sequence[object], shape_env: ShapeEnv | None) -> None:
         """`values` are the fakes of the inputs."""
         self._shown = symbols.symbol_positions(values)
         self._strides = symbols.stride_symbol_positions(values)
@@ -210,7 +211,7 @@ def renamed(sizes: Sizes, names: Renaming | None) -> Sizes:
 
 
 def _copied(
-    graph_module: fx.GraphModule, fake_mode: FakeTensorMode, new: dict[sympy.Symbol, Any]
+    graph_module: fx.GraphModule, fake_mode: FakeTensorMode, new: dict[sympy.Symbol, object]
 ) -> fx.GraphModule:
     copying = GraphCopy(graph_module)
     values: dict[fx.Node, Any] = {}
@@ -243,7 +244,7 @@ def _copied(
     return made
 
 
-def _learn(before: Any, now: Any, new: dict[sympy.Symbol, Any]) -> None:
+def _learn(before: object, now: object, new: dict[sympy.Symbol, object]) -> None:
     """Map the data-dependent sizes of a result to the new symbols that retracing gave them."""
     for old, value in zip(trees.leaves(before), trees.leaves(now), strict=True):
         is_tensor = isinstance(old, torch.Tensor)
@@ -254,10 +255,10 @@ def _learn(before: Any, now: Any, new: dict[sympy.Symbol, Any]) -> None:
                 new.setdefault(expr, fresh)
 
 
-def _like(value: Any, new: dict[sympy.Symbol, Any], fake_mode: FakeTensorMode) -> Any:
+def _like(value: object, new: dict[sympy.Symbol, object], fake_mode: FakeTensorMode) -> Any:
     """A fake like `value`, with sizes in the new symbols."""
 
-    def number(size: Any) -> Any:
+    def number(size: object) -> Any:
         expr = symbols.unsimplified(size)
         if expr is None:
             return size
@@ -285,7 +286,7 @@ def _constant(
     graph_module: fx.GraphModule,
     node: fx.Node,
     fake_mode: FakeTensorMode,
-    new: dict[sympy.Symbol, Any],
+    new: dict[sympy.Symbol, object],
 ) -> object:
     value = getattr(graph_module, str(node.target))
     if isinstance(value, fx.GraphModule):

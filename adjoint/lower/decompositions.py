@@ -144,12 +144,12 @@ def _is_at_most_one(size: object) -> bool:
 class _Recorder(TorchDispatchMode):
     """Adds a node to the graph for each operator that a program calls on fake tensors."""
 
-    def __init__(self, graph: fx.Graph, meta: dict[str, Any]) -> None:
+    def __init__(self, graph: fx.Graph, meta: dict[str, object]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = graph
         self.meta = {key: value for key, value in meta.items() if key != "val"}
         self.nodes: dict[int, fx.Node] = {}
-        self.kept: list[Any] = []
+        self.kept: list[object] = []
 
     def __torch_dispatch__(self, op: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         result = fake_call(op, args, kwargs or {})

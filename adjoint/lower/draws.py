@@ -193,7 +193,9 @@ def _above_zero(drawn: torch.Tensor, bits: int, dtype: torch.dtype) -> torch.Ten
 
 
 @draw(aten.native_dropout.default)
-def _native_dropout(numbers: Numbers, x: torch.Tensor, p: float, train: bool | None = True) -> Any:
+def _native_dropout(
+    numbers: Numbers, x: torch.Tensor, p: float, train: bool | None = True
+) -> object:
     _require(0 <= p <= 1 and x.dtype.is_floating_point)
     if train is False:
         return x.clone(), torch.ones(x.shape, dtype=torch.bool, device=x.device)
@@ -286,7 +288,7 @@ def _rrelu(
     high: float = 1 / 3,
     training: bool = False,
     generator: None = None,
-) -> Any:
+) -> object:
     if not training:
         return torch.nn.functional.leaky_relu(x, (low + high) / 2), noise.clone()
     slope = numbers.between(low, high)

@@ -338,7 +338,7 @@ class _Planning(Schedule):
         line = str(source_of(item.node) or "")
         self.steps.append(LibraryCall(require_within, args, {}, slot.number, line=line))
 
-    def _argument(self, leaf: Any) -> Any:
+    def _argument(self, leaf: object) -> Any:
         if isinstance(leaf, fx.Node):
             return Argument(self.slots[self.shown.get(leaf, leaf)].number)
         return Number(size_of(leaf)) if isinstance(leaf, torch.SymInt) else leaf

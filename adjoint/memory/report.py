@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -152,7 +151,7 @@ class MemoryReport:
             yield f"  {in_bytes(saved):>10}  for about {1e3 * seconds:.3g} ms at {source}"
 
 
-def saved_values(function: Callable[..., Any], *args: object, **kwargs: object) -> MemoryReport:
+def saved_values(function: Callable[..., object], *args: object, **kwargs: object) -> MemoryReport:
     """What `function(*args, **kwargs)` saves for its derivative, and the memory that it needs.
 
     The function is captured and compiled, but not run.  The derivative is with respect to the

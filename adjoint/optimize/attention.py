@@ -376,7 +376,7 @@ class _Attention:
     def _broadcast(self, mask: torch.Tensor, rank: int) -> torch.Tensor:
         """With the axes batch, heads, rows and columns, any of them of one element."""
         if rank == 3 and mask.dim() == 3:
-            first: Any = mask.shape[0]
+            first: object = mask.shape[0]
             is_one = isinstance(first, int) and first == 1
             parted = len(self.lead) == 2 and not is_one
             mask = mask.unflatten(0, self.lead) if parted else mask.unsqueeze(1)

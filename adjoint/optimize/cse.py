@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
 
 from adjoint.failing import works_on
@@ -20,10 +18,10 @@ def merge_common_subexpressions(graph_module: fx.GraphModule) -> fx.GraphModule:
     Nodes that nothing needs are removed.
     """
     graph = graph_module.graph
-    known: dict[Any, fx.Node] = {}
+    known: dict[object, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op == "get_attr":
-            key: Any = ("get_attr", node.target)
+            key: object = ("get_attr", node.target)
         elif node.op == "call_function" and not is_never_dead(node):
             where = mode_of(node), run_of(node)
             key = (node.target, where, _frozen(node.args), _frozen(node.kwargs))

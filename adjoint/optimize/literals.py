@@ -102,7 +102,7 @@ def _is_foldable(node: fx.Node) -> bool:
     if not isinstance(target, OpOverload) or target.namespace != "aten" or is_impure(node):
         return False
     value = tensor_of(node)
-    sizes: list[Any] = [*value.shape]
+    sizes: list[object] = [*value.shape]
     if _DEPENDS_ON_DATA & set(target.tags) or not all(isinstance(size, int) for size in sizes):
         return False
     return value.numel() * value.element_size() <= MAX_BYTES

@@ -139,7 +139,7 @@ def fold_uniform(match: Match) -> Replacement | None:
 
 def _filled(root: fx.Node, number: bool | int | float) -> Replacement | None:
     value = tensor_of(root)
-    shape: list[Any] = list(value.shape)
+    shape: list[object] = list(value.shape)
     # The layout of symbolic sizes is not asked for: that would be a guard.
     if not all(isinstance(size, int) for size in shape) or not value.is_contiguous():
         return None

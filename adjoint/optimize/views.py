@@ -113,8 +113,8 @@ def is_known_to_expand(x: fx.Node, to: fx.Node) -> bool:
 
     A size that depends on data may be that of `x`, or be repeated to it.
     """
-    mine: list[Any] = list(tensor_of(x).shape)
-    theirs: list[Any] = list(tensor_of(to).shape)
+    mine: list[object] = list(tensor_of(x).shape)
+    theirs: list[object] = list(tensor_of(to).shape)
     return all(
         (isinstance(one, int) and one == 1) or same_number(one, other)
         for one, other in zip(reversed(mine), reversed(theirs), strict=False)
@@ -125,7 +125,7 @@ def _shape_argument(node: fx.Node) -> object:
     """The shape of a reshape as an argument; None if that would need new nodes."""
     if node.target in (aten.view.default, aten._unsafe_view.default):
         return node.args[1]
-    shape: list[Any] = list(tensor_of(node).shape)
+    shape: list[object] = list(tensor_of(node).shape)
     return shape if all(isinstance(size, int) for size in shape) else None
 
 

@@ -130,7 +130,7 @@ class Split:
 
         Those in `saved` are saved in any case and cost nothing.
         """
-        network: Network[Any] = Network()
+        network: Network[object] = Network()
         wanted = set(needed)
         visited = reachable(
             wanted, lambda node: node.all_input_nodes if self._may_recompute(node) else ()

@@ -91,7 +91,9 @@ class Builder:
                 results = call_user_code(replacement.function, *values)
             except Untraceable as error:
                 raise WrongReplacement(str(error)) from None
-        nodes: dict[int, Any] = {id(value): node for node, value in zip(args, values, strict=True)}
+        nodes: dict[int, object] = {
+            id(value): node for node, value in zip(args, values, strict=True)
+        }
 
         def leaf(each: object) -> object:
             if isinstance(each, torch.Tensor):
@@ -139,7 +141,7 @@ class Builder:
                 break
             value = value_or_none(node)
             if isinstance(value, torch.Tensor):
-                sizes: list[Any] = list(value.shape)
+                sizes: list[object] = list(value.shape)
                 for axis, size in enumerate(sizes):
                     if isinstance(size, torch.SymInt) and symbols.expression(size) == symbol:
                         return self.call(torch.ops.aten.sym_size.int, (node, axis), {}, size)

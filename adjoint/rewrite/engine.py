@@ -18,7 +18,6 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import fx
@@ -138,7 +137,7 @@ def limited(name: str, most: int | None) -> Iterator[Limit]:
 class _Engine:
     def __init__(self, rules: Sequence[Rule], name: str) -> None:
         self.name = name
-        self.by_root: dict[Any, list[Rule]] = {}
+        self.by_root: dict[object, list[Rule]] = {}
         for rule in rules:
             for op in dict.fromkeys(roots_of(rule.patterns[0])):
                 self.by_root.setdefault(op, []).append(rule)
@@ -363,7 +362,7 @@ def _has_known_sizes(old: fx.Node, new: fx.Node) -> bool:
     """
     for one, other in zip(trees.leaves(value_of(old)), trees.leaves(value_of(new)), strict=True):
         if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-            sizes: list[tuple[Any, Any]] = list(zip(one.shape, other.shape, strict=True))
+            sizes: list[tuple[object, object]] = list(zip(one.shape, other.shape, strict=True))
             if any(isinstance(a, int) and not isinstance(b, int) for a, b in sizes):
                 return False
     return True

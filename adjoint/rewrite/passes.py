@@ -38,7 +38,7 @@ def rules_pass(
 
 
 def replaces(
-    pattern: Callable[..., Any],
+    pattern: Callable[..., object],
     *examples: object,
     place: Place = "primal",
     after: str | None = None,
@@ -60,7 +60,7 @@ def replaces(
         tensor([-1.])
     """
 
-    def make(function: Callable[..., Any]) -> Pass:
+    def make(function: Callable[..., object]) -> Pass:
         name = function.__name__.replace("_", "-").strip("-")
         rules = traced_rules(pattern, function, examples, where, name)
         made = rules_pass(name, rules, place, after, inspect.getdoc(function) or "")

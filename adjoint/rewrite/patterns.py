@@ -125,7 +125,7 @@ def one_of(*patterns: object) -> OneOf:
     return OneOf(patterns)
 
 
-def _overloads(op: object) -> list[Any]:
+def _overloads(op: object) -> list[object]:
     if not isinstance(op, OpOverloadPacket):
         return [op]
     return [getattr(op, name) for name in op.overloads()]
@@ -328,7 +328,7 @@ def _match_call(pattern: Call, node: object, found: _Bindings) -> Iterator[_Bind
         yield from _match_arguments(node.target, args, pattern.kwargs, given, found)
 
 
-def _orders(pattern: Call) -> Iterator[Sequence[Any]]:
+def _orders(pattern: Call) -> Iterator[Sequence[object]]:
     yield pattern.args
     if pattern.commutes:
         first, second, *others = pattern.args
@@ -339,7 +339,7 @@ def _match_arguments(
     target: object,
     args: Sequence[object],
     kwargs: Mapping[str, object],
-    given: Mapping[Any, object],
+    given: Mapping[object, object],
     found: _Bindings,
 ) -> Iterator[_Bindings]:
     """`given`: the arguments of a node by name."""
@@ -382,7 +382,7 @@ def _match_pairs(pairs: Sequence[tuple[object, object]], found: _Bindings) -> It
 def _match_each(pattern: Each, values: object, found: _Bindings) -> Iterator[_Bindings]:
     if not isinstance(values, (list, tuple)):
         return
-    collected: dict[str, list[Any]] = {name: [] for name in wildcards(pattern.of)}
+    collected: dict[str, list[object]] = {name: [] for name in wildcards(pattern.of)}
     nodes = dict(found.nodes)
     for place, value in enumerate(values):
         fresh = _Bindings({}, {})
@@ -406,7 +406,7 @@ def wildcards(pattern: object) -> list[str]:
         case Wildcard() | Rest() | Size():
             return [pattern.name]
         case Call():
-            inner: Sequence[Any] = [*pattern.args, *pattern.kwargs.values()]
+            inner: Sequence[object] = [*pattern.args, *pattern.kwargs.values()]
         case OneOf():
             # Only what every alternative binds is always bound.
             names = [wildcards(each) for each in pattern.of]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Container
-from typing import Any
 
 import torch
 from torch import fx
@@ -54,7 +53,7 @@ def _same_leaf(one: object, other: object, strides: bool) -> bool:
 def _same_strides(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.layout is not torch.strided:
         return True
-    sizes: list[Any] = list(one.shape)
+    sizes: list[object] = list(one.shape)
     if any(isinstance(size, int) and size == 0 for size in sizes):
         return True
     # The stride of an axis of one element does not matter.
@@ -70,7 +69,7 @@ def refresh_users(changed: fx.Node, but: Container[fx.Node] = ()) -> int:
     Returns how many values were computed.  If one cannot change, all are as they were, and
     `NotRefreshed` is raised.  `but`: users that are about to go.
     """
-    before: dict[fx.Node, Any] = {}
+    before: dict[fx.Node, object] = {}
     numbers = itertools.count()
     queue: list[tuple[fx.Node, int]] = []
     waiting: set[fx.Node] = set()

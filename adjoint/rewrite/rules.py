@@ -70,7 +70,7 @@ class Rule:
                 raise malformed(self.name, "its pattern is not a call of an operator")
 
 
-def roots_of(pattern: object) -> list[Any]:
+def roots_of(pattern: object) -> list[object]:
     """The operators that a match of `pattern` ends in; empty if it may end in anything."""
     match pattern:
         case Call():
@@ -88,7 +88,7 @@ def rewrites(*patterns: object) -> Callable[[Callable[..., Any]], Rule]:
     A parameter `match` receives the whole match.
     """
 
-    def make(function: Callable[..., Any]) -> Rule:
+    def make(function: Callable[..., object]) -> Rule:
         name = function.__name__.replace("_", "-").strip("-")
         known = {*(each for pattern in patterns for each in wildcards(pattern)), "match"}
         try:
@@ -118,8 +118,8 @@ def equation(name: str, pattern: object, replacement: object) -> Rule:
 
 
 def traced_rules(
-    pattern: Callable[..., Any],
-    replacement: Callable[..., Any],
+    pattern: Callable[..., object],
+    replacement: Callable[..., object],
     examples: Sequence[object],
     where: Callable[[Match], bool] | None = None,
     name: str | None = None,
@@ -144,7 +144,7 @@ def traced_rules(
 def _traced_rule(
     name: str,
     pattern: TracedPattern,
-    replacement: Callable[..., Any],
+    replacement: Callable[..., object],
     wanted: Sequence[str],
     where: Callable[[Match], bool] | None,
     meaning: str,

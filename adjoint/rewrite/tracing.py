@@ -71,7 +71,7 @@ class Recorder(TorchDispatchMode):
         return result
 
 
-def operators_of(function: Callable[..., Any], values: Sequence[object]) -> list[OpOverload]:
+def operators_of(function: Callable[..., object], values: Sequence[object]) -> list[OpOverload]:
     """The operators that a function calls on fake tensors like these."""
     mode = detect_fake_mode(values)
     assert mode is not None
@@ -94,7 +94,7 @@ class TracedPattern:
 
     def has_right_sizes(self, match: Match) -> bool:
         """Whether the sizes in a match are what the function would compute from its arguments."""
-        known: dict[sympy.Symbol, Any] = {}
+        known: dict[sympy.Symbol, object] = {}
         for symbol, (name, axis) in self.symbols.items():
             value = value_of(match.bound[name])
             if axis >= value.dim():
@@ -106,7 +106,7 @@ class TracedPattern:
         )
 
 
-def parameters_of(function: Callable[..., Any]) -> tuple[str, ...]:
+def parameters_of(function: Callable[..., object]) -> tuple[str, ...]:
     """The names of the parameters of a function."""
     found = inspect.signature(function).parameters.values()
     if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in found):
@@ -114,7 +114,7 @@ def parameters_of(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(each.name for each in found)
 
 
-def pattern_of(function: Callable[..., Any], examples: Sequence[object]) -> list[TracedPattern]:
+def pattern_of(function: Callable[..., object], examples: Sequence[object]) -> list[TracedPattern]:
     """The patterns of a torch function called with arguments like `examples`.
 
     There are two if operators choose another way for tensors that require grad.
@@ -151,10 +151,13 @@ def _shown(pattern: TracedPattern) -> str:
 
 
 def _traced(
-    function: Callable[..., Any], names: Sequence[str], examples: Sequence[object], requires: bool
+    function: Callable[..., object],
+    names: Sequence[str],
+    examples: Sequence[object],
+    requires: bool,
 ) -> TracedPattern:
     mode = new_fake_mode()
-    values: list[Any] = []
+    values: list[object] = []
     symbol_places: dict[sympy.Symbol, tuple[str, int]] = {}
     with torch.no_grad():
         examples = list(map(detached, examples))
@@ -193,14 +196,16 @@ def _traced(
     return TracedPattern(tuple(names), made, making.sizes, making.used_symbols())
 
 
-def _recorded(function: Callable[..., Any], values: Sequence[object]) -> tuple[list[Step], Any]:
+def _recorded(
+    function: Callable[..., object], values: Sequence[object]
+) -> tuple[list[Step], object]:
     recorder = Recorder()
     with recorder:
         results = function(*values)
     return recorder.steps, results
 
 
-def _with_other_number(values: Sequence[Any], place: int) -> list[Any]:
+def _with_other_number(values: Sequence[Any], place: int) -> list[object]:
     changed = list(values)
     changed[place] = values[place] + 1 if isinstance(values[place], int) else values[place] * 2 + 1
     return changed
@@ -234,9 +239,9 @@ def _changing_numbers(
 class _PatternMaker:
     def __init__(self, places: Mapping[sympy.Symbol, tuple[str, int]]) -> None:
         self.places = places
-        self.patterns: dict[int, Any] = {}
+        self.patterns: dict[int, object] = {}
         self.sizes: dict[str, sympy.Basic] = {}
-        self.kept: list[Any] = []
+        self.kept: list[object] = []
 
     def add(self, step: Step, numbers: Mapping[int, str]) -> None:
         """The pattern of one call; `numbers`: leaves of its arguments that are parameters."""

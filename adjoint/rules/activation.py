@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +53,7 @@ def rrelu_with_noise(
     lower: float = 0.125,
     upper: float = 1 / 3,
     training: bool = False,
-    generator: Any = None,
+    generator: object = None,
 ) -> Cotangents:
     """The slopes drawn in the forward pass; outside of training, their mean."""
     if training:

@@ -122,7 +122,7 @@ def flash_for_cpu_backward(
     key: torch.Tensor,
     value: torch.Tensor,
     attn_mask: torch.Tensor | None = None,
-    **named: Any,
+    **named: object,
 ) -> tuple[torch.Tensor | None, ...]:
     """The mask is boolean, or added to the scores."""
     of = _dense(cotangent, query, key, value, attn_mask, **_options(named))
@@ -135,7 +135,7 @@ def flash_backward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    **named: Any,
+    **named: object,
 ) -> tuple[torch.Tensor | None, ...]:
     """A causal mask is aligned to the last query and key."""
     shift = key.shape[-2] - query.shape[-2]
@@ -171,7 +171,7 @@ def cudnn_backward(
     key: torch.Tensor,
     value: torch.Tensor,
     attn_bias: torch.Tensor | None,
-    **named: Any,
+    **named: object,
 ) -> tuple[torch.Tensor | None, ...]:
     """All sequences must have the same length."""
     if named["cum_seq_q"] is not None or named["cum_seq_k"] is not None:
@@ -180,7 +180,7 @@ def cudnn_backward(
     return of.query, of.key, of.value
 
 
-def _options(named: Mapping[str, Any]) -> dict[str, Any]:
+def _options(named: Mapping[str, object]) -> dict[str, Any]:
     """What the schemas of all kernels for dense batches have in common."""
     return {
         "dropout_p": named["dropout_p"],

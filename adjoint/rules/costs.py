@@ -120,14 +120,14 @@ def _hides_behind_memory(node: fx.Node, target: OpOverload) -> bool:
 _ELEMENT = Name("?", torch.float32)
 
 
-def _argument(value: Any) -> Any:
+def _argument(value: object) -> Any:
     is_known = value is None or isinstance(value, (bool, int, float, str))
     return value if is_known else _ELEMENT
 
 
 @functools.lru_cache(maxsize=4096)
 def _applied(
-    target: OpOverload, args: tuple[Any, ...], options: tuple[tuple[str, Any], ...]
+    target: OpOverload, args: tuple[object, ...], options: tuple[tuple[str, object], ...]
 ) -> frozenset[str]:
     """The operators that an op applies to each element; empty: it has no formula.
 

@@ -21,12 +21,12 @@ from adjoint.torch_private.operators import OpOverload
 
 
 def pull_back(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     active: Sequence[torch.Tensor],
     twin: Callable[[torch.Tensor, bool], torch.Tensor],
-    cotangents: Sequence[Any],
+    cotangents: Sequence[object],
 ) -> dict[int, torch.Tensor]:
     """The cotangents of the `active` arguments of `function(*args, **kwargs)`, by `id`.
 
@@ -36,7 +36,7 @@ def pull_back(
     twins: dict[int, torch.Tensor] = {}
     wanted = {id(tensor) for tensor in active}
 
-    def leaf(value: Any) -> Any:
+    def leaf(value: object) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         if id(value) not in twins:
@@ -72,13 +72,13 @@ def pull_back(
     }
 
 
-def _as_defined(function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+def _as_defined(function: Callable[..., object]) -> contextlib.AbstractContextManager[None]:
     if isinstance(function, OpOverload):
         return by_torch_formula(function)
     return contextlib.nullcontext()
 
 
-def by_rule(op: OpOverload, *args: Any, **kwargs: Any) -> torch.Tensor:
+def by_rule(op: OpOverload, *args: object, **kwargs: object) -> torch.Tensor:
     """`op(*args, **kwargs)`, differentiated by our own rule.
 
     For compositions that use an op whose formula in torch cannot be traced.
@@ -93,7 +93,7 @@ def by_rule(op: OpOverload, *args: Any, **kwargs: Any) -> torch.Tensor:
             return out
 
         @staticmethod
-        def backward(ctx: Any, *cotangents: Any) -> Any:
+        def backward(ctx: Any, *cotangents: object) -> Any:
             out, *tensors = ctx.saved_tensors
             rest = iter(tensors)
             values = [next(rest) if other is None else other[0] for other in ctx.others]

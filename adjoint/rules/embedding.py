@@ -20,7 +20,7 @@ _MEAN, _MAX = 1, 2
 
 @composition_by_name(aten._embedding_bag_backward.default)
 def embedding_bag_backward(
-    cotangent: Any, indices: Any, offsets: Any, offset2bag: Any, sparse: bool, **named: Any
+    cotangent: Any, indices: Any, offsets: Any, offset2bag: object, sparse: bool, **named: Any
 ) -> Tensor:
     """Bags are computed from the offsets: the kernel may leave `offset2bag` empty."""
     bags = _bags(indices, offsets)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -56,7 +54,13 @@ def select_scatter(
 
 @vjp(aten.slice_scatter.default)
 def slice_scatter(
-    cotangent: Tensor, out: Tensor, x: Tensor, new: Tensor, dim: int = 0, *place: Any, **named: Any
+    cotangent: Tensor,
+    out: Tensor,
+    x: Tensor,
+    new: Tensor,
+    dim: int = 0,
+    *place: object,
+    **named: object,
 ) -> Cotangents:
     """The slice comes from `new`, the rest from x."""
     kept = aten.slice_scatter.default(cotangent, torch.zeros_like(new), dim, *place, **named)
@@ -65,7 +69,7 @@ def slice_scatter(
 
 @vjp(aten.diagonal_scatter.default)
 def diagonal_scatter(
-    cotangent: Tensor, out: Tensor, x: Tensor, new: Tensor, *place: Any, **named: Any
+    cotangent: Tensor, out: Tensor, x: Tensor, new: Tensor, *place: object, **named: object
 ) -> Cotangents:
     """The diagonal comes from `new`, the rest from x."""
     kept = aten.diagonal_scatter.default(cotangent, torch.zeros_like(new), *place, **named)

@@ -133,7 +133,7 @@ def batch_norm(
     training: bool,
     momentum: float,
     eps: float,
-) -> Any:
+) -> object:
     """By the kernel, which in training does not read running statistics: they are not saved."""
     if cotangent[0] is None:
         return None, None, None
@@ -156,7 +156,7 @@ def batch_norm_backward(
     train: bool,
     eps: float,
     output_mask: Sequence[bool],
-    *reserve: Any,
+    *reserve: object,
 ) -> tuple[Tensor | None, ...]:
     """Over all axes but the second; outside of training, the statistics are constants."""
     axes = [axis for axis in range(x.dim()) if axis != 1]
@@ -193,7 +193,7 @@ def cudnn_batch_norm_backward(
     save_mean: Tensor | None,
     save_var: Tensor | None,
     epsilon: float,
-    *reserve: Any,
+    *reserve: object,
 ) -> tuple[Tensor | None, ...]:
     """These kernels are used in training only."""
     mask = (True, True, True)

@@ -21,10 +21,10 @@ def differentiable_outputs(
     op: OpOverload,
     args: Any,
     kwargs: Any,
-    out: Any,
-    active: Sequence[Any],
+    out: object,
+    active: Sequence[object],
     fake_mode: FakeTensorMode,
-) -> tuple[Any, ...]:
+) -> tuple[object, ...]:
     """For each result of a call with fake arguments, whether it depends differentiably on the
     `active` ones; for a list among the results, a list.  `out` is what the call returned.
 
@@ -37,7 +37,7 @@ def differentiable_outputs(
     key = (op, form, returned, tuple(_kind(leaf, wanted) for leaf in leaves))
     if key not in _KNOWN:
 
-        def leaf(value: Any) -> Any:
+        def leaf(value: object) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
             copy = value.detach()
@@ -54,7 +54,7 @@ def differentiable_outputs(
     return _KNOWN[key]
 
 
-def _kind(leaf: Any, wanted: set[int]) -> Any:
+def _kind(leaf: object, wanted: set[int]) -> Any:
     """What of an argument the answer may depend on: activity, and the value of flags and masks."""
     if isinstance(leaf, torch.Tensor):
         return ("tensor", id(leaf) in wanted)

@@ -86,7 +86,7 @@ RECIPROCALS: dict[Any, tuple[Partial | None, ...]] = {
 }
 
 
-def conjugate(value: Any) -> Any:
+def conjugate(value: object) -> Any:
     """The conjugate of a tensor or number; a real one is returned as it is."""
     if isinstance(value, torch.Tensor):
         return value.conj() if value.is_complex() else value

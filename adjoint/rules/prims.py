@@ -107,7 +107,7 @@ def broadcast_in_dim(
 
 
 @composition(prims.split_dim.default)
-def split_dim(x: Tensor, dim: int, outer_length: int) -> Any:
+def split_dim(x: Tensor, dim: int, outer_length: int) -> object:
     """One axis becomes two."""
     return x.unflatten(dim, (outer_length, x.shape[dim] // outer_length))
 
@@ -146,18 +146,18 @@ def var(
 
 
 @composition(prims.fft_r2c.default)
-def fft_r2c(x: Tensor, *, dim: Sequence[int], onesided: bool) -> Any:
+def fft_r2c(x: Tensor, *, dim: Sequence[int], onesided: bool) -> object:
     """Unnormalized."""
     return aten._fft_r2c.default(x, dim, 0, onesided)
 
 
 @composition(prims.fft_c2r.default)
-def fft_c2r(x: Tensor, *, dim: Sequence[int], last_dim_size: int) -> Any:
+def fft_c2r(x: Tensor, *, dim: Sequence[int], last_dim_size: int) -> object:
     """Unnormalized."""
     return aten._fft_c2r.default(x, dim, 0, last_dim_size)
 
 
 @composition(prims.fft_c2c.default)
-def fft_c2c(x: Tensor, *, dim: Sequence[int], forward: bool) -> Any:
+def fft_c2c(x: Tensor, *, dim: Sequence[int], forward: bool) -> object:
     """Unnormalized."""
     return aten._fft_c2c.default(x, dim, 0, forward)

@@ -14,7 +14,7 @@ from adjoint.rules.registry import Cotangents, vjp
 aten = torch.ops.aten
 
 
-def restore_axes(value: torch.Tensor, x: torch.Tensor, dim: Any, keepdim: bool) -> torch.Tensor:
+def restore_axes(value: torch.Tensor, x: torch.Tensor, dim: object, keepdim: bool) -> torch.Tensor:
     """`value` with an axis of size 1 for each axis of x that was reduced, as `keepdim` has it."""
     if keepdim or x.dim() == 0:
         return value
@@ -133,7 +133,7 @@ def _of_both(
 def _of_variance(
     cotangent: torch.Tensor,
     x: torch.Tensor,
-    dim: Any,
+    dim: object,
     *,
     correction: float | None = None,
     keepdim: bool = False,

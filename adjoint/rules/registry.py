@@ -56,7 +56,7 @@ def composition(*ops: OpOverload) -> Callable[[RuleT], RuleT]:
 
 
 def _registered(
-    table: dict[Any, Callable[..., Any]], ops: Sequence[OpOverload]
+    table: dict[object, Callable[..., object]], ops: Sequence[OpOverload]
 ) -> Callable[[RuleT], RuleT]:
     def register(function: RuleT) -> RuleT:
         for op in ops:
@@ -81,9 +81,9 @@ def composition_by_name(*ops: OpOverload) -> Callable[[RuleT], RuleT]:
     return register
 
 
-def _by_name(op: OpOverload, function: Callable[..., Any]) -> Callable[..., Any]:
+def _by_name(op: OpOverload, function: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         (_, first), *rest = named_arguments(op, args, kwargs).items()
         return function(first, **dict(rest))
 

@@ -153,8 +153,8 @@ def cat(cotangent: Tensor, out: Tensor, tensors: Sequence[Any], dim: int = 0) ->
     def part(start: Any, tensor: torch.Tensor) -> Any:
         return lambda: cotangent.narrow(dim, start, tensor.shape[dim])
 
-    parts: list[Any] = []
-    start: Any = 0
+    parts: list[object] = []
+    start: object = 0
     for tensor in tensors:
         # An empty tensor of one axis fits between any others.
         if tensor.dim() != cotangent.dim():
@@ -166,7 +166,7 @@ def cat(cotangent: Tensor, out: Tensor, tensors: Sequence[Any], dim: int = 0) ->
 
 
 @vjp(aten.stack.default)
-def stack(cotangent: Tensor, out: Tensor, tensors: Sequence[Any], dim: int = 0) -> Any:
+def stack(cotangent: Tensor, out: Tensor, tensors: Sequence[object], dim: int = 0) -> Any:
     """Each tensor receives its index along `dim`."""
     axis = dim % cotangent.dim()
 
@@ -190,7 +190,11 @@ def unbind(
 
 @vjp(aten.split.Tensor, aten.split_with_sizes.default)
 def split(
-    cotangent: Sequence[Tensor | None], out: Sequence[Tensor], x: Tensor, sizes: Any, dim: int = 0
+    cotangent: Sequence[Tensor | None],
+    out: Sequence[Tensor],
+    x: Tensor,
+    sizes: object,
+    dim: int = 0,
 ) -> Cotangents:
     """Concatenate the cotangents."""
     return (torch.cat(_filled(cotangent, out), dim),)

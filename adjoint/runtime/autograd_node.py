@@ -33,7 +33,7 @@ from adjoint.torch_private.modes import is_autocast_enabled, without_autocast
 class BackwardGraph(Protocol):
     """A backward graph that can be run, and differentiated by autograd."""
 
-    def backward(self, inputs: list[Any], known: Sizes, batched: bool) -> Sequence[Any]:
+    def backward(self, inputs: list[object], known: Sizes, batched: bool) -> Sequence[Any]:
         """The gradients; `known`: the values of size symbols, some of which no input has."""
         ...
 
@@ -139,7 +139,7 @@ class NodeProgram(ABC):
         """Compare gradients with those of eager autograd, if there is a checker."""
 
     def __call__(
-        self, inputs: Sequence[Any], sizes: Sizes, between: BetweenSegments | None = None
+        self, inputs: Sequence[object], sizes: Sizes, between: BetweenSegments | None = None
     ) -> Sequence[Any]:
         is_grad_enabled = torch.is_grad_enabled()
         try:
@@ -161,8 +161,8 @@ class NodeProgram(ABC):
     def _in_segments(
         self,
         segments: Segments,
-        inputs: list[Any],
-        outputs: list[Any],
+        inputs: list[object],
+        outputs: list[object],
         sizes: Sizes,
         between: BetweenSegments | None,
     ) -> Sequence[Any]:
@@ -184,7 +184,7 @@ class NodeProgram(ABC):
                     inputs[count + place] = found
         return outputs[: self.layout.results]
 
-    def forward(self, inputs: Sequence[Any]) -> Sequence[Any]:
+    def forward(self, inputs: Sequence[object]) -> Sequence[Any]:
         """All outputs, saved values included."""
         loaded = self._forward or self._load()
         # Ops under `enable_grad` inside the graph must not record: this node has the derivative.

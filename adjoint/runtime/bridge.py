@@ -137,13 +137,13 @@ class DifferentiableGraph:
             return everything
         return () if found[0] is None else found[0].saved_inputs
 
-    def in_segments(self, inputs: Sequence[object], between: BetweenSegments) -> Sequence[Any]:
+    def in_segments(self, inputs: Sequence[object], between: BetweenSegments) -> Sequence[object]:
         """The outputs; `between` replays views that other outputs are computed from."""
         return self(inputs, between=between)
 
     def _called(
         self, inputs: Sequence[object], known: Sizes | None, between: BetweenSegments | None
-    ) -> Sequence[Any]:
+    ) -> Sequence[object]:
         if are_ops_observed() and (functorch_is_active() or has_tangent(inputs)):
             return self._by_ops(inputs)
         wrt = self._inputs_of_interest(inputs)
@@ -170,14 +170,14 @@ class DifferentiableGraph:
         )
         return grad_program(inputs, own_sizes, between)
 
-    def run(self, inputs: list[Any], known: Sizes | None = None) -> Sequence[Any]:
+    def run(self, inputs: list[object], known: Sizes | None = None) -> Sequence[Any]:
         """The outputs, without autograd history; clears `inputs`."""
         if are_ops_observed() and (functorch_is_active() or has_tangent(inputs)):
             with torch.no_grad():
                 return self._by_ops(inputs)
         return self._run(inputs, known)
 
-    def _run(self, inputs: list[Any], known: Sizes | None) -> Sequence[Any]:
+    def _run(self, inputs: list[object], known: Sizes | None) -> Sequence[object]:
         """The same, where nothing has to see each op."""
         is_grad_enabled = torch.is_grad_enabled()
         if is_grad_enabled:
@@ -215,7 +215,7 @@ class DifferentiableGraph:
                 self._plain = self.compiler.whole(self.graph_module)
             return self._plain
 
-    def backward(self, inputs: list[Any], known: Sizes, batched: bool) -> Sequence[Any]:
+    def backward(self, inputs: list[object], known: Sizes, batched: bool) -> Sequence[Any]:
         """The outputs of a backward graph, with a history under `create_graph=True`.
 
         `batched`: cotangents are batched (`is_grads_batched=True`).
@@ -224,7 +224,7 @@ class DifferentiableGraph:
             return vmap_over_batch(self._by_ops, inputs)
         return self(inputs, known) if torch.is_grad_enabled() else self.run(inputs, known)
 
-    def _by_ops(self, inputs: Sequence[object]) -> Sequence[Any]:
+    def _by_ops(self, inputs: Sequence[object]) -> Sequence[object]:
         """The outputs, op by op: `torch.func` or forward mode differentiates and batches each."""
         if self._ops is None:
             self._ops = self.compiler.composed(self.graph_module)

@@ -42,15 +42,15 @@ from adjoint.torch_private.storages import foreach_copy
 class Segmented(Protocol):
     """A runnable graph whose results can be differentiated with respect to each other."""
 
-    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+    def __call__(self, inputs: Sequence[object]) -> Sequence[Any]:
         """The outputs."""
         ...
 
-    def in_segments(self, inputs: Sequence[Any], between: BetweenSegments) -> Sequence[Any]:
+    def in_segments(self, inputs: Sequence[object], between: BetweenSegments) -> Sequence[object]:
         """The outputs; `between` replays views that other outputs are computed from."""
         ...
 
-    def saved_inputs(self, inputs: Sequence[Any]) -> Collection[int]:
+    def saved_inputs(self, inputs: Sequence[object]) -> Collection[int]:
         """Positions of the inputs that autograd may save in a call with these."""
         ...
 
@@ -70,7 +70,7 @@ _FROM_START: dict[Any, Callable[..., torch.Tensor]] = {
 }
 
 
-def call(graph: Runnable, calling: CallingConvention, inputs: Sequence[Any]) -> list[Any]:
+def call(graph: Runnable, calling: CallingConvention, inputs: Sequence[object]) -> list[Any]:
     """Run `graph` on `inputs`, apply the program's effects to them, and return its results.
 
     If the graph raises, nothing that the caller can see has changed.
@@ -90,9 +90,9 @@ def call(graph: Runnable, calling: CallingConvention, inputs: Sequence[Any]) -> 
 def _outputs(
     graph: Runnable,
     calling: CallingConvention,
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     between: BetweenSegments | None,
-) -> Sequence[Any]:
+) -> Sequence[object]:
     given = graph_inputs(calling, inputs)
     if calling.writes and torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
         saved = graph.saved_inputs(given) if isinstance(graph, Segmented) else range(len(given))
@@ -116,7 +116,7 @@ def _leaves(calling: CallingConvention, inputs: Sequence[Any]) -> Iterator[None]
         raise
 
 
-def graph_inputs(calling: CallingConvention, inputs: Sequence[Any]) -> list[Any]:
+def graph_inputs(calling: CallingConvention, inputs: Sequence[object]) -> list[Any]:
     """The inputs of the graph, made from the caller's inputs."""
     if calling.plain_inputs is not None:
         return [inputs[index] for index in calling.plain_inputs]
@@ -165,17 +165,17 @@ class BetweenSegments:
     computed from it have their autograd history through that view.
     """
 
-    def __init__(self, calling: CallingConvention, inputs: Sequence[Any]) -> None:
+    def __init__(self, calling: CallingConvention, inputs: Sequence[object]) -> None:
         self.calling = calling
         self.inputs = inputs
-        self.made: dict[int, Any] = {}
+        self.made: dict[int, object] = {}
         self._shown = dict(calling.view_values)
 
-    def separate(self, outputs: Sequence[Any]) -> list[Any]:
+    def separate(self, outputs: Sequence[object]) -> list[Any]:
         """The outputs, each in memory of its own; called before they have autograd history."""
         return list(_in_own_memory(self.calling, self.inputs, outputs))
 
-    def at(self, output: int, outputs: Sequence[Any]) -> object:
+    def at(self, output: int, outputs: Sequence[object]) -> object:
         """The input of a later segment for `output`, whose own history must be complete."""
         position = self._shown.get(output)
         if position is None:
@@ -185,8 +185,8 @@ class BetweenSegments:
 
 def finish(
     calling: CallingConvention,
-    inputs: Sequence[Any],
-    outputs: Sequence[Any],
+    inputs: Sequence[object],
+    outputs: Sequence[object],
     made: dict[int, Any] | None = None,
 ) -> list[Any]:
     """Mutate the caller's inputs and make the results, except those `made` already."""
@@ -266,8 +266,8 @@ def _target(to: FromCaller | BaseOf | MemoryOf, inputs: Sequence[Any]) -> torch.
 
 
 def _in_own_memory(
-    calling: CallingConvention, inputs: Sequence[Any], outputs: Sequence[Any]
-) -> Sequence[Any]:
+    calling: CallingConvention, inputs: Sequence[object], outputs: Sequence[object]
+) -> Sequence[object]:
     """`outputs`, with those copied that need their own storage and alias another tensor.
 
     A graph defines values, not memory: a program may compute one output as a view of another, or
@@ -311,7 +311,7 @@ class _Results:
         calling: CallingConvention,
         inputs: Sequence[Any],
         outputs: Sequence[Any],
-        made: dict[int, Any] | None = None,
+        made: dict[int, object] | None = None,
     ) -> None:
         self.calling = calling
         self.inputs = inputs
@@ -396,7 +396,7 @@ def _take(step: Step, value: torch.Tensor, outputs: Sequence[Any]) -> torch.Tens
             return value.requires_grad_()
 
 
-def _replayed(step: Replay, value: torch.Tensor, outputs: Sequence[Any]) -> torch.Tensor:
+def _replayed(step: Replay, value: torch.Tensor, outputs: Sequence[object]) -> torch.Tensor:
     if step.is_plain:
         plain: Any = step.op(value, *step.args, **dict(step.kwargs))
         return plain if step.output is None else plain[step.output]  # type: ignore[no-any-return]
@@ -433,7 +433,9 @@ def _with_earlier_version(tensor: torch.Tensor) -> Iterator[None]:
     set_version(tensor, now)
 
 
-def _replay_metadata_op(move: ReplayMetadataOp, inputs: Sequence[Any], results: _Results) -> None:
+def _replay_metadata_op(
+    move: ReplayMetadataOp, inputs: Sequence[object], results: _Results
+) -> None:
     def filled(leaf: Any) -> object:
         made = isinstance(leaf, (FromCaller, FromGraph, FromRecipe, View))
         return results.make(leaf) if made else leaf
@@ -443,7 +445,7 @@ def _replay_metadata_op(move: ReplayMetadataOp, inputs: Sequence[Any], results: 
         move.op(inputs[move.index], *args, **kwargs)
 
 
-def _filled(tree: Any, outputs: Sequence[Any]) -> Any:
+def _filled(tree: object, outputs: Sequence[object]) -> Any:
     """Arguments in which each `FromGraph` is replaced by that output."""
     if isinstance(tree, FromGraph):
         return outputs[tree.index]

@@ -48,7 +48,7 @@ class EntryPoint:
         first: CapturedProgram,
         recapture: Callable[[Sequence[Any]], CapturedProgram],
         load: Callable[[fx.GraphModule], Runnable],
-        eager: Callable[..., Any] | None = None,
+        eager: Callable[..., object] | None = None,
     ) -> None:
         """`load` compiles a graph, so that autograd can run and differentiate it.
 

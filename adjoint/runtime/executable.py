@@ -32,7 +32,7 @@ class Checker(Protocol):
         inputs: Sequence[object],
         cotangents: Sequence[tuple[int, object]],
         found: Sequence[object],
-        eager: Callable[[], Sequence[Any]],
+        eager: Callable[[], Sequence[object]],
     ) -> None:
         """Raise an error if the gradients `found` are not those that `eager` returns.
 

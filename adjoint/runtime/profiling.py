@@ -66,7 +66,9 @@ def _stopped() -> None:
     _ORIGINALS.clear()
 
 
-def _in_range(original: Callable[..., Any], name_of: Callable[[Any], str]) -> Callable[..., Any]:
+def _in_range(
+    original: Callable[..., object], name_of: Callable[[Any], str]
+) -> Callable[..., object]:
     @functools.wraps(original)
     def called(self: object, *args: object, **kwargs: object) -> Any:
         name = self.__dict__.get(_NAME)

@@ -19,7 +19,7 @@ def run(captured: CapturedProgram, given: Sequence[object]) -> list[Any]:
     return call(lambda inputs: evaluate(captured.graph_module, inputs), captured.calling, leaves)
 
 
-def run_call(captured: CapturedProgram, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
+def run_call(captured: CapturedProgram, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """Call the program as the Python function that it was captured from."""
     assert captured.signature is not None
     given, spec = trees.flatten((args, kwargs))

@@ -93,7 +93,7 @@ class SizedPrograms:
             return evaluate_taking(self.graph_module, inputs)
         return self._evaluate_checked(inputs)
 
-    def _evaluate_checked(self, inputs: list[Any]) -> Sequence[Any]:
+    def _evaluate_checked(self, inputs: list[object]) -> Sequence[Any]:
         """Run op by op for the first time, and check the dtypes of what ops return."""
         kept = list(inputs)
         try:
@@ -104,7 +104,7 @@ class SizedPrograms:
         self._is_checked = True
         return results
 
-    def _give_up(self, program: PlanProgram, inputs: list[Any], error: BindingFailed) -> None:
+    def _give_up(self, program: PlanProgram, inputs: list[object], error: BindingFailed) -> None:
         """Run op by op for these sizes from now on."""
         if program.plan.streams:
             inputs.pop()
@@ -160,7 +160,7 @@ def _assumed(graph_module: fx.GraphModule, program: PlanProgram) -> Sizing:
     return Sizing(graph_module, program.plan.assumed)
 
 
-def _seeded(program: PlanProgram, inputs: list[Any]) -> bool:
+def _seeded(program: PlanProgram, inputs: list[object]) -> bool:
     """Append the seeds to `inputs` of a program that draws random numbers.
 
     False while the caller captures a CUDA graph: each replay would draw the same numbers.

@@ -14,12 +14,12 @@ from torch.autograd import forward_ad
 Hooks: TypeAlias = tuple[Callable[..., Any], Callable[..., Any]]
 
 
-def below_autograd() -> contextlib.AbstractContextManager[Any]:
+def below_autograd() -> contextlib.AbstractContextManager[object]:
     """Run ops as inside autograd's own kernels: no history is recorded."""
     return torch._C._AutoDispatchBelowAutograd()
 
 
-def above_autograd() -> contextlib.AbstractContextManager[Any]:
+def above_autograd() -> contextlib.AbstractContextManager[object]:
     """Undo `below_autograd`: autograd may have to regenerate the `grad_fn` of a view."""
     exclude = torch._C._dispatch_tls_local_exclude_set()
     for name in (
@@ -63,7 +63,7 @@ def saved_tensor_hooks() -> Hooks | None:
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
-def has_tangent(values: Sequence[Any]) -> bool:
+def has_tangent(values: Sequence[object]) -> bool:
     """Whether some value is a dual tensor of torch's forward mode."""
     if forward_ad._current_level < 0:
         return False
@@ -100,7 +100,7 @@ class ReachedNodes:
     def __init__(self) -> None:
         self._assumed: dict[Hashable, _Assumed] = {}
 
-    def that_run(self, nodes: Sequence[Any], kind: Hashable) -> tuple[int, ...]:
+    def that_run(self, nodes: Sequence[object], kind: Hashable) -> tuple[int, ...]:
         """Indices of the nodes that will run; may include some that this run does not need.
 
         `kind`: a key that separates runs of this node that may need different gradients.
@@ -145,7 +145,7 @@ def _will_run(node: Any) -> bool | str:
         return _RETURNED
 
 
-def apply_node(function: type[torch.autograd.Function], *args: Any) -> Any:
+def apply_node(function: type[torch.autograd.Function], *args: object) -> Any:
     """`function.apply(*args)`, where no `torch.func` transform is active.
 
     Torch's own method looks for tensors of transforms that have ended, in Python.

@@ -9,14 +9,14 @@ import torch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 
-def is_batched(value: Any) -> bool:
+def is_batched(value: object) -> bool:
     """Whether this is a batched cotangent, of a backward under `is_grads_batched=True`."""
     return isinstance(value, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(value)
 
 
 def vmap_over_batch(
     function: Callable[[list[Any]], Sequence[Any]], inputs: Sequence[Any]
-) -> list[Any]:
+) -> list[object]:
     """`function(inputs)` of batched inputs, by `torch.func.vmap`, which supports more ops."""
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
@@ -34,7 +34,7 @@ def vmap_over_batch(
 
     in_dims = tuple(0 if is_batched(each) else None for each in inputs)
     # Autograd records this outside of its batching level, and batches the backward of it.
-    results: list[Any] = [
+    results: list[object] = [
         torch._add_batch_dim(each, 0, level)
         for each in torch.func.vmap(tensors, in_dims=in_dims)(*plain)
     ]
@@ -43,7 +43,7 @@ def vmap_over_batch(
     return results
 
 
-def is_at_vmap_level(value: Any) -> bool:
+def is_at_vmap_level(value: object) -> bool:
     """Whether the innermost level of `torch.func` is a `vmap` that batches this tensor."""
     level = torch._C._functorch.maybe_current_level()
     return (
@@ -54,7 +54,7 @@ def is_at_vmap_level(value: Any) -> bool:
     )
 
 
-def is_vmapped(value: Any) -> bool:
+def is_vmapped(value: object) -> bool:
     """Whether some level of `torch.func.vmap` batches this tensor."""
     functorch = torch._C._functorch
     while isinstance(value, torch.Tensor) and functorch.is_functorch_wrapped_tensor(value):

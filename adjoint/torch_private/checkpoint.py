@@ -21,13 +21,13 @@ Handler: TypeAlias = Callable[[Callable[[], Any], Callable[[Any], str]], Any]
 _CONTEXT_PARAMETERS = inspect.signature(checkpoint.SelectiveCheckpointContext).parameters
 
 
-def split_arguments(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_arguments(kwargs: dict[str, object]) -> tuple[dict[str, object], dict[str, object]]:
     """Keyword arguments of the checkpoint itself, and those of the function that it runs."""
     own, of_function = TagActivationCheckpoint.divide_kwargs(kwargs)
     return own, of_function
 
 
-def forward_context(body: fx.GraphModule) -> contextlib.AbstractContextManager[Any]:
+def forward_context(body: fx.GraphModule) -> contextlib.AbstractContextManager[object]:
     """The context that selective checkpointing runs the forward in."""
     make = body.meta.get("_checkpoint_context_fn")
     return contextlib.nullcontext() if make is None else make()[0]
@@ -38,8 +38,8 @@ def selective_checkpoints_handled_by(handle: Handler, mode: TorchDispatchMode) -
     """Under `mode`, selective checkpointing calls `handle` for each op, and caches nothing."""
 
     def dispatch(
-        self: Any, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self: Any, op: Any, types: object, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         named = kwargs or {}
         if op in checkpoint.SAC_IGNORED_OPS:
             return op(*args, **named)
@@ -57,7 +57,7 @@ def selective_checkpoints_handled_by(handle: Handler, mode: TorchDispatchMode) -
         yield
 
 
-def _context(result: Any) -> checkpoint.SelectiveCheckpointContext:
+def _context(result: object) -> checkpoint.SelectiveCheckpointContext:
     if "op_output" not in _CONTEXT_PARAMETERS:  # torch 2.11
         return checkpoint.SelectiveCheckpointContext(is_recompute=False)
     return checkpoint.SelectiveCheckpointContext(is_recompute=False, op_output=result)

@@ -41,7 +41,7 @@ def composites_as_in_eager() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _python_kernels(
-    op: OpOverload, kernels: Mapping[DispatchKey, Callable[..., Any] | None]
+    op: OpOverload, kernels: Mapping[DispatchKey, Callable[..., object] | None]
 ) -> Iterator[None]:
     """Replace Python kernels of `op` for a while; None removes one."""
     before = {key: op.py_kernels.get(key) for key in kernels}
@@ -52,7 +52,9 @@ def _python_kernels(
         _set_kernels(op, before)
 
 
-def _set_kernels(op: OpOverload, kernels: Mapping[DispatchKey, Callable[..., Any] | None]) -> None:
+def _set_kernels(
+    op: OpOverload, kernels: Mapping[DispatchKey, Callable[..., object] | None]
+) -> None:
     for key, kernel in kernels.items():
         op.py_kernels.pop(key, None)
         if kernel is not None:
@@ -92,7 +94,7 @@ class _DeferringChecks(TorchDispatchMode):
         self.message = message
 
     def __torch_dispatch__(
-        self, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self, op: Any, types: object, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if op is not aten.equal.default:
             return op(*args, **(kwargs or {}))
@@ -101,7 +103,7 @@ class _DeferringChecks(TorchDispatchMode):
         return self.valid
 
 
-def _deferring_checks(op: OpOverload) -> contextlib.AbstractContextManager[Any]:
+def _deferring_checks(op: OpOverload) -> contextlib.AbstractContextManager[object]:
     return _DeferringChecks(*_CHECKS[op]) if op in _CHECKS else contextlib.nullcontext()
 
 
@@ -142,7 +144,7 @@ def _defined_in_python() -> tuple[OpOverload, ...]:
     return tuple(op for op in overloads if any(key in op.py_kernels for key in _KEYS))
 
 
-def _has_symbols(leaf: Any) -> bool:
+def _has_symbols(leaf: object) -> bool:
     if isinstance(leaf, torch.Tensor):
         return any(isinstance(size, torch.SymInt) for size in leaf.shape)
     return isinstance(leaf, symbols.SYMBOLIC)
@@ -191,10 +193,10 @@ def _ctc_loss(
     return losses.sum() if reduction == 2 else losses
 
 
-def _with_deferred_checks(op: OpOverload) -> Callable[..., Any]:
+def _with_deferred_checks(op: OpOverload) -> Callable[..., object]:
     """`op`, with its argument checks deferred to the run."""
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         with _deferring_checks(op):
             return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 

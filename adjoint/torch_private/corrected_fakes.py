@@ -65,7 +65,7 @@ class Facts:
     order: tuple[int, ...] | None
     """Dimensions from largest to smallest stride; None: not dense, or elements overlap."""
 
-    def applied(self, fake: Any) -> Any:
+    def applied(self, fake: object) -> Any:
         """`fake`, with these facts."""
         if not isinstance(fake, torch.Tensor):
             return fake
@@ -78,11 +78,11 @@ class Facts:
         return fake.new_empty_strided(fake.shape, strides, dtype=self.dtype)
 
 
-def _at_least_one(size: Any) -> Any:
+def _at_least_one(size: object) -> object:
     return max(size, 1) if isinstance(size, int) else size
 
 
-def facts_of(tensor: Any) -> Facts | None:
+def facts_of(tensor: object) -> Facts | None:
     """The facts about a result; None if it is no strided tensor."""
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         return None
@@ -107,7 +107,7 @@ _OPS_LEARNED: set[Any] = set()
 _RETURN_ARGUMENTS: set[Any] = set()
 
 
-def learn(op: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> bool:
+def learn(op: object, args: Sequence[object], kwargs: dict[str, object], result: object) -> bool:
     """Remember what `op` returned for arguments of this kind; False if nothing new was learned."""
     leaves = tree_leaves(result)
     if any(isinstance(leaf, torch.Tensor) and leaf.is_quantized for leaf in leaves):
@@ -120,13 +120,13 @@ def learn(op: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> 
     return True
 
 
-def is_known(op: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> bool:
+def is_known(op: object, args: Sequence[object], kwargs: dict[str, object], result: object) -> bool:
     """Whether these are the facts that were learned for arguments of this kind."""
     facts = tuple(map(facts_of, tree_leaves(result)))
     return bool(_LEARNED) and _LEARNED.get(_key(op, args, kwargs)) == facts
 
 
-def learn_alias(op: Any) -> bool:
+def learn_alias(op: object) -> bool:
     """Remember that a result of `op` may alias an argument; False if that was known."""
     if op in _RETURN_ARGUMENTS:
         return False
@@ -134,7 +134,7 @@ def learn_alias(op: Any) -> bool:
     return True
 
 
-def returns_argument(op: Any) -> bool:
+def returns_argument(op: object) -> bool:
     """Whether a result of `op` was seen to alias an argument, which the schema does not declare."""
     return op in _RETURN_ARGUMENTS
 
@@ -153,11 +153,11 @@ def forget() -> None:
     _RETURN_ARGUMENTS.clear()
 
 
-def _key(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _key(op: object, args: Sequence[object], kwargs: dict[str, object]) -> object:
     return op, tuple(map(_kind, tree_leaves((args, kwargs))))
 
 
-def _kind(leaf: Any) -> Any:
+def _kind(leaf: object) -> Any:
     """The properties of an argument, except sizes, that dtypes and strides of results depend on."""
     if isinstance(leaf, torch.Tensor):
         if leaf.layout is not torch.strided:
@@ -168,7 +168,7 @@ def _kind(leaf: Any) -> Any:
     return type(leaf).__name__.removeprefix("Sym").lower()
 
 
-def _rough_order(tensor: torch.Tensor) -> Any:
+def _rough_order(tensor: torch.Tensor) -> object:
     if any(not isinstance(number, int) for number in (*tensor.shape, *tensor.stride())):
         # Of symbolic strides, only contiguity can be recognized without a guard.
         return tuple(range(tensor.dim())) if _is_contiguous(tensor) else None
@@ -189,7 +189,7 @@ def _is_contiguous(tensor: torch.Tensor) -> bool:
 # Known errors of torch ----------------------------------------------------------------------------
 
 
-def _statistics(op: Any, x: Any, weight: Any, bias: Any, result: Any) -> Any:
+def _statistics(op: object, x: Any, weight: Any, bias: Any, result: Any) -> Any:
     """For half-precision inputs and float32 parameters, CPU kernels return float32 statistics.
 
     Torch's fakes say half precision (2.11 to 2.13).
@@ -200,11 +200,11 @@ def _statistics(op: Any, x: Any, weight: Any, bias: Any, result: Any) -> Any:
     return (result[0], *(each.to(wide) for each in result[1:3]), *result[3:])
 
 
-def _layer_norm(op: Any, x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+def _layer_norm(op: Any, x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> object:
     return _statistics(op, x, weight, bias, op(x, shape, weight, bias, eps))
 
 
-def _group_norm(op: Any, x: Any, weight: Any, bias: Any, *numbers: Any) -> Any:
+def _group_norm(op: Any, x: Any, weight: Any, bias: Any, *numbers: Any) -> object:
     return _statistics(op, x, weight, bias, op(x, weight, bias, *numbers))
 
 
@@ -221,13 +221,15 @@ def _batch_norm_functional(
     return (y, *statistics, new_mean.to(mean.dtype), new_variance.to(variance.dtype))
 
 
-def _group_norm_backward(op: Any, cotangent: Any, x: Any, *args: Any) -> Any:
+def _group_norm_backward(op: Any, cotangent: Any, x: Any, *args: Any) -> object:
     """The gradient has the input's dtype; the fake fails for arguments that are not contiguous."""
     of_x, *others = op(cotangent.contiguous(), x.contiguous(), *args)
     return (None if of_x is None else of_x.to(x.dtype), *others)
 
 
-def _gradient_of_loss(op: Any, cotangent: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+def _gradient_of_loss(
+    op: object, cotangent: object, x: Any, *args: object, **kwargs: object
+) -> object:
     """The input's dtype, contiguous.
 
     The fakes promote with the target's dtype, and divide by a number of elements that may be zero.
@@ -235,35 +237,35 @@ def _gradient_of_loss(op: Any, cotangent: Any, x: Any, *args: Any, **kwargs: Any
     return x.new_empty(x.shape)
 
 
-def _soft_margin_backward(op: Any, cotangent: Any, x: Any, *args: Any) -> Any:
+def _soft_margin_backward(op: Any, cotangent: Any, x: Any, *args: Any) -> object:
     """In the dtype of the input."""
     return op(cotangent, x, *args).to(x.dtype)
 
 
-def _huber_loss(op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+def _huber_loss(op: Any, x: Any, *args: Any, **kwargs: Any) -> object:
     """In the dtype of the prediction."""
     return op(x, *args, **kwargs).to(x.dtype)
 
 
-def _addr(op: Any, bias: Any, left: Any, right: Any, **kwargs: Any) -> Any:
+def _addr(op: Any, bias: Any, left: Any, right: Any, **kwargs: Any) -> object:
     """In the promoted dtype of all three, also if the first has no dimensions."""
     types = (bias.dtype, left.dtype, right.dtype)
     widest = torch.promote_types(torch.promote_types(types[0], types[1]), types[2])
     return op(bias, left, right, **kwargs).to(widest)
 
 
-def _normal(op: Any, mean: Any, std: Any, **kwargs: Any) -> Any:
+def _normal(op: Any, mean: Any, std: Any, **kwargs: Any) -> object:
     """In the dtype of the mean."""
     return op(mean, std, **kwargs).to(mean.dtype)
 
 
-def _softmax_backward(op: Any, cotangent: Any, *args: Any) -> Any:
+def _softmax_backward(op: Any, cotangent: Any, *args: Any) -> object:
     """In the dtype of the cotangent, except on a GPU."""
     result = op(cotangent, *args)
     return result.to(cotangent.dtype) if cotangent.device.type == "cpu" else result
 
 
-def _embedding_bag(op: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+def _embedding_bag(op: Any, weight: Any, *args: Any, **kwargs: Any) -> object:
     """As float16, bfloat16 takes the fast path, which returns no map from indices to bags."""
     if weight.dtype is not torch.bfloat16:
         return op(weight, *args, **kwargs)
@@ -280,7 +282,7 @@ def _embedding_bag(op: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
     )
 
 
-def _contiguous(op: Any, *args: Any, **kwargs: Any) -> Any:
+def _contiguous(op: Any, *args: Any, **kwargs: Any) -> object:
     """Results are contiguous, whatever the strides of the argument."""
     return tree_map(
         lambda leaf: leaf.new_empty(leaf.shape) if isinstance(leaf, torch.Tensor) else leaf,
@@ -288,7 +290,7 @@ def _contiguous(op: Any, *args: Any, **kwargs: Any) -> Any:
     )
 
 
-def _interpolated(op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+def _interpolated(op: Any, x: Any, *args: Any, **kwargs: Any) -> object:
     """The fakes fail for an empty batch."""
     batch = x.shape[0]
     if not (isinstance(batch, int) and batch == 0):

@@ -50,7 +50,7 @@ def matmuls_avoid_tf32() -> bool:
     return torch._C._get_fp32_precision_getter("cuda", "matmul") != "tf32"
 
 
-def new_graph_pool() -> Any:
+def new_graph_pool() -> object:
     """A private memory pool of torch's caching allocator."""
     return torch.cuda.graph_pool_handle()
 

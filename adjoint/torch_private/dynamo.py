@@ -79,7 +79,7 @@ DynamoError = exc.TorchDynamoException
 
 
 def fresh_fakes(
-    graph_module: fx.GraphModule, examples: Sequence[Any]
+    graph_module: fx.GraphModule, examples: Sequence[object]
 ) -> tuple[FakeTensorMode | None, list[Any]]:
     """New fakes of `examples`, with Dynamo's symbols; no mode if Dynamo is not compiling.
 
@@ -152,17 +152,17 @@ class SpecializationNeeded(RuntimeError):
     """
 
 
-def _has_size_zero(example: Any) -> bool:
+def _has_size_zero(example: object) -> bool:
     """Whether some symbolic size of an input was 0 in the call that is compiled."""
     sizes = example.shape if isinstance(example, torch.Tensor) else [example]
     return any(isinstance(size, torch.SymInt) and size.node.hint == 0 for size in sizes)
 
 
-def _is_view(example: Any) -> bool:
+def _is_view(example: object) -> bool:
     return isinstance(example, torch.Tensor) and example._is_view()
 
 
-def _bases_not_passed(examples: Sequence[Any]) -> Iterator[torch.Tensor]:
+def _bases_not_passed(examples: Sequence[object]) -> Iterator[torch.Tensor]:
     """The bases of views among `examples` that share memory, unless they are examples, too."""
     tensors = [each for each in examples if isinstance(each, torch.Tensor)]
     memories = [storage_key(each) for each in tensors]
@@ -188,7 +188,7 @@ def _own_context(symbolic: Any, node: fx.Node) -> Any:
     if traced.layout is not torch.strided:
         return symbolic
     shape_env = traced.fake_mode.shape_env
-    known: dict[str, Any] = {}
+    known: dict[str, object] = {}
     for kind, values in (
         (TensorProperty.SIZE, traced.shape),
         (TensorProperty.STRIDE, traced.stride()),
@@ -232,7 +232,7 @@ def module_path(source: str) -> str | None:
     return ".".join([*(name for name in root if name != "self"), *parts])
 
 
-def in_eager(graph_module: fx.GraphModule) -> Callable[..., Any]:
+def in_eager(graph_module: fx.GraphModule) -> Callable[..., object]:
     """Dynamo's graph as an eager callable.
 
     Dynamo wraps the backward of a custom function in `no_grad`, with which second derivatives would
@@ -257,7 +257,7 @@ def differentiable_backward(backward: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(backward, graph)
 
 
-def _sets_grad_to(node: fx.Node) -> Any:
+def _sets_grad_to(node: fx.Node) -> object:
     return node.args[0] if node.target is torch._C._set_grad_enabled else None
 
 
@@ -293,7 +293,7 @@ def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool], durin
             _forget_inputs()
             _forget_code()
 
-    def compile_twice(*args: Any, **kwargs: Any) -> Any:
+    def compile_twice(*args: Any, **kwargs: Any) -> object:
         try:
             with general_shapes():
                 return original(*args, **kwargs)
@@ -319,7 +319,7 @@ def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool], durin
         return
 
     @functools.wraps(find_reasons)
-    def noted_reasons(*args: Any, **kwargs: Any) -> Any:
+    def noted_reasons(*args: object, **kwargs: object) -> object:
         _FRAME.reasons = reasons = find_reasons(*args, **kwargs)
         return reasons
 
@@ -385,7 +385,7 @@ def _forget_code() -> None:
         metrics._edits.clear()
 
 
-def _options_of(compiler: Any) -> Mapping[str, Any]:
+def _options_of(compiler: object) -> Mapping[str, object]:
     """The `options` of `torch.compile`."""
     inner = getattr(compiler, "_torchdynamo_orig_backend", compiler)
     return (getattr(inner, "kwargs", None) or {}).get("options") or {}

@@ -53,7 +53,7 @@ MAX_DEPTH = 100
 
 
 @functools.lru_cache(maxsize=65536)
-def _written(expr: sympy.Basic) -> Any:
+def _written(expr: sympy.Basic) -> object:
     tree = _tree(expr)
     if _read(tree, 0) != expr:
         raise ValueError(f"{expr} would be read otherwise")
@@ -65,12 +65,12 @@ def written(expr: sympy.Basic) -> Any:
     return int(expr) if expr.is_Integer else _written(expr)
 
 
-def read(tree: Any) -> sympy.Basic:
+def read(tree: object) -> sympy.Basic:
     """The expression of lists; raises `ValueError`."""
     return _read(tree, 0)
 
 
-def _tree(expr: sympy.Basic) -> Any:
+def _tree(expr: sympy.Basic) -> object:
     match expr:
         case sympy.Integer():
             return int(expr)
@@ -98,7 +98,7 @@ def _kind(symbol: sympy.Symbol) -> str:
     raise ValueError(f"the symbol {symbol} has other assumptions than sizes have")
 
 
-def _read(tree: Any, depth: int) -> Any:
+def _read(tree: object, depth: int) -> object:
     if type(tree) is int:
         return sympy.Integer(tree)
     if depth > MAX_DEPTH or not isinstance(tree, list) or not tree:
@@ -130,7 +130,7 @@ def _read(tree: Any, depth: int) -> Any:
     return _FUNCTIONS[name](*args)
 
 
-def _is_small_power(base: Any, exponent: Any) -> bool:
+def _is_small_power(base: object, exponent: Any) -> bool:
     """Whether it can be computed: `2 ** 10 ** 10` would not end."""
     return bool(exponent.is_Integer and abs(int(exponent)) <= 64)
 
@@ -158,7 +158,7 @@ def symbols_in(numbers: Sequence[Any]) -> frozenset[sympy.Symbol]:
     return frozenset(symbol for each in numbers for symbol in simplified(each).free_symbols)
 
 
-def environment(shape_env: ShapeEnv | None, numbers: Sequence[Any]) -> list[str]:
+def environment(shape_env: ShapeEnv | None, numbers: Sequence[object]) -> list[str]:
     """What torch knows of the symbols in `numbers` besides their values in the captured call.
 
     Whoever branches on such a value assumes that others take the same branch, and checks it.

@@ -160,7 +160,7 @@ def storage_key(tensor: torch.Tensor) -> Any:
         return None
 
 
-def storage_keys(values: Iterable[Any]) -> set[Any]:
+def storage_keys(values: Iterable[object]) -> set[object]:
     """The identities of the storages of all tensors among `values`."""
     tensors = [each for each in values if isinstance(each, torch.Tensor)]
     try:

@@ -10,14 +10,14 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 
-def is_functorch_wrapper(value: Any) -> bool:
+def is_functorch_wrapper(value: object) -> bool:
     """Whether a level of a `torch.func` transform wraps this tensor."""
     return isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(
         value
     )
 
 
-def innermost(value: Any) -> Any:
+def innermost(value: Any) -> object:
     """The tensor below all `torch.func` wrappers of `value`."""
     while is_functorch_wrapper(value):
         value = torch._C._functorch.get_unwrapped(value)

@@ -89,7 +89,7 @@ class _Watched:
 
     def _change(self) -> None:
         methods = _methods()
-        handlers: dict[str, Callable[..., Any]]
+        handlers: dict[str, Callable[..., object]]
         handlers = {"get_state": self._get_state, "set_state": self._set_state}
         handlers |= dict.fromkeys(_SET, self._seed) | dict.fromkeys(_MAKE, self._make)
         self._changes.callback(_methods_changed)
@@ -101,7 +101,7 @@ class _Watched:
         self._put(vars(cuda_random), "_lazy_call", later)
         self._put(vars(torch), "Generator", _generators_made_by(self._new))
 
-    def _put(self, names: dict[str, Any], name: str, value: Any) -> None:
+    def _put(self, names: dict[str, object], name: str, value: object) -> None:
         self._changes.callback(names.__setitem__, name, names[name])
         names[name] = value
 
@@ -111,7 +111,7 @@ class _Watched:
             watcher.read(generator, state)
         return state
 
-    def _set_state(self, generator: torch.Generator, method: Any, state: Any) -> Any:
+    def _set_state(self, generator: torch.Generator, method: Any, state: Any) -> object:
         if watcher := self._watcher():
             watcher.restore(generator, state)
             return generator
@@ -122,7 +122,7 @@ class _Watched:
             watcher.seed()
         return method(generator, *args)
 
-    def _later(self, call_later: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    def _later(self, call_later: Callable[..., None], *args: object, **kwargs: object) -> None:
         watcher = self._watcher()
         if watcher and not torch.cuda.is_initialized():
             watcher.seed()
@@ -141,15 +141,15 @@ class _Watched:
         return self.watchers[-1] if self.watchers else None
 
 
-def _methods() -> dict[str, Any]:
+def _methods() -> dict[str, object]:
     """The dictionary of the methods of generators, below the read-only view of it."""
     (methods,) = gc.get_referents(vars(torch._C.Generator))
     assert isinstance(methods, dict)
     return methods
 
 
-def _method(handler: Callable[..., Any], original: Any) -> Callable[..., Any]:
-    def method(generator: torch.Generator, *args: Any) -> Any:
+def _method(handler: Callable[..., object], original: object) -> Callable[..., object]:
+    def method(generator: torch.Generator, *args: object) -> object:
         return handler(generator, original, *args)
 
     return method
@@ -169,7 +169,7 @@ def _generators_made_by(make: Callable[..., torch.Generator]) -> type:
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             return make(lambda: torch._C.Generator(*args, **kwargs))
 
-        def __instancecheck__(cls, instance: Any) -> bool:
+        def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, torch._C.Generator)
 
         def __subclasscheck__(cls, subclass: type) -> bool:

@@ -56,7 +56,7 @@ def _ctc_loss_backward(
 
 def _unique(
     fake_mode: FakeTensorMode,
-    op: Any,
+    op: object,
     x: torch.Tensor,
     sorted: bool = True,
     return_inverse: bool = False,
@@ -81,7 +81,7 @@ def _split(x: torch.Tensor, size: int, dim: int = 0) -> tuple[torch.Tensor, ...]
     return _torchs_split(x, size, dim)  # type: ignore[no-any-return]
 
 
-def _split_of_fakes(fake_mode: FakeTensorMode, op: Any, *args: Any, **kwargs: Any) -> Any:
+def _split_of_fakes(fake_mode: FakeTensorMode, op: object, *args: Any, **kwargs: Any) -> object:
     with fake_mode:
         return _split(*args, **kwargs)
 

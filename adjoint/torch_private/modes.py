@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
@@ -37,7 +36,7 @@ __all__ = [
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
-def is_traceable_wrapper_subclass(tensor: Any) -> bool:
+def is_traceable_wrapper_subclass(tensor: object) -> bool:
     """Whether this is a subclass that wraps tensors and implements `__tensor_flatten__`."""
     return _python_dispatch.is_traceable_wrapper_subclass(tensor)
 
@@ -51,17 +50,17 @@ def are_ops_observed() -> bool:
     )
 
 
-def dispatch_modes() -> list[Any]:
+def dispatch_modes() -> list[object]:
     """The active dispatch modes, innermost last."""
     return list(_python_dispatch._get_current_dispatch_mode_stack())
 
 
-def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
+def without_dispatch_modes() -> contextlib.AbstractContextManager[object]:
     """Run without the active dispatch modes."""
     return _python_dispatch._disable_current_modes()
 
 
-def without_torch_function() -> contextlib.AbstractContextManager[Any]:
+def without_torch_function() -> contextlib.AbstractContextManager[object]:
     """Run without `__torch_function__` of modes and tensor subclasses."""
     return torch._C.DisableTorchFunction()
 
@@ -76,7 +75,7 @@ def has_torch_function_mode() -> bool:
     return not all(isinstance(each, DeviceContext) for each in _function_modes())
 
 
-def _function_modes() -> list[Any]:
+def _function_modes() -> list[object]:
     return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
 
 
@@ -121,7 +120,7 @@ def isolated() -> Iterator[None]:
 @contextlib.contextmanager
 def _without_function_modes() -> Iterator[None]:
     """Pop all function modes.  `__torch_function__` of fx proxies still works, unlike above."""
-    modes: list[Any] = []
+    modes: list[object] = []
     while torch._C._len_torch_function_stack():
         modes.append(torch._C._pop_torch_function_stack())
     try:

@@ -37,7 +37,7 @@ class _RecordedLoop(HigherOrderOperator):
     def __init__(self) -> None:
         super().__init__("recorded_loop")  # type: ignore[no-untyped-call]
 
-    def __call__(self, condition: Any, step: Any, carried: Any, others: Any) -> Any:
+    def __call__(self, condition: object, step: object, carried: object, others: object) -> Any:
         return super().__call__(condition, step, carried, others)  # type: ignore[no-untyped-call]
 
 
@@ -46,8 +46,8 @@ recorded_loop = _RecordedLoop()
 
 
 def named_arguments(
-    operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
+    operator: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
+) -> dict[str, object]:
     """The arguments of a call by their names in the schema; defaults are left out."""
     names = (argument.name for argument in operator._schema.arguments)
     return dict(zip(names, args, strict=False)) | dict(kwargs)
@@ -81,7 +81,7 @@ def operator_by_name(name: str, overload: str, digest: str) -> OpOverload:
 
 
 @functools.lru_cache(maxsize=4096)
-def _parameters(operator: OpOverload) -> tuple[tuple[str, bool, Any], ...]:
+def _parameters(operator: OpOverload) -> tuple[tuple[str, bool, object], ...]:
     """Name, whether there is a default, and the default of each parameter of a schema."""
     return tuple(
         (each.name, each.has_default_value(), each.default_value)
@@ -90,13 +90,16 @@ def _parameters(operator: OpOverload) -> tuple[tuple[str, bool, Any], ...]:
 
 
 def schema_arguments(
-    operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], defaults: bool = True
+    operator: OpOverload,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    defaults: bool = True,
 ) -> dict[str, Any]:
     """The arguments of a call by their names in the schema, in its order.
 
     `defaults`: with those that the call leaves to their defaults.
     """
-    named: dict[str, Any] = {}
+    named: dict[str, object] = {}
     for place, (name, has_default, default) in enumerate(_parameters(operator)):
         if place < len(args):
             named[name] = args[place]
@@ -144,7 +147,7 @@ def implicitly_written_arguments(operator: OpOverload, named: dict[str, Any]) ->
     return tuple(name for name in _STATISTICS if named.get(name) is not None)
 
 
-def dense_kernel(operator: HigherOrderOperator) -> Callable[..., Any] | None:
+def dense_kernel(operator: HigherOrderOperator) -> Callable[..., object] | None:
     """The Python kernel of a higher-order operator, in ordinary ops."""
     return operator.py_kernels.get(DispatchKey.CompositeExplicitAutograd)
 

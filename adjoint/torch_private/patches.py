@@ -29,7 +29,7 @@ _nested_regions = importlib.import_module("torch._higher_order_ops.invoke_subgra
 
 @contextlib.contextmanager
 def replaced(
-    owner: Any, name: str, function: Callable[..., Any], mode: TorchDispatchMode
+    owner: object, name: str, function: Callable[..., object], mode: TorchDispatchMode
 ) -> Iterator[None]:
     """Replace the function or method `name` of `owner` wherever `mode` is active.
 
@@ -40,7 +40,7 @@ def replaced(
     is_classmethod = isinstance(before, classmethod)
     original = before.__func__ if is_classmethod else before
 
-    def either(*args: Any, **kwargs: Any) -> Any:
+    def either(*args: object, **kwargs: object) -> object:
         return (function if _is_under(mode) else original)(*args, **kwargs)
 
     setattr(owner, name, classmethod(either) if is_classmethod else either)
@@ -61,7 +61,7 @@ def control_flow_calls_its_operator(mode: TorchDispatchMode) -> Iterator[None]:
     They do so if `torch.compiler.is_dynamo_compiling()`, which is patched here.  A nested compile
     region, which has no operator in that case, is called as in eager torch.
     """
-    changes: list[tuple[Any, str, Callable[..., Any]]] = [
+    changes: list[tuple[object, str, Callable[..., object]]] = [
         (torch.compiler, "is_dynamo_compiling", lambda: True),
         (_nested_regions, "invoke_subgraph_placeholder", _call),
         *((operator, "__call__", HigherOrderOperator.__call__) for operator in _CALLED_ABOVE_MODES),
@@ -72,19 +72,19 @@ def control_flow_calls_its_operator(mode: TorchDispatchMode) -> Iterator[None]:
         yield
 
 
-def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _call(function: Callable[..., object], *args: object, **kwargs: object) -> Any:
     return function(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def custom_functions_applied_by(
-    apply: Callable[..., Any], mode: TorchDispatchMode
+    apply: Callable[..., object], mode: TorchDispatchMode
 ) -> Iterator[None]:
     """Under `mode`, route `Function.apply(*args)` to `apply(original_apply, Function, *args)`."""
     original = torch.autograd.Function.__dict__["apply"]
     set_materialize_grads = FunctionCtx.set_materialize_grads
 
-    def routed(cls: type, *args: Any, **kwargs: Any) -> Any:
+    def routed(cls: type, *args: object, **kwargs: object) -> object:
         own = original.__get__(None, cls)
         return apply(own, cls, *args, **kwargs)
 
@@ -109,18 +109,18 @@ def is_of_custom_op(function: type) -> bool:
 
 
 @contextlib.contextmanager
-def custom_ops_applied_by(apply: Callable[..., Any], mode: TorchDispatchMode) -> Iterator[None]:
+def custom_ops_applied_by(apply: Callable[..., object], mode: TorchDispatchMode) -> Iterator[None]:
     """Under `mode`, route the autograd function of a custom op to `apply(run)`.
 
     Functions of ops with lists of tensors keep the `apply` of `autograd.Function` from when they
     were made, so that one is not patched; all of them end in `_SingleLevelFunction.apply`.
     """
 
-    def routed(cls: type, *args: Any) -> Any:
+    def routed(cls: type, *args: object) -> object:
         original = super(_SingleLevelFunction, cls).apply  # type: ignore[misc]
         return apply(lambda: original(*args)) if is_of_custom_op(cls) else original(*args)
 
-    def inherited(cls: type, *args: Any) -> Any:
+    def inherited(cls: type, *args: object) -> object:
         return super(_SingleLevelFunction, cls).apply(*args)  # type: ignore[misc]
 
     setattr(_SingleLevelFunction, "apply", classmethod(inherited))  # noqa: B010
@@ -131,6 +131,6 @@ def custom_ops_applied_by(apply: Callable[..., Any], mode: TorchDispatchMode) ->
         delattr(_SingleLevelFunction, "apply")
 
 
-def materializes_grads(context: Any) -> bool:
+def materializes_grads(context: object) -> bool:
     """Whether missing cotangents are zeros (`ctx.set_materialize_grads`), for such a function."""
     return bool(getattr(context, _MATERIALIZES, True))

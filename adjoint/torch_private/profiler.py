@@ -11,7 +11,7 @@ from torch.autograd import profiler
 
 def on_profiling(started: Callable[[], None], stopped: Callable[[], None]) -> None:
     """Call `started` whenever a profiler starts, and `stopped` whenever it stops."""
-    module: Any = profiler
+    module: object = profiler
     for name, call in (("_run_on_profiler_start", started), ("_run_on_profiler_stop", stopped)):
         original = getattr(module, name, None)
         if original is not None:

@@ -25,11 +25,11 @@ class _Arithmetic(PythonReferenceAnalysis):
     """Torch's evaluation of expressions, extended by piecewise expressions and fx proxies."""
 
     @staticmethod
-    def expr_cond_pair(value: Any, holds: Any) -> tuple[Any, Any]:
+    def expr_cond_pair(value: object, holds: object) -> tuple[object, object]:
         return value, holds
 
     @staticmethod
-    def piecewise(*cases: tuple[Any, Any]) -> Any:
+    def piecewise(*cases: tuple[object, object]) -> object:
         # The last case is the default.
         chosen, _ = cases[-1]
         for value, holds in reversed(cases[:-1]):
@@ -76,23 +76,23 @@ class _Source(_Arithmetic):
     """Expressions as Python source."""
 
     @staticmethod
-    def constant(c: Any, dtype: torch.dtype) -> Any:
+    def constant(c: object, dtype: torch.dtype) -> Any:
         return repr(PythonReferenceAnalysis.constant(c, dtype))
 
     @classmethod
-    def sym_sum(cls, args: Sequence[Any]) -> Any:
+    def sym_sum(cls, args: Sequence[Any]) -> object:
         return f"({' + '.join(args)})"
 
     @staticmethod
-    def minimum(a: Any, b: Any) -> Any:
+    def minimum(a: object, b: object) -> object:
         return f"min({a}, {b})"
 
     @staticmethod
-    def maximum(a: Any, b: Any) -> Any:
+    def maximum(a: object, b: object) -> object:
         return f"max({a}, {b})"
 
     @staticmethod
-    def not_(a: Any) -> Any:
+    def not_(a: object) -> object:
         return f"(not {a})"
 
     add, mul, floordiv = _infix("+"), _infix("*"), _infix("//")
@@ -116,15 +116,15 @@ class _Recorded(_Arithmetic):
     """Expressions of integers that record what is done with them."""
 
     @staticmethod
-    def minimum(a: Any, b: Any) -> Any:
+    def minimum(a: Any, b: Any) -> object:
         return b.at_most(a) if isinstance(a, int) else a.at_most(b)
 
     @staticmethod
-    def maximum(a: Any, b: Any) -> Any:
+    def maximum(a: Any, b: Any) -> object:
         return b.at_least(a) if isinstance(a, int) else a.at_least(b)
 
     @staticmethod
-    def pow_by_natural(a: Any, b: int) -> Any:
+    def pow_by_natural(a: object, b: int) -> object:
         value: Any = 1
         for _ in range(b):
             value = value * a
@@ -137,7 +137,7 @@ _RECORDED = (
 )
 
 
-def evaluate_recorded(expr: sympy.Basic, bindings: dict[sympy.Symbol, Any]) -> Any:
+def evaluate_recorded(expr: sympy.Basic, bindings: dict[sympy.Symbol, object]) -> Any:
     """`expr` evaluated on objects that record additions, products, quotients, `at_most`, ..."""
     for part in sympy.preorder_traversal(expr):
         is_power = isinstance(part, sympy.Pow) and part.exp.is_Integer and part.exp > 0
@@ -148,7 +148,7 @@ def evaluate_recorded(expr: sympy.Basic, bindings: dict[sympy.Symbol, Any]) -> A
     return sympy_interp(_Recorded, bindings, expr)
 
 
-def _chosen(condition: Any, value: Any, otherwise: Any) -> Any:
+def _chosen(condition: object, value: object, otherwise: object) -> Any:
     given = (condition, value, otherwise)
     for each in given:
         if isinstance(each, fx.Proxy):

@@ -20,6 +20,16 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from adjoint.torch_private.symbols import expression
 
+__all__ = [
+    "ShapeEnv",
+    "SizeSpecialized",
+    "allow_data_dependent_sizes",
+    "assumed",
+    "assumptions",
+    "guard_open_decisions",
+    "guards_of",
+]
+
 _ASSUMED: WeakKeyDictionary[ShapeEnv, list[sympy.Basic]] = WeakKeyDictionary()
 
 
@@ -93,7 +103,7 @@ class SizeSpecialized(Exception):
     """
 
 
-def guard_open_decisions(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def guard_open_decisions(op: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Guard on properties of sizes that `op` depends on, where general shapes leave them open."""
     if op in _SQUEEZES:
         _guard_squeezed_sizes(*args, **kwargs)
@@ -108,7 +118,7 @@ def guard_open_decisions(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 def _guard_squeezed_sizes(x: torch.Tensor, dim: Any = None) -> None:
     """Guard on whether squeezed sizes are 1; for general shapes torch keeps the axes."""
     axes = range(x.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
-    sizes: list[Any] = [x.shape[axis] for axis in axes if x.dim()]
+    sizes: list[object] = [x.shape[axis] for axis in axes if x.dim()]
     for size in sizes:
         if not isinstance(size, torch.SymInt) or free_unbacked_symbols(size):
             continue
@@ -117,7 +127,7 @@ def _guard_squeezed_sizes(x: torch.Tensor, dim: Any = None) -> None:
 
 
 def _guard_slice(
-    x: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+    x: torch.Tensor, dim: int = 0, start: object = None, end: object = None, step: object = 1
 ) -> None:
     """Guard on where the slice starts and ends; torch would make its size data-dependent."""
     _guard_index(x, dim, start)
@@ -132,14 +142,14 @@ def _guard_selected(x: torch.Tensor, dim: int, index: Any) -> None:
         _guard_at_least(size, index + 1 if index >= 0 else -index)
 
 
-def _guard_extremum(x: torch.Tensor, dim: Any = None, *_: Any, **__: Any) -> None:
+def _guard_extremum(x: torch.Tensor, dim: Any = None, *_: object, **__: object) -> None:
     """Guard on axes not being empty: the extremum of an empty axis is an error."""
     axes = range(x.dim()) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
     for axis in axes if x.dim() else ():
         _guard_at_least(x.shape[axis], 1)
 
 
-def _guard_at_least(size: Any, least: Any) -> None:
+def _guard_at_least(size: object, least: object) -> None:
     """Guard on `size >= least`, and raise the lower bounds of its symbols to 1.
 
     Sympy takes symbols to be positive, so torch does not add a guard against size 0 by itself.
@@ -149,7 +159,7 @@ def _guard_at_least(size: Any, least: Any) -> None:
             size.node.shape_env._update_var_to_range(symbol, ValueRanges(1, int_oo))
 
 
-def _guard_index(x: torch.Tensor, dim: int, index: Any) -> None:
+def _guard_index(x: torch.Tensor, dim: int, index: object) -> None:
     """Guard on the sign of the index, and on whether it is within the axis."""
     size = x.shape[dim]
     if not isinstance(index, torch.SymInt) or free_unbacked_symbols((index, size)):

@@ -86,7 +86,7 @@ def constant_value(expr: sympy.Basic) -> int | float | bool:
     return int(expr) if expr.is_integer else float(expr)
 
 
-def size_symbols(tensor: torch.Tensor) -> Iterable[tuple[sympy.Symbol, Callable[..., Any], int]]:
+def size_symbols(tensor: torch.Tensor) -> Iterable[tuple[sympy.Symbol, Callable[..., object], int]]:
     """Each size, stride or offset that is a symbol, and the op and axis by which it is read."""
     aten = torch.ops.aten
     queries: list[tuple[Any, Any, int]] = []
@@ -103,7 +103,7 @@ def size_symbols(tensor: torch.Tensor) -> Iterable[tuple[sympy.Symbol, Callable[
                 yield expr, query, axis
 
 
-def is_compound(size: Any) -> bool:
+def is_compound(size: object) -> bool:
     """Whether the size is an expression, neither a number nor a single symbol."""
     return isinstance(size, torch.SymInt) and not (
         (expr := expression(size)).is_Symbol or expr.is_number
@@ -120,7 +120,7 @@ def solve(expr: sympy.Basic, symbol: sympy.Symbol, value: sympy.Symbol) -> sympy
     return FloorDiv(value - rest, factor) if factor != 1 else value - rest
 
 
-def symbol_positions(values: Iterable[Any]) -> list[tuple[sympy.Symbol, int, int | None]]:
+def symbol_positions(values: Iterable[object]) -> list[tuple[sympy.Symbol, int, int | None]]:
     """Each symbol, the index of the value that it is a size of, and the axis if a tensor."""
     found: list[tuple[sympy.Symbol, int, int | None]] = []
     for index, value in enumerate(values):
@@ -132,7 +132,7 @@ def symbol_positions(values: Iterable[Any]) -> list[tuple[sympy.Symbol, int, int
     return found
 
 
-def stride_symbol_positions(values: Iterable[Any]) -> list[tuple[sympy.Symbol, int, int]]:
+def stride_symbol_positions(values: Iterable[object]) -> list[tuple[sympy.Symbol, int, int]]:
     """The same for strides: symbol, index of the tensor and axis."""
     return [
         (expr, index, axis)
@@ -143,7 +143,7 @@ def stride_symbol_positions(values: Iterable[Any]) -> list[tuple[sympy.Symbol, i
     ]
 
 
-def unsimplified(size: Any) -> sympy.Basic | None:
+def unsimplified(size: object) -> sympy.Basic | None:
     """The expression of a size without replacements by guards such as `s0 == 6`."""
     return size.node._expr if isinstance(size, torch.SymInt) else None
 
@@ -155,7 +155,7 @@ def fresh_symbols(shape_env: ShapeEnv, sizes: dict[sympy.Symbol, int]) -> dict[s
     """
     from torch._dynamo.source import ConstantSource
 
-    made: dict[sympy.Symbol, Any] = {}
+    made: dict[sympy.Symbol, object] = {}
     for symbol, size in sizes.items():
         if size == 0 or symbol.is_Integer:
             made[symbol] = size
@@ -168,13 +168,13 @@ def fresh_symbols(shape_env: ShapeEnv, sizes: dict[sympy.Symbol, int]) -> dict[s
     return made
 
 
-def assert_equal_size(one: Any, other: Any) -> None:
+def assert_equal_size(one: object, other: object) -> None:
     """Assert in the run that a data-dependent size equals `other`; other sizes are ignored."""
     if not (isinstance(other, int) and other == 1) and free_unbacked_symbols(one):
         torch._check(one == other)
 
 
-def axes_of_unbacked_size(shape: Sequence[Any], where_one: Sequence[Any]) -> list[int]:
+def axes_of_unbacked_size(shape: Sequence[object], where_one: Sequence[object]) -> list[int]:
     """The axes whose size is data-dependent in `shape`, and 1 in `where_one`."""
     if len(shape) != len(where_one):
         return []
@@ -185,7 +185,7 @@ def axes_of_unbacked_size(shape: Sequence[Any], where_one: Sequence[Any]) -> lis
     ]
 
 
-def input_symbols(fakes: Sequence[Any]) -> Iterator[tuple[sympy.Symbol, int, int]]:
+def input_symbols(fakes: Sequence[object]) -> Iterator[tuple[sympy.Symbol, int, int]]:
     """Each symbol once, with an input and the axis whose size it is (-1: the input itself)."""
     seen: set[sympy.Symbol] = set()
     for place, fake in enumerate(fakes):
@@ -198,7 +198,7 @@ def input_symbols(fakes: Sequence[Any]) -> Iterator[tuple[sympy.Symbol, int, int
                     yield expr, place, dim if isinstance(fake, torch.Tensor) else -1
 
 
-def is_zero_in_capture(size: Any) -> bool:
+def is_zero_in_capture(size: object) -> bool:
     """Whether the size is 0 in the call being captured; if so, the graph is specialized on it."""
     if isinstance(size, torch.SymInt) and not free_unbacked_symbols(size) and size.node.hint == 0:
         return int(size) == 0
@@ -210,14 +210,14 @@ def is_unbacked(symbol: sympy.Symbol) -> bool:
     return bool(symbol_is_type(symbol, SymT.UNBACKED_INT))
 
 
-def is_unbacked_int(value: Any) -> bool:
+def is_unbacked_int(value: object) -> bool:
     """Whether `value` is an integer that depends on data."""
     if not isinstance(value, torch.SymInt):
         return False
     return any(map(is_unbacked, symbols_of(expression(value))))
 
 
-def has_new_symbols(view: Any, viewed: torch.Tensor) -> bool:
+def has_new_symbols(view: object, viewed: torch.Tensor) -> bool:
     """Whether `view` has data-dependent sizes or offsets that `viewed` does not have."""
     return bool(free_unbacked_symbols(view) - free_unbacked_symbols(viewed))
 

@@ -20,7 +20,7 @@ class _Size(tuple[Any, ...]):
     __slots__ = ()
 
 
-def _size_of(leaves: Iterable[Any]) -> Any:
+def _size_of(leaves: Iterable[Any]) -> object:
     """A `torch.Size`, or a tuple if the leaves are no numbers."""
     numbers = tuple(leaves)
     known = all(isinstance(each, (int, torch.SymInt)) for each in numbers)
@@ -38,29 +38,29 @@ _pytree.register_pytree_node(
 )
 
 
-def _is_size(value: Any) -> bool:
+def _is_size(value: object) -> bool:
     return isinstance(value, torch.Size)
 
 
-def _marked(tree: Any) -> Any:
+def _marked(tree: object) -> object:
     return _pytree.tree_map(
         lambda leaf: _Size(leaf) if _is_size(leaf) else leaf, tree, is_leaf=_is_size
     )
 
 
-def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
+def flatten(tree: object) -> tuple[list[Any], TreeSpec]:
     """The leaves of `tree`, and the spec to unflatten them."""
     return _pytree.tree_flatten(_marked(tree))
 
 
-def flatten_with_paths(tree: Any) -> tuple[list[tuple[str, Any]], TreeSpec]:
+def flatten_with_paths(tree: object) -> tuple[list[tuple[str, Any]], TreeSpec]:
     """As `flatten`, each leaf with its path in Python spelling, such as `[0]['x']`."""
     marked = _marked(tree)
     leaves, spec = _pytree.tree_flatten(marked)
     return list(zip(_paths(marked, ""), leaves, strict=True)), spec
 
 
-def _paths(tree: Any, path: str) -> Iterator[str]:
+def _paths(tree: object, path: str) -> Iterator[str]:
     """The paths of the leaves.  Children of containers registered without keys are numbered."""
     kind = _pytree._get_node_type(tree)
     node = _pytree.SUPPORTED_NODES.get(kind)
@@ -81,7 +81,7 @@ def unflatten(leaves: list[Any], spec: TreeSpec) -> Any:
     return _pytree.tree_unflatten(leaves, spec)
 
 
-def leaves(tree: Any) -> list[Any]:
+def leaves(tree: object) -> list[Any]:
     """The leaves of `tree`."""
     return _pytree.tree_leaves(tree)
 
@@ -105,13 +105,13 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     )
 
 
-def leaves_and_structure(tree: Any) -> tuple[list[Any], Any]:
+def leaves_and_structure(tree: object) -> tuple[list[object], object]:
     """The leaves of `tree`, and a hashable key of its structure.  Faster than `flatten`."""
-    leaves: list[Any] = []
+    leaves: list[object] = []
     return leaves, _structure(tree, leaves)
 
 
-def _structure(tree: Any, leaves: list[Any]) -> Any:
+def _structure(tree: Any, leaves: list[Any]) -> object:
     kind = type(tree)
     if kind is tuple or kind is list:
         return kind, tuple([_structure(each, leaves) for each in tree])

@@ -30,7 +30,7 @@ class CheckpointRegions:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[Callable[..., Any], int]] = {}
+        self._seen: dict[int, tuple[Callable[..., object], int]] = {}
         """By the id of the pack hook: the hook, and the index of its region."""
         self._entered: list[int] = []
         self._count = 0
@@ -69,7 +69,9 @@ class CheckpointRegions:
         return self._seen[id(pack)][1]
 
 
-def under_policy(emitter: Emitter, run: Callable[[], Any], policy: Callable[[Any], str]) -> object:
+def under_policy(
+    emitter: Emitter, run: Callable[[], object], policy: Callable[[Any], str]
+) -> object:
     """The result of `run`, whose nodes are marked with the policy of selective checkpointing."""
     last = next(iter(reversed(emitter.graph.nodes)), None)
     result = call_user_code(run)

@@ -100,7 +100,7 @@ class Emitter:
     def __init__(self, untraced: Untraced) -> None:
         self.graph = fx.Graph()
         self.untraced = untraced
-        self.attributes: dict[str, Any] = {}
+        self.attributes: dict[str, object] = {}
         self.region: CheckpointRegion | None = None
         self.hooks: Hooks | None = None
         # The forward node whose derivative is being traced.
@@ -123,7 +123,7 @@ class Emitter:
 
     def placeholder(self, name: str, value: object) -> fx.Node:
         """A new input, after the existing ones."""
-        point: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        point: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         first = next(iter(self.graph.nodes), None)
         if self._last_placeholder is not None:
             point = self.graph.inserting_after(self._last_placeholder)
@@ -230,7 +230,7 @@ class Emitter:
 
     def view(
         self,
-        op: Callable[..., Any],
+        op: Callable[..., object],
         node: fx.Node,
         args: tuple[object, ...],
         kwargs: dict[str, Any],
@@ -330,7 +330,7 @@ class Emitter:
                     return self._evaluated(solution, {**bindings, whole: make()})
         raise _Unbound(symbol)
 
-    def _size_query(self, query: Callable[..., Any], node: fx.Node, axis: int) -> fx.Node:
+    def _size_query(self, query: Callable[..., object], node: fx.Node, axis: int) -> fx.Node:
         args = (node,) if axis < 0 else (node, axis)
         return self.call(query, args, mode=Mode())
 

@@ -107,7 +107,7 @@ def _resize(tracer: Tracer, before: Alias, new: fx.Node) -> None:
     tracer.scope.new(tensor, new).written = True
 
 
-def change_history(tracer: Tracer, tensor: torch.Tensor, change: Callable[[], Any]) -> object:
+def change_history(tracer: Tracer, tensor: torch.Tensor, change: Callable[[], object]) -> object:
     """Run `change`, which makes `tensor` a leaf or detaches it; torch dispatches no op for that."""
     if not tracer.scope.knows(tensor):
         return change()

@@ -54,7 +54,7 @@ def keeps_history(op: OpOverload) -> bool:
     return op._schema.name in _KEEP_HISTORY
 
 
-def written_by(op: OpOverload, named: dict[str, Any]) -> tuple[str, ...]:
+def written_by(op: OpOverload, named: dict[str, object]) -> tuple[str, ...]:
     """The arguments that a call of `op` writes to, declared in its schema or not."""
     declared = tuple(name for name in written_arguments(op) if named.get(name) is not None)
     return declared + implicitly_written_arguments(op, named)
@@ -125,17 +125,19 @@ def returns_fit(op: OpOverload, candidate: OpOverload, written: int) -> bool:
     return len(candidate._schema.returns) == own + written
 
 
-def bind(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def bind(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, Any]:
     """The arguments of a call by name; those left to their defaults are absent."""
     named = {p.name: value for p, value in zip(op._schema.arguments, args, strict=False)}
     return {**named, **kwargs}
 
 
-def unbind(op: OpOverload, named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def unbind(
+    op: OpOverload, named: dict[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
     """Positional and keyword arguments of a call of `op`."""
-    args: list[Any] = []
+    args: list[object] = []
     positional = True
-    kwargs: dict[str, Any] = {}
+    kwargs: dict[str, object] = {}
     for parameter in op._schema.arguments:
         if parameter.name not in named:
             positional = False

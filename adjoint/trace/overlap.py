@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +32,7 @@ _ALLOWED = frozenset(
 )
 
 
-def conflict(op: OpOverload, named: dict[str, Any], written: Sequence[str]) -> str | None:
+def conflict(op: OpOverload, named: dict[str, object], written: Sequence[str]) -> str | None:
     """Why eager refuses this call for an overlap of its arguments; None if it does not."""
     name = op._schema.name
     tensors = [each for value in named.values() for each in _tensors(value)]
@@ -51,7 +50,7 @@ def conflict(op: OpOverload, named: dict[str, Any], written: Sequence[str]) -> s
     return None
 
 
-def is_in_sequence(named: dict[str, Any], written: Sequence[str]) -> bool:
+def is_in_sequence(named: dict[str, object], written: Sequence[str]) -> bool:
     """Whether one of several tensors written to overlaps another argument of the op."""
     several = [t for name in written for t in _tensors(named[name])]
     if len(several) < 2:
@@ -72,7 +71,7 @@ def _touch(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(start < end and begin < stop)
 
 
-def _read(named: dict[str, Any], written: str, index: int) -> Iterator[torch.Tensor]:
+def _read(named: dict[str, object], written: str, index: int) -> Iterator[torch.Tensor]:
     """The tensors that are read when the `index`-th tensor of the argument `written` is written."""
     several = not isinstance(named[written], torch.Tensor)
     for name, value in named.items():

@@ -38,9 +38,9 @@ class Body:
         self.tracer = tracer
         self.scope = Scope(tracer.untraced, outer or tracer.scope)
         self.entry = current_mode()
-        self._operands: list[Any] = []
+        self._operands: list[object] = []
 
-    def run(self, function: Callable[..., Any], arguments: Sequence[object]) -> Any:
+    def run(self, function: Callable[..., object], arguments: Sequence[object]) -> Any:
         """Call `function` on `arguments`, which become the body's first inputs."""
         self._operands = list(arguments)
         with self.tracer.inside(self.scope):

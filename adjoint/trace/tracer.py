@@ -80,7 +80,7 @@ class Tracer(TorchDispatchMode):
         """A transform inside the program is differentiating what runs now."""
         self.root = self.scope = Scope(self.untraced)
         self.regions = CheckpointRegions()
-        self.answer: tuple[OpOverload, Any] | None = None
+        self.answer: tuple[OpOverload, object] | None = None
         """The next call of this op has these results, for which the graph already has nodes."""
         self.reversing: list[type] = []
         """The custom functions whose backward is being traced, outermost first."""

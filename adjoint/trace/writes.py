@@ -85,7 +85,7 @@ def _pure_call(
     op: OpOverload,
     variant: Functional | None,
     written: tuple[str, ...],
-    nodes: dict[str, Any],
+    nodes: dict[str, object],
     mode: Mode,
 ) -> fx.Node:
     """The node that returns the op's own results, then the new value of each written argument."""
@@ -97,7 +97,7 @@ def _pure_call(
 
 
 def _one_by_one(
-    tracer: Tracer, op: OpOverload, named: dict[str, Any], written: tuple[str, ...]
+    tracer: Tracer, op: OpOverload, named: dict[str, object], written: tuple[str, ...]
 ) -> None:
     """An op on lists of tensors, some of which alias: eager writes from left to right."""
     lists = {name: value for name, value in named.items() if isinstance(value, (list, tuple))}

@@ -41,7 +41,7 @@ class ChosenArguments:
         chosen.tangents = along
         return chosen
 
-    def of(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    def of(self, function: Callable[..., object], kwargs: dict[str, object]) -> Callable[..., Any]:
         """`function` of the chosen leaves alone."""
 
         def on_leaves(*leaves: torch.Tensor) -> object:

@@ -110,7 +110,7 @@ def is_left_to_torch() -> bool:
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, TooManyPrograms)
 
 
-def in_torch(function: Function, error: Exception, run: Callable[[], Any]) -> object:
+def in_torch(function: Function, error: Exception, run: Callable[[], object]) -> object:
     """Fall back to `torch.func`, with one warning, where no program can be made.
 
     If `torch.func` fails as well, the error of the capture is raised if it was a refusal, and
@@ -276,11 +276,13 @@ class Program:
         )
         return bound, call.given, closed
 
-    def _leaves(self, call: Call) -> list[Any]:
+    def _leaves(self, call: Call) -> list[object]:
         bound, given, closed = self.split(call)
         return [*bound, *given, *closed]
 
-    def graph_inputs(self, bound: list[Any], given: list[Any], closed: list[Any]) -> list[Any]:
+    def graph_inputs(
+        self, bound: list[object], given: list[object], closed: list[object]
+    ) -> list[Any]:
         """What the graph takes."""
         return graph_inputs(self.captured.calling, [*bound, *given, *closed])
 

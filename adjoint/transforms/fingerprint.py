@@ -14,9 +14,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FunctionType, MethodType
-from typing import Any
 
 from adjoint.errors import CaptureError
 from adjoint.graph.boundary import location_of_function
@@ -24,12 +23,12 @@ from adjoint.transforms.reachable import Reachable, Transformed
 from adjoint.transforms.restoring import GeneratorStates, are_same
 
 
-def fingerprint(function: Any) -> object:
+def fingerprint(function: Callable[..., object]) -> object:
     """A value that is the same as long as `function` means the same."""
     return Fingerprint(function).mark
 
 
-def owner_of(function: Any) -> object:
+def owner_of(function: object) -> object:
     """The object whose lifetime bounds that of programs of `function`: usually its code object."""
     if isinstance(function, Transformed):
         return owner_of(function.function)
@@ -46,7 +45,7 @@ def owner_of(function: Any) -> object:
 class Fingerprint:
     """What a function depends on, as found by one traversal."""
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         reachable = Reachable()
         self.mark = (reachable.mark(function), *reachable.classes())
         """Functions with equal marks mean the same, except for their tensors."""
@@ -80,7 +79,7 @@ class Fingerprint:
             error.depends_on_data = True
             raise error
 
-    def holds(self, function: Any) -> bool:
+    def holds(self, function: object) -> bool:
         """Whether `function` is that function, and nothing it depended on has been changed."""
         if function is not self.function:
             return False

@@ -33,7 +33,7 @@ USER_VALUES = (FunctionType, MethodType, functools.partial, torch.nn.Module, tor
 _TRANSPARENT_CLASSES = frozenset({object, SimpleNamespace, Generic, Protocol})
 
 
-def parts_of_function(function: FunctionType) -> tuple[Any, ...]:
+def parts_of_function(function: FunctionType) -> tuple[object, ...]:
     """The parts of a function that can be assigned to, except its cells."""
     keywords = (function.__kwdefaults__ or {}).values()
     return (function.__code__, function.__defaults__, *keywords, vars(function).get("__wrapped__"))
@@ -45,11 +45,11 @@ def names_looked_up(code: CodeType) -> list[str]:
     return [*code.co_names, *(name for each in inner for name in names_looked_up(each))]
 
 
-def looked_up(scope: dict[str, Any], names: Sequence[str]) -> list[Any]:
+def looked_up(scope: dict[str, object], names: Sequence[str]) -> list[object]:
     """The values of `names` in `scope`, and in the modules and classes found there."""
     used = [scope[name] for name in names if name in scope]
     scopes = [vars(each) for one in used for each in scopes_of(one)]
-    inside: list[Any] = []
+    inside: list[object] = []
     seen: set[int] = set()
     for each in scopes:
         if id(each) in seen:
@@ -95,7 +95,7 @@ def _is_written_in_python(kind: type) -> bool:
     return "__slots__" in own or any("__dict__" in vars(each) for each in kind.__mro__)
 
 
-def attribute_in(scopes: Sequence[Any], name: str) -> list[Any]:
+def attribute_in(scopes: Sequence[Any], name: str) -> list[object]:
     """The value of `name` in the first of the scopes that has it, in a list; None if none has."""
     return [next((scope[name] for scope in scopes if name in scope), None)]
 
@@ -107,7 +107,7 @@ def function_of(attribute: object) -> Any:
     return attribute.__func__ if isinstance(attribute, (classmethod, staticmethod)) else attribute
 
 
-def scopes_of(value: object) -> Sequence[Any]:
+def scopes_of(value: object) -> Sequence[object]:
     """The modules or classes in which attributes are looked up, except torch's and ours."""
     if isinstance(value, ModuleType):
         return () if is_ours_or_torchs(value.__name__) else (value,)
@@ -120,7 +120,7 @@ def is_ours_or_torchs(module: object) -> bool:
     return str(module).partition(".")[0] in ("torch", "adjoint")
 
 
-def attributes_of(value: object) -> dict[str, Any]:
+def attributes_of(value: object) -> dict[str, object]:
     """The attributes of an object, by name; of an object of torch, plain values and tensors."""
     attributes = getattr(value, "__dict__", {})
     named = dict(attributes) if isinstance(attributes, dict) else {}

@@ -80,7 +80,7 @@ class Call:
 
 def look_at(
     args: tuple[object, ...],
-    kwargs: dict[str, Any],
+    kwargs: dict[str, object],
     held: Sequence[torch.Tensor],
     memory: Memory,
     function: Hashable,
@@ -93,7 +93,7 @@ def look_at(
     """
     leaves, form = trees.leaves_and_structure((args, kwargs))
     given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    others: tuple[Any, ...] = ()
+    others: tuple[object, ...] = ()
     if len(given) < len(leaves):
         looks = [_Other(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)]
         places = tuple(isinstance(leaf, torch.Tensor) for leaf in leaves)
@@ -132,7 +132,7 @@ _LOOKS = attrgetter(*_LOOKED_AT)
 _WITHOUT_SHAPE = attrgetter("dtype", "device", "requires_grad", "layout")
 
 
-def _strides(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+def _strides(tensors: Sequence[torch.Tensor]) -> tuple[object, ...]:
     try:
         return tuple(map(torch.Tensor.stride, tensors))
     except RuntimeError:  # Some have no strides.

@@ -43,7 +43,7 @@ class Linearized:
         self,
         tracer: Tracer,
         compiler: Compiler,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         inputs: Sequence[torch.Tensor],
         forward: bool = False,
     ) -> None:

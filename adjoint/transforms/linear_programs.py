@@ -108,7 +108,7 @@ class PullBack(_PointPrograms):
         value, saved = self.forward(call)
 
         def pull_back(cotangents: Sequence[object]) -> list[Any]:
-            found: Sequence[Any] = [None] * len(leaves)
+            found: Sequence[object] = [None] * len(leaves)
             if self.derivative is not None:
                 found = self.derivative([*saved, *(cotangents[i] for i in self.given)])
             return [

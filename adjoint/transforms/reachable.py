@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Sized
 from itertools import chain
 from operator import attrgetter
 from types import (
@@ -54,7 +54,7 @@ class Same:
     def __init__(self, value: object) -> None:
         self._hash = id(value)
         try:
-            self._object: Callable[[], Any] = weakref.ref(value)
+            self._object: Callable[[], object] = weakref.ref(value)
         except TypeError:
             self._object = lambda: value
 
@@ -77,19 +77,19 @@ class Reachable:
     """A traversal of everything that can be reached from a function; it keeps what may change."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, Any] = {}
+        self._seen: dict[int, object] = {}
         """The mark of each object visited so far, if it is met again, by id."""
-        self._alive: list[Any] = []
+        self._alive: list[object] = []
         self._dicts: list[dict[Any, Any]] = []
-        self._collections: list[Any] = []
+        self._collections: list[Collection[object]] = []
         self._cells: list[CellType] = []
         self._tensors: list[torch.Tensor] = []
         self._arrays: list[np.ndarray[Any, Any]] = []
-        self._others: list[Callable[[], Iterable[Any]]] = []
-        self._empty: list[Any] = []
-        self._containers: list[tuple[Any, Sequence[str] | None]] = []
+        self._others: list[Callable[[], Iterable[object]]] = []
+        self._empty: list[object] = []
+        self._containers: list[tuple[object, Sequence[str] | None]] = []
         """All that the function may write to; of its globals, the names it uses."""
-        self._sizes: list[Any] = []
+        self._sizes: list[Sized] = []
         self._plain: list[dict[Any, Any]] = []
         self._names = {"forward": None, "__call__": None}
         """The names that functions look up, in globals or on objects, in order."""
@@ -185,7 +185,7 @@ class Reachable:
             return (value.shape, value.dtype.str, value.tobytes())
         return self._object(value)
 
-    def _marks(self, values: Iterable[object]) -> tuple[Any, ...]:
+    def _marks(self, values: Iterable[object]) -> tuple[object, ...]:
         return tuple(map(self.mark, values))
 
     def _items(self, mapping: Any) -> tuple[Any, ...]:
@@ -227,12 +227,12 @@ class Reachable:
         held = tuple([(name, self.mark(each)) for name, each in attributes_of(value).items()])
         return (Same(type(value) if shows_all(value) else value), held)
 
-    def classes(self) -> list[Any]:
+    def classes(self) -> list[object]:
         """What functions use of the classes of objects: methods, what those use, and constants.
 
         Known once all functions are; and methods look up more, of more objects.
         """
-        marks: list[Any] = []
+        marks: list[object] = []
         done: set[tuple[type, str]] = set()
         while new := [
             (kind, name)
@@ -250,5 +250,5 @@ class Reachable:
         return marks
 
 
-def _held_by(dicts: Sequence[dict[Any, Any]]) -> Iterable[Any]:
+def _held_by(dicts: Sequence[dict[object, object]]) -> Iterable[object]:
     return chain(chain.from_iterable(dicts), chain.from_iterable(map(dict.values, dicts)))

@@ -66,8 +66,8 @@ class Programs:
 
     def __init__(self) -> None:
         self._kinds: Specializations[Hashable, _Kind] = Specializations(MAX_ARGUMENT_KINDS)
-        self._chosen: Specializations[Any, Any] = Specializations(MAX_CHOICES)
-        self._usual: tuple[Any, Any] = (None, None)
+        self._chosen: Specializations[object, object] = Specializations(MAX_CHOICES)
+        self._usual: tuple[object, object] = (None, None)
         """The last exact key and its program: a comparison is faster than a lookup."""
         self._memory = Memory.NOTHING
         """What any of the programs assumes about memory, which is part of every key."""
@@ -78,7 +78,7 @@ class Programs:
         """The call that the latest program was made for."""
 
     def find(
-        self, make: Make, look: Fingerprint, args: Any, kwargs: Any, dynamic: bool | None
+        self, make: Make, look: Fingerprint, args: object, kwargs: object, dynamic: bool | None
     ) -> tuple[Any, Call]:
         """The program for a call, compiled if it is missing, and the call with its keys.
 
@@ -156,7 +156,7 @@ class _Kind:
     """The programs for calls that differ in sizes alone."""
 
     def __init__(self, call: Call, dynamic: bool | None) -> None:
-        self.programs: list[Any] = []
+        self.programs: list[Made] = []
         self._first = [tuple(each.shape) for each in call.tensors]
         self._changing = [[dynamic is True] * len(shape) for shape in self._first]
         self._may_change = dynamic is not False
@@ -208,7 +208,7 @@ class _Owned:
 _TABLE: WeakKeyDictionary[Any, _Owned] = WeakKeyDictionary()
 
 
-def programs_of(transform: Hashable, look: Fingerprint, function: Any) -> Programs:
+def programs_of(transform: Hashable, look: Fingerprint, function: object) -> Programs:
     """The programs of a transform of functions that mean what `function` means."""
     try:
         owned = _TABLE.setdefault(owner_of(function), _Owned())
@@ -233,7 +233,7 @@ def programs_of(transform: Hashable, look: Fingerprint, function: Any) -> Progra
 _TOLD: WeakKeyDictionary[Any, None] = WeakKeyDictionary()
 
 
-def tell(function: Any, error: Exception) -> None:
+def tell(function: object, error: Exception) -> None:
     """Warn once that a function is left to torch."""
     owner = owner_of(function)
     try:

@@ -37,3 +37,15 @@ def test_a_choice_between_expressions() -> None:
     graph.output(size_evaluation.evaluate(expr, {n: proxy}).node)
     module = fx.GraphModule(torch.nn.Module(), graph)
     assert [module(-1), module(2)] == [3, 2]
+
+
+def test_an_expression_as_nodes() -> None:
+    n = sympy.Symbol("n", integer=True)
+    graph = fx.Graph()
+    given = graph.placeholder("n")
+    value, made = size_evaluation.as_nodes(2 * n + 1, {n: given}, graph)
+    graph.output(value)
+    assert made[-1] is value
+    assert len(made) == 2
+    assert fx.GraphModule({}, graph)(5) == 11
+    assert size_evaluation.as_nodes(n, {n: given}, fx.Graph()) == (given, [])

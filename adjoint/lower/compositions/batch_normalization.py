@@ -26,7 +26,7 @@ class _Batch:
         if x.dim() < 2 or any(isinstance(size, int) and size == 0 for size in sizes):
             raise NoComposition
         self.shape = [1, x.shape[1], *[1] * (x.dim() - 2)]
-        self.count: Any = x.numel() // x.shape[1]
+        self.count = x.numel() // x.shape[1]
         self._axes = [axis for axis in range(x.dim()) if axis != 1]
 
     def sum(self, value: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def _updated(
     running_var: Tensor,
     mean: Tensor,
     variance: Tensor,
-    count: Any,
+    count: int,
     momentum: float,
 ) -> tuple[Tensor, Tensor]:
     """The running statistics after the batch; the variance is the unbiased one."""

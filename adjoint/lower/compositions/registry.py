@@ -29,7 +29,7 @@ def composition_of(target: object) -> Composition | None:
 
 
 def registering(
-    table: dict[Any, Composition], *ops: OpOverload | str
+    table: dict[object, Composition], *ops: OpOverload | str
 ) -> Callable[[Composition], Composition]:
     """Enter a composition into a table, under each of these operators."""
 

@@ -82,7 +82,7 @@ def _guarded(
     return Guarded(every, value, otherwise)
 
 
-def _select_backward(node: fx.Node, x: fx.Node, shape: Any, dim: int, at: int) -> Mapped:
+def _select_backward(node: fx.Node, x: fx.Node, shape: object, dim: int, at: int) -> Mapped:
     dim %= rank_of(node)
     size = shape_of(node)[dim]
     decline_if(not isinstance(at, int))
@@ -97,7 +97,7 @@ def _select_backward(node: fx.Node, x: fx.Node, shape: Any, dim: int, at: int) -
 
 
 def _slice_backward(
-    node: fx.Node, x: fx.Node, shape: Any, dim: int, start: Any, end: Any, step: Any
+    node: fx.Node, x: fx.Node, shape: object, dim: int, start: Any, end: object, step: object
 ) -> Mapped:
     dim %= rank_of(node)
     size = shape_of(node)[dim]
@@ -117,7 +117,7 @@ def _slice_backward(
     return Mapped(element)
 
 
-def _repeat(node: fx.Node, x: fx.Node, repeats: Sequence[Any]) -> Mapped:
+def _repeat(node: fx.Node, x: fx.Node, repeats: Sequence[object]) -> Mapped:
     shape = shape_of(x)
     extra = len(repeats) - len(shape)
 

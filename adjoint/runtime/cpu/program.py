@@ -151,14 +151,14 @@ class CpuHost(NativeHost):
         steps = enumerate(self.plan.steps)
         return [(position, step) for position, step in steps if isinstance(step, RowTiles)]
 
-    def _lifetimes(self) -> dict[Any, tuple[int, int, Value]]:
+    def _lifetimes(self) -> dict[object, tuple[int, int, Value]]:
         lifetimes = super()._lifetimes()
         for position, tiles in self._tiles():
             size = self.local_stride(tiles) * self.chunks(tiles)
             lifetimes[tiles] = (position, position, size)
         return lifetimes
 
-    def _lay_out(self) -> tuple[dict[Any, Value], Value]:
+    def _lay_out(self) -> tuple[dict[object, Value], Value]:
         offsets, total = super()._lay_out()
         for _, tiles in self._tiles():
             for slot_number, offset in self._local_rows(tiles)[0].items():

@@ -12,7 +12,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -31,7 +31,7 @@ _LOCK = threading.Lock()
 
 
 @functools.cache
-def _side_stream(device: torch.device, stream: int) -> tuple[torch.cuda.Stream, Any]:
+def _side_stream(device: torch.device, stream: int) -> tuple[torch.cuda.Stream, object]:
     """A stream on which to capture what `stream` will replay, and a memory pool.
 
     `stream` itself may be the legacy default stream, which cannot be captured.

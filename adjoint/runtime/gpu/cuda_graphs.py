@@ -291,11 +291,11 @@ class CudaGraphs:
         self._seen_sizes[sizes] = None
         return True
 
-    def _run_uncaptured(self, inputs: list[Any], binding: BoundSizes, stream: int) -> object:
+    def _run_uncaptured(self, inputs: list[object], binding: BoundSizes, stream: int) -> object:
         self._detach(inputs)
         return self._run(inputs, binding, stream, self._capturer.allocate)
 
-    def _run_first(self, kind: CallKind, inputs: list[Any], stream: int) -> object:
+    def _run_first(self, kind: CallKind, inputs: list[object], stream: int) -> object:
         """Run the first call of a kind, and find the layout of its results."""
         self._detach(inputs)
         allocator, given = ResultAllocator(self._capturer.new), list(inputs)
@@ -312,7 +312,7 @@ class CudaGraphs:
         return outputs
 
     def _run_known(
-        self, kind: CallKind, layout: ResultLayout, inputs: list[Any], stream: int
+        self, kind: CallKind, layout: ResultLayout, inputs: list[object], stream: int
     ) -> object:
         new = self._capturer.new
         large = {n: new(each.shape, each.strides, each.dtype) for n, each in layout.large}
@@ -420,7 +420,7 @@ class CudaGraphs:
         self,
         key: CallKey | None,
         layout: ResultLayout,
-        inputs: list[Any],
+        inputs: list[object],
         large: dict[int, torch.Tensor],
         stream: int,
     ) -> CapturedCall | None:

@@ -71,7 +71,7 @@ class GpuProgram(PlanProgram):
                 return self._on(raw_stream(index), inputs)
         return self._on(raw_stream(index), inputs)
 
-    def _on(self, stream: int, inputs: list[Any]) -> object:
+    def _on(self, stream: int, inputs: list[object]) -> object:
         use_in_this_thread(self.device.index)
         arena = arena_of(self.device, stream)
         if is_capturing() or not arena.busy.acquire(blocking=False):
@@ -115,7 +115,7 @@ class GpuProgram(PlanProgram):
         return GpuWriter(self.host, self.runs, checks)
 
 
-def _leave(inputs: list[Any]) -> None:
+def _leave(inputs: list[object]) -> None:
     """Inputs may have histories."""
 
 

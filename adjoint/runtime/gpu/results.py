@@ -103,7 +103,7 @@ class ResultAllocator:
     def __init__(self, memory: Allocate, ready: Mapping[int, torch.Tensor] | None = None) -> None:
         self._memory = memory
         self._ready = dict(ready or {})
-        self.given: dict[Any, tuple[int, torch.Tensor]] = {}
+        self.given: dict[object, tuple[int, torch.Tensor]] = {}
         """Slots and their tensors, by the identity of the storage."""
 
     def __call__(
@@ -168,7 +168,7 @@ class ResultLayout:
     # Used in every call, so that kinds of results are distinguished only once.
 
     @functools.cached_property
-    def _fixed(self) -> list[Any]:
+    def _fixed(self) -> list[object]:
         return [each.value if isinstance(each, Constant) else None for each in self.results]
 
     @functools.cached_property
@@ -221,12 +221,12 @@ def layout_of_results(
     outputs: object, inputs: Sequence[Any], allocator: ResultAllocator, device: torch.device
 ) -> tuple[ResultLayout, list[torch.Tensor]]:
     """The layout of `outputs`, and the new tensors among them."""
-    given: dict[Any, list[int]] = {}
+    given: dict[object, list[int]] = {}
     for place, each in enumerate(inputs):
         if isinstance(each, torch.Tensor):
             given.setdefault(storage_key(each), []).append(place)
     leaves, spec = trees.flatten(list(outputs) if isinstance(outputs, InOwnMemory) else outputs)
-    numbers: dict[Any, int] = {}
+    numbers: dict[object, int] = {}
     tensors: list[torch.Tensor] = []
     made: list[NewTensor] = []
     results: list[Result] = []

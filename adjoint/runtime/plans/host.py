@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from adjoint.loops.plan import (
     Launch,
@@ -68,15 +68,15 @@ class Host(ABC):
             nonempty = nonempty * size.at_most(1)
         return count * nonempty * slot.dtype.itemsize
 
-    def _lay_out(self) -> tuple[dict[Any, Value], Value]:
+    def _lay_out(self) -> tuple[dict[object, Value], Value]:
         lifetimes = self._lifetimes()
         offsets, total = self.code.layout(list(lifetimes.values()), ALIGNMENT)
         return dict(zip(lifetimes, offsets, strict=True)), total
 
-    def _lifetimes(self) -> dict[Any, tuple[int, int, Value]]:
+    def _lifetimes(self) -> dict[object, tuple[int, int, Value]]:
         """First step, last step and bytes of each temporary and each kernel's scratch memory."""
         last = last_uses(self.plan)
-        lifetimes: dict[Any, tuple[int, int, Value]] = {}
+        lifetimes: dict[object, tuple[int, int, Value]] = {}
         for position, step in enumerate(self.plan.steps):
             written = [step.result] if isinstance(step, LibraryCall) else operands_of(step)
             for operand in written:
@@ -116,7 +116,7 @@ class NativeHost(Host):
         # Loaded now, when the store of the compilation is at hand.
         interpreter()
         self.functions = functions
-        self._addresses: dict[Any, Value] = {}
+        self._addresses: dict[object, Value] = {}
         for key, offset in self.offsets.items():
             self._addresses[key] = self.base + offset
         self.views: dict[int, Value] = {}

@@ -28,7 +28,7 @@ class PlanProgram(ABC):
         self.host = self._host()
         """What the host computes for a call."""
         self._run, self._bind = self._made(self._writer())
-        self._checked_function: Callable[..., Any] | None = None
+        self._checked_function: Callable[..., object] | None = None
         """The same function, with checks of what library calls return."""
 
     @abstractmethod
@@ -40,14 +40,14 @@ class PlanProgram(ABC):
     @abstractmethod
     def _writer(self, checks: bool = False) -> Writer: ...
 
-    def _made(self, writer: Writer) -> tuple[Callable[..., Any], Callable[[Binding], None]]:
+    def _made(self, writer: Writer) -> tuple[Callable[..., object], Callable[[Binding], None]]:
         source, constants = writer.text()
         namespace: dict[str, Any] = {**constants}
         name = f"<adjoint program of {len(self.plan.steps)} steps>"
         exec(compile(source, name, "exec"), namespace)
         return namespace["run"], namespace["bind"]
 
-    def _run_checked(self, inputs: list[Any], binding: Binding, *more: object) -> object:
+    def _run_checked(self, inputs: list[object], binding: Binding, *more: object) -> object:
         """Run and check what library calls return; on `UnexpectedResult` nothing has changed."""
         if self._checked_function is None:
             self._checked_function, _ = self._made(self._writer(checks=True))

@@ -85,7 +85,7 @@ class Writer(ABC):
         self.runs = runs
         self.checks = checks
         self.lines: list[str] = []
-        self.constants: dict[str, Any] = {
+        self.constants: dict[str, object] = {
             "fit": fit,
             "overwritten": overwritten,
             "checked_call": checked_call,
