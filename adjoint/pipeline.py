@@ -18,6 +18,7 @@ from adjoint.optimize.attention import fuse_attention
 from adjoint.optimize.casts import cancel_casts
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.optimize.custom_functions import inline_custom_functions
+from adjoint.optimize.heads import chunk_cross_entropy
 from adjoint.optimize.literals import fold_literals
 from adjoint.optimize.masks import narrow_masks
 from adjoint.optimize.parts import join_parts
@@ -76,7 +77,10 @@ POST = (
 
 def primal(wrt: Sequence[int]) -> tuple[Pass, ...]:
     """On a program, before it is differentiated with respect to the inputs at positions `wrt`."""
-    return (Pass("fuse-attention", partial(fuse_attention, wrt=tuple(wrt)), "primal"),)
+    return (
+        Pass("fuse-attention", partial(fuse_attention, wrt=tuple(wrt)), "primal"),
+        Pass("chunk-cross-entropy", partial(chunk_cross_entropy, wrt=tuple(wrt)), "primal"),
+    )
 
 
 def lowering(target: Target) -> tuple[Pass, ...]:

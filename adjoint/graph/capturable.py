@@ -12,6 +12,7 @@ import types
 import torch
 from torch import fx
 
+from adjoint.graph.losses import linear_cross_entropy
 from adjoint.graph.metadata import has_value, tensor_of, value_of
 from adjoint.graph.operations import exponential_scan, random_bits, with_data
 from adjoint.graph.purity import is_impure
@@ -33,7 +34,7 @@ _INDEXING = frozenset(
     }
 )
 
-_OWN_OPERATORS = frozenset({with_data, exponential_scan, random_bits})
+_OWN_OPERATORS = frozenset({with_data, exponential_scan, random_bits, linear_cross_entropy})
 
 
 def why_not_capturable(node: fx.Node, device: torch.device) -> str:

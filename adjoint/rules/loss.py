@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from adjoint.rules.registry import composition
+from adjoint.graph.losses import linear_cross_entropy as fused_head
+from adjoint.graph.losses import row_weights
+from adjoint.rules.registry import Cotangents, composition, vjp
 from adjoint.torch_private.operators import chunked_cross_entropy
 
 aten = torch.ops.aten
@@ -75,3 +78,53 @@ def _shared(cotangent: torch.Tensor, reduction: int, rows: torch.Tensor) -> torc
     """The cotangent of each row's own loss."""
     each = cotangent.reshape(-1).expand(rows.shape[0])
     return each / rows.shape[0] if reduction == _MEAN else each
+
+
+@vjp(fused_head)
+def fused_head_vjp(
+    cotangents: tuple[Tensor | None, ...],
+    outs: tuple[Tensor, ...],
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    classes: Tensor | None,
+    reduction: int,
+    ignored: int,
+    dtype: torch.dtype,
+    output_mask: list[bool],
+) -> Cotangents:
+    """The gradients are results already; their own derivative has all logits in memory.
+
+    With p = softmax(x w + b), d = s (p - onehot) and the cotangent d' = dx' w + x dw' + db' of d,
+    that of the logits is z' = loss' d + s p (d' - sum(p d')).
+    """
+    of_loss, of_dx, of_dw, of_db = cotangents
+    asked = output_mask[1:]
+    if of_loss is not None and cotangents[1:] == (None, None, None) and any(asked):
+        return tuple(
+            out * of_loss if wanted else None for out, wanted in zip(outs[1:], asked, strict=True)
+        )
+    logits = (x @ w if bias is None else torch.addmm(bias, x, w)).to(dtype)
+    s = row_weights(target, classes, reduction, ignored, dtype).unsqueeze(1)
+    p = torch.softmax(logits, 1)
+    place = torch.where(target != ignored, target, 0).unsqueeze(1)
+    d = s * p.scatter_add(1, place, -torch.ones_like(place, dtype=dtype))
+    of_logits = torch.zeros_like(d) if of_loss is None else of_loss * d
+    narrow = d.to(x.dtype)
+    to_d = [
+        of_dx @ w if of_dx is not None else None,
+        x @ of_dw if of_dw is not None else None,
+        of_db.expand_as(narrow) if of_db is not None else None,
+    ]
+    present = [each.to(dtype) for each in to_d if each is not None]
+    if present:
+        through = functools.reduce(torch.add, present)
+        of_logits = of_logits + s * p * (through - (p * through).sum(1, keepdim=True))
+    of_logits = of_logits.to(x.dtype)
+    of_x, of_w = of_logits @ w.t(), of_logits.t() @ x
+    if of_dw is not None:
+        of_x = of_x + narrow @ of_dw.t()
+    if of_dx is not None:
+        of_w = of_w + narrow.t() @ of_dx
+    return of_x, of_w.t(), None if bias is None else of_logits.sum(0)
