@@ -16,7 +16,7 @@ from adjoint.loops.plan import Plan
 from adjoint.observing import Sighting
 from adjoint.options import Options
 from adjoint.passes import graph_pass
-from adjoint.pipeline import JOINT, POST
+from adjoint.pipeline import JOINT, POST, primal
 from tests.parity import leaf
 
 aten = torch.ops.aten
@@ -51,7 +51,7 @@ def test_the_observer_is_shown_each_stage_of_each_order() -> None:
     forward = [("close-softmax", 0), ("partition", 1)]
     assert stages(seen) == [
         ("capture", 0),
-        ("fuse-attention", 0),
+        *((each.name, 0) for each in primal(())),
         *((name, 1) for name in DIFFERENTIATED),
         *forward,
         *((name, 0) for name in RUN),
