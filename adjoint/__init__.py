@@ -6,6 +6,7 @@ neither start at once.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import sys
@@ -126,12 +127,23 @@ class _Package(ModuleType):
 sys.modules[__name__].__class__ = _Package
 
 
+def _imported(module: str) -> ModuleType:
+    """The module.  Imports make many objects and no garbage, and looking for it takes a third."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(module)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def __getattr__(name: str) -> Any:
     """A name of the compiler, or a module of the package."""
     if name in __all__:
         # Alone, because an exported program is loaded where there is no LLVM.
         module = next(home for home, names in _HOMES.items() if name in names)
-        home = importlib.import_module(module)
+        home = _imported(module)
         globals().update({each: getattr(home, each) for each in _HOMES[module]})
         return globals()[name]
     if not name.startswith("__") and importlib.util.find_spec(f"{__name__}.{name}") is not None:

@@ -49,7 +49,9 @@ def inspected(path: Path) -> str:
     with_respect_to = ", ".join(inputs[place].path for place in record.differentiable)
     section(
         "derivatives",
-        [f"to order {record.orders}, with respect to {with_respect_to or 'nothing'}"],
+        [f"to order {record.orders}, with respect to {with_respect_to or 'nothing'}"]
+        if record.orders
+        else [],
     )
     section("tensors", _tensors(exported, tensors))
     section("programs", [_plan(number, plan) for number, plan in enumerate(plans)])

@@ -47,6 +47,7 @@ _FUNCTIONS: dict[str, Any] = {
     },
 }
 _NAMES = {function: name for name, function in _FUNCTIONS.items()}
+_AS_WRITTEN = frozenset({"Add", "Mul", "Eq", "Ne", "Lt", "Le", "Gt", "Ge"})
 
 # Expressions of sizes are small; a text that is deeper is no expression of ours.
 MAX_DEPTH = 100
@@ -127,6 +128,10 @@ def _read(tree: object, depth: int) -> object:
     args = [_read(part, depth + 1) for part in parts]
     if name == "Pow" and not _is_small_power(*args):
         raise ValueError("a power of sizes has a small exponent")
+    if name in _AS_WRITTEN:
+        # What was written is simplified already; sympy takes long to look for more, and imports
+        # a part of itself for it.
+        return _FUNCTIONS[name](*args, evaluate=False)
     return _FUNCTIONS[name](*args)
 
 

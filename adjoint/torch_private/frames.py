@@ -20,6 +20,8 @@ def left_alone_by_dynamo(function: Function) -> Function:
         eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
     )
     eval_frame.set_code_exec_strategy(function.__code__, skipped)
+    # Frames that call it are not traced into it.
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return function
 
 

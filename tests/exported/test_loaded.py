@@ -117,3 +117,12 @@ def test_state_is_there_by_name(tmp_path: Path) -> None:
     loaded = exported(module, (torch.rand(4, 3),), tmp_path)
     assert loaded.state.keys() == {"weight", "bias"}
     torch.testing.assert_close(loaded.state["weight"], module.weight.detach())
+
+
+def test_it_is_called_from_compiled_code(program: LoadedProgram) -> None:
+    x = torch.rand(4, 3, requires_grad=True)
+    compiled = torch.compile(lambda x: program(x * 2, Y, 3) * 2, backend="aot_eager")
+    compiled(x).sum().backward()
+    mine = x.detach().requires_grad_()
+    (scaled(mine * 2, Y, 3) * 2).sum().backward()
+    torch.testing.assert_close(x.grad, mine.grad)
