@@ -16,7 +16,7 @@ from adjoint.runtime.calling import call
 from adjoint.runtime.sharing import sharing
 from adjoint.torch_private import trees
 from adjoint.torch_private.autograd import has_tangent
-from adjoint.torch_private.frames import left_alone_by_dynamo
+from adjoint.torch_private.frames import not_traced
 from adjoint.torch_private.functorch import functorch_is_active
 from adjoint.torch_private.modes import count_dispatch_modes
 from adjoint.torch_private.size_evaluation import first_violated, value_of
@@ -66,7 +66,7 @@ class LoadedProgram:
         arguments = ", ".join(_shown(each) for each in self.record.leaves)
         return f"<exported program ({arguments}), orders={self.orders}, for {self.cpu}>"
 
-    @left_alone_by_dynamo
+    @not_traced
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call it as the function that was exported.  Raises `LoadError` for what does not fit."""
         given = self._given(args, kwargs)

@@ -20,9 +20,13 @@ def left_alone_by_dynamo(function: Function) -> Function:
         eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
     )
     eval_frame.set_code_exec_strategy(function.__code__, skipped)
-    # Frames that call it are not traced into it.
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return function
+
+
+def not_traced(function: Function) -> Function:
+    """The same, and frames that Dynamo compiles are not traced into it: they break there."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return left_alone_by_dynamo(function)
 
 
 def is_dynamo_error(error: BaseException) -> bool:

@@ -6,7 +6,7 @@ import sys
 import torch
 
 from adjoint.torch_private.dynamo import DynamoError
-from adjoint.torch_private.frames import is_dynamo_error, left_alone_by_dynamo
+from adjoint.torch_private.frames import is_dynamo_error, left_alone_by_dynamo, not_traced
 
 
 def test_errors_of_dynamo_are_known() -> None:
@@ -30,3 +30,13 @@ def test_a_function_is_left_alone() -> None:
         return float(x.sum())
 
     assert torch.compile(data_dependent, backend="eager", fullgraph=True)(torch.ones(3)) == 3.0
+
+
+def test_a_function_is_not_traced_into() -> None:
+    @not_traced
+    def data_dependent(x: torch.Tensor) -> float:
+        assert not torch.compiler.is_compiling()
+        return float(x.sum())
+
+    compiled = torch.compile(lambda x: data_dependent(x * 2) + 1, backend="eager")
+    assert compiled(torch.ones(3)) == 7.0
