@@ -168,9 +168,10 @@ def _load(kernels: Mapping[Key, Kernel], target: Target) -> Loaded:
     """Compile all as one module; if that fails, each by itself.  Also returns those that fail."""
     if not kernels:
         return {}, {}
-    assert target.machine is not None
+    machine = target.machine
+    assert machine is not None
     try:
-        text = emit_module(list(kernels.values()), target.machine.attributes)
+        text = emit_module(list(kernels.values()), machine.attributes, machine.vector_bytes)
         found = load(text, [kernel.name for kernel in kernels.values()])
     except Exception as error:
         if passes_through(error):

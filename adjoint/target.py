@@ -61,6 +61,14 @@ class Machine:
         # ours are long.  On CPUs with narrower registers the attribute has no effect.
         return '"prefer-vector-width"="512"' if self.triple.startswith("x86_64") else ""
 
+    @property
+    def vector_bytes(self) -> int:
+        """The bytes of the widest vector register that is known to be there."""
+        features = {*self.features.split(",")}
+        if "+avx512f" in features or self.cpu == "x86-64-v4":
+            return 64
+        return 32 if "+avx" in features or self.cpu == "x86-64-v3" else 16
+
 
 @dataclass(frozen=True)
 class Rates:

@@ -67,7 +67,9 @@ def at(buffer: str, dtype: torch.dtype) -> Load:
 
 def compiled(kernels: Sequence[Kernel]) -> list[NativeFunction]:
     """Kernels as native code, in one module; their names must differ."""
-    return load(emit_module(kernels, machines.host().attributes), [each.name for each in kernels])
+    host = machines.host()
+    text = emit_module(kernels, host.attributes, host.vector_bytes)
+    return load(text, [each.name for each in kernels])
 
 
 def call(

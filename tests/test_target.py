@@ -60,3 +60,15 @@ def test_rates_say_how_much_is_computed_while_a_byte_arrives() -> None:
 def test_attributes_are_those_of_the_family() -> None:
     assert "512" in Machine("x86_64-unknown-linux-gnu", "x86-64").attributes
     assert Machine("aarch64-unknown-linux-gnu", "generic").attributes == ""
+
+
+def test_the_width_of_vector_registers() -> None:
+    widths = {
+        Machine("x86_64-linux", "znver3", "+avx,+avx2,-avx512f"): 32,
+        Machine("x86_64-linux", "znver4", "+avx,+avx512f"): 64,
+        Machine("x86_64-linux", "x86-64-v4"): 64,
+        Machine("x86_64-linux", "x86-64-v3"): 32,
+        Machine("x86_64-linux", "x86-64-v2"): 16,
+        Machine("aarch64-linux", "neoverse-n1"): 16,
+    }
+    assert {machine: machine.vector_bytes for machine in widths} == widths

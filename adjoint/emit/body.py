@@ -6,13 +6,14 @@ Loops are scalar here: LLVM's loop vectorizer widens them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from typing_extensions import assert_never
 
 from adjoint.emit.arithmetic import Arithmetic, Callees
-from adjoint.emit.spelling import MEMORY, REGISTERS, SIZES, literal
+from adjoint.emit.math import BRANCHING, branching_call
+from adjoint.emit.spelling import MEMORY, REGISTERS, SIZES, SUFFIX, literal
 from adjoint.loops.expressions import (
     Apply,
     Cast,
@@ -58,6 +59,14 @@ class Body(Arithmetic):
         self.index_like: dict[int, bool] = {}
         self.arrays: dict[str, tuple[tuple[str, int], ...]] = {}
         """Accumulators with one element for each iteration of some loops, and those loops."""
+
+    def floating(self, operator: str, values: Sequence[str], dtype: torch.dtype) -> str:
+        """Some functions branch on the size of their argument."""
+        if operator not in BRANCHING or dtype not in (torch.float32, torch.float64):
+            return super().floating(operator, values, dtype)
+        suffix = SUFFIX[REGISTERS[dtype]]
+        self.callees.branching.add((operator, suffix))
+        return self.line(branching_call(operator, suffix, values[0], self.callees.vector_bytes))
 
     def block(self, body: tuple[Statement, ...]) -> None:
         for statement in body:

@@ -20,9 +20,12 @@ declare i32 @omp_get_num_threads()
 """
 
 
-def emit_module(kernels: Sequence[Kernel], attributes: str = "") -> str:
-    """A module that defines every kernel; `attributes` are those of its functions."""
-    callees = Callees()
+def emit_module(kernels: Sequence[Kernel], attributes: str = "", vector_bytes: int = 16) -> str:
+    """A module that defines every kernel.
+
+    `attributes` are those of its functions; `vector_bytes`, those of a vector register.
+    """
+    callees = Callees(vector_bytes=vector_bytes, attributes=attributes)
     functions = ["\n".join(_KernelText(kernel, callees).text()) for kernel in kernels]
     return "\n".join(
         [

@@ -91,7 +91,8 @@ class Code:
 
     def _object(self, kernels: list[Kernel], cpu: str) -> bytes:
         made = machine(cpu)
-        return compile_object(emit_module(kernels, made.attributes), made, may_move=True)
+        text = emit_module(kernels, made.attributes, made.vector_bytes)
+        return compile_object(text, made, may_move=True)
 
     def targets(self) -> tuple[Target, ...]:
         """The code of all plans, for each processor."""

@@ -17,16 +17,22 @@ TYPES = {"f32": ("float", np.float32), "f64": ("double", np.float64)}
 
 def loop_text(name: str, dtype: str) -> str:
     """void loop(i64 n, out, x0, ...): out[i] = name(x0[i], ...)."""
+    t, count = TYPES[dtype][0], FUNCTIONS[name]
+    arguments = ", ".join(f"{t} %x{i}" for i in range(count))
+    call = f"call {t} @{symbol(name, dtype)}({arguments})"
+    return loop_around(call, dtype, count, definitions([(name, dtype)]))
+
+
+def loop_around(call: str, dtype: str, count: int, defined: str) -> str:
+    """The same of a call of x0 ..., with the definition of what it calls."""
     t = TYPES[dtype][0]
-    count = FUNCTIONS[name]
     pointers = "".join(f", ptr noalias %p{i}" for i in range(count))
     loads = "\n".join(
         f"  %a{i} = getelementptr inbounds {t}, ptr %p{i}, i64 %i\n"
         f"  %x{i} = load {t}, ptr %a{i}, align {8 if t == 'double' else 4}"
         for i in range(count)
     )
-    arguments = ", ".join(f"{t} %x{i}" for i in range(count))
-    return f"""{definitions([(name, dtype)])}
+    return f"""{defined}
 define void @loop(i64 %n, ptr noalias %out{pointers}) "prefer-vector-width"="512" {{
 entry:
   %empty = icmp sle i64 %n, 0
@@ -34,7 +40,7 @@ entry:
 body:
   %i = phi i64 [0, %entry], [%next, %body]
 {loads}
-  %y = call {t} @{symbol(name, dtype)}({arguments})
+  %y = {call}
   %o = getelementptr inbounds {t}, ptr %out, i64 %i
   store {t} %y, ptr %o, align {8 if t == "double" else 4}
   %next = add nuw nsw i64 %i, 1
