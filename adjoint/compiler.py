@@ -67,7 +67,7 @@ from adjoint.runtime.plans.layout import bytes_of_layout
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.reference import run_call
 from adjoint.runtime.sized_programs import SizedPrograms
-from adjoint.staging import Stages
+from adjoint.stage_runner import StageRunner
 from adjoint.store.keeping import Store, keeping_in, store_for
 from adjoint.target import Target
 from adjoint.targets import target_of
@@ -128,7 +128,7 @@ def run(captured: CapturedProgram, *args: object, **kwargs: object) -> Any:
 
 
 @dataclass(frozen=True)
-class Compiler(Stages):
+class Compiler(StageRunner):
     """Compiles graphs, their derivatives, and the derivatives of those, by the same stages."""
 
     reported: set[str] | None = None

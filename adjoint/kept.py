@@ -87,7 +87,7 @@ _KNOWN_NAMESPACES = frozenset({"aten", "prims", "adjoint", "torch_nn", "_c10d_fu
 
 
 # A fact of more letters is a digest.
-_LONG_FACT = 400
+_LONG_FACT_CHARACTERS = 400
 
 
 class Kept:
@@ -137,7 +137,7 @@ class Kept:
         ground = self.ground_of(graph_module)
         if ground is None or USER_RULES or not ground.namespaces <= _KNOWN_NAMESPACES:
             return make()
-        short = asked if len(asked) < _LONG_FACT else digest_of(asked)
+        short = asked if len(asked) < _LONG_FACT_CHARACTERS else digest_of(asked)
         facts = {**self._facts(ground), "asked": short, "unsupported": self.options.unsupported}
         if self.options.memory_budget is not None:
             asked_of = (self.options.memory_budget, self.options.target, self.options.eager_rng)
@@ -297,7 +297,8 @@ def without_bodies(plan: Plan) -> Plan:
             case RowTiles():
                 begin, body = tuple(map(changed, step.begin)), tuple(map(changed, step.body))
                 return replace(step, begin=begin, body=body)
-        return step
+            case _:
+                return step
 
     steps: tuple[Step, ...] = tuple(map(changed, plan.steps))
     return replace(plan, steps=steps)

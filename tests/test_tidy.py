@@ -307,7 +307,7 @@ def test_stages_are_timed_in_one_place() -> None:
         "adjoint/explaining/program.py",
         "adjoint/observing.py",
         "adjoint/progress.py",
-        "adjoint/staging.py",
+        "adjoint/stage_runner.py",
     }
 
 

@@ -201,6 +201,8 @@ class Artefacts:
                 self._touch(sighting, module)
             case Plan() as plan:
                 self._lower(plan)
+            case _:
+                pass
 
     def _open(self, role: str, order: int, module: fx.GraphModule) -> GraphRecord:
         version = version_of(module)

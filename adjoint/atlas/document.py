@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from typing_extensions import assert_never
+
 
 @dataclass(frozen=True)
 class Code:
@@ -115,6 +117,10 @@ class Page:
                     found.add(block.anchor)
                 case Listing():
                     found.update(line_anchor(n) for n in range(1, len(block.lines) + 1))
+                case Paragraph() | Bullets() | Table() | Quoted() | Drawing():
+                    pass
+                case _:
+                    assert_never(block)
             found.update(each.name for each in inlines_of(block) if isinstance(each, Anchor))
         return found - {""}
 

@@ -316,12 +316,12 @@ class _Walk:
     def _read_attribute_docs(self, body: list[ast.stmt]) -> None:
         """A string right after an assignment documents what is assigned."""
         for before, after in itertools.pairwise(body):
-            match before, after:
-                case (
-                    ast.Assign() | ast.AnnAssign(),
-                    ast.Expr(value=ast.Constant(value=str(text))),
-                ):
-                    self.attribute_docs[before.lineno] = inspect.cleandoc(text)
+            if isinstance(before, ast.Assign | ast.AnnAssign):
+                match after:
+                    case ast.Expr(value=ast.Constant(value=str(text))):
+                        self.attribute_docs[before.lineno] = inspect.cleandoc(text)
+                    case _:
+                        pass
 
     def _define(self, node: Function | ast.ClassDef, kind: str, outer: _Scope) -> None:
         name = outer.qualified(node.name)

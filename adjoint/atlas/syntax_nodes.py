@@ -90,6 +90,8 @@ def bound_names(pattern: Node | None) -> Iterator[Node]:
         case "object_pattern" | "array_pattern" | "rest_pattern":
             for each in pattern.named_children:
                 yield from bound_names(each)
+        case _:
+            return
 
 
 def bound_kind(node: Node, value: Node | None) -> str:

@@ -31,7 +31,7 @@ from adjoint.atlas.tree import STORE, Entry
 MIN_FILES_TO_SHARE = 24
 """Starting processes takes as long as working on about as many files."""
 
-_CHUNK = 8
+_CHUNK_FILES = 8
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
@@ -154,7 +154,7 @@ class Workers:
                 initializer=_set_up,
                 initargs=(self.setting,),
             )
-        chunks = [tasks[at : at + _CHUNK] for at in range(0, len(tasks), _CHUNK)]
+        chunks = [tasks[at : at + _CHUNK_FILES] for at in range(0, len(tasks), _CHUNK_FILES)]
         done = self._pool.map(functools.partial(_in_worker, work), chunks)
         return [result for chunk in done for result in chunk]
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from adjoint.bench.results import Row, Table
 
-_FAILURE_WIDTH = 90
+_FAILURE_CHARACTERS = 90
 _SYSTEM_WIDTH = len("func_inductor")
 
 
@@ -92,7 +92,7 @@ def notes(table: Table) -> list[str]:
 def failures(table: Table) -> list[str]:
     """A line for each row that failed, with the reason."""
     return [
-        f"{row.workload}, {row.system}: {escape(row.failure[:_FAILURE_WIDTH])}"
+        f"{row.workload}, {row.system}: {escape(row.failure[:_FAILURE_CHARACTERS])}"
         for row in table.rows
         if row.failure is not None
     ]

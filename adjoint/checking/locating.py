@@ -73,6 +73,8 @@ class _Log:
                 self.plan = plan
             case fx.GraphModule() as graph_module:
                 self.graph = graph_module
+            case _:
+                pass
 
 
 class Lowering:

@@ -11,7 +11,7 @@ from torch import fx
 from adjoint.graph.metadata import value_or_none
 
 # Tensors with more elements are random in the script, in the range of the data.
-MAX_LITERAL = 24
+MAX_LITERAL_ELEMENTS = 24
 
 _SCRIPT = '''"""adjoint and eager torch differ: made by `adjoint check`."""
 
@@ -109,7 +109,7 @@ def _tensor(tensor: torch.Tensor) -> str:
     shape = [int(each) for each in tensor.shape]
     device = "" if tensor.device.type == "cpu" else f", device={str(tensor.device)!r}"
     is_fake = type(tensor) is not torch.Tensor
-    if not is_fake and tensor.numel() <= MAX_LITERAL:
+    if not is_fake and tensor.numel() <= MAX_LITERAL_ELEMENTS:
         return f"torch.tensor({tensor.cpu().tolist()}, dtype={dtype}{device})"
     if tensor.dtype == torch.bool:
         return f"torch.rand({shape}{device}) < 0.5"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
-from adjoint.emit.staging import PADDING, Element, Matrix, StagingBody
+from adjoint.emit.staging import PADDING_ELEMENTS, Element, Matrix, StagingBody
 from adjoint.loops.statements import Assign, Loop, Merge, Store, expressions
 from adjoint.loops.teams import QUAD, WARP, WARP_COLUMNS, WARP_ROWS
 
@@ -74,7 +74,10 @@ class ProductBody(StagingBody):
         """The first row and column of this thread, in the tile."""
         rows, columns = self.tile.per_thread
         _, wide = self.tile.warps
-        warp, lane = self.number("udiv", "%thread", WARP), self.number("urem", "%thread", WARP)
+        warp, lane = (
+            self.number("udiv", "%thread", WARP),
+            self.number("urem", "%thread", WARP),
+        )
         # The eight threads of a memory transaction touch two quads of rows and four of columns.
         pair = 2 * WARP_COLUMNS
         half, rest = self.number("udiv", lane, pair), self.number("urem", lane, pair)
@@ -157,7 +160,7 @@ class ProductBody(StagingBody):
             extent=tile.columns,
             origin=self.column,
             limit=str(self.columns),
-            begin=tile.depth * (tile.rows + PADDING),
+            begin=tile.depth * (tile.rows + PADDING_ELEMENTS),
             indices=self._column_indices,
             counter=along[1].counter,
         )

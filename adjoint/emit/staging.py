@@ -20,7 +20,7 @@ from adjoint.loops.teams import QUAD, Tile
 from adjoint.target import Target
 
 # Elements between two rows of a tile in shared memory, to avoid bank conflicts.
-PADDING = 4
+PADDING_ELEMENTS = 4
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Matrix:
     @property
     def step(self) -> int:
         """From one k to the next, in shared memory."""
-        return self.extent + PADDING
+        return self.extent + PADDING_ELEMENTS
 
 
 class StagingBody(TeamBody):
@@ -130,7 +130,7 @@ class StagingBody(TeamBody):
         (rows,) = kernel.body
         assert isinstance(rows, Loop)
         self.product = product_nest(rows)
-        self.half = self.tile.depth * (self.tile.rows + self.tile.columns + 2 * PADDING)
+        self.half = self.tile.depth * (self.tile.rows + self.tile.columns + 2 * PADDING_ELEMENTS)
         """Shared memory has two halves: one is read while the other is filled."""
         self.memory = f"@{kernel.name}.tile"
         kind = f"[{2 * self.half} x float]"

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import assert_never
+
 from adjoint.atlas.artefacts import Artefacts, GraphRecord
 from adjoint.compiler import Compiler
 from adjoint.errors import SourceLine
@@ -133,6 +135,10 @@ class Observation:
                 self.fallbacks.append(event)
             case Compilation():
                 self.compilations.append(event)
+            case Sighting():
+                pass
+            case _:
+                assert_never(event)
 
     def running(self, program: PlanProgram, order: int) -> PlanProgram:
         """Measure the program in its first call."""

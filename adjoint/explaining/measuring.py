@@ -19,7 +19,7 @@ from adjoint.runtime.plans.stepping import Portion, portions_of
 from adjoint.target import Target
 
 # Runs of a part; the fastest counts.
-RUNS = 5
+MEASURED_RUNS = 5
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def measured(
     last = {slot: place for place, each in enumerate(portions) for slot in each.takes}
     for place, portion in enumerate(portions):
         portion(inputs, values)
-        best = min(_seconds(portion, inputs, values, program.device) for _ in range(RUNS))
+        best = min(_seconds(portion, inputs, values, program.device) for _ in range(MEASURED_RUNS))
         yield _timing(portion, plan, known, best, order, records, flops)
         for slot in portion.takes:
             if last[slot] == place:

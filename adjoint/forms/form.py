@@ -161,6 +161,8 @@ class Writing:
             case list() | torch.Size():
                 # Arguments of fx nodes are immutable lists.
                 return ["tuple" if isinstance(value, tuple) else "list", *map(self.tree, value)]
+            case _:
+                pass
         if kind in _ATTRIBUTES:
             return [_ATTRIBUTES[kind], str(value).removeprefix("torch.")]
         if isinstance(value, type) and value in _ERROR_NAMES:

@@ -72,7 +72,8 @@ class GraphReading(Reading):
                 return self._read[place]
             case "symbolic":
                 return self._symbolic([tag, *parts])
-        return super().special(tag, parts)
+            case _:
+                return super().special(tag, parts)
 
     def _graph(self, mode: Tree, attributes: Tree, nodes: Tree) -> fx.GraphModule:
         outside, self._nodes = self._nodes, []

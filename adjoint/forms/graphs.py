@@ -196,6 +196,8 @@ def _graphs_in(value: object) -> Iterator[fx.GraphModule]:
         case Derivative() | Backward():
             for field in dataclasses.fields(value):
                 yield from _graphs_in(getattr(value, field.name))
+        case _:
+            return
 
 
 def attribute_of(graph_module: fx.GraphModule, name: str) -> object:
@@ -237,7 +239,8 @@ class GraphWriting(Writing):
                 return self._once(value, self.graph)
             case Origin():
                 raise Unwritable("an origin outside of a node")
-        return None
+            case _:
+                return None
 
     def _once(self, value: object, write: Callable[[Any], Tree]) -> Tree:
         """The tree of a value, or the number of one that was written before: it is the same."""

@@ -81,7 +81,8 @@ class PlanWriting(Writing):
                 if value.line in self._texts:
                     trees["line"] = ["text of line", self._texts[value.line]]
                 return ["LibraryCall", *(trees[name] for name in _CALL_FIELDS)]
-        return None
+            case _:
+                return None
 
     def _target(self, call: p.LibraryCall) -> Tree:
         if isinstance(call.target, p.HeldConstant):
@@ -126,7 +127,8 @@ class PlanReading(Reading):
                 if held is None:
                     raise Malformed(f"the graph has no constant {str(name)[:80]}")
                 return p.HeldConstant(name, held)
-        return super().special(tag, parts)
+            case _:
+                return super().special(tag, parts)
 
 
 def written_plan(plan: p.Plan, ground: PlanGround | None = None) -> str:

@@ -192,4 +192,5 @@ def identity(operator: str, dtype: torch.dtype) -> float | int | bool:
                 return operator == "minimum"
             limits = torch.iinfo(dtype)
             return limits.max if sign > 0 else limits.min
-    raise ValueError(f"{operator} has no identity")
+        case _:
+            raise ValueError(f"{operator} has no identity")

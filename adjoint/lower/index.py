@@ -170,6 +170,8 @@ def _partners(rest: Remainder) -> Iterable[Quotient]:
     match rest.of:
         case Index(((Quotient(of, by), 1),), 0):
             yield Quotient(of, simplified(by * rest.by))
+        case Index():
+            return
 
 
 def of_axis(axis: Axis) -> Index:

@@ -35,11 +35,11 @@ MIN_ROWS = 256
 ASSUMED_ROWS = 1 << 14
 
 # Limits of the columns and of the inner dimension.
-MIN_NARROW = 16
-MAX_NARROW = 512
+MIN_NARROW_ELEMENTS = 16
+MAX_NARROW_ELEMENTS = 512
 
 # Up to this inner dimension, a product by itself is faster than the library's.
-MAX_SHORT_INNER = 64
+MAX_SHORT_INNER_ELEMENTS = 64
 
 
 def product_of(node: fx.Node) -> Multiplied | None:
@@ -83,7 +83,11 @@ def product_of(node: fx.Node) -> Multiplied | None:
 
 
 def _is_narrow(size: Size) -> bool:
-    return isinstance(size, int) and MIN_NARROW <= size <= MAX_NARROW and size % QUAD == 0
+    return (
+        isinstance(size, int)
+        and MIN_NARROW_ELEMENTS <= size <= MAX_NARROW_ELEMENTS
+        and size % QUAD == 0
+    )
 
 
 def _is_contiguous(node: fx.Node, dim: int) -> bool:
@@ -103,7 +107,7 @@ def is_plain_product(group: Group) -> bool:
     node, inner = group.product.node, group.product.domain[2]
     read = {base for base, _ in group.product.reads}
     plain = read == {base_of(each) for each in node.all_input_nodes}
-    return plain and isinstance(inner, int) and inner > MAX_SHORT_INNER
+    return plain and isinstance(inner, int) and inner > MAX_SHORT_INNER_ELEMENTS
 
 
 def product_nests(group: Group, stored: set[fx.Node]) -> list[Nest]:

@@ -52,8 +52,8 @@ from adjoint.lower.views import MultiIndex, dtype_of
 TEAM_THREADS = 256
 
 # Elements along a side of a tile, for elements of at least BANK_BYTES and for smaller ones.
-SIDE = 32
-LONG_SIDE = 64
+TILE_SIDE_ELEMENTS = 32
+LONG_TILE_SIDE_ELEMENTS = 64
 
 # The width of a bank of shared memory.
 BANK_BYTES = 4
@@ -184,8 +184,8 @@ class _Tiles(Checked, Builder):
     def _sized(self, along: Axis, across: Axis, read: list[_Access]) -> _Tiling:
         smallest = min(each.itemsize for each in (*self.stores, *read))
         width = max(1, BANK_BYTES // smallest)
-        fits = _shared_bytes(read, LONG_SIDE) <= MAX_SHARED_BYTES
-        side = LONG_SIDE if width > 1 and fits else SIDE
+        fits = _shared_bytes(read, LONG_TILE_SIDE_ELEMENTS) <= MAX_SHARED_BYTES
+        side = LONG_TILE_SIDE_ELEMENTS if width > 1 and fits else TILE_SIDE_ELEMENTS
         staged: list[_Access] = []
         for access in read:
             if _shared_bytes([*staged, access], side) <= MAX_SHARED_BYTES:

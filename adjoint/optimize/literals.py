@@ -29,7 +29,7 @@ from adjoint.torch_private.operators import OpOverload
 aten = torch.ops.aten
 
 # Larger results are computed in every call, so that they do not take up memory in between.
-MAX_BYTES = 1 << 16
+MAX_LITERAL_BYTES = 1 << 16
 
 LITERAL = aten.lift_fresh_copy.default
 
@@ -105,7 +105,7 @@ def _is_foldable(node: fx.Node) -> bool:
     sizes: list[object] = [*value.shape]
     if _DEPENDS_ON_DATA & set(target.tags) or not all(isinstance(size, int) for size in sizes):
         return False
-    return value.numel() * value.element_size() <= MAX_BYTES
+    return value.numel() * value.element_size() <= MAX_LITERAL_BYTES
 
 
 def _agrees(value: torch.Tensor, node: fx.Node) -> bool:

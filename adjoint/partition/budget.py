@@ -41,7 +41,7 @@ PRODUCTS_PER_PART = 4
 MAX_PARTS = 64
 
 # Steps of the ladder from marking no part to marking all of them.
-STEPS = 4
+LADDER_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def ladder(joint: Joint) -> list[Choice]:
     """Choices in the order of the time they take, down to one that recomputes nearly everything."""
     products = sum(map(_is_product, Split(joint).forward_nodes))
     parts = max(2, min(products // PRODUCTS_PER_PART, MAX_PARTS))
-    counts = sorted({math.ceil(parts * step / STEPS) for step in range(1, STEPS + 1)})
+    counts = sorted({math.ceil(parts * step / LADDER_STEPS) for step in range(1, LADDER_STEPS + 1)})
     found = [Choice(parts)]
     found += [Choice(parts, count) for count in counts]
     found += [Choice(parts, parts, count) for count in counts]

@@ -35,6 +35,7 @@ from adjoint.runtime.checking import UnexpectedResult
 from adjoint.runtime.executable import Derivatives, Executable
 from adjoint.runtime.grad_program import GradProgram
 from adjoint.runtime.specializations import (
+    MAX_SIZE_VERSIONS,
     Full,
     SizeSpecializations,
     Specializations,
@@ -50,9 +51,6 @@ from adjoint.torch_private.modes import are_ops_observed
 
 # Recompilations of a graph because a library op returned something else than its fake predicted.
 MAX_REMAKES = 16
-
-# Derivatives of one graph, each for other assumptions about sizes; after that, eager autograd.
-MAX_SIZE_VERSIONS = 8
 
 # Derivatives of one graph, each for another set of inputs that require grad.
 MAX_INPUT_SETS = 32

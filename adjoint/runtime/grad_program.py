@@ -33,6 +33,7 @@ from adjoint.runtime.autograd_node import (
 )
 from adjoint.runtime.executable import Derivatives, Executable, Sizes
 from adjoint.runtime.specializations import (
+    MAX_SIZE_VERSIONS,
     Full,
     SizeSpecializations,
     Specializations,
@@ -45,9 +46,6 @@ MAX_PATTERNS = 8
 
 # Backward passes that are remembered: a step with second derivatives has two kinds, and sizes vary.
 MAX_RECENT = 4
-
-# Backward graphs of one pattern, each for other assumptions about sizes.
-MAX_SIZE_VERSIONS = 8
 
 
 @dataclass(frozen=True)

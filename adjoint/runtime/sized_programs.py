@@ -20,12 +20,15 @@ from adjoint.runtime.checking import UnexpectedResult, check_dtypes
 from adjoint.runtime.plans.binding import BindingFailed
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.seeds import draws_are_captured, new_seeds
-from adjoint.runtime.specializations import Full, SizeSpecializations, Specializations, shown
+from adjoint.runtime.specializations import (
+    MAX_SIZE_VERSIONS,
+    Full,
+    SizeSpecializations,
+    Specializations,
+    shown,
+)
 from adjoint.torch_private.dynamo import compiling
 from adjoint.torch_private.modes import count_dispatch_modes
-
-# Programs of one graph, each for other assumptions about sizes; after that, it runs op by op.
-MAX_SIZE_VERSIONS = 8
 
 # Sets of sizes for which it is remembered that they run op by op.
 MAX_REFUSED_SIZES = 1024

@@ -18,6 +18,10 @@ from adjoint.graph.boundary import location_of_graph
 from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, resized
 from adjoint.observing import Compilation, timed_compilation
 
+# Compiled versions of one graph, or of one transform, each for other assumptions about sizes.
+# ARCHITECTURE (Specializations) says what happens beyond that.
+MAX_SIZE_VERSIONS = 8
+
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 

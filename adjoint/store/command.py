@@ -52,4 +52,5 @@ def run(parsed: argparse.Namespace) -> tuple[str, int]:
             return damaged, 1
         case "prune":
             return f"{in_bytes(folder.prune(parsed.limit))} are left in {path}", 0
-    return listed(folder), 0
+        case _:
+            return listed(folder), 0

@@ -21,7 +21,7 @@ from adjoint import observing
 from adjoint.errors import CaptureError, FallbackWarning, OutsideLevelError
 from adjoint.graph.boundary import location_of_function
 from adjoint.observing import Compilation, Fallback, timed_compilation
-from adjoint.runtime.specializations import Specializations
+from adjoint.runtime.specializations import MAX_SIZE_VERSIONS, Specializations
 from adjoint.torch_private.dynamo import COMPILING
 from adjoint.transforms.fingerprint import Fingerprint, owner_of
 from adjoint.transforms.kinds import Call, Looks, Memory, look_at, without_sizes
@@ -32,7 +32,6 @@ MAX_MEANINGS = 8
 
 # Kinds of arguments of one transform; beyond that, the one used longest ago is evicted.
 MAX_ARGUMENT_KINDS = 32
-MAX_SIZE_VERSIONS = 8
 
 # Exact keys of calls whose program is remembered without looking at guards.
 MAX_CHOICES = 256

@@ -191,6 +191,8 @@ class Rebinds(Tied):
                 return y if y.sum() > 0 else -y
             case "a number":
                 self.seen = 3
+            case _:
+                raise ValueError(self.what)
         return y
 
 

@@ -101,7 +101,7 @@ def test_the_decision_can_be_read(
 
 
 def test_no_more_memory_than_a_block_has() -> None:
-    with wherever_it_can_be(LONG_SIDE=64):
+    with wherever_it_can_be(LONG_TILE_SIDE_ELEMENTS=64):
         inputs = [torch.rand(72, 40).half(), *torch.rand(7, 40, 72, dtype=F64)]
 
         def function(y: torch.Tensor, *given: torch.Tensor) -> list[torch.Tensor]:
@@ -247,7 +247,7 @@ def test_random_transposes(
     shape: tuple[int, int, int], operands: list[Operand], results: list[torch.dtype]
 ) -> None:
     inputs = [laid_out(shape, operand, number) for number, operand in enumerate(operands)]
-    with wherever_it_can_be(SIDE=4, LONG_SIDE=8):
+    with wherever_it_can_be(TILE_SIDE_ELEMENTS=4, LONG_TILE_SIDE_ELEMENTS=8):
         plan = lower(graph_of(lambda *given: combined(results, *given), inputs), GRID)
     for ours, eager in zip(evaluated(plan, inputs), combined(results, *inputs), strict=True):
         assert torch.equal(ours, eager)
@@ -257,6 +257,6 @@ def test_random_transposes_are_by_tiles() -> None:
     """Or the test above would show nothing."""
     operands: list[Operand] = [([0, 2, 1], BF16, "step"), ([0, 1, 2], F32, "whole")]
     inputs = [laid_out((2, 9, 7), operand, number) for number, operand in enumerate(operands)]
-    with wherever_it_can_be(SIDE=4, LONG_SIDE=8):
+    with wherever_it_can_be(TILE_SIDE_ELEMENTS=4, LONG_TILE_SIDE_ELEMENTS=8):
         (launch,) = grids(lambda *given: combined([F32], *given), *inputs)
     assert is_by_tiles(launch)

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 import adjoint
 from adjoint.graph.metadata import Mode, set_mode, set_value, tensor_of
 from adjoint.graph.verify import verify
-from adjoint.optimize.literals import LITERAL, MAX_BYTES, fold_literals
+from adjoint.optimize.literals import LITERAL, MAX_LITERAL_BYTES, fold_literals
 from adjoint.torch_private.fake import new_fake_mode
 from adjoint.torch_private.graph_modules import module_of
 from tests.rewriting import assert_same, graph_of, targets
@@ -60,7 +60,7 @@ def test_what_follows_from_literals_is_computed_at_once(
     [
         lambda a: a * torch.tensor([1.0, 2.0, 3.0, 4.0]),
         lambda a: a * torch.bernoulli(torch.tensor([0.5])),
-        lambda a: a.sum() + torch.tensor([1.0]).expand(MAX_BYTES).contiguous().sum(),
+        lambda a: a.sum() + torch.tensor([1.0]).expand(MAX_LITERAL_BYTES).contiguous().sum(),
         lambda a: a.sin() * 2,
     ],
 )

@@ -19,7 +19,8 @@ from adjoint.lower.planning import lower
 from adjoint.runtime import sized_programs, specializations
 from adjoint.runtime.plans import binding
 from adjoint.runtime.plans.program import PlanProgram
-from adjoint.runtime.sized_programs import MAX_SIZE_VERSIONS, SizedPrograms
+from adjoint.runtime.sized_programs import SizedPrograms
+from adjoint.runtime.specializations import MAX_SIZE_VERSIONS
 from tests.lowering import native_program
 
 

@@ -34,7 +34,7 @@ from adjoint.runtime.cpu.tiles import row_tile_words, tile_runner
 from adjoint.runtime.plans.binding import MakeTensors, NativeBinding, binding_failures
 from adjoint.runtime.plans.host import Addresses, Host, NativeHost
 from adjoint.runtime.plans.hostcode import Value, Word
-from adjoint.runtime.plans.layout import ALIGNMENT
+from adjoint.runtime.plans.layout import ALIGNMENT_BYTES
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.plans.runs import Run
 from adjoint.runtime.plans.writing import NativeWriter
@@ -181,7 +181,7 @@ class CpuHost(NativeHost):
 
     def _rows_of_memory(self, tiles: RowTiles) -> Value:
         """The rows of a tile, rounded up so that the memory of each local slot is aligned."""
-        return self.tile_rows(tiles).rounded_up(ALIGNMENT)
+        return self.tile_rows(tiles).rounded_up(ALIGNMENT_BYTES)
 
     def local_stride(self, tiles: RowTiles) -> Value:
         """The bytes of a thread's memory for one tile."""

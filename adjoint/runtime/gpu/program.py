@@ -33,10 +33,10 @@ from adjoint.runtime.gpu.memory import NO_MEMORY, Arena, Lease, arena_of
 from adjoint.runtime.plans.binding import MakeTensors, NativeBinding, binding_failures
 from adjoint.runtime.plans.host import Addresses, Host, NativeHost
 from adjoint.runtime.plans.hostcode import Value, Word, WordAddress
-from adjoint.runtime.plans.layout import ALIGNMENT
+from adjoint.runtime.plans.layout import ALIGNMENT_BYTES
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.plans.runs import Run, has_new_results
-from adjoint.runtime.plans.writing import INPUT_ALIGNMENT, NativeWriter
+from adjoint.runtime.plans.writing import INPUT_ALIGNMENT_BYTES, NativeWriter
 from adjoint.target import Target
 from adjoint.torch_private import trees
 from adjoint.torch_private.cuda import current_device, is_capturing, raw_stream
@@ -185,7 +185,7 @@ class GpuBinding(NativeBinding):
         self.arena = NO_MEMORY
 
     def _take_memory(self, count: int) -> None:
-        lease = self._taken_from.lease(count + ALIGNMENT)
+        lease = self._taken_from.lease(count + ALIGNMENT_BYTES)
         if lease is not self.lease:
             self.release()
             self.lease = lease
@@ -204,7 +204,7 @@ class GpuWriter(NativeWriter):
         return f"new({slot}, {shape}, {strides}, {dtype})"
 
     def is_unreadable(self, name: str) -> str:
-        return f"{super().is_unreadable(name)} or {name}.data_ptr() % {INPUT_ALIGNMENT}"
+        return f"{super().is_unreadable(name)} or {name}.data_ptr() % {INPUT_ALIGNMENT_BYTES}"
 
     def native(self, call: str) -> None:
         self.line(f"code = {call}stream)")

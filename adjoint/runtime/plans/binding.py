@@ -21,7 +21,7 @@ from adjoint.loops.plan import LibraryCall, Size
 from adjoint.runtime.plans.host import Host, HostRun, NativeHost
 from adjoint.runtime.plans.hostcode import Undefined, execute
 from adjoint.runtime.plans.interpreter import interpreter
-from adjoint.runtime.plans.layout import ALIGNMENT, grown
+from adjoint.runtime.plans.layout import ALIGNMENT_BYTES, grown
 from adjoint.torch_private import size_evaluation
 
 Words: TypeAlias = npt.NDArray[np.int64]
@@ -104,13 +104,13 @@ class Binding(ABC):
 
     def _take_memory(self, count: int) -> None:
         """Provide `count` bytes for temporaries."""
-        have = self.arena.numel() - ALIGNMENT
-        if count > have or have > MAX_UNUSED_FACTOR * (count + ALIGNMENT):
+        have = self.arena.numel() - ALIGNMENT_BYTES
+        if count > have or have > MAX_UNUSED_FACTOR * (count + ALIGNMENT_BYTES):
             if count > have > 0:
                 count = grown(count, have)
             # Free the old memory first.
             self._free()
-            self.set_memory(torch.empty(count + ALIGNMENT, dtype=torch.uint8, device="cpu"))
+            self.set_memory(torch.empty(count + ALIGNMENT_BYTES, dtype=torch.uint8, device="cpu"))
 
     def give_back(self) -> None:
         """Free the memory; the next call computes everything again."""
@@ -123,7 +123,7 @@ class Binding(ABC):
 
     def set_memory(self, arena: torch.Tensor) -> None:
         self.arena = arena
-        start = -arena.data_ptr() % ALIGNMENT
+        start = -arena.data_ptr() % ALIGNMENT_BYTES
         self._start = start
         self.words[self.host.base.index] = arena.data_ptr() + start
 
@@ -131,7 +131,7 @@ class Binding(ABC):
         """The memory for temporaries as elements of one dtype."""
         found = self.flat.get(dtype)
         if found is None:
-            usable = (self.arena.numel() - self._start) // ALIGNMENT * ALIGNMENT
+            usable = (self.arena.numel() - self._start) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
             found = self.arena[self._start : self._start + usable].view(dtype)
             self.flat[dtype] = found
         return found

@@ -25,7 +25,7 @@ from adjoint.loops.plan import (
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.plans.hostcode import CallAddress, HostCode, Value, Word
 from adjoint.runtime.plans.interpreter import interpreter
-from adjoint.runtime.plans.layout import ALIGNMENT
+from adjoint.runtime.plans.layout import ALIGNMENT_BYTES
 from adjoint.runtime.plans.runs import Run, is_fixed_view, last_uses, numbers_of
 
 Addresses: TypeAlias = Callable[["int | Scratch"], "Value | CallAddress"]
@@ -70,7 +70,7 @@ class Host(ABC):
 
     def _lay_out(self) -> tuple[dict[object, Value], Value]:
         lifetimes = self._lifetimes()
-        offsets, total = self.code.layout(list(lifetimes.values()), ALIGNMENT)
+        offsets, total = self.code.layout(list(lifetimes.values()), ALIGNMENT_BYTES)
         return dict(zip(lifetimes, offsets, strict=True)), total
 
     def _lifetimes(self) -> dict[object, tuple[int, int, Value]]:

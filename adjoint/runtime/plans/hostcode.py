@@ -16,7 +16,7 @@ import sympy
 
 from adjoint.loops.plan import Size
 from adjoint.runtime.plans.layout import (
-    MAX_BYTES,
+    MAX_TEMPORARY_BYTES,
     Lifetime,
     assign_offsets,
     events_of,
@@ -275,7 +275,7 @@ def _lay_out(words: list[int] | memoryview[int], table: int) -> None:
             zip(column(0), column(1), column(2), strict=True)
         )
     }
-    if any(each.size > MAX_BYTES for each in lifetimes.values()):
+    if any(each.size > MAX_TEMPORARY_BYTES for each in lifetimes.values()):
         raise Undefined("a temporary is larger than memory")
     offsets, words[total] = assign_offsets(lifetimes, alignment)
     for place, offset in enumerate(column(3)):

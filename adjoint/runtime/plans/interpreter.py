@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from adjoint.runtime.cpu.callables import runner
 from adjoint.runtime.plans.hostcode import Op
-from adjoint.runtime.plans.layout import MAX_BYTES
+from adjoint.runtime.plans.layout import MAX_TEMPORARY_BYTES
 
 # The function that executes instructions.
 COMPUTE = "adjoint.compute"
@@ -202,7 +202,7 @@ def _best_fit() -> str:
 def _layout() -> str:
     """`layout.assign_offsets`, of the table that `HostCode.layout` makes.
 
-    1 if a temporary has more than `MAX_BYTES`.
+    1 if a temporary has more than `MAX_TEMPORARY_BYTES`.
     """
     f = _Function("adjoint.layout", "ptr %words, ptr %table")
     n, alignment, goal = f.load("%table", 0), f.load("%table", 1), f.load("%table", 2)
@@ -214,7 +214,7 @@ def _layout() -> str:
     size, by_size, offsets, others, placed = map(column, (7, 8, 9, 10, 11))
     with f.loop(n) as block:
         count = f.largest(f.load("%words", f.load(size_at, block)), 1)
-        with f.when(f.binary("icmp sgt", count, MAX_BYTES)):
+        with f.when(f.binary("icmp sgt", count, MAX_TEMPORARY_BYTES)):
             f.result(1)
             # No block of LLVM goes on behind its end.
             f.label(f"unreached{f._count}")

@@ -6,11 +6,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-# Bytes: kernels load whole cache lines.
-ALIGNMENT = 64
+# Kernels load whole cache lines.
+ALIGNMENT_BYTES = 64
 
 # No temporary can be larger: addresses have 48 bits.  Nor does a sum of sizes overflow then.
-MAX_BYTES = 1 << 48
+MAX_TEMPORARY_BYTES = 1 << 48
 
 # Memory that grows is allocated this many times as large, so that growing sizes rarely allocate.
 GROWTH_FACTOR = 1.25
@@ -28,7 +28,7 @@ class Lifetime:
 
 
 def assign_offsets(
-    lifetimes: Mapping[Key, Lifetime], alignment: int = ALIGNMENT
+    lifetimes: Mapping[Key, Lifetime], alignment: int = ALIGNMENT_BYTES
 ) -> tuple[dict[Key, int], int]:
     """An offset for each temporary, and the total number of bytes.
 

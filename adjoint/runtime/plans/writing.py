@@ -30,8 +30,8 @@ from adjoint.runtime.plans.runs import (
 )
 from adjoint.torch_private import trees
 
-# Bytes: kernels for a GPU load 16 bytes at a time.
-INPUT_ALIGNMENT = 16
+# Kernels for a GPU load 16 bytes at a time.
+INPUT_ALIGNMENT_BYTES = 16
 
 
 def fit(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
@@ -48,7 +48,7 @@ def fit(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) 
 
 def _fits(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     found, address = tensor.stride(), tensor.data_ptr()
-    if not address or address % INPUT_ALIGNMENT:
+    if not address or address % INPUT_ALIGNMENT_BYTES:
         return False
     return found == strides or all(
         size == 1 or one == other for size, one, other in zip(shape, strides, found, strict=True)

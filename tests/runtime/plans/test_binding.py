@@ -6,7 +6,7 @@ import torch
 from adjoint.loops.plan import SlotKind
 from adjoint.runtime.plans.binding import BindingFailed, binding_failures, span_of
 from adjoint.runtime.plans.hostcode import Undefined
-from adjoint.runtime.plans.layout import ALIGNMENT
+from adjoint.runtime.plans.layout import ALIGNMENT_BYTES
 from tests.lowering import program_of
 
 
@@ -39,7 +39,7 @@ def test_inner_tensors_lie_in_one_piece_of_memory() -> None:
         assert slot.kind is SlotKind.TEMPORARY
         tensor = binding.tensors[slot.number]
         assert tensor.untyped_storage().data_ptr() == binding.arena.data_ptr()
-        assert tensor.data_ptr() % ALIGNMENT == 0
+        assert tensor.data_ptr() % ALIGNMENT_BYTES == 0
         assert (tensor.shape, tensor.stride()) == (slot.shape, slot.strides)
 
 

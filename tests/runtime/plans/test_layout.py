@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adjoint.runtime.plans.layout import ALIGNMENT, Lifetime, assign_offsets, bytes_of_layout
+from adjoint.runtime.plans.layout import ALIGNMENT_BYTES, Lifetime, assign_offsets, bytes_of_layout
 
 INTERVALS = st.lists(
     st.builds(
@@ -20,7 +20,7 @@ INTERVALS = st.lists(
 def test_what_lives_at_the_same_time_lies_apart(lifetimes: list[Lifetime]) -> None:
     places, total = assign_offsets(dict(enumerate(lifetimes)))
     for i, one in enumerate(lifetimes):
-        assert places[i] % ALIGNMENT == 0
+        assert places[i] % ALIGNMENT_BYTES == 0
         assert 0 <= places[i] <= places[i] + one.size <= total
         for j, other in enumerate(lifetimes[:i]):
             if one.first <= other.last and other.first <= one.last:

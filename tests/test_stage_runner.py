@@ -11,12 +11,12 @@ from adjoint.graph.verify import GraphError
 from adjoint.observing import Sighting
 from adjoint.options import Options
 from adjoint.passes import Pass
-from adjoint.staging import Stages
+from adjoint.stage_runner import StageRunner
 
 
 def test_the_time_of_a_stage_is_its_own() -> None:
     seen: list[Sighting] = []
-    stages = Stages(Options(), seen.append)
+    stages = StageRunner(Options(), seen.append)
 
     def slow() -> int:
         time.sleep(0.2)
@@ -54,7 +54,7 @@ def unchanged(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 def test_passes_run_in_order_and_say_how_many_nodes_there_were() -> None:
     seen: list[Sighting] = []
-    stages = Stages(Options(skip_passes=("second",)), seen.append, "f")
+    stages = StageRunner(Options(skip_passes=("second",)), seen.append, "f")
     passes = [Pass(name, unchanged) for name in ("first", "second", "third")]
     given = graph()
     assert stages.passes(passes, given, 1) is given
@@ -67,7 +67,9 @@ def test_passes_run_in_order_and_say_how_many_nodes_there_were() -> None:
 
 def test_a_pass_that_breaks_the_graph_is_named() -> None:
     with pytest.raises(GraphError, match="without-metadata"):
-        Stages(Options(verify=True)).passes(
+        StageRunner(Options(verify=True)).passes(
             [Pass("without-metadata", without_metadata)], graph(), 0
         )
-    Stages(Options(verify=False)).passes([Pass("without-metadata", without_metadata)], graph(), 0)
+    StageRunner(Options(verify=False)).passes(
+        [Pass("without-metadata", without_metadata)], graph(), 0
+    )

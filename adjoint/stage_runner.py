@@ -1,7 +1,7 @@
 """Running a stage or a pass: it is timed, verified and shown to the observer.
 
-Stages neither print nor time themselves.  `Stages` does so for all of them, so what the command
-line, progress, reports and tests show is the same.
+Stages neither print nor time themselves: this is done here for all of them, so that the command
+line, progress, reports and tests show the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Stages:
+class StageRunner:
     """Runs the stages of one compilation."""
 
     options: Options = field(default_factory=Options)
