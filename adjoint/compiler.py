@@ -169,15 +169,20 @@ class Compiler(StageRunner):
     # differentiate, optimize, partition
 
     def derivative(
-        self, graph_module: fx.GraphModule, wrt: Sequence[int], segmented: bool = False
+        self,
+        graph_module: fx.GraphModule,
+        wrt: Sequence[int],
+        segmented: bool = False,
+        inner: bool = False,
     ) -> Derivative | None:
         """The graph with saved values and its first backward graph.
 
         `wrt` are positions of inputs; None if no output requires grad for them.  `segmented`:
-        results can be differentiated with respect to each other.
+        results can be differentiated with respect to each other.  `inner`: what is derived is part
+        of a function that will be differentiated again.
         """
-        asked = f"derivative wrt {tuple(wrt)}{' in segments' * segmented}"
-        make = partial(self._derived, graph_module, wrt, segmented)
+        asked = f"derivative wrt {tuple(wrt)}{' in segments' * segmented}{' inside' * inner}"
+        make = partial(self._derived, graph_module, wrt, segmented, inner)
         with self._differentiating(graph_module):
             return self._kept_or_made(graph_module, asked, make, Derivative | None)
 
@@ -189,17 +194,15 @@ class Compiler(StageRunner):
         return make() if kept is None else kept.derived(graph_module, asked, make, check_of(kind))
 
     def _derived(
-        self, graph_module: fx.GraphModule, wrt: Sequence[int], segmented: bool
+        self, graph_module: fx.GraphModule, wrt: Sequence[int], segmented: bool, inner: bool
     ) -> Derivative | None:
         with assuming(graph_module):
             requiring = outputs_requiring_grad(graph_module, wrt)
             of = outputs_with_derivative(graph_module, wrt)
             if not of and not requiring:
                 return None
-            # The derivative of an inner transform is captured again, perhaps under vmap, which has
-            # no rules for fused operators.
-            if segmented and order_of_graph(graph_module.graph) == 0:
-                graph_module = self._primal(graph_module, wrt)
+            if order_of_graph(graph_module.graph) == 0:
+                graph_module = self._primal(graph_module, wrt, inner)
             results = len(outputs_of(graph_module.graph))
             cuts: tuple[int, ...] = ()
             # Gradients are nodes of autograd's graph by what they are gradients of.
@@ -216,10 +219,14 @@ class Compiler(StageRunner):
             make = partial(self._partition, joint, split)
             return self.stage("partition", joint.order, make)
 
-    def _primal(self, graph_module: fx.GraphModule, wrt: Sequence[int]) -> fx.GraphModule:
+    def _primal(
+        self, graph_module: fx.GraphModule, wrt: Sequence[int], inner: bool = False
+    ) -> fx.GraphModule:
         """The program, optimized before it is differentiated with respect to the inputs `wrt`."""
         own = primal(wrt)
         passes = extended(own, "primal", self.options.passes)
+        # The second derivative of a fused operator computes again what the first could share.
+        passes = tuple(each for each in passes if not inner or each not in own)
         # The graph may be differentiated with respect to other inputs.
         given = graph_module if passes == own else copied(graph_module)
         return self.passes(passes, given, 0)

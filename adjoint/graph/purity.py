@@ -37,6 +37,13 @@ def is_impure(node: fx.Node) -> bool:
         return False
     if not node.target._schema.returns:
         return True
+    return draws(node)
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether the node draws random numbers, apart from the bodies of a higher-order operator."""
+    if not isinstance(node.target, OpOverload):
+        return False
     return _draws_random_numbers(node.target) and not _has_no_dropout(node)
 
 

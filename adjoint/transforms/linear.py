@@ -23,11 +23,12 @@ from adjoint.graph.metadata import (
     set_mode,
     set_output_descriptors,
 )
+from adjoint.graph.purity import draws
 from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import storage_key
-from adjoint.torch_private.functorch import outside_functorch
+from adjoint.torch_private.functorch import functorch_is_active, outside_functorch
 from adjoint.trace.subgraph import Body
 from adjoint.trace.tracer import Tracer
 
@@ -83,7 +84,8 @@ class Linearized:
         merge_common_subexpressions(graph)
         self.wrt = tuple(range(len(self.inputs)))
         with tracer.paused(), outside_functorch():
-            self.derivative = compiler.derivative(graph, self.wrt)
+            inner = tracer.is_in_transform
+            self.derivative = compiler.derivative(graph, self.wrt, inner=inner)
         running = graph if self.derivative is None else self.derivative.runs
         self.outputs = list(evaluate(running, [*self.inputs, *self.lifted], captured=True))
         self.results = self.outputs[: len(tensors)]
@@ -108,7 +110,9 @@ class Linearized:
             reverse = self.compiler.backward(derivative, given, self.wrt)
         saved = self._saved(reverse)
         gradients = evaluate(
-            reverse.graph_module, [*saved, *(cotangents[i] for i in given)], captured=True
+            self._batched(reverse.graph_module),
+            [*saved, *(cotangents[i] for i in given)],
+            captured=True,
         )
         return [
             torch.zeros_like(each) if gradient is None else gradient
@@ -125,11 +129,15 @@ class Linearized:
         forward, present = found
         saved = self.saved(given)
         entering = [*saved, *(zeros[i] for i in given), *(tangents[i] for i in present)]
-        pushed = evaluate(forward, entering, captured=True)
+        pushed = evaluate(self._batched(forward), entering, captured=True)
         for place, value in zip(given, pushed, strict=True):
             if value is not None:
                 zeros[place] = value
         return zeros
+
+    def _batched(self, graph_module: fx.GraphModule) -> fx.GraphModule:
+        """The graph with operators that `vmap` has rules for, if it runs under `vmap`."""
+        return self.compiler.composed(graph_module) if functorch_is_active() else graph_module
 
     @property
     def differentiable(self) -> list[int]:
@@ -204,10 +212,9 @@ def _described(module: fx.GraphModule) -> fx.GraphModule:
 
 def _draws(graph_module: fx.GraphModule) -> bool:
     """Some node draws random numbers."""
-    return any(
-        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        for node in graph_module.graph.nodes
-    ) or any(map(_draws, subgraphs_of(graph_module).values()))
+    return any(map(draws, graph_module.graph.nodes)) or any(
+        map(_draws, subgraphs_of(graph_module).values())
+    )
 
 
 def _record_everywhere(graph_module: fx.GraphModule, is_body: bool = False) -> bool:

@@ -13,6 +13,7 @@ import adjoint
 from adjoint.compiler import Compiler
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.verify import verify
+from adjoint.observing import watching
 from adjoint.optimize.attention import FUSED, fuse_attention
 from adjoint.options import Options
 from tests.differentiation import bridged, check
@@ -312,19 +313,56 @@ def test_what_is_left_alone(why: str, style: Style) -> None:
     assert fuse_attention(module, [0, 1, 2]) is module, why
 
 
-def test_transforms_that_batch_derivatives_are_compiled_as_before() -> None:
-    """The fused operators have no batching rules, so an inner derivative is not fused."""
+def attended(x: Tensor) -> Tensor:
+    q = x.view(2, 2, 3, 2)
+    return plain(q, q.sin(), q.cos())
 
-    def function(x: Tensor) -> Tensor:
-        q = x.view(2, 2, 3, 2)
-        return plain(q, q.sin(), q.cos()).square().sum()
 
+def squares(x: Tensor) -> Tensor:
+    return attended(x).square().sum()
+
+
+def fused_calls(call: Callable[[], Any]) -> tuple[Any, int]:
+    """The result of a call, and how many fused forward calls its programs have."""
+    found = 0
+
+    def watch(event: Any) -> None:
+        nonlocal found
+        if getattr(event, "stage", None) == "narrow-masks":
+            found += sum(each in FUSED for each in targets(event.value))
+
+    with watching(watch):
+        return call(), found
+
+
+TRANSFORMS: list[tuple[str, int, Callable[[Any, Tensor], Any]]] = [
+    ("grad", 1, lambda of, x: of.grad(squares)(x)),
+    ("vjp", 1, lambda of, x: of.vjp(attended, x)[1](torch.ones(2, 2, 3, 2, dtype=x.dtype))),
+    ("jvp", 1, lambda of, x: of.jvp(attended, (x,), (x.cos(),))),
+    # Rows of a Jacobian are a batch, for which the fused backward is written out again.
+    ("jacrev", 0, lambda of, x: of.jacrev(attended)(x)),
+    # At higher orders what is written out shares its weights, and fused operators cannot.
+    ("grad of grad", 0, lambda of, x: of.grad(lambda x: of.grad(squares)(x).cos().sum())(x)),
+    ("hessian", 0, lambda of, x: of.hessian(squares)(x)),
+    ("jacrev of grad", 0, lambda of, x: of.jacrev(of.grad(squares))(x)),
+    ("vmap of grad", 0, lambda of, x: of.vmap(of.grad(squares))(torch.stack([x, x.sin()]))),
+]
+
+
+@pytest.mark.parametrize(("name", "fused", "call"), TRANSFORMS, ids=[t[0] for t in TRANSFORMS])
+def test_under_a_transform(name: str, fused: int, call: Callable[[Any, Tensor], Any]) -> None:
+    """What is differentiated once is fused; a warning that `torch.func` takes over is an error."""
     x = torch.randn(24, dtype=torch.float64)
-    # A warning that `torch.func` takes over is an error.
-    torch.testing.assert_close(adjoint.hessian(function)(x), torch.func.hessian(function)(x))
-    batch = torch.randn(3, 24, dtype=torch.float64)
-    ours = adjoint.vmap(adjoint.grad(function))(batch)
-    torch.testing.assert_close(ours, torch.func.vmap(torch.func.grad(function))(batch))
+    result, found = fused_calls(lambda: call(adjoint, x))
+    torch.testing.assert_close(result, call(torch.func, x))
+    assert found == fused, name
+
+
+def test_a_derivative_with_a_fused_operator_under_vmap() -> None:
+    x = torch.randn(24, dtype=torch.float64)
+    rows = torch.randn(3, 2, 2, 3, 2, dtype=torch.float64)
+    ours, theirs = (of.vjp(attended, x)[1] for of in (adjoint, torch.func))
+    torch.testing.assert_close(torch.func.vmap(ours)(rows), torch.func.vmap(theirs)(rows))
 
 
 def test_a_mask_with_a_gradient_is_left_alone() -> None:
