@@ -36,14 +36,20 @@ def load(path: str | os.PathLike[str]) -> LoadedProgram:
     tensor([0., 0., 0.])
     """
     file = Path(path)
-    exported = read(trusted(file))
+    program, programs = validated(trusted(file), file.parent)
+    programs.map()
+    return program
+
+
+def validated(data: bytes, folder: Path) -> tuple[LoadedProgram, LoadedPrograms]:
+    """The program of a file's bytes, whose code is not mapped yet; raises `LoadError`."""
+    exported = read(data)
     require_torch(exported)
-    tensors = tensors_of(exported, file.parent)
+    tensors = tensors_of(exported, folder)
     state, closed, held = _parts(exported.record, tensors)
     programs = LoadedPrograms(exported, held)
     _check(exported.record, programs.plans)
-    programs.map()
-    return LoadedProgram(exported, programs, state, closed)
+    return LoadedProgram(exported, programs, state, closed), programs
 
 
 def release(version: str) -> str:
@@ -113,6 +119,11 @@ def _check(record: ProgramRecord, plans: list[Plan]) -> None:
     """Raise `LoadError` unless every number in a record is that of something there."""
     leaves = [each for each in record.leaves if isinstance(each, TensorRecord)]
     inputs = len(record.state) + len(leaves) + len(record.closed_over)
+    match record.arguments:
+        case (tuple(), dict() as named):
+            _require(all(isinstance(name, str) for name in named), "arguments have names")
+        case _:
+            raise LoadError("it is damaged: not so: arguments by position, and by name")
     numbers = trees.leaves(record.arguments)
     _require(numbers == [*range(len(record.leaves))], "leaves are numbered")
     _require(trees.leaves(record.results) == [*range(len(record.calling.results))], "results")
