@@ -36,6 +36,7 @@ from adjoint.runtime.code import CodeSource
 from adjoint.runtime.cpu.memory import cache_bytes
 from adjoint.runtime.loading import load_program
 from adjoint.runtime.plans.program import PlanProgram
+from adjoint.store.claims import Claim
 from adjoint.store.entries import digest_of
 from adjoint.store.keeping import Store
 from adjoint.target import Loader, Target
@@ -144,25 +145,42 @@ class Kept:
             facts["memory budget, target and generator"] = str(asked_of)
             facts["processor"] = f"{torch.get_num_threads()} threads, {cache_bytes()} bytes"
             facts["sizes"] = str(size_hints(graph_module.graph))
+        find = functools.partial(self._find_derived, facts, ground, is_sound)
+
+        def made(claim: Claim) -> tuple[Value]:
+            known = ground.guards()
+            value = make()
+            self._keep_derived(facts, value, ground, ground.guards()[len(known) :], claim)
+            return (value,)
+
+        return cast("Value", self.store.found_or_made("derivative", facts, find, made)[0])
+
+    def _find_derived(
+        self, facts: dict[str, str], ground: Ground, is_sound: Callable[[object], bool]
+    ) -> tuple[object] | None:
+        """What is kept for these facts; None: nothing."""
         text = self.store.get("derivative", facts)
-        if text is not None:
-            try:
-                with _without_collection():
-                    found = read(text, ground)
-                if not is_sound(found):
-                    raise Malformed(f"it is a {type(found).__name__}")
-                return cast("Value", found)
-            except Inapplicable:
-                pass
-            except Malformed as error:
-                self.store.reject("derivative", facts, error)
-        known = ground.guards()
-        made = make()
-        self._keep_derived(facts, made, ground, ground.guards()[len(known) :])
-        return made
+        if text is None:
+            return None
+        try:
+            with _without_collection():
+                found = read(text, ground)
+            if not is_sound(found):
+                raise Malformed(f"it is a {type(found).__name__}")
+            return (found,)
+        except Inapplicable:
+            pass
+        except Malformed as error:
+            self.store.reject("derivative", facts, error)
+        return None
 
     def _keep_derived(
-        self, facts: dict[str, str], made: object, ground: Ground, assumed: Sequence[sympy.Basic]
+        self,
+        facts: dict[str, str],
+        made: object,
+        ground: Ground,
+        assumed: Sequence[sympy.Basic],
+        claim: Claim,
     ) -> None:
         try:
             # Now, because graphs may change later.
@@ -172,7 +190,8 @@ class Kept:
         except Exception as error:  # noqa: BLE001 - told; the derivative is there
             self.store.fail(error)
             return
-        self.store.put("derivative", facts, content, label_of(ground.graph_module))
+        label = label_of(ground.graph_module)
+        self.store.put("derivative", facts, content, label, claim)
 
     # Programs
 
@@ -191,14 +210,17 @@ class Kept:
         if ground is None:
             return make().program
         facts = {**self._program_facts(ground, target), "overwrites": str(overwrites)}
-        found = self._find(ground, target, facts)
-        if found is not None:
-            return found if isinstance(found, PlanProgram) else None
-        made = make()
-        if made.kernels is None or not made.kernels.refused:
-            payload = functools.partial(_written, ground, target, made)
-            self.store.put("program", facts, payload, label_of(graph_module))
-        return made.program
+
+        def made(claim: Claim) -> PlanProgram | NoProgram:
+            found = make()
+            if found.kernels is None or not found.kernels.refused:
+                payload = functools.partial(_written, ground, target, found)
+                self.store.put("program", facts, payload, label_of(graph_module), claim)
+            return found.program or NoProgram()
+
+        find = functools.partial(self._find, ground, target, facts)
+        program = self.store.found_or_made("program", facts, find, made)
+        return None if isinstance(program, NoProgram) else program
 
     def _program_facts(self, ground: Ground, target: Target) -> dict[str, str]:
         machine = target.machine

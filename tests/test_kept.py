@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -411,9 +412,11 @@ def test_a_process_after_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_eight_processes_at_once(tmp_path: Path) -> None:
-    list(processes(tmp_path, 8))
-    (after,) = processes(tmp_path, 1)
+def test_eight_processes_at_once_compile_once(tmp_path: Path) -> None:
+    (alone,) = processes(tmp_path / "alone", 1)
+    together = [name for made in processes(tmp_path / "together", 8) for name in made]
+    assert Counter(together) == Counter(alone)
+    (after,) = processes(tmp_path / "together", 1)
     assert after == []
 
 

@@ -1,11 +1,12 @@
 """A folder of entries: found by their facts, written at once or not at all, bounded in bytes.
 
     FOLDER/1/KIND/SS/SUBJECT.KEY        an entry; SS: the first letters of its subject
-    FOLDER/1/new/...                    what is being written
+    FOLDER/1/new/...                    what is being written, and claims to make an entry
 
 A file is written under another name and renamed, so a reader sees a whole entry or none, and
-nothing is locked.  Two processes that compile the same write the same entry, and either may be the
-last.  The entries that were read longest ago are removed first.
+nothing is locked.  Of processes that need the same entry at once one makes it (`claims.py`); if two
+do, they write the same, and either may be the last.  The entries that were read longest ago are
+removed first.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from adjoint.store.claims import Claim, claimed
 from adjoint.store.entries import (
     DamagedEntry,
     Entry,
@@ -100,11 +102,7 @@ class Folder:
         is_large = len(data) - len(entry.payload) > header_bytes
         if is_large or len(data) > min(MAX_ENTRY_BYTES, self.limit):
             return
-        self.path.mkdir(parents=True, exist_ok=True)
-        for folder in (self._root, self._root / "new", path.parent.parent, path.parent):
-            # With `parents=True` those between would have the mode that the umask allows.
-            folder.mkdir(mode=0o700, exist_ok=True)
-            _require_own(os.stat(folder), folder)
+        self._make_folders(self._root, self._root / "new", path.parent.parent, path.parent)
         new = self._root / "new" / uuid.uuid4().hex
         try:
             self._write_new(new, data)
@@ -117,6 +115,15 @@ class Folder:
         if not self._has_pruned or self._unseen > self.limit * (1 - _KEPT_SHARE):
             self.prune(self.limit, int(self.limit * _KEPT_SHARE))
             self._has_pruned = True
+
+    def claim(self, kind: str, facts: Facts) -> Claim | None:
+        """A claim to make the entry of these facts; None: another process has made it meanwhile."""
+        path = self._path(kind, facts)
+        try:
+            self._make_folders(self._root, self._root / "new")
+        except (OSError, NotTrusted):
+            return Claim(None)
+        return claimed(self._root / "new" / f"claim.{kind}.{path.name}", path.exists)
 
     def remove(self, kind: str, facts: Facts) -> None:
         """Remove the entry of these facts, if it is there."""
@@ -173,6 +180,13 @@ class Folder:
         return total
 
     # Files
+
+    def _make_folders(self, *folders: Path) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        for folder in folders:
+            # With `parents=True` those between would have the mode that the umask allows.
+            folder.mkdir(mode=0o700, exist_ok=True)
+            _require_own(os.stat(folder), folder)
 
     def _path(self, kind: str, facts: Facts) -> Path:
         subject = facts["subject"]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from adjoint.errors import CacheWarning
+from adjoint.store.claims import Claim
 from adjoint.store.entries import DamagedEntry, Entry, Facts, Header
 from adjoint.store.folder import Folder, NotTrusted
 from adjoint.store.place import default_folder
@@ -71,25 +72,70 @@ class Store:
         """Report a failure of ours: what is compiled is not kept."""
         self._tell(error, f"does not keep something: {type(error).__name__}: {error}")
 
-    def put(self, kind: str, facts: Facts, payload: bytes | Payload, label: str = "") -> None:
-        """Keep something for these facts a little later, unless too much waits to be written."""
+    def put(
+        self,
+        kind: str,
+        facts: Facts,
+        payload: bytes | Payload,
+        label: str = "",
+        claim: Claim | None = None,
+    ) -> None:
+        """Keep something for these facts a little later, unless too much waits to be written.
+
+        `claim`: released when it is written.
+        """
         if not self._can_write:
             return
-        write = functools.partial(self._write, Header(kind, facts, label), payload)
+        write = functools.partial(self._write, Header(kind, facts, label), payload, claim)
         # The interpreter is about to exit and takes no more work.
         with contextlib.suppress(RuntimeError):
             self._pending = [each for each in self._pending if not each.done()]
             if len(self._pending) < MAX_PENDING:
                 self._pending.append(_writer().submit(write))
+                if claim is not None:
+                    claim.is_passed_on = True
+
+    def found_or_made(
+        self,
+        kind: str,
+        facts: Facts,
+        find: Callable[[], Value | None],
+        make: Callable[[Claim], Value],
+    ) -> Value:
+        """What `find` finds, or else what `make` makes, in one process at a time.
+
+        `make` is given a claim for `put`.
+        """
+        found = find()
+        if found is not None:
+            return found
+        claim = self.folder.claim(kind, facts) if self._can_write else Claim(None)
+        if claim is None:
+            # Another process has made it; what cannot be read is made again, claimed or not.
+            found = find()
+            if found is not None:
+                return found
+            claim = Claim(None)
+        try:
+            return make(claim)
+        finally:
+            if not claim.is_passed_on:
+                claim.release()
 
     def flush(self) -> None:
         """Wait until everything is written."""
         for each in list(self._pending):
             each.result()
 
-    def _write(self, header: Header, payload: bytes | Payload) -> None:
-        if not self._can_write:
-            return
+    def _write(self, header: Header, payload: bytes | Payload, claim: Claim | None) -> None:
+        try:
+            if self._can_write:
+                self._write_now(header, payload)
+        finally:
+            if claim is not None:
+                claim.release()
+
+    def _write_now(self, header: Header, payload: bytes | Payload) -> None:
         try:
             data = payload if isinstance(payload, bytes) else payload()
             if data is not None:
@@ -169,13 +215,20 @@ def kept_or_made(
     store = current_store()
     if store is None or facts is None:
         return checked(make())
-    kept = store.get(kind, facts)
-    if kept is not None:
-        try:
-            return checked(kept)
-        except unsound as error:
-            store.reject(kind, facts, error)
-    data = make()
-    made = checked(data)
-    store.put(kind, facts, data, label)
-    return made
+
+    def find() -> tuple[Value] | None:
+        kept = store.get(kind, facts)
+        if kept is not None:
+            try:
+                return (checked(kept),)
+            except unsound as error:
+                store.reject(kind, facts, error)
+        return None
+
+    def made(claim: Claim) -> tuple[Value]:
+        data = make()
+        found = (checked(data),)
+        store.put(kind, facts, data, label, claim)
+        return found
+
+    return store.found_or_made(kind, facts, find, made)[0]

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,3 +142,20 @@ def test_the_schema_names_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
     before = file.schema()
     monkeypatch.setattr(file, "FORMAT", "other")
     assert file.schema() != before
+
+
+@pytest.mark.parametrize("times", [10, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_process_that_is_killed_leaves_a_whole_file(tmp_path: Path, times: int) -> None:
+    path = tmp_path / "file"
+    contents = [bytes([number]) * 300_000 for number in range(8)]
+    write_whole(path, contents[0])
+    chance = random.Random(0)
+    for _ in range(times):
+        child = os.fork()
+        if not child:
+            while True:
+                write_whole(path, chance.choice(contents))
+        time.sleep(chance.uniform(0, 0.03))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert path.read_bytes() in contents

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections import Counter
@@ -61,9 +62,9 @@ def changed_structure(index: Any, chance: random.Random) -> Any:
                     case 0 if isinstance(at, dict):
                         del at[place]
                     case 1 if isinstance(at, list):
-                        at.append(at[place])
+                        at.append(copy.deepcopy(at[place]))
                     case _:
-                        at[place] = chance.choice(_VALUES)
+                        at[place] = copy.deepcopy(chance.choice(_VALUES))
                 break
             at = at[place]
     return index

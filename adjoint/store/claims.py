@@ -1,0 +1,93 @@
+"""Claims: of several processes that need the same entry at once, one makes it and others wait.
+
+A claim is a file that names the process.  It is no lock: whoever waits does so for a bounded time,
+not at all for a process that has ended, and then makes the entry itself.  At worst something is
+made twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+# Seconds between two looks, and in all.
+INTERVAL = 0.05
+MAX_WAIT = 60.0
+
+
+class Claim:
+    """The claim of this process to make an entry; released once, whether or not it was made."""
+
+    def __init__(self, path: Path | None) -> None:
+        """`path` None: a claim that no other process sees."""
+        self._path = path
+        self.is_passed_on = False
+        """Whether the thread that writes the entry releases it."""
+
+    def release(self) -> None:
+        """Let others make the entry."""
+        path, self._path = self._path, None
+        if path is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def claimed(path: Path, is_there: Callable[[], bool]) -> Claim | None:
+    """A claim to what `path` stands for; None: another process has made it meanwhile.
+
+    `is_there`: whether the entry is there now.
+    """
+    content = f"{platform.node()} {os.getpid()}"
+    waited = 0.0
+    while True:
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
+                file.write(content)
+            return Claim(path)
+        except FileExistsError:
+            pass
+        except OSError:
+            return Claim(None)
+        if _holder(path) == content:
+            # Of this process: the entry waits to be written, or another thread makes it.
+            return Claim(None)
+        if is_there():
+            return None
+        if waited >= MAX_WAIT or _has_ended(_holder(path)):
+            with contextlib.suppress(OSError):
+                path.unlink()
+            if waited >= MAX_WAIT:
+                return Claim(None)
+            continue
+        threading.Event().wait(INTERVAL)
+        waited += INTERVAL
+        if not path.exists():
+            return None if is_there() else Claim(None)
+
+
+def _holder(path: Path) -> str:
+    """What a claim says of its process; nothing while it is being written."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(1000)
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _has_ended(holder: str) -> bool:
+    """Whether the process that a claim names was one of this machine, and is no more."""
+    node, _, number = holder.rpartition(" ")
+    if node != platform.node() or not number.isdecimal():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
