@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from adjoint.emit.math import bodies_of, branching_definitions, definitions, symbol
+from adjoint.emit.math import (
+    bodies_of,
+    branching_definitions,
+    conditions,
+    definitions,
+    symbol,
+)
 from adjoint.emit.random import PHILOX
 from adjoint.emit.spelling import (
     COMPARISONS,
@@ -41,15 +47,16 @@ class Callees:
     branching: set[tuple[str, str]] = field(default_factory=set)
     """Functions of the math library that branch, in the same way."""
     vector_bytes: int = 16
-    """The bytes of a vector register, for which loops are vectorized."""
+    """The bytes of a vector register, for which loops are vectorized; 0 if there is none."""
     attributes: str = ""
     """Those of all functions."""
     philox: bool = False
 
     def defined(self, philox: str = PHILOX) -> list[str]:
         """Declarations and definitions; `philox` is the text of the random number generator."""
-        branching = branching_definitions(self.branching, self.vector_bytes, self.attributes)
-        math = definitions(self.math | bodies_of(self.branching)) + branching
+        math = definitions(self.math | bodies_of(self.branching)) + conditions(self.branching)
+        if self.vector_bytes:
+            math += branching_definitions(self.branching, self.vector_bytes, self.attributes)
         declared = [line for line in sorted(self.intrinsics) if line not in math]
         return [*declared, math, *([philox] if self.philox else [])]
 

@@ -61,12 +61,12 @@ class Body(Arithmetic):
         """Accumulators with one element for each iteration of some loops, and those loops."""
 
     def floating(self, operator: str, values: Sequence[str], dtype: torch.dtype) -> str:
-        """Some functions branch on the size of their argument."""
+        """Some functions branch on the size of their arguments."""
         if operator not in BRANCHING or dtype not in (torch.float32, torch.float64):
             return super().floating(operator, values, dtype)
         suffix = SUFFIX[REGISTERS[dtype]]
         self.callees.branching.add((operator, suffix))
-        return self.line(branching_call(operator, suffix, values[0], self.callees.vector_bytes))
+        return self.line(branching_call(operator, suffix, values, self.callees.vector_bytes))
 
     def block(self, body: tuple[Statement, ...]) -> None:
         for statement in body:

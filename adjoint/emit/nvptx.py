@@ -33,7 +33,7 @@ declare void @__assertfail(ptr, ptr, i32, ptr, i64) #1
 
 def emit_module(kernels: Sequence[Kernel], target: Target) -> str:
     """A module that defines every kernel."""
-    callees = Callees()
+    callees = Callees(vector_bytes=0)
     functions = ["\n".join(_kernel(kernel, callees, target)) for kernel in kernels]
     attributes = "attributes #0 = { nounwind }\nattributes #1 = { noreturn nounwind }"
     short = shortcuts(callees.shortcuts)

@@ -20,7 +20,7 @@ from adjoint.emit.arithmetic import Callees
 from adjoint.emit.atomics import counters_of
 from adjoint.emit.body import is_short
 from adjoint.emit.lanes import LaneBody
-from adjoint.emit.math import NEAR, symbol
+from adjoint.emit.math import BRANCHING, condition_symbol, symbol
 from adjoint.emit.shortcuts import SHORTCUTS
 from adjoint.emit.spelling import MEMORY, REGISTERS, SUFFIX, literal
 from adjoint.emit.unswitching import uniform_guard
@@ -322,22 +322,22 @@ class TeamBody(LaneBody):
         return self.line(f"fpext bfloat {narrow} to float")
 
     def floating(self, operator: str, values: Sequence[str], dtype: torch.dtype) -> str:
-        """Sines and cosines branch on the size of the angle: small ones are cheap to reduce."""
+        """Functions that are cheap where their arguments are small branch on their size."""
         if operator in SHORTCUTS and dtype == torch.float32:
             self.callees.shortcuts.add(operator)
             return self.line(f"call float @short.{operator}(float {values[0]})")
-        if operator not in ("sin", "cos") or dtype not in (torch.float32, torch.float64):
+        if operator not in BRANCHING or dtype not in (torch.float32, torch.float64):
             return super().floating(operator, values, dtype)
         kind = REGISTERS[dtype]
-        size = self.intrinsic("llvm.fabs", kind, values)
-        near = self.line(f"fcmp ole {kind} {size}, {literal(NEAR[SUFFIX[kind]], dtype)}")
-        label = self.label("angle")
+        suffix, arguments = SUFFIX[kind], ", ".join(f"{kind} {value}" for value in values)
+        self.callees.branching.add((operator, suffix))
+        near = self.line(f"call i1 @{condition_symbol(operator, suffix)}({arguments})")
+        label = self.label("size")
         self.lines += [f"  br i1 {near}, label %{label}.near, label %{label}.far"]
         results: list[str] = []
         for name, branch in ((f"near_{operator}", "near"), (operator, "far")):
             self.lines.append(f"{label}.{branch}:")
-            self.callees.math.add((name, SUFFIX[kind]))
-            call = f"call {kind} @{symbol(name, SUFFIX[kind])}({kind} {values[0]})"
+            call = f"call {kind} @{symbol(name, suffix)}({arguments})"
             results.append(f"[ {self.line(call)}, %{label}.{branch} ]")
             self.lines.append(f"  br label %{label}.end")
         self.lines.append(f"{label}.end:")

@@ -11,6 +11,8 @@ from adjoint.emit.math.branching import (
     bodies_of,
     branching_call,
     branching_definitions,
+    condition_symbol,
+    conditions,
 )
 from adjoint.emit.math.library import FUNCTIONS, definitions, symbol
 from adjoint.emit.math.trigonometric import NEAR
@@ -22,6 +24,8 @@ __all__ = [
     "bodies_of",
     "branching_call",
     "branching_definitions",
+    "condition_symbol",
+    "conditions",
     "definitions",
     "symbol",
 ]

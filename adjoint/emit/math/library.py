@@ -58,7 +58,9 @@ _TABLE: Mapping[str, Function] = {
     "atan2": Function(inverse_trigonometric.atan2, 2, single=WIDE),
     "pow": Function(power.pow, 2, single=WIDE),
     "fmod": Function(remainder.fmod, 2, single=WIDE),
+    "near_fmod": Function(remainder.near_fmod, 2, single=WIDE),
     "remainder": Function(remainder.remainder, 2, single=WIDE),
+    "near_remainder": Function(remainder.near_remainder, 2, single=WIDE),
 }
 
 # Name -> number of arguments.

@@ -2,7 +2,11 @@
 
 x = m 2**i and y = k 2**j with whole m and k of full length, so fmod is (m 2**(i - j) mod k) 2**j,
 or x if that is smaller than y. The power of two modulo k comes by repeated squaring.
+
+Where x / y has few enough bits, `near_fmod` takes the quotient itself.
 """
+
+from collections.abc import Callable
 
 from adjoint.emit.math.builder import F64, INFINITY, NAN, Builder, Value
 from adjoint.emit.math.pairs import two_product
@@ -65,6 +69,24 @@ def fmod(b: Builder, x: Value, y: Value) -> Value:
     return b.select(is_proper, result, b.select(y.is_nan(), y, NAN))
 
 
+# The quotient of a near form has so many bits: in double, its product with a float's y is exact.
+_QUOTIENT_BITS = {"f32": 27, "f64": 51}
+
+
+def has_small_quotient(b: Builder, x: Value, y: Value) -> Value:
+    """Whether `near_fmod` and `near_remainder` are exact."""
+    c = b.abs(y)
+    return (b.abs(x) <= c * 2.0 ** _QUOTIENT_BITS[b.real.name]) & (c < INFINITY)
+
+
+def near_fmod(b: Builder, x: Value, y: Value) -> Value:
+    a, c = b.abs(x), b.abs(y)
+    # A quotient just below a whole number may be rounded up to it.  What is left is a multiple of
+    # y's last bit and at most y, so that it is exact.
+    rest = b.fma(b.trunc(a / c), -c, a)
+    return b.copysign(_wrapped(b, rest, c), x)
+
+
 def _shifted(b: Builder, whole: Value, exponent: Value) -> Value:
     """whole 2**j, the exponent field of y giving j. Exact: it is a multiple of y's ulp."""
     length, _ = _LENGTH[b.real.name]
@@ -73,7 +95,13 @@ def _shifted(b: Builder, whole: Value, exponent: Value) -> Value:
     return whole * b.power_of_two(half) * b.power_of_two(n - half)
 
 
-def remainder(b: Builder, x: Value, y: Value) -> Value:
+def near_remainder(b: Builder, x: Value, y: Value) -> Value:
+    return remainder(b, x, y, near_fmod)
+
+
+def remainder(
+    b: Builder, x: Value, y: Value, fmod: Callable[[Builder, Value, Value], Value] = fmod
+) -> Value:
     """With the sign of y."""
     result = fmod(b, x, y)
     differs = (result < 0.0) ^ (y < 0.0)

@@ -166,5 +166,10 @@ def near_cos(b: Builder, x: Value) -> Value:
     return cos(b, x, reduced_near)
 
 
+def is_small(b: Builder, x: Value) -> Value:
+    """Whether `near_sin` and `near_cos` are accurate."""
+    return b.abs(x) <= NEAR[b.real.name]
+
+
 def sign_bit(b: Builder, x: Value) -> Value:
     return b.bits(x) & -(1 << (b.real.bits - 1))
