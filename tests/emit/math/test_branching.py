@@ -81,8 +81,7 @@ def test_near_remainders_are_exact(name: str, dtype: str) -> None:
 @each
 def test_what_is_no_number(name: str, dtype: str) -> None:
     values = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.5], TYPES[dtype][1])
-    given = np.meshgrid(*[np.tile(values, 3)] * FUNCTIONS[name])
-    given = [x.ravel() for x in given]
+    given = [x.ravel() for x in np.meshgrid(*[np.tile(values, 3)] * FUNCTIONS[name])]
     found, expected = branching(name, dtype, 32)(*given), compiled(name, dtype)(*given)
     np.testing.assert_array_equal(found, expected, strict=True)
 
