@@ -12,9 +12,10 @@ from functools import partial
 from adjoint.lower.decompositions import decompose
 from adjoint.lower.draws import draw_in_kernels
 from adjoint.lower.value_numbering import merge_equal_values
-from adjoint.optimize import algebra, casts, parts, products, uniform, views
+from adjoint.optimize import algebra, broadcasts, casts, parts, products, uniform, views
 from adjoint.optimize.algebra import simplify_algebra
 from adjoint.optimize.attention import fuse_attention
+from adjoint.optimize.broadcasts import push_broadcasts
 from adjoint.optimize.casts import cancel_casts
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.optimize.custom_functions import inline_custom_functions
@@ -36,6 +37,7 @@ OPEN_DROPOUT = Pass("open-dropout", open_dropout)
 CLOSE_SOFTMAX = Pass("close-softmax", close_softmax)
 MERGE_VIEWS = Pass("merge-views", merge_views, rules=views.RULES)
 SIMPLIFY_ALGEBRA = Pass("simplify-algebra", simplify_algebra, rules=algebra.RULES)
+PUSH_BROADCASTS = Pass("push-broadcasts", push_broadcasts, rules=broadcasts.RULES)
 JOIN_PARTS = Pass("join-parts", join_parts, rules=parts.RULES)
 JOIN_PRODUCTS = Pass("join-products", join_products, rules=products.RULES)
 CANCEL_CASTS = Pass("cancel-casts", cancel_casts, rules=casts.RULES)
@@ -69,6 +71,7 @@ POST = (
     INLINE_CUSTOM_FUNCTIONS,
     FOLD_LITERALS,
     FOLD_UNIFORM_VALUES,
+    PUSH_BROADCASTS,
     SIMPLIFY_ALGEBRA,
     JOIN_PRODUCTS,
     NARROW_MASKS,
