@@ -30,7 +30,7 @@ from adjoint.torch_private.dynamo import (
 )
 
 # The modes of `torch.compile` as options.  There is no autotuning.
-MODES: dict[str, dict[str, Any]] = {
+MODES: dict[str, dict[str, object]] = {
     "default": {},
     "reduce-overhead": {"cuda_graphs": True},
     "max-autotune": {"cuda_graphs": True},

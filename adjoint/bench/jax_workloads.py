@@ -121,7 +121,7 @@ def _forces(jax: Any, problem: Problem) -> Callable[..., object]:
     return loss
 
 
-WORKLOADS: dict[str, Callable[[Any, Problem], Callable[..., Any]]] = {
+WORKLOADS: dict[str, Callable[[Any, Problem], Callable[..., object]]] = {
     "pinn": _pinn,
     "forces": _forces,
 }

@@ -265,7 +265,7 @@ def _inline_named(tracer: Tracer, body: object, name: object, *args: object) -> 
     return _run(tracer, body, args)
 
 
-HANDLERS: dict[str, Callable[..., Any]] = {
+HANDLERS: dict[str, Callable[..., object]] = {
     "cond": _cond,
     "while_loop": _while_loop,
     "recorded_loop": _while_loop,

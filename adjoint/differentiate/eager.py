@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
@@ -41,7 +39,7 @@ def _has_sparse_gradient(node: fx.Node) -> bool:
     return place is not None and len(node.args) > place and bool(node.args[place])
 
 
-_SPARSE: dict[Any, int] = {
+_SPARSE: dict[object, int] = {
     torch.ops.aten.embedding.default: 4,
     torch.ops.aten._embedding_bag.default: 5,
 }

@@ -283,7 +283,7 @@ def _read_expression(_: Reading, parts: list[Tree]) -> object:
     return expressions.read(tree)
 
 
-_READERS: dict[str, Callable[[Reading, list[Tree]], Any]] = {
+_READERS: dict[str, Callable[[Reading, list[Tree]], object]] = {
     "float": lambda _, parts: _number(parts),
     "complex": lambda _, parts: _complex(parts),
     "tuple": lambda reading, parts: tuple(reading._values(parts)),

@@ -54,7 +54,7 @@ _PYTHON = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "getitem", "eq"),
     *("ne", "lt", "le", "gt", "ge", "and_", "or_", "xor", "not_", "invert", "lshift", "rshift"),
 )
-GRAPH_FUNCTIONS: dict[str, Callable[..., Any]] = {
+GRAPH_FUNCTIONS: dict[str, Callable[..., object]] = {
     **{f"operator.{name}": getattr(operator, name) for name in _PYTHON},
     **{f"builtins.{name}": getattr(builtins, name) for name in ("abs", "max", "min", "round")},
     **{f"math.{name}": getattr(math, name) for name in ("ceil", "floor", "trunc", "sqrt")},

@@ -55,7 +55,7 @@ def _embedding_bag(weight: torch.Tensor, *args: object) -> object:
     return aten._embedding_bag.default(weight, *map(_contiguous, args))
 
 
-WITH_REQUIRED_LAYOUT: dict[OpOverload, Callable[..., Any]] = {
+WITH_REQUIRED_LAYOUT: dict[OpOverload, Callable[..., object]] = {
     aten._embedding_bag.default: _embedding_bag,
     aten.native_group_norm.default: _group_norm,
     aten.native_group_norm_backward.default: _group_norm_backward,

@@ -173,7 +173,7 @@ class LoopArguments:
         return () if place is None else args[place]
 
 
-LOOPS: dict[Any, LoopArguments] = {
+LOOPS: dict[object, LoopArguments] = {
     torch.ops.higher_order.scan: LoopArguments(body=0, init=1, xs=2, others=3),
     torch.ops.higher_order.map_impl: LoopArguments(body=0, init=None, xs=1, others=2),
     torch.ops.higher_order.while_loop: LoopArguments(body=1, init=2, xs=None, others=3),

@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from textwrap import indent
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -54,7 +53,7 @@ from adjoint.torch_private.operators import HigherOrderOperator, OpOverload, OpO
 
 INDENT = "    "
 
-INFIX: dict[Callable[..., Any], str] = {
+INFIX: dict[Callable[..., object], str] = {
     operator.add: "+",
     operator.sub: "-",
     operator.mul: "*",
@@ -74,7 +73,7 @@ INFIX: dict[Callable[..., Any], str] = {
     operator.lshift: "<<",
     operator.rshift: ">>",
 }
-PREFIX: dict[Callable[..., Any], str] = {
+PREFIX: dict[Callable[..., object], str] = {
     operator.neg: "-",
     operator.pos: "+",
     operator.invert: "~",

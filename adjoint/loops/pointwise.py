@@ -472,7 +472,7 @@ TABLE: dict[Any, Pointwise] = {
 }
 
 # Positions of masks among the arguments: they are not promoted to the dtype of the result.
-MASKS: dict[Any, tuple[int, ...]] = {
+MASKS: dict[object, tuple[int, ...]] = {
     aten.where.self: (0,),
     aten.masked_fill.Scalar: (1,),
     aten.masked_fill.Tensor: (1,),

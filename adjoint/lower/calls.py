@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import fx
@@ -97,7 +96,7 @@ READS_LAYOUT = frozenset(
 
 
 # Operators that can write to a given tensor, and the function that takes it as `out`.
-WRITERS: dict[Any, Any] = {
+WRITERS: dict[object, object] = {
     aten.mm.default: torch.mm,
     aten.bmm.default: torch.bmm,
     aten.addmm.default: torch.addmm,

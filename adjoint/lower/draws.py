@@ -35,7 +35,7 @@ from adjoint.torch_private.fake import fake_mode_of
 
 aten = torch.ops.aten
 
-DRAWS: dict[Any, Composition] = {}
+DRAWS: dict[object, Composition] = {}
 
 # Random bits of a number in [0, 1): as many as the type represents exactly.
 DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}

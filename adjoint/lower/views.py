@@ -156,7 +156,7 @@ def _unbind(node: fx.Node, index: MultiIndex, source: fx.Node, dim: int = 0) -> 
     return (*index[:dim], Index((), part), *index[dim:])
 
 
-VIEWS: dict[Any, Rule] = {
+VIEWS: dict[object, Rule] = {
     aten._unsafe_view.default: _reshape,
     aten.alias.default: _same,
     aten.detach.default: _same,
@@ -179,7 +179,7 @@ VIEWS: dict[Any, Rule] = {
 }
 
 # Operators with several results, each of which is a view.
-PARTS: dict[Any, Rule] = {
+PARTS: dict[object, Rule] = {
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,
     aten.unbind.int: _unbind,

@@ -11,8 +11,6 @@ of `x ** 0`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
@@ -26,7 +24,7 @@ from adjoint.torch_private.operators import OpOverload
 aten = torch.ops.aten
 
 # Operators that fill a tensor, and the name of the argument that holds the number.
-FILLS: dict[Any, str | float] = {
+FILLS: dict[object, str | float] = {
     aten.full.default: "fill_value",
     aten.full_like.default: "fill_value",
     aten.new_full.default: "fill_value",

@@ -14,7 +14,7 @@ from adjoint.torch_private.fake import FakeTensorMode
 from adjoint.torch_private.modes import enable_python_dispatcher
 from adjoint.torch_private.operators import OpOverload
 
-_KNOWN: dict[Any, tuple[Any, ...]] = {}
+_KNOWN: dict[object, tuple[object, ...]] = {}
 
 
 def differentiable_outputs(

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 Partial = Callable[..., Any]
 
 # The partial derivatives of out = op(x, ...) with respect to each argument; None: it has none.
-PARTIALS: dict[Any, tuple[Partial | None, ...]] = {
+PARTIALS: dict[object, tuple[Partial | None, ...]] = {
     aten.neg.default: (lambda out, x: -1,),
     aten.add.Tensor: (lambda out, x, y, alpha=1: 1, lambda out, x, y, alpha=1: alpha),
     aten.add.Scalar: (lambda out, x, y, alpha=1: 1,),
@@ -74,7 +74,7 @@ PARTIALS: dict[Any, tuple[Partial | None, ...]] = {
 }
 
 # The reciprocals of partial derivatives, by which the cotangent is divided.
-RECIPROCALS: dict[Any, tuple[Partial | None, ...]] = {
+RECIPROCALS: dict[object, tuple[Partial | None, ...]] = {
     aten.sqrt.default: (lambda out, x: out * 2,),
     aten.log.default: (lambda out, x: x,),
     aten.log2.default: (lambda out, x: x * math.log(2),),

@@ -37,11 +37,11 @@ RuleT = TypeVar("RuleT", bound=Rule)
 VJPS: dict[Any, Rule] = {}
 COMPOSITIONS: dict[Any, Callable[..., Any]] = {}
 """For an op without a VJP: the same value, computed by differentiable ops."""
-NON_DIFFERENTIABLE: set[Any] = set()
+NON_DIFFERENTIABLE: set[object] = set()
 """Piecewise constant, or defined to have no derivative: every cotangent is zero."""
 
 
-USER_RULES: set[Any] = set()
+USER_RULES: set[object] = set()
 """Ops whose rule is the user's own."""
 
 

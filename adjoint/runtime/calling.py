@@ -64,7 +64,7 @@ def _as_strided_from_start_(
     return x.as_strided_(size, stride, x.storage_offset() + offset)
 
 
-_FROM_START: dict[Any, Callable[..., torch.Tensor]] = {
+_FROM_START: dict[object, Callable[..., torch.Tensor]] = {
     torch.ops.aten.as_strided.default: strided_from_start,
     torch.ops.aten.as_strided_.default: _as_strided_from_start_,
 }

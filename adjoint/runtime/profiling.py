@@ -23,7 +23,7 @@ from adjoint.torch_private.profiler import on_profiling
 # Kernels that the range of a program names.
 MAX_NAMED_KERNELS = 3
 
-_ORIGINALS: dict[tuple[type, str], Any] = {}
+_ORIGINALS: dict[tuple[type, str], object] = {}
 _NAME = "_name_in_profiles"
 
 

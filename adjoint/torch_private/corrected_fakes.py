@@ -102,9 +102,9 @@ def layout_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return tuple(order)
 
 
-_LEARNED: dict[Any, tuple[Facts | None, ...]] = {}
-_OPS_LEARNED: set[Any] = set()
-_RETURN_ARGUMENTS: set[Any] = set()
+_LEARNED: dict[object, tuple[Facts | None, ...]] = {}
+_OPS_LEARNED: set[object] = set()
+_RETURN_ARGUMENTS: set[object] = set()
 
 
 def learn(op: object, args: Sequence[object], kwargs: dict[str, object], result: object) -> bool:
@@ -301,7 +301,7 @@ def _interpolated(op: Any, x: Any, *args: Any, **kwargs: Any) -> object:
 
 Correction = Callable[..., Any]
 
-CORRECTED: dict[Any, Correction] = {
+CORRECTED: dict[object, Correction] = {
     aten.native_layer_norm.default: _layer_norm,
     aten.native_group_norm.default: _group_norm,
     aten.native_batch_norm.default: _batch_norm,

@@ -234,7 +234,7 @@ UNSAFE_SPLITS: dict[OpOverload, OpOverload] = {
     aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
 }
 
-INVERSES: dict[Any, Inverse] = {
+INVERSES: dict[object, Inverse] = {
     aten.detach.default: _identity,
     aten.alias.default: _identity,
     aten.lift_fresh.default: _identity,

@@ -204,7 +204,7 @@ class _Owned:
         self.misses = 0
 
 
-_TABLE: WeakKeyDictionary[Any, _Owned] = WeakKeyDictionary()
+_TABLE: WeakKeyDictionary[object, _Owned] = WeakKeyDictionary()
 
 
 def programs_of(transform: Hashable, look: Fingerprint, function: object) -> Programs:
@@ -229,7 +229,7 @@ def programs_of(transform: Hashable, look: Fingerprint, function: object) -> Pro
     return found
 
 
-_TOLD: WeakKeyDictionary[Any, None] = WeakKeyDictionary()
+_TOLD: WeakKeyDictionary[object, None] = WeakKeyDictionary()
 
 
 def tell(function: object, error: Exception) -> None:

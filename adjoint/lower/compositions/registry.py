@@ -14,7 +14,7 @@ from adjoint.torch_private.operators import OpOverload
 Composition = Callable[..., Any]
 
 # By operator, or by name if importing torch does not define the operator.
-COMPOSITIONS: dict[Any, Composition] = {}
+COMPOSITIONS: dict[object, Composition] = {}
 
 
 class NoComposition(Exception):

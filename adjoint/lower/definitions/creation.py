@@ -58,7 +58,7 @@ def _arange(node: fx.Node, *args: object, **options: object) -> Mapped:
     return Mapped(element)
 
 
-RULES: dict[Any, Callable[..., Definition]] = {
+RULES: dict[object, Callable[..., Definition]] = {
     aten.arange.default: _arange,
     aten.arange.start: _arange,
     aten.arange.start_step: _arange,

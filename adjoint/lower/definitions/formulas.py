@@ -128,6 +128,6 @@ def _mse_loss_backward(
     return Mapped(element)
 
 
-RULES: dict[Any, Callable[..., Definition]] = {
+RULES: dict[object, Callable[..., Definition]] = {
     aten.mse_loss_backward.default: _mse_loss_backward,
 }

@@ -254,7 +254,7 @@ def _embedding_backward(
     )
 
 
-RULES: dict[Any, Callable[..., Definition]] = {
+RULES: dict[object, Callable[..., Definition]] = {
     aten.embedding.default: _embedding,
     aten.embedding_dense_backward.default: _embedding_backward,
     aten.gather.default: _gather,

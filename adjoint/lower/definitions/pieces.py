@@ -145,7 +145,7 @@ def _triangle(upper: bool) -> Callable[..., Mapped]:
     return rule
 
 
-RULES: dict[Any, Callable[..., Definition]] = {
+RULES: dict[object, Callable[..., Definition]] = {
     aten.cat.default: _cat,
     aten.constant_pad_nd.default: _pad,
     aten.repeat.default: _repeat,

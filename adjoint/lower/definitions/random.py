@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import fx
 
@@ -49,4 +48,4 @@ def _kept(value: Expression, first: int, bits: int) -> Expression:
     return _last(_shifted(value, first), bits)
 
 
-RULES: dict[Any, Callable[..., Definition]] = {random_bits: _random_bits}
+RULES: dict[object, Callable[..., Definition]] = {random_bits: _random_bits}

@@ -88,7 +88,7 @@ def _reduction(
     return Reduced(shape, _dims(shape, dim), x, operator, begin, element, finished)
 
 
-RULES: dict[Any, Callable[..., Definition]] = {
+RULES: dict[object, Callable[..., Definition]] = {
     aten.all.default: _truth("and", True),
     aten.all.dim: _truth("and", True),
     aten.all.dims: _truth("and", True),
