@@ -113,7 +113,7 @@ def written(exported: Exported) -> bytes:
         for each in exported.targets
     ]
     tensors = exported.tensors
-    index: dict[str, Any] = {
+    index: dict[str, object] = {
         "schema": schema(),
         "record": RECORD_FORM.text(exported.record),
         "plans": [[each.text, list(each.functions)] for each in exported.plans],
@@ -206,7 +206,7 @@ def _table(key: type, value: type[Value], field: Any) -> dict[str, Value]:
     return {_is(str, name): _is(value, each) for name, each in field.items()}
 
 
-def _is(kind: type[Value], value: Any) -> Value:
+def _is(kind: type[Value], value: object) -> Value:
     if type(value) is not kind:
         raise Malformed(f"{kind.__name__} is expected, not {str(value)[:40]}")
     return value

@@ -35,7 +35,7 @@ class ExportedGraph:
         self._node = None if node is None else ExportedNode(node, programs, order + 1)
 
     def __call__(
-        self, inputs: Sequence[Any], between: BetweenSegments | None = None
+        self, inputs: Sequence[object], between: BetweenSegments | None = None
     ) -> Sequence[Any]:
         if not self._requiring(inputs):
             return self.run(list(inputs))
@@ -45,11 +45,11 @@ class ExportedGraph:
             return self.run(list(inputs))
         return self._node(inputs, {}, between)
 
-    def in_segments(self, inputs: Sequence[Any], between: BetweenSegments) -> Sequence[Any]:
+    def in_segments(self, inputs: Sequence[object], between: BetweenSegments) -> Sequence[Any]:
         """The outputs; `between` replays views that other outputs are computed from."""
         return self(inputs, between)
 
-    def saved_inputs(self, inputs: Sequence[Any]) -> Collection[int]:
+    def saved_inputs(self, inputs: Sequence[object]) -> Collection[int]:
         """Positions of the inputs that autograd may save in a call with these."""
         if self._node is None or not self._requiring(inputs):
             return ()
@@ -72,7 +72,7 @@ class ExportedGraph:
             )
         return self(inputs) if torch.is_grad_enabled() else self.run(inputs)
 
-    def _requiring(self, inputs: Sequence[Any]) -> bool:
+    def _requiring(self, inputs: Sequence[object]) -> bool:
         """Whether a history is to be recorded."""
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             return False
@@ -106,7 +106,9 @@ class ExportedNode(NodeProgram):
     def _load(self) -> Executable:
         return self._programs.at(self.record.forward)
 
-    def kinds(self, inputs: Sequence[Any], outputs: Sequence[Any], saved: Sequence[Any]) -> Kinds:
+    def kinds(
+        self, inputs: Sequence[Any], outputs: Sequence[object], saved: Sequence[object]
+    ) -> Kinds:
         """The kinds of outputs and saved values, for these inputs that require grad."""
         given = tuple([n for n, place in enumerate(self.wrt) if inputs[place].requires_grad])
         found = self._kinds_of.get(given)
@@ -159,7 +161,7 @@ class _Reached:
         return found
 
 
-def _ending(outputs: Sequence[Any], inputs: Sequence[Any], order: int) -> list[Any]:
+def _ending(outputs: Sequence[object], inputs: Sequence[object], order: int) -> list[Any]:
     """The outputs with a history that cannot be differentiated."""
     floating = [
         place
@@ -183,7 +185,7 @@ class _End(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> Any:
+    def backward(ctx: Any, *cotangents: object) -> Any:
         raise LoadError(
             f"the program was exported with orders={ctx.order}, and its derivative of order "
             f"{ctx.order + 1} is asked for: export it with orders={ctx.order + 1}"

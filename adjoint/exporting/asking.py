@@ -55,10 +55,10 @@ class Asked:
 
 
 def asked_for(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
+    function: Callable[..., object],
+    args: tuple[object, ...],
     kwargs: dict[str, Any],
-    dynamic: bool | Mapping[str, Any],
+    dynamic: bool | Mapping[str, object],
     wrt: Sequence[str] | None,
     orders: int = 1,
 ) -> Asked:
@@ -68,7 +68,7 @@ def asked_for(
     paths = [_path(path, positional) for path, _ in given]
     leaves = [leaf for _, leaf in given]
     chosen, others = _chosen(paths, leaves, positional, wrt)
-    made: list[Any] = []
+    made: list[object] = []
     seen: dict[int, torch.Tensor] = {}
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
@@ -88,7 +88,7 @@ def asked_for(
     return asked
 
 
-def _positional_names(function: Callable[..., Any], count: int) -> tuple[str, ...]:
+def _positional_names(function: Callable[..., object], count: int) -> tuple[str, ...]:
     """The names of the first `count` arguments."""
     target = function.forward if isinstance(function, torch.nn.Module) else function
     try:
@@ -142,7 +142,7 @@ def _chosen(
     return sorted(set(found)), others
 
 
-def _set_bounds(asked: Asked, dynamic: bool | Mapping[str, Any]) -> None:
+def _set_bounds(asked: Asked, dynamic: bool | Mapping[str, object]) -> None:
     if dynamic is True:
         for leaf in asked.leaves:
             if isinstance(leaf, torch.Tensor):

@@ -47,17 +47,17 @@ Axes: TypeAlias = "bool | Sequence[int] | Mapping[int, bool | tuple[int, int | N
 
 
 def export(
-    function: Callable[..., Any],
-    args: Sequence[Any],
+    function: Callable[..., object],
+    args: Sequence[object],
     path: str | os.PathLike[str],
     *,
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, object] | None = None,
     dynamic: bool | Mapping[str, Axes] = False,
     orders: int = 1,
     wrt: Sequence[str] | None = None,
     cpus: Sequence[str] | None = None,
     parameters: Literal["inside", "beside"] = "inside",
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Path:
     """Write `function`, as called with these example arguments, and its derivatives to a file.
 
@@ -116,7 +116,7 @@ def _with_tensors(exported: Exported, tensors: bytes | Beside) -> Exported:
 
 
 def _made(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     asked: Asked,
     orders: int,
     cpus: tuple[str, ...],
@@ -185,7 +185,7 @@ def _require_on_cpu(captured: CapturedProgram) -> None:
                 )
 
 
-def _facts(function: Callable[..., Any], cpus: Sequence[str], orders: int) -> dict[str, str]:
+def _facts(function: Callable[..., object], cpus: Sequence[str], orders: int) -> dict[str, str]:
     """Where the file comes from."""
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     module = getattr(function, "__module__", "") or ""
@@ -201,7 +201,7 @@ def _facts(function: Callable[..., Any], cpus: Sequence[str], orders: int) -> di
     }
 
 
-def _state_names(function: Callable[..., Any], captured: CapturedProgram) -> list[str]:
+def _state_names(function: Callable[..., object], captured: CapturedProgram) -> list[str]:
     """The names of the module's parameters and buffers, in the order of the inputs."""
     names: dict[int, str] = {}
     for name, tensor in state_of(module_of(function)).items():
@@ -210,7 +210,7 @@ def _state_names(function: Callable[..., Any], captured: CapturedProgram) -> lis
 
 
 def _differentiable(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     captured: CapturedProgram,
     asked: Asked,
     inputs: Sequence[torch.Tensor],
