@@ -22,6 +22,7 @@ from torch import fx
 
 from adjoint.differentiate.activity import active_nodes
 from adjoint.differentiate.copying import Copying, inline
+from adjoint.errors import SourceLine
 from adjoint.graph.metadata import (
     Mode,
     inputs_of,
@@ -194,7 +195,7 @@ class _Expansion:
 _BRANCHES = ("true", "false")
 
 
-def _copied(body: fx.GraphModule, carries: int, line: Any) -> _Body:
+def _copied(body: fx.GraphModule, carries: int, line: SourceLine | None) -> _Body:
     """A copy of `body`, with what its reverse needs and it does not return yet."""
     if any(map(is_impure, body.graph.nodes)):
         body = expand(body)

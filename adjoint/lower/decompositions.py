@@ -16,7 +16,7 @@ from adjoint.graph.origins import for_part_of, inherit
 from adjoint.lower.compositions import Composition, NoComposition, composition_of
 from adjoint.lower.sizes import same, sizes
 from adjoint.torch_private import trees
-from adjoint.torch_private.fake import fake_call, fake_mode_of
+from adjoint.torch_private.fake import FakeTensorMode, fake_call, fake_mode_of
 from adjoint.torch_private.modes import TorchDispatchMode
 from adjoint.trace.geometry import dense_order
 
@@ -66,7 +66,7 @@ def _expanded(
     copy: GraphCopy,
     node: fx.Node,
     program: Composition,
-    fake_mode: Any,
+    fake_mode: FakeTensorMode,
     used: Sequence[fx.Node],
 ) -> fx.Node | list[fx.Node | None] | None:
     """The nodes that compute the results of `program`; None if it does not apply."""

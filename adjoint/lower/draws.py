@@ -267,7 +267,7 @@ def _normal_around(numbers: Numbers, mean: torch.Tensor, std: float = 1.0) -> to
     return _around(numbers, mean, std)
 
 
-def _around(numbers: Numbers, mean: Any, std: float) -> torch.Tensor:
+def _around(numbers: Numbers, mean: float | torch.Tensor, std: float) -> torch.Tensor:
     _require(std >= 0)
     drawn: torch.Tensor = numbers.normal() * std + mean
     return drawn.to(numbers.like.dtype)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
 from adjoint.graph.metadata import tensor_of, value_of
 from adjoint.lower.index import Index, reshaped
@@ -202,6 +203,6 @@ def view_of(node: fx.Node) -> tuple[fx.Node, Callable[[MultiIndex], MultiIndex]]
     return source, lambda index: to_source(node, index, source, *args, **kwargs)
 
 
-def _number(arg: Any) -> object:
+def _number(arg: Argument) -> object:
     """An argument with the fake values of sizes that the graph computes."""
     return fx.map_arg(arg, value_of)

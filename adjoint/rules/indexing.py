@@ -212,12 +212,12 @@ def _reduction_rule(places_of: Callable[[int, torch.Tensor, bool], _Places]) -> 
     """The rule of reductions of a source into the elements of x that `index` names."""
 
     def rule(
-        cotangent: Any,
-        out: Any,
-        x: Any,
+        cotangent: torch.Tensor,
+        out: torch.Tensor,
+        x: torch.Tensor,
         dim: int,
-        index: Any,
-        source: Any,
+        index: torch.Tensor,
+        source: torch.Tensor,
         reduce: str,
         *,
         include_self: bool = True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,9 +44,12 @@ def eigh(
     return (_without_phase(gradient, cotangent[1], vectors, "eigh"),)
 
 
-def _over_gaps(inner: torch.Tensor | None, values: torch.Tensor, diagonal: Any) -> torch.Tensor:
+def _over_gaps(
+    inner: torch.Tensor | None, values: torch.Tensor, diagonal: torch.Tensor | None
+) -> torch.Tensor:
     """Off the diagonal, `inner` divided by the gaps between eigenvalues; `diagonal` on it."""
     if inner is None:
+        assert diagonal is not None, "one of the results has a cotangent"
         return torch.diag_embed(diagonal)
     gaps = values.unsqueeze(-2) - values.unsqueeze(-1)
     gaps = gaps + torch.diag_embed(torch.ones_like(values))

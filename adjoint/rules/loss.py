@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +59,13 @@ def multilabel_margin_loss_backward(
 
 
 def linear_cross_entropy(
-    x: Any, matrix: Any, target: Any, bias: Any, weight: Any, ignore_index: int, *_: object
+    x: Tensor,
+    matrix: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    weight: Tensor | None,
+    ignore_index: int,
+    *_: object,
 ) -> Tensor:
     """The loss of each row.  Torch's op computes it in chunks, which autograd does not see."""
     logits = torch.nn.functional.linear(x, matrix, bias)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -148,7 +147,7 @@ def batch_norm(
 def batch_norm_backward(
     cotangent: Tensor,
     x: Tensor,
-    weight: Any,
+    weight: Tensor | None,
     running_mean: Tensor | None,
     running_var: Tensor | None,
     save_mean: Tensor | None,

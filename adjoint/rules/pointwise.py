@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -342,16 +342,16 @@ def clamp_max(cotangent: Tensor, out: Tensor, x: Tensor, high: float) -> Cotange
     return (_within(cotangent, x, None, high),)
 
 
-def _within(cotangent: torch.Tensor, x: torch.Tensor, low: Any, high: Any) -> torch.Tensor:
-    if low is None and high is None:
-        return cotangent
-    if low is None:
-        inside = x <= high
-    elif high is None:
-        inside = x >= low
-    else:
-        inside = (x >= low) & (x <= high)
-    return torch.where(inside, cotangent, 0)
+# A limit of `clamp`; None: there is none.
+Bound: TypeAlias = torch.Tensor | float | None
+
+
+def _within(cotangent: torch.Tensor, x: torch.Tensor, low: Bound, high: Bound) -> torch.Tensor:
+    if low is not None and high is not None:
+        return torch.where((x >= low) & (x <= high), cotangent, 0)
+    if low is not None:
+        return torch.where(x >= low, cotangent, 0)
+    return cotangent if high is None else torch.where(x <= high, cotangent, 0)
 
 
 @vjp(aten.where.self)

@@ -113,7 +113,11 @@ def split_dim(x: Tensor, dim: int, outer_length: int) -> object:
 
 
 def _reduced(
-    function: Callable[..., torch.Tensor], x: Any, dims: Any, *, output_dtype: Any = None
+    function: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    dims: Sequence[int] | None,
+    *,
+    output_dtype: torch.dtype | None = None,
 ) -> Tensor:
     axes = list(range(x.dim())) if dims is None else list(dims)
     value = function(x, axes) if axes else x

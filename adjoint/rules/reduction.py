@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,7 +14,11 @@ from adjoint.rules.registry import Cotangents, vjp
 aten = torch.ops.aten
 
 
-def restore_axes(value: torch.Tensor, x: torch.Tensor, dim: object, keepdim: bool) -> torch.Tensor:
+# Axes of a reduction; None or an empty list: all.
+Axes: TypeAlias = Sequence[int] | int | None
+
+
+def restore_axes(value: torch.Tensor, x: torch.Tensor, dim: Axes, keepdim: bool) -> torch.Tensor:
     """`value` with an axis of size 1 for each axis of x that was reduced, as `keepdim` has it."""
     if keepdim or x.dim() == 0:
         return value
@@ -25,8 +29,8 @@ def restore_axes(value: torch.Tensor, x: torch.Tensor, dim: object, keepdim: boo
     return value
 
 
-def _listed(dim: Any) -> Sequence[int]:
-    return dim if isinstance(dim, (list, tuple)) else [dim]
+def _listed(dim: Sequence[int] | int) -> Sequence[int]:
+    return [dim] if isinstance(dim, int) else dim
 
 
 @vjp(aten.sum.default)
@@ -133,7 +137,7 @@ def _of_both(
 def _of_variance(
     cotangent: torch.Tensor,
     x: torch.Tensor,
-    dim: object,
+    dim: Axes,
     *,
     correction: float | None = None,
     keepdim: bool = False,
