@@ -96,8 +96,11 @@ class LoopBinding(PythonBinding):
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """All memory from the first element of a tensor to its last."""
-    return tensor.detach().as_strided((span_of(tensor.shape, tensor.stride()),), (1,))
+    """All memory from the first element of a tensor to its last.
+
+    Kernels write to it as native ones do: autograd does not count that as a change of the tensor.
+    """
+    return tensor.data.as_strided((span_of(tensor.shape, tensor.stride()),), (1,))
 
 
 class LoopWriter(Writer):

@@ -100,3 +100,9 @@ def test_inputs_are_taken_and_not_changed() -> None:
     loop_program_of(lambda x: [x * 2 + 1], inputs)(inputs)
     assert inputs == []
     assert torch.equal(x, before)
+
+
+def test_what_kernels_write_is_no_write_to_autograd() -> None:
+    """As of native programs, results are tensors that were never written in place."""
+    program = loop_program_of(lambda x: [x.sin() * 2, x.sum(0)], [numbers(3, 4)])
+    assert [each._version for each in program([numbers(3, 4)])] == [0, 0]
