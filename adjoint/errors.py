@@ -178,7 +178,7 @@ class MismatchError(RuntimeError):
 
 
 class RewriteError(RuntimeError):
-    """A rule of a pass is wrong: which rule, which pass, at which node, why, and the user's line.
+    """A rule of a pass, or a user's pass, is wrong: which, at which node, why, and the user's line.
 
         rule 'add-relu' of pass 'use-add-relu' at relu = aten.relu.default(add): the replacement
         computes f32[3], the pattern f32[4]
@@ -193,7 +193,7 @@ class RewriteError(RuntimeError):
 
     def __init__(
         self,
-        rule: str,
+        rule: str | None,
         graph_pass: str | None,
         node: str | None,
         why: str,
@@ -207,10 +207,11 @@ class RewriteError(RuntimeError):
         self.source = source
 
     def __str__(self) -> str:
-        where = f" of pass {self.graph_pass!r}" if self.graph_pass else ""
+        parts = (("rule", self.rule), ("pass", self.graph_pass))
+        what = " of ".join(f"{kind} {name!r}" for kind, name in parts if name)
         at = f" at {self.node}" if self.node else ""
         place = "" if self.source is None else f"\n  at {self.source}"
-        return f"rule {self.rule!r}{where}{at}: {self.why}{place}"
+        return f"{what}{at}: {self.why}{place}"
 
 
 def _message(failure: str, source: SourceLine | None, remedy: str) -> str:

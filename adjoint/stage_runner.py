@@ -15,9 +15,10 @@ from typing import TypeVar
 
 from torch import fx
 
+from adjoint.errors import RewriteError
 from adjoint.failing import call_user_code
 from adjoint.graph.boundary import location_of_graph
-from adjoint.graph.verify import verify_made
+from adjoint.graph.verify import GraphError, verify, verify_made
 from adjoint.observing import Observer, Sighting, tell, unobserved
 from adjoint.options import Options
 from adjoint.passes import Pass
@@ -51,6 +52,8 @@ class StageRunner:
             if hasattr(self.observer, "given"):
                 call_user_code(self.observer.given, each.name, order, graph_module)
             run = partial(call_user_code, each.run, graph_module)
+            if each in self.options.passes:
+                run = partial(_checked, each, run)
             graph_module = self.stage(each.name, order, run, nodes)
         return graph_module
 
@@ -94,3 +97,16 @@ class StageRunner:
         if not self.options.progress:
             return contextlib.nullcontext()
         return PROGRESS.during(doing, lambda: location_of_graph(graph_module).source)
+
+
+def _checked(each: Pass, run: Callable[[], object]) -> fx.GraphModule:
+    """What a user's pass makes; an error if that breaks an invariant of graphs."""
+    made = run()
+    if not isinstance(made, fx.GraphModule):
+        returned = type(made).__name__
+        raise RewriteError(None, each.name, None, f"it returned {returned}, not a graph module")
+    try:
+        verify(made)
+    except GraphError as error:
+        raise RewriteError(None, each.name, None, f"it broke the graph: {error}") from error
+    return made

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import torch
 
 from adjoint.cli import main
 from tests.checking.planting import wrong_kernel
+
+ROOT = Path(__file__).resolve().parent.parent
 
 MODEL = """
 import torch
@@ -216,6 +219,45 @@ def test_the_users_pass_is_among_the_stages(own: Path, capsys: pytest.CaptureFix
     command = ["show", "--stages", f"{own}:function", "--passes", f"{own}:doubled_sine"]
     assert main(command) == 0
     assert "# doubled-sine - the program" in capsys.readouterr().out
+
+
+CUSTOM_OP = """
+import torch
+import adjoint
+
+@torch.library.custom_op("mine::add_relu", mutates_args=())
+def add_relu(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x + y)
+
+@add_relu.register_fake
+def _(x, y):
+    return torch.empty_like(x)
+
+@adjoint.vjp_rule(torch.ops.mine.add_relu.default)
+def add_relu_vjp(cotangent, out, x, y):
+    return cotangent * (out > 0), cotangent * (out > 0)
+
+def f(x):
+    return torch.relu(x + x.sin()).sum()
+
+example_inputs = (torch.ones(3, requires_grad=True),)
+"""
+
+
+def test_the_pattern_of_the_readme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In under ten lines two ops become a custom op, which is differentiated and shown."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (block,) = (each for each in blocks if "@adjoint.replaces" in each)
+    assert len([line for line in block.splitlines() if line.strip()]) < 10
+    file = tmp_path / "adjoint_cli_readme.py"
+    file.write_text(CUSTOM_OP + block)
+    command = ["show", "--stages", f"{file}:f", "--passes", f"{file}:fused_add_relu"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    _, made = printed.split("# fused-add-relu - ", 1)
+    assert "mine.add_relu.default" in made
+    assert "aten.relu.default" not in made
+    assert "aten.gt.Scalar" in made  # The rule of the custom op.
 
 
 def test_what_changes_a_result_is_found(own: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,14 +58,17 @@ REWRITTEN: dict[str, Op] = {
     "put_together": lambda x: torch.stack([each.sin() for each in x.unbind(1)], 1),
     "halves": lambda x: torch.cat([x[:, :1].sin(), x[:, 1:].cos() * x[:, :1]], 1),
     "stack_select": lambda x: torch.stack([x.sin(), x.cos()]).select(0, 1) + torch.cat([x, x])[:3],
-    "same_weight": lambda x: (x.sin() @ x.t() + x.cos() @ x.t()) @ x,
-    "short_products": lambda x: (x[:1].t() @ x[1:2] + x[2:].t() @ x[:1].sin() + x[1:2].t() @ x[2:])[
-        :3
-    ],
-    "products_in_rows": lambda x: torch.cat([x[:1].sin() @ (w := x.t() @ x), x[1:] @ w]),
-    "one_row": lambda x: (x[:1].expand(3, 4) @ x.t()) @ x,
-    "one_column": lambda x: x @ x[0].unsqueeze(1).expand(4, 4),
-    "summed_rows": lambda x: x - (x @ x.t() @ x).sum(0, keepdim=True),
+    # Products of bounded numbers: the order of a sum shows in the last digits only.
+    "same_weight": lambda x: (x.sin() @ (w := x.t().tanh()) + x.cos() @ w) @ x.sin(),
+    "short_products": lambda x: (
+        (y := x.sin())[:1].t() @ y[1:2] + y[2:].t() @ y[:1].cos() + y[1:2].t() @ y[2:]
+    )[:3],
+    "products_in_rows": lambda x: torch.cat(
+        [(y := x.sin())[:1] @ (w := y.t() @ x.cos()), y[1:].cos() @ w]
+    ),
+    "one_row": lambda x: ((y := x.sin())[:1].expand(3, 4) @ y.t()) @ y.cos(),
+    "one_column": lambda x: (y := x.sin()) @ y[0].unsqueeze(1).expand(4, 4),
+    "summed_rows": lambda x: (y := x.sin()) - (y @ y.cos().t() @ y).sum(0, keepdim=True).tanh(),
     "bool": lambda x: x * torch.ones(SHAPE, dtype=torch.bool).to(x.dtype),
 }
 ATTENTION: dict[str, Op] = {

@@ -11,6 +11,7 @@ import adjoint
 from adjoint.backend import adjoint as backend
 from adjoint.errors import RewriteError
 from adjoint.observing import Sighting
+from adjoint.passes import graph_pass
 from adjoint.rewrite.passes import replaces, rules_pass
 from adjoint.rewrite.patterns import Wildcard, call
 from adjoint.rewrite.rules import equation
@@ -94,6 +95,43 @@ def test_a_replacement_of_another_shape_reaches_the_user() -> None:
         with pytest.raises(RewriteError, match=r"computes f32\[\], the pattern f32\[3\]") as caught:
             compiled(torch.ones(3, requires_grad=True))
         assert "test_passes.py" in str(caught.value)
+
+
+def mutate(graph_module: fx.GraphModule) -> fx.GraphModule:
+    (node,) = graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.exp.default)
+    node.target = torch.ops.aten.exp_.default
+    return graph_module
+
+
+def forget(graph_module: fx.GraphModule) -> fx.GraphModule:
+    (node,) = graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.exp.default)
+    del node.meta["val"]
+    return graph_module
+
+
+@pytest.mark.parametrize("place", ["primal", "joint", "post", "lowering"])
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        (mutate, "node .* = aten.exp_.default.* mutates"),
+        (forget, "node .* = aten.exp.default.*"),
+        (lambda graph_module: None, "returned NoneType"),
+    ],
+)
+def test_a_pass_that_breaks_the_graph_is_an_error(run: Any, why: str, place: Any) -> None:
+    """It names the pass, the node and the user's line, and the program runs without the pass."""
+    torch._dynamo.reset()
+    wrong = graph_pass("break-it", place)(run)
+
+    def function(a: Tensor) -> Tensor:
+        return torch.exp(a) * 2
+
+    a = torch.ones(3, requires_grad=True)
+    with pytest.raises(RewriteError, match=f"pass 'break-it': .*{why}") as caught:
+        adjoint.compile(function, passes=[wrong])(a)
+    if "node" in why:
+        assert "return torch.exp(a) * 2" in str(caught.value)
+    torch.testing.assert_close(adjoint.compile(function)(a), function(a))
 
 
 def test_its_identity_depends_on_what_it_does() -> None:
