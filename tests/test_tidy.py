@@ -344,6 +344,29 @@ def test_a_raw_fake_value_is_found() -> None:
     assert raw_fake_values('made.meta = {"val": 1}\nd = value_of(n)') == []
 
 
+# Packages in which every value is of a type of ours, or one that torch states.
+FULLY_TYPED = ("adjoint/emit", "adjoint/memory", "adjoint/partition")
+
+
+def uses_any(text: str) -> list[str]:
+    """Lines with the type `Any`."""
+    word = re.compile(r"\bAny\b")
+    return [f"line {n}" for n, line in enumerate(text.splitlines(), 1) if word.search(line)]
+
+
+def test_what_is_ours_has_a_type() -> None:
+    found = [
+        f"{relative(path)} {at}"
+        for path in sources(*FULLY_TYPED)
+        for at in uses_any(path.read_text())
+    ]
+    assert found == []
+
+
+def test_any_is_found() -> None:
+    assert uses_any("from typing import Any\nx: list[Any]\nAnything = 1\n") == ["line 1", "line 2"]
+
+
 DOCUMENTS = ["ARCHITECTURE.md", "CONTRIBUTING.md"]
 
 

@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from adjoint.graph.metadata import (
+    callee_of,
     computes_tensor,
     inputs_of,
     tensor_of,
@@ -132,7 +133,7 @@ def _keeps_order(chain: Sequence[fx.Node], *then: Any) -> bool:
     try:
         for node in reversed(chain[:-1]):
             if node.target in VIEWS:
-                target: Any = node.target
+                target = callee_of(node)
                 args = fx.map_arg(tuple(node.args[1:]), value_of)
                 view = (aten.view.default if target in RESHAPES else target)(view, *args)
         for op, *args in then:

@@ -17,7 +17,7 @@ from torch import fx
 
 from adjoint.failing import works_on
 from adjoint.graph.copying import copied
-from adjoint.graph.metadata import computes_tensor, tensor_of
+from adjoint.graph.metadata import callee_of, computes_tensor, tensor_of
 from adjoint.graph.origins import for_part_of, replace
 from adjoint.graph.purity import is_impure, remove_dead_code
 from adjoint.optimize.uniform import uniform_value
@@ -88,7 +88,7 @@ def _literal(
     if not inputs or not all(each in known for each in inputs) or not _is_foldable(node):
         return None
     args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
-    target: Any = node.target
+    target = callee_of(node)
     with unset_fake_temporarily(), without_autocast(), torch.no_grad():
         try:
             computed = target(*args, **kwargs)

@@ -8,7 +8,6 @@ saving a number costs next to nothing.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from typing import Any
 
 import sympy
 import torch
@@ -67,9 +66,9 @@ def _shown(nodes: Iterable[fx.Node]) -> dict[sympy.Basic, tuple[fx.Node, int | N
     shown: dict[sympy.Basic, tuple[fx.Node, int | None]] = {}
     for node in nodes:
         value = value_or_none(node)
-        axes: Sequence[Any] = ()
+        axes: list[tuple[int | None, int | torch.SymInt]] = []
         if isinstance(value, torch.Tensor):
-            axes = list(enumerate(value.shape))
+            axes += enumerate(value.shape)
         elif isinstance(value, torch.SymInt):
             axes = [(None, value)]
         for axis, size in axes:

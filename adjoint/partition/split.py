@@ -14,13 +14,19 @@ import math
 import operator
 from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
 
 from adjoint.graph.derivative import Backward, Joint, saved_output
-from adjoint.graph.descriptors import EarlierResult, Gradient, Input, SavedInput, Tangent
+from adjoint.graph.descriptors import (
+    EarlierResult,
+    Gradient,
+    Input,
+    Output,
+    SavedInput,
+    Tangent,
+)
 from adjoint.graph.metadata import (
     computes_tensor,
     derivative_order,
@@ -56,7 +62,7 @@ class Forward:
     """How many of its outputs are results of the original graph; the rest are saved values."""
     saved: tuple[Input, ...]
     """The saved inputs and, as `SavedInput`, the saved outputs, some of which may be results."""
-    nodes: tuple[Any, ...]
+    nodes: tuple[fx.Node | None, ...]
     """For each output, its node in the joint graph."""
 
 
@@ -219,7 +225,7 @@ class Split:
         primals_needed = [node for node in needed if node in set(self.primals)]
         places = {node: i for i, (node, _) in reversed(list(enumerate(self.results)))}
         outputs = [node for node, _ in self.results]
-        descriptors: list[Any] = [descriptor for _, descriptor in self.results]
+        descriptors: list[Output] = [descriptor for _, descriptor in self.results]
         saved = [descriptor_of(node) for node in primals_needed]
         for node in needed:
             if node in primals_needed:
