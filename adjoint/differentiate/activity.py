@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from adjoint.graph.leaves import is_floating
 from adjoint.graph.metadata import (
     has_value,
     inputs_of,
@@ -183,6 +184,6 @@ def _active_results_of_bodies(node: fx.Node, active: set[fx.Node]) -> list[bool]
 
 def is_differentiable(value: object) -> bool:
     """Whether a value is a floating-point or complex tensor, or a sequence that contains one."""
-    if isinstance(value, torch.Tensor):
-        return value.is_floating_point() or value.is_complex()
-    return isinstance(value, (tuple, list)) and any(is_differentiable(each) for each in value)
+    if isinstance(value, (tuple, list)):
+        return any(map(is_differentiable, value))
+    return is_floating(value)

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from adjoint.errors import LoadError
 from adjoint.exported.records import RECORD_FORM, ProgramRecord
-from adjoint.forms.form import Malformed
+from adjoint.forms.form import Malformed, require
 from adjoint.forms.plans import PLAN_FORM
 from adjoint.runtime.cpu.images import Image, Unmappable
 from adjoint.store.entries import (
@@ -155,14 +155,14 @@ def _read(entry: Entry) -> Exported:
     payload = memoryview(entry.payload)
     (length,) = _LENGTH.unpack_from(payload)
     start = _LENGTH.size + length
-    _require(start <= len(payload), "the index lies in the file")
+    require(start <= len(payload), "the index lies in the file")
     index = json.loads(bytes(payload[_LENGTH.size : start]))
     if index["schema"] != schema():
         theirs = entry.header.facts.get("adjoint", "?")
         raise LoadError(f"another version of adjoint exported it ({theirs[:40]}): export it again")
     blobs = [_blob(payload[start:], place) for place in index["blobs"]]
     record = RECORD_FORM.value(index["record"])
-    _require(isinstance(record, ProgramRecord), "the record is that of a program")
+    require(isinstance(record, ProgramRecord), "the record is that of a program")
     plans = tuple(
         PlanText(_is(str, text), tuple(_is(str, name) for name in names))
         for text, names in index["plans"]
@@ -171,7 +171,7 @@ def _read(entry: Entry) -> Exported:
     tensors = index["tensors"]
     if isinstance(tensors, list):
         name, digest = tensors
-        _require(Path(_is(str, name)).name == name and name not in ("", ".."), "a plain file name")
+        require(Path(_is(str, name)).name == name and name not in ("", ".."), "a plain file name")
         return Exported(
             entry.header.facts,
             entry.header.label,
@@ -186,7 +186,7 @@ def _read(entry: Entry) -> Exported:
 
 def _blob(body: memoryview, place: Any) -> memoryview:
     at, length = (_is(int, each) for each in place)
-    _require(0 <= at <= at + length <= len(body), "a blob lies in the file")
+    require(0 <= at <= at + length <= len(body), "a blob lies in the file")
     return body[at : at + length]
 
 
@@ -197,12 +197,12 @@ def _target(field: Any, blobs: list[memoryview]) -> Target:
     image = Image(code, functions, imports, _is(int, field["table"]))
     image.check()
     glue = _table(str, str, field["glue"])
-    _require(all(name in functions for name in glue.values()), "glue has code")
+    require(all(name in functions for name in glue.values()), "glue has code")
     return Target(_is(str, field["cpu"]), image, glue)
 
 
 def _table(key: type, value: type[Value], field: Any) -> dict[str, Value]:
-    _require(isinstance(field, dict), "a table")
+    require(isinstance(field, dict), "a table")
     return {_is(str, name): _is(value, each) for name, each in field.items()}
 
 
@@ -210,11 +210,6 @@ def _is(kind: type[Value], value: object) -> Value:
     if type(value) is not kind:
         raise Malformed(f"{kind.__name__} is expected, not {str(value)[:40]}")
     return value
-
-
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise Malformed(f"not so: {what}")
 
 
 # The file system ----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import torch
 
 from adjoint.errors import LoadError
 from adjoint.exported.records import GraphRecord, NodeRecord
+from adjoint.graph.leaves import is_floating, requires_grad
 from adjoint.runtime.autograd_node import Kinds, NodeProgram, ReadyBackward, tensors_in
 from adjoint.runtime.calling import BetweenSegments
 from adjoint.runtime.executable import Executable, Sizes
@@ -163,12 +164,8 @@ class _Reached:
 
 def _ending(outputs: Sequence[object], inputs: Sequence[object], order: int) -> list[Any]:
     """The outputs with a history that cannot be differentiated."""
-    floating = [
-        place
-        for place, each in enumerate(outputs)
-        if isinstance(each, torch.Tensor) and (each.is_floating_point() or each.is_complex())
-    ]
-    traced = [each for each in inputs if isinstance(each, torch.Tensor) and each.requires_grad]
+    floating = [place for place, each in enumerate(outputs) if is_floating(each)]
+    traced = [each for each in inputs if requires_grad(each)]
     noted = apply_node(_End, order, [outputs[place] for place in floating], *traced)
     found = list(outputs)
     for place, each in zip(floating, noted, strict=True):

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 
 import torch
 
+from adjoint.graph.leaves import bytes_of
+
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
 
@@ -46,8 +48,7 @@ def written(tensors: Mapping[str, torch.Tensor]) -> bytes:
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES or tensor.layout is not torch.strided:
             raise BadTensors(f"{name} is {tensor.dtype}, {tensor.layout}")
-        plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        data = plain.view(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+        data = bytes_of(tensor)
         fields[name] = {
             "dtype": _NAMES[tensor.dtype],
             "shape": list(tensor.shape),

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from adjoint.errors import ExportError
+from adjoint.graph.leaves import is_floating
 from adjoint.torch_private import trees
 
 # The bounds of a size: the least, and the most if there is one.
@@ -120,11 +121,7 @@ def _chosen(
     wrt: Sequence[str] | None,
 ) -> tuple[list[int], list[str]]:
     """Leaves to differentiate with respect to, and names that are none of an argument."""
-    floating = [
-        place
-        for place, leaf in enumerate(leaves)
-        if isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
-    ]
+    floating = [place for place, leaf in enumerate(leaves) if is_floating(leaf)]
     if wrt is None:
         return [p for p in floating if leaves[p].requires_grad] or floating, []
     if isinstance(wrt, str):

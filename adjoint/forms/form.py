@@ -42,6 +42,12 @@ class Malformed(Exception):
     """The text is not the form of a value."""
 
 
+def require(holds: bool, what: str) -> None:
+    """Refuse a text in which something does not hold that must."""
+    if not holds:
+        raise Malformed(f"not so: {what}")
+
+
 @contextlib.contextmanager
 def malformed_if_it_fails(*passing: type[Exception]) -> Iterator[None]:
     """Any exception that reading a text raises is `Malformed`, except for those `passing`."""

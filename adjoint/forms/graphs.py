@@ -29,6 +29,7 @@ from adjoint.forms.form import Form, Tree, Unwritable, Writing
 from adjoint.graph import descriptors as d
 from adjoint.graph import operations
 from adjoint.graph.derivative import Backward, Derivative, Segments
+from adjoint.graph.leaves import bytes_of
 from adjoint.graph.metadata import (
     CheckpointRegion,
     GradOf,
@@ -361,8 +362,7 @@ def content_of(tensor: torch.Tensor) -> list[Tree]:
     """What a constant is: its type, and a digest of its elements."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
         raise Unwritable("a constant that is a tensor subclass, or not strided")
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    data = plain.view(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    data = bytes_of(tensor)
     strides = list(tensor.stride())
     return [str(tensor.dtype), list(tensor.shape), strides, str(tensor.device), digest_of(data)]
 

@@ -21,6 +21,7 @@ from adjoint.forms.form import (
     Unwritable,
     Writing,
     malformed_if_it_fails,
+    require,
 )
 from adjoint.forms.graphs import GRAPH_FUNCTIONS
 from adjoint.graph.evaluation import eager_callable
@@ -152,18 +153,18 @@ def read_plan(text: str | bytes, ground: PlanGround | None = None) -> p.Plan:
 def check(plan: p.Plan) -> None:
     """Raise `Malformed` unless every number in the plan is that of something there."""
     slots = plan.slots
-    _require([slot.number for slot in slots] == [*range(len(slots))], "slots are numbered")
+    require([slot.number for slot in slots] == [*range(len(slots))], "slots are numbered")
     for place in plan.inputs:
-        _require(0 <= place < len(slots), "an input is a slot")
-        _require(slots[place].kind is p.SlotKind.INPUT, "an input is an input")
+        require(0 <= place < len(slots), "an input is a slot")
+        require(slots[place].kind is p.SlotKind.INPUT, "an input is an input")
     for symbol, place, dim in plan.symbols:
-        _require(isinstance(symbol, sympy.Symbol) and 0 <= place < len(plan.inputs), "a symbol")
+        require(isinstance(symbol, sympy.Symbol) and 0 <= place < len(plan.inputs), "a symbol")
         shape = slots[plan.inputs[place]].shape
-        _require(dim == -1 or shape is None or 0 <= dim < len(shape), "a symbol is a size")
+        require(dim == -1 or shape is None or 0 <= dim < len(shape), "a symbol is a size")
     known = {symbol for symbol, _, _ in plan.symbols}
     for slot in slots:
-        _require(slot.shape is None or len(slot.shape) == len(slot.strides), "an axis has a stride")
-        _require(slot.replaces is None or slot.replaces in plan.inputs, "an input is replaced")
+        require(slot.shape is None or len(slot.shape) == len(slot.strides), "an axis has a stride")
+        require(slot.replaces is None or slot.replaces in plan.inputs, "an input is replaced")
         _sizes(known, (*(slot.shape or ()), *slot.strides))
     for step in plan.steps:
         _step(plan, step, known)
@@ -176,7 +177,7 @@ def _step(plan: p.Plan, step: p.Step, known: set[sympy.Symbol]) -> None:
     match step:
         case p.LibraryCall():
             _slot(plan, step.result)
-            _require(isinstance(step.args, tuple) and isinstance(step.kwargs, dict), "arguments")
+            require(isinstance(step.args, tuple) and isinstance(step.kwargs, dict), "arguments")
             for leaf in trees.leaves((step.args, step.kwargs)):
                 if isinstance(leaf, p.Argument):
                     _slot(plan, leaf.slot)
@@ -201,34 +202,29 @@ def _step(plan: p.Plan, step: p.Step, known: set[sympy.Symbol]) -> None:
 
 def _launch(plan: p.Plan, launch: p.Launch, known: set[sympy.Symbol]) -> None:
     buffers = launch.kernel.buffers
-    _require(len(buffers) == len(launch.operands), "a buffer is an operand")
+    require(len(buffers) == len(launch.operands), "a buffer is an operand")
     for buffer, operand in zip(buffers, launch.operands, strict=True):
         if isinstance(operand, int):
             _tensor(plan, operand, buffer.dtype)
         else:
-            _require(operand.dtype == buffer.dtype, "scratch memory has the dtype of its buffer")
+            require(operand.dtype == buffer.dtype, "scratch memory has the dtype of its buffer")
             _sizes(known, [operand.count])
-    _require(len(launch.kernel.extents) > len(launch.extents), "a kernel has as many extents")
+    require(len(launch.kernel.extents) > len(launch.extents), "a kernel has as many extents")
     _sizes(known, (*launch.extents, launch.work))
     if launch.grid is not None:
         _sizes(known, (launch.grid.count, launch.grid.rows, launch.grid.threads))
 
 
 def _slot(plan: p.Plan, number: int) -> p.Slot:
-    _require(type(number) is int and 0 <= number < len(plan.slots), "there is such a slot")
+    require(type(number) is int and 0 <= number < len(plan.slots), "there is such a slot")
     return plan.slots[number]
 
 
 def _tensor(plan: p.Plan, number: int, dtype: torch.dtype) -> None:
     slot = _slot(plan, number)
-    _require(slot.shape is not None and slot.dtype == dtype, "an operand has the buffer's dtype")
+    require(slot.shape is not None and slot.dtype == dtype, "an operand has the buffer's dtype")
 
 
 def _sizes(known: set[sympy.Symbol], sizes: Iterable[p.Size]) -> None:
     for size in sizes:
-        _require(isinstance(size, int) or size.free_symbols <= known, "a size of the inputs")
-
-
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise Malformed(f"not so: {what}")
+        require(isinstance(size, int) or size.free_symbols <= known, "a size of the inputs")

@@ -15,3 +15,14 @@ def requires_grad(leaf: object) -> TypeGuard[torch.Tensor]:
 def detached(leaf: object) -> object:
     """A tensor without its autograd history; anything else is itself."""
     return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def is_floating(leaf: object) -> TypeGuard[torch.Tensor]:
+    """Whether it is a tensor of floating-point or complex numbers, which may have a derivative."""
+    return isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """The elements of a tensor in row-major order."""
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return plain.view(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""

@@ -25,7 +25,7 @@ from adjoint.graph.metadata import computes_tensor, tensor_of, value_of
 from adjoint.rewrite.engine import rewrite
 from adjoint.rewrite.patterns import Match, Wildcard, arguments, call
 from adjoint.rewrite.rules import Replacement, rewrites
-from adjoint.torch_private.symbols import same_number
+from adjoint.torch_private.symbols import same_numbers
 
 aten = torch.ops.aten
 ADD = aten.add.Tensor
@@ -68,11 +68,7 @@ def is_inner_sum(node: fx.Node) -> bool:
 
 def _are_alike(one: fx.Node, other: fx.Node) -> bool:
     mine, theirs = tensor_of(one), tensor_of(other)
-    return mine.dtype == theirs.dtype and same_shape(mine.shape, theirs.shape)
-
-
-def same_shape(one: Sequence[object], other: Sequence[object]) -> bool:
-    return len(one) == len(other) and all(map(same_number, one, other))
+    return mine.dtype == theirs.dtype and same_numbers(mine.shape, theirs.shape)
 
 
 @rewrites(call(ADD, ...))
@@ -82,7 +78,7 @@ def join_padded_parts(match: Match) -> Replacement | None:
         return None
     terms = terms_of(match, match.root)
     for op in (SELECT_BACKWARD, SLICE_BACKWARD):
-        padded = [each for each in terms if each.target is op and _is_absorbed(each, match)]
+        padded = [each for each in terms if each.target is op and is_absorbed(each, match)]
         others = [each for each in terms if each not in padded]
         joined = _joined(padded) if len(padded) > 1 and len(set(padded)) == len(padded) else None
         if joined is not None:
@@ -95,7 +91,8 @@ def join_padded_parts(match: Match) -> Replacement | None:
     return None
 
 
-def _is_absorbed(node: fx.Node, match: Match) -> bool:
+def is_absorbed(node: fx.Node, match: Match) -> bool:
+    """Whether only nodes of the match use the node, so that it is not needed afterwards."""
     return set(node.users) <= match.nodes.keys()
 
 
@@ -156,7 +153,7 @@ def join_all_parts(x: Sequence[fx.Node], match: Match) -> Replacement | None:
     whole = whole_of(x, axis_of(root), SELECT if root.target is STACK else SLICE)
     if whole is None or tensor_of(whole).dtype != tensor_of(root).dtype:
         return None
-    return whole if same_shape(tensor_of(whole).shape, tensor_of(root).shape) else None
+    return whole if same_numbers(tensor_of(whole).shape, tensor_of(root).shape) else None
 
 
 def whole_of(parts: Sequence[Any], axis: int, op: object) -> fx.Node | None:

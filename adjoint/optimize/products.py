@@ -27,6 +27,7 @@ from adjoint.optimize.parts import (
     SLICE,
     STACK,
     axis_of,
+    is_absorbed,
     is_inner_sum,
     is_plain_sum,
     terms_of,
@@ -57,7 +58,7 @@ def add_products(match: Match) -> Replacement | None:
     if is_inner_sum(match.root) or not is_plain_sum(match.root):
         return None
     terms = terms_of(match, match.root)
-    products = [each for each in terms if each.target is MM and _is_absorbed(each, match)]
+    products = [each for each in terms if each.target is MM and is_absorbed(each, match)]
     if len(products) < 2 or len(set(products)) < len(products):
         return None
     chosen, joined = _with_common_operand(products) or _side_by_side(products) or ([], None)
@@ -67,10 +68,6 @@ def add_products(match: Match) -> Replacement | None:
         if joined is not None and each not in chosen:
             joined = call(ADD, joined, each)
     return joined
-
-
-def _is_absorbed(node: fx.Node, match: Match) -> bool:
-    return set(node.users) <= match.nodes.keys()
 
 
 def _with_common_operand(products: Sequence[fx.Node]) -> tuple[list[fx.Node], Any] | None:
@@ -100,11 +97,19 @@ def _side_by_side(products: Sequence[fx.Node]) -> tuple[list[fx.Node], Any] | No
 
 def _is_short(product: fx.Node) -> bool:
     """Whether the operands of a product are smaller than its result."""
+    sizes = _known_sizes(product)
+    if sizes is None:
+        return False
+    rows, depth, columns = sizes
+    return depth * (rows + columns) <= 2 * rows * columns
+
+
+def _known_sizes(product: fx.Node) -> tuple[int, int, int] | None:
+    """Rows, depth and columns of a matrix product; None if one of them is symbolic."""
     rows, columns = tensor_of(product).shape
     depth = tensor_of(product.args[0]).shape[1]  # type: ignore[arg-type]
-    if not all(isinstance(each, int) for each in (rows, columns, depth)):
-        return False
-    return depth * (rows + columns) <= 2 * rows * columns
+    is_known = all(isinstance(each, int) for each in (rows, depth, columns))
+    return (rows, depth, columns) if is_known else None
 
 
 def _in_order(products: list[fx.Node]) -> list[fx.Node]:
@@ -166,10 +171,10 @@ def stack_products(x: Sequence[Any], match: Match) -> Replacement | None:
 
 
 def _has_few_rows(product: fx.Node) -> bool:
-    rows, columns = tensor_of(product).shape
-    depth = tensor_of(product.args[0]).shape[1]  # type: ignore[arg-type]
-    if not all(isinstance(each, int) for each in (rows, columns, depth)):
+    sizes = _known_sizes(product)
+    if sizes is None:
         return False
+    rows, depth, columns = sizes
     return rows < MIN_ROWS_ALONE and depth <= MAX_BYTES_COPIED_PER_BYTE * columns
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from adjoint.graph.leaves import detached, requires_grad
+from adjoint.graph.leaves import bytes_of, detached, is_floating, requires_grad
 
 
 def test_only_a_tensor_requires_grad() -> None:
@@ -23,3 +23,16 @@ def test_a_detached_tensor_is_over_the_same_memory() -> None:
     assert not bare.requires_grad
     assert bare.data_ptr() == leaf.data_ptr()
     assert detached("text") == "text"
+
+
+def test_what_may_have_a_derivative() -> None:
+    leaves = (torch.ones(1), torch.ones(1, dtype=torch.complex64), torch.ones(1, dtype=torch.int64))
+    assert [is_floating(each) for each in (*leaves, 1.0, None)] == [True, True, False, False, False]
+
+
+def test_elements_in_row_major_order() -> None:
+    x = torch.arange(6, dtype=torch.uint8).view(2, 3).t()
+    assert bytes_of(x) == bytes([0, 3, 1, 4, 2, 5])
+    assert bytes_of(x[:0]) == b""
+    z = torch.tensor([1 + 2j])
+    assert bytes_of(z.conj()) == bytes_of(torch.tensor([1 - 2j]))
