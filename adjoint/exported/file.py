@@ -87,7 +87,8 @@ class Exported:
 
     facts: Facts
     label: str
-    record: ProgramRecord
+    records: tuple[ProgramRecord, ...]
+    """One for each kind of sizes; the first is that of the example."""
     plans: tuple[PlanText, ...]
     targets: tuple[Target, ...]
     tensors: bytes | Beside
@@ -115,7 +116,7 @@ def written(exported: Exported) -> bytes:
     tensors = exported.tensors
     index: dict[str, object] = {
         "schema": schema(),
-        "record": RECORD_FORM.text(exported.record),
+        "records": [RECORD_FORM.text(each) for each in exported.records],
         "plans": [[each.text, list(each.functions)] for each in exported.plans],
         "targets": targets,
         "tensors": [tensors.name, tensors.digest] if isinstance(tensors, Beside) else blob(tensors),
@@ -161,8 +162,9 @@ def _read(entry: Entry) -> Exported:
         theirs = entry.header.facts.get("adjoint", "?")
         raise LoadError(f"another version of adjoint exported it ({theirs[:40]}): export it again")
     blobs = [_blob(payload[start:], place) for place in index["blobs"]]
-    record = RECORD_FORM.value(index["record"])
-    require(isinstance(record, ProgramRecord), "the record is that of a program")
+    records = tuple(RECORD_FORM.value(_is(str, each)) for each in index["records"])
+    require(bool(records), "there is a record")
+    require(all(isinstance(each, ProgramRecord) for each in records), "records of a program")
     plans = tuple(
         PlanText(_is(str, text), tuple(_is(str, name) for name in names))
         for text, names in index["plans"]
@@ -175,13 +177,13 @@ def _read(entry: Entry) -> Exported:
         return Exported(
             entry.header.facts,
             entry.header.label,
-            record,
+            records,
             plans,
             targets,
             Beside(name, _is(str, digest)),
         )
     content = bytes(blobs[_is(int, tensors)])
-    return Exported(entry.header.facts, entry.header.label, record, plans, targets, content)
+    return Exported(entry.header.facts, entry.header.label, records, plans, targets, content)
 
 
 def _blob(body: memoryview, place: Any) -> memoryview:

@@ -24,7 +24,7 @@ def inspected(path: Path) -> str:
     """The text about a file; raises `LoadError`.  Nothing of it is mapped or run."""
     data = trusted(path)
     exported = read(data)
-    record, tensors = exported.record, tensors_of(exported, path.parent)
+    record, tensors = exported.records[0], tensors_of(exported, path.parent)
     plans = [read_plan(each.text, HeldTensors(tensors)) for each in exported.plans]
     lines = [f"{path.name}: an exported program, {len(data):,} bytes", ""]
 
@@ -45,7 +45,9 @@ def inspected(path: Path) -> str:
         ]
         or ["all fixed"],
     )
-    section("conditions", [str(each) for each in record.conditions])
+    for number, each in enumerate(exported.records):
+        title = "conditions" if number == 0 else "or, of other sizes"
+        section(title, [", ".join(map(str, each.conditions)) or "none"])
     with_respect_to = ", ".join(inputs[place].path for place in record.differentiable)
     section(
         "derivatives",
@@ -75,7 +77,7 @@ def _leaf(leaf: TensorRecord | ConstantRecord) -> str:
 
 
 def _results(exported: Exported, plans: list[Plan]) -> list[str]:
-    record = exported.record
+    record = exported.records[0]
     plan = plans[record.graph.plain]
     found: list[str] = []
     for place in record.calling.results:
@@ -98,7 +100,7 @@ def _tensors(exported: Exported, tensors: dict[str, torch.Tensor]) -> list[str]:
     bytes_ = sum(each.numel() * each.element_size() for each in tensors.values())
     place = f"beside it in {where.name}" if isinstance(where, Beside) else "inside"
     digest = where.digest if isinstance(where, Beside) else digest_of(where)
-    names = [each.path for each in exported.record.state]
+    names = [each.path for each in exported.records[0].state]
     return [f"{len(tensors)} of {bytes_:,} bytes, {place}; sha256 {digest}", *names[:20]]
 
 

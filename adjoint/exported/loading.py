@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -14,11 +14,12 @@ from adjoint.exported.file import Beside, Exported, read, trusted
 from adjoint.exported.loaded import LoadedProgram
 from adjoint.exported.programs import LoadedPrograms
 from adjoint.exported.records import GraphRecord, NodeRecord, ProgramRecord, TensorRecord
+from adjoint.exported.versions import Version
 from adjoint.loops.plan import Plan
 from adjoint.store.entries import digest_of
 from adjoint.torch_private import trees
 
-# Names of a file's tensors: of the state and the closure by number, of constants by their own.
+# Tensors of the state and of the closure have these before their names.
 STATE, CLOSURE = "state", "closure"
 
 
@@ -45,11 +46,44 @@ def validated(data: bytes, folder: Path) -> tuple[LoadedProgram, LoadedPrograms]
     """The program of a file's bytes, whose code is not mapped yet; raises `LoadError`."""
     exported = read(data)
     require_torch(exported)
+    try:
+        return _validated(exported, folder)
+    except LoadError:
+        raise
+    except Exception as error:
+        raise LoadError(f"it is damaged: {type(error).__name__}: {error}") from error
+
+
+def _validated(exported: Exported, folder: Path) -> tuple[LoadedProgram, LoadedPrograms]:
     tensors = tensors_of(exported, folder)
-    state, closed, held = _parts(exported.record, tensors)
-    programs = LoadedPrograms(exported, held)
-    _check(exported.record, programs.plans)
-    return LoadedProgram(exported, programs, state, closed), programs
+    named = _named(exported.records, tensors)
+    constants = {name: each for name, each in tensors.items() if name not in named}
+    programs = LoadedPrograms(exported, constants)
+    for plan in programs.plans:
+        _require(isinstance(plan.outputs, tuple | list), "a plan returns a list")
+    for record in exported.records:
+        _check(record, programs.plans)
+        _require(_signature(record) == _signature(exported.records[0]), "one signature")
+    versions = [
+        Version(
+            record,
+            programs,
+            [named[f"{STATE}.{each.path}"] for each in record.state],
+            [named[f"{CLOSURE}.{each.path}"] for each in record.closed_over],
+        )
+        for record in exported.records
+    ]
+    return LoadedProgram(exported, versions, programs.cpu), programs
+
+
+def _signature(record: ProgramRecord) -> tuple[object, ...]:
+    """What all records of a program have in common."""
+    leaves = [
+        (each.path, each.dtype, len(each.shape)) if isinstance(each, TensorRecord) else each
+        for each in record.leaves
+    ]
+    common = (record.orders, record.positional, record.arguments, record.state)
+    return (*common, record.differentiable, leaves)
 
 
 def release(version: str) -> str:
@@ -81,21 +115,21 @@ def tensors_of(exported: Exported, folder: Path) -> dict[str, torch.Tensor]:
         raise LoadError(f"its tensors are damaged: {error}") from error
 
 
-def _parts(
-    record: ProgramRecord, tensors: Mapping[str, torch.Tensor]
-) -> tuple[list[torch.Tensor], list[torch.Tensor], dict[str, torch.Tensor]]:
-    """State, closure and constants of plans."""
-    left = dict(tensors)
-    lists: list[list[torch.Tensor]] = []
-    for prefix, wanted in ((STATE, record.state), (CLOSURE, record.closed_over)):
-        found: list[torch.Tensor] = []
-        for number, each in enumerate(wanted):
-            tensor = left.pop(f"{prefix}.{number}.{each.path}", None)
-            if tensor is None or not _is_like(tensor, each):
-                raise LoadError(f"it is damaged: the tensor {each.path} is missing, or another")
-            found.append(_laid_out(tensor, each))
-        lists.append(found)
-    return lists[0], lists[1], left
+def _named(
+    records: Sequence[ProgramRecord], tensors: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """State and closure, by their names in the file; versions of a program share them."""
+    found: dict[str, torch.Tensor] = {}
+    for record in records:
+        for prefix, wanted in ((STATE, record.state), (CLOSURE, record.closed_over)):
+            for each in wanted:
+                name = f"{prefix}.{each.path}"
+                tensor = tensors.get(name)
+                if tensor is None or not _is_like(tensor, each):
+                    raise LoadError(f"it is damaged: the tensor {each.path} is missing, or another")
+                if name not in found:
+                    found[name] = _laid_out(tensor, each)
+    return found
 
 
 def _is_like(tensor: torch.Tensor, record: TensorRecord) -> bool:

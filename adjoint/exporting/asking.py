@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -45,6 +45,13 @@ class Asked:
         """Which sizes of a tensor may vary."""
         known = self.bounds.get(id(tensor), {})
         return [axis in known for axis in range(tensor.dim())]
+
+    def with_leaves(self, leaves: list[Any], made: Mapping[int, torch.Tensor]) -> Asked:
+        """The same, asked of other leaves; `made`: those in the place of others, by identity."""
+        _, spec = trees.flatten((self.args, self.kwargs))
+        args, kwargs = trees.unflatten(leaves, spec)
+        bounds = {id(made[key]): table for key, table in self.bounds.items() if key in made}
+        return replace(self, args=args, kwargs=kwargs, leaves=leaves, bounds=bounds)
 
     def name_of(self, tensor: torch.Tensor) -> str:
         """The name of an argument, or of a part of one."""

@@ -48,7 +48,12 @@ def claimed(path: Path, is_there: Callable[[], bool]) -> Claim | None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
                 file.write(content)
-            return Claim(path)
+            claim = Claim(path)
+            if is_there():
+                # It was made after this process had looked for it.
+                claim.release()
+                return None
+            return claim
         except FileExistsError:
             pass
         except OSError:

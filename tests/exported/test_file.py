@@ -67,8 +67,10 @@ def test_a_file_of_another_version_says_so(content: bytes) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"record": "[[],3]"},
-        {"record": "["},
+        {"records": ["[[],3]"]},
+        {"records": ["["]},
+        {"records": []},
+        {"records": [3]},
         {"plans": [["x"]]},
         {"plans": 3},
         {"targets": [{}]},

@@ -94,7 +94,8 @@ def changed(content: bytes, chance: random.Random) -> tuple[str, bytes]:
     if kind == "index":
         index = changed_structure(index, chance)
     elif kind == "record":
-        index["record"] = mutated(index["record"], chance)
+        records = index["records"]
+        records[0] = mutated(records[0], chance)
     else:
         plan = chance.choice(index["plans"])
         plan[0] = mutated(plan[0], chance)

@@ -53,7 +53,7 @@ def test_another_torch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_programs_are_made_once(tmp_path: Path) -> None:
     loaded = exported(lambda x: x.sin() * 2, (torch.rand(3),), tmp_path)
-    found = loaded._graph._programs
+    found = loaded._versions[0]._graph._programs
     assert isinstance(found, LoadedPrograms)
     assert found.at(0) is found.at(0)
     assert found.cpu in levels.LEVELS

@@ -255,10 +255,3 @@ def test_a_size_that_the_program_fixes_does_not_vary(tmp_path: Path) -> None:
     x = rand(5, 3)
     with pytest.raises(ExportError, match=r"x.shape\[0\] is to vary, and the program fixes it"):
         adjoint.export(lambda x: x / len(x), (x,), tmp_path / "file", dynamic={"x": [0]})
-    with pytest.raises(ExportError, match=r"vary within \(1, 9\), and the program assumes"):
-        adjoint.export(
-            lambda x: x.sin() if x.shape[0] > 3 else x.cos(),
-            (x,),
-            tmp_path / "file",
-            dynamic={"x": {0: (1, 9)}},
-        )
