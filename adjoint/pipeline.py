@@ -12,7 +12,7 @@ from functools import partial
 from adjoint.lower.decompositions import decompose
 from adjoint.lower.draws import draw_in_kernels
 from adjoint.lower.value_numbering import merge_equal_values
-from adjoint.optimize import algebra, broadcasts, casts, parts, products, uniform, views
+from adjoint.optimize import algebra, broadcasts, casts, parts, products, quantized, uniform, views
 from adjoint.optimize.algebra import simplify_algebra
 from adjoint.optimize.attention import fuse_attention
 from adjoint.optimize.broadcasts import push_broadcasts
@@ -24,6 +24,7 @@ from adjoint.optimize.literals import fold_literals
 from adjoint.optimize.masks import narrow_masks
 from adjoint.optimize.parts import join_parts
 from adjoint.optimize.products import join_products
+from adjoint.optimize.quantized import multiply_integers
 from adjoint.optimize.uniform import fold_uniform_values
 from adjoint.optimize.views import merge_views
 from adjoint.partition.dropout import open_dropout
@@ -38,6 +39,7 @@ CLOSE_SOFTMAX = Pass("close-softmax", close_softmax)
 MERGE_VIEWS = Pass("merge-views", merge_views, rules=views.RULES)
 SIMPLIFY_ALGEBRA = Pass("simplify-algebra", simplify_algebra, rules=algebra.RULES)
 PUSH_BROADCASTS = Pass("push-broadcasts", push_broadcasts, rules=broadcasts.RULES)
+MULTIPLY_INTEGERS = Pass("multiply-integers", multiply_integers, rules=quantized.RULES)
 JOIN_PARTS = Pass("join-parts", join_parts, rules=parts.RULES)
 JOIN_PRODUCTS = Pass("join-products", join_products, rules=products.RULES)
 CANCEL_CASTS = Pass("cancel-casts", cancel_casts, rules=casts.RULES)
@@ -74,6 +76,7 @@ POST = (
     PUSH_BROADCASTS,
     SIMPLIFY_ALGEBRA,
     JOIN_PRODUCTS,
+    MULTIPLY_INTEGERS,
     NARROW_MASKS,
 )
 
