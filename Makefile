@@ -15,6 +15,7 @@ EVERY_TARGET := tests/capture tests/differentiate tests/partition tests/rules te
 
 # With `--kept`: what compiles and differentiates most.
 READ_BACK := tests/capture tests/transforms tests/models tests/runtime/test_bridge.py \
+    tests/runtime/test_backward_calls.py \
     tests/test_derivatives.py tests/test_derivatives_inside.py
 
 # These ask for old versions of what the others need (e3nn, sympy), or for torchvision, which has to be
