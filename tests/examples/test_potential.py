@@ -112,11 +112,16 @@ def test_it_starts_at_once_without_llvm(trained: Any, path: Path) -> None:
     found = in_another_process(STARTING, path, json.dumps([each.tolist() for each in args]))
     expected, pulls = TRAINING.EnergyAndForces(trained)(*args)
     assert found["modules"] == []
-    # Of the processor's time, so that other processes do not count; 0.6 to 0.9 were measured.
-    assert found["seconds"] < 1.5
     assert abs(found["energy"] - expected.item()) < 1e-12
     forces = torch.tensor(found["forces"], dtype=torch.float64)
     torch.testing.assert_close(forces, pulls, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.slow
+def test_it_starts_within_a_second(path: Path) -> None:
+    """Of the processor's time; only a machine with nothing else to do keeps its caches to it."""
+    args = json.dumps([each.tolist() for each in cluster(12)])
+    assert min(in_another_process(STARTING, path, args)["seconds"] for _ in range(3)) < 1.0
 
 
 DYNAMICS = """
