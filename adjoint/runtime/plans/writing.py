@@ -36,23 +36,32 @@ INPUT_ALIGNMENT_BYTES = 16
 
 def fit(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
     """`tensor` with the strides that kernels expect: a copy, unless only others do not matter."""
+    alike = _has_strides(tensor, shape, strides)
     if not tensor.is_neg():
-        if _fits(tensor, shape, strides):
+        if alike and _is_readable(tensor):
             return tensor
         dense = tensor.contiguous()
-        if _fits(dense, shape, strides):
+        if _has_strides(dense, shape, strides) and _is_readable(dense):
             return dense
+    if alike and tensor.numel():
+        # Elements may overlap, and nothing can be copied into overlapping strides: so their memory
+        # is copied.  A clone of flat memory has the values that a lazy negation stands for.
+        window = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        return tensor.as_strided((window,), (1,)).clone().as_strided(shape, strides)
     copy = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
     return copy.copy_(tensor)
 
 
-def _fits(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    found, address = tensor.stride(), tensor.data_ptr()
-    if not address or address % INPUT_ALIGNMENT_BYTES:
-        return False
+def _has_strides(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    found = tensor.stride()
     return found == strides or all(
         size == 1 or one == other for size, one, other in zip(shape, strides, found, strict=True)
     )
+
+
+def _is_readable(tensor: torch.Tensor) -> bool:
+    address = tensor.data_ptr()
+    return bool(address) and address % INPUT_ALIGNMENT_BYTES == 0
 
 
 def overwritten(tensor: torch.Tensor) -> torch.Tensor:

@@ -43,6 +43,17 @@ def test_what_lies_as_expected_is_not_copied(
     assert all(size == 1 or one == other for size, one, other in axes)
 
 
+@pytest.mark.parametrize("strides", [(0, 1), (1, 0), (1, 1), (0, 0), (2, 2)])
+def test_a_negated_tensor_that_overlaps_itself_is_copied_as_it_lies(
+    strides: tuple[int, int],
+) -> None:
+    given = torch._neg_view(torch.rand(30).as_strided((3, 4), strides))
+    made = fit(given, (3, 4), strides)
+    assert torch.equal(made, given)
+    assert made.stride() == strides
+    assert not made.is_neg()
+
+
 def text_of(function: Callable[..., Any], *inputs: torch.Tensor) -> str:
     plan = lower(graph_of(function, inputs))
     functions = {launch: NativeFunction(0, None) for launch in plan.launches}
