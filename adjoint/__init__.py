@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from adjoint.backend import compile
@@ -138,7 +138,7 @@ def _imported(module: str) -> ModuleType:
             gc.enable()
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """A name of the compiler, or a module of the package."""
     if name in __all__:
         # Alone, because an exported program is loaded where there is no LLVM.

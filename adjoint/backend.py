@@ -6,7 +6,6 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
-from typing import Any
 
 import torch
 from torch import fx
@@ -16,6 +15,7 @@ from adjoint.compiler import compile_graph
 from adjoint.errors import CaptureError, SourceLine
 from adjoint.graph.boundary import capturing, location_of_graph, warn_of_fallback
 from adjoint.observing import Compilation, Observer, timed_compilation
+from adjoint.open_types import TorchValue, UserFunction
 from adjoint.options import Options
 from adjoint.progress import PROGRESS
 from adjoint.reasons import phrased
@@ -87,7 +87,7 @@ def adjoint(
     options: Mapping[str, object] | None = None,
     mode: str | None = None,
     observer: Observer | None = None,
-) -> Callable[..., Any]:
+) -> UserFunction:
     """Compile what Dynamo captured; `observer` is shown every stage of every order."""
     parsed = _parse(options, mode)
     what = functools.partial(location_of_graph, graph_module)
@@ -119,8 +119,8 @@ def compile(
     fullgraph: bool = False,
     dynamic: bool | None = None,
     mode: str | None = None,
-    **options: Any,
-) -> Callable[..., Any]:
+    **options: TorchValue,
+) -> UserFunction:
     """`torch.compile(function, backend="adjoint", ...)`; without a function, a decorator.
 
     >>> import torch, adjoint

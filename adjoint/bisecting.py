@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -70,7 +69,7 @@ class Bisection:
             Finding(name, difference) if match is None else Finding(name, difference, *match[::-1])
         )
 
-    def _results(self, skipped: Sequence[str], log: StageLog | None = None) -> list[Any]:
+    def _results(self, skipped: Sequence[str], log: StageLog | None = None) -> list[object]:
         options = {"skip_passes": tuple(skipped), "passes": self.passes}
         torch.manual_seed(0)
         observer = log or unobserved

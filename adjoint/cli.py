@@ -19,7 +19,6 @@ import inspect
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from adjoint import bench
 from adjoint.atlas import command as atlas
@@ -40,14 +39,6 @@ from adjoint.store import command as cache
 from adjoint.target import cpu_target
 from adjoint.targets import target_of
 
-_OWN_PASSES = ("--passes",)
-_OWN_PASSES_ARE: dict[str, Any] = {
-    "metavar": "MODULE:PASS",
-    "action": "append",
-    "default": [],
-    "help": "a pass of your own; may be given several times",
-}
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
@@ -66,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stages.add_argument(
         "--order", type=int, default=1, help="how often to differentiate (default: 1)"
     )
-    stages.add_argument(*_OWN_PASSES, **_OWN_PASSES_ARE)
+    _add_passes(stages)
     explaining = commands.add_parser("explain", help="what the compiler did, and how fast it is")
     _add_function(explaining)
     explaining.add_argument("--order", type=int, help="how often to differentiate (default: 1)")
@@ -79,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_function(checking)
     checking.add_argument("--order", type=int, default=1, help="how often to differentiate")
     checking.add_argument("--out", metavar="FILE", help="where to write a script that shows it")
-    checking.add_argument(*_OWN_PASSES, **_OWN_PASSES_ARE)
+    _add_passes(checking)
     commands.add_parser("passes", help="list the passes, and what each does")
     running = commands.add_parser("run-pass", help="a function before and after one pass")
     running.add_argument("name", help="the pass, as `adjoint passes` prints it, or one of --passes")
@@ -87,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for each in (running, bisecting):
         _add_function(each)
         each.add_argument("--order", type=int, default=1, help="how often to differentiate")
-        each.add_argument(*_OWN_PASSES, **_OWN_PASSES_ARE)
+        _add_passes(each)
     bench.add_command(commands)
     atlas.add_command(commands)
     cache.add_command(commands)
@@ -111,6 +102,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"adjoint: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _add_passes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--passes",
+        metavar="MODULE:PASS",
+        action="append",
+        default=[],
+        help="a pass of your own; may be given several times",
+    )
 
 
 def _add_function(parser: argparse.ArgumentParser) -> None:
@@ -139,10 +140,12 @@ def _show(parsed: argparse.Namespace) -> str:
 
 def _own_passes(parsed: argparse.Namespace) -> list[Pass]:
     """The passes that `--passes` names."""
-    found = [find(each)[1] for each in parsed.passes]
-    for name, each in zip(parsed.passes, found, strict=True):
+    found: list[Pass] = []
+    for name in parsed.passes:
+        each = find(name)[1]
         if not isinstance(each, Pass):
             raise UsageError(f"{name} is no pass; adjoint.graph_pass and adjoint.replaces make one")
+        found.append(each)
     return found
 
 

@@ -10,11 +10,11 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import fx
 
-from adjoint.capture.direct import capture_call
+from adjoint.capture.direct import Dynamic, capture_call
 from adjoint.capture.dynamo import capture_graph
 from adjoint.differentiate.activity import outputs_requiring_grad, outputs_with_derivative
 from adjoint.differentiate.eager import is_left_to_eager
@@ -50,6 +50,7 @@ from adjoint.observing import (
     timed_compilation,
     unobserved,
 )
+from adjoint.open_types import TorchValue, UserFunction
 from adjoint.optimize.compositions import compose_for_torch
 from adjoint.options import Options
 from adjoint.partition.budget import within_budget
@@ -116,7 +117,7 @@ def capture(
     return capture_call(function, args, kwargs, dynamic)
 
 
-def run(captured: CapturedProgram, *args: object, **kwargs: object) -> Any:
+def run(captured: CapturedProgram, *args: object, **kwargs: object) -> TorchValue:
     """Call a captured function with the reference executor.
 
     >>> import torch, adjoint
@@ -154,7 +155,11 @@ class Compiler(StageRunner):
             return self.stage("capture", 0, lambda: capture_graph(graph_module, examples, anew))
 
     def captured_call(
-        self, function: Callable[..., Any], args: Any, kwargs: Any, dynamic: Any
+        self,
+        function: UserFunction,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        dynamic: Dynamic,
     ) -> CapturedProgram:
         """A call of a Python function as a functional graph with its calling convention."""
         return self.stage("capture", 0, lambda: capture_call(function, args, kwargs, dynamic))

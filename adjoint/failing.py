@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import CodeType
-from typing import Any, TypeVar
+from typing import TypeVar
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., object])
 T = TypeVar("T")
 
 # By code object: the variable of the function that holds the op it works on, or a node of it.

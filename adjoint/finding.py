@@ -7,11 +7,13 @@ import importlib.util
 import inspect
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
+
+from adjoint.open_types import TorchValue, UserFunction
 
 EXAMPLES = "example_inputs"
 
@@ -20,13 +22,13 @@ class UsageError(Exception):
     """The command line names something that cannot be found or called."""
 
 
-def find(target: str) -> tuple[ModuleType, Any]:
+def find(target: str) -> tuple[ModuleType, TorchValue]:
     """The module and the object that `module:name` or `file.py:name` names."""
     place, separator, name = target.rpartition(":")
     if not separator:
         raise UsageError(f"{target!r} names no function; write module:function")
     module = _load_file(place) if place.endswith(".py") else _load_module(place)
-    found: object = module
+    found: TorchValue = module
     for part in name.split("."):
         if not hasattr(found, part):
             known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
@@ -62,8 +64,8 @@ def _load_module(name: str) -> ModuleType:
 
 
 def call_arguments(
-    module: ModuleType, function: object, expression: str | None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    module: ModuleType, function: UserFunction, expression: str | None
+) -> tuple[tuple[TorchValue, ...], dict[str, TorchValue]]:
     """The arguments to call `function` with."""
     if expression is not None:
         scope = {"torch": torch, **vars(module), "_call": lambda *a, **k: (a, k)}
@@ -91,7 +93,9 @@ def call_arguments(
     return (), {}
 
 
-def called(target: str, expression: str | None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def called(
+    target: str, expression: str | None
+) -> tuple[UserFunction, tuple[TorchValue, ...], dict[str, TorchValue]]:
     """The function that is named, or an instance of the module, and what to call it with."""
     module, function = find(target)
     if isinstance(function, type) and issubclass(function, torch.nn.Module):
@@ -110,7 +114,7 @@ def instance(cls: type[torch.nn.Module]) -> torch.nn.Module:
         ) from None
 
 
-def _needs_arguments(function: Any) -> bool:
+def _needs_arguments(function: Callable[..., object]) -> bool:
     target = function.forward if isinstance(function, torch.nn.Module) else function
     parameters = inspect.signature(target).parameters.values()
     required = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

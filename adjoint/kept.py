@@ -15,7 +15,7 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import sympy
 import torch
@@ -312,18 +312,20 @@ def _written(ground: Ground, target: Target, made: CompiledProgram) -> bytes | N
 def without_bodies(plan: Plan) -> Plan:
     """The plan, with kernels that say what they take and not what they compute: there is code."""
 
-    def changed(step: object) -> Any:
+    def launch(step: Launch) -> Launch:
+        return replace(step, kernel=replace(step.kernel, body=()))
+
+    def changed(step: Step) -> Step:
         match step:
             case Launch():
-                return replace(step, kernel=replace(step.kernel, body=()))
+                return launch(step)
             case RowTiles():
-                begin, body = tuple(map(changed, step.begin)), tuple(map(changed, step.body))
-                return replace(step, begin=begin, body=body)
+                body = tuple(launch(s) if isinstance(s, Launch) else s for s in step.body)
+                return replace(step, begin=tuple(map(launch, step.begin)), body=body)
             case _:
                 return step
 
-    steps: tuple[Step, ...] = tuple(map(changed, plan.steps))
-    return replace(plan, steps=steps)
+    return replace(plan, steps=tuple(map(changed, plan.steps)))
 
 
 def _read(text: bytes, ground: Ground) -> tuple[Plan | None, list[tuple[str, CodeSource]]]:

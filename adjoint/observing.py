@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from typing_extensions import assert_never
 
@@ -27,7 +27,7 @@ class Sighting:
     """The stage, as the sentence of the compiler names it, or the name of the pass."""
     order: int
     """How often the user's program was differentiated to give what the stage made."""
-    value: Any
+    value: object
     """What it made: a captured program, a graph, a plan, the kernels of a plan, a program."""
     seconds: float
     """Its duration, without the stages nested in it."""

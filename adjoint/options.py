@@ -13,8 +13,9 @@ import re
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Literal, Union, get_args, get_origin, get_type_hints
 
+from adjoint.open_types import TorchValue
 from adjoint.passes import Pass
 
 
@@ -89,7 +90,7 @@ class Options:
                 raise ValueError(f"option {name}={value!r} is not legal; choose from: {choices}")
 
     @classmethod
-    def parse(cls, mapping: Mapping[str, Any]) -> Options:
+    def parse(cls, mapping: Mapping[str, TorchValue]) -> Options:
         """Read options from a user's mapping, as in `torch.compile(f, options=mapping)`."""
         names = [field.name for field in fields(cls)]
         for name in mapping:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Literal, Protocol, TypeAlias, get_args
 
 from torch import fx
 
@@ -54,7 +54,7 @@ class Pass:
     """The name of the pass that it comes after; None: it comes last."""
     rules: tuple[Described, ...] = field(default=(), compare=False, repr=False)
     """The rules that it applies, if it is made of rules."""
-    defined_by: tuple[Callable[..., Any], ...] = field(default=(), compare=False, repr=False)
+    defined_by: tuple[Callable[..., object], ...] = field(default=(), compare=False, repr=False)
     """The user's functions that say what it does; without any, `run` does."""
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ def _last(names: Sequence[str], name: str) -> int:
     return len(names) - 1 - list(reversed(names)).index(name)
 
 
-def _code_parts(function: Any) -> Iterator[str]:
+def _code_parts(function: object) -> Iterator[str]:
     """What a function does, as text: its bytecode, constants, names, defaults and closure."""
     if isinstance(function, partial):
         yield repr((function.args, sorted(function.keywords.items())))
@@ -134,8 +134,8 @@ def _code_parts(function: Any) -> Iterator[str]:
             yield from _code_parts(called)
         return
     yield from _parts_of_code(code)
-    yield repr((function.__defaults__, function.__kwdefaults__))
-    for cell in function.__closure__ or ():
+    yield repr((getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)))
+    for cell in getattr(function, "__closure__", None) or ():
         held = cell.cell_contents
         if callable(held) and getattr(held, "__code__", None) not in (None, code):
             yield from _code_parts(held)

@@ -7,7 +7,10 @@ computed by any thread in any order.  torch uses the same generator on GPUs (Sal
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -15,7 +18,7 @@ ROUNDS = 10
 
 LOW_32 = 0xFFFFFFFF
 
-Integer: TypeAlias = Any
+Integer = TypeVar("Integer", int, "Tensor")
 """A Python integer, or an int64 tensor: products of words are taken modulo 2**64."""
 
 

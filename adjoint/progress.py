@@ -12,10 +12,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO, TypeAlias, TypeVar
+from typing import TextIO, TypeAlias, TypeVar
 
 from adjoint.errors import SourceLine
 from adjoint.observing import Sighting
@@ -61,11 +61,12 @@ class Progress:
         """Count the kernels of a stage's result."""
         if not self._doing:
             return
+        value = sighting.value
         if sighting.stage == "lower":
-            self._work.kernels += len(sighting.value.launches)
+            self._work.kernels += len(getattr(value, "launches", ()))
             self._doing[-1] = ("compiling kernels", self._doing[-1][1])
-        elif sighting.stage == "emit":
-            self._work.compiled += len(sighting.value)
+        elif sighting.stage == "emit" and isinstance(value, Sized):
+            self._work.compiled += len(value)
 
     @contextlib.contextmanager
     def during(self, doing: str, place: Place) -> Iterator[None]:
@@ -125,10 +126,10 @@ class Progress:
 PROGRESS = Progress()
 
 
-def _is_terminal(stream: Any) -> bool:
+def _is_terminal(stream: TextIO | None) -> bool:
     try:
-        return bool(stream.isatty())
-    except (AttributeError, ValueError):  # There is none, or it is closed.
+        return stream is not None and bool(stream.isatty())
+    except (AttributeError, ValueError):  # It is none of a terminal's, or closed.
         return False
 
 

@@ -9,7 +9,6 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from torch import fx
@@ -23,6 +22,7 @@ from adjoint.kernels import CompiledKernels
 from adjoint.loops.plan import Plan
 from adjoint.loops.show import show_plan
 from adjoint.observing import Observer, Sighting
+from adjoint.open_types import TorchValue, UserFunction
 from adjoint.passes import Pass
 from adjoint.quantities import counted
 from adjoint.torch_private import trees
@@ -142,16 +142,16 @@ def watched(
 
 def observe(
     observer: Observer,
-    function: Callable[..., Any],
+    function: UserFunction,
     args: Sequence[object],
-    kwargs: dict[str, Any],
+    kwargs: dict[str, object],
     order: int,
     dynamic: bool = False,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, TorchValue] | None = None,
     resets: bool = True,
     again: bool = True,
     writes: bool = False,
-) -> list[Any]:
+) -> list[TorchValue]:
     """Compile and call `function`, and differentiate its result `order` times, observed.
 
     Returns what it returned, and the gradients of each order.  `resets`: forget what the process
@@ -160,8 +160,8 @@ def observe(
     """
     if resets:
         torch.compiler.reset()
-    backend: Any = partial(adjoint, observer=observer)
-    backend.__name__ = "adjoint"  # By which Dynamo's frames are known as ours.
+    backend = partial(adjoint, observer=observer)
+    vars(backend)["__name__"] = "adjoint"  # By which Dynamo's frames are known as ours.
     compiled = torch.compile(
         function, backend=backend, dynamic=dynamic or None, options=dict(options or {})
     )
@@ -192,10 +192,11 @@ def _same(leaf: object) -> object:
     return leaf
 
 
-def _leaf(leaf: Any) -> object:
+def _leaf(leaf: object) -> object:
     """A tensor that gradients are taken of."""
-    is_real = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-    return leaf.detach().clone().requires_grad_() if is_real else leaf
+    if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+        return leaf.detach().clone().requires_grad_()
+    return leaf
 
 
 def _unleaved(leaf: object) -> object:

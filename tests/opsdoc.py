@@ -136,7 +136,7 @@ def verified(
 
 def rows(found: dict[OpOverload, Verified]) -> dict[str, str]:
     """The line of each op that has a rule of ours, or that a test differentiates."""
-    known = {*VJPS, *COMPOSITIONS, *NON_DIFFERENTIABLE, *found}
+    known: set[Any] = {*VJPS, *COMPOSITIONS, *NON_DIFFERENTIABLE, *found}
     return {str(op): _row(op, found.get(op, Verified())) for op in sorted(known, key=str)}
 
 

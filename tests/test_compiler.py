@@ -119,9 +119,11 @@ def test_a_pass_of_ones_own_runs_where_it_asked_to(target: str) -> None:
     place = names.index("sine-of-sum")
     assert names[place - 1 : place + 1] == ["open-softmax", "sine-of-sum"]
     (made,) = (e.value for e in seen if e.stage == "sine-of-sum" and e.order == 1)
+    assert isinstance(made, fx.GraphModule)
     assert not made.graph.find_nodes(op="call_function", target=aten.sin.default)
     # What stands for the sine is known as the sine that the user wrote.
     (captured,) = (e.value for e in seen if e.stage == "capture")
+    assert isinstance(captured, CapturedProgram)
     (sine,) = captured.graph_module.graph.find_nodes(op="call_function", target=aten.sin.default)
     cosines = made.graph.find_nodes(op="call_function", target=aten.cos.default)
     assert any(set(origins_of(sine)) <= set(origins_of(node)) for node in cosines)

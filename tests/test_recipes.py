@@ -152,6 +152,7 @@ def test_a_pass() -> None:
     names = [each.stage for each in seen if each.order == 1]
     assert names[names.index("open-softmax") + 1] == "exponentials-of-two"
     (after,) = (e.value for e in seen if e.stage == "exponentials-of-two" and e.order == 1)
+    assert isinstance(after, fx.GraphModule)
     assert not after.graph.find_nodes(op="call_function", target=aten.exp2.default)
     # There is nothing to rewrite in a graph without the operator.
     graph = graph_of(torch.sin, [x.detach()])

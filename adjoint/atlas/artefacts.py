@@ -9,7 +9,6 @@ import difflib
 import math
 import os
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import fx
 
@@ -31,7 +30,7 @@ from adjoint.graph.metadata import (
 )
 from adjoint.graph.origins import origins_of
 from adjoint.graph.show import show, show_call
-from adjoint.loops.plan import Launch, LibraryCall, Plan, Product, RowTiles, Scratch
+from adjoint.loops.plan import Launch, LibraryCall, Plan, Product, RowTiles, Scratch, Size
 from adjoint.loops.show import short
 from adjoint.loops.show import show as show_kernel
 from adjoint.loops.statements import Loop, walk
@@ -299,8 +298,8 @@ def _difference(before: str, after: str) -> tuple[str, ...]:
 def _kernel(name: str, launch: Launch, plan: Plan) -> KernelRecord:
     kernel = launch.kernel
     operands: list[Operand] = []
-    read: list[Any] = []
-    written: list[Any] = []
+    read: list[Size] = []
+    written: list[Size] = []
     for buffer, operand in zip(kernel.buffers, launch.operands, strict=True):
         if isinstance(operand, Scratch):
             shape, count = "workspace of each chunk", operand.count

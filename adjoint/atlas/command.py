@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from adjoint.atlas.making import Made, make
 from adjoint.atlas.tree import STORE
@@ -24,9 +23,9 @@ class AtlasError(Exception):
     """The command line asks for an atlas that cannot be made."""
 
 
-def add_command(commands: Any) -> None:
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `atlas` to the commands of `adjoint`."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = commands.add_parser(
         "atlas",
         help="document a source tree, or what the compiler makes of a function",
         description=_DESCRIPTION,

@@ -6,7 +6,10 @@ are of one file alone: they follow from its bytes, and are kept by the hash of i
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
+
+from adjoint.open_types import FromText
 
 # Kind of name: the heading that the index lists it under, in the order of the index.
 HEADINGS = {
@@ -128,7 +131,7 @@ class Facts(NamedTuple):
     """Whether it runs as a program."""
 
 
-_PARTS: dict[str, Any] = {
+_PARTS: dict[str, Callable[..., object]] = {
     "symbols": Symbol,
     "imports": Import,
     "uses": Use,
@@ -139,7 +142,7 @@ _PARTS: dict[str, Any] = {
 }
 
 
-def from_json(row: list[Any]) -> Facts:
+def from_json(row: list[FromText]) -> Facts:
     """The facts that were written to JSON, where named tuples are lists."""
     values = dict(zip(Facts._fields, row, strict=True))
     for name, part in _PARTS.items():

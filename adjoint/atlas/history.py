@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from adjoint.atlas.tree import git
+from adjoint.open_types import FromText
 
 MAX_COMMITS = 3000
 MAX_FILES_TOGETHER = 20
@@ -68,7 +69,7 @@ def history_of(root: Path) -> History:
     return History(head_of(root), last, together)
 
 
-def from_json(row: list[Any]) -> History:
+def from_json(row: list[FromText]) -> History:
     """The history that was written to JSON."""
     head, last, together = row
     return History(

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from adjoint.atlas.languages import C_FAMILY
 from adjoint.atlas.modules import is_standard, package_of
 from adjoint.atlas.names import Names
 from adjoint.atlas.plain import digest_of
 from adjoint.atlas.summaries import Summary
+from adjoint.open_types import FromText
 
 _JOINT = re.compile(r"\.|::|#")
 
@@ -43,7 +44,7 @@ class Resolved(NamedTuple):
     """A hash of both."""
 
 
-def from_json(row: list[Any]) -> Resolved:
+def from_json(row: list[FromText]) -> Resolved:
     """What was written to JSON."""
     requests, meanings, digest = row
     found = {name: (path, meant, parts) for name, (path, meant, parts) in meanings.items()}

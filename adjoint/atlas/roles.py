@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from adjoint.atlas.extracting import extract
 from adjoint.atlas.facts import Mention, bare
@@ -16,6 +16,7 @@ from adjoint.atlas.languages import is_test
 from adjoint.atlas.modules import Modules
 from adjoint.atlas.summaries import Summary
 from adjoint.atlas.tree import Entry
+from adjoint.open_types import FromText
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -179,7 +180,7 @@ def _layers(root: Path) -> list[tuple[str, list[list[str]]]]:
     if project is None or not os.path.exists(project / _RULES):
         return []
     try:
-        rules: dict[str, Any] = tomllib.loads((project / _RULES).read_text())
+        rules: dict[str, FromText] = tomllib.loads((project / _RULES).read_text())
     except (OSError, ValueError):
         return []
     found: list[tuple[str, list[list[str]]]] = []

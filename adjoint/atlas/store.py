@@ -13,7 +13,7 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from adjoint.atlas import facts, history, resolution, summaries
 from adjoint.atlas.extracting import VERSION
@@ -23,6 +23,7 @@ from adjoint.atlas.plain import dumped
 from adjoint.atlas.resolution import Resolved
 from adjoint.atlas.summaries import Summary
 from adjoint.atlas.tree import STORE
+from adjoint.open_types import FromText
 
 _UNFINISHED = "unfinished"
 _SHARDS = 32
@@ -123,7 +124,7 @@ class Store:
         rows = {path: (path, each) for path, each in found.items()}
         self._put_rows("resolved", rows, changed)
 
-    def _rows(self, kind: str) -> Iterator[Any]:
+    def _rows(self, kind: str) -> Iterator[FromText]:
         for file in sorted((self.folder / kind).glob("*.json")):
             with contextlib.suppress(OSError, ValueError):
                 yield from json.loads(file.read_text(encoding="utf-8"))

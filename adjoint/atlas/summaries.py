@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from adjoint.atlas.facts import Facts, Import, Mention, Symbol
 from adjoint.atlas.shortening import MAX_LINE_CHARACTERS, shortened
+from adjoint.open_types import FromText
 
 MAX_CALLS = 2
 """How many call sites of one name a file is remembered for; its shortest."""
@@ -91,7 +92,7 @@ def summarize(path: str, key: str, facts: Facts, text: str) -> Summary:
     )
 
 
-def from_json(row: list[Any]) -> Summary:
+def from_json(row: list[FromText]) -> Summary:
     """The summary that was written to JSON."""
     summary = Summary(*row)
     return summary._replace(

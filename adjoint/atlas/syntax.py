@@ -8,7 +8,8 @@ import importlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from adjoint.atlas import declarators
 from adjoint.atlas.comments import comment_before, leading_comment
@@ -62,7 +63,7 @@ def _parser(language: str) -> tuple[Parser, Query]:
     return tree_sitter.Parser(made), tree_sitter.Query(made, grammar.query)
 
 
-def installed(module: str) -> Any:
+def installed(module: str) -> ModuleType:
     """A parser, which the extra `adjoint[atlas]` installs."""
     try:
         return importlib.import_module(module)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import rich.box
 import rich.table
@@ -18,6 +18,7 @@ from adjoint.bench import own, table
 from adjoint.bench.measure import kept, largest_error, timed_call, timed_calls
 from adjoint.bench.results import Measurement, Row, Table, Task
 from adjoint.bench.workloads import Expected, Step, perceptron
+from adjoint.open_types import UserFunction
 
 SYSTEMS = own.SYSTEMS
 
@@ -29,7 +30,7 @@ MANY_SIZES = tuple(range(8, 68))
 CALLS_IN_REP = 100
 WARM_UP_ROUNDS = 3
 
-Compile: TypeAlias = Callable[[Any], Any]
+Compile: TypeAlias = Callable[[UserFunction], UserFunction]
 
 
 def _two_ops(x: Tensor, y: Tensor) -> Tensor:
@@ -49,7 +50,7 @@ def _calls_of(function: Callable[..., Tensor]) -> Callable[[Compile, torch.dtype
     return make
 
 
-def _value(returned: Any) -> dict[str, Tensor]:
+def _value(returned: Tensor) -> dict[str, Tensor]:
     return {"value": returned}
 
 
@@ -120,7 +121,7 @@ def measure(task: Task) -> Measurement:
 
 
 def _measured(call: Call, task: Task) -> Measurement:
-    def compile(function: Any) -> Any:
+    def compile(function: UserFunction) -> UserFunction:
         if task.system == "eager":
             return function
         dynamic = True if len(call.rows) > 1 else None

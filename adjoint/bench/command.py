@@ -8,7 +8,6 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console, RenderableType
@@ -74,7 +73,7 @@ The exit status is 1 if a system failed or an error is more than rounding.
 """
 
 
-def add_command(commands: Any) -> None:
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `bench` to the commands of a parser."""
     parser = commands.add_parser(
         "bench",

@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +24,16 @@ from adjoint.bench.workloads import (
     Problem,
     Step,
 )
+from adjoint.open_types import TorchValue
 
-Arrays = dict[str, Any]
+# jax ships types, but is not installed where these are checked.
+Array: TypeAlias = TorchValue
+Arrays: TypeAlias = dict[str, Array]
 
 
 def step_in_jax(workload: str, problem: Problem) -> Step:
     """One training step, without the optimizer, as one jitted function."""
-    jax: Any = importlib.import_module("jax")
+    jax = importlib.import_module("jax")
     loss = WORKLOADS[workload](jax, problem)
     both = jax.jit(jax.value_and_grad(loss))
     transposed = _right_hand_weights(problem.net)
@@ -39,14 +43,14 @@ def step_in_jax(workload: str, problem: Problem) -> Step:
     }
     batch = [_array(jax, value) for value in problem.batch]
 
-    def gradients(returned: Any) -> dict[str, Tensor]:
+    def gradients(returned: tuple[object, Arrays]) -> dict[str, Tensor]:
         found = {name: torch.tensor(jax.device_get(g)) for name, g in returned[1].items()}
         return {name: g.t() if name in transposed else g for name, g in found.items()}
 
     return Step(lambda: jax.block_until_ready(both(parameters, *batch)), gradients)
 
 
-def _array(jax: Any, value: Tensor) -> object:
+def _array(jax: ModuleType, value: Tensor) -> Array:
     return jax.numpy.asarray(value.detach().cpu().contiguous().numpy())
 
 
@@ -56,8 +60,8 @@ def _right_hand_weights(net: nn.Module) -> set[str]:
 
 
 def _perceptron(
-    parameters: Arrays, prefix: str, x: object, activation: Callable[[Any], object]
-) -> Any:
+    parameters: Arrays, prefix: str, x: Array, activation: Callable[[Array], Array]
+) -> Array:
     """`nn.Sequential` of linear layers, which are its even members."""
     names = sorted(
         (n for n in parameters if n.startswith(prefix) and n.endswith(".weight")),
@@ -70,31 +74,31 @@ def _perceptron(
     return x
 
 
-def _pinn(jax: Any, problem: Problem) -> Callable[..., object]:
-    def u(parameters: Arrays, point: Any) -> object:
+def _pinn(jax: ModuleType, problem: Problem) -> Callable[..., Array]:
+    def u(parameters: Arrays, point: Array) -> Array:
         return _perceptron(parameters, "", point, jax.numpy.tanh)[0]
 
     slope = jax.grad(u, 1)
     curvature = jax.grad(lambda parameters, point: slope(parameters, point)[0], 1)
 
-    def residual(parameters: Arrays, point: object) -> object:
+    def residual(parameters: Arrays, point: Array) -> Array:
         first, second = slope(parameters, point), curvature(parameters, point)
         return first[1] + u(parameters, point) * first[0] - VISCOSITY * second[0]
 
-    def loss(parameters: Arrays, points: Any) -> Any:
+    def loss(parameters: Arrays, points: Array) -> Array:
         return (jax.vmap(residual, (None, 0))(parameters, points) ** 2).mean()
 
     return loss
 
 
-def _forces(jax: Any, problem: Problem) -> Callable[..., object]:
+def _forces(jax: ModuleType, problem: Problem) -> Callable[..., Array]:
     jnp, silu = jax.numpy, jax.nn.silu
     assert isinstance(problem.net, Potential)
     layers = len(problem.net.messages)
 
     def energy_of(
-        parameters: Arrays, positions: Any, species: object, to: Any, source: Any
-    ) -> object:
+        parameters: Arrays, positions: Array, species: Array, to: Array, source: Array
+    ) -> Array:
         distance = jnp.sqrt(((positions[to] - positions[source]) ** 2).sum(-1) + 1e-6)
         radial = jnp.exp(-4 * (distance[:, None] - jnp.linspace(0, CUTOFF, RADIAL)) ** 2)
         envelope = 0.5 * (jnp.cos(jnp.minimum(distance, CUTOFF) * (math.pi / CUTOFF)) + 1)
@@ -108,12 +112,12 @@ def _forces(jax: Any, problem: Problem) -> Callable[..., object]:
 
     def loss(
         parameters: Arrays,
-        species: object,
-        positions: object,
-        to: object,
-        source: object,
-        target: object,
-    ) -> Any:
+        species: Array,
+        positions: Array,
+        to: Array,
+        source: Array,
+        target: Array,
+    ) -> Array:
         both = jax.value_and_grad(energy_of, 1)
         energy, slope = both(parameters, positions, species, to, source)
         return ((-slope - target) ** 2).mean() + energy * ENERGY_WEIGHT
@@ -121,7 +125,7 @@ def _forces(jax: Any, problem: Problem) -> Callable[..., object]:
     return loss
 
 
-WORKLOADS: dict[str, Callable[[Any, Problem], Callable[..., object]]] = {
+WORKLOADS: dict[str, Callable[[ModuleType, Problem], Callable[..., Array]]] = {
     "pinn": _pinn,
     "forces": _forces,
 }

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +62,9 @@ def _do_nothing() -> None:
     pass
 
 
-def timed_calls(run: Callable[..., Any], argument_sets: Sequence[Any], count: int) -> float:
+def timed_calls(
+    run: Callable[..., object], argument_sets: Sequence[Sequence[object]], count: int
+) -> float:
     """The seconds of one short call on the CPU, with each set of arguments in turn.
 
     Each call is timed by itself, and the tenth percentile is taken: interruptions of the process

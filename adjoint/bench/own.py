@@ -12,13 +12,13 @@ import copy
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from adjoint.bench.workloads import Expected, Step
 from adjoint.finding import call_arguments, find, instance
+from adjoint.open_types import TorchValue, UserFunction
 from adjoint.torch_private import trees
 
 SYSTEMS = ("eager", "inductor", "adjoint")
@@ -47,23 +47,24 @@ def own_step(target: str, expression: str | None, system: str, device: str) -> O
     return _called_step(function, args, kwargs, system)
 
 
-def makes_its_step(function: Any) -> bool:
+def makes_its_step(function: Callable[..., object]) -> bool:
     """The function takes the compiler rather than the arguments of a call."""
     if isinstance(function, nn.Module):
         return False
     return next(iter(inspect.signature(function).parameters), None) == "compile"
 
 
-def _compiler(system: str) -> Callable[[Any], object]:
+def _compiler(system: str) -> Callable[[UserFunction], UserFunction]:
     if system == "eager":
         return lambda function: function
     return lambda function: torch.compile(function, backend=system)
 
 
-def _made_step(make: Any, system: str) -> Own:
-    def fresh(system: str) -> Any:
+def _made_step(make: UserFunction, system: str) -> Own:
+    def fresh(system: str) -> UserFunction:
         torch.manual_seed(0)
-        return make(_compiler(system))
+        step: UserFunction = make(_compiler(system))
+        return step
 
     def expected() -> Expected:
         return Expected(_tensors(fresh("eager")()), in_float64=False)
@@ -71,7 +72,9 @@ def _made_step(make: Any, system: str) -> Own:
     return Own(Step(fresh(system), _tensors, repeats=False), expected)
 
 
-def _called_step(function: object, args: object, kwargs: object, system: str) -> Own:
+def _called_step(
+    function: UserFunction, args: tuple[object, ...], kwargs: dict[str, object], system: str
+) -> Own:
     # A function may write to its arguments and buffers: eager must start from what it was given.
     original = copy.deepcopy((args, kwargs))
     state = copy.deepcopy(function) if isinstance(function, nn.Module) else function
@@ -88,7 +91,9 @@ def _called_step(function: object, args: object, kwargs: object, system: str) ->
     return Own(step, expected)
 
 
-def _call(run: Any, owner: object, args: Any, kwargs: Any) -> dict[str, Tensor]:
+def _call(
+    run: UserFunction, owner: object, args: tuple[object, ...], kwargs: dict[str, object]
+) -> dict[str, Tensor]:
     """What `run` returns, and the gradients of its sum in all leaves that require grad."""
     returned = run(*args, **kwargs)
     found = _tensors(returned)
@@ -124,8 +129,8 @@ def _tensors(tree: object) -> dict[str, Tensor]:
     return {f"value {place}": x for place, x in leaves if isinstance(x, Tensor)}
 
 
-def _in_float64(function: object, arguments: object) -> tuple[Any, Any]:
-    def wide(x: object) -> Any:
+def _in_float64(function: UserFunction, arguments: object) -> tuple[UserFunction, TorchValue]:
+    def wide(x: object) -> object:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return x
         return x.detach().double().requires_grad_(x.requires_grad)

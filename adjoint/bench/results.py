@@ -10,7 +10,6 @@ import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from typing_extensions import Self
@@ -224,7 +223,7 @@ def _finite(error: float | None) -> float | str | None:
     return error if error is None or math.isfinite(error) else "inf"
 
 
-def machine() -> dict[str, Any]:
+def machine() -> dict[str, object]:
     """The versions and hardware of the measurements."""
     return {
         "torch": torch.__version__,

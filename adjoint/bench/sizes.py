@@ -15,7 +15,7 @@ import random
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from rich.console import Group
@@ -99,7 +99,7 @@ class SchNet(nn.Module):
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        models: Any = importlib.import_module("torch_geometric.nn.models")
+        models = importlib.import_module("torch_geometric.nn.models")
         # What it is given for positions goes to `_given_edges` and to nothing else.
         self.potential = models.SchNet(width, width, layers, interaction_graph=_given_edges)
 
@@ -154,7 +154,7 @@ class Compilations:
     def __init__(self) -> None:
         self._lowered = 0
 
-    def options(self, system: str) -> dict[str, Any] | None:
+    def options(self, system: str) -> dict[str, object] | None:
         """Options of `torch.compile` and of transforms, with which adjoint's programs count."""
         if "adjoint" not in system:
             return None

@@ -10,7 +10,6 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -63,7 +62,7 @@ def _prepared(task: Task) -> tuple[Step, Callable[[], Expected]]:
 
 
 def _memory_of_jax() -> int | None:
-    jax: Any = importlib.import_module("jax")
+    jax = importlib.import_module("jax")
     peak: int | None = jax.devices()[0].memory_stats().get("peak_bytes_in_use")
     return peak
 

@@ -16,17 +16,16 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adjoint.open_types import TorchValue, UserFunction
 from adjoint.transforms import grad, value_and_grad
 
 Parameters = Mapping[str, Tensor]
 Network = Callable[..., Tensor]
-Transform = Callable[..., Any]
 
 # Of Burgers' equation; then of the potential: cutoff radius, radial basis functions, species.
 VISCOSITY = 0.01
@@ -44,7 +43,7 @@ class Problem:
     batch: tuple[Tensor, ...]
     outside: Callable[..., Tensor]
     """The loss as a function of the network, compiled or not, and the batch."""
-    inside: dict[str, Callable[[nn.Module], Transform]]
+    inside: dict[str, Callable[[nn.Module], UserFunction]]
     """By system: from the network, a loss as a function of its parameters and the batch."""
     mixed: bool = False
     """The loss is computed under bfloat16 autocast."""
@@ -60,8 +59,8 @@ class Problem:
 class Step:
     """A function to time, and one that finds the named tensors in what it returned."""
 
-    run: Callable[..., Any]
-    computed: Callable[[Any], dict[str, Tensor]]
+    run: UserFunction
+    computed: Callable[..., dict[str, Tensor]]
     repeats: bool = True
     """Every run computes the same tensors."""
 
@@ -91,10 +90,10 @@ def training_step(
 
     `options`: those of adjoint, or of Inductor.
     """
-    settings: dict[str, Any] = {"dynamic": dynamic, "options": options}
+    settings: dict[str, TorchValue] = {"dynamic": dynamic, "options": options}
     if system.startswith("func_"):
         return _inside_step(problem, system, settings)
-    net: Any = problem.net
+    net: UserFunction = problem.net
     if system != "eager":
         net = torch.compile(problem.net, backend=system, **settings)
 
@@ -111,7 +110,7 @@ def training_step(
     return Step(run, gradients)
 
 
-def _inside_step(problem: Problem, system: str, settings: dict[str, Any]) -> Step:
+def _inside_step(problem: Problem, system: str, settings: dict[str, TorchValue]) -> Step:
     loss = problem.inside[system](problem.net)
     if system == "func_adjoint":
         parameters = {name: p.detach() for name, p in problem.net.named_parameters()}
@@ -122,11 +121,11 @@ def _inside_step(problem: Problem, system: str, settings: dict[str, Any]) -> Ste
     return Step(lambda *batch: both(parameters, *batch), lambda returned: returned[1])
 
 
-def _torch_value_and_grad(function: Transform) -> Transform:
+def _torch_value_and_grad(function: UserFunction) -> UserFunction:
     """`torch.func`'s transform with its two results in adjoint's and JAX's order."""
     transformed = torch.func.grad_and_value(function)
 
-    def both(*args: object) -> tuple[Any, Any]:
+    def both(*args: object) -> tuple[object, object]:
         gradients, value = transformed(*args)
         return value, gradients
 
@@ -170,7 +169,7 @@ def _burgers_outside(net: Network, points: Tensor) -> Tensor:
     return ((u_t + u[:, 0] * u_x - VISCOSITY * curvature[:, 0]) ** 2).mean()
 
 
-def _burgers_by_point(net: nn.Module) -> Transform:
+def _burgers_by_point(net: nn.Module) -> UserFunction:
     """As torch.func has it: the residual of one point, mapped over the points."""
 
     def loss(parameters: Parameters, points: Tensor) -> Tensor:
@@ -192,7 +191,7 @@ def _burgers_by_point(net: nn.Module) -> Transform:
     return loss
 
 
-def _burgers_at_once(net: nn.Module) -> Transform:
+def _burgers_at_once(net: nn.Module) -> UserFunction:
     """All points in one batch: the sum over points has each point's slope as its gradient."""
 
     def loss(parameters: Parameters, points: Tensor) -> Tensor:
@@ -275,8 +274,8 @@ def _force_loss_outside(
     return ((-slope - target) ** 2).mean() + energy * ENERGY_WEIGHT
 
 
-def _force_loss_inside(value_and_grad: Transform) -> Callable[[nn.Module], Transform]:
-    def of_network(net: nn.Module) -> Transform:
+def _force_loss_inside(value_and_grad: UserFunction) -> Callable[[nn.Module], UserFunction]:
+    def of_network(net: nn.Module) -> UserFunction:
         def loss(
             parameters: Parameters,
             species: Tensor,
@@ -334,8 +333,8 @@ def _penalty_outside(net: Network, images: Tensor) -> Tensor:
     return _penalty(score, slope)
 
 
-def _penalty_inside(value_and_grad: Transform) -> Callable[[nn.Module], Transform]:
-    def of_network(net: nn.Module) -> Transform:
+def _penalty_inside(value_and_grad: UserFunction) -> Callable[[nn.Module], UserFunction]:
+    def of_network(net: nn.Module) -> UserFunction:
         def loss(parameters: Parameters, images: Tensor) -> Tensor:
             def score_of(seen: Tensor) -> object:
                 return torch.func.functional_call(net, dict(parameters), (seen,)).sum()
@@ -372,7 +371,7 @@ class Block(nn.Module):
         return y
 
 
-class Transformer(nn.Module):
+class UserFunctioner(nn.Module):
     """The loss of predicting the next token."""
 
     def __init__(self, tokens: int, width: int, heads: int, layers: int, length: int) -> None:
@@ -400,7 +399,7 @@ def gpt(device: str, small: bool) -> Problem:
         (50304, 768, 12, 12, 1024, 16) if full else (512, 128, 4, 4, 128, 4)
     )
     torch.manual_seed(0)
-    net = Transformer(tokens, width, heads, layers, length).to(device)
+    net = UserFunctioner(tokens, width, heads, layers, length).to(device)
     text = torch.randint(0, tokens, (batch, length), device=device)
     target = torch.randint(0, tokens, (batch, length), device=device)
     return Problem(net, (text, target), _next_token_loss, {}, mixed=device == "cuda")

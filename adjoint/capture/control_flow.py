@@ -4,7 +4,6 @@ bodies."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -12,6 +11,7 @@ from adjoint.capture.functions import apply_graphs
 from adjoint.errors import CaptureError
 from adjoint.failing import call_user_code
 from adjoint.graph.metadata import describe_value
+from adjoint.open_types import OpArgument, TorchValue, UserFunction
 from adjoint.torch_private import trees
 from adjoint.torch_private.batches import is_at_vmap_level, run_below_vmap
 from adjoint.torch_private.checkpoint import forward_context, split_arguments
@@ -26,7 +26,12 @@ from adjoint.trace.tracer import Tracer
 operators = torch.ops.higher_order
 
 
-def call(tracer: Tracer, op: HigherOrderOperator, args: Any, kwargs: Any) -> Any:
+def call(
+    tracer: Tracer,
+    op: HigherOrderOperator,
+    args: tuple[OpArgument, ...],
+    kwargs: dict[str, OpArgument],
+) -> object:
     """Capture a call of `op`: as a node with bodies, or as what its dense kernel runs."""
     handler = HANDLERS.get(op.name())
     if handler is not None:
@@ -47,7 +52,7 @@ def _cond(
     pred: object,
     true: Callable[..., object],
     false: Callable[..., object],
-    operands: Any,
+    operands: Sequence[object],
 ) -> object:
     """`true(*operands)` or `false(*operands)`; both bodies take the same inputs."""
     if not isinstance(pred, torch.Tensor):
@@ -90,18 +95,21 @@ class _Flattened:
         self._function = function
         self._form: TreeSpec | None = None
 
-    def __call__(self, *values: object) -> tuple[Any, ...]:
+    def __call__(self, *values: object) -> tuple[object, ...]:
         leaves, self._form = trees.flatten(self._function(*values))
         return tuple(leaves)
 
-    def unflatten(self, leaves: list[Any]) -> object:
+    def unflatten(self, leaves: Sequence[object]) -> object:
         """Leaves in the form of what the function returned."""
         assert self._form is not None, "the function was called"
         return trees.unflatten(leaves, self._form)
 
 
 def _cond_over_batch(
-    tracer: Tracer, pred: torch.Tensor, branches: Sequence[Callable[..., object]], flat: list[Any]
+    tracer: Tracer,
+    pred: torch.Tensor,
+    branches: Sequence[Callable[..., object]],
+    flat: Sequence[object],
 ) -> object:
     """`vmap` of `cond`: a `cond` of batches, or, if `pred` is batched, both branches and a
     `where`."""
@@ -118,22 +126,22 @@ def _cond_over_batch(
         return trees.unflatten(chosen, tree)
     flattened = [_Flattened(each) for each in branches]
 
-    def run(plain: list[object], axes: tuple[int | None, ...]) -> Any:
+    def run(plain: list[TorchValue], axes: tuple[int | None, ...]) -> Sequence[TorchValue]:
         true, false = (torch.func.vmap(each, axes) for each in flattened)
-        return operators.cond(pred, true, false, tuple(plain))
+        results: Sequence[TorchValue] = operators.cond(pred, true, false, tuple(plain))
+        return results
 
     return flattened[0].unflatten(run_below_vmap(run, flat))
 
 
 def _while_loop(
     tracer: Tracer,
-    condition: Callable[..., Any],
-    step: Callable[..., Any],
-    carried: Any,
-    additional: Any = (),
+    condition: UserFunction,
+    step: UserFunction,
+    carried: Sequence[object],
+    additional: Sequence[object] = (),
 ) -> object:
     """Carry values through `step` while `condition` holds; its other results are stacked."""
-    carried, additional = list(carried), list(additional)
     _refuse_levels(tracer, "while_loop", [*carried, *additional])
     inside = [
         tracer.unknown_number() if isinstance(each, int) else _carried(tracer, each)
@@ -166,11 +174,15 @@ def _while_loop(
 
 
 def _scan(
-    tracer: Tracer, combine: Callable[..., Any], init: Any, xs: Any, additional_inputs: Any = ()
+    tracer: Tracer,
+    combine: UserFunction,
+    init: Sequence[object],
+    xs: Sequence[torch.Tensor],
+    additional_inputs: Sequence[object] = (),
 ) -> object:
     """Carry `init` through `combine` along the first axis of `xs`; its other results are
     stacked."""
-    init, xs, additional = list(init), list(xs), list(additional_inputs)
+    additional = list(additional_inputs)
     if any(map(is_at_vmap_level, [*init, *xs, *additional])):
         return _scan_over_batch(_unflattened(tracer, combine), init, xs, additional)
     _refuse_levels(tracer, "scan", [*init, *xs, *additional])
@@ -190,13 +202,16 @@ def _scan(
 
 
 def _scan_over_batch(
-    combine: Callable[..., object], init: list[Any], xs: list[Any], additional: list[Any]
+    combine: UserFunction,
+    init: Sequence[object],
+    xs: Sequence[torch.Tensor],
+    additional: Sequence[object],
 ) -> object:
     """`vmap` of `scan`: a `scan` of batches.  All carried values are batched from the first step,
     because any of them may become batched in a later one."""
     flattened = _Flattened(combine)
 
-    def run(plain: list[Any], axes: tuple[int | None, ...]) -> Any:
+    def run(plain: list[TorchValue], axes: tuple[int | None, ...]) -> Sequence[TorchValue]:
         placed = list(zip(plain, axes, strict=True))
         size = next(each.shape[axis] for each, axis in placed if axis is not None)
         start, end = len(init), len(init) + len(xs)
@@ -216,9 +231,14 @@ def _scan_over_batch(
     return flattened.unflatten(run_below_vmap(run, [*init, *xs, *additional]))
 
 
-def _map(tracer: Tracer, function: Callable[..., Any], xs: Any, additional: Any = ()) -> object:
+def _map(
+    tracer: Tracer,
+    function: UserFunction,
+    xs: Sequence[torch.Tensor],
+    additional: Sequence[object] = (),
+) -> object:
     """Apply `function` to each slice along the first axis of `xs`."""
-    xs, additional = list(xs), list(additional)
+    xs = list(xs)
     if any(map(is_at_vmap_level, [*xs, *additional])):
         return _scan_over_batch(_unflattened(tracer, function), [], xs, additional)
     _refuse_levels(tracer, "map", [*xs, *additional])
@@ -234,8 +254,8 @@ def _map(tracer: Tracer, function: Callable[..., Any], xs: Any, additional: Any 
 
 
 def _step(
-    tracer: Tracer, name: str, function: Callable[..., object], arguments: list[object]
-) -> tuple[torch.fx.GraphModule, list[Any], trees.TreeSpec, list[Liftable]]:
+    tracer: Tracer, name: str, function: UserFunction, arguments: list[object]
+) -> tuple[torch.fx.GraphModule, list[TorchValue], trees.TreeSpec, list[Liftable]]:
     """The graph of one step of a loop, its results, their pytree spec, and what it lifts."""
     body = Body(tracer)
     outputs, tree = trees.flatten(body.run(_unflattened(tracer, function), arguments))
@@ -245,7 +265,9 @@ def _step(
     return body.close(outputs), outputs, tree, lifted
 
 
-def _checkpoint(tracer: Tracer, body: Any, *args: object, **kwargs: object) -> object:
+def _checkpoint(
+    tracer: Tracer, body: torch.fx.GraphModule, *args: object, **kwargs: object
+) -> object:
     """Trace a checkpointed function inline, with its nodes marked as a checkpoint region."""
     _, own = split_arguments(kwargs)
     tracer.regions.enter()
@@ -256,12 +278,12 @@ def _checkpoint(tracer: Tracer, body: Any, *args: object, **kwargs: object) -> o
         tracer.regions.leave()
 
 
-def _inline(tracer: Tracer, body: object, *args: object, **kwargs: object) -> object:
+def _inline(tracer: Tracer, body: UserFunction, *args: object, **kwargs: object) -> object:
     """Trace a body inline."""
     return _run(tracer, body, args, kwargs)
 
 
-def _inline_named(tracer: Tracer, body: object, name: object, *args: object) -> object:
+def _inline_named(tracer: Tracer, body: UserFunction, name: object, *args: object) -> object:
     return _run(tracer, body, args)
 
 
@@ -280,7 +302,12 @@ HANDLERS: dict[str, Callable[..., object]] = {
 
 
 def _emit(
-    tracer: Tracer, op: Any, args: Any, shown: list[Any], tree: Any, inputs: Sequence[Any]
+    tracer: Tracer,
+    op: HigherOrderOperator,
+    args: tuple[OpArgument, ...],
+    shown: Sequence[object],
+    tree: trees.TreeSpec,
+    inputs: Sequence[object],
 ) -> object:
     """Append a call of `op`, whose results are like `shown` and depend on `inputs`."""
     with tracer.paused():
@@ -290,7 +317,12 @@ def _emit(
     return trees.unflatten(results, tree)
 
 
-def _run(tracer: Tracer, function: Any, args: Any, kwargs: dict[str, Any] | None = None) -> object:
+def _run(
+    tracer: Tracer,
+    function: UserFunction,
+    args: Sequence[object],
+    kwargs: dict[str, object] | None = None,
+) -> object:
     """Trace a body inline; nodes of a graph keep their source lines."""
     if isinstance(function, torch.fx.GraphModule) and not kwargs:
         return Interpreter(function, tracer).run(*args)
@@ -298,9 +330,9 @@ def _run(tracer: Tracer, function: Any, args: Any, kwargs: dict[str, Any] | None
 
 
 def _unflattened(
-    tracer: Tracer, function: Callable[..., Any], spec: Any = None
-) -> Callable[..., Any]:
-    def run(*flat: Any) -> Any:
+    tracer: Tracer, function: UserFunction, spec: trees.TreeSpec | None = None
+) -> Callable[..., object]:
+    def run(*flat: object) -> object:
         return _run(tracer, function, flat if spec is None else trees.unflatten(list(flat), spec))
 
     return run
@@ -344,12 +376,14 @@ def _first_slices(tracer: Tracer, xs: Sequence[torch.Tensor]) -> list[torch.Tens
         return [x.select(0, 0).clone() for x in xs]
 
 
-def _stacked(tracer: Tracer, slices: Sequence[Any], count: Any) -> list[Any]:
+def _stacked(
+    tracer: Tracer, slices: Sequence[torch.Tensor], count: int | torch.SymInt
+) -> list[torch.Tensor]:
     with tracer.untraced():
         return [each.new_empty((count, *each.shape)) for each in slices]
 
 
-def _kind(value: object) -> tuple[Any, ...]:
+def _kind(value: object) -> tuple[object, ...]:
     if isinstance(value, torch.Tensor):
         return (value.dtype, tuple(value.shape))
     return (type(value),)

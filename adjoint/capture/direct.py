@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -46,7 +46,7 @@ def _capture_call(
     within_levels: bool,
 ) -> CapturedProgram:
     fake_mode = new_fake_mode()
-    fakes: dict[int, Any] = {}
+    fakes: dict[int, torch.Tensor] = {}
 
     def axes_of(real: torch.Tensor, is_argument: bool) -> Sequence[bool]:
         if isinstance(dynamic, bool):
@@ -56,7 +56,7 @@ def _capture_call(
     def fake(real: torch.Tensor, name: str, is_argument: bool = False) -> torch.Tensor:
         if id(real) not in fakes:
             fakes[id(real)] = make_fake(fake_mode, real, axes_of(real, is_argument), name)
-        return fakes[id(real)]  # type: ignore[no-any-return]
+        return fakes[id(real)]
 
     leaves: list[Leaf] = []
     module = module_of(function)
@@ -68,7 +68,7 @@ def _capture_call(
             leaves.append(Leaf(known, kind(name)))
     originals = list(dict.fromkeys(map(_ByIdentity, state.values())))
     arguments, spec = trees.flatten_with_paths((args, kwargs))
-    given: list[Any] = []
+    given: list[object] = []
     for path, value in arguments:
         if isinstance(value, torch.Tensor):
             path = _argument_path(path)
@@ -125,13 +125,24 @@ def state_of(module: torch.nn.Module | None) -> dict[str, torch.Tensor]:
     return {**parameters, **dict(module.named_buffers(remove_duplicate=False))}
 
 
+# A module, and what its parameters, its buffers and all of its attributes were.
+_Before: TypeAlias = tuple[
+    torch.nn.Module,
+    dict[str, torch.nn.Parameter | None],
+    dict[str, torch.Tensor | None],
+    dict[str, object],
+]
+
+
 @contextlib.contextmanager
 def _with_state(module: torch.nn.Module | None, fakes: dict[str, torch.Tensor]) -> Iterator[None]:
     """Replace the module's parameters and buffers by `fakes` inside the context."""
     if module is None:
         yield
         return
-    before = [(m, dict(m._parameters), dict(m._buffers), dict(vars(m))) for m in module.modules()]
+    before: list[_Before] = [
+        (m, dict(m._parameters), dict(m._buffers), dict(vars(m))) for m in module.modules()
+    ]
     for name, fake in fakes.items():
         owner, _, attribute = name.rpartition(".")
         holder = module.get_submodule(owner)
@@ -150,7 +161,7 @@ def _with_state(module: torch.nn.Module | None, fakes: dict[str, torch.Tensor]) 
 
 
 def _refuse_rebinding(
-    module: torch.nn.Module, fakes: dict[str, torch.Tensor], before: list[Any]
+    module: torch.nn.Module, fakes: dict[str, torch.Tensor], before: list[_Before]
 ) -> None:
     for name, fake in fakes.items():
         owner, _, attribute = name.rpartition(".")

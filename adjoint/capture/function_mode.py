@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
 from adjoint.capture import control_flow, functions
 from adjoint.errors import CaptureError, OutsideLevelError
 from adjoint.failing import call_user_code
+from adjoint.open_types import Callee, OpArgument
 from adjoint.torch_private import trees
 from adjoint.torch_private.functorch import innermost, is_functorch_wrapper, transform_requires_grad
 from adjoint.torch_private.modes import TorchFunctionMode
@@ -67,8 +67,12 @@ class CaptureFunctionMode(TorchFunctionMode):
         self.adopt = adopt
 
     def __torch_function__(
-        self, function: Any, types: object, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        function: Callee,
+        types: object,
+        args: tuple[OpArgument, ...] = (),
+        kwargs: dict[str, OpArgument] | None = None,
+    ) -> object:
         args, kwargs = trees.map_leaves(self.traced, (args, kwargs or {}))
         if function in _LEAVE_TORCH:
             raise CaptureError(

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations
-from typing import Any
 
 import torch
 from torch import fx
@@ -17,7 +16,9 @@ from adjoint.errors import CaptureError
 from adjoint.failing import call_user_code
 from adjoint.graph.leaves import requires_grad
 from adjoint.graph.operations import apply_function
+from adjoint.open_types import AutogradContext, OpArgument, UserFunction
 from adjoint.source import user_line
+from adjoint.torch_private.autograd import applied
 from adjoint.torch_private.dynamo import differentiable_backward
 from adjoint.torch_private.patches import is_of_custom_op, materializes_grads
 from adjoint.trace.emission import as_under, current_mode
@@ -30,7 +31,7 @@ def _nothing(ctx: object) -> None: ...
 
 
 # A backward wrapped like this one may not be differentiated.
-_ONCE_DIFFERENTIABLE: Any = once_differentiable(_nothing)
+_ONCE_DIFFERENTIABLE = once_differentiable(_nothing)
 
 # With at most this many results, a backward is captured for each pattern of missing cotangents.
 _MAX_RESULTS_FOR_PATTERNS = 4
@@ -46,8 +47,8 @@ def apply(
     tracer: Tracer,
     original: Callable[..., object],
     function: type,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: tuple[OpArgument, ...],
+    kwargs: dict[str, OpArgument],
 ) -> object:
     """Apply `function` as eager does, and capture its forward and its backward as bodies.
 
@@ -175,16 +176,16 @@ def apply_graphs(
     forward: fx.GraphModule,
     backward: fx.GraphModule,
     *operands: object,
-    **marks: Any,
+    **marks: Sequence[int],
 ) -> object:
     """Apply a custom function that Dynamo has traced into two graphs.
 
     Dynamo's backward takes a cotangent for each result, and does not tell whether the function
     called `ctx.set_materialize_grads(False)`: missing cotangents are zeros.
     """
-    saved: list[Any] = []
+    saved: list[object] = []
 
-    def run_forward(ctx: Any, *args: object) -> object:
+    def run_forward(ctx: AutogradContext, *args: object) -> object:
         results, saved[:] = Interpreter(forward, tracer).run(*args)
         fixed = marks.get("non_differentiable_idx", ())
         ctx.mark_non_differentiable(*(results[index] for index in fixed))
@@ -195,8 +196,8 @@ def apply_graphs(
         return Interpreter(differentiable_backward(backward), tracer).run(*cotangents, *saved)
 
     halves = {"forward": staticmethod(run_forward), "backward": staticmethod(run_backward)}
-    function: Any = type("CustomFunction", (torch.autograd.Function,), halves)
-    return function.apply(*operands)
+    function = type("CustomFunction", (torch.autograd.Function,), halves)
+    return applied(function, *operands)
 
 
 class PermanentHook:
@@ -234,7 +235,7 @@ def hook(tracer: Tracer, tensor: torch.Tensor, change: Callable[..., object]) ->
             return value.clone()
 
         @staticmethod
-        def backward(ctx: object, cotangent: torch.Tensor) -> Any:
+        def backward(ctx: object, cotangent: torch.Tensor) -> object:
             changed = call_user_code(change, cotangent)
             if changed is None:
                 raise CaptureError(
@@ -245,12 +246,11 @@ def hook(tracer: Tracer, tensor: torch.Tensor, change: Callable[..., object]) ->
                 )
             return changed
 
-    function: Any = Hooked
     with torch.enable_grad():
-        hooked = tracer.node(function.apply(tensor))
-    applied = hooked.all_input_nodes[0]
+        hooked = tracer.node(applied(Hooked, tensor))
+    application = hooked.all_input_nodes[0]
     if earlier:
-        forward, backward, *operands = applied.all_input_nodes
+        forward, backward, *operands = application.all_input_nodes
         if operands != [node]:
             raise CaptureError(
                 "a hook on a tensor that was used before",
@@ -258,7 +258,7 @@ def hook(tracer: Tracer, tensor: torch.Tensor, change: Callable[..., object]) ->
                 "register the hook right after the tensor was computed",
                 source,
             )
-        for each in (hooked, applied, backward, forward):
+        for each in (hooked, application, backward, forward):
             node.append(each)
         for user in earlier:
             user.replace_input_with(node, hooked)
@@ -304,7 +304,7 @@ def _is_once_differentiable(function: type) -> bool:
 
 
 def _checkpointed(
-    tracer: Tracer, run_function: Any, preserve_rng_state: bool, *args: Any
+    tracer: Tracer, run_function: UserFunction, preserve_rng_state: bool, *args: object
 ) -> object:
     """Trace a reentrant checkpoint, which is a custom function, inline as a checkpoint region."""
     tracer.regions.enter()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import fx
@@ -97,7 +97,7 @@ class InputChanges:
     def _metadata(self, index: int, change: MetadataChange) -> ReplayMetadataOp | AssignData:
         wanted = MetadataMutation(self.inputs.described(index))
 
-        def argument(leaf: object) -> Any:
+        def argument(leaf: object) -> object:
             if isinstance(leaf, torch.Tensor):
                 return self.recipes.of_tensor(leaf, wanted)
             return self.recipes.from_graph(self.tracer.emitter.number_nodes(leaf))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -21,6 +20,7 @@ from adjoint.graph.descriptors import (
     ViewBase,
 )
 from adjoint.graph.metadata import set_descriptor
+from adjoint.open_types import TorchValue
 from adjoint.torch_private.fake import storage_key
 from adjoint.trace import aliasing, geometry
 from adjoint.trace.aliasing import Alias, Link, Storage, version
@@ -31,7 +31,7 @@ from adjoint.trace.tracer import Tracer
 class Leaf:
     """One of the caller's inputs: a fake or a number, and its descriptor."""
 
-    value: Any
+    value: TorchValue
     descriptor: PlainInput | SymbolicSize
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -86,7 +85,7 @@ class Capture:
 
     def run(
         self, program: Callable[[], object], leaves: Sequence[Leaf]
-    ) -> tuple[CapturedProgram, Any]:
+    ) -> tuple[CapturedProgram, trees.TreeSpec]:
         """Capture `program`, which takes `leaves`; also returns the pytree spec of its results."""
         mode = current_mode()
         self.inputs.add(leaves)
@@ -125,7 +124,7 @@ class Capture:
 
 
 def _under_policy(
-    tracer: Tracer, run: Callable[[], object], policy: Callable[[Any], str]
+    tracer: Tracer, run: Callable[[], object], policy: Callable[[object], str]
 ) -> object:
     return under_policy(tracer.emitter, run, policy)
 

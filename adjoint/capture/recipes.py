@@ -7,7 +7,6 @@ that lead to it from there; any other is an output of the graph.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -31,6 +30,7 @@ from adjoint.graph.calling import (
 )
 from adjoint.graph.metadata import Mode
 from adjoint.graph.operations import as_leaf
+from adjoint.open_types import OpArgument
 from adjoint.torch_private import trees
 from adjoint.torch_private.autograd import share_version_counter
 from adjoint.trace import aliasing, geometry
@@ -284,7 +284,7 @@ class Recipes:
         """Replay the op that made `alias`; `in_place`: as the metadata op that it was."""
         step, before = alias.step, alias.moved_from
         assert step is not None
-        args: Any = step.args
+        args: tuple[object, ...] = step.args
         if alias.parent is not None and isinstance(alias.parent.step, Spread):
             before = alias.parent.parent
         if before is not None and before is not alias.parent:
@@ -301,7 +301,7 @@ class Recipes:
         regenerated = alias.is_regenerated and is_refused
         return Replay(op, tuple(args), tuple(named.items()), step.output, step.mode, regenerated)
 
-    def from_graph(self, tree: object) -> Any:
+    def from_graph(self, tree: object) -> OpArgument:
         """`tree`, with each node returned by the graph and read from its outputs."""
         return trees.map_leaves(
             lambda leaf: (

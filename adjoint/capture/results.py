@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -17,6 +16,7 @@ from adjoint.graph.calling import CallingConvention, Constant, FromGraph
 from adjoint.graph.descriptors import EffectTokenOut, Result
 from adjoint.graph.metadata import inputs_of, set_output_descriptors
 from adjoint.graph.reachability import dependents
+from adjoint.open_types import TorchValue
 from adjoint.torch_private import symbols, trees
 from adjoint.trace.tracer import Tracer
 
@@ -83,7 +83,7 @@ def _view_values(
     tracer: Tracer,
     recipes: Recipes,
     results: Sequence[int],
-    leaves: Sequence[tuple[str, Any]],
+    leaves: Sequence[tuple[str, TorchValue]],
 ) -> tuple[tuple[int, int], ...]:
     """(output, recipe) for returned views from whose values other results are computed.
 

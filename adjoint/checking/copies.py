@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
+from adjoint.open_types import TorchValue
 
-def copied_inputs(inputs: Sequence[object]) -> list[Any]:
+
+def copied_inputs(inputs: Sequence[object]) -> list[TorchValue]:
     """The inputs, so that writes to them do not show; tensors have the same strides."""
     return [_copied(each) for each in inputs]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import fx
@@ -26,6 +25,7 @@ from adjoint.graph.descriptors import Saved
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.leaves import detached, requires_grad
 from adjoint.graph.metadata import (
+    callee_of,
     inputs_of,
     output_descriptors,
     output_node,
@@ -37,6 +37,7 @@ from adjoint.graph.origins import origins_of
 from adjoint.graph.show import show_target
 from adjoint.loops.plan import Plan
 from adjoint.observing import Sighting
+from adjoint.open_types import Callee, OpArgument, UserFunction
 from adjoint.options import Options
 from adjoint.runtime.calling import graph_inputs
 from adjoint.torch_private import trees
@@ -223,7 +224,7 @@ class Rewriting:
 
         return _culprit_of_pass(log.passes, is_wrong)
 
-    def _results(self, skipped: Sequence[str], log: _Log) -> Sequence[Any]:
+    def _results(self, skipped: Sequence[str], log: _Log) -> Sequence[object]:
         options = replace(self.options, skip_passes=(*self.options.skip_passes, *skipped))
         compiler = Compiler(options, log)
         derivative = None
@@ -309,7 +310,7 @@ class Differentiation:
         args, kwargs, result = call
         if not any(map(_is_real, trees.leaves(result))):
             return None
-        function, tensors = _called_with(node.target, args, kwargs)
+        function, tensors = _called_with(callee_of(node), args, kwargs)
         leaves = [each.detach().clone().requires_grad_(_is_real(each)) for each in tensors]
         try:
             with torch.enable_grad(), same_draws():
@@ -358,7 +359,7 @@ class Differentiation:
         return [_zeros_for(one, other) for one, other in zip(found, self.expected, strict=True)]
 
 
-def _zeros_for(found: object, expected: object) -> Any:
+def _zeros_for(found: object, expected: object) -> object:
     """A gradient that is zero may also be missing."""
     if found is None and isinstance(expected, torch.Tensor):
         return torch.zeros_like(expected)
@@ -371,7 +372,7 @@ def backward_of(
     wrt: Sequence[int],
     cotangents: Mapping[int, object],
     compiler: Compiler,
-) -> tuple[fx.GraphModule, list[Any]]:
+) -> tuple[fx.GraphModule, list[object]]:
     """The backward graph of a graph, and what it is given for these inputs and cotangents."""
     with compiling():
         derivative = compiler.derivative(graph_module, wrt)
@@ -397,20 +398,22 @@ _HERE = object()
 """Stands for a tensor among arguments."""
 
 
-def one_op(node: fx.Node, operands: Sequence[Any]) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+def one_op(
+    node: fx.Node, operands: Sequence[OpArgument]
+) -> tuple[UserFunction, list[torch.Tensor]]:
     """The op of a node as a function of tensors, and these."""
     known = dict(zip(node.all_input_nodes, operands, strict=True))
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: known[each])
-    return _called_with(node.target, args, kwargs)
+    return _called_with(callee_of(node), args, kwargs)
 
 
 def _called_with(
-    target: Any, args: object, kwargs: object
-) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    target: Callee, args: object, kwargs: object
+) -> tuple[UserFunction, list[torch.Tensor]]:
     tensors = [each for each in trees.leaves((args, kwargs)) if _is_tensor(each)]
     without = trees.map_leaves(lambda leaf: _HERE if _is_tensor(leaf) else leaf, (args, kwargs))
 
-    def function(*given: torch.Tensor) -> Any:
+    def function(*given: torch.Tensor) -> object:
         remaining = iter(given)
         filled = trees.map_leaves(lambda leaf: next(remaining) if leaf is _HERE else leaf, without)
         return target(*filled[0], **filled[1])

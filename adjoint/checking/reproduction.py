@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import fx
 
 from adjoint.graph.metadata import value_or_none
+from adjoint.open_types import TorchValue
 
 # Tensors with more elements are random in the script, in the range of the data.
 MAX_LITERAL_ELEMENTS = 24
@@ -53,7 +53,7 @@ def run(function):
 
 def of_nodes(
     nodes: Sequence[fx.Node],
-    values: Mapping[fx.Node, Any],
+    values: Mapping[fx.Node, TorchValue],
     graph_module: fx.GraphModule,
     gradients: bool = False,
 ) -> str:

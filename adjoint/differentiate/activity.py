@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import torch
 from torch import fx
 
 from adjoint.graph.leaves import is_floating
 from adjoint.graph.metadata import (
+    arguments_of,
     has_value,
     inputs_of,
     mode_of,
@@ -126,13 +126,13 @@ def _is_active(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -
             return False
         if several not in active:
             return False
-        is_active: Any = True
+        is_active: object = True
         if has_bodies(several):
             is_active = _active_results_of_bodies(several, active)
         elif isinstance(several.target, OpOverload):
             is_active = _active_results_of_op(several, active, fake_mode)
         for index in path:
-            is_active = is_active if is_active is True else is_active[index]
+            is_active = is_active[index] if isinstance(is_active, Sequence) else is_active
         return any(trees.leaves(is_active))
     if not _is_recorded(node):
         return False
@@ -148,9 +148,9 @@ def _is_active(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -
 
 def getitem_path(node: fx.Node) -> tuple[fx.Node, tuple[int, ...]]:
     """The call that `node` selects a result of, and the indices of the chain of `getitem`s."""
-    path: tuple[Any, ...] = ()
+    path: tuple[int, ...] = ()
     while node.target is operator.getitem:
-        node, index = node.args  # type: ignore[assignment]
+        node, index = arguments_of(node)
         path = (index, *path)
     return node, path
 
@@ -171,7 +171,7 @@ def _active_results_of_bodies(node: fx.Node, active: set[fx.Node]) -> list[bool]
     """For each result of a branch or loop, whether a derivative flows to it."""
     module = node.graph.owning_module
     assert module is not None
-    args: Any = node.args
+    args = arguments_of(node)
     if node.target is torch.ops.higher_order.cond:
         _, *branches, operands = args
         places = [place for place, each in enumerate(operands) if each in active]

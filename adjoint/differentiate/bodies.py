@@ -11,7 +11,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import fx
@@ -29,11 +28,12 @@ from adjoint.graph.metadata import (
     value_of,
 )
 from adjoint.graph.purity import is_impure
+from adjoint.open_types import Callee, OpArgument, TorchValue
 from adjoint.trace.tracer import Tracer
 
 # Makes the joint graph of a body; also returns the sizes from outside that are its last inputs.
 Differentiate = Callable[
-    [fx.GraphModule, Sequence[int], Sequence[int]], tuple[fx.GraphModule, Sequence[Any]]
+    [fx.GraphModule, Sequence[int], Sequence[int]], tuple[fx.GraphModule, Sequence[TorchValue]]
 ]
 
 aten = torch.ops.aten
@@ -49,7 +49,7 @@ class _Joint:
     tangents: dict[int, fx.Node]
     """By the position of the result."""
     sizes: list[fx.Node]
-    outside: Sequence[Any]
+    outside: Sequence[TorchValue]
     """The values of `sizes` in the enclosing graph."""
     random: dict[int, fx.Node]
     """Results that cannot be recomputed because they are random, by position."""
@@ -87,7 +87,7 @@ class _Reverse:
     def __init__(self, joint: _Joint) -> None:
         self.joint = joint
         self.copying = Copying(joint.graph_module)
-        self.copies: dict[fx.Node, Any] = {}
+        self.copies: dict[fx.Node, OpArgument] = {}
 
     def input(self, name: str, value: object) -> fx.Node:
         return self.copying.emitter.placeholder(name, value)
@@ -119,7 +119,7 @@ class _Reverse:
         inline(module, self.copies, self.copying.copy)
         return {place: self.copies[node] for place, node in self.joint.gradients.items()}
 
-    def call(self, op: Any, *args: Any) -> fx.Node:
+    def call(self, op: Callee, *args: OpArgument) -> fx.Node:
         return self.copying.emitter.call(op, args, mode=Mode())
 
     def finish(self, outputs: Sequence[object]) -> fx.GraphModule:
@@ -135,7 +135,7 @@ def reverse_cond(
     differentiate: Differentiate,
     branches: Sequence[fx.GraphModule],
     pred: object,
-    operands: Sequence[Any],
+    operands: Sequence[TorchValue],
     results: Sequence[object],
     cotangents: Sequence[object],
     wrt: Sequence[int],
@@ -209,7 +209,7 @@ class _LoopInputs:
     """Inputs of a reverse loop of one kind: placeholders of its body, and their outer values."""
 
     nodes: list[fx.Node] = field(default_factory=list)
-    values: list[Any] = field(default_factory=list)
+    values: list[TorchValue] = field(default_factory=list)
 
     def add(self, node: fx.Node, value: object) -> None:
         self.nodes.append(node)
@@ -227,14 +227,14 @@ class LoopCall:
     """A call of a loop operator: its body, and the fakes of its operands and results."""
 
     body: fx.GraphModule
-    init: Sequence[Any]
-    xs: Sequence[Any]
-    others: Sequence[Any]
-    results: Sequence[Any]
+    init: Sequence[TorchValue]
+    xs: Sequence[TorchValue]
+    others: Sequence[TorchValue]
+    results: Sequence[TorchValue]
     """The final carried values, then the stacked other results of the steps."""
 
     @property
-    def operands(self) -> list[Any]:
+    def operands(self) -> list[TorchValue]:
         return [*self.init, *self.xs, *self.others]
 
 
@@ -328,6 +328,8 @@ def _zeros(like: torch.Tensor) -> torch.Tensor:
     return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
 
 
-def _emit(tracer: Tracer, op: Any, args: Any, results: Sequence[torch.Tensor]) -> None:
+def _emit(
+    tracer: Tracer, op: Callee, args: tuple[OpArgument, ...], results: Sequence[torch.Tensor]
+) -> None:
     node = tracer.emitter.call(op, args, mode=Mode(), value=tuple(results))
     tracer.register(tuple(results), node)

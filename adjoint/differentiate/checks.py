@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
 from adjoint.graph.operations import provided
+from adjoint.open_types import OpArgument
+from adjoint.torch_private.operators import HigherOrderOperator, OpOverload
 from adjoint.trace.tracer import Tracer
 
 
 class FormulaTracer(Tracer):
     """A tracer that answers checks of formulas, and collects what they check."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: OpArgument) -> None:
         super().__init__(*args)
         self._holds = True
         self._conditions: list[torch.Tensor] | None = None
@@ -36,7 +37,13 @@ class FormulaTracer(Tracer):
         finally:
             self._conditions, self._holds = before
 
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        op: OpOverload | HigherOrderOperator,
+        types: object,
+        args: tuple[OpArgument, ...] = (),
+        kwargs: dict[str, OpArgument] | None = None,
+    ) -> object:
         if op is torch.ops.aten.allclose.default and self._conditions is not None:
             with self, torch.no_grad():
                 self._conditions.append(torch.isclose(*args, **(kwargs or {})).all())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import fx
@@ -12,11 +12,13 @@ from adjoint.graph.copying import copy_node
 from adjoint.graph.metadata import entry_mode, output_node, value_or_none
 from adjoint.graph.origins import origins_of
 from adjoint.graph.purity import remove_dead_code
+from adjoint.open_types import OpArgument
 from adjoint.torch_private.fake import fake_mode_of
 from adjoint.trace.subgraph import finish_graph
 from adjoint.trace.tracer import Tracer
 
-Copy = Callable[[fx.GraphModule, fx.Node, dict[fx.Node, Any]], Any]
+Copies: TypeAlias = dict[fx.Node, OpArgument]
+Copy: TypeAlias = Callable[[fx.GraphModule, fx.Node, Copies], OpArgument]
 
 
 class Copying:
@@ -34,7 +36,7 @@ class Copying:
         made.meta.update(node.meta)
         return made
 
-    def copy(self, owner: fx.GraphModule, node: fx.Node, copies: dict[fx.Node, Any]) -> fx.Node:
+    def copy(self, owner: fx.GraphModule, node: fx.Node, copies: Copies) -> fx.Node:
         """A copy of a node of the graph `owner`; `copies` has those of its arguments."""
         if node.op == "placeholder":
             return self.input(node)
@@ -48,7 +50,7 @@ class Copying:
         self.emitter.bind_symbols(copy, value_or_none(node))
         return copy
 
-    def finish(self, outputs: Sequence[Any]) -> fx.GraphModule:
+    def finish(self, outputs: Sequence[OpArgument]) -> fx.GraphModule:
         """The graph that returns `outputs`, without what they do not need."""
         self.emitter.graph.output(tuple(outputs))
         made = finish_graph(self.emitter, entry_mode(self.like))
@@ -57,7 +59,7 @@ class Copying:
         return made
 
 
-def inline(body: fx.GraphModule, copies: dict[fx.Node, Any], copy: Copy) -> Any:
+def inline(body: fx.GraphModule, copies: Copies, copy: Copy) -> OpArgument:
     """What `body` returns; the nodes that are not in `copies` yet are copied by `copy`."""
     for node in body.graph.nodes:
         if node.op == "output":

@@ -10,6 +10,7 @@ from torch import fx
 
 from adjoint.differentiate.activity import getitem_path
 from adjoint.graph.metadata import Mode, tensor_of, value_of
+from adjoint.open_types import TorchValue
 from adjoint.torch_private import symbols
 from adjoint.torch_private.operators import OpOverload
 from adjoint.trace.emission import as_under
@@ -51,7 +52,7 @@ class Cotangents:
         """The cotangent of a node that computes one tensor."""
         return self._single.get(node)
 
-    def take(self, node: fx.Node) -> object:
+    def take(self, node: fx.Node) -> TorchValue:
         """The cotangent of a node, in the form of its value; None if there is none.
 
         The sweep is past all users of the node, so that nothing can be added any more.

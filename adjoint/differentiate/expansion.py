@@ -12,19 +12,21 @@ in their bodies, and the values that a loop carries into each step.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
 
 from adjoint.differentiate.activity import active_nodes
-from adjoint.differentiate.copying import Copying, inline
+from adjoint.differentiate.copying import Copies, Copying, inline
 from adjoint.errors import SourceLine
 from adjoint.graph.metadata import (
     Mode,
+    arguments_of,
+    callee_of,
     inputs_of,
     outputs_of,
     source_of,
@@ -39,6 +41,7 @@ from adjoint.graph.operations import (
 )
 from adjoint.graph.purity import is_impure
 from adjoint.graph.subgraphs import body_of
+from adjoint.open_types import Callee, OpArgument
 from adjoint.torch_private.operators import recorded_loop
 
 aten = torch.ops.aten
@@ -87,7 +90,7 @@ class _Body:
     """A copy of a body that is to return more results."""
 
     copying: Copying
-    outputs: list[Any]
+    outputs: list[OpArgument]
     saved: list[fx.Node]
     """What the reverse needs and the body does not return yet."""
 
@@ -105,11 +108,11 @@ class _Expansion:
     def __init__(self, graph_module: fx.GraphModule) -> None:
         self.primal = graph_module
         self.copying = Copying(graph_module)
-        self.plans: dict[fx.Node, Callable[[dict[fx.Node, Any]], fx.Node]] = {}
+        self.plans: dict[fx.Node, Callable[[Copies], fx.Node]] = {}
 
     def plan(self, node: fx.Node, is_active: bool) -> None:
         """Decide what `node` becomes, unless it is copied unchanged."""
-        made: Any = None
+        made: Callable[[fx.Node, Copies], fx.Node] | None = None
         if _is_expanded(node):
             made = self._expand_function
         elif is_active and node.target is cond:
@@ -117,7 +120,7 @@ class _Expansion:
         elif is_active and node.target in LOOPS:
             made = self._expand_loop(node)
         if made is not None:
-            self.plans[node] = lambda copies: made(node, copies)
+            self.plans[node] = functools.partial(made, node)
 
     def run(self) -> fx.GraphModule:
         """The expanded graph."""
@@ -128,9 +131,8 @@ class _Expansion:
         plan = self.plans.get(node)
         return self.copying.copy(owner, node, copies) if plan is None else plan(copies)
 
-    def _expand_function(self, node: fx.Node, copies: dict[fx.Node, Any]) -> fx.Node:
-        arguments: Any = node.args
-        forward, ((_, backward),), fixed, _, *operands = arguments
+    def _expand_function(self, node: fx.Node, copies: Copies) -> fx.Node:
+        forward, ((_, backward),), fixed, _, *operands = arguments_of(node)
         inputs = fx.map_arg(operands, copies.__getitem__)
         body = body_of(self.primal, forward)
         entering = dict(zip(inputs_of(body.graph), inputs, strict=True))
@@ -140,9 +142,8 @@ class _Expansion:
 
     # Bodies -----------------------------------------------------------------------------------
 
-    def _expand_cond(self, node: fx.Node) -> object:
-        arguments: Any = node.args
-        _, true, false, _ = arguments
+    def _expand_cond(self, node: fx.Node) -> Callable[[fx.Node, Copies], fx.Node] | None:
+        _, true, false, _ = arguments_of(node)
         bodies = [_copied(body_of(self.primal, each), 0, source_of(node)) for each in (true, false)]
         on_true, on_false = (each.saved for each in bodies)
         saved = [*on_true, *on_false]
@@ -153,7 +154,7 @@ class _Expansion:
             bodies[1].also([*(bodies[1].zeros(tensor_of(n)) for n in on_true), *on_false]),
         ]
 
-        def made(node: fx.Node, copies: dict[fx.Node, Any]) -> fx.Node:
+        def made(node: fx.Node, copies: Copies) -> fx.Node:
             names = [
                 self.copying.emitter.attribute(n, g) for n, g in zip(_BRANCHES, graphs, strict=True)
             ]
@@ -163,15 +164,15 @@ class _Expansion:
 
         return made
 
-    def _expand_loop(self, node: fx.Node) -> object:
-        loop, arguments = LOOPS[node.target], list[Any](node.args)
+    def _expand_loop(self, node: fx.Node) -> Callable[[fx.Node, Copies], fx.Node] | None:
+        loop, arguments = LOOPS[node.target], arguments_of(node)
         step = body_of(self.primal, arguments[loop.body])
         body = _copied(step, loop.carries(arguments), source_of(node))
         if not body.saved:
             return None
         graph = body.also(body.saved)
 
-        def made(node: fx.Node, copies: dict[fx.Node, Any]) -> fx.Node:
+        def made(node: fx.Node, copies: Copies) -> fx.Node:
             args = [fx.map_arg(each, copies.__getitem__) for each in arguments]
             args[loop.body] = self.copying.emitter.attribute("step", graph)
             tracer = self.copying.tracer
@@ -180,12 +181,14 @@ class _Expansion:
                 count = tensor_of(xs[0]).shape[0] if xs else tracer.unknown_number(of_tensor=True)
                 saved = [tensor_of(each) for each in body.saved]
                 stacked = [each.new_empty((count, *each.shape)) for each in saved]
-            target = node.target if xs else recorded_loop
+            target = callee_of(node) if xs else recorded_loop
             return self._call(node, target, tuple(args), (*value_of(node), *stacked))
 
         return made
 
-    def _call(self, node: fx.Node, target: Any, args: tuple[Any, ...], value: object) -> fx.Node:
+    def _call(
+        self, node: fx.Node, target: Callee, args: tuple[OpArgument, ...], value: object
+    ) -> fx.Node:
         made = self.copying.emitter.graph.call_function(target, args)
         made.meta = {**node.meta, "val": value}
         self.copying.emitter.bind_symbols(made, value)
@@ -199,7 +202,7 @@ def _copied(body: fx.GraphModule, carries: int, line: SourceLine | None) -> _Bod
     """A copy of `body`, with what its reverse needs and it does not return yet."""
     if any(map(is_impure, body.graph.nodes)):
         body = expand(body)
-    copying, copies = Copying(body), dict[fx.Node, Any]()
+    copying, copies = Copying(body), Copies()
     copying.emitter.line = line
     returned = list(inline(body, copies, copying.copy))
     saved: list[fx.Node] = []
@@ -220,7 +223,7 @@ def _as_tensor(copying: Copying, node: fx.Node) -> fx.Node:
     return copying.emitter.call(aten.scalar_tensor.default, (node,), options, Mode())
 
 
-def _results(copying: Copying, node: fx.Node, copies: dict[fx.Node, Any]) -> Iterator[fx.Node]:
+def _results(copying: Copying, node: fx.Node, copies: Copies) -> Iterator[fx.Node]:
     """The tensors that `node` returns, as nodes of the copy."""
     value = value_of(node)
     if isinstance(value, torch.Tensor):

@@ -11,7 +11,6 @@ earlier segments.  What runs is still the graph in one piece.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -19,7 +18,7 @@ from torch import fx
 from adjoint.differentiate.activity import active_nodes
 from adjoint.graph.copying import GraphCopy
 from adjoint.graph.derivative import Segments, saved_output
-from adjoint.graph.descriptors import EarlierResult
+from adjoint.graph.descriptors import DifferentiableOutput, EarlierResult
 from adjoint.graph.metadata import (
     Mode,
     computes_tensor,
@@ -60,7 +59,7 @@ def cut_into_segments(
         and any(user in active and segment[user] > segment[node] for user in node.users)
     ]
     outputs = [*outputs_of(graph_module.graph), *crossing]
-    described: list[Any] = [*output_descriptors(graph_module.graph)]
+    described = [*output_descriptors(graph_module.graph)]
     described += [saved_output(place, 1) for place in range(len(described), len(outputs))]
     copy = GraphCopy(graph_module)
     for node in inputs:
@@ -73,7 +72,9 @@ def cut_into_segments(
         # A value stands for one node.
         with fake_mode_of(graph_module), torch.no_grad():
             entering[node].meta = {"val": value_of(node).detach(), "mode": Mode()}
-        set_descriptor(entering[node], EarlierResult(described[place]))
+        descriptor = described[place]
+        assert isinstance(descriptor, DifferentiableOutput)
+        set_descriptor(entering[node], EarlierResult(descriptor))
     for node in graph_module.graph.nodes:
         if node.op == "placeholder":
             continue

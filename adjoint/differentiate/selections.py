@@ -21,17 +21,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
 
 from adjoint.failing import works_on
 from adjoint.graph.copying import GraphCopy
-from adjoint.graph.metadata import GradOf, grad_of, has_value, value_of
+from adjoint.graph.metadata import GradOf, arguments_of, callee_of, grad_of, has_value, value_of
 from adjoint.graph.origins import for_part_of
 from adjoint.graph.reachability import dependents
 from adjoint.graph.subgraphs import subgraphs_of
+from adjoint.open_types import Callee, OpArgument
 from adjoint.torch_private.fake import fake_call, fake_mode_of
 
 aten = torch.ops.aten
@@ -94,7 +94,7 @@ class _FiniteFactors(GraphCopy):
         of = grad_of(node)
         if of is None:
             return
-        args: Any = node.args
+        args = arguments_of(node)
         with self.graph.inserting_before(copy):
             if node.target is aten.where.self:
                 condition, one, other = args
@@ -106,7 +106,7 @@ class _FiniteFactors(GraphCopy):
                 x = self._finite(x, _Mask(of, condition, holds=True))
                 copy.args = (x, *copy.args[1:])
 
-    def _finite(self, value: object, mask: _Mask) -> Any:
+    def _finite(self, value: object, mask: _Mask) -> OpArgument:
         """A copy of `value` with finite factors where the selection masks it."""
         if not isinstance(value, fx.Node):
             return value
@@ -121,9 +121,9 @@ class _FiniteFactors(GraphCopy):
             args = [self._factor(*each, mask) for each in zip(args, fills, strict=True)]
         else:
             return self.copies[value]
-        return self._call(value, value.target, args, self.copies[value].kwargs)
+        return self._call(value, callee_of(value), args, self.copies[value].kwargs)
 
-    def _factor(self, value: Any, fill: int, mask: _Mask) -> object:
+    def _factor(self, value: OpArgument, fill: int, mask: _Mask) -> object:
         made = self._finite(value, mask)
         is_linear = self.linear is not None and value in self.linear
         if is_linear or not _is_tensor(value):
@@ -133,7 +133,13 @@ class _FiniteFactors(GraphCopy):
             where = self._call(value, aten.logical_not.default, [where])
         return self._call(value, aten.masked_fill.Scalar, [made, where, fill])
 
-    def _call(self, like: fx.Node, op: Any, args: Sequence[Any], kwargs: Any = None) -> fx.Node:
+    def _call(
+        self,
+        like: fx.Node,
+        op: Callee,
+        args: Sequence[OpArgument],
+        kwargs: dict[str, OpArgument] | None = None,
+    ) -> fx.Node:
         made = self.graph.call_function(op, tuple(args), kwargs)
         values, named = fx.map_arg((made.args, made.kwargs), value_of)
         with self.fake_mode, torch.no_grad():

@@ -11,7 +11,6 @@ import contextlib
 import operator
 from collections.abc import Container, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import fx
@@ -27,11 +26,13 @@ from adjoint.failing import call_user_code, works_on
 from adjoint.graph.boundary import is_raised_in_user_code
 from adjoint.graph.copying import copy_node
 from adjoint.graph.derivative import Joint, order_of_graph
-from adjoint.graph.descriptors import Gradient, Tangent
+from adjoint.graph.descriptors import DifferentiableOutput, Gradient, Tangent
 from adjoint.graph.metadata import (
     CheckpointRegion,
     GradOf,
     Mode,
+    arguments_of,
+    callee_of,
     computes_tensor,
     derivative_order,
     descriptor_of,
@@ -54,8 +55,9 @@ from adjoint.graph.metadata import (
 from adjoint.graph.operations import LOOPS, has_bodies, with_backward, with_data
 from adjoint.graph.origins import Origin, begin, origins_of
 from adjoint.graph.sizes import assuming
+from adjoint.open_types import OpArgument, TorchValue
 from adjoint.rules.derived import pull_back
-from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, VJPS
+from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, VJPS, Rule
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import DATA_DEPENDENT, fake_mode_of
 from adjoint.torch_private.modes import enable_python_dispatcher, isolated
@@ -116,7 +118,7 @@ def _is_possible(graph_module: fx.GraphModule, output: int, wrt: Sequence[int]) 
 
 def _body_differentiated(
     body: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]
-) -> tuple[fx.GraphModule, Sequence[Any]]:
+) -> tuple[fx.GraphModule, Sequence[TorchValue]]:
     """The joint graph of a body, and the sizes of the enclosing graph that are its last inputs."""
     sweep = Sweep(body, of, wrt)
     scope = sweep.tracer.scope
@@ -150,7 +152,9 @@ class Sweep:
         outputs, described = outputs_of(self.primal.graph), output_descriptors(self.primal.graph)
         with self.tracer.fake_mode, enable_python_dispatcher(), self.tracer, torch.no_grad():
             for place in self.of:
-                self._seed(outputs[place], described[place])
+                descriptor = described[place]
+                assert isinstance(descriptor, DifferentiableOutput)
+                self._seed(outputs[place], descriptor)
             for node in reversed(self.primal.graph.nodes):
                 if node.op == "call_function":
                     self._pull_back(node)
@@ -215,7 +219,7 @@ class Sweep:
             (each, gradient is not None) for each, gradient in pairs if isinstance(each, fx.Node)
         ]
 
-    def _seed(self, node: fx.Node, descriptor: Any) -> None:
+    def _seed(self, node: fx.Node, descriptor: DifferentiableOutput) -> None:
         """The tangent of an output is the first cotangent of its node."""
         tangent = self.tracer.emitter.placeholder("tangent", value_of(node))
         set_descriptor(tangent, Tangent(descriptor, order=self.order))
@@ -251,9 +255,9 @@ class Sweep:
                     self._know_results(self.tracer.emitter.item(copy, index))
         elif isinstance(value, torch.Tensor):
             self.tracer.scope.new(value, copy)
-            node, path = copy, list[Any]()
+            node, path = copy, list[int]()
             while node.target is operator.getitem:
-                node, index = node.args  # type: ignore[assignment]
+                node, index = arguments_of(node)
                 path.insert(0, index)
                 part = value_of(node)
                 for index in path:
@@ -292,15 +296,15 @@ class Sweep:
             else:
                 self._derive(node, cotangent, out, args, kwargs)
 
-    def _values(self, tree: Any) -> Any:
-        def value(node: fx.Node) -> Any:
+    def _values(self, tree: OpArgument) -> TorchValue:
+        def value(node: fx.Node) -> TorchValue:
             if node.op == "get_attr" and not has_value(node):
                 return getattr(self.primal, str(node.target))
             return value_of(node)
 
         return fx.map_arg(tree, value)
 
-    def _distribute(self, node: fx.Node, rule: Any, gradients: Any) -> None:
+    def _distribute(self, node: fx.Node, rule: Rule, gradients: object) -> None:
         if not isinstance(gradients, tuple):
             kind = "a tensor" if isinstance(gradients, torch.Tensor) else type(gradients).__name__
             raise self._error(node, f"its rule {rule.__name__} returned {kind}, not a tuple")
@@ -319,7 +323,7 @@ class Sweep:
             else:
                 self._give(node, rule, argument, gradient)
 
-    def _give(self, node: fx.Node, rule: Any, argument: Any, gradient: Any) -> None:
+    def _give(self, node: fx.Node, rule: Rule, argument: object, gradient: TorchValue) -> None:
         if not (isinstance(argument, fx.Node) and argument in self.active):
             return
         gradient = call_user_code(gradient) if callable(gradient) else gradient
@@ -333,10 +337,12 @@ class Sweep:
                 f"for an argument of shape {list(value_of(argument).shape)}",
             ) from error
 
-    def _reverse_bodies(self, node: fx.Node, cotangents: Any, args: Any) -> None:
+    def _reverse_bodies(
+        self, node: fx.Node, cotangents: Sequence[object], args: Sequence[TorchValue]
+    ) -> None:
         """A branch or a loop of reverse bodies."""
-        out, nodes = value_of(node), node.args
-        operands: Any
+        out, nodes = value_of(node), arguments_of(node)
+        operands: Sequence[OpArgument]
         if node.target in LOOPS:
             form = LOOPS[node.target]
             operands = form.operands(nodes)
@@ -362,21 +368,21 @@ class Sweep:
             if isinstance(operands[place], fx.Node):
                 self.cotangents.add(operands[place], gradient)
 
-    def _reverse_function(self, node: fx.Node, cotangents: Any) -> None:
+    def _reverse_function(self, node: fx.Node, cotangents: Sequence[torch.Tensor | None]) -> None:
         """The backward half of a custom function, which takes zeros for missing cotangents."""
-        body, _, results, saved, *operands = node.args
+        body, _, results, saved, *operands = arguments_of(node)
         out = value_of(node)
         complete = [
             torch.zeros_like(each) if cotangent is None else cotangent
             for each, cotangent in zip(out, cotangents, strict=True)
         ]
         given = {self.tracer.node(each): each for each in complete}
-        places = {each: index for index, each in enumerate(results)}  # type: ignore[arg-type]
+        places = {each: index for index, each in enumerate(results)}
         kept = [
-            self.tracer.node(out[places[each]]) if each in places else self.copies.get(each, each)  # type: ignore[arg-type]
-            for each in saved  # type: ignore[union-attr]
+            self.tracer.node(out[places[each]]) if each in places else self.copies.get(each, each)
+            for each in saved
         ]
-        backward = getattr(self.primal, str(body.target))  # type: ignore[union-attr]
+        backward = getattr(self.primal, str(body.target))
         entering = dict(zip(inputs_of(backward.graph), [*given, *kept], strict=True))
         gradients = inline(backward, entering, self._copy_reverse)
         for operand, gradient in zip(operands, gradients, strict=True):
@@ -385,6 +391,7 @@ class Sweep:
                 try:
                     self.cotangents.add(operand, found)
                 except RuntimeError as error:
+                    assert found is not None
                     raise DifferentiationError(
                         "an autograd.Function",
                         self.order,
@@ -412,16 +419,21 @@ class Sweep:
         return copy
 
     def _derive(
-        self, node: fx.Node, cotangent: object, out: object, args: Any, kwargs: Any
+        self,
+        node: fx.Node,
+        cotangent: object,
+        out: object,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
     ) -> None:
         arguments = [n for n in node.all_input_nodes if n in self.active]
         active = [value_of(n) for n in arguments]
         cotangents = trees.leaves(cotangent)
-        function: Any = COMPOSITIONS.get(node.target) or node.target
+        function = COMPOSITIONS.get(node.target) or callee_of(node)
 
         def formula() -> dict[int, torch.Tensor]:
-            if function is node.target:
-                self.tracer.answer = (node.target, out)
+            if function is node.target and isinstance(function, OpOverload):
+                self.tracer.answer = (function, out)
             try:
                 return pull_back(function, args, kwargs, active, self._twin, cotangents)
             finally:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MethodType
-from typing import Any
 
 import torch
 
 from adjoint.observing import Observer
+from adjoint.open_types import TorchValue, UserFunction
 from adjoint.stages import observe
 from adjoint.torch_private import trees
 from adjoint.transforms.compiled import Compiled
@@ -18,11 +18,11 @@ def call(
     observer: Observer,
     function: Callable[..., object],
     args: Sequence[object],
-    kwargs: dict[str, Any],
+    kwargs: dict[str, object],
     order: int,
     options: Mapping[str, object],
     dynamic: bool = False,
-) -> list[Any]:
+) -> list[TorchValue]:
     """Compile `function` anew, call it with copies, and differentiate its results `order` times.
 
     Returns the results, and the gradients of each order.
@@ -36,7 +36,7 @@ def call(
     )
 
 
-def original(function: Callable[..., object]) -> Callable[..., Any]:
+def original(function: UserFunction) -> UserFunction:
     """What the user gave to `torch.compile`."""
     inner = getattr(function, "_orig_mod", function)
     inner = getattr(inner, "_torchdynamo_orig_callable", inner)
@@ -44,7 +44,7 @@ def original(function: Callable[..., object]) -> Callable[..., Any]:
     return inner
 
 
-def fresh(function: Callable[..., object]) -> Callable[..., Any]:
+def fresh(function: UserFunction) -> UserFunction:
     """The same function with a code object of its own.
 
     Dynamo keeps what it compiled with the code object, and counts how often that was compiled.
@@ -70,7 +70,7 @@ def _has_hooks(module: torch.nn.Module) -> bool:
 
 
 def _caller(function: Callable[..., object]) -> FunctionType:
-    def called(*args: object, **kwargs: object) -> Any:
+    def called(*args: object, **kwargs: object) -> object:
         return function(*args, **kwargs)
 
     assert isinstance(called, FunctionType)

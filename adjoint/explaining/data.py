@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from adjoint.atlas.artefacts import GraphRecord, KernelRecord, Port, Value
 from adjoint.errors import SourceLine
 from adjoint.memory.report import MemoryReport
 from adjoint.observing import Compilation, Fallback
+from adjoint.open_types import FromText
 
 if TYPE_CHECKING:
     from adjoint.explaining.explanation import Explanation
 
 
-def of_explanation(explanation: Explanation) -> dict[str, Any]:
+def of_explanation(explanation: Explanation) -> dict[str, FromText]:
     """Everything; lines, kernels and graphs are referred to by number."""
     lines = _Lines()
     kernels = [kernel for graph in explanation.graphs for kernel in graph.kernels]
@@ -48,12 +49,12 @@ def of_explanation(explanation: Explanation) -> dict[str, Any]:
     return plain
 
 
-def of_fallback(fallback: Fallback) -> dict[str, Any]:
+def of_fallback(fallback: Fallback) -> dict[str, FromText]:
     source = fallback.source
     return {"message": fallback.message, "source": None if source is None else asdict(source)}
 
 
-def of_compilation(compilation: Compilation) -> dict[str, Any]:
+def of_compilation(compilation: Compilation) -> dict[str, FromText]:
     return asdict(compilation)
 
 
@@ -92,7 +93,7 @@ class _Regions:
 
 def _graph(
     graph: GraphRecord, lines: _Lines, numbers: dict[str, int], regions: _Regions
-) -> dict[str, object]:
+) -> dict[str, FromText]:
     computed = graph.computed_by()
     return {
         "title": graph.title,
@@ -126,7 +127,7 @@ def _ports(ports: Iterable[Port]) -> list[dict[str, object]]:
     return [asdict(each) for each in ports]
 
 
-def _kernel(kernel: KernelRecord, lines: _Lines) -> dict[str, object]:
+def _kernel(kernel: KernelRecord, lines: _Lines) -> dict[str, FromText]:
     return {
         "name": kernel.name,
         "title": kernel.title,
@@ -140,7 +141,7 @@ def _kernel(kernel: KernelRecord, lines: _Lines) -> dict[str, object]:
     }
 
 
-def _memory(report: MemoryReport, lines: _Lines) -> dict[str, Any]:
+def _memory(report: MemoryReport, lines: _Lines) -> dict[str, FromText]:
     pair = report.footprint
     return {
         "text": str(report),

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from typing_extensions import assert_never
 
@@ -21,6 +20,7 @@ from adjoint.graph.derivative import Derivative
 from adjoint.kernels import CompiledKernels
 from adjoint.memory.report import MemoryReport, report_of
 from adjoint.observing import Compilation, Event, Fallback, Sighting, watching
+from adjoint.open_types import FromText
 from adjoint.options import Options
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.plans.tapping import TappedProgram
@@ -73,7 +73,7 @@ class Explanation:
     def __str__(self) -> str:
         return text.written(self)
 
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, FromText]:
         """Everything as dictionaries, lists, texts and numbers."""
         return data.of_explanation(self)
 

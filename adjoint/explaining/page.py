@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from adjoint.atlas.html import ASSETS as ATLAS_ASSETS
 from adjoint.errors import SourceLine
 from adjoint.memory.picture import Span, svg
+from adjoint.open_types import FromText
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -58,7 +58,7 @@ autocomplete="off" spellcheck="false" aria-label="Search"><ol id="found" hidden>
 """
 
 
-def page(data: Mapping[str, Any]) -> str:
+def page(data: Mapping[str, FromText]) -> str:
     """The page of what `Explanation.data` returns."""
     shown = {**data, "graphs": [_graph(each) for each in data["graphs"]]}
     memory = data["memory"]
@@ -79,7 +79,7 @@ def page(data: Mapping[str, Any]) -> str:
     )
 
 
-def _graph(graph: Mapping[str, Any]) -> dict[str, object]:
+def _graph(graph: Mapping[str, FromText]) -> dict[str, object]:
     """A graph without its text: the page shows its values."""
     made = {name: each for name, each in graph.items() if name != "text"}
     made["passes"] = [
@@ -88,7 +88,7 @@ def _graph(graph: Mapping[str, Any]) -> dict[str, object]:
     return made
 
 
-def _memory(memory: Mapping[str, Any], lines: list[Any]) -> str:
+def _memory(memory: Mapping[str, FromText], lines: list[FromText]) -> str:
     spans = [
         Span(
             each["kind"],

@@ -9,13 +9,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from adjoint.atlas.artefacts import Artefacts
 from adjoint.explaining import data, text
 from adjoint.explaining.explanation import Explanation, StageTime, files_of
 from adjoint.explaining.page import page
 from adjoint.observing import Compilation, Event, Fallback, Sighting, watching
+from adjoint.open_types import FromText
 from adjoint.quantities import counted, duration
 
 # Graphs of a program that its page shows; a program that compiles at each step has any number.
@@ -124,7 +124,7 @@ class ProgramReport:
             yield "what fell back to eager"
             yield from text.fallbacks(self.fallbacks)
 
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, FromText]:
         """Everything as dictionaries, lists, texts and numbers."""
         graphs = tuple(g for each in self._artefacts.values() for g in each.graphs)
         explanation = Explanation(

@@ -6,13 +6,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from adjoint.errors import LoadError
 from adjoint.exported.inspecting import inspected
 
 
-def add_command(commands: Any) -> None:
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to those of `adjoint`."""
     parser = commands.add_parser("inspect", help="what an exported program holds")
     _add_arguments(parser)

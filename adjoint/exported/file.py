@@ -19,12 +19,13 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from adjoint.errors import LoadError
 from adjoint.exported.records import RECORD_FORM, ProgramRecord
 from adjoint.forms.form import Malformed, require
 from adjoint.forms.plans import PLAN_FORM
+from adjoint.open_types import FromText
 from adjoint.runtime.cpu.images import Image, Unmappable
 from adjoint.store.entries import (
     DamagedEntry,
@@ -186,13 +187,13 @@ def _read(entry: Entry) -> Exported:
     return Exported(entry.header.facts, entry.header.label, records, plans, targets, content)
 
 
-def _blob(body: memoryview, place: Any) -> memoryview:
+def _blob(body: memoryview, place: FromText) -> memoryview:
     at, length = (_is(int, each) for each in place)
     require(0 <= at <= at + length <= len(body), "a blob lies in the file")
     return body[at : at + length]
 
 
-def _target(field: Any, blobs: list[memoryview]) -> Target:
+def _target(field: FromText, blobs: list[memoryview]) -> Target:
     functions = _table(str, int, field["functions"])
     imports = tuple(_is(str, name) for name in field["imports"])
     code = bytes(blobs[_is(int, field["code"])])
@@ -203,7 +204,7 @@ def _target(field: Any, blobs: list[memoryview]) -> Target:
     return Target(_is(str, field["cpu"]), image, glue)
 
 
-def _table(key: type, value: type[Value], field: Any) -> dict[str, Value]:
+def _table(key: type, value: type[Value], field: FromText) -> dict[str, Value]:
     require(isinstance(field, dict), "a table")
     return {_is(str, name): _is(value, each) for name, each in field.items()}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -12,6 +11,7 @@ from adjoint.errors import LoadError
 from adjoint.exported.file import Exported
 from adjoint.exported.records import ConstantRecord, TensorRecord
 from adjoint.exported.versions import Version
+from adjoint.open_types import TorchValue
 from adjoint.torch_private import trees
 from adjoint.torch_private.autograd import has_tangent
 from adjoint.torch_private.frames import not_traced
@@ -53,7 +53,7 @@ class LoadedProgram:
         return f"<exported program ({arguments}), orders={self.orders}, for {self.cpu}>"
 
     @not_traced
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> TorchValue:
         """Call it as the function that was exported.  Raises `LoadError` for what does not fit."""
         given = self._given(args, kwargs)
         self._require_plain([*self._state, *given])
@@ -71,10 +71,9 @@ class LoadedProgram:
                     return version, version.fitted(given)
             raise
 
-    def _given(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    def _given(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[torch.Tensor]:
         """The tensors among the arguments; the others have to be those that were exported."""
         positional, record = self.record.positional, self.record
-        args = list(args)  # type: ignore[assignment]
         rest = dict(kwargs)
         for name in positional[len(args) :]:
             if name not in rest:
@@ -85,7 +84,7 @@ class LoadedProgram:
             expected = ", ".join(dict.fromkeys((*positional, *self._names)))
             raise LoadError(f"it was exported for the arguments ({expected}): {_count(args, rest)}")
         ordered = {name: rest[name] for name in self._names}
-        leaves, spec = trees.flatten((tuple(args), ordered))
+        leaves, spec = trees.flatten((args, ordered))
         if spec != self._spec:
             raise LoadError(
                 f"its arguments have another structure: {spec}, and it was exported for "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -11,7 +10,8 @@ from adjoint.errors import LoadError, SourceLine
 from adjoint.exported.file import Exported, Target
 from adjoint.forms.form import Malformed
 from adjoint.forms.plans import read_plan
-from adjoint.loops.plan import Plan
+from adjoint.loops.plan import Launch, Plan
+from adjoint.open_types import TorchValue
 from adjoint.runtime.checking import UnexpectedResult
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.externals import external
@@ -32,7 +32,7 @@ class HeldTensors:
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = tensors
 
-    def held(self, name: str) -> Any:
+    def held(self, name: str) -> torch.Tensor | None:
         """The constant of this name; None: there is none."""
         return self._tensors.get(name)
 
@@ -105,12 +105,12 @@ _RESIDENT: list[MappedImage] = []
 class _Program:
     """Runs a program; what torch or the sizes do not fit is an error, because nothing else can."""
 
-    def __init__(self, plan: Plan, functions: Mapping[Any, NativeFunction]) -> None:
+    def __init__(self, plan: Plan, functions: Mapping[Launch, NativeFunction]) -> None:
         self._program = CpuProgram(plan, functions)
         self._streams = plan.streams
         self.forgets_histories = self._program.forgets_histories
 
-    def __call__(self, inputs: list[Any]) -> Any:
+    def __call__(self, inputs: list[TorchValue]) -> TorchValue:
         if self._streams:
             inputs.append(new_seeds(self._streams, self._program.device))
         try:

@@ -7,7 +7,6 @@ tree: each backward is a graph again, down to the order that was exported.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import sympy
 import torch
@@ -75,7 +74,7 @@ class ConstantRecord:
     """An argument that is no tensor: the program is specialized to it."""
 
     path: str
-    value: Any
+    value: object
 
 
 @dataclass(frozen=True)
@@ -98,10 +97,10 @@ class ProgramRecord:
     """How often it can be differentiated."""
     positional: tuple[str, ...]
     """The names of the arguments that are given by position."""
-    arguments: Any
+    arguments: tuple[tuple[object, ...], dict[str, object]]
     """`(args, kwargs)` with the number of a leaf in the place of each leaf."""
     leaves: tuple[TensorRecord | ConstantRecord, ...]
-    results: Any
+    results: object
     """What it returns, with numbers in the place of leaves."""
     state: tuple[TensorRecord, ...]
     """Parameters and buffers of a module: inputs before the arguments."""
@@ -113,7 +112,7 @@ class ProgramRecord:
     conditions: tuple[sympy.Basic, ...]
     """What holds for sizes that the program can be called with."""
     calling: c.CallingConvention
-    sharing: Any
+    sharing: object
     """How inputs may share memory, if that matters (`runtime/entry.py`)."""
     graph: GraphRecord
 

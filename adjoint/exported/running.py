@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from adjoint.errors import LoadError
 from adjoint.exported.records import GraphRecord, NodeRecord
 from adjoint.graph.leaves import is_floating, requires_grad
+from adjoint.open_types import AutogradContext, TorchValue
 from adjoint.runtime.autograd_node import Kinds, NodeProgram, ReadyBackward, tensors_in
 from adjoint.runtime.calling import BetweenSegments
 from adjoint.runtime.executable import Executable, Sizes
@@ -37,7 +38,7 @@ class ExportedGraph:
 
     def __call__(
         self, inputs: Sequence[object], between: BetweenSegments | None = None
-    ) -> Sequence[Any]:
+    ) -> Sequence[TorchValue]:
         if not self._requiring(inputs):
             return self.run(list(inputs))
         if self.record.ends:
@@ -46,7 +47,9 @@ class ExportedGraph:
             return self.run(list(inputs))
         return self._node(inputs, {}, between)
 
-    def in_segments(self, inputs: Sequence[object], between: BetweenSegments) -> Sequence[Any]:
+    def in_segments(
+        self, inputs: Sequence[object], between: BetweenSegments
+    ) -> Sequence[TorchValue]:
         """The outputs; `between` replays views that other outputs are computed from."""
         return self(inputs, between)
 
@@ -56,7 +59,7 @@ class ExportedGraph:
             return ()
         return self._node.saved_inputs
 
-    def run(self, inputs: list[Any]) -> Sequence[Any]:
+    def run(self, inputs: list[object]) -> Sequence[TorchValue]:
         """The outputs, without autograd history; clears `inputs`."""
         is_grad_enabled = torch.is_grad_enabled()
         set_grad_enabled(False)
@@ -65,7 +68,7 @@ class ExportedGraph:
         finally:
             set_grad_enabled(is_grad_enabled)
 
-    def backward(self, inputs: list[Any], known: Sizes, batched: bool) -> Sequence[Any]:
+    def backward(self, inputs: list[object], known: Sizes, batched: bool) -> Sequence[TorchValue]:
         """The outputs of a backward graph, with a history under `create_graph=True`."""
         if batched:
             raise LoadError(
@@ -108,7 +111,7 @@ class ExportedNode(NodeProgram):
         return self._programs.at(self.record.forward)
 
     def kinds(
-        self, inputs: Sequence[Any], outputs: Sequence[object], saved: Sequence[object]
+        self, inputs: Sequence[TorchValue], outputs: Sequence[object], saved: Sequence[object]
     ) -> Kinds:
         """The kinds of outputs and saved values, for these inputs that require grad."""
         given = tuple([n for n, place in enumerate(self.wrt) if inputs[place].requires_grad])
@@ -154,7 +157,7 @@ class _Reached:
         self._graph = graph
         self._unused = unused
 
-    def backward(self, inputs: list[Any], known: Sizes, batched: bool) -> Sequence[Any]:
+    def backward(self, inputs: list[object], known: Sizes, batched: bool) -> Sequence[TorchValue]:
         """The gradients."""
         found = list(self._graph.backward(inputs, known, batched))
         for place in self._unused:
@@ -162,7 +165,7 @@ class _Reached:
         return found
 
 
-def _ending(outputs: Sequence[object], inputs: Sequence[object], order: int) -> list[Any]:
+def _ending(outputs: Sequence[object], inputs: Sequence[object], order: int) -> list[object]:
     """The outputs with a history that cannot be differentiated."""
     floating = [place for place, each in enumerate(outputs) if is_floating(each)]
     traced = [each for each in inputs if requires_grad(each)]
@@ -177,12 +180,14 @@ class _End(torch.autograd.Function):
     """Says that there is no further derivative, when it is asked for."""
 
     @staticmethod
-    def forward(ctx: Any, order: int, outputs: list[torch.Tensor], *_: torch.Tensor) -> Any:
+    def forward(
+        ctx: AutogradContext, order: int, outputs: list[torch.Tensor], *_: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         ctx.order = order
         return tuple(outputs)
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: object) -> Any:
+    def backward(ctx: AutogradContext, *cotangents: object) -> tuple[object, ...]:
         raise LoadError(
             f"the program was exported with orders={ctx.order}, and its derivative of order "
             f"{ctx.order + 1} is asked for: export it with orders={ctx.order + 1}"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
 from adjoint.errors import ExportError
 from adjoint.graph.leaves import is_floating
+from adjoint.open_types import TorchValue
 from adjoint.torch_private import trees
 
 # The bounds of a size: the least, and the most if there is one.
@@ -22,13 +23,13 @@ ANY: Bounds = (0, None)
 class Asked:
     """Example arguments, with names."""
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[TorchValue, ...]
+    kwargs: dict[str, TorchValue]
     positional: tuple[str, ...]
     """The names of the arguments that are given by position."""
     paths: list[str]
     """The names of the leaves."""
-    leaves: list[Any]
+    leaves: list[TorchValue]
     wrt: list[int] = field(default_factory=list)
     """Leaves that it can be differentiated with respect to."""
     wrt_state: list[str] = field(default_factory=list)
@@ -46,7 +47,7 @@ class Asked:
         known = self.bounds.get(id(tensor), {})
         return [axis in known for axis in range(tensor.dim())]
 
-    def with_leaves(self, leaves: list[Any], made: Mapping[int, torch.Tensor]) -> Asked:
+    def with_leaves(self, leaves: list[object], made: Mapping[int, torch.Tensor]) -> Asked:
         """The same, asked of other leaves; `made`: those in the place of others, by identity."""
         _, spec = trees.flatten((self.args, self.kwargs))
         args, kwargs = trees.unflatten(leaves, spec)
@@ -65,7 +66,7 @@ class Asked:
 def asked_for(
     function: Callable[..., object],
     args: tuple[object, ...],
-    kwargs: dict[str, Any],
+    kwargs: dict[str, object],
     dynamic: bool | Mapping[str, object],
     wrt: Sequence[str] | None,
     orders: int = 1,
@@ -123,7 +124,7 @@ def _path(path: str, positional: Sequence[str]) -> str:
 
 def _chosen(
     paths: Sequence[str],
-    leaves: Sequence[Any],
+    leaves: Sequence[TorchValue],
     positional: Sequence[str],
     wrt: Sequence[str] | None,
 ) -> tuple[list[int], list[str]]:
@@ -170,7 +171,7 @@ def _set_bounds(asked: Asked, dynamic: bool | Mapping[str, object]) -> None:
             asked.bounds.setdefault(id(tensor), {}).update(_bounds(name, tensor, axes))
 
 
-def _bounds(name: str, tensor: torch.Tensor, axes: Any) -> dict[int, Bounds]:
+def _bounds(name: str, tensor: torch.Tensor, axes: TorchValue) -> dict[int, Bounds]:
     if axes is True:
         axes = range(tensor.dim())
     elif axes is False or axes is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import sympy
 import torch
@@ -28,7 +27,7 @@ from adjoint.exporting.graphs import Exporting
 from adjoint.graph.calling import BaseOf, FromCaller
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.metadata import value_or_none
-from adjoint.runtime.sharing import sharing
+from adjoint.runtime.sharing import Sharing, sharing
 from adjoint.torch_private import trees
 from adjoint.torch_private.size_evaluation import first_violated
 
@@ -299,7 +298,7 @@ def _require_to_vary(size: SizeRecord, name: str, conditions: Sequence[sympy.Bas
             )
 
 
-def _sharing(captured: CapturedProgram, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+def _sharing(captured: CapturedProgram, inputs: Sequence[torch.Tensor]) -> Sharing:
     calling = captured.calling
     written_to = tuple(write.to.index for write in calling.writes)
     placed = tuple(place.index for place in calling.placements)

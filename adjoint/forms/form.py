@@ -22,16 +22,29 @@ import json
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Any, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Literal,
+    TypeAlias,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import sympy
 import torch
 
+from adjoint.open_types import FromText, TorchValue
 from adjoint.torch_private import expressions
 from adjoint.torch_private.operators import OpOverload, operator_by_name, operator_name
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 # What `json` reads and writes.
-Tree: TypeAlias = Any
+Tree: TypeAlias = FromText
 
 
 class Unwritable(Exception):
@@ -95,18 +108,18 @@ class Form:
         said = {
             name: [each.name for each in cls]
             if issubclass(cls, Enum)
-            else [field.name for field in dataclasses.fields(cast("Any", cls))]
+            else [field.name for field in dataclasses.fields(cast("DataclassInstance", cls))]
             for name, cls in self._records.items()
         }
         return json.dumps([said, sorted(self._functions)], sort_keys=True)
 
-    def text(self, value: Any, writer: Writing | None = None) -> str:
+    def text(self, value: object, writer: Writing | None = None) -> str:
         """The text of a value; raises `Unwritable`."""
         writer = Writing(self) if writer is None else writer
         written = writer.tree(value)
         return json.dumps([writer.table, written], separators=(",", ":"), allow_nan=False)
 
-    def value(self, text: str | bytes, reader: Reading | None = None) -> Any:
+    def value(self, text: str | bytes, reader: Reading | None = None) -> FromText:
         """The value of a text; raises `Malformed`."""
         reader = Reading(self) if reader is None else reader
         with malformed_if_it_fails():
@@ -132,7 +145,7 @@ class Writing:
         self._kept: list[object] = []
         """What `_places` knows by address."""
 
-    def tree(self, value: Any) -> Tree:
+    def tree(self, value: FromText) -> Tree:
         kind = type(value)
         if value is None or kind is bool or kind is int or kind is str:
             return value
@@ -181,7 +194,7 @@ class Writing:
         """The tree of a value that only this document has a form for; None: it has none."""
         return None
 
-    def record(self, value: Any) -> Tree:
+    def record(self, value: FromText) -> Tree:
         """A dataclass, by its fields."""
         kind = type(value)
         shared = kind in self.form._shared
@@ -204,7 +217,7 @@ class Reading:
         self.form = form
         self.table: list[object] = []
 
-    def value(self, tree: Tree) -> Any:
+    def value(self, tree: Tree) -> FromText:
         if tree is None or isinstance(tree, bool | int | str):
             return tree
         if not isinstance(tree, list) or not tree or not isinstance(tree[0], str):
@@ -220,7 +233,7 @@ class Reading:
             return cls[_text(parts)]
         return self._record(cls, parts)
 
-    def special(self, tag: str, parts: list[Tree]) -> Any:
+    def special(self, tag: str, parts: list[Tree]) -> FromText:
         """The value of a tag that only this document has."""
         raise Malformed(f"there is no {tag[:80]!r}")
 
@@ -234,10 +247,10 @@ class Reading:
                 raise Malformed(f"{cls.__name__}.{name} is no {type(value).__name__}")
         return cls(*values)
 
-    def _values(self, parts: list[Tree]) -> list[Any]:
+    def _values(self, parts: list[Tree]) -> list[FromText]:
         return [self.value(part) for part in parts]
 
-    def _dict(self, parts: list[Tree]) -> dict[object, object]:
+    def _dict(self, parts: list[Tree]) -> dict[FromText, FromText]:
         return dict(self._values(part) for part in parts)
 
     def _shared(self, parts: list[Tree]) -> object:
@@ -267,7 +280,7 @@ def _complex(parts: Sequence[Tree]) -> complex:
 
 
 def _attribute(kind: type) -> Callable[[Reading, list[Tree]], object]:
-    def read(_: Reading, parts: list[Tree]) -> Any:
+    def read(_: Reading, parts: list[Tree]) -> object:
         found = getattr(torch, _text(parts), None)
         if type(found) is not kind:
             raise Malformed(f"torch has no {kind.__name__} {_text(parts)[:80]!r}")
@@ -324,7 +337,7 @@ def _hashable(value: object) -> bool:
 
 # Annotations ------------------------------------------------------------------------------------
 
-Check: TypeAlias = Callable[[Any], bool]
+Check: TypeAlias = Callable[[object], bool]
 
 
 def _checks(cls: type) -> list[tuple[str, Check]]:
@@ -334,10 +347,10 @@ def _checks(cls: type) -> list[tuple[str, Check]]:
     return [(field.name, check_of(hints[field.name])) for field in fields]
 
 
-def check_of(hint: Any) -> Check:
+def check_of(hint: object) -> Check:
     """Whether a value is of an annotated type: exactly, so that True is no int."""
     origin, args = get_origin(hint), get_args(hint)
-    if hint is Any:
+    if hint is TorchValue:  # As any of `open_types.py`.
         return lambda value: True
     if hint is None or hint is types.NoneType:
         return lambda value: value is None
@@ -357,9 +370,10 @@ def check_of(hint: Any) -> Check:
         )
     if origin is not None:
         return callable
-    if hint in (bool, int, float, str):
-        return lambda value: type(value) is hint
-    return lambda value: isinstance(value, hint)
+    kind = cast("type", hint)
+    if kind in (bool, int, float, str):
+        return lambda value: type(value) is kind
+    return lambda value: isinstance(value, kind)
 
 
 def _any(checks: Sequence[Check]) -> Check:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from types import UnionType
 
 import torch
 from torch import fx
@@ -26,6 +26,7 @@ from adjoint.forms.graphs import (
 from adjoint.graph import descriptors as d
 from adjoint.graph.metadata import CheckpointRegion, GradOf, Mode, next_run, set_entry_mode
 from adjoint.graph.origins import Origin, next_number
+from adjoint.open_types import FromText, TorchValue
 from adjoint.torch_private import expressions
 from adjoint.torch_private.fake import FakeTensor, fake_like
 from adjoint.torch_private.graph_modules import module_of
@@ -54,7 +55,7 @@ class GraphReading(Reading):
             self._memories.setdefault(places.setdefault(memory_of(fake), len(places)), fake)
         self._numbers: dict[str, object] = {}
 
-    def special(self, tag: str, parts: list[Tree]) -> Any:
+    def special(self, tag: str, parts: list[Tree]) -> object:
         match tag:
             case "node":
                 (place,) = parts
@@ -121,7 +122,7 @@ class GraphReading(Reading):
     def _meta(self, tree: Tree) -> dict[str, object]:
         if not isinstance(tree, dict) or not tree.keys() <= KNOWN_META:
             raise Malformed("a node has other metadata")
-        meta: dict[str, object] = {"source": None, "region": None}
+        meta: dict[str, FromText] = {"source": None, "region": None}
         meta.update({name: self.value(each) for name, each in tree.items() if name in PLAIN_META})
         if "val" in tree:
             meta["val"] = self.value(tree["val"])
@@ -174,10 +175,10 @@ class GraphReading(Reading):
             made = made.as_strided(sizes, steps, start)
         return fake_like(self.ground.fake_mode, made, where)
 
-    def _size(self, tree: Tree) -> Any:
+    def _size(self, tree: Tree) -> int:
         return tree if type(tree) is int else self._symbolic(tree)
 
-    def _symbolic(self, tree: Tree) -> object:
+    def _symbolic(self, tree: Tree) -> TorchValue:
         tag, kind, expr = tree
         if tag != "symbolic" or kind not in ("int", "float"):
             raise Malformed("a size is an integer or symbolic")
@@ -203,7 +204,7 @@ class GraphReading(Reading):
         return found
 
 
-def _make_room(fake: torch.Tensor, window: tuple[Any, ...]) -> None:
+def _make_room(fake: torch.Tensor, window: tuple[int, ...]) -> None:
     """Make the storage of `fake` large enough for a view of these sizes, strides and offset."""
     storage = fake.untyped_storage()
     if not all(type(each) is int for each in (*window, storage.nbytes())):
@@ -229,7 +230,7 @@ def _root(held: dict[str, object]) -> torch.nn.Module:
     return root
 
 
-_META_TYPES: dict[str, Any] = {
+_META_TYPES: dict[str, type | UnionType] = {
     "mode": Mode,
     "grad_of": GradOf | None,
     "order": int,
@@ -240,7 +241,7 @@ _META_TYPES: dict[str, Any] = {
 }
 
 
-def _require_meta(meta: dict[str, Any]) -> None:
+def _require_meta(meta: dict[str, FromText]) -> None:
     for name, kind in _META_TYPES.items():
         if name in meta and not isinstance(meta[name], kind):
             raise Malformed(f"a node's {name} is no {type(meta[name]).__name__}")
@@ -249,7 +250,7 @@ def _require_meta(meta: dict[str, Any]) -> None:
             raise Malformed("an output is described otherwise")
 
 
-def read(text: str | bytes, ground: Ground) -> Any:
+def read(text: str | bytes, ground: Ground) -> FromText:
     """The value of a text that was written for a graph like the ground.
 
     What it assumes about sizes is assumed from now on.  Raises `Malformed`, `Inapplicable`.

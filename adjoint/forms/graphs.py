@@ -18,7 +18,6 @@ import json
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import sympy
 import torch
@@ -38,6 +37,7 @@ from adjoint.graph.metadata import (
     value_or_none,
 )
 from adjoint.graph.origins import Origin, origins_of
+from adjoint.open_types import TorchValue
 from adjoint.store.entries import digest_of
 from adjoint.torch_private import expressions, trees
 from adjoint.torch_private.fake import (
@@ -144,7 +144,7 @@ class Ground:
         names = [each.name for each in self.origins]
         return json.dumps([names, tree, self.sizes()], separators=(",", ":"))
 
-    def held(self, name: str) -> Any:
+    def held(self, name: str) -> object:
         """The constant of this name; None: there is none."""
         return attribute_of(self.graph_module, name)
 
@@ -243,7 +243,7 @@ class GraphWriting(Writing):
             case _:
                 return None
 
-    def _once(self, value: object, write: Callable[[Any], Tree]) -> Tree:
+    def _once(self, value: object, write: Callable[..., Tree]) -> Tree:
         """The tree of a value, or the number of one that was written before: it is the same."""
         place = self._written.get(id(value))
         if place is not None:
@@ -323,10 +323,10 @@ class GraphWriting(Writing):
             memory,
         ]
 
-    def _size(self, size: object) -> Tree:
+    def _size(self, size: int | torch.SymInt) -> Tree:
         return size if type(size) is int else self._symbolic(size)
 
-    def _symbolic(self, value: Any) -> Tree:
+    def _symbolic(self, value: TorchValue) -> Tree:
         self.symbolic.append(value)
         kind = "int" if isinstance(value, torch.SymInt) else "float"
         try:

@@ -7,7 +7,7 @@ that graph (`graphs.Ground`).  Library calls are written by their operators.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import sympy
 import torch
@@ -59,7 +59,7 @@ class PlanGround(Protocol):
         """The user's lines that are written as numbers."""
         ...
 
-    def held(self, name: str) -> Any:
+    def held(self, name: str) -> object:
         """The constant of this name; None: there is none."""
         ...
 
@@ -109,7 +109,7 @@ class PlanReading(Reading):
         lines = {} if ground is None else ground.lines
         self._lines = {place: line for line, place in lines.items()}
 
-    def special(self, tag: str, parts: list[Tree]) -> Any:
+    def special(self, tag: str, parts: list[Tree]) -> object:
         match tag:
             case "line":
                 return self._lines[parts[0]]
@@ -177,7 +177,6 @@ def _step(plan: p.Plan, step: p.Step, known: set[sympy.Symbol]) -> None:
     match step:
         case p.LibraryCall():
             _slot(plan, step.result)
-            require(isinstance(step.args, tuple) and isinstance(step.kwargs, dict), "arguments")
             for leaf in trees.leaves((step.args, step.kwargs)):
                 if isinstance(leaf, p.Argument):
                     _slot(plan, leaf.slot)

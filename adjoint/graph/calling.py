@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from typing_extensions import assert_never
@@ -75,7 +75,7 @@ class FromGraph:
 class Constant:
     """A value that is the same in every call."""
 
-    value: Any
+    value: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,8 @@ class Replay:
     """
 
     op: OpOverload
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
+    args: tuple[object, ...]
+    kwargs: tuple[tuple[str, object], ...]
     output: int | None
     mode: Mode
     regenerated: bool = False
@@ -129,9 +129,9 @@ class Window:
     """
 
     dtype: torch.dtype
-    shape: tuple[Any, ...]
-    stride: tuple[Any, ...]
-    offset: Any
+    shape: tuple[object, ...]
+    stride: tuple[object, ...]
+    offset: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +173,8 @@ class ReplayMetadataOp:
 
     index: int
     op: OpOverload
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
+    args: tuple[object, ...]
+    kwargs: tuple[tuple[str, object], ...]
     mode: Mode
 
 

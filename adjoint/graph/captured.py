@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -15,6 +14,7 @@ from adjoint.graph.descriptors import Input, Output
 from adjoint.graph.metadata import input_descriptors, output_descriptors
 from adjoint.graph.show import show
 from adjoint.graph.sizes import Guards
+from adjoint.open_types import TorchValue
 from adjoint.torch_private import trees
 
 
@@ -24,7 +24,7 @@ class Signature:
 
     in_spec: trees.TreeSpec
     out_spec: trees.TreeSpec
-    constants: tuple[tuple[str, Any], ...] = ()
+    constants: tuple[tuple[str, object], ...] = ()
     """Arguments that are not tensors, with their paths: the program is specialized to them."""
 
 
@@ -66,6 +66,6 @@ class CapturedProgram:
         """The same program, with the signature of the Python function it was captured from."""
         return dataclasses.replace(self, bound=tuple(bound), signature=signature, guards=guards)
 
-    def leaves(self, given: Sequence[object]) -> list[Any]:
+    def leaves(self, given: Sequence[object]) -> list[TorchValue]:
         """All inputs, in the order in which the calling convention counts them."""
         return [*self.bound, *given, *self.closed_over]

@@ -6,11 +6,9 @@ directly, and the strides of what reaches it may be known only at run time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
+from adjoint.open_types import Callee
 from adjoint.torch_private.operators import OpOverload
 
 aten = torch.ops.aten
@@ -30,8 +28,8 @@ def _contiguous(value: object) -> object:
     return value.contiguous() if isinstance(value, torch.Tensor) else value
 
 
-def _all_contiguous(op: OpOverload) -> Callable[..., object]:
-    def run(*args: object, **kwargs: object) -> Any:
+def _all_contiguous(op: OpOverload) -> Callee:
+    def run(*args: object, **kwargs: object) -> object:
         named = {name: _contiguous(value) for name, value in kwargs.items()}
         return op(*map(_contiguous, args), **named)
 
@@ -55,7 +53,7 @@ def _embedding_bag(weight: torch.Tensor, *args: object) -> object:
     return aten._embedding_bag.default(weight, *map(_contiguous, args))
 
 
-WITH_REQUIRED_LAYOUT: dict[OpOverload, Callable[..., object]] = {
+WITH_REQUIRED_LAYOUT: dict[object, Callee] = {
     aten._embedding_bag.default: _embedding_bag,
     aten.native_group_norm.default: _group_norm,
     aten.native_group_norm_backward.default: _group_norm_backward,

@@ -8,15 +8,15 @@ along.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from torch import fx
 
 from adjoint.graph.metadata import entry_mode, set_entry_mode
 from adjoint.graph.origins import origins_of
+from adjoint.open_types import OpArgument
 from adjoint.torch_private.graph_modules import module_of
 
-Arguments = Callable[[fx.Node], Any]
+Arguments = Callable[[fx.Node], OpArgument]
 
 
 def copy_node(graph: fx.Graph, node: fx.Node, argument: Arguments) -> fx.Node:
@@ -54,7 +54,7 @@ class GraphCopy:
         self.copies[node] = copy = copy_node(self.graph, node, known.__getitem__)
         return copy
 
-    def copy_of(self, value: object) -> Any:
+    def copy_of(self, value: object) -> OpArgument:
         """The copy of a node; constants are their own."""
         return self.copies[value] if isinstance(value, fx.Node) else value
 

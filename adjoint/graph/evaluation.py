@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import fx
@@ -16,6 +16,7 @@ from adjoint.graph.contiguity import WITH_REQUIRED_LAYOUT
 from adjoint.graph.leaves import detached
 from adjoint.graph.metadata import (
     Mode,
+    callee_of,
     entry_mode,
     evaluated_in,
     mode_of,
@@ -23,6 +24,7 @@ from adjoint.graph.metadata import (
     region_of,
     source_of,
 )
+from adjoint.open_types import Callee, OpArgument, TorchValue
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.batches import is_vmapped
 from adjoint.torch_private.corrected_fakes import returns_argument
@@ -31,11 +33,11 @@ from adjoint.torch_private.functorch import is_functorch_wrapper
 from adjoint.torch_private.operators import HigherOrderOperator, recorded_loop
 
 
-class InputsWithHistory(list[Any]):
+class InputsWithHistory(list[TorchValue]):
     """Inputs that may have autograd history, which the results must not inherit."""
 
 
-class InOwnMemory(list[Any]):
+class InOwnMemory(list[TorchValue]):
     """Outputs of a graph that alias neither each other nor an input."""
 
 
@@ -46,12 +48,14 @@ def detach_inputs(inputs: list[object]) -> None:
 
 
 # Is shown each call of an evaluation: node, arguments, keyword arguments, result.
-Check: TypeAlias = Callable[[fx.Node, Any, Any, Any], None]
+Check: TypeAlias = Callable[
+    [fx.Node, tuple[OpArgument, ...], dict[str, OpArgument], TorchValue], None
+]
 
 
 def evaluate_taking(
     graph_module: fx.GraphModule, inputs: list[object], check: Check | None = None
-) -> Sequence[Any]:
+) -> Sequence[TorchValue]:
     """Evaluate the graph; takes the inputs out of the list, to free each after its last use."""
     taken = _taken(inputs)
     return evaluate(graph_module, taken, check=check)  # type: ignore[arg-type, no-any-return]
@@ -68,14 +72,14 @@ def evaluate(
     inputs: Sequence[object],
     captured: bool = False,
     check: Check | None = None,
-) -> Any:
+) -> TorchValue:
     """The outputs of the graph; `check` is shown each call.
 
     Ops outside any `no_grad`, `enable_grad` or `inference_mode` region run under the caller's mode.
     Values are released after their last use.  `captured`: a capture is under way, so higher-order
     operators are called as they are, for the capture to see, rather than interpreted.
     """
-    values: dict[fx.Node, Any] = {}
+    values: dict[fx.Node, TorchValue] = {}
     remaining = iter(inputs)
     entry = entry_mode(graph_module)
     last_used = _last_uses(graph_module)
@@ -96,13 +100,13 @@ def evaluate(
     raise AssertionError("the graph has no output")
 
 
-def _new_results(results: Sequence[Any], operands: Sequence[object]) -> tuple[Any, ...]:
+def _new_results(results: Sequence[TorchValue], operands: Sequence[object]) -> tuple[object, ...]:
     """`results`, cloned where they alias an operand: an operator returns new tensors."""
     given = {_memory(each) for each in operands} - {None}
     return tuple(each.clone() if _memory(each) in given else each for each in results)
 
 
-def _memory(value: object) -> Any:
+def _memory(value: object) -> int | None:
     return storage_key(value) if isinstance(value, torch.Tensor) else None
 
 
@@ -123,7 +127,12 @@ def _stacked_steps(
     return [each.new_empty((0, *each.shape)) for each in trial]
 
 
-def _cond(pred: Any, true: fx.GraphModule, false: fx.GraphModule, operands: Any) -> object:
+def _cond(
+    pred: torch.Tensor,
+    true: fx.GraphModule,
+    false: fx.GraphModule,
+    operands: Sequence[object],
+) -> object:
     if is_vmapped(pred):
         pairs = zip(evaluate(true, operands), evaluate(false, operands), strict=True)
         return tuple(torch.where(pred, *pair) for pair in pairs)
@@ -131,7 +140,10 @@ def _cond(pred: Any, true: fx.GraphModule, false: fx.GraphModule, operands: Any)
 
 
 def _while_loop(
-    condition: fx.GraphModule, step: fx.GraphModule, carried: Any, others: Any
+    condition: fx.GraphModule,
+    step: fx.GraphModule,
+    carried: Sequence[object],
+    others: Sequence[object],
 ) -> object:
     operands, count = [*carried, *others], len(carried)
     steps = []
@@ -144,7 +156,12 @@ def _while_loop(
     return (*_new_results(carried, operands), *stacked)
 
 
-def _scan(combine: fx.GraphModule, init: Any, xs: Any, others: Any) -> object:
+def _scan(
+    combine: fx.GraphModule,
+    init: Sequence[object],
+    xs: Sequence[torch.Tensor],
+    others: Sequence[object],
+) -> object:
     carry, steps = list(init), []
     for index in range(xs[0].shape[0]):
         outputs = evaluate(combine, [*carry, *(x[index] for x in xs), *others])
@@ -155,7 +172,7 @@ def _scan(combine: fx.GraphModule, init: Any, xs: Any, others: Any) -> object:
     return (*_new_results(carry, [*init, *xs, *others]), *stacked)
 
 
-def _map(function: fx.GraphModule, xs: object, others: object) -> object:
+def _map(function: fx.GraphModule, xs: Sequence[torch.Tensor], others: Sequence[object]) -> object:
     return _scan(function, (), xs, others)
 
 
@@ -165,14 +182,18 @@ def _copy(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) 
     return _empty_like(into, source, into).copy_(into).copy_(source, non_blocking)
 
 
-def strided_from_start(x: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
+def strided_from_start(
+    x: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int = 0
+) -> torch.Tensor:
     """`as_strided` with the offset counted from the first element of `x`, as in graphs: a value has
     no storage around it."""
     return x.as_strided(size, stride, x.storage_offset() + offset)
 
 
-def _copied_from_start(x: torch.Tensor, *place: Any) -> torch.Tensor:
-    return strided_from_start(x, *place).clone(memory_format=torch.contiguous_format)
+def _copied_from_start(
+    x: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int = 0
+) -> torch.Tensor:
+    return strided_from_start(x, size, stride, offset).clone(memory_format=torch.contiguous_format)
 
 
 def _empty_like(like: torch.Tensor, *written: torch.Tensor) -> torch.Tensor:
@@ -184,7 +205,7 @@ def _empty_like(like: torch.Tensor, *written: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
 
-def _scattered(view: Callable[..., Any]) -> Callable[..., object]:
+def _scattered(view: Callable[..., torch.Tensor]) -> Callee:
     def scatter(
         x: torch.Tensor, new: torch.Tensor, *args: object, **kwargs: object
     ) -> torch.Tensor:
@@ -240,7 +261,13 @@ def _with_contiguous_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _flash_attention_backward(
-    cotangent: object, query: Any, key: Any, value: Any, out: Any, *args: object, **kw: object
+    cotangent: object,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    *args: object,
+    **kw: object,
 ) -> object:
     if query.numel() and key.numel() and value.numel():
         query, key, value, out = map(_with_contiguous_rows, (query, key, value, out))
@@ -257,7 +284,9 @@ def _reduced_product(sparse: torch.Tensor, dense: torch.Tensor, reduce: str) -> 
     return tuple(each.detach() for each in results)
 
 
-def _dense(x: torch.Tensor, dtype: Any = None, masked_grad: bool | None = None) -> torch.Tensor:
+def _dense(
+    x: torch.Tensor, dtype: torch.dtype | None = None, masked_grad: bool | None = None
+) -> torch.Tensor:
     """The cotangent of a sparse tensor may already be dense, for which the op has no kernel."""
     return x.to_dense(dtype, masked_grad=masked_grad)
 
@@ -271,7 +300,7 @@ _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 # graph means: those of higher-order operators ignore autograd modes and have no second derivative;
 # `copy` and functional random ops have no derivative; `*_scatter` has none for complex numbers, and
 # that of `as_strided_scatter` is wrong.
-_IMPLEMENTATIONS: dict[Any, Callable[..., Any]] = {
+_IMPLEMENTATIONS: dict[object, Callee] = {
     **WITH_REQUIRED_LAYOUT,
     # A kernel may return other strides than its fake (batch_norm of a transposed input), so that
     # what was a view of the fake needs a copy.
@@ -307,16 +336,16 @@ _IMPLEMENTATIONS: dict[Any, Callable[..., Any]] = {
 _SLICED_ARGUMENT = {torch.ops.higher_order.scan: 2, torch.ops.higher_order.map_impl: 1}
 
 
-def eager_callable(target: Any) -> Any:
+def eager_callable(target: Callee) -> Callee:
     """The function that the interpreter calls for an operator."""
     function = _IMPLEMENTATIONS.get(target, target)
     return _unaliased(function) if returns_argument(target) else function
 
 
-def _unaliased(function: Callable[..., object]) -> Callable[..., object]:
+def _unaliased(function: Callee) -> Callee:
     """`function`, with results cloned that alias an argument."""
 
-    def run(*args: object, **kwargs: object) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         result = function(*args, **kwargs)
         given = {_memory(each) for each in trees.leaves((args, kwargs))} - {None}
         return trees.map_leaves(
@@ -326,18 +355,20 @@ def _unaliased(function: Callable[..., object]) -> Callable[..., object]:
     return run
 
 
-def call_on_fakes(node: fx.Node, values: dict[fx.Node, Any]) -> object:
+def call_on_fakes(node: fx.Node, values: dict[fx.Node, TorchValue]) -> object:
     """The fake result of a call on fake arguments, under the current mode."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
-    return fake_call(node.target, args, kwargs, eager_callable(node.target))
+    callee = callee_of(node)
+    return fake_call(callee, args, kwargs, eager_callable(callee))
 
 
-def _call(node: fx.Node, values: dict[fx.Node, Any], entry: Mode, captured: bool) -> Any:
+def _call(node: fx.Node, values: dict[fx.Node, TorchValue], entry: Mode, captured: bool) -> object:
     args = fx.map_arg(node.args, lambda n: values[n])
     kwargs = fx.map_arg(node.kwargs, lambda n: values[n])
-    target: Any = eager_callable(node.target)
-    if captured and isinstance(node.target, HigherOrderOperator) and not _is_unrolled(node, args):
-        target = node.target
+    callee = callee_of(node)
+    target = eager_callable(callee)
+    if captured and isinstance(callee, HigherOrderOperator) and not _is_unrolled(node, args):
+        target = callee
     mode = mode_of(node)
     hooks = node.meta.get("hooks")
     region = region_of(node) if captured else None
@@ -361,7 +392,7 @@ def _call(node: fx.Node, values: dict[fx.Node, Any], entry: Mode, captured: bool
         raise
 
 
-def _is_unrolled(node: fx.Node, args: Any) -> bool:
+def _is_unrolled(node: fx.Node, args: Sequence[OpArgument]) -> bool:
     """Whether a loop is interpreted even under a capture: one with a known trip count over a batch
     of `torch.func.vmap`, which can batch ops but not bodies."""
     if node.target not in _SLICED_ARGUMENT or not any(

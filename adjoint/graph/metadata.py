@@ -25,16 +25,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
+import sympy
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from adjoint.errors import SourceLine
 from adjoint.graph.descriptors import Input, Output
+from adjoint.open_types import Callee, OpArgument, TorchValue
 from adjoint.torch_private.symbols import expression
 
 
@@ -80,25 +82,37 @@ def has_value(node: Node) -> bool:
     return "val" in node.meta
 
 
-def value_of(node: Node) -> Any:
+def value_of(node: Node) -> TorchValue:
     """The fake value of a node: a tensor, a number or symbol, None, or a sequence of these."""
     if not has_value(node):
         raise LookupError(f"node {node.name} carries no fake value")
     return node.meta["val"]
 
 
-def value_or_none(node: Node) -> Any:
+def value_or_none(node: Node) -> TorchValue:
     """The fake value of a node; None also for a node without one, such as the output node."""
     return node.meta.get("val")
 
 
-def callee_of(node: Node) -> Callable[..., Any]:
+def callee_of(node: Node) -> Callee:
     """The function or operator that a `call_function` node calls."""
     assert not isinstance(node.target, str), f"{node.op} {node.name} calls nothing"
     return node.target
 
 
-def value_at(argument: object) -> Any:
+def arguments_of(node: Node) -> tuple[OpArgument, ...]:
+    """The positional arguments of a node, which are what the schema of its operator says."""
+    return node.args
+
+
+def operand_of(node: Node, place: int = 0) -> Node:
+    """The argument of a node at a position at which its operator takes a tensor."""
+    operand = node.args[place]
+    assert isinstance(operand, Node), f"{node.name} has no tensor at {place}"
+    return operand
+
+
+def value_at(argument: object) -> TorchValue:
     """The fake value of a node; any other argument is its own value."""
     return value_or_none(argument) if isinstance(argument, Node) else argument
 
@@ -250,7 +264,7 @@ def output_node(graph: Graph) -> Node:
     return found[0]
 
 
-def outputs_of(graph: Graph) -> tuple[Any, ...]:
+def outputs_of(graph: Graph) -> tuple[OpArgument, ...]:
     """What a graph returns, one entry for each output: nodes, or constants such as None."""
     returned = output_node(graph).args[0]
     return tuple(returned) if isinstance(returned, tuple | list) else (returned,)
@@ -323,7 +337,7 @@ def _is_contiguous(value: torch.Tensor) -> bool:
     if 0 in sizes:
         return True
     strides = [_without_guards(stride) for stride in value.stride()]
-    expected: Any = 1
+    expected: int | sympy.Expr = 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         # The stride of an axis of size 1 does not matter.
         if size != 1 and stride != expected:
@@ -332,6 +346,6 @@ def _is_contiguous(value: torch.Tensor) -> bool:
     return True
 
 
-def _without_guards(size: int | torch.SymInt) -> object:
+def _without_guards(size: int | torch.SymInt) -> int | sympy.Expr:
     """A size that can be multiplied without being traced and compared without adding a guard."""
     return expression(size) if isinstance(size, torch.SymInt) else size

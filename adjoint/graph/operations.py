@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import fx
 from torch.autograd.function import once_differentiable
 
 from adjoint.graph.evaluation import evaluate
+from adjoint.open_types import AutogradContext, Callee, OpArgument, TorchValue
 from adjoint.philox import halves
+from adjoint.torch_private.autograd import applied
 from adjoint.torch_private.operators import OpOverload, fresh_results, recorded_loop
 
 
@@ -53,7 +55,11 @@ def _(value: torch.Tensor, condition: torch.Tensor, message: str) -> torch.Tenso
 
 @_provided.register_vmap
 def _(
-    info: object, in_dims: Any, value: torch.Tensor, condition: torch.Tensor, message: str
+    info: object,
+    in_dims: tuple[int | None, ...],
+    value: torch.Tensor,
+    condition: torch.Tensor,
+    message: str,
 ) -> tuple[torch.Tensor, int | None]:
     return provided(value, condition.all(), message), in_dims[0]
 
@@ -87,10 +93,14 @@ def _(v: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dim: int, reverse: bool
     return torch.empty_like(v)
 
 
+class _BatchInfo(Protocol):
+    batch_size: int
+
+
 @_exponential_scan.register_vmap
 def _(
-    info: Any,
-    in_dims: Any,
+    info: _BatchInfo,
+    in_dims: tuple[int | None, ...],
     v: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
@@ -161,14 +171,14 @@ class LoopArguments:
         """The number of carried values."""
         return len(self.part(args, self.init))
 
-    def operands(self, args: Sequence[object]) -> list[Any]:
+    def operands(self, args: Sequence[OpArgument]) -> list[OpArgument]:
         """The first carried values, the sliced tensors, and what every step takes, in this
         order."""
         return [
             each for place in (self.init, self.xs, self.others) for each in self.part(args, place)
         ]
 
-    def part(self, args: Sequence[Any], place: int | None) -> Sequence[Any]:
+    def part(self, args: Sequence[OpArgument], place: int | None) -> Sequence[OpArgument]:
         """The argument at `place`."""
         return () if place is None else args[place]
 
@@ -233,7 +243,9 @@ def _copy(value: object) -> object:
     return [_copy(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-def in_order(token: torch.Tensor, op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+def in_order(
+    token: torch.Tensor, op: Callee, *args: object, **kwargs: object
+) -> tuple[TorchValue, ...]:
     """Run an op with side effects; returns a new token, then the results of the op.
 
     Each such op takes the token of the one before it, so that passes which reorder nodes keep their
@@ -273,14 +285,14 @@ def apply_function(
     non_differentiable: tuple[int, ...],
     once: bool,
     *operands: object,
-) -> tuple[Any, ...]:
+) -> tuple[TorchValue, ...]:
     """Apply a custom `autograd.Function` whose two halves have been captured.
 
     `forward(*operands)` returns (results, saved); `backward(*cotangents, *saved)` returns one
     cotangent, or None, for each operand.  `once`: the backward may not be differentiated.
     """
 
-    def run(*args: object) -> Any:
+    def run(*args: object) -> TorchValue:
         return evaluate(forward, args)
 
     return _applied(run, backwards, non_differentiable, once, operands)
@@ -297,7 +309,7 @@ def with_backward(
     results: tuple[object, ...],
     saved: tuple[object, ...],
     *operands: object,
-) -> tuple[Any, ...]:
+) -> tuple[TorchValue, ...]:
     """`results`, as if returned by a custom `autograd.Function` of `operands` that saved `saved`.
 
     What remains of `apply_function` once its forward half is inlined into the graph.
@@ -307,7 +319,7 @@ def with_backward(
 
 
 def _applied(
-    run: Callable[..., Any],
+    run: Callable[..., tuple[Sequence[TorchValue], Sequence[object]]],
     backwards: Backwards,
     non_differentiable: tuple[int, ...],
     once: bool,
@@ -315,7 +327,7 @@ def _applied(
 ) -> tuple[object, ...]:
     by_given = dict(backwards)
 
-    def pull_back(ctx: Any, *cotangents: object) -> Any:
+    def pull_back(ctx: AutogradContext, *cotangents: object) -> tuple[object, ...]:
         tensors = iter(ctx.saved_tensors)
         saved = [next(tensors) if other is None else other for other in ctx.others]
         given = tuple(i for i, each in enumerate(cotangents) if each is not None)
@@ -336,7 +348,7 @@ def _applied(
 
     class Applied(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *args: object) -> Any:
+        def forward(ctx: AutogradContext, *args: object) -> tuple[object, ...]:
             results, saved = run(*args)
             tensors = [value for value in saved if isinstance(value, torch.Tensor)]
             ctx.set_materialize_grads(None in by_given)
@@ -346,9 +358,8 @@ def _applied(
             return tuple(results)
 
         @staticmethod
-        def backward(ctx: object, *cotangents: object) -> Any:
+        def backward(ctx: AutogradContext, *cotangents: object) -> tuple[object, ...]:
             return reverse(ctx, *cotangents)
 
     reverse = once_differentiable(pull_back) if once else pull_back
-    applied: Any = Applied
-    return tuple(applied.apply(*operands))
+    return tuple(applied(Applied, *operands))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import fx
@@ -70,7 +70,7 @@ def replace(node: fx.Node, new: fx.Node) -> None:
     node.graph.erase_node(node)
 
 
-def for_part_of(node: fx.Node, value: object) -> dict[str, Any]:
+def for_part_of(node: fx.Node, value: object) -> dict[str, object]:
     """Metadata for a node that a rewrite of `node` makes; `value` is its fake value.
 
     It belongs to the same line, mode and derivative.  It is another value, and so has a fake value

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import sympy
 import torch
@@ -25,6 +25,7 @@ from adjoint.graph.metadata import (
     value_or_none,
 )
 from adjoint.graph.operations import has_bodies
+from adjoint.open_types import TorchValue
 from adjoint.torch_private import (
     size_evaluation,
     size_guards,
@@ -37,7 +38,7 @@ from adjoint.torch_private.modes import enable_python_dispatcher
 from adjoint.torch_private.size_guards import ShapeEnv
 
 Sizes: TypeAlias = symbols.Sizes
-Renaming: TypeAlias = dict[sympy.Symbol, Any]
+Renaming: TypeAlias = dict[sympy.Symbol, object]
 
 
 @contextlib.contextmanager
@@ -85,7 +86,7 @@ class Sizing:
         """The number of assumptions, which may grow."""
         return len(self._assumed)
 
-    def of(self, inputs: Sequence[Any]) -> Sizes:
+    def of(self, inputs: Sequence[TorchValue]) -> Sizes:
         """The value of each size symbol for `inputs`."""
         return {
             symbol: inputs[place] if axis is None else inputs[place].shape[axis]
@@ -141,7 +142,7 @@ class Guards:
         """Take the branches recorded so far as guards, and none recorded later."""
         self._assumed = [] if self._shape_env is None else size_guards.guards_of(self._shape_env)
 
-    def hold(self, inputs: Sequence[Any]) -> bool:
+    def hold(self, inputs: Sequence[TorchValue]) -> bool:
         """Whether all guards hold for `inputs`."""
         sizes: Sizes = {}
         for symbol, place, axis in self._shown:
@@ -190,7 +191,7 @@ def resized(graph_module: fx.GraphModule, sizes: Sizes) -> tuple[fx.GraphModule,
     """
     fake_mode = new_fake_mode()
     assert fake_mode.shape_env is not None
-    new = symbols.fresh_symbols(fake_mode.shape_env, sizes)
+    new: dict[sympy.Symbol, object] = {**symbols.fresh_symbols(fake_mode.shape_env, sizes)}
     with general_shapes(), size_guards.assumptions(fake_mode.shape_env):
         copy = _copied(graph_module, fake_mode, new)
     written = {symbol: symbols.unsimplified(number) for symbol, number in new.items()}
@@ -214,7 +215,7 @@ def _copied(
     graph_module: fx.GraphModule, fake_mode: FakeTensorMode, new: dict[sympy.Symbol, object]
 ) -> fx.GraphModule:
     copying = GraphCopy(graph_module)
-    values: dict[fx.Node, Any] = {}
+    values: dict[fx.Node, TorchValue] = {}
     bodies: dict[str, fx.GraphModule] = {}
     with fake_mode, enable_python_dispatcher(), torch.no_grad():
         for node in graph_module.graph.nodes:
@@ -255,10 +256,10 @@ def _learn(before: object, now: object, new: dict[sympy.Symbol, object]) -> None
                 new.setdefault(expr, fresh)
 
 
-def _like(value: object, new: dict[sympy.Symbol, object], fake_mode: FakeTensorMode) -> Any:
+def _like(value: object, new: dict[sympy.Symbol, object], fake_mode: FakeTensorMode) -> object:
     """A fake like `value`, with sizes in the new symbols."""
 
-    def number(size: object) -> Any:
+    def number(size: object) -> TorchValue:
         expr = symbols.unsimplified(size)
         if expr is None:
             return size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from adjoint.loops.expressions import (
     Load,
     Name,
 )
-from adjoint.loops.operators import OPERATORS, Scalar
+from adjoint.loops.operators import OPERATORS
 from adjoint.loops.statements import (
     Accumulator,
     Assign,
@@ -32,9 +31,10 @@ from adjoint.loops.statements import (
     TeamMemory,
     Update,
 )
+from adjoint.open_types import Scalar
 
 # The type that values of a dtype have here.  Half types are computed in float32 and rounded.
-_SCALARS: dict[torch.dtype, type[Any]] = {
+_SCALARS: dict[torch.dtype, type[Scalar]] = {
     torch.bool: bool,
     torch.uint8: np.uint8,
     torch.int8: np.int8,

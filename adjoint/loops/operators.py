@@ -11,15 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+from adjoint.open_types import Scalar
 from adjoint.philox import halves
-
-# A numpy scalar or a bool.  Numpy's stubs have no type for arithmetic on two scalars of one type.
-Scalar: TypeAlias = Any
 
 
 @dataclass(frozen=True)

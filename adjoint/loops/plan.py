@@ -6,16 +6,17 @@ Sizes are expressions over the sizes of inputs, which are known when the plan ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import sympy
 import torch
 from typing_extensions import assert_never
 
 from adjoint.loops.statements import Kernel
+from adjoint.open_types import Callee, OpArgument
 from adjoint.torch_private import trees
 
 Size: TypeAlias = "int | sympy.Expr"
@@ -120,9 +121,9 @@ class HeldConstant:
 
     name: str
     """The attribute of the graph that holds it."""
-    value: Any
+    value: object
 
-    def __call__(self) -> Any:
+    def __call__(self) -> object:
         return self.value
 
 
@@ -130,9 +131,9 @@ class HeldConstant:
 class LibraryCall:
     """The call of an operator that is not lowered to a kernel."""
 
-    target: Callable[..., Any]
-    args: Any
-    kwargs: Any
+    target: Callee
+    args: tuple[OpArgument, ...]
+    kwargs: dict[str, OpArgument]
     result: int
     aliases: bool = False
     """The result may share memory with an argument."""
@@ -144,7 +145,7 @@ class LibraryCall:
     """The user's line."""
     uncapturable: str = ""
     """Why a CUDA graph cannot capture it; empty: it can."""
-    op: Any = None
+    op: OpArgument = None
     """The target of the graph's node."""
     expected: tuple[ExpectedTensor | None, ...] = ()
     """What the plan assumes of each tensor that it returns; empty: nothing is checked."""
@@ -225,7 +226,7 @@ class Plan:
     symbols: tuple[tuple[sympy.Symbol, int, int], ...]
     """Each symbol of sizes, with the input and dimension it is read from; -1: the input itself."""
     steps: tuple[Step, ...]
-    outputs: Any
+    outputs: OpArgument
     """As the graph returns them, with `Argument` for values."""
     assumed: tuple[sympy.Basic, ...] = field(default=())
     """Assumptions about sizes."""

@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -334,7 +334,7 @@ def _logit(x: Expression, eps: float | None = None) -> Expression:
 
 _P = Pointwise
 
-TABLE: dict[Any, Pointwise] = {
+TABLE: dict[object, Pointwise] = {
     aten.abs.default: _P(unary("abs")),
     aten.acos.default: _P(unary("acos")),
     aten.acosh.default: _P(unary("acosh")),

@@ -13,6 +13,7 @@ from adjoint.graph.reachability import reachable
 from adjoint.loops.plan import ExpectedTensor
 from adjoint.lower.sizes import sizes
 from adjoint.lower.views import PARTS, view_of
+from adjoint.open_types import Callee
 from adjoint.torch_private import trees
 from adjoint.torch_private.operators import OpOverload
 from adjoint.torch_private.symbols import is_unbacked_int
@@ -96,7 +97,7 @@ READS_LAYOUT = frozenset(
 
 
 # Operators that can write to a given tensor, and the function that takes it as `out`.
-WRITERS: dict[object, object] = {
+WRITERS: dict[object, Callee] = {
     aten.mm.default: torch.mm,
     aten.bmm.default: torch.bmm,
     aten.addmm.default: torch.addmm,

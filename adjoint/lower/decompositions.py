@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -15,6 +14,7 @@ from adjoint.graph.metadata import value_of, value_or_none
 from adjoint.graph.origins import for_part_of, inherit
 from adjoint.lower.compositions import Composition, NoComposition, composition_of
 from adjoint.lower.sizes import same, sizes
+from adjoint.open_types import Callee, OpArgument, TorchValue
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import FakeTensorMode, fake_call, fake_mode_of
 from adjoint.torch_private.modes import TorchDispatchMode
@@ -71,8 +71,9 @@ def _expanded(
 ) -> fx.Node | list[fx.Node | None] | None:
     """The nodes that compute the results of `program`; None if it does not apply."""
     values = [value_or_none(n) for n in node.all_input_nodes]
-    shapes: list[Any] = [value.shape for value in values if isinstance(value, torch.Tensor)]
-    if any(isinstance(size, int) and size == 0 for shape in shapes for size in shape):
+    shapes = [value.shape for value in values if isinstance(value, torch.Tensor)]
+    sizes_in: list[object] = [size for shape in shapes for size in shape]
+    if any(isinstance(size, int) and size == 0 for size in sizes_in):
         return None
     graph = copy.graph
     recorder = _Recorder(graph, for_part_of(node, None))
@@ -95,7 +96,7 @@ def _expanded(
     return [None if each is None else recorder.nodes[id(each)] for each in results]
 
 
-def _laid_as(expected: Any, results: Any) -> Any:
+def _laid_as(expected: TorchValue, results: TorchValue) -> TorchValue:
     """`results`, copied where they have other strides than the operator's own."""
     if isinstance(results, torch.Tensor):
         return _with_strides_of(expected, results)
@@ -151,7 +152,13 @@ class _Recorder(TorchDispatchMode):
         self.nodes: dict[int, fx.Node] = {}
         self.kept: list[object] = []
 
-    def __torch_dispatch__(self, op: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        op: Callee,
+        types: object,
+        args: tuple[OpArgument, ...] = (),
+        kwargs: dict[str, OpArgument] | None = None,
+    ) -> object:
         result = fake_call(op, args, kwargs or {})
 
         def leaf(value: object) -> object:

@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import fx
@@ -154,10 +153,12 @@ class Numbers:
         drawn = -self.above_zero().log()
         return drawn.clamp_min(torch.finfo(drawn.dtype).eps / 2)
 
-    def whole(self, low: Any, high: Any) -> torch.Tensor:
+    def whole(self, low: object, high: object) -> torch.Tensor:
         """Integers in range(low, high)."""
         dtype = self.like.dtype
-        _require(isinstance(low, int) and isinstance(high, int) and dtype in WHOLE)
+        if not isinstance(low, int) or not isinstance(high, int):
+            raise NoComposition
+        _require(dtype in WHOLE)
         _require(-WHOLE[dtype] <= low < high <= WHOLE[dtype])
         drawn: torch.Tensor = self.bits(63) % (high - low) + low
         return drawn.to(dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import fx
@@ -14,6 +13,7 @@ from adjoint.failing import works_on
 from adjoint.graph.capturable import why_not_capturable
 from adjoint.graph.evaluation import eager_callable
 from adjoint.graph.metadata import (
+    callee_of,
     inputs_of,
     run_of,
     source_of,
@@ -159,7 +159,7 @@ class _Planning(Schedule):
         return len(self.slots) + len(self.check_slots)
 
     def _slot(self, node: fx.Node, kind: SlotKind) -> Slot:
-        value: Any = value_or_none(node)
+        value = value_or_none(node)
         number = self._next_slot()
         if is_plain(value, self.device):
             slot = Slot(number, kind, shape_of(node), strides_of(node), value.dtype)
@@ -338,7 +338,7 @@ class _Planning(Schedule):
         line = str(source_of(item.node) or "")
         self.steps.append(LibraryCall(require_within, args, {}, slot.number, line=line))
 
-    def _argument(self, leaf: object) -> Any:
+    def _argument(self, leaf: object) -> object:
         if isinstance(leaf, fx.Node):
             return Argument(self.slots[self.shown.get(leaf, leaf)].number)
         return Number(size_of(leaf)) if isinstance(leaf, torch.SymInt) else leaf
@@ -370,7 +370,7 @@ class _Planning(Schedule):
         for source in node.all_input_nodes:
             self._ensure(source)
         args, kwargs = trees.map_leaves(self._argument, (node.args, node.kwargs))
-        target: Any = eager_callable(node.target)
+        target = eager_callable(callee_of(node))
         writer = WRITERS.get(node.target)
         writes = writer is not None and is_plain(tensor_of(node), self.device)
         kind = SlotKind.RESULT

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable
-from typing import Any
 
 import torch
 from torch import fx
@@ -28,6 +27,7 @@ from adjoint.lower.recomputation import Recomputation
 from adjoint.lower.row_tiles import Unit
 from adjoint.lower.selection import Selection
 from adjoint.lower.views import PARTS, view_of
+from adjoint.open_types import OpArgument
 from adjoint.target import Target
 
 aten = torch.ops.aten
@@ -68,7 +68,7 @@ class Schedule:
         units, self.twins = search.run(self.target.rates.operators_per_byte)
         return units
 
-    def outputs(self) -> Any:
+    def outputs(self) -> OpArgument:
         """What the graph returns, with nodes for values."""
         return output_node(self.graph).args[0]
 

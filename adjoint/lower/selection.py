@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import fx
@@ -69,7 +68,7 @@ class Selection:
         return definition
 
     def _is_readable(self, node: fx.Node) -> bool:
-        value: Any = value_or_none(node)
+        value = value_or_none(node)
         # A constant scalar is inlined into kernels, whatever its device.
         is_number = isinstance(value, torch.Tensor) and not value.dim()
         is_number = is_number and base_of(node).target in CONSTANTS

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import sympy
 import torch
 
 from adjoint.loops.plan import Size as Size
+from adjoint.open_types import TorchValue
 from adjoint.torch_private.symbols import expression, floor_quotient
 
 # A symbolic size of an input, where decisions need a number.
 ASSUMED_SIZE = 1024
 
 
-def size_of(value: Any) -> Size:
+def size_of(value: TorchValue) -> Size:
     """A size of a fake tensor."""
     if isinstance(value, torch.SymInt):
         expr = expression(value)

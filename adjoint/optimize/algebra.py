@@ -13,12 +13,10 @@ cotangent before it is added, and the transpose of a sum is an expansion.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
-from adjoint.graph.metadata import computes_tensor, tensor_of
+from adjoint.graph.metadata import callee_of, computes_tensor, tensor_of
 from adjoint.optimize.uniform import uniform_value
 from adjoint.optimize.views import is_known_to_expand
 from adjoint.rewrite.engine import rewrite
@@ -34,10 +32,11 @@ PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
 QUOTIENTS = (aten.div.Tensor, aten.div.Scalar)
 
 
-def _stands_for(value: Any, root: fx.Node) -> Replacement | None:
+def _stands_for(value: object, root: fx.Node) -> Replacement | None:
     """`value`, if it is a tensor of the shape and dtype of `root`; else None."""
-    is_tensor = isinstance(value, fx.Node) and computes_tensor(value)
-    return value if is_tensor and same_values(tensor_of(value), tensor_of(root), False) else None
+    if not isinstance(value, fx.Node) or not computes_tensor(value):
+        return None
+    return value if same_values(tensor_of(value), tensor_of(root), False) else None
 
 
 def _is(argument: object, number: float) -> bool:
@@ -124,10 +123,11 @@ def broadcast_right(x: fx.Node, y: object, match: Match) -> Replacement | None:
     return _broadcast(match, 1, x, y)
 
 
-def _broadcast(match: Match, place: int, x: fx.Node, other: Any) -> Replacement | None:
-    whole = isinstance(other, fx.Node) and computes_tensor(other)
+def _broadcast(match: Match, place: int, x: fx.Node, other: object) -> Replacement | None:
+    if not isinstance(other, fx.Node) or not computes_tensor(other):
+        return None
     # A tensor without axes takes part in type promotion as a number does.
-    if not whole or not tensor_of(x).dim() or match.root.kwargs:
+    if not tensor_of(x).dim() or match.root.kwargs:
         return None
     if len(tensor_of(other).shape) != len(tensor_of(match.root).shape):
         return None
@@ -137,7 +137,7 @@ def _broadcast(match: Match, place: int, x: fx.Node, other: Any) -> Replacement 
         return None
     args = list(match.root.args)
     args[place] = x
-    return call(match.root.target, *args)
+    return call(callee_of(match.root), *args)
 
 
 RULES = (

@@ -22,23 +22,25 @@ of `rules/attention.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx
 
 from adjoint.graph.metadata import (
+    arguments_of,
     callee_of,
     computes_tensor,
     inputs_of,
+    operand_of,
     tensor_of,
     value_of,
 )
 from adjoint.graph.reachability import reachable
 from adjoint.graph.sizes import assuming
+from adjoint.open_types import OpArgument
 from adjoint.optimize.casts import is_cast
 from adjoint.optimize.uniform import uniform_value
 from adjoint.rewrite.engine import rewrite
@@ -96,11 +98,11 @@ class _Bias:
 class _Scores:
     """softmax(scale * product + biases)"""
 
-    product: tuple[Any, Any]
+    product: tuple[OpArgument, OpArgument]
     """The two operands of the product."""
     scale: float = 1.0
     biases: tuple[_Bias, ...] = ()
-    shape: tuple[Any, ...] | None = None
+    shape: tuple[int, ...] | None = None
     """The shape of the scores where a bias is added, with most axes."""
 
     def with_bias(self, node: fx.Node, bias: _Bias) -> _Scores:
@@ -111,7 +113,7 @@ class _Scores:
         return replace(self, biases=(*self.biases, bias), shape=kept)
 
 
-def _walk_views(node: Any) -> list[fx.Node]:
+def _walk_views(node: fx.Node) -> list[fx.Node]:
     """The values that `node` is a view, copy or cast of, itself first."""
     chain = [node]
     while True:
@@ -119,38 +121,40 @@ def _walk_views(node: Any) -> list[fx.Node]:
         is_step = last.target in VIEWS or last.target in COPIES or is_cast(last)
         if last.op != "call_function" or not is_step:
             return chain
-        chain.append(last.args[0])
+        chain.append(operand_of(last))
 
 
-def _keeps_order(chain: Sequence[fx.Node], *then: Any) -> bool:
+def _keeps_order(chain: Sequence[fx.Node], *then: tuple[OpArgument, ...]) -> bool:
     """Whether the views from the last of `chain` to the first, and `then`, keep the order of
     elements.
 
     They do if they make a dense tensor of a dense one; a copy changes no element's place.
     """
     value = tensor_of(chain[-1])
-    view: Any = value.new_empty(value.shape)
+    view = value.new_empty(value.shape)
     try:
         for node in reversed(chain[:-1]):
             if node.target in VIEWS:
                 target = callee_of(node)
                 args = fx.map_arg(tuple(node.args[1:]), value_of)
                 view = (aten.view.default if target in RESHAPES else target)(view, *args)
-        for op, *args in then:
-            view = op(view, *args)
+        for op, *more in then:
+            view = op(view, *more)
     except (RuntimeError, ValueError, IndexError):
         return False
     if view.numel() is not value.numel() and not same_number(view.numel(), value.numel()):
         return False
-    expected: Any = 1
-    for size, stride in reversed(list(zip(view.shape, view.stride(), strict=True))):
+    expected: int | torch.SymInt = 1
+    axes: list[tuple[int | torch.SymInt, int | torch.SymInt]]
+    axes = list(zip(view.shape, view.stride(), strict=True))
+    for size, stride in reversed(axes):
         if not (isinstance(size, int) and size == 1) and not same_number(stride, expected):
             return False
         expected = expected * size
     return True
 
 
-def _before_reshape(match: Match, node: object, ops: Sequence[object]) -> fx.Node:
+def _before_reshape(match: Match, node: fx.Node, ops: Sequence[object]) -> fx.Node:
     """The call of one of `ops` that `node` is a reshape of; everything between is absorbed."""
     chain = _walk_views(node)
     if chain[-1].target not in ops or not _keeps_order(chain):
@@ -160,7 +164,9 @@ def _before_reshape(match: Match, node: object, ops: Sequence[object]) -> fx.Nod
     return chain[-1]
 
 
-def _operand(node: fx.Node, shape: Sequence[object], *then: object) -> fx.Node | None:
+def _operand(
+    node: fx.Node, shape: Sequence[object], *then: tuple[OpArgument, ...]
+) -> fx.Node | None:
     """The earliest value of this shape of which `node`, after `then`, is a reshape."""
     chain = _walk_views(node)
     dtype = tensor_of(node).dtype
@@ -187,13 +193,12 @@ def _scores(match: Match, node: object) -> _Scores:
         match.absorb(node, *PRODUCTS)
         return _Scores((node.args[0], node.args[1]))
     match.absorb(node, *_STEPS)
-    found: _Scores = _STEPS[node.target](match, node)
-    return found
+    return _STEPS[node.target](match, node)
 
 
 def _narrows(node: fx.Node) -> bool:
     """Whether this is a cast that loses digits."""
-    return is_cast(node) and tensor_of(node).itemsize < tensor_of(node.args[0]).itemsize  # type: ignore[arg-type]
+    return is_cast(node) and tensor_of(node).itemsize < tensor_of(operand_of(node)).itemsize
 
 
 def _number(value: object) -> float:
@@ -274,7 +279,7 @@ def _lowest(number: object) -> float:
     return float(value)
 
 
-_STEPS: dict[Any, Any] = {
+_STEPS: dict[object, Callable[[Match, fx.Node], _Scores]] = {
     aten.mul.Tensor: _scaled,
     aten.mul.Scalar: _scaled,
     aten.div.Tensor: _scaled,
@@ -296,11 +301,11 @@ class _Attention:
     query: fx.Node
     key: fx.Node
     value: fx.Node
-    lead: tuple[Any, ...]
+    lead: tuple[int, ...]
     """Of the scores, the axes before rows and columns: batch and heads, batch, or none."""
     scale: float
     biases: tuple[_Bias, ...]
-    shape: tuple[Any, ...]
+    shape: tuple[int, ...]
     """Of the result."""
     dense: bool
     """Whether the result is dense, as that of a product is."""
@@ -406,12 +411,10 @@ def _found(match: Match, dense: bool) -> _Attention | None:
         product = match.absorb(root.args[0], *PRODUCTS)
     elif [each.target for each in root.users if each.target in RESHAPES] and len(root.users) == 1:
         return None  # Matched at the reshape, which needs no copy of the result.
-    weights: Any
-    values: Any
-    weights, values = product.args
+    weights, values = arguments_of(product)
     softmax = _before_reshape(match, weights, (SOFTMAX,))
     rank = tensor_of(softmax).dim()
-    axis: Any = softmax.args[1]
+    axis = arguments_of(softmax)[1]
     if not rank or axis % rank != rank - 1:
         return None
     scores = _scores(match, softmax.args[0])

@@ -16,12 +16,10 @@ Where numbers are summed first, they are of 32 bits or more.  Sums are taken in 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
-from adjoint.graph.metadata import tensor_of
+from adjoint.graph.metadata import arguments_of, operand_of, tensor_of
 from adjoint.optimize.views import PERMUTATIONS, is_known_to_expand, permutation_of
 from adjoint.rewrite.engine import rewrite
 from adjoint.rewrite.patterns import Match, Wildcard, call
@@ -33,25 +31,24 @@ SUM, EXPAND, VIEW = aten.sum.dim_IntList, aten.expand.default, aten.view.default
 a, b = Wildcard("a"), Wildcard("b")
 
 
-def _unrepeated(node: fx.Node, axis: int) -> Any:
+def _unrepeated(node: fx.Node, axis: int) -> Replacement | None:
     """A matrix of which `node` repeats the only row or column along `axis`; None if it is none."""
     if node.target in PERMUTATIONS and permutation_of(node) == [1, 0]:
-        inner: Any = node.args[0]
-        found = _unrepeated(inner, 1 - axis)
+        found = _unrepeated(operand_of(node), 1 - axis)
         return None if found is None else call(T, found)
     if node.target is not EXPAND:
         return None
-    source: Any = node.args[0]
-    shape: list[Any] = list(tensor_of(node).shape)
-    sizes: list[Any] = list(tensor_of(source).shape)
+    source = operand_of(node)
+    shape: list[int | torch.SymInt] = [*tensor_of(node).shape]
+    sizes: list[int | torch.SymInt] = [*tensor_of(source).shape]
     if not is_known_to_expand(source, node):
         return None
-    sizes = [1] * (2 - len(sizes)) + sizes
+    sizes = [*[1] * (2 - len(sizes)), *sizes]
     is_repeated = isinstance(sizes[axis], int) and sizes[axis] == 1
     if not is_repeated or (isinstance(shape[axis], int) and shape[axis] == 1):
         return None
     # Along the other axis it has the whole size.
-    other: Any = sizes[1 - axis]
+    other = sizes[1 - axis]
     if isinstance(other, int) and other != shape[1 - axis]:
         return None
     if tensor_of(source).dim() == 2:
@@ -59,7 +56,7 @@ def _unrepeated(node: fx.Node, axis: int) -> Any:
     return call(VIEW, source, [1, shape[1]] if axis == 0 else [shape[0], 1])
 
 
-def _shape_of(node: fx.Node) -> list[Any]:
+def _shape_of(node: fx.Node) -> list[int]:
     return list(tensor_of(node).shape)
 
 
@@ -95,7 +92,7 @@ def sum_instead(a: fx.Node, b: fx.Node, match: Match) -> Replacement | None:
 def sum_first(a: fx.Node, b: fx.Node, match: Match) -> Replacement | None:
     """sum(a @ w, 0) = sum(a, 0) @ w, and sum(a @ w, 1) = a @ sum(w, 1)"""
     root = match.root
-    dims: Any = root.args[1]
+    dims = arguments_of(root)[1]
     keeps = len(root.args) > 2 and bool(root.args[2])
     if not _may_sum_first(root) or root.kwargs or len(dims) != 1:
         return None

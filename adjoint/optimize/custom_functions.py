@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import fx
 
 from adjoint.failing import works_on
 from adjoint.graph.copying import copied, copy_node
-from adjoint.graph.metadata import tensor_of
+from adjoint.graph.metadata import arguments_of, tensor_of
 from adjoint.graph.operations import apply_function, with_backward
 from adjoint.graph.origins import for_part_of, replace
 from adjoint.graph.purity import remove_dead_code
 from adjoint.graph.subgraphs import body_of
+from adjoint.open_types import OpArgument
 from adjoint.rewrite.engine import is_returned
 from adjoint.torch_private.graph_modules import add_attribute
 from adjoint.torch_private.operators import OpOverload
@@ -50,7 +50,7 @@ def _can_be_inlined(node: fx.Node) -> bool:
 
 @works_on("node")
 def _inline(graph_module: fx.GraphModule, node: fx.Node) -> None:
-    arguments: Any = node.args
+    arguments = arguments_of(node)
     if node.target is with_backward:
         results = arguments[2]
     else:
@@ -58,18 +58,17 @@ def _inline(graph_module: fx.GraphModule, node: fx.Node) -> None:
             graph_module, node, body_of(graph_module, arguments[0]), arguments[4:]
         )
     for item in list(node.users):
-        place: Any = item.args[1]
-        _put(item, results[place])
+        _put(item, results[arguments_of(item)[1]])
     node.graph.erase_node(node)
 
 
 def _inlined(
     graph_module: fx.GraphModule, before: fx.Node, body: fx.GraphModule, operands: Sequence[object]
-) -> Any:
+) -> OpArgument:
     """What `body` returns for `operands`, computed before a node."""
     graph = graph_module.graph
     given = iter(operands)
-    copies: dict[fx.Node, Any] = {}
+    copies: dict[fx.Node, OpArgument] = {}
     with graph.inserting_before(before):
         for node in body.graph.nodes:
             if node.op == "output":

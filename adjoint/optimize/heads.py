@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import fx
 
 from adjoint.graph.losses import MEAN, SUM, linear_cross_entropy
-from adjoint.graph.metadata import tensor_of
+from adjoint.graph.metadata import arguments_of, operand_of, tensor_of
 from adjoint.graph.reachability import dependents
 from adjoint.optimize.casts import CAST, is_cast
 from adjoint.rewrite.engine import rewrite
@@ -46,22 +45,21 @@ def _rule(differentiated: set[str]) -> Rule:
     """`differentiated`: names of the nodes that have a derivative."""
 
     def chunk(match: Match) -> Replacement | None:
-        loss: Any = match.root.args[0]
+        loss = operand_of(match.root)
         if len(loss.users) != 1:
             return None  # The sum of weights is used as well.
         given = arguments(loss.target, loss.args, loss.kwargs)
         if given["reduction"] not in (MEAN, SUM):
             return None
         softmax = match.absorb(given["self"], LOG_SOFTMAX)
-        logits, axis = softmax.args[:2]
+        logits, axis = arguments_of(softmax)[:2]
         value = tensor_of(softmax)
         if value.dim() != 2 or axis not in (1, -1) or not is_large(value):
             return None
         product = _product(match, logits)
         if product is None:
             return None
-        factors: tuple[Any, ...] = product.args
-        *bias, x, w = factors
+        *bias, x, w = arguments_of(product)
         if bias and (product.kwargs or tensor_of(bias[0]).dim() != 1):
             return None
         if hint(tensor_of(x).shape[1]) < MIN_WIDTH:
@@ -84,14 +82,14 @@ def is_large(logits: torch.Tensor) -> bool:
     return size >= MIN_BYTES.get(logits.device.type, size + 1)
 
 
-def _product(match: Match, node: Any) -> fx.Node | None:
+def _product(match: Match, node: fx.Node) -> fx.Node | None:
     """The product that `node`, a matrix, is a reshape and perhaps a wider copy of."""
     shape = tensor_of(node).shape
     while node.target in RESHAPES or is_cast(node):
-        if is_cast(node) and tensor_of(node).itemsize < tensor_of(node.args[0]).itemsize:
+        if is_cast(node) and tensor_of(node).itemsize < tensor_of(operand_of(node)).itemsize:
             return None
         match.absorb(node, *RESHAPES, CAST)
-        node = node.args[0]
+        node = operand_of(node)
     product = match.absorb(node, *PRODUCTS)
     return product if tensor_of(product).shape == shape else None
 

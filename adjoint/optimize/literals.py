@@ -10,8 +10,6 @@ a CUDA graph must not depend on host memory.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
@@ -20,6 +18,7 @@ from adjoint.graph.copying import copied
 from adjoint.graph.metadata import callee_of, computes_tensor, tensor_of
 from adjoint.graph.origins import for_part_of, replace
 from adjoint.graph.purity import is_impure, remove_dead_code
+from adjoint.open_types import OpArgument
 from adjoint.optimize.uniform import uniform_value
 from adjoint.torch_private.fake import fake_mode_of, unset_fake_temporarily
 from adjoint.torch_private.graph_modules import add_attribute
@@ -160,7 +159,7 @@ def _full(
     before: fx.Node, like: fx.Node, number: bool | int | float, device: torch.device
 ) -> fx.Node:
     dtype = tensor_of(like).dtype
-    settings: dict[str, Any] = {
+    settings: dict[str, OpArgument] = {
         "dtype": dtype,
         "layout": torch.strided,
         "device": device,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 from torch import fx
 
 from adjoint.graph.copying import copied
+from adjoint.graph.metadata import arguments_of
 from adjoint.torch_private.operators import OpOverload
 
 
@@ -32,7 +32,7 @@ def _narrowed(node: fx.Node) -> tuple[int, list[bool]] | None:
     taken = {user.args[1] for user in node.users if user.target is operator.getitem}
     if len(taken) < len(node.users):
         return None  # Some user takes the whole tuple.
-    mask: Any = node.args[place]
+    mask = arguments_of(node)[place]
     narrowed = [bool(asked) and index in taken for index, asked in enumerate(mask)]
     return None if narrowed == list(mask) else (place, narrowed)
 

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import fx
 
-from adjoint.graph.metadata import computes_tensor, tensor_of, value_of
+from adjoint.graph.metadata import computes_tensor, operand_of, tensor_of, value_of
 from adjoint.rewrite.engine import rewrite
 from adjoint.rewrite.patterns import Match, Wildcard, arguments, call
 from adjoint.rewrite.rules import Replacement, rewrites
@@ -39,13 +38,13 @@ x = Wildcard("x")
 def terms_of(match: Match, root: fx.Node) -> list[fx.Node]:
     """What `root`, a sum of tensors of one shape and dtype, adds; inner sums are absorbed."""
     terms: list[fx.Node] = []
-    waiting: list[Any] = [root]
+    waiting = [root]
     while waiting:
         node = waiting.pop()
         is_inner = node is root or set(node.users) <= match.nodes.keys()
         if is_inner and is_plain_sum(node):
             match.absorb(node, ADD, shared=node is root)
-            waiting += [node.args[1], node.args[0]]
+            waiting += [operand_of(node, 1), operand_of(node)]
         else:
             terms.append(node)
     return terms
@@ -84,10 +83,10 @@ def join_padded_parts(match: Match) -> Replacement | None:
         if joined is not None:
             for each in padded:
                 match.absorb(each, op)
-            whole: Any = call(ADD, joined, 0.0)
+            whole = call(ADD, joined, 0.0)
             for other in others:
                 whole = call(ADD, whole, other)
-            return whole  # type: ignore[no-any-return]
+            return whole
     return None
 
 
@@ -156,44 +155,46 @@ def join_all_parts(x: Sequence[fx.Node], match: Match) -> Replacement | None:
     return whole if same_numbers(tensor_of(whole).shape, tensor_of(root).shape) else None
 
 
-def whole_of(parts: Sequence[Any], axis: int, op: object) -> fx.Node | None:
+def whole_of(parts: Sequence[object], axis: int, op: object) -> fx.Node | None:
     """The tensor that is all of `parts` in order, taken by `op` along an axis; None if there is
     none."""
     together = _split_into(parts, axis, op)
     if together is not None:
         return together
-    if not parts or not all(isinstance(each, fx.Node) and each.target is op for each in parts):
+    taken = [each for each in parts if isinstance(each, fx.Node) and each.target is op]
+    if not parts or len(taken) < len(parts):
         return None
-    whole, *others = dict.fromkeys(each.args[0] for each in parts)
+    whole, *others = dict.fromkeys(map(operand_of, taken))
     value = tensor_of(whole)
-    if others or any(_axis(each, value.dim()) != axis for each in parts):
+    if others or any(_axis(each, value.dim()) != axis for each in taken):
         return None
     end = 0
-    for start, stop, _ in _spans(parts, value.shape[axis]):
+    for start, stop, _ in _spans(taken, value.shape[axis]):
         if start != end:
             return None
         end = stop
     return whole if end == value.shape[axis] else None
 
 
-def _split_into(parts: Sequence[Any], axis: int, op: object) -> fx.Node | None:
+def _split_into(parts: Sequence[object], axis: int, op: object) -> fx.Node | None:
     """The same of parts that one call took: of a split, or of an unbinding if `op` selects."""
     splits = (aten.unbind.int,) if op is SELECT else SPLITS
-    if not all(isinstance(each, fx.Node) and each.target is operator.getitem for each in parts):
+    items = [e for e in parts if isinstance(e, fx.Node) and e.target is operator.getitem]
+    sources = dict.fromkeys(map(operand_of, items))
+    if len(items) < len(parts) or len(sources) != 1:
         return None
-    sources = dict.fromkeys(each.args[0] for each in parts)
-    (split,) = sources if len(sources) == 1 else (None,)
-    if split is None or split.target not in splits:
+    (split,) = sources
+    if split.target not in splits:
         return None
-    whole: Any = split.args[0]
-    in_order = [each.args[1] for each in parts] == list(range(len(value_of(split))))
+    whole = operand_of(split)
+    in_order = [each.args[1] for each in items] == list(range(len(value_of(split))))
     return whole if in_order and _axis(split, tensor_of(whole).dim()) == axis else None
 
 
 @rewrites(call(SELECT, call(STACK, x, ..., shared=True), ...))
 def take_stacked(x: Sequence[fx.Node], match: Match) -> Replacement | None:
     """select(stack([a, b, ...]), 1) = b"""
-    stacked: Any = match.root.args[0]
+    stacked = operand_of(match.root)
     if _axis(match.root, tensor_of(stacked).dim()) != axis_of(stacked):
         return None
     start, _ = _span(match.root, len(x))
@@ -203,7 +204,7 @@ def take_stacked(x: Sequence[fx.Node], match: Match) -> Replacement | None:
 @rewrites(call(SLICE, call(CAT, x, ..., shared=True), ...))
 def take_concatenated(x: Sequence[fx.Node], match: Match) -> Replacement | None:
     """slice(cat([a, b, ...]), i:j) = b, or a slice of it"""
-    whole: Any = match.root.args[0]
+    whole = operand_of(match.root)
     axis = axis_of(whole)
     if _axis(match.root, tensor_of(whole).dim()) != axis:
         return None
@@ -214,7 +215,7 @@ def take_concatenated(x: Sequence[fx.Node], match: Match) -> Replacement | None:
         if tensor_of(part).dim() != tensor_of(whole).dim():
             return None
         begin = end
-        size: Any = tensor_of(part).shape[axis]
+        size: int | torch.SymInt = tensor_of(part).shape[axis]
         if start < 0 or not isinstance(size, int) or begin > start:
             return None
         end = begin + size

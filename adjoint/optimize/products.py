@@ -15,12 +15,12 @@ Sums are taken in another order, and 0 * inf may be NaN on one side only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import fx
 
-from adjoint.graph.metadata import tensor_of
+from adjoint.graph.metadata import arguments_of, operand_of, tensor_of
+from adjoint.open_types import OpArgument
 from adjoint.optimize.parts import (
     CAT,
     SELECT,
@@ -35,7 +35,7 @@ from adjoint.optimize.parts import (
 )
 from adjoint.optimize.views import PERMUTATIONS, permutation_of
 from adjoint.rewrite.engine import rewrite
-from adjoint.rewrite.patterns import Match, Wildcard, call
+from adjoint.rewrite.patterns import Call, Match, Wildcard, call
 from adjoint.rewrite.rules import Replacement, rewrites
 
 aten = torch.ops.aten
@@ -70,14 +70,14 @@ def add_products(match: Match) -> Replacement | None:
     return joined
 
 
-def _with_common_operand(products: Sequence[fx.Node]) -> tuple[list[fx.Node], Any] | None:
+def _with_common_operand(products: Sequence[fx.Node]) -> tuple[list[fx.Node], Call] | None:
     for side in (1, 0):
-        by_operand: dict[Any, list[fx.Node]] = {}
+        by_operand: dict[fx.Node, list[fx.Node]] = {}
         for each in products:
-            by_operand.setdefault(each.args[side], []).append(each)
+            by_operand.setdefault(operand_of(each, side), []).append(each)
         for common, several in by_operand.items():
             if len(several) > 1:
-                other: Any = several[0].args[1 - side]
+                other: fx.Node | Call = operand_of(several[0], 1 - side)
                 for each in several[1:]:
                     other = call(ADD, other, each.args[1 - side])
                 operands = (other, common) if side else (common, other)
@@ -85,13 +85,13 @@ def _with_common_operand(products: Sequence[fx.Node]) -> tuple[list[fx.Node], An
     return None
 
 
-def _side_by_side(products: Sequence[fx.Node]) -> tuple[list[fx.Node], Any] | None:
+def _side_by_side(products: Sequence[fx.Node]) -> tuple[list[fx.Node], Call] | None:
     short = [each for each in products if _is_short(each)]
     if len(short) < MIN_PRODUCTS:
         return None
     short = _in_order(short)
-    left = _concatenated([each.args[0] for each in short], 1)
-    right = _concatenated([each.args[1] for each in short], 0)
+    left = _concatenated([operand_of(each) for each in short], 1)
+    right = _concatenated([operand_of(each, 1) for each in short], 0)
     return short, call(MM, left, right)
 
 
@@ -115,26 +115,26 @@ def _known_sizes(product: fx.Node) -> tuple[int, int, int] | None:
 def _in_order(products: list[fx.Node]) -> list[fx.Node]:
     """In an order in which an operand already is one tensor, or is put together elsewhere."""
     for side in (0, 1):
-        by_base = {_untransposed(each.args[side]): each for each in products}
+        by_base = {_untransposed(operand_of(each, side)): each for each in products}
         if len(by_base) < len(products):
             continue
         for user in next(iter(by_base)).users:
-            whole: Any = user.args[0] if user.target in (CAT, STACK) else ()
+            whole = arguments_of(user)[0] if user.target in (CAT, STACK) else ()
             if set(whole) == set(by_base):
                 return [by_base[each] for each in whole]
         if all(each.target is SELECT for each in by_base):
-            ordered = sorted(by_base, key=lambda each: each.args[2])
+            ordered = sorted(by_base, key=lambda each: arguments_of(each)[2])
             if whole_of(ordered, 0, SELECT) is not None:
                 return [by_base[each] for each in ordered]
     return products
 
 
-def _untransposed(node: Any) -> Any:
+def _untransposed(node: fx.Node) -> fx.Node:
     is_transposed = node.target in PERMUTATIONS and permutation_of(node) == [1, 0]
-    return node.args[0] if is_transposed else node
+    return operand_of(node) if is_transposed else node
 
 
-def _concatenated(parts: Sequence[Any], axis: int) -> Any:
+def _concatenated(parts: Sequence[fx.Node], axis: int) -> fx.Node | Call:
     """Matrices side by side; the transpose of a concatenation, if all are transposes."""
     bases = [_untransposed(each) for each in parts]
     if all(base is not part for base, part in zip(bases, parts, strict=True)):
@@ -149,12 +149,12 @@ def _concatenated(parts: Sequence[Any], axis: int) -> Any:
     return call(CAT, list(parts), axis)
 
 
-def _rows_and_columns(node: fx.Node) -> list[Any]:
+def _rows_and_columns(node: fx.Node) -> list[int]:
     return [-1, tensor_of(node).shape[-1]]
 
 
 @rewrites(call((CAT, STACK), x, ...))
-def stack_products(x: Sequence[Any], match: Match) -> Replacement | None:
+def stack_products(x: Sequence[OpArgument], match: Match) -> Replacement | None:
     """cat([a @ w, b @ w, ...]) = cat([a, b, ...]) @ w"""
     root = match.root
     if len(x) < 2 or len(set(x)) < len(x) or axis_of(root) != 0:

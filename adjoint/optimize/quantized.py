@@ -9,12 +9,11 @@ bfloat16 on the CPU.  It has no derivative, so this runs on graphs that are abou
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
-from adjoint.graph.metadata import computes_tensor, tensor_of
+from adjoint.graph.metadata import arguments_of, computes_tensor, operand_of, tensor_of
+from adjoint.open_types import OpArgument
 from adjoint.optimize.casts import CAST, is_cast
 from adjoint.optimize.views import PERMUTATIONS, permutation_of
 from adjoint.rewrite.engine import rewrite
@@ -31,34 +30,34 @@ a, b = Wildcard("a"), Wildcard("b")
 ROW_BLOCK, COLUMN_BLOCK = 32, 64
 
 
-def _integers(match: Match, cast: Any) -> fx.Node:
+def _integers(match: Match, cast: fx.Node) -> fx.Node:
     """The integers of which `cast` is a copy in bfloat16."""
     match.absorb(cast, CAST)
-    source = cast.args[0]
+    source = operand_of(cast)
     value = tensor_of(source)
     is_weight = value.dtype == torch.int8 and value.dim() == 2 and value.is_contiguous()
     if not is_cast(cast) or not is_weight or tensor_of(cast).dtype != torch.bfloat16:
         raise NoMatch
-    return source  # type: ignore[no-any-return]
+    return source
 
 
 def _are_numbers(*sizes: object) -> bool:
     return all(isinstance(each, int) for each in sizes)
 
 
-def _transposed(match: Match, node: Any) -> fx.Node:
+def _transposed(match: Match, node: fx.Node) -> fx.Node:
     match.absorb(node, *PERMUTATIONS)
     if permutation_of(node) != [1, 0]:
         raise NoMatch
-    return node.args[0]  # type: ignore[no-any-return]
+    return operand_of(node)
 
 
-def _product(match: Match, x: Any, weight: fx.Node, scale: Any) -> Replacement:
+def _product(match: Match, x: fx.Node, weight: fx.Node, scale: fx.Node) -> Replacement:
     """The product, if the operator takes its operands."""
     rows, columns = tensor_of(weight).shape
     given, factor = tensor_of(x), tensor_of(scale)
     alike = given.dtype == factor.dtype == torch.bfloat16 and given.device.type == "cpu"
-    sizes: list[Any] = list(factor.shape)
+    sizes = list(factor.shape)
     if not alike or not given.is_contiguous() or not _are_numbers(rows, columns):
         raise NoMatch
     if rows % ROW_BLOCK or columns % COLUMN_BLOCK:
@@ -71,15 +70,15 @@ def _product(match: Match, x: Any, weight: fx.Node, scale: Any) -> Replacement:
 
 
 @rewrites(call(MUL, a, b, commutes=True))
-def scale_the_product(a: Any, b: Any, match: Match) -> Replacement | None:
+def scale_the_product(a: OpArgument, b: OpArgument, match: Match) -> Replacement | None:
     """(x @ cast(w)^T) * scale = _weight_int8pack_mm(x, w, scale)"""
     if not all(isinstance(each, fx.Node) and computes_tensor(each) for each in (a, b)):
         return None
-    product: Any = match.absorb(a, *RESHAPES).args[0] if a.target in RESHAPES else a
+    product = operand_of(match.absorb(a, *RESHAPES)) if a.target in RESHAPES else a
     match.absorb(product, MM)
-    x, turned = product.args
+    x, turned = arguments_of(product)
     weight = _integers(match, _transposed(match, turned))
-    sizes: list[Any] = list(tensor_of(b).shape)
+    sizes = list(tensor_of(b).shape)
     # The scale is that of a column of the product.
     if not sizes or sizes[-1] != tensor_of(product).shape[1]:
         return None
@@ -89,13 +88,14 @@ def scale_the_product(a: Any, b: Any, match: Match) -> Replacement | None:
 
 
 @rewrites(call(MM, a, b))
-def scale_the_weight(a: Any, b: Any, match: Match) -> Replacement | None:
+def scale_the_weight(a: fx.Node, b: fx.Node, match: Match) -> Replacement | None:
     """x @ (cast(w) * scale[:, 1])^T = _weight_int8pack_mm(x, w, scale)"""
     scaled = _transposed(match, b)
     match.absorb(scaled, MUL)
     for cast, scale in (scaled.args, scaled.args[::-1]):
-        is_scale = isinstance(scale, fx.Node) and tensor_of(scale).shape[-1:] == (1,)
-        if is_scale and isinstance(cast, fx.Node) and cast.target is CAST:
+        if not isinstance(scale, fx.Node) or tensor_of(scale).shape[-1:] != (1,):
+            continue
+        if isinstance(cast, fx.Node) and cast.target is CAST:
             return _product(match, a, _integers(match, cast), scale)
     return None
 

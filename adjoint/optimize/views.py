@@ -12,12 +12,10 @@ looks at them.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
-from adjoint.graph.metadata import tensor_of
+from adjoint.graph.metadata import arguments_of, tensor_of
 from adjoint.rewrite.engine import rewrite
 from adjoint.rewrite.patterns import Match, Wildcard, call
 from adjoint.rewrite.rules import Replacement, rewrites
@@ -40,11 +38,10 @@ def permutation_of(node: fx.Node) -> list[int]:
     """For each axis of a transposed tensor, the axis of the argument."""
     rank = tensor_of(node).dim()
     if node.target is aten.permute.default:
-        axes: Any = node.args[1]
-        return [axis % rank for axis in axes]
+        return [axis % rank for axis in arguments_of(node)[1]]
     order = list(range(rank))
     if rank:
-        dims: Any = (0, rank - 1) if node.target is aten.t.default else node.args[1:]
+        dims = (0, rank - 1) if node.target is aten.t.default else arguments_of(node)[1:]
         one, other = (dim % rank for dim in dims)
         order[one], order[other] = order[other], order[one]
     return order
@@ -94,7 +91,7 @@ def merge_expansions(x: fx.Node, match: Match) -> Replacement | None:
     """expand(expand(x, a), b) = expand(x, b)"""
     if tensor_of(x).dim() != tensor_of(_argument(match.root)).dim():
         # Axes counted from the last: -1 keeps the size of the inner one.
-        shape: Any = match.root.args[1]
+        shape = arguments_of(match.root)[1]
         if any(isinstance(size, int) and size == -1 for size in shape):
             return None
     if not is_known_to_expand(x, match.root):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import sympy
 import torch
@@ -17,12 +16,14 @@ from torch import fx
 from adjoint.failing import call_user_code
 from adjoint.graph.metadata import callee_of, value_of, value_or_none
 from adjoint.graph.origins import for_part_of
+from adjoint.open_types import Callee, OpArgument
 from adjoint.rewrite.patterns import Call, NoMatch, Size, Wildcard
 from adjoint.rewrite.refreshing import fake_value
 from adjoint.rewrite.rules import Edit, Traced
 from adjoint.rewrite.tracing import Recorder, Untraceable
 from adjoint.torch_private import size_evaluation, symbols, trees
 from adjoint.torch_private.operators import OpOverload
+from adjoint.torch_private.symbols import Symbolic
 
 
 class WrongReplacement(Exception):
@@ -39,7 +40,7 @@ class Builder:
         self.bound = bound
         self.made: list[fx.Node] = []
 
-    def built(self, replacement: object) -> list[Any]:
+    def built(self, replacement: object) -> list[OpArgument]:
         """The nodes that compute the outputs of a replacement."""
         if isinstance(replacement, (tuple, list)):
             return [self.value(each) for each in replacement]
@@ -47,7 +48,7 @@ class Builder:
             return self.traced(replacement)
         return [self.value(replacement)]
 
-    def value(self, expression: object) -> Any:
+    def value(self, expression: object) -> OpArgument:
         """An expression as an argument of a node."""
         match expression:
             case Wildcard() | Size():
@@ -71,7 +72,11 @@ class Builder:
                 return expression
 
     def call(
-        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: object = None
+        self,
+        op: Callee,
+        args: tuple[OpArgument, ...],
+        kwargs: dict[str, OpArgument],
+        value: object = None,
     ) -> fx.Node:
         """A new node; its value is computed on fakes unless it is given."""
         with self.graph.inserting_before(self.before):
@@ -81,7 +86,7 @@ class Builder:
         node.meta = for_part_of(self.root, value if value is not None else _fake(node))
         return node
 
-    def traced(self, replacement: Traced) -> list[Any]:
+    def traced(self, replacement: Traced) -> list[object]:
         """The nodes of what a torch function does with values like these."""
         args = [self.value(each) for each in replacement.args]
         values = fx.map_arg(args, value_of)
@@ -113,7 +118,7 @@ class Builder:
         returned = results if isinstance(results, (tuple, list)) else [results]
         return [leaf(each) for each in returned]
 
-    def number(self, value: Any) -> Any:
+    def number(self, value: Symbolic) -> object:
         """A node for a symbolic size; the number itself if it is constant."""
         expr = symbols.expression(value)
         free = symbols.symbols_of(expr)

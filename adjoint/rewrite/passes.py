@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import fx
 
@@ -43,7 +42,7 @@ def replaces(
     place: Place = "primal",
     after: str | None = None,
     where: Callable[[Match], bool] | None = None,
-) -> Callable[[Callable[..., Any]], Pass]:
+) -> Callable[[Callable[..., object]], Pass]:
     """Make a pass of a torch function that computes what the torch function `pattern` computes.
 
     Both take the same parameters; `examples` are arguments that `pattern` is traced with.  A tensor

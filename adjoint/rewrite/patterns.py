@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import fx
@@ -36,10 +36,11 @@ from adjoint.graph.metadata import (
     value_at,
 )
 from adjoint.graph.purity import is_collective, is_impure
+from adjoint.open_types import OpArgument
 from adjoint.torch_private.operators import OpOverload, OpOverloadPacket, schema_arguments
 from adjoint.torch_private.symbols import same_number
 
-Guard: TypeAlias = Callable[[Any], bool]
+Guard: TypeAlias = Callable[[OpArgument], bool]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,23 +70,23 @@ class Each:
     """A list whose elements all match `of`; wildcards in it are bound to the list of what they
     match."""
 
-    of: Any
+    of: object
 
 
 @dataclass(frozen=True, eq=False)
 class OneOf:
     """The first of several patterns that matches."""
 
-    of: tuple[Any, ...]
+    of: tuple[object, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
     """The result of an operator: in a pattern of any of `ops`, in a replacement of the only one."""
 
-    ops: tuple[Any, ...]
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    ops: tuple[OpArgument, ...]
+    args: tuple[object, ...] = ()
+    kwargs: Mapping[str, object] = field(default_factory=dict)
     shared: bool = False
     """Whether the value may have users outside the match; it is computed as before for these."""
     users: int | None = None
@@ -125,7 +126,7 @@ def one_of(*patterns: object) -> OneOf:
     return OneOf(patterns)
 
 
-def _overloads(op: object) -> list[object]:
+def _overloads(op: object) -> list[OpArgument]:
     if not isinstance(op, OpOverloadPacket):
         return [op]
     return [getattr(op, name) for name in op.overloads()]
@@ -141,7 +142,7 @@ class Match:
 
     roots: tuple[fx.Node, ...]
     """The nodes of the outputs of the pattern, which the rule replaces."""
-    bound: Mapping[str, Any]
+    bound: Mapping[str, OpArgument]
     """What each wildcard matches."""
     nodes: dict[fx.Node, None] = field(default_factory=dict)
     """The nodes that the pattern matches, roots included, in the order they were found."""
@@ -195,7 +196,7 @@ def can_return(node: fx.Node) -> bool:
 class _Bindings:
     """What has been bound so far; extended by copying, so that alternatives can be tried."""
 
-    values: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, object] = field(default_factory=dict)
     nodes: dict[int, tuple[Call, fx.Node]] = field(default_factory=dict)
 
     def with_value(self, name: str, value: object) -> _Bindings | None:
@@ -217,7 +218,7 @@ def match_at(patterns: Sequence[object], node: fx.Node) -> Iterator[Match]:
 
 
 def _match_outputs(patterns: Sequence[object], node: fx.Node) -> Iterator[_Bindings]:
-    def more(rest: Sequence[Any], found: _Bindings) -> Iterator[_Bindings]:
+    def more(rest: Sequence[Call], found: _Bindings) -> Iterator[_Bindings]:
         if not rest:
             yield found
             return
@@ -225,8 +226,9 @@ def _match_outputs(patterns: Sequence[object], node: fx.Node) -> Iterator[_Bindi
             for next_found in _match(rest[0], candidate, found):
                 yield from more(rest[1:], next_found)
 
+    further = [each for each in patterns[1:] if isinstance(each, Call)]
     for found in _match(patterns[0], node, _Bindings()):
-        yield from more(patterns[1:], found)
+        yield from more(further, found)
 
 
 def _candidates(pattern: Call, found: _Bindings) -> Iterator[fx.Node]:
@@ -423,10 +425,10 @@ def wildcards(pattern: object) -> list[str]:
 
 def arguments(
     target: object, args: Sequence[object], kwargs: Mapping[str, object], defaults: bool = True
-) -> dict[Any, Any]:
+) -> Mapping[OpArgument, OpArgument]:
     """The arguments of a call by name, with defaults; by position if the target has no schema."""
     if not isinstance(target, OpOverload):
-        return {**dict(enumerate(args)), **kwargs}
+        return dict([*enumerate(args), *kwargs.items()])
     return schema_arguments(target, args, kwargs, defaults)
 
 

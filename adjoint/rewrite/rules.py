@@ -22,12 +22,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from torch import fx
 
 from adjoint.errors import RewriteError
 from adjoint.failing import call_user_code
+from adjoint.open_types import Callee, OpArgument, UserFunction
 from adjoint.rewrite.patterns import Call, Each, Match, OneOf, Rest, Size, Wildcard, wildcards
 from adjoint.rewrite.tracing import TracedPattern, Untraceable, parameters_of, pattern_of
 from adjoint.torch_private.operators import OpOverload, parameter_names
@@ -37,16 +38,16 @@ from adjoint.torch_private.operators import OpOverload, parameter_names
 class Traced:
     """What `function(*args)` computes, traced with the fake values of its arguments."""
 
-    function: Callable[..., Any]
-    args: Sequence[Any]
+    function: UserFunction
+    args: Sequence[OpArgument]
 
 
 @dataclass(frozen=True, eq=False)
 class Edit:
     """Another call in the place of the root, in the same node."""
 
-    op: Any
-    args: Sequence[Any]
+    op: Callee
+    args: Sequence[OpArgument]
 
 
 Replacement: TypeAlias = Call | Wildcard | Traced | Edit | fx.Node
@@ -57,8 +58,8 @@ class Rule:
     """A pattern, with one entry for each output, and what is put in its place."""
 
     name: str
-    patterns: tuple[Any, ...]
-    replacement: Callable[[Match], Any]
+    patterns: tuple[object, ...]
+    replacement: Callable[[Match], object]
     """The replacement at a match, one for each output; None if the rule does not apply there."""
     meaning: str = ""
     """The equation."""
@@ -82,7 +83,7 @@ def roots_of(pattern: object) -> list[object]:
             return []
 
 
-def rewrites(*patterns: object) -> Callable[[Callable[..., Any]], Rule]:
+def rewrites(*patterns: object) -> Callable[[Callable[..., object]], Rule]:
     """Make a rule of a function from what wildcards match, by name, to a replacement.
 
     A parameter `match` receives the whole match.
@@ -149,7 +150,7 @@ def _traced_rule(
     where: Callable[[Match], bool] | None,
     meaning: str,
 ) -> Rule:
-    def make(match: Match) -> Any:
+    def make(match: Match) -> object:
         if not pattern.has_right_sizes(match) or (where is not None and not where(match)):
             return None
         return Traced(replacement, [match.bound[each] for each in wanted])

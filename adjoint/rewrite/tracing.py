@@ -11,13 +11,13 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import sympy
 import torch
 
 from adjoint.graph.leaves import detached
 from adjoint.graph.metadata import value_of
+from adjoint.open_types import Callee, OpArgument, TorchValue
 from adjoint.rewrite.patterns import Call, Match, Size, Wildcard
 from adjoint.torch_private import size_evaluation, symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
@@ -41,9 +41,9 @@ class Step:
     """One operator that a function called."""
 
     op: OpOverload
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    result: Any
+    args: tuple[OpArgument, ...]
+    kwargs: dict[str, OpArgument]
+    result: TorchValue
 
 
 class Recorder(TorchDispatchMode):
@@ -55,7 +55,13 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[Step] = []
 
-    def __torch_dispatch__(self, op: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        op: Callee,
+        types: object,
+        args: tuple[OpArgument, ...] = (),
+        kwargs: dict[str, OpArgument] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         if not isinstance(op, OpOverload):
             raise Untraceable(f"it calls the higher-order operator {op}")
@@ -86,7 +92,7 @@ class TracedPattern:
     """The pattern of a torch function."""
 
     parameters: tuple[str, ...]
-    outputs: tuple[Any, ...]
+    outputs: tuple[object, ...]
     sizes: Mapping[str, sympy.Basic]
     """The sizes among the arguments of its calls, by the names of their patterns."""
     symbols: Mapping[sympy.Symbol, tuple[str, int]]
@@ -205,7 +211,7 @@ def _recorded(
     return recorder.steps, results
 
 
-def _with_other_number(values: Sequence[Any], place: int) -> list[object]:
+def _with_other_number(values: Sequence[OpArgument], place: int) -> list[OpArgument]:
     changed = list(values)
     changed[place] = values[place] + 1 if isinstance(values[place], int) else values[place] * 2 + 1
     return changed

@@ -13,10 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from adjoint.open_types import OpArgument
 from adjoint.rules.registry import composition_by_name
 
 aten = torch.ops.aten
@@ -153,7 +153,7 @@ def biased_backward(
     key: torch.Tensor,
     value: torch.Tensor,
     attn_bias: torch.Tensor | None,
-    **named: Any,
+    **named: OpArgument,
 ) -> tuple[torch.Tensor | None, ...]:
     """The bias may have a gradient, too."""
     of = _dense(cotangent, query, key, value, attn_bias, **_options(named))
@@ -180,7 +180,7 @@ def cudnn_backward(
     return of.query, of.key, of.value
 
 
-def _options(named: Mapping[str, object]) -> dict[str, Any]:
+def _options(named: Mapping[str, OpArgument]) -> dict[str, OpArgument]:
     """What the schemas of all kernels for dense batches have in common."""
     return {
         "dropout_p": named["dropout_p"],
@@ -195,7 +195,7 @@ def packed_flash_backward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    **named: Any,
+    **named: OpArgument,
 ) -> tuple[torch.Tensor | None, ...]:
     """Of (batch, length, heads, width); with `cum_seq`, of concatenated sequences."""
     _refuse_dropout(named["dropout_p"])
@@ -214,7 +214,7 @@ def packed_efficient_backward(
     key: torch.Tensor,
     value: torch.Tensor,
     bias: torch.Tensor | None,
-    **named: Any,
+    **named: OpArgument,
 ) -> tuple[torch.Tensor | None, ...]:
     """The same, with a bias."""
     _refuse_dropout(named["dropout_p"])

@@ -10,7 +10,6 @@ import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -120,7 +119,11 @@ def _hides_behind_memory(node: fx.Node, target: OpOverload) -> bool:
 _ELEMENT = Name("?", torch.float32)
 
 
-def _argument(value: object) -> Any:
+def _packet(op: object) -> object:
+    return op.overloadpacket if isinstance(op, OpOverload) else None
+
+
+def _argument(value: object) -> object:
     is_known = value is None or isinstance(value, (bool, int, float, str))
     return value if is_known else _ELEMENT
 
@@ -136,7 +139,7 @@ def _applied(
     entry = TABLE.get(target)
     if entry is None:
         packet = target.overloadpacket
-        entry = next((each for op, each in TABLE.items() if op.overloadpacket is packet), None)
+        entry = next((each for op, each in TABLE.items() if _packet(op) is packet), None)
         if entry is None:
             return frozenset()
         args = tuple(_ELEMENT if isinstance(each, (int, float)) else each for each in args)

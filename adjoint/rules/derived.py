@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from adjoint.failing import call_user_code
+from adjoint.open_types import AutogradContext
 from adjoint.rules.registry import VJPS
 from adjoint.torch_private import trees
+from adjoint.torch_private.autograd import applied
 from adjoint.torch_private.composites import by_torch_formula
 from adjoint.torch_private.fake import is_zero_tensor
 from adjoint.torch_private.operators import OpOverload
@@ -36,7 +37,7 @@ def pull_back(
     twins: dict[int, torch.Tensor] = {}
     wanted = {id(tensor) for tensor in active}
 
-    def leaf(value: object) -> Any:
+    def leaf(value: object) -> object:
         if not isinstance(value, torch.Tensor):
             return value
         if id(value) not in twins:
@@ -86,14 +87,14 @@ def by_rule(op: OpOverload, *args: object, **kwargs: object) -> torch.Tensor:
 
     class Applied(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *values: Any) -> Any:
+        def forward(ctx: AutogradContext, *values: object) -> object:
             out = op(*values, **kwargs)
             ctx.save_for_backward(out, *(v for v in values if isinstance(v, torch.Tensor)))
             ctx.others = [None if isinstance(v, torch.Tensor) else (v,) for v in values]
             return out
 
         @staticmethod
-        def backward(ctx: Any, *cotangents: object) -> Any:
+        def backward(ctx: AutogradContext, *cotangents: object) -> tuple[object, ...]:
             out, *tensors = ctx.saved_tensors
             rest = iter(tensors)
             values = [next(rest) if other is None else other[0] for other in ctx.others]
@@ -104,6 +105,5 @@ def by_rule(op: OpOverload, *args: object, **kwargs: object) -> torch.Tensor:
                 for part, needed in zip(parts, ctx.needs_input_grad, strict=True)
             )
 
-    applied: Any = Applied
-    result: torch.Tensor = applied.apply(*args)
+    result: torch.Tensor = applied(Applied, *args)
     return result

@@ -6,11 +6,10 @@ equal to `padding_idx` are ignored.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from adjoint.open_types import OpArgument
 from adjoint.rules.registry import composition, composition_by_name
 
 aten = torch.ops.aten
@@ -20,7 +19,12 @@ _MEAN, _MAX = 1, 2
 
 @composition_by_name(aten._embedding_bag_backward.default)
 def embedding_bag_backward(
-    cotangent: Any, indices: Any, offsets: Any, offset2bag: object, sparse: bool, **named: Any
+    cotangent: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    offset2bag: object,
+    sparse: bool,
+    **named: OpArgument,
 ) -> Tensor:
     """Bags are computed from the offsets: the kernel may leave `offset2bag` empty."""
     bags = _bags(indices, offsets)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -221,7 +221,7 @@ def _reduction_rule(places_of: Callable[[int, torch.Tensor, bool], _Places]) -> 
         reduce: str,
         *,
         include_self: bool = True,
-    ) -> Any:
+    ) -> Cotangents:
         places = places_of(dim, index, include_self)
         used = places.used(source)
         of_x: Part
@@ -309,7 +309,7 @@ def _mean(
 
 def _padded_to(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """`value` in the corner of zeros of the shape of `like`."""
-    pad: list[Any] = []
+    pad: list[int] = []
     for have, want in zip(reversed(value.shape), reversed(like.shape), strict=True):
         pad += [0, want - have]
     return value if value.shape == like.shape else torch.nn.functional.pad(value, pad)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -19,8 +18,8 @@ _KNOWN: dict[object, tuple[object, ...]] = {}
 
 def differentiable_outputs(
     op: OpOverload,
-    args: Any,
-    kwargs: Any,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     out: object,
     active: Sequence[object],
     fake_mode: FakeTensorMode,
@@ -37,7 +36,7 @@ def differentiable_outputs(
     key = (op, form, returned, tuple(_kind(leaf, wanted) for leaf in leaves))
     if key not in _KNOWN:
 
-        def leaf(value: object) -> Any:
+        def leaf(value: object) -> object:
             if not isinstance(value, torch.Tensor):
                 return value
             copy = value.detach()
@@ -54,7 +53,7 @@ def differentiable_outputs(
     return _KNOWN[key]
 
 
-def _kind(leaf: object, wanted: set[int]) -> Any:
+def _kind(leaf: object, wanted: set[int]) -> object:
     """What of an argument the answer may depend on: activity, and the value of flags and masks."""
     if isinstance(leaf, torch.Tensor):
         return ("tensor", id(leaf) in wanted)

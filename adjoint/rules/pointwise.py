@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from adjoint.open_types import OpArgument, TorchValue
 from adjoint.rules.registry import VJPS, Cotangents, Rule, composition, vjp
 
 aten = torch.ops.aten
 
-Partial = Callable[..., Any]
+Partial: TypeAlias = Callable[..., TorchValue]
 
 # The partial derivatives of out = op(x, ...) with respect to each argument; None: it has none.
 PARTIALS: dict[object, tuple[Partial | None, ...]] = {
@@ -86,7 +87,7 @@ RECIPROCALS: dict[object, tuple[Partial | None, ...]] = {
 }
 
 
-def conjugate(value: object) -> Any:
+def conjugate(value: object) -> TorchValue:
     """The conjugate of a tensor or number; a real one is returned as it is."""
     if isinstance(value, torch.Tensor):
         return value.conj() if value.is_complex() else value
@@ -222,7 +223,7 @@ def absolute(cotangent: Tensor, out: Tensor, x: Tensor) -> Cotangents:
 
 
 @vjp(aten.pow.Tensor_Scalar)
-def pow_scalar(cotangent: Tensor, out: Tensor, x: Tensor, exponent: Any) -> Cotangents:
+def pow_scalar(cotangent: Tensor, out: Tensor, x: Tensor, exponent: OpArgument) -> Cotangents:
     """g e x^(e - 1)"""
     if not isinstance(exponent, (torch.SymInt, torch.SymFloat)) and exponent == 0:
         return (lambda: cotangent.new_zeros(x.shape),)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,10 +96,10 @@ NON_DIFFERENTIABLE.update(getattr(prims, name).default for name in _PIECEWISE_CO
 
 @composition(prims.broadcast_in_dim.default)
 def broadcast_in_dim(
-    x: Tensor, shape: Sequence[Any], broadcast_dimensions: Sequence[int]
+    x: Tensor, shape: Sequence[int], broadcast_dimensions: Sequence[int]
 ) -> Tensor:
     """Axis i of x is axis broadcast_dimensions[i] of the result."""
-    unit: list[Any] = [1] * len(shape)
+    unit = [1] * len(shape)
     for axis, target in enumerate(broadcast_dimensions):
         unit[target] = x.shape[axis]
     return x.reshape(unit).expand(shape)

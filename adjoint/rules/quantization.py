@@ -7,11 +7,10 @@ cotangents of scale and zero point.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from adjoint.open_types import OpArgument
 from adjoint.rules.registry import composition, vjp
 
 aten = torch.ops.aten
@@ -81,7 +80,7 @@ def per_channel_backward(
 
 @vjp(aten._fake_quantize_learnable_per_tensor_affine.default)
 def per_tensor(
-    cotangent: Tensor, out: Tensor, x: Tensor, *quantizer: Any, **named: Any
+    cotangent: Tensor, out: Tensor, x: Tensor, *quantizer: OpArgument, **named: OpArgument
 ) -> tuple[Tensor | None, ...]:
     """By the kernel, which supports float32 only."""
     kernel = aten._fake_quantize_learnable_per_tensor_affine_backward.default

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from adjoint.open_types import OpArgument
 from adjoint.rules.registry import Cotangents, vjp
 
 aten = torch.ops.aten
@@ -66,20 +67,24 @@ def mean_dims(
     dim: Sequence[int] | None,
     keepdim: bool = False,
     **_: object,
-) -> Any:
+) -> tuple[Tensor]:
     """An equal share for every element."""
     axes = range(x.dim()) if dim is None or not _listed(dim) else _listed(dim)
     return ((restore_axes(cotangent, x, dim, keepdim) / _count(x, axes)).expand(x.shape),)
 
 
-def _count(x: torch.Tensor, axes: Sequence[int]) -> Any:
+def _count(x: torch.Tensor, axes: Sequence[int]) -> int:
     """How many elements are reduced to one."""
     return math.prod(x.shape[axis] for axis in axes) if x.dim() else 1
 
 
 @vjp(aten.var.correction)
 def variance(
-    cotangent: Tensor, out: Tensor, x: Tensor, dim: Sequence[int] | None = None, **options: Any
+    cotangent: Tensor,
+    out: Tensor,
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    **options: OpArgument,
 ) -> Cotangents:
     """2 (x - mean) / (n - correction)."""
     return (_of_variance(cotangent, x, dim, **options),)
@@ -87,7 +92,11 @@ def variance(
 
 @vjp(aten.std.correction)
 def deviation(
-    cotangent: Tensor, out: Tensor, x: Tensor, dim: Sequence[int] | None = None, **options: Any
+    cotangent: Tensor,
+    out: Tensor,
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    **options: OpArgument,
 ) -> Cotangents:
     """The derivative of the variance / (2 deviation); zero where the deviation is zero."""
     return (_of_variance(_of_root(cotangent, out), x, dim, **options),)
@@ -99,7 +108,7 @@ def variance_and_mean(
     out: Sequence[Tensor],
     x: Tensor,
     dim: Sequence[int] | None = None,
-    **options: Any,
+    **options: OpArgument,
 ) -> Cotangents:
     """The sum of the derivatives of both results."""
     return (_of_both(cotangent[0], cotangent[1], x, dim, **options),)
@@ -111,7 +120,7 @@ def deviation_and_mean(
     out: Sequence[Tensor],
     x: Tensor,
     dim: Sequence[int] | None = None,
-    **options: Any,
+    **options: OpArgument,
 ) -> Cotangents:
     """The sum of the derivatives of both results."""
     of_variance = None if cotangent[0] is None else _of_root(cotangent[0], out[0])
@@ -124,9 +133,14 @@ def _of_root(cotangent: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
 
 
 def _of_both(
-    of_variance: Any, of_mean: Any, x: torch.Tensor, dim: Any, keepdim: bool = False, **options: Any
-) -> Any:
-    parts = []
+    of_variance: Tensor | None,
+    of_mean: Tensor | None,
+    x: torch.Tensor,
+    dim: Sequence[int] | None,
+    keepdim: bool = False,
+    **options: OpArgument,
+) -> Tensor | None:
+    parts: list[Tensor] = []
     if of_variance is not None:
         parts.append(_of_variance(of_variance, x, dim, keepdim=keepdim, **options))
     if of_mean is not None:
@@ -154,12 +168,11 @@ def _of_variance(
     return share * (x - x.mean(axes, keepdim=True))
 
 
-def _twice_over(cotangent: torch.Tensor, freedom: Any) -> torch.Tensor:
+def _twice_over(cotangent: torch.Tensor, freedom: float | Tensor) -> torch.Tensor:
     """2 cotangent / freedom; dividing a tensor by zero does not raise as dividing a number does."""
     if isinstance(freedom, int | float) and freedom:
         return cotangent * (2 / freedom)
-    divided: torch.Tensor = cotangent * 2 / freedom
-    return divided
+    return cotangent * 2 / freedom
 
 
 @vjp(aten.prod.default)

@@ -22,20 +22,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from torch import Tensor
 
+from adjoint.open_types import Callee
 from adjoint.torch_private.operators import OpOverload, named_arguments
 
-Cotangents: TypeAlias = tuple[Tensor | Callable[[], Tensor] | None, ...]
-"""What a rule returns: one for each argument."""
+Cotangent: TypeAlias = Tensor | Callable[[], Tensor] | None
+Cotangents: TypeAlias = tuple[Cotangent | Sequence[Cotangent], ...]
+"""What a rule returns: one for each argument, a sequence for a list of tensors."""
 
-Rule = Callable[..., Any]
+Rule: TypeAlias = Callee
 RuleT = TypeVar("RuleT", bound=Rule)
 
-VJPS: dict[Any, Rule] = {}
-COMPOSITIONS: dict[Any, Callable[..., Any]] = {}
+VJPS: dict[object, Rule] = {}
+COMPOSITIONS: dict[object, Callee] = {}
 """For an op without a VJP: the same value, computed by differentiable ops."""
 NON_DIFFERENTIABLE: set[object] = set()
 """Piecewise constant, or defined to have no derivative: every cotangent is zero."""
@@ -55,9 +57,7 @@ def composition(*ops: OpOverload) -> Callable[[RuleT], RuleT]:
     return _registered(COMPOSITIONS, ops)
 
 
-def _registered(
-    table: dict[object, Callable[..., object]], ops: Sequence[OpOverload]
-) -> Callable[[RuleT], RuleT]:
+def _registered(table: dict[object, Callee], ops: Sequence[OpOverload]) -> Callable[[RuleT], RuleT]:
     def register(function: RuleT) -> RuleT:
         for op in ops:
             assert op not in table, f"{op} is registered twice"
@@ -83,7 +83,7 @@ def composition_by_name(*ops: OpOverload) -> Callable[[RuleT], RuleT]:
 
 def _by_name(op: OpOverload, function: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(function)
-    def run(*args: object, **kwargs: object) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         (_, first), *rest = named_arguments(op, args, kwargs).items()
         return function(first, **dict(rest))
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from adjoint.rules.registry import Cotangents, composition, vjp
+from adjoint.rules.registry import Cotangent, Cotangents, composition, vjp
 
 aten = torch.ops.aten
 
@@ -147,14 +146,14 @@ def diagonal_backward(
 
 
 @vjp(aten.cat.default)
-def cat(cotangent: Tensor, out: Tensor, tensors: Sequence[Any], dim: int = 0) -> Any:
+def cat(cotangent: Tensor, out: Tensor, tensors: Sequence[Tensor], dim: int = 0) -> Cotangents:
     """Each tensor receives its part."""
 
-    def part(start: Any, tensor: torch.Tensor) -> Any:
+    def part(start: int, tensor: Tensor) -> Cotangent:
         return lambda: cotangent.narrow(dim, start, tensor.shape[dim])
 
-    parts: list[object] = []
-    start: object = 0
+    parts: list[Cotangent] = []
+    start = 0
     for tensor in tensors:
         # An empty tensor of one axis fits between any others.
         if tensor.dim() != cotangent.dim():
@@ -166,11 +165,11 @@ def cat(cotangent: Tensor, out: Tensor, tensors: Sequence[Any], dim: int = 0) ->
 
 
 @vjp(aten.stack.default)
-def stack(cotangent: Tensor, out: Tensor, tensors: Sequence[object], dim: int = 0) -> Any:
+def stack(cotangent: Tensor, out: Tensor, tensors: Sequence[object], dim: int = 0) -> Cotangents:
     """Each tensor receives its index along `dim`."""
     axis = dim % cotangent.dim()
 
-    def part(index: int) -> Any:
+    def part(index: int) -> Cotangent:
         return lambda: cotangent.select(axis, index)
 
     return ([part(index) for index in range(len(tensors))],)
@@ -200,7 +199,7 @@ def split(
     return (torch.cat(_filled(cotangent, out), dim),)
 
 
-def _filled(cotangents: Sequence[Any], outs: Sequence[Any]) -> list[torch.Tensor]:
+def _filled(cotangents: Sequence[Tensor | None], outs: Sequence[Tensor]) -> list[Tensor]:
     some = next(each for each in cotangents if each is not None)
     return [
         some.new_zeros(out.shape) if cotangent is None else cotangent
@@ -210,7 +209,7 @@ def _filled(cotangents: Sequence[Any], outs: Sequence[Any]) -> list[torch.Tensor
 
 @vjp(aten.constant_pad_nd.default)
 def constant_pad(
-    cotangent: Tensor, out: Tensor, x: Tensor, pad: Sequence[Any], value: float = 0
+    cotangent: Tensor, out: Tensor, x: Tensor, pad: Sequence[int], value: float = 0
 ) -> Cotangents:
     """Pad by the opposite amounts: crop the padding, and zeros for what was cropped."""
     return (aten.constant_pad_nd.default(cotangent, [-each for each in pad]),)

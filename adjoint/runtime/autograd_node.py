@@ -10,13 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from adjoint.errors import DifferentiationError
 from adjoint.graph.derivative import NodeLayout, Segments
 from adjoint.graph.evaluation import InOwnMemory, InputsWithHistory, detach_inputs
+from adjoint.open_types import AutogradContext, TorchValue
 from adjoint.runtime.calling import BetweenSegments
 from adjoint.runtime.executable import Checker, Executable, Sizes
 from adjoint.torch_private.autograd import (
@@ -33,7 +34,7 @@ from adjoint.torch_private.modes import is_autocast_enabled, without_autocast
 class BackwardGraph(Protocol):
     """A backward graph that can be run, and differentiated by autograd."""
 
-    def backward(self, inputs: list[object], known: Sizes, batched: bool) -> Sequence[Any]:
+    def backward(self, inputs: list[object], known: Sizes, batched: bool) -> Sequence[TorchValue]:
         """The gradients; `known`: the values of size symbols, some of which no input has."""
         ...
 
@@ -68,7 +69,7 @@ class Kinds:
 class KeptInputs:
     """The inputs of a run, kept so that eager autograd can run the graph again."""
 
-    def __init__(self, inputs: Sequence[Any]) -> None:
+    def __init__(self, inputs: Sequence[TorchValue]) -> None:
         self.inputs = tuple(inputs)
         self._versions = self._now()
 
@@ -119,10 +120,10 @@ class NodeProgram(ABC):
     def in_eager(
         self,
         kept: KeptInputs | None,
-        cotangents: Sequence[tuple[int, Any]],
+        cotangents: Sequence[tuple[int, object]],
         wanted: tuple[int, ...],
         error: DifferentiationError,
-    ) -> list[Any]:
+    ) -> list[TorchValue]:
         """The gradients by eager autograd, where `backward` failed; raises `error` if it cannot.
 
         `cotangents`: pairs of the position of an output and its cotangent.
@@ -132,15 +133,15 @@ class NodeProgram(ABC):
     def check(  # noqa: B027 - without a checker there is nothing to do
         self,
         kept: KeptInputs | None,
-        cotangents: Sequence[tuple[int, Any]],
+        cotangents: Sequence[tuple[int, object]],
         wanted: tuple[int, ...],
-        gradients: Sequence[Any],
+        gradients: Sequence[object],
     ) -> None:
         """Compare gradients with those of eager autograd, if there is a checker."""
 
     def __call__(
         self, inputs: Sequence[object], sizes: Sizes, between: BetweenSegments | None = None
-    ) -> Sequence[Any]:
+    ) -> Sequence[TorchValue]:
         is_grad_enabled = torch.is_grad_enabled()
         try:
             # Before the autograd node is made: a GPU computes meanwhile.
@@ -165,7 +166,7 @@ class NodeProgram(ABC):
         outputs: list[object],
         sizes: Sizes,
         between: BetweenSegments | None,
-    ) -> Sequence[Any]:
+    ) -> Sequence[TorchValue]:
         """The results, each with the autograd node of its segment; grad is enabled."""
         count = len(inputs)
         of_output = segments.of_output
@@ -184,7 +185,7 @@ class NodeProgram(ABC):
                     inputs[count + place] = found
         return outputs[: self.layout.results]
 
-    def forward(self, inputs: Sequence[object]) -> Sequence[Any]:
+    def forward(self, inputs: Sequence[object]) -> Sequence[TorchValue]:
         """All outputs, saved values included."""
         loaded = self._forward or self._load()
         # Ops under `enable_grad` inside the graph must not record: this node has the derivative.
@@ -193,7 +194,9 @@ class NodeProgram(ABC):
             detach_inputs(given)
         return loaded(given)
 
-    def kinds(self, inputs: Sequence[Any], outputs: Sequence[Any], saved: Sequence[Any]) -> Kinds:
+    def kinds(
+        self, inputs: Sequence[TorchValue], outputs: Sequence[object], saved: Sequence[object]
+    ) -> Kinds:
         """The kinds of outputs and saved values, found in the first call."""
         if self._kinds is None:
             history = self.layout.history
@@ -211,13 +214,13 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: AutogradContext,
         program: NodeProgram,
         sizes: Sizes,
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
+        inputs: Sequence[object],
+        outputs: Sequence[TorchValue],
         *_: torch.Tensor,
-    ) -> Any:
+    ) -> tuple[object, ...]:
         """The last arguments are the inputs that require grad: autograd has to see them."""
         saved = program.layout.saved_from(inputs, outputs)
         kinds = program.kinds(inputs, outputs, saved)
@@ -242,7 +245,7 @@ class _Node(torch.autograd.Function):
     # A backward pass inside a frame that Dynamo compiles must not trace into this function.
     @staticmethod
     @left_alone_by_dynamo
-    def backward(ctx: Any, *cotangents: Any) -> Any:
+    def backward(ctx: AutogradContext, *cotangents: object) -> tuple[object, ...]:
         program: NodeProgram = ctx.program
         order = program.layout.order
         given = tuple([index for index in order if cotangents[index] is not None])
@@ -283,7 +286,7 @@ class _Node(torch.autograd.Function):
 _NO_TENSORS = (None,) * 4
 
 
-def _zero(ctx: Any, index: int) -> torch.Tensor:
+def _zero(ctx: AutogradContext, index: int) -> torch.Tensor:
     """A zero cotangent for an output."""
     if index in ctx.zeros:
         shape, dtype = ctx.zeros[index]
@@ -291,11 +294,11 @@ def _zero(ctx: Any, index: int) -> torch.Tensor:
     return zero_cotangent(ctx, index)
 
 
-def tensors_in(values: Sequence[Any]) -> list[int]:
+def tensors_in(values: Sequence[object]) -> list[int]:
     return [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
 
 
-def _saved(ctx: Any) -> list[Any]:
+def _saved(ctx: AutogradContext) -> list[object]:
     values = list(ctx.saved_tensors)
     for place, number in ctx.numbers:
         values[place] = number

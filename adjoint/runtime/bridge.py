@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import fx
@@ -30,6 +30,7 @@ from adjoint.graph.boundary import (
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import entry_mode
 from adjoint.graph.sizes import NotResizable, Sizes, Sizing, resized
+from adjoint.open_types import TorchValue
 from adjoint.runtime.calling import BetweenSegments
 from adjoint.runtime.checking import UnexpectedResult
 from adjoint.runtime.executable import Derivatives, Executable
@@ -107,7 +108,7 @@ class DifferentiableGraph:
         inputs: Sequence[object],
         known: Sizes | None = None,
         between: BetweenSegments | None = None,
-    ) -> Sequence[Any]:
+    ) -> Sequence[TorchValue]:
         """The outputs; `known`: the values of size symbols, some of which no input has.
 
         `between`: makes the inputs of later segments from outputs of earlier ones.
@@ -168,7 +169,7 @@ class DifferentiableGraph:
         )
         return grad_program(inputs, own_sizes, between)
 
-    def run(self, inputs: list[object], known: Sizes | None = None) -> Sequence[Any]:
+    def run(self, inputs: list[object], known: Sizes | None = None) -> Sequence[TorchValue]:
         """The outputs, without autograd history; clears `inputs`."""
         if are_ops_observed() and (functorch_is_active() or has_tangent(inputs)):
             with torch.no_grad():
@@ -213,7 +214,7 @@ class DifferentiableGraph:
                 self._plain = self.compiler.whole(self.graph_module)
             return self._plain
 
-    def backward(self, inputs: list[object], known: Sizes, batched: bool) -> Sequence[Any]:
+    def backward(self, inputs: list[object], known: Sizes, batched: bool) -> Sequence[TorchValue]:
         """The outputs of a backward graph, with a history under `create_graph=True`.
 
         `batched`: cotangents are batched (`is_grads_batched=True`).

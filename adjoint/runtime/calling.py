@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 
@@ -31,6 +31,7 @@ from adjoint.graph.calling import (
 )
 from adjoint.graph.evaluation import InOwnMemory, strided_from_start
 from adjoint.graph.metadata import Mode
+from adjoint.open_types import Callee, TorchValue
 from adjoint.torch_private import trees
 from adjoint.torch_private.autograd import set_version
 from adjoint.torch_private.fake import storage_key, storage_keys
@@ -42,7 +43,7 @@ from adjoint.torch_private.storages import foreach_copy
 class Segmented(Protocol):
     """A runnable graph whose results can be differentiated with respect to each other."""
 
-    def __call__(self, inputs: Sequence[object]) -> Sequence[Any]:
+    def __call__(self, inputs: Sequence[object]) -> Sequence[TorchValue]:
         """The outputs."""
         ...
 
@@ -55,11 +56,11 @@ class Segmented(Protocol):
         ...
 
 
-Runnable: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]] | Segmented
+Runnable: TypeAlias = Callable[[Sequence[TorchValue]], Sequence[TorchValue]] | Segmented
 
 
 def _as_strided_from_start_(
-    x: torch.Tensor, size: Any, stride: Any, offset: int = 0
+    x: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int = 0
 ) -> torch.Tensor:
     return x.as_strided_(size, stride, x.storage_offset() + offset)
 
@@ -70,7 +71,7 @@ _FROM_START: dict[object, Callable[..., torch.Tensor]] = {
 }
 
 
-def call(graph: Runnable, calling: CallingConvention, inputs: Sequence[object]) -> list[Any]:
+def call(graph: Runnable, calling: CallingConvention, inputs: Sequence[object]) -> list[TorchValue]:
     """Run `graph` on `inputs`, apply the program's effects to them, and return its results.
 
     If the graph raises, nothing that the caller can see has changed.
@@ -103,7 +104,7 @@ def _outputs(
 
 
 @contextlib.contextmanager
-def _leaves(calling: CallingConvention, inputs: Sequence[Any]) -> Iterator[None]:
+def _leaves(calling: CallingConvention, inputs: Sequence[TorchValue]) -> Iterator[None]:
     """Apply `requires_grad_` to inputs before the graph runs; undo it if the graph raises."""
     new = [inputs[flag.index] for flag in calling.requires_grad_changes if flag.requires_grad]
     for tensor in new:
@@ -116,7 +117,7 @@ def _leaves(calling: CallingConvention, inputs: Sequence[Any]) -> Iterator[None]
         raise
 
 
-def graph_inputs(calling: CallingConvention, inputs: Sequence[object]) -> list[Any]:
+def graph_inputs(calling: CallingConvention, inputs: Sequence[object]) -> list[object]:
     """The inputs of the graph, made from the caller's inputs."""
     if calling.plain_inputs is not None:
         return [inputs[index] for index in calling.plain_inputs]
@@ -124,18 +125,22 @@ def graph_inputs(calling: CallingConvention, inputs: Sequence[object]) -> list[A
 
 
 def _keep_saved(
-    calling: CallingConvention, inputs: Sequence[Any], given: list[Any], saved: Collection[int]
+    calling: CallingConvention,
+    inputs: Sequence[TorchValue],
+    given: list[object],
+    saved: Collection[int],
 ) -> None:
     """Replace what is saved and will be written to by copies, among the inputs of the graph."""
     written = {storage_key(inputs[write.to.index]) for write in calling.writes} - {None}
     for place in saved:
         value, source = given[place], calling.sources[place]
-        is_tensor = isinstance(value, torch.Tensor) and isinstance(source, FromCaller | BaseOf)
-        if is_tensor and storage_key(value) in written:
+        if not isinstance(value, torch.Tensor) or not isinstance(source, FromCaller | BaseOf):
+            continue
+        if storage_key(value) in written:
             given[place] = _copied(value)
 
 
-def _source(source: InputSource, inputs: Sequence[Any]) -> object:
+def _source(source: InputSource, inputs: Sequence[TorchValue]) -> object:
     match source:
         case FromCaller() | BaseOf():
             value = inputs[source.index]
@@ -171,7 +176,7 @@ class BetweenSegments:
         self.made: dict[int, object] = {}
         self._shown = dict(calling.view_values)
 
-    def separate(self, outputs: Sequence[object]) -> list[Any]:
+    def separate(self, outputs: Sequence[object]) -> list[object]:
         """The outputs, each in memory of its own; called before they have autograd history."""
         return list(_in_own_memory(self.calling, self.inputs, outputs))
 
@@ -187,8 +192,8 @@ def finish(
     calling: CallingConvention,
     inputs: Sequence[object],
     outputs: Sequence[object],
-    made: dict[int, Any] | None = None,
-) -> list[Any]:
+    made: dict[int, object] | None = None,
+) -> list[TorchValue]:
     """Mutate the caller's inputs and make the results, except those `made` already."""
     outputs = _in_own_memory(calling, inputs, outputs)
     if calling.plain_results is not None and made is None:
@@ -199,7 +204,9 @@ def finish(
     return [results.at(position) for position in calling.results]
 
 
-def _mutate_inputs(calling: CallingConvention, inputs: Sequence[Any], results: _Results) -> None:
+def _mutate_inputs(
+    calling: CallingConvention, inputs: Sequence[TorchValue], results: _Results
+) -> None:
     """Apply the program's mutations to the caller's inputs."""
     counted = [(inputs[i], by) for i, by in calling.versions if not inputs[i].is_inference()]
     versions = [(tensor, tensor._version) for tensor, _ in counted]
@@ -220,7 +227,9 @@ def _mutate_inputs(calling: CallingConvention, inputs: Sequence[Any], results: _
         set_version(tensor, tensor._version + by)
 
 
-def _write(writes: Sequence[Write], inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _write(
+    writes: Sequence[Write], inputs: Sequence[TorchValue], outputs: Sequence[TorchValue]
+) -> None:
     """Copy outputs of the graph into the caller's inputs, those without a history all at once."""
     plain: list[tuple[torch.Tensor, torch.Tensor]] = []
     for write in writes:
@@ -253,7 +262,7 @@ def _update_history(view: torch.Tensor) -> None:
         _ = view.grad_fn
 
 
-def _target(to: FromCaller | BaseOf | MemoryOf, inputs: Sequence[Any]) -> torch.Tensor:
+def _target(to: FromCaller | BaseOf | MemoryOf, inputs: Sequence[TorchValue]) -> torch.Tensor:
     tensor: torch.Tensor = inputs[to.index]
     match to:
         case FromCaller():
@@ -299,8 +308,10 @@ def _copied(value: torch.Tensor) -> torch.Tensor:
             size > 1 and step == 0 for size, step in zip(value.shape, value.stride(), strict=True)
         ):
             return copied  # Stride 0: elements of a copy cannot overlap.
-        options: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
-        return torch.empty_strided(value.shape, value.stride(), **options).copy_(value)
+        strided = torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=value.device
+        )
+        return strided.copy_(value)
 
 
 class _Results:
@@ -309,8 +320,8 @@ class _Results:
     def __init__(
         self,
         calling: CallingConvention,
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
+        inputs: Sequence[TorchValue],
+        outputs: Sequence[TorchValue],
         made: dict[int, object] | None = None,
     ) -> None:
         self.calling = calling
@@ -343,7 +354,7 @@ class _Results:
             case _:
                 return None
 
-    def make(self, made: Recipe | FromRecipe) -> Any:
+    def make(self, made: Recipe | FromRecipe) -> TorchValue:
         """The value of a recipe."""
         match made:
             case FromCaller(index):
@@ -376,7 +387,7 @@ class _Results:
         return value
 
 
-def _take(step: Step, value: torch.Tensor, outputs: Sequence[Any]) -> torch.Tensor:
+def _take(step: Step, value: torch.Tensor, outputs: Sequence[TorchValue]) -> torch.Tensor:
     match step:
         case Replay():
             with _mode(step.mode):
@@ -398,9 +409,9 @@ def _take(step: Step, value: torch.Tensor, outputs: Sequence[Any]) -> torch.Tens
 
 def _replayed(step: Replay, value: torch.Tensor, outputs: Sequence[object]) -> torch.Tensor:
     if step.is_plain:
-        plain: Any = step.op(value, *step.args, **dict(step.kwargs))
+        plain = step.op(value, *step.args, **dict(step.kwargs))
         return plain if step.output is None else plain[step.output]  # type: ignore[no-any-return]
-    op: Any = _FROM_START.get(step.op, step.op)
+    op: Callee = _FROM_START.get(step.op, step.op)
     args, kwargs = step.args, dict(step.kwargs)
     if not step.is_fixed:
         args, kwargs = _filled(args, outputs), _filled(kwargs, outputs)
@@ -436,16 +447,17 @@ def _with_earlier_version(tensor: torch.Tensor) -> Iterator[None]:
 def _replay_metadata_op(
     move: ReplayMetadataOp, inputs: Sequence[object], results: _Results
 ) -> None:
-    def filled(leaf: Any) -> object:
-        made = isinstance(leaf, (FromCaller, FromGraph, FromRecipe, View))
-        return results.make(leaf) if made else leaf
+    def filled(leaf: object) -> object:
+        if isinstance(leaf, FromCaller | FromGraph | FromRecipe | View):
+            return results.make(leaf)
+        return leaf
 
     args, kwargs = trees.map_leaves(filled, (move.args, dict(move.kwargs)))
     with _mode(move.mode):
         move.op(inputs[move.index], *args, **kwargs)
 
 
-def _filled(tree: object, outputs: Sequence[object]) -> Any:
+def _filled(tree: object, outputs: Sequence[object]) -> TorchValue:
     """Arguments in which each `FromGraph` is replaced by that output."""
     if isinstance(tree, FromGraph):
         return outputs[tree.index]

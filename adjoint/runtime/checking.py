@@ -8,14 +8,15 @@ before any kernel does, and the caller compiles the graph again with what was ob
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import fx
 
 from adjoint.graph.metadata import source_of, value_or_none
 from adjoint.loops.plan import ExpectedTensor, LibraryCall, Size
+from adjoint.open_types import Callee
 from adjoint.torch_private import trees
 from adjoint.torch_private.corrected_fakes import is_known, layout_of, learn, learn_alias
 from adjoint.torch_private.fake import storage_key
@@ -56,9 +57,9 @@ class SizeValues(Protocol):
 def checked_call(
     step: LibraryCall,
     sizes: SizeValues,
-    call: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Any,
+    call: Callee,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
 ) -> object:
     """`call(*args, **kwargs)`; raises `UnexpectedResult` unless it is what `step` expects."""
     result = call(*args, **kwargs)
@@ -81,7 +82,9 @@ def checked_call(
     return result
 
 
-def check_dtypes(node: fx.Node, args: Any, kwargs: Any, result: Any) -> None:
+def check_dtypes(
+    node: fx.Node, args: tuple[object, ...], kwargs: dict[str, object], result: object
+) -> None:
     """Raise `UnexpectedResult` if an op that runs op by op returns another dtype than its fake.
 
     Kernels of other programs read the result; strides and sizes they compare themselves.
@@ -90,14 +93,21 @@ def check_dtypes(node: fx.Node, args: Any, kwargs: Any, result: Any) -> None:
         return
     pairs = zip(trees.leaves(result), trees.leaves(value_or_none(node)), strict=False)
     for leaf, fake in pairs:
-        both = isinstance(leaf, torch.Tensor) and isinstance(fake, torch.Tensor)
-        if both and leaf.dtype is not fake.dtype:
+        if not isinstance(leaf, torch.Tensor) or not isinstance(fake, torch.Tensor):
+            continue
+        if leaf.dtype is not fake.dtype:
             what = f"a tensor of {leaf.dtype} where {fake.dtype} was expected"
             is_learned = learn(node.target, args, kwargs, result)
             raise UnexpectedResult(node.target, what, str(source_of(node) or ""), is_learned)
 
 
-def _can_expect(op: Any, args: tuple[Any, ...], kwargs: Any, result: Any, leaf: Any) -> bool:
+def _can_expect(
+    op: object,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    result: object,
+    leaf: torch.Tensor,
+) -> bool:
     """Whether the graph compiled again would expect the strides of `leaf`.
 
     Not if it has gaps, as a tensor made like a part of another one, or if they vary between calls.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import fx
@@ -13,6 +13,7 @@ from adjoint.errors import CaptureError, DifferentiationError
 from adjoint.graph.boundary import warn_of_fallback
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.evaluation import InOwnMemory
+from adjoint.open_types import TorchValue
 from adjoint.runtime.calling import Runnable, call, finish
 from adjoint.runtime.sharing import Sharing, sharing
 from adjoint.runtime.specializations import Specializations
@@ -46,7 +47,7 @@ class EntryPoint:
     def __init__(
         self,
         first: CapturedProgram,
-        recapture: Callable[[Sequence[Any]], CapturedProgram],
+        recapture: Callable[[Sequence[object]], CapturedProgram],
         load: Callable[[fx.GraphModule], Runnable],
         eager: Callable[..., object] | None = None,
     ) -> None:
@@ -68,7 +69,7 @@ class EntryPoint:
         self._said: set[str] = set()
         """Reasons for running in eager torch that the user was warned of."""
 
-    def __call__(self, *inputs: object) -> Any:
+    def __call__(self, *inputs: object) -> TorchValue:
         if self._direct is not None and not is_autocast_enabled():
             graph, places, results = self._direct
             outputs = graph([inputs[place] for place in places])

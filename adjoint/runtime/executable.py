@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from torch import fx
 
 from adjoint.graph.derivative import Backward, Derivative
+from adjoint.open_types import TorchValue
 from adjoint.options import Options
 from adjoint.torch_private.symbols import Sizes
 
@@ -15,7 +16,7 @@ __all__ = ["Checker", "Derivatives", "Executable", "Sizes"]
 
 # Runs a graph.  Clears the list of inputs, so that each can be freed after its last use.  If it has
 # a true attribute `forgets_histories`, inputs that require grad need not be detached.
-Executable: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+Executable: TypeAlias = Callable[[list[TorchValue]], Sequence[TorchValue]]
 
 
 class Checker(Protocol):

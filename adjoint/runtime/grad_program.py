@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -25,6 +25,7 @@ from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import inputs_of
 from adjoint.graph.purity import is_impure_graph
 from adjoint.graph.sizes import Sizing
+from adjoint.open_types import TorchValue
 from adjoint.runtime.autograd_node import (
     BackwardGraph,
     KeptInputs,
@@ -222,10 +223,10 @@ class GradProgram(NodeProgram):
     def in_eager(
         self,
         kept: KeptInputs | None,
-        cotangents: Sequence[tuple[int, Any]],
+        cotangents: Sequence[tuple[int, TorchValue]],
         wanted: tuple[int, ...],
         error: DifferentiationError,
-    ) -> list[Any]:
+    ) -> list[TorchValue]:
         """The gradients by eager autograd, which runs the graph again on the `kept` inputs.
 
         Raises `error` if they were not kept, or if another run might give other values.
@@ -245,9 +246,9 @@ class GradProgram(NodeProgram):
     def check(
         self,
         kept: KeptInputs | None,
-        cotangents: Sequence[tuple[int, Any]],
+        cotangents: Sequence[tuple[int, TorchValue]],
         wanted: tuple[int, ...],
-        gradients: Sequence[Any],
+        gradients: Sequence[object],
     ) -> None:
         """Compare gradients with those of eager autograd, if it can run the graph again."""
         graph_module = self.derivative.graph_module
@@ -256,7 +257,7 @@ class GradProgram(NodeProgram):
         if kept is None or kept.have_changed or is_impure_graph(graph_module.graph):
             return
 
-        def eager() -> list[Any]:
+        def eager() -> list[object]:
             composed = self.compiler.composed(graph_module)
             found = self._eager_gradients(composed, kept, cotangents, wanted)
             return [found[place] for place in wanted]
@@ -269,9 +270,9 @@ class GradProgram(NodeProgram):
         self,
         graph_module: fx.GraphModule,
         kept: KeptInputs,
-        cotangents: Sequence[tuple[int, Any]],
+        cotangents: Sequence[tuple[int, TorchValue]],
         wanted: tuple[int, ...],
-    ) -> list[Any]:
+    ) -> list[TorchValue]:
         with torch.enable_grad():
             # Views, so that autograd stops here even if one input was computed from another.
             inputs = list(kept.inputs)
@@ -286,7 +287,7 @@ class GradProgram(NodeProgram):
             create_graph=torch.is_grad_enabled(),
             allow_unused=True,
         )
-        gradients: list[Any] = [None] * len(self.wrt)
+        gradients: list[torch.Tensor | None] = [None] * len(self.wrt)
         for place, gradient in zip(wanted, found, strict=True):
             gradients[place] = gradient
         return gradients

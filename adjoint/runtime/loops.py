@@ -6,13 +6,13 @@ that a target has to implement.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from adjoint.loops.evaluate import evaluate
 from adjoint.loops.plan import Launch, NativeStep, Plan, Scratch, SlotKind
+from adjoint.open_types import TorchValue
 from adjoint.runtime.plans.binding import MakeTensors, PythonBinding, binding_failures, span_of
 from adjoint.runtime.plans.host import Host
 from adjoint.runtime.plans.hostcode import Value
@@ -28,7 +28,7 @@ class LoopProgram(PlanProgram):
     def __init__(self, plan: Plan, target: Target) -> None:
         super().__init__(plan, target.device)
 
-    def __call__(self, inputs: list[Any]) -> Any:
+    def __call__(self, inputs: list[TorchValue]) -> TorchValue:
         with binding_failures():
             binding = LoopBinding(self.host, self.runs, self._bind)
             binding.bind((*self._sizes(inputs), 2))
@@ -73,7 +73,7 @@ class LoopBinding(PythonBinding):
 
         return evaluated
 
-    def _evaluate(self, launch: Launch, slots: dict[int, torch.Tensor]) -> None:
+    def _evaluate(self, launch: Launch, slots: Mapping[int, TorchValue]) -> None:
         kernel = launch.kernel
         extents = [self._number(value) for value in self.host.launches[launch]]
         buffers = [

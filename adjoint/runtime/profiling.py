@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -45,7 +44,7 @@ def _program(program: PlanProgram) -> str:
     return f"adjoint kernels: {', '.join([*titles[:MAX_NAMED_KERNELS], *more])}"
 
 
-_RANGES: tuple[tuple[type, str, Callable[[Any], str]], ...] = (
+_RANGES: tuple[tuple[type, str, Callable[..., str]], ...] = (
     (EntryPoint, "__call__", _entry),
     (DifferentiableGraph, "backward", _backward),
     (CpuProgram, "__call__", _program),
@@ -67,10 +66,10 @@ def _stopped() -> None:
 
 
 def _in_range(
-    original: Callable[..., object], name_of: Callable[[Any], str]
+    original: Callable[..., object], name_of: Callable[..., str]
 ) -> Callable[..., object]:
     @functools.wraps(original)
-    def called(self: object, *args: object, **kwargs: object) -> Any:
+    def called(self: object, *args: object, **kwargs: object) -> object:
         name = self.__dict__.get(_NAME)
         if name is None:
             name = self.__dict__[_NAME] = name_of(self)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.evaluation import evaluate
+from adjoint.open_types import TorchValue
 from adjoint.runtime.calling import call
 from adjoint.torch_private import trees
 
 
-def run(captured: CapturedProgram, given: Sequence[object]) -> list[Any]:
+def run(captured: CapturedProgram, given: Sequence[object]) -> list[TorchValue]:
     """The results of the program for the flat inputs `given`."""
     leaves = captured.leaves(given)
     return call(lambda inputs: evaluate(captured.graph_module, inputs), captured.calling, leaves)
 
 
-def run_call(captured: CapturedProgram, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+def run_call(
+    captured: CapturedProgram, args: tuple[object, ...], kwargs: dict[str, object]
+) -> TorchValue:
     """Call the program as the Python function that it was captured from."""
     assert captured.signature is not None
     given, spec = trees.flatten((args, kwargs))
@@ -32,7 +34,8 @@ def run_call(captured: CapturedProgram, args: tuple[object, ...], kwargs: dict[s
             raise TypeError(f"captured for {path} = {before!r}, called with {now!r}")
     leaves = captured.leaves(tensors)
     for place in captured.calling.placements:
-        now = (leaves[place.index].storage_offset(), leaves[place.index].untyped_storage().nbytes())
+        given_at = leaves[place.index]
+        now = (given_at.storage_offset(), given_at.untyped_storage().nbytes())
         if now != (place.offset, place.nbytes):
             raise TypeError(
                 f"captured for an input that begins at element {place.offset} of a memory of "

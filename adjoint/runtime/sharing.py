@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
+from adjoint.open_types import TorchValue
 from adjoint.torch_private.fake import storage_key
 
-Sharing: TypeAlias = tuple[Any, ...]
+Sharing: TypeAlias = tuple[object, ...]
 
 
-def sharing(inputs: Sequence[Any], written: Sequence[int], placed: Sequence[int] = ()) -> Sharing:
+def sharing(
+    inputs: Sequence[TorchValue], written: Sequence[int], placed: Sequence[int] = ()
+) -> Sharing:
     """The aliasing pattern: which inputs share a storage that is written to, and their layouts.
 
     Also the storages of the inputs at `placed`, of which the program reads more than the inputs
     cover.
     """
     memories = {storage_key(inputs[index]) for index in (*written, *placed)} - {None}
-    groups: dict[Any, list[int]] = {}
+    groups: dict[int | None, list[int]] = {}
     for index, value in enumerate(inputs):
         if isinstance(value, torch.Tensor):
             memory = storage_key(value)
@@ -35,7 +38,7 @@ def sharing(inputs: Sequence[Any], written: Sequence[int], placed: Sequence[int]
     return (*places, *((x.storage_offset(), x.untyped_storage().nbytes()) for x in alone))
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _place(tensor: torch.Tensor) -> tuple[object, ...]:
     base = tensor._base if tensor._is_view() else None
     place = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
     return place if base is None else (*place, *_place(base))

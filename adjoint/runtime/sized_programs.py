@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from torch import fx
 
@@ -16,6 +16,7 @@ from adjoint.graph.boundary import attempt, location_of_graph, warn_of_failure, 
 from adjoint.graph.evaluation import detach_inputs, evaluate_taking
 from adjoint.graph.purity import is_impure_graph
 from adjoint.graph.sizes import Sizes, Sizing
+from adjoint.open_types import TorchValue
 from adjoint.runtime.checking import UnexpectedResult, check_dtypes
 from adjoint.runtime.plans.binding import BindingFailed
 from adjoint.runtime.plans.program import PlanProgram
@@ -78,12 +79,13 @@ class SizedPrograms:
         """Sizes that there is no native program for, or that it cannot be bound to."""
         self.forgets_histories = self._general is not None and self._general.forgets_histories
 
-    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+    def __call__(self, inputs: list[TorchValue]) -> Sequence[TorchValue]:
         if not count_dispatch_modes():
             program = self._general or self._program_for(inputs)
             if program is not None and (not program.plan.streams or _seeded(program, inputs)):
                 try:
-                    return program(inputs)  # type: ignore[no-any-return]
+                    results: Sequence[TorchValue] = program(inputs)
+                    return results
                 except BindingFailed as error:
                     self._give_up(program, inputs, error)
                 except UnexpectedResult:
@@ -96,7 +98,7 @@ class SizedPrograms:
             return evaluate_taking(self.graph_module, inputs)
         return self._evaluate_checked(inputs)
 
-    def _evaluate_checked(self, inputs: list[object]) -> Sequence[Any]:
+    def _evaluate_checked(self, inputs: list[object]) -> Sequence[TorchValue]:
         """Run op by op for the first time, and check the dtypes of what ops return."""
         kept = list(inputs)
         try:

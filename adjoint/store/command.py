@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from adjoint.quantities import in_bytes
 from adjoint.store.folder import Folder
@@ -24,7 +23,7 @@ ACTIONS = {
 }
 
 
-def add_command(commands: Any) -> None:
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to those of `adjoint`."""
     described = "; ".join(f"{name}: {what}" for name, what in ACTIONS.items())
     parser = commands.add_parser("cache", help="what is kept of compilations", epilog=described)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch.autograd import forward_ad
+from torch.autograd.graph import Node
+
+from adjoint.open_types import AutogradContext, TorchValue, UserFunction
 
 # Pack and unpack hooks of saved tensors.
-Hooks: TypeAlias = tuple[Callable[..., Any], Callable[..., Any]]
+Hooks: TypeAlias = tuple[UserFunction, UserFunction]
 
 
 def below_autograd() -> contextlib.AbstractContextManager[object]:
@@ -133,7 +136,7 @@ class _Assumed:
 _RETURNED = "returned"
 
 
-def _will_run(node: Any) -> bool | str:
+def _will_run(node: AutogradContext) -> bool | str:
     """Whether autograd will execute `node`; `_RETURNED` if it returns the node's gradient."""
     if node is None:
         return True
@@ -145,7 +148,12 @@ def _will_run(node: Any) -> bool | str:
         return _RETURNED
 
 
-def apply_node(function: type[torch.autograd.Function], *args: object) -> Any:
+def applied(function: type[torch.autograd.Function], *args: object) -> TorchValue:
+    """`function.apply(*args)`."""
+    return function.apply(*args)
+
+
+def apply_node(function: type[torch.autograd.Function], *args: object) -> TorchValue:
     """`function.apply(*args)`, where no `torch.func` transform is active.
 
     Torch's own method looks for tensors of transforms that have ended, in Python.
@@ -153,7 +161,7 @@ def apply_node(function: type[torch.autograd.Function], *args: object) -> Any:
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
 
 
-def zero_cotangent(node: Any, index: int) -> torch.Tensor:
+def zero_cotangent(node: AutogradContext, index: int) -> torch.Tensor:
     """A zero cotangent for output `index` of `node`."""
     like = node._input_metadata[index]
     return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
@@ -162,8 +170,8 @@ def zero_cotangent(node: Any, index: int) -> torch.Tensor:
 def leaves_of_history(results: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """The leaf tensors that require grad and that these results were computed from."""
     found: list[torch.Tensor] = []
-    work: list[Any] = [each.grad_fn for each in results]
-    visited: set[Any] = set()
+    work = [each.grad_fn for each in results]
+    visited: set[Node] = set()
     while work:
         node = work.pop()
         if node is None or node in visited:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+from adjoint.open_types import TorchValue
 
 
 def is_batched(value: object) -> bool:
@@ -15,7 +16,7 @@ def is_batched(value: object) -> bool:
 
 
 def vmap_over_batch(
-    function: Callable[[list[Any]], Sequence[Any]], inputs: Sequence[Any]
+    function: Callable[[list[TorchValue]], Sequence[TorchValue]], inputs: Sequence[TorchValue]
 ) -> list[object]:
     """`function(inputs)` of batched inputs, by `torch.func.vmap`, which supports more ops."""
     level = torch._C._vmapmode_increment_nesting() - 1
@@ -27,7 +28,7 @@ def vmap_over_batch(
     ]
     absent: list[int] = []
 
-    def tensors(*values: Any) -> tuple[torch.Tensor, ...]:
+    def tensors(*values: object) -> tuple[torch.Tensor, ...]:
         results = function(list(values))
         absent[:] = [index for index, each in enumerate(results) if each is None]
         return tuple(each for each in results if each is not None)
@@ -65,14 +66,15 @@ def is_vmapped(value: object) -> bool:
 
 
 def run_below_vmap(
-    run: Callable[[list[Any], tuple[int | None, ...]], Sequence[Any]], values: Sequence[Any]
-) -> list[Any]:
+    run: Callable[[list[TorchValue], tuple[int | None, ...]], Sequence[TorchValue]],
+    values: Sequence[TorchValue],
+) -> list[TorchValue]:
     """The results of `run(plain, axes)`, called outside of the innermost level of `vmap`.
 
     `plain` are `values` without that level, and `axes` their batch axes (None: not batched).  The
     batch axis of the results is the first.
     """
-    interpreter: Any = retrieve_current_functorch_interpreter()
+    interpreter = retrieve_current_functorch_interpreter()
     functorch = torch._C._functorch
     plain = [functorch.get_unwrapped(each) if is_at_vmap_level(each) else each for each in values]
     axes = tuple(

@@ -5,18 +5,26 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Protocol, TypeAlias
 
 from torch import fx
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch.utils import checkpoint
 
+from adjoint.open_types import Callee, OpArgument, TorchValue, UserFunction
 from adjoint.torch_private.modes import TorchDispatchMode
 from adjoint.torch_private.patches import replaced
 
 # Called with a function that runs an op and one that maps its result to the policy's decision;
 # returns the result.
-Handler: TypeAlias = Callable[[Callable[[], Any], Callable[[Any], str]], Any]
+Handler: TypeAlias = Callable[[Callable[[], TorchValue], Callable[[object], str]], object]
+
+
+class _Policy(Protocol):
+    """The mode of torch's that selective checkpointing runs ops under."""
+
+    policy_fn: UserFunction
+
 
 _CONTEXT_PARAMETERS = inspect.signature(checkpoint.SelectiveCheckpointContext).parameters
 
@@ -38,13 +46,17 @@ def selective_checkpoints_handled_by(handle: Handler, mode: TorchDispatchMode) -
     """Under `mode`, selective checkpointing calls `handle` for each op, and caches nothing."""
 
     def dispatch(
-        self: Any, op: Any, types: object, args: Any = (), kwargs: dict[str, Any] | None = None
+        self: _Policy,
+        op: Callee,
+        types: object,
+        args: tuple[OpArgument, ...] = (),
+        kwargs: dict[str, OpArgument] | None = None,
     ) -> object:
         named = kwargs or {}
         if op in checkpoint.SAC_IGNORED_OPS:
             return op(*args, **named)
 
-        def policy(result: Any) -> str:
+        def policy(result: object) -> str:
             decision = self.policy_fn(_context(result), op, *args, **named)
             if isinstance(decision, bool):
                 # Older policies return whether to save.

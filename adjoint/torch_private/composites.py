@@ -10,13 +10,13 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
 
 import torch
 from torch._C import DispatchKey
 from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from adjoint.open_types import Callee, OpArgument
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.fake import reads_missing_data
 from adjoint.torch_private.operators import OpOverload
@@ -94,8 +94,12 @@ class _DeferringChecks(TorchDispatchMode):
         self.message = message
 
     def __torch_dispatch__(
-        self, op: Any, types: object, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        op: Callee,
+        types: object,
+        args: tuple[OpArgument, ...] = (),
+        kwargs: dict[str, OpArgument] | None = None,
+    ) -> object:
         if op is not aten.equal.default:
             return op(*args, **(kwargs or {}))
         same = torch.eq(*args).all()
@@ -107,11 +111,11 @@ def _deferring_checks(op: OpOverload) -> contextlib.AbstractContextManager[objec
     return _DeferringChecks(*_CHECKS[op]) if op in _CHECKS else contextlib.nullcontext()
 
 
-def _chosen(op: OpOverload, definition: Callable[..., Any]) -> Callable[..., Any]:
+def _chosen(op: OpOverload, definition: Callee) -> Callee:
     inside = ContextVar("inside", default=False)
     general = _CORRECTED.get(op, definition)
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         if torch._C._are_functorch_transforms_active():
             # `torch.func` uses the Python dispatcher even where that is disabled.
             return definition(*args, **kwargs)
@@ -166,7 +170,7 @@ def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     return aten.native_dropout.default(x, p, train)[0] if train and p != 0 else x
 
 
-_CORRECTED: dict[OpOverload, Callable[..., Any]] = {
+_CORRECTED: dict[OpOverload, Callee] = {
     aten.matmul.default: _product,
     aten.dropout.default: _dropout,
 }
@@ -196,14 +200,14 @@ def _ctc_loss(
 def _with_deferred_checks(op: OpOverload) -> Callable[..., object]:
     """`op`, with its argument checks deferred to the run."""
 
-    def run(*args: object, **kwargs: object) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         with _deferring_checks(op):
             return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
     return run
 
 
-_DEFINED_HERE: dict[OpOverload, Callable[..., Any]] = {
+_DEFINED_HERE: dict[OpOverload, Callee] = {
     aten.ctc_loss.IntList: _ctc_loss,
     # For torch 2.11; later versions do not check fakes.
     **{op: _with_deferred_checks(op) for op in _QUANTILES},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch._C._dynamo import guards
@@ -50,13 +50,18 @@ def matmuls_avoid_tf32() -> bool:
     return torch._C._get_fp32_precision_getter("cuda", "matmul") != "tf32"
 
 
-def new_graph_pool() -> object:
+# The handle of a private memory pool of torch's caching allocator.
+MemoryPool: TypeAlias = tuple[int, int]
+
+
+def new_graph_pool() -> MemoryPool:
     """A private memory pool of torch's caching allocator."""
-    return torch.cuda.graph_pool_handle()
+    handle: MemoryPool = torch.cuda.graph_pool_handle()
+    return handle
 
 
 @contextlib.contextmanager
-def allocate_from(pool: Any, device: int) -> Iterator[None]:
+def allocate_from(pool: MemoryPool, device: int) -> Iterator[None]:
     """This thread's allocations come from `pool`."""
     torch._C._cuda_beginAllocateCurrentThreadToPool(device, pool)
     try:

@@ -27,11 +27,12 @@ from torch._dynamo.source import (
     TensorPropertySource,
 )
 from torch._functorch.autograd_function import autograd_function_apply
-from torch._guards import TracingContext
+from torch._guards import Source, TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import _config as shape_config
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, StatefulSymbolicContext
 
+from adjoint.open_types import TorchValue
 from adjoint.torch_private.fake import (
     fake_mode_with,
     forget_shapes,
@@ -80,7 +81,7 @@ DynamoError = exc.TorchDynamoException
 
 def fresh_fakes(
     graph_module: fx.GraphModule, examples: Sequence[object]
-) -> tuple[FakeTensorMode | None, list[Any]]:
+) -> tuple[FakeTensorMode | None, list[TorchValue]]:
     """New fakes of `examples`, with Dynamo's symbols; no mode if Dynamo is not compiling.
 
     Dynamo's own fakes cannot be used: it has already run the program, including mutations, on them.
@@ -94,7 +95,7 @@ def fresh_fakes(
         raise SpecializationNeeded("an input is empty: its size has to be specialized")
     mode = fake_mode_with(shape_env)
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
-    fakes: list[Any] = list(examples)
+    fakes: list[TorchValue] = list(examples)
     pairs = list(zip(placeholders, examples, strict=True))
     items = _items(shape_env)
     for base in _bases_not_passed(examples):
@@ -173,7 +174,9 @@ def _bases_not_passed(examples: Sequence[object]) -> Iterator[torch.Tensor]:
             yield base
 
 
-def _own_context(symbolic: Any, node: fx.Node) -> Any:
+def _own_context(
+    symbolic: StatefulSymbolicContext | None, node: fx.Node
+) -> StatefulSymbolicContext | None:
     """`symbolic`, with the symbols of Dynamo's own fake of an input.
 
     For a tensor that other inputs are views of, Dynamo makes one fake, with the symbols of the
@@ -209,7 +212,7 @@ def _expression(number: int | torch.SymInt) -> sympy.Expr:
     return number.node.expr if isinstance(number, torch.SymInt) else sympy.Integer(number)
 
 
-def _name(source: Any) -> str:
+def _name(source: Source) -> str:
     """The name of a source: a method in some versions of torch, a property in others."""
     return str(source.name() if callable(source.name) else source.name)
 
@@ -218,7 +221,7 @@ def source_name(placeholder: fx.Node) -> str:
     """The Python expression by which the user's frame refers to an input."""
     argument = placeholder.meta.get("grapharg")
     source = getattr(argument, "source", None) or getattr(placeholder, "_dynamo_source", None)
-    text = _name(source) if hasattr(source, "name") else ""
+    text = "" if source is None else _name(source)
     return text or placeholder.name
 
 
@@ -262,7 +265,9 @@ def _sets_grad_to(node: fx.Node) -> object:
 
 
 # Called with the backend's options and the code object: a context manager for its compilation.
-During: TypeAlias = Callable[[Mapping[str, Any], CodeType], contextlib.AbstractContextManager[None]]
+During: TypeAlias = Callable[
+    [Mapping[str, object], CodeType], contextlib.AbstractContextManager[None]
+]
 
 
 def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool], during: During) -> None:
@@ -312,9 +317,8 @@ def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool], durin
 
     compile_frame._adjoint = True  # type: ignore[attr-defined]
     convert_frame._compile = compile_frame
-    module: Any = convert_frame
     # Without it, reasons are not known.
-    find_reasons = getattr(module, "get_and_maybe_log_recompilation_reasons", None)
+    find_reasons = getattr(convert_frame, "get_and_maybe_log_recompilation_reasons", None)
     if find_reasons is None:
         return
 
@@ -323,7 +327,7 @@ def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool], durin
         _FRAME.reasons = reasons = find_reasons(*args, **kwargs)
         return reasons
 
-    module.get_and_maybe_log_recompilation_reasons = noted_reasons
+    vars(convert_frame)["get_and_maybe_log_recompilation_reasons"] = noted_reasons
 
 
 class _Frame(threading.local):
@@ -380,7 +384,7 @@ def _forget_code() -> None:
         cached = getattr(module, name, None)
         if cached is not None:
             cached.cache_clear()
-    metrics: Any = dynamo_utils.get_metrics_context()
+    metrics = dynamo_utils.get_metrics_context()
     if not metrics.in_progress():
         metrics._edits.clear()
 
@@ -393,21 +397,18 @@ def _options_of(compiler: object) -> Mapping[str, object]:
 
 def is_general_attempt() -> bool:
     """Whether Dynamo is compiling for general shapes, the first attempt of `adapt_frames`."""
-    config: Any = shape_config
-    return TracingContext.try_get() is not None and bool(config.backed_size_oblivious)
+    return TracingContext.try_get() is not None and bool(shape_config.backed_size_oblivious)
 
 
 def derivatives_in_graphs() -> contextlib.AbstractContextManager[None]:
     """A context in which Dynamo traces `torch.autograd.grad` instead of breaking the graph."""
-    config: Any = dynamo_config
-    manager: contextlib.AbstractContextManager[None] = config.patch(trace_autograd_ops=True)
+    manager: contextlib.AbstractContextManager[None] = dynamo_config.patch(trace_autograd_ops=True)
     return manager
 
 
 def general_shapes() -> contextlib.AbstractContextManager[None]:
     """A context in which symbolic sizes are not specialized if they are 0, 1 or equal."""
-    config: Any = shape_config
-    manager: contextlib.AbstractContextManager[None] = config.patch(
+    manager: contextlib.AbstractContextManager[None] = shape_config.patch(  # type: ignore[attr-defined]
         backed_size_oblivious=True, use_duck_shape=False
     )
     return manager

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch._higher_order_ops import effects
 
+from adjoint.open_types import Callee
 from adjoint.torch_private.operators import OpOverload
 
 # In torch 2.11 the effect depends on the arguments, later on the op alone.
-_by_op: Any = getattr(effects, "_get_effect", None)
-_by_arguments: Any = getattr(effects, "get_effect_key", None)
+_by_op: Callee | None = getattr(effects, "_get_effect", None)
+_by_arguments: Callee | None = getattr(effects, "get_effect_key", None)
 
 
 def is_effectful(op: OpOverload) -> bool:
@@ -20,4 +19,4 @@ def is_effectful(op: OpOverload) -> bool:
         return False
     if _by_op is not None:
         return _by_op(op) is not None
-    return _by_arguments(op, (), {}) is not None
+    return _by_arguments is not None and _by_arguments(op, (), {}) is not None

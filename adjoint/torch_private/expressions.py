@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.utils._sympy import functions
 
+from adjoint.open_types import TorchValue
 from adjoint.torch_private.size_guards import assumptions
 
 # The kinds of symbols that torch makes.
@@ -37,7 +37,7 @@ _TORCH = (
     *("FloatTrueDiv", "PowByNatural", "FloatPow", "ToFloat", "TruncToInt", "FloorToInt"),
     *("CeilToInt", "RoundToInt", "TruncToFloat", "Where", "Identity", "BitwiseFn_bitwise_and"),
 )
-_FUNCTIONS: dict[str, Any] = {
+_FUNCTIONS: dict[str, type[sympy.Basic]] = {
     **{name: getattr(sympy, name) for name in _SYMPY},
     # Torch's Mod, Max and Min are not sympy's.
     **{
@@ -61,7 +61,7 @@ def _written(expr: sympy.Basic) -> object:
     return tree
 
 
-def written(expr: sympy.Basic) -> Any:
+def written(expr: sympy.Basic) -> object:
     """The lists of an expression; raises `ValueError` if it has a part that none stands for."""
     return int(expr) if expr.is_Integer else _written(expr)
 
@@ -135,7 +135,7 @@ def _read(tree: object, depth: int) -> object:
     return _FUNCTIONS[name](*args)
 
 
-def _is_small_power(base: object, exponent: Any) -> bool:
+def _is_small_power(base: object, exponent: sympy.Basic) -> bool:
     """Whether it can be computed: `2 ** 10 ** 10` would not end."""
     return bool(exponent.is_Integer and abs(int(exponent)) <= 64)
 
@@ -158,7 +158,7 @@ def simplified(value: torch.SymInt | torch.SymFloat) -> sympy.Basic:
     return found
 
 
-def symbols_in(numbers: Sequence[Any]) -> frozenset[sympy.Symbol]:
+def symbols_in(numbers: Sequence[TorchValue]) -> frozenset[sympy.Symbol]:
     """The symbols of some symbolic numbers, without those that a guard equates with others."""
     return frozenset(symbol for each in numbers for symbol in simplified(each).free_symbols)
 
@@ -212,7 +212,9 @@ def assume(shape_env: ShapeEnv | None, assumed: Sequence[sympy.Basic]) -> bool:
     return True
 
 
-def number(shape_env: ShapeEnv | None, kind: str, expr: sympy.Basic) -> Any:
+def number(
+    shape_env: ShapeEnv | None, kind: str, expr: sympy.Basic
+) -> float | torch.SymInt | torch.SymFloat:
     """A symbolic number of this expression, over symbols that `shape_env` has."""
     if shape_env is None:
         raise ValueError("sizes are symbols where there are none")

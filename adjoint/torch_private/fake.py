@@ -7,7 +7,6 @@ import re
 import traceback
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Any
 
 import torch
 from torch import fx
@@ -99,7 +98,7 @@ def make_fake(
     from torch._dynamo.source import ConstantSource
 
     sizes = [DimDynamic.DYNAMIC if each else DimDynamic.STATIC for each in axes]
-    context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
+    context: StatelessSymbolicContext[..., object] = StatelessSymbolicContext(
         dynamic_sizes=sizes, constraint_sizes=[None] * tensor.dim()
     )
     with contextlib.suppress(NotImplementedError):
@@ -152,15 +151,16 @@ def forget_shapes() -> None:
         FakeTensorMode.cache_clear()
 
 
-def storage_key(tensor: torch.Tensor) -> Any:
+def storage_key(tensor: torch.Tensor) -> int | None:
     """The identity of the storage of `tensor`; None if it has none, as sparse tensors."""
     try:
-        return tensor.untyped_storage()._cdata
+        address: int = tensor.untyped_storage()._cdata
+        return address
     except (NotImplementedError, RuntimeError):
         return None
 
 
-def storage_keys(values: Iterable[object]) -> set[object]:
+def storage_keys(values: Iterable[object]) -> set[int | None]:
     """The identities of the storages of all tensors among `values`."""
     tensors = [each for each in values if isinstance(each, torch.Tensor)]
     try:

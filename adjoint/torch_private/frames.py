@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch._C._dynamo import eval_frame
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def left_alone_by_dynamo(function: Function) -> Function:
@@ -31,7 +31,7 @@ def not_traced(function: Function) -> Function:
 
 def is_dynamo_error(error: BaseException) -> bool:
     """Whether it is a graph break, or another exception of Dynamo's."""
-    exc: Any = sys.modules.get("torch._dynamo.exc")
+    exc = sys.modules.get("torch._dynamo.exc")
     # While Dynamo itself is being imported the module is incomplete.
     kind = getattr(exc, "TorchDynamoException", None)
     return kind is not None and isinstance(error, kind)

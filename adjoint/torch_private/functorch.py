@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+from adjoint.open_types import TorchValue
 
 
 def is_functorch_wrapper(value: object) -> bool:
@@ -17,7 +18,7 @@ def is_functorch_wrapper(value: object) -> bool:
     )
 
 
-def innermost(value: Any) -> object:
+def innermost(value: TorchValue) -> object:
     """The tensor below all `torch.func` wrappers of `value`."""
     while is_functorch_wrapper(value):
         value = torch._C._functorch.get_unwrapped(value)
@@ -34,6 +35,6 @@ def functorch_is_active() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def outside_functorch() -> contextlib.AbstractContextManager[Sequence[Any]]:
+def outside_functorch() -> contextlib.AbstractContextManager[Sequence[object]]:
     """Leave all levels of `torch.func` for a while; the context's value is their stack."""
     return temporarily_clear_interpreter_stack()

@@ -11,10 +11,12 @@ import functools
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch.cuda import random as cuda_random
+
+from adjoint.open_types import OpArgument
 
 _SET = ("__setstate__", "graphsafe_set_state", "manual_seed", "seed", "set_offset")
 _MAKE = ("clone_state", "graphsafe_get_state")
@@ -55,8 +57,8 @@ def identity(generator: torch.Generator) -> int:
     return 0 if address in [_address(default) for default in defaults] else address
 
 
-def _address(generator: Any) -> int:
-    address: int = generator._cdata
+def _address(generator: torch.Generator) -> int:
+    address: int = generator._cdata  # type: ignore[attr-defined]
     return address
 
 
@@ -105,19 +107,25 @@ class _Watched:
         self._changes.callback(names.__setitem__, name, names[name])
         names[name] = value
 
-    def _get_state(self, generator: torch.Generator, method: Any) -> torch.Tensor:
-        state: torch.Tensor = method(generator)
+    def _get_state(
+        self, generator: torch.Generator, method: Callable[..., torch.Tensor]
+    ) -> torch.Tensor:
+        state = method(generator)
         if watcher := self._watcher():
             watcher.read(generator, state)
         return state
 
-    def _set_state(self, generator: torch.Generator, method: Any, state: Any) -> object:
+    def _set_state(
+        self, generator: torch.Generator, method: Callable[..., object], state: torch.Tensor
+    ) -> object:
         if watcher := self._watcher():
             watcher.restore(generator, state)
             return generator
         return method(generator, state)
 
-    def _seed(self, generator: torch.Generator, method: Any, *args: Any) -> Any:
+    def _seed(
+        self, generator: torch.Generator, method: Callable[..., object], *args: object
+    ) -> object:
         if watcher := self._watcher():
             watcher.seed()
         return method(generator, *args)
@@ -128,7 +136,9 @@ class _Watched:
             watcher.seed()
         call_later(*args, **kwargs)
 
-    def _make(self, generator: torch.Generator, method: Any) -> torch.Generator:
+    def _make(
+        self, generator: torch.Generator, method: Callable[..., torch.Generator]
+    ) -> torch.Generator:
         return self._new(lambda: method(generator))
 
     def _new(self, make: Callable[[], torch.Generator]) -> torch.Generator:
@@ -163,10 +173,10 @@ def _methods_changed() -> None:
 def _generators_made_by(make: Callable[..., torch.Generator]) -> type:
     """A stand-in for `torch.Generator` whose instances are created by `make`."""
 
-    kind: Any = type(torch._C.Generator)
+    kind = type(torch._C.Generator)
 
-    class StandIn(kind):  # type: ignore[misc]
-        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    class StandIn(kind):  # type: ignore[misc, valid-type]
+        def __call__(cls, *args: OpArgument, **kwargs: OpArgument) -> torch.Generator:
             return make(lambda: torch._C.Generator(*args, **kwargs))
 
         def __instancecheck__(cls, instance: object) -> bool:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def rank_in(group_name: str) -> int:
     """This process's rank in the group."""
     from torch.distributed import distributed_c10d
 
-    groups: Any = distributed_c10d
-    return torch.distributed.get_rank(groups._resolve_process_group(group_name))
+    group_of: Callable[[str], ProcessGroup] = vars(distributed_c10d)["_resolve_process_group"]
+    return torch.distributed.get_rank(group_of(group_name))

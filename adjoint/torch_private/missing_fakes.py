@@ -5,13 +5,14 @@ Importing this module registers them for all fake modes.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_impls import op_implementations_dict, register_op_impl
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from adjoint.open_types import OpArgument
 from adjoint.torch_private import symbols
 
 aten = torch.ops.aten
@@ -20,11 +21,11 @@ aten = torch.ops.aten
 @register_op_impl([aten._ctc_loss.default, aten._ctc_loss.Tensor])
 def _ctc_loss(
     fake_mode: FakeTensorMode,
-    op: Any,
+    op: object,
     log_probs: torch.Tensor,
     targets: torch.Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
+    input_lengths: torch.Tensor | Sequence[int],
+    target_lengths: torch.Tensor | Sequence[int],
     blank: int = 0,
     zero_infinity: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,7 +38,7 @@ def _ctc_loss(
         assert fake_mode.shape_env is not None
         # Dynamo traces `ctc_loss`, which does not return log alpha and so does not define the size.
         with fake_mode.shape_env.ignore_fresh_unbacked_symbols():
-            positions: Any = _unbacked_size(fake_mode)
+            positions: int | torch.SymInt = _unbacked_size(fake_mode)
     else:
         positions = 2 * max(target_lengths, default=0) + 1
     with fake_mode:
@@ -48,7 +49,11 @@ def _ctc_loss(
 
 @register_op_impl([aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor])
 def _ctc_loss_backward(
-    fake_mode: FakeTensorMode, op: Any, cotangent: torch.Tensor, log_probs: torch.Tensor, *_: Any
+    fake_mode: FakeTensorMode,
+    op: object,
+    cotangent: torch.Tensor,
+    log_probs: torch.Tensor,
+    *_: object,
 ) -> torch.Tensor:
     with fake_mode:
         return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
@@ -81,7 +86,9 @@ def _split(x: torch.Tensor, size: int, dim: int = 0) -> tuple[torch.Tensor, ...]
     return _torchs_split(x, size, dim)  # type: ignore[no-any-return]
 
 
-def _split_of_fakes(fake_mode: FakeTensorMode, op: object, *args: Any, **kwargs: Any) -> object:
+def _split_of_fakes(
+    fake_mode: FakeTensorMode, op: object, *args: OpArgument, **kwargs: OpArgument
+) -> object:
     with fake_mode:
         return _split(*args, **kwargs)
 

@@ -9,11 +9,12 @@ import functools
 import hashlib
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch._C import DispatchKey
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+from adjoint.open_types import OpArgument, TorchValue
 
 __all__ = [
     "HigherOrderOperator",
@@ -37,7 +38,7 @@ class _RecordedLoop(HigherOrderOperator):
     def __init__(self) -> None:
         super().__init__("recorded_loop")  # type: ignore[no-untyped-call]
 
-    def __call__(self, condition: object, step: object, carried: object, others: object) -> Any:
+    def __call__(self, condition: object, step: object, carried: object, others: object) -> object:
         return super().__call__(condition, step, carried, others)  # type: ignore[no-untyped-call]
 
 
@@ -53,7 +54,7 @@ def named_arguments(
     return dict(zip(names, args, strict=False)) | dict(kwargs)
 
 
-def fresh_results(operator: OpOverload, result: object) -> list[Any]:
+def fresh_results(operator: OpOverload, result: object) -> list[TorchValue]:
     """The results of a call that do not alias an argument."""
     returned = result if isinstance(result, tuple) else (result,)
     declared = zip(operator._schema.returns, returned, strict=False)
@@ -94,7 +95,7 @@ def schema_arguments(
     args: Sequence[object],
     kwargs: Mapping[str, object],
     defaults: bool = True,
-) -> dict[str, Any]:
+) -> dict[str, OpArgument]:
     """The arguments of a call by their names in the schema, in its order.
 
     `defaults`: with those that the call leaves to their defaults.
@@ -137,7 +138,9 @@ _UPDATES_STATISTICS = frozenset(
 )
 
 
-def implicitly_written_arguments(operator: OpOverload, named: dict[str, Any]) -> tuple[str, ...]:
+def implicitly_written_arguments(
+    operator: OpOverload, named: Mapping[str, object]
+) -> tuple[str, ...]:
     """The names of arguments that a call mutates although the schema does not declare it.
 
     Batch norm updates its running statistics if `training` is true, or is no parameter of it.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch._functorch.autograd_function import AutogradFunctionApply
@@ -72,7 +71,7 @@ def control_flow_calls_its_operator(mode: TorchDispatchMode) -> Iterator[None]:
         yield
 
 
-def _call(function: Callable[..., object], *args: object, **kwargs: object) -> Any:
+def _call(function: Callable[..., object], *args: object, **kwargs: object) -> object:
     return function(*args, **kwargs)
 
 
@@ -88,7 +87,7 @@ def custom_functions_applied_by(
         own = original.__get__(None, cls)
         return apply(own, cls, *args, **kwargs)
 
-    def noted(self: Any, value: bool) -> None:
+    def noted(self: FunctionCtx, value: bool) -> None:
         setattr(self, _MATERIALIZES, value)
         set_materialize_grads(self, value)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 from torch.autograd import profiler
 
@@ -29,5 +28,4 @@ def _followed_by(original: Callable[[], None], then: Callable[[], None]) -> Call
 
 def is_profiling() -> bool:
     """Whether a profiler is running."""
-    module: Any = profiler
-    return bool(module._is_profiler_enabled)
+    return bool(profiler._is_profiler_enabled)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Protocol
 
 import sympy
 import torch
@@ -18,6 +19,7 @@ from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, Pyth
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from adjoint.open_types import OpArgument, TorchValue
 from adjoint.torch_private.symbols import symbols_of
 
 
@@ -37,9 +39,9 @@ class _Arithmetic(PythonReferenceAnalysis):
         return chosen
 
 
-def evaluate(expr: sympy.Basic, bindings: dict[sympy.Symbol, Any]) -> Any:
+def evaluate(expr: sympy.Basic, bindings: Mapping[sympy.Symbol, object]) -> TorchValue:
     """`expr` computed in Python, or traced if the bindings are fx proxies."""
-    return sympy_interp(_Arithmetic, bindings, expr)
+    return sympy_interp(_Arithmetic, dict(bindings), expr)
 
 
 class _Appending(fx.proxy.GraphAppendingTracer):
@@ -49,7 +51,7 @@ class _Appending(fx.proxy.GraphAppendingTracer):
         super().__init__(graph)
         self.made: list[fx.Node] = []
 
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+    def create_node(self, *args: OpArgument, **kwargs: OpArgument) -> fx.Node:
         node = super().create_node(*args, **kwargs)
         self.made.append(node)
         return node
@@ -68,7 +70,7 @@ def as_nodes(
     return value, tracer.made
 
 
-def _infix(sign: str) -> Any:
+def _infix(sign: str) -> staticmethod[[object, object], str]:
     return staticmethod(lambda a, b: f"({a} {sign} {b})")
 
 
@@ -76,11 +78,11 @@ class _Source(_Arithmetic):
     """Expressions as Python source."""
 
     @staticmethod
-    def constant(c: object, dtype: torch.dtype) -> Any:
+    def constant(c: object, dtype: torch.dtype) -> object:
         return repr(PythonReferenceAnalysis.constant(c, dtype))
 
     @classmethod
-    def sym_sum(cls, args: Sequence[Any]) -> object:
+    def sym_sum(cls, args: Sequence[str]) -> object:
         return f"({' + '.join(args)})"
 
     @staticmethod
@@ -112,23 +114,32 @@ class NotTraceable(Exception):
     """The expression has a part that recorded integers have no operation for."""
 
 
+class Recorded(Protocol):
+    """An integer that records what is done with it."""
+
+    def at_most(self, other: Recorded | int, /) -> object:
+        """The smaller one."""
+        ...
+
+    def at_least(self, other: Recorded | int, /) -> object:
+        """The larger one."""
+        ...
+
+
 class _Recorded(_Arithmetic):
     """Expressions of integers that record what is done with them."""
 
     @staticmethod
-    def minimum(a: Any, b: Any) -> object:
+    def minimum(a: Recorded | int, b: Recorded) -> object:
         return b.at_most(a) if isinstance(a, int) else a.at_most(b)
 
     @staticmethod
-    def maximum(a: Any, b: Any) -> object:
+    def maximum(a: Recorded | int, b: Recorded) -> object:
         return b.at_least(a) if isinstance(a, int) else a.at_least(b)
 
     @staticmethod
-    def pow_by_natural(a: object, b: int) -> object:
-        value: Any = 1
-        for _ in range(b):
-            value = value * a
-        return value
+    def pow_by_natural(a: int, b: int) -> object:
+        return math.prod([a] * b)
 
 
 _RECORDED = (
@@ -137,7 +148,7 @@ _RECORDED = (
 )
 
 
-def evaluate_recorded(expr: sympy.Basic, bindings: dict[sympy.Symbol, object]) -> Any:
+def evaluate_recorded(expr: sympy.Basic, bindings: Mapping[sympy.Symbol, object]) -> TorchValue:
     """`expr` evaluated on objects that record additions, products, quotients, `at_most`, ..."""
     for part in sympy.preorder_traversal(expr):
         is_power = isinstance(part, sympy.Pow) and part.exp.is_Integer and part.exp > 0
@@ -145,10 +156,10 @@ def evaluate_recorded(expr: sympy.Basic, bindings: dict[sympy.Symbol, object]) -
             raise NotTraceable(str(part))
         if isinstance(part, sympy.Symbol) and part not in bindings:
             raise NotTraceable(str(part))
-    return sympy_interp(_Recorded, bindings, expr)
+    return sympy_interp(_Recorded, dict(bindings), expr)
 
 
-def _chosen(condition: object, value: object, otherwise: object) -> Any:
+def _chosen(condition: object, value: object, otherwise: object) -> object:
     given = (condition, value, otherwise)
     for each in given:
         if isinstance(each, fx.Proxy):
@@ -176,10 +187,10 @@ class Predicate:
     """An assumption about sizes, or a size, as a Python function of the symbols in it."""
 
     symbols: tuple[sympy.Symbol, ...]
-    holds: Callable[..., Any]
+    holds: Callable[..., int | bool]
 
 
-def value_of(expr: sympy.Basic, sizes: Mapping[sympy.Symbol, int]) -> Any:
+def value_of(expr: sympy.Basic, sizes: Mapping[sympy.Symbol, int]) -> int:
     """The value of an expression for `sizes`."""
     found = predicate(expr)
     return found.holds(*[sizes[symbol] for symbol in found.symbols])

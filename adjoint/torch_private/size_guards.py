@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import sympy
@@ -18,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from adjoint.open_types import OpArgument
 from adjoint.torch_private.symbols import expression
 
 __all__ = [
@@ -103,7 +103,9 @@ class SizeSpecialized(Exception):
     """
 
 
-def guard_open_decisions(op: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def guard_open_decisions(
+    op: object, args: Sequence[OpArgument], kwargs: Mapping[str, OpArgument]
+) -> None:
     """Guard on properties of sizes that `op` depends on, where general shapes leave them open."""
     if op in _SQUEEZES:
         _guard_squeezed_sizes(*args, **kwargs)
@@ -115,7 +117,7 @@ def guard_open_decisions(op: object, args: Sequence[Any], kwargs: Mapping[str, A
         _guard_extremum(*args, **kwargs)
 
 
-def _guard_squeezed_sizes(x: torch.Tensor, dim: Any = None) -> None:
+def _guard_squeezed_sizes(x: torch.Tensor, dim: int | Sequence[int] | None = None) -> None:
     """Guard on whether squeezed sizes are 1; for general shapes torch keeps the axes."""
     axes = range(x.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
     sizes: list[object] = [x.shape[axis] for axis in axes if x.dim()]
@@ -134,7 +136,7 @@ def _guard_slice(
     _guard_index(x, dim, end)
 
 
-def _guard_selected(x: torch.Tensor, dim: int, index: Any) -> None:
+def _guard_selected(x: torch.Tensor, dim: int, index: int) -> None:
     """Guard on the existence of the selected element."""
     _guard_index(x, dim, index)
     size = x.shape[dim]
@@ -142,7 +144,9 @@ def _guard_selected(x: torch.Tensor, dim: int, index: Any) -> None:
         _guard_at_least(size, index + 1 if index >= 0 else -index)
 
 
-def _guard_extremum(x: torch.Tensor, dim: Any = None, *_: object, **__: object) -> None:
+def _guard_extremum(
+    x: torch.Tensor, dim: int | Sequence[int] | None = None, *_: object, **__: object
+) -> None:
     """Guard on axes not being empty: the extremum of an empty axis is an error."""
     axes = range(x.dim()) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
     for axis in axes if x.dim() else ():

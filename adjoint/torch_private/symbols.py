@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import sympy
@@ -16,7 +16,14 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
+from adjoint.open_types import Callee
+
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+Symbolic: TypeAlias = torch.SymInt | torch.SymFloat | torch.SymBool
+
+# A size, or a number of the user's program.
+Number: TypeAlias = "int | float | torch.SymInt | torch.SymFloat | torch.SymBool | sympy.Expr"
 
 # The value of each size symbol.
 Sizes: TypeAlias = dict[sympy.Symbol, int]
@@ -55,7 +62,7 @@ def _numbers(shape_env: ShapeEnv) -> dict[sympy.Basic, sympy.Basic]:
     return known
 
 
-def same_number(one: Any, other: Any) -> bool:
+def same_number(one: Number, other: Number) -> bool:
     """Whether two sizes are equal for all sizes of inputs; adds no guard."""
     if isinstance(one, int) and isinstance(other, int):
         return one == other
@@ -89,7 +96,7 @@ def constant_value(expr: sympy.Basic) -> int | float | bool:
 def size_symbols(tensor: torch.Tensor) -> Iterable[tuple[sympy.Symbol, Callable[..., object], int]]:
     """Each size, stride or offset that is a symbol, and the op and axis by which it is read."""
     aten = torch.ops.aten
-    queries: list[tuple[Any, Any, int]] = []
+    queries: list[tuple[object, Callee, int]] = []
     for axis, size in enumerate(tensor.shape):
         queries.append((size, aten.sym_size.int, axis))
     if tensor.layout is torch.strided:
@@ -148,14 +155,16 @@ def unsimplified(size: object) -> sympy.Basic | None:
     return size.node._expr if isinstance(size, torch.SymInt) else None
 
 
-def fresh_symbols(shape_env: ShapeEnv, sizes: dict[sympy.Symbol, int]) -> dict[sympy.Symbol, Any]:
+def fresh_symbols(
+    shape_env: ShapeEnv, sizes: dict[sympy.Symbol, int]
+) -> dict[sympy.Symbol, int | torch.SymInt]:
     """For each symbol, a new one of `shape_env` with the given size as its hint; 0 stays a number.
 
     For empty tensors torch's symbolic expressions differ from the sizes it computes.
     """
     from torch._dynamo.source import ConstantSource
 
-    made: dict[sympy.Symbol, object] = {}
+    made: dict[sympy.Symbol, int | torch.SymInt] = {}
     for symbol, size in sizes.items():
         if size == 0 or symbol.is_Integer:
             made[symbol] = size
@@ -234,7 +243,7 @@ def unbacked_size(shape_env: ShapeEnv) -> torch.SymInt:
     return size
 
 
-def hint(size: Any, otherwise: int = 1024) -> int:
+def hint(size: Number, otherwise: int = 1024) -> int:
     """The size in the call that was captured; `otherwise` if it is data-dependent."""
     if isinstance(size, torch.SymInt):
         return int(size.node.hint) if size.node.has_hint() else otherwise

@@ -6,21 +6,22 @@ Unlike torch's functions, these restore a `torch.Size`, which torch unflattens a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import torch
 from torch.utils import _pytree
 
+from adjoint.open_types import TorchValue
+
 TreeSpec = _pytree.TreeSpec
 
 
-class _Size(tuple[Any, ...]):
+class _Size(tuple[object, ...]):
     """Marks a `torch.Size` in a pytree."""
 
     __slots__ = ()
 
 
-def _size_of(leaves: Iterable[Any]) -> object:
+def _size_of(leaves: Iterable[TorchValue]) -> object:
     """A `torch.Size`, or a tuple if the leaves are no numbers."""
     numbers = tuple(leaves)
     known = all(isinstance(each, (int, torch.SymInt)) for each in numbers)
@@ -48,12 +49,12 @@ def _marked(tree: object) -> object:
     )
 
 
-def flatten(tree: object) -> tuple[list[Any], TreeSpec]:
+def flatten(tree: object) -> tuple[list[TorchValue], TreeSpec]:
     """The leaves of `tree`, and the spec to unflatten them."""
     return _pytree.tree_flatten(_marked(tree))
 
 
-def flatten_with_paths(tree: object) -> tuple[list[tuple[str, Any]], TreeSpec]:
+def flatten_with_paths(tree: object) -> tuple[list[tuple[str, TorchValue]], TreeSpec]:
     """As `flatten`, each leaf with its path in Python spelling, such as `[0]['x']`."""
     marked = _marked(tree)
     leaves, spec = _pytree.tree_flatten(marked)
@@ -76,17 +77,17 @@ def _paths(tree: object, path: str) -> Iterator[str]:
         yield from _paths(child, path + _pytree.keystr((key,)))
 
 
-def unflatten(leaves: list[Any], spec: TreeSpec) -> Any:
+def unflatten(leaves: Iterable[object], spec: TreeSpec) -> TorchValue:
     """Put `leaves` back into the containers that `spec` describes."""
     return _pytree.tree_unflatten(leaves, spec)
 
 
-def leaves(tree: object) -> list[Any]:
+def leaves(tree: object) -> list[TorchValue]:
     """The leaves of `tree`."""
     return _pytree.tree_leaves(tree)
 
 
-def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+def map_leaves(function: Callable[[TorchValue], object], tree: TorchValue) -> TorchValue:
     """`tree` with `function` applied to each leaf."""
     # Most trees are arguments of ops, and many are mapped: torch's function is much slower.
     kind = type(tree)
@@ -111,7 +112,7 @@ def leaves_and_structure(tree: object) -> tuple[list[object], object]:
     return leaves, _structure(tree, leaves)
 
 
-def _structure(tree: Any, leaves: list[Any]) -> object:
+def _structure(tree: TorchValue, leaves: list[object]) -> object:
     kind = type(tree)
     if kind is tuple or kind is list:
         return kind, tuple([_structure(each, leaves) for each in tree])

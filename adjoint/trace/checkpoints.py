@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from itertools import takewhile
-from typing import Any
 
 from adjoint.failing import call_user_code
 from adjoint.graph.metadata import (
@@ -70,7 +69,7 @@ class CheckpointRegions:
 
 
 def under_policy(
-    emitter: Emitter, run: Callable[[], object], policy: Callable[[Any], str]
+    emitter: Emitter, run: Callable[[], object], policy: Callable[[object], str]
 ) -> object:
     """The result of `run`, whose nodes are marked with the policy of selective checkpointing."""
     last = next(iter(reversed(emitter.graph.nodes)), None)

@@ -6,9 +6,9 @@ import contextlib
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import sympy
 import torch
@@ -29,12 +29,14 @@ from adjoint.graph.metadata import (
     value_at,
     value_of,
 )
+from adjoint.open_types import Callee, OpArgument, TorchValue
 from adjoint.source import user_line
 from adjoint.torch_private import size_evaluation, symbols, trees
 from adjoint.torch_private.autograd import Hooks, forward_mode_is_enabled
 from adjoint.torch_private.fake import fake_call
 from adjoint.torch_private.modes import enable_python_dispatcher
 from adjoint.torch_private.operators import OpOverload
+from adjoint.torch_private.symbols import Symbolic
 
 aten = torch.ops.aten
 
@@ -108,12 +110,12 @@ class Emitter:
         # The source line of the node being interpreted, when the traced program is itself a graph.
         self.line: SourceLine | None = None
         # In a nested graph: makes an input for a symbol that this graph does not define.
-        self.lift_number: Callable[[Any], fx.Node] | None = None
+        self.lift_number: Callable[[Symbolic], fx.Node] | None = None
         self._last_placeholder: fx.Node | None = None
         self._symbol_makers: dict[sympy.Symbol, Callable[[], fx.Node]] = {}
         self._symbol_nodes: dict[sympy.Basic, fx.Node] = {}
         # Sizes that are compound expressions, each with a function that makes a node for it.
-        self._compound: list[tuple[Any, Callable[[], fx.Node]]] = []
+        self._compound: list[tuple[sympy.Basic, Callable[[], fx.Node]]] = []
 
     def source(self) -> SourceLine | None:
         """The user's line that runs now."""
@@ -161,9 +163,9 @@ class Emitter:
 
     def call(
         self,
-        target: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None = None,
+        target: Callee,
+        args: tuple[OpArgument, ...],
+        kwargs: dict[str, OpArgument] | None = None,
         mode: Mode | None = None,
         value: object = None,
     ) -> fx.Node:
@@ -211,20 +213,22 @@ class Emitter:
         value = value_of(node)[index]
         return self.call(operator.getitem, (node, index), mode=mode_of(node), value=value)
 
-    def evaluate(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def evaluate(
+        self, target: Callee, args: tuple[OpArgument, ...], kwargs: dict[str, OpArgument]
+    ) -> TorchValue:
         """The fake result of calling `target` on the values of nodes."""
         args, kwargs = trees.map_leaves(value_at, args), trees.map_leaves(value_at, kwargs)
         with self.untraced(), enable_python_dispatcher():
             return fake_call(target, args, kwargs)
 
-    def snapshot(self, value: object) -> Any:
+    def snapshot(self, value: object) -> TorchValue:
         """`value` with tensors detached, so that later changes of their metadata do not show."""
         with self.untraced():
             return trees.map_leaves(detached, value)
 
     # Shapes -----------------------------------------------------------------------------------
 
-    def reshape(self, node: fx.Node, shape: Any, mode: Mode | None = None) -> fx.Node:
+    def reshape(self, node: fx.Node, shape: Sequence[int], mode: Mode | None = None) -> fx.Node:
         """`node` in another shape, as a view where its strides allow that."""
         return self.view(aten.view.default, node, (list(shape),), {}, mode)
 
@@ -233,7 +237,7 @@ class Emitter:
         op: Callable[..., object],
         node: fx.Node,
         args: tuple[object, ...],
-        kwargs: dict[str, Any],
+        kwargs: dict[str, OpArgument],
         mode: Mode | None = None,
         value: object = None,
     ) -> fx.Node:
@@ -273,7 +277,7 @@ class Emitter:
             if isinstance(expr, sympy.Symbol):
                 self.bind(expr, lambda: node)
 
-    def number(self, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
+    def number(self, value: Symbolic) -> OpArgument:
         """A node for a symbolic number; the number itself if it is constant."""
         expr = symbols.expression(value)
         known = self._symbol_nodes.get(expr)
@@ -305,7 +309,7 @@ class Emitter:
             new.meta.update(val=callee_of(new)(*arguments), mode=Mode(), source=self.source())
         return node
 
-    def number_nodes(self, tree: object) -> Any:
+    def number_nodes(self, tree: object) -> OpArgument:
         """`tree` with each symbolic number replaced by a node."""
         return trees.map_leaves(
             lambda leaf: self.number(leaf) if isinstance(leaf, symbols.SYMBOLIC) else leaf, tree

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import fx
 
@@ -296,7 +296,9 @@ def covers(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(place_in(shown, other, start).all())
 
 
-def place_in(memory: Any, tensor: torch.Tensor, first: int) -> Any:
+def place_in(
+    memory: npt.NDArray[np.generic], tensor: torch.Tensor, first: int | torch.SymInt
+) -> npt.NDArray[np.generic]:
     """A view of `memory`, an array with an entry for each byte from `first` on, as `tensor` shows
     it."""
     size = tensor.dtype.itemsize
@@ -311,7 +313,7 @@ def is_static(tensor: torch.Tensor) -> bool:
     return all(isinstance(each, int) for each in place)
 
 
-def range_of(tensor: torch.Tensor) -> tuple[Any, Any]:
+def range_of(tensor: torch.Tensor) -> tuple[int | torch.SymInt, int | torch.SymInt]:
     """The bytes of its storage, from and to, that `tensor` spans."""
     first = tensor.storage_offset()
     size = tensor.dtype.itemsize

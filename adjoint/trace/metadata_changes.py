@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import fx
@@ -13,6 +13,7 @@ from torch import fx
 from adjoint.failing import call_user_code
 from adjoint.graph.metadata import Mode
 from adjoint.graph.operations import as_leaf
+from adjoint.open_types import OpArgument
 from adjoint.torch_private.operators import OpOverload
 from adjoint.trace import aliasing, geometry
 from adjoint.trace.aliasing import Alias, Link
@@ -31,8 +32,8 @@ class MetadataOp:
     """A call of `t_`, `set_`, `resize_`, ..."""
 
     op: OpOverload
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[OpArgument, ...]
+    kwargs: dict[str, OpArgument]
     mode: Mode
 
 
@@ -46,7 +47,9 @@ class DataAssigned:
 MetadataChange: TypeAlias = MetadataOp | DataAssigned
 
 
-def change_metadata(tracer: Tracer, op: OpOverload, args: Any, kwargs: Any) -> Any:
+def change_metadata(
+    tracer: Tracer, op: OpOverload, args: tuple[OpArgument, ...], kwargs: dict[str, OpArgument]
+) -> object:
     """Run `op`, which changes the sizes, strides, offset or storage of its tensor."""
     tensor: torch.Tensor = args[0]
     before, mode = tracer.alias(tensor), current_mode()

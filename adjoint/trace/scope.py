@@ -12,11 +12,11 @@ from typing import TypeAlias
 import torch
 from torch import fx
 
+from adjoint.torch_private.symbols import Symbolic
 from adjoint.trace import aliasing
 from adjoint.trace.aliasing import Alias, Storage
 from adjoint.trace.emission import Emitter, Untraced
 
-Symbolic: TypeAlias = torch.SymInt | torch.SymFloat | torch.SymBool
 Liftable: TypeAlias = torch.Tensor | Symbolic
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import fx
@@ -12,6 +11,8 @@ from adjoint.errors import CaptureError
 from adjoint.failing import call_user_code
 from adjoint.graph.metadata import Mode, set_entry_mode
 from adjoint.graph.purity import remove_dead_code
+from adjoint.open_types import OpArgument, TorchValue, UserFunction
+from adjoint.torch_private.autograd import applied
 from adjoint.torch_private.graph_modules import module_of
 from adjoint.trace.emission import Emitter, current_mode
 from adjoint.trace.scope import Liftable, Scope
@@ -40,7 +41,7 @@ class Body:
         self.entry = current_mode()
         self._operands: list[object] = []
 
-    def run(self, function: Callable[..., object], arguments: Sequence[object]) -> Any:
+    def run(self, function: UserFunction, arguments: Sequence[object]) -> TorchValue:
         """Call `function` on `arguments`, which become the body's first inputs."""
         self._operands = list(arguments)
         with self.tracer.inside(self.scope):
@@ -60,7 +61,7 @@ class Body:
             if isinstance(t, torch.Tensor) and self.scope.aliases[id(t)].storage.writes
         ]
 
-    def read(self, outputs: object) -> Any:
+    def read(self, outputs: object) -> OpArgument:
         """The nodes of `outputs`, a tree of tensors and numbers."""
         with self.tracer.inside(self.scope):
             return self.tracer.nodes(outputs)
@@ -97,7 +98,7 @@ def _among(value: Liftable, values: Sequence[Liftable]) -> bool:
     return any(each is value for each in values)
 
 
-def opaque(shown: Sequence[object], inputs: Sequence[object], name: str) -> list[Any]:
+def opaque(shown: Sequence[object], inputs: Sequence[object], name: str) -> list[TorchValue]:
     """New tensors like `shown` that autograd knows to depend on `inputs`.
 
     Their derivative inside the traced program is refused.
@@ -106,18 +107,17 @@ def opaque(shown: Sequence[object], inputs: Sequence[object], name: str) -> list
 
     class Opaque(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: object, *args: object) -> Any:
+        def forward(ctx: object, *args: object) -> tuple[object, ...]:
             return tuple(
                 torch.empty_like(each) if isinstance(each, torch.Tensor) else each for each in shown
             )
 
         @staticmethod
-        def backward(ctx: object, *cotangents: object) -> Any:
+        def backward(ctx: object, *cotangents: object) -> tuple[object, ...]:
             raise CaptureError(
                 f"a derivative of {name} inside the captured function",
                 "its body is differentiated only when the whole program is",
                 "take the derivative outside the compiled function",
             )
 
-    function: Any = Opaque
-    return list(function.apply(*sources))
+    return list(applied(Opaque, *sources))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -19,6 +18,7 @@ from adjoint.errors import CaptureError
 from adjoint.failing import call_user_code, works_on
 from adjoint.graph.metadata import set_value, tensor_of, value_of
 from adjoint.graph.operations import in_order, take_attribute
+from adjoint.open_types import OpArgument, TorchValue
 from adjoint.torch_private import size_guards, symbols, trees
 from adjoint.torch_private.autograd import below_autograd
 from adjoint.torch_private.effects import is_effectful
@@ -84,7 +84,7 @@ class Tracer(TorchDispatchMode):
         """The next call of this op has these results, for which the graph already has nodes."""
         self.reversing: list[type] = []
         """The custom functions whose backward is being traced, outermost first."""
-        self.about_to_run: Callable[[OpOverload, Any], None] = _nothing
+        self.about_to_run: Callable[[OpOverload, object], None] = _nothing
         """Called before an op, with its arguments."""
         self.metadata_changes: dict[int, list[MetadataChange]] = {}
         """By the id of the tensor: the changes of its metadata, in order."""
@@ -190,7 +190,7 @@ class Tracer(TorchDispatchMode):
             if scope is not None:
                 alias = scope.aliases[id(alias.tensor)]
 
-    def nodes(self, tree: object) -> Any:
+    def nodes(self, tree: object) -> OpArgument:
         """`tree` with a node in place of each tensor and symbolic number."""
         return trees.map_leaves(self._leaf_node, tree)
 
@@ -223,8 +223,12 @@ class Tracer(TorchDispatchMode):
 
     @works_on("op")
     def __torch_dispatch__(
-        self, op: Any, types: object, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        op: OpOverload | HigherOrderOperator,
+        types: object,
+        args: tuple[OpArgument, ...] = (),
+        kwargs: dict[str, OpArgument] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         if self.is_paused:
             return op(*args, **kwargs)
@@ -256,7 +260,7 @@ class Tracer(TorchDispatchMode):
             return self._view(op, args, kwargs)
         return self._compute(op, args, kwargs)
 
-    def known(self, leaf: object) -> Any:
+    def known(self, leaf: object) -> TorchValue:
         """`leaf`, or the traced tensor that replaces it if it is a real tensor."""
         if not isinstance(leaf, torch.Tensor) or self.scope.knows(leaf):
             return leaf
@@ -296,7 +300,7 @@ class Tracer(TorchDispatchMode):
             self._undeclared_views(result, args)
         return result
 
-    def arguments(self, op: OpOverload, tree: object) -> Any:
+    def arguments(self, op: OpOverload, tree: object) -> OpArgument:
         """`tree` with nodes in place of tensors, as arguments of `op`."""
         if torch.Tag.nondeterministic_seeded not in op.tags:
             return self.nodes(tree)
@@ -325,7 +329,13 @@ class Tracer(TorchDispatchMode):
                 alias.node = new.node
                 self.scope.add(output, alias)
 
-    def _in_order(self, op: OpOverload, args: Any, kwargs: Any, result: object) -> None:
+    def _in_order(
+        self,
+        op: OpOverload,
+        args: tuple[OpArgument, ...],
+        kwargs: dict[str, OpArgument],
+        result: object,
+    ) -> None:
         if self.scope.token is None:
             with self.untraced():
                 self.scope.token = self.emitter.placeholder("token", torch.empty(0))
@@ -339,7 +349,9 @@ class Tracer(TorchDispatchMode):
             if needs_node(output):
                 self.register(output, self.emitter.item(node, index + 1))
 
-    def _view(self, op: OpOverload, args: Any, kwargs: Any) -> Any:
+    def _view(
+        self, op: OpOverload, args: tuple[OpArgument, ...], kwargs: dict[str, OpArgument]
+    ) -> object:
         """Trace an op whose results share the memory of its first argument."""
         parent, mode = self.alias(args[0]), current_mode()
         if parent.is_hidden:
@@ -408,7 +420,7 @@ class Tracer(TorchDispatchMode):
 def _nothing(op: OpOverload, arguments: object) -> None: ...
 
 
-def _have_traced_strides(nodes: list[Any], tensors: list[Any]) -> bool:
+def _have_traced_strides(nodes: Sequence[OpArgument], tensors: Sequence[object]) -> bool:
     """Whether the nodes have the strides of the traced tensors, so that results have them too."""
     return all(
         geometry.same_layout(tensor_of(node), tensor)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import fx
 
 from adjoint.errors import CaptureError
 from adjoint.graph.metadata import Mode, tensor_of
+from adjoint.open_types import OpArgument
 from adjoint.torch_private.operators import OpOverload
 from adjoint.trace.emission import Emitter
 
@@ -22,8 +23,8 @@ class ViewStep:
     """One view op that the program ran: how an alias is computed from its parent."""
 
     op: OpOverload
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[OpArgument, ...]
+    kwargs: dict[str, OpArgument]
     output: int | None
     """The index of the result, for ops that return several views (`split`, `unbind`)."""
     mode: Mode
@@ -95,11 +96,12 @@ def has_internal_overlap(tensor: torch.Tensor) -> bool:
     """Whether several elements share memory, as in expanded tensors and sliding windows."""
     if tensor.layout is not torch.strided:
         return False
-    axes: list[tuple[Any, Any]] = list(zip(tensor.stride(), tensor.shape, strict=True))
+    axes: list[tuple[int | torch.SymInt, int | torch.SymInt]]
+    axes = list(zip(tensor.stride(), tensor.shape, strict=True))
     if not all(isinstance(step, int) for step, _ in axes):
         # A comparison of symbolic strides would add a guard.
         return any(isinstance(step, int) and step == 0 for step, _ in axes)
-    reached: Any = 0
+    reached: int | torch.SymInt = 0
     for step, size in sorted(axes, key=lambda axis: axis[0]):
         if isinstance(size, int) and size <= 1:
             continue

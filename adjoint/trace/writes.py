@@ -7,7 +7,7 @@ that returns becomes the new value of each tensor written to (`aliasing.write`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
@@ -16,6 +16,7 @@ from adjoint.errors import CaptureError
 from adjoint.failing import call_user_code
 from adjoint.graph.metadata import Mode, tensor_of, value_of
 from adjoint.graph.operations import on_copies
+from adjoint.open_types import OpArgument
 from adjoint.torch_private.autograd import preserving_versions, set_version
 from adjoint.torch_private.operators import OpOverload, fresh_results
 from adjoint.trace import aliasing, overlap
@@ -37,14 +38,17 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
-def mutate(tracer: Tracer, op: OpOverload, args: Any, kwargs: Any) -> Any:
+def mutate(
+    tracer: Tracer, op: OpOverload, args: tuple[OpArgument, ...], kwargs: dict[str, OpArgument]
+) -> object:
     """Run and functionalize `op`, which writes to some of its arguments."""
     named = bind(op, args, kwargs)
     written = written_by(op, named)
     if why := overlap.conflict(op, named, written):
         raise CaptureError(f"op {op}", why, "write to a clone() of it", tracer.emitter.source())
     if overlap.is_in_sequence(named, written):
-        return _one_by_one(tracer, op, named, written)
+        _one_by_one(tracer, op, named, written)
+        return None
     targets = {name: _tensors(named[name]) for name in written}
     shapes = {id(tensor): tensor.shape for name in written for tensor in targets[name]}
     nodes = {name: tracer.arguments(op, value) for name, value in named.items()}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
+from adjoint.open_types import TorchValue, UserFunction
 from adjoint.torch_private import trees
 from adjoint.trace.tracer import current_tracer
 from adjoint.transforms import contract
@@ -28,17 +27,15 @@ from adjoint.transforms.linear import Linearized
 from adjoint.transforms.linear_programs import PullBack, PushForward
 from adjoint.transforms.table import programs_of
 
-Function = Callable[..., Any]
-
 
 def grad(
-    function: Function,
+    function: UserFunction,
     argnums: ArgNums = 0,
     has_aux: bool = False,
     *,
     dynamic: bool | None = None,
     options: OptionMapping = None,
-) -> Function:
+) -> UserFunction:
     """The gradient of a scalar function, in the form of the arguments `argnums`.
 
     `dynamic`, here and in all transforms: whether one program is for all sizes from the first call
@@ -50,7 +47,7 @@ def grad(
         tensor([2., 4.])
     """
 
-    def gradient(*args: object, **kwargs: object) -> Any:
+    def gradient(*args: object, **kwargs: object) -> object:
         value, gradients = _value_and_grad(function, argnums, has_aux, args, kwargs)
         return (gradients, value[1]) if has_aux else gradients
 
@@ -60,13 +57,13 @@ def grad(
 
 
 def value_and_grad(
-    function: Function,
+    function: UserFunction,
     argnums: ArgNums = 0,
     has_aux: bool = False,
     *,
     dynamic: bool | None = None,
     options: OptionMapping = None,
-) -> Function:
+) -> UserFunction:
     """The value of a scalar function (or (value, aux)), then its gradient.
 
     >>> import torch, adjoint
@@ -86,8 +83,12 @@ def value_and_grad(
 
 
 def _value_and_grad(
-    function: Function, argnums: ArgNums, has_aux: bool, args: Any, kwargs: Any
-) -> tuple[Any, Any]:
+    function: UserFunction,
+    argnums: ArgNums,
+    has_aux: bool,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> tuple[TorchValue, TorchValue]:
     chosen = ChosenArguments.named(args, argnums)
     point = linearized(chosen.of(function, kwargs), chosen.leaves)
     value = contract.scalar(contract.parts(point.value, has_aux, "grad_and_value(f)(*args)")[0])
@@ -97,12 +98,12 @@ def _value_and_grad(
 
 
 def vjp(
-    function: Function,
+    function: UserFunction,
     *primals: object,
     has_aux: bool = False,
     dynamic: bool | None = None,
     options: OptionMapping = None,
-) -> Any:
+) -> TorchValue:
     """The value at `primals`, and the function from cotangents of it to cotangents of `primals`.
 
     With `has_aux`, the function returns (value, aux), and aux comes last here.
@@ -119,13 +120,13 @@ def vjp(
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _vjp(
-    function: Function, primals: tuple[object, ...], has_aux: bool, setting: Setting
+    function: UserFunction, primals: tuple[object, ...], has_aux: bool, setting: Setting
 ) -> object:
     def at(primals: tuple[object, ...]) -> Linearized:
         chosen = ChosenArguments(primals)
         return linearized(chosen.of(function, {}), chosen.leaves)
 
-    def value_of(returned: object) -> Any:
+    def value_of(returned: object) -> object:
         value, _ = contract.parts(returned, has_aux, contract.VJP)
         contract.check_differentiable(contract.tensors(value, contract.VJP)[0])
         return value
@@ -161,15 +162,15 @@ def _vjp(
 
 
 def jvp(
-    function: Function,
-    primals: Any,
-    tangents: Any,
+    function: UserFunction,
+    primals: tuple[object, ...],
+    tangents: tuple[object, ...],
     *,
     strict: bool = False,
     has_aux: bool = False,
     dynamic: bool | None = None,
     options: OptionMapping = None,
-) -> Any:
+) -> TorchValue:
     """The value at `primals`, and its directional derivative along `tangents`.
 
     `strict`: a result that does not depend on the primals is an error.
@@ -180,7 +181,7 @@ def jvp(
     """
     contract.check_is_tuple(primals)
 
-    def both(primals: Any, tangents: Any) -> object:
+    def both(primals: tuple[object, ...], tangents: tuple[object, ...]) -> object:
         chosen = ChosenArguments.along(primals, tangents)
         point = linearized(chosen.of(function, {}), chosen.leaves, forward=True)
         value, aux = contract.parts(point.value, has_aux, contract.JVP)
@@ -202,8 +203,11 @@ def jvp(
 
 
 def linearize(
-    function: Function, *primals: object, dynamic: bool | None = None, options: OptionMapping = None
-) -> Any:
+    function: UserFunction,
+    *primals: object,
+    dynamic: bool | None = None,
+    options: OptionMapping = None,
+) -> TorchValue:
     """The value at `primals`, and the function from tangents to the derivative along them.
 
     The function is run once, whatever the number of tangents.
@@ -218,7 +222,7 @@ def linearize(
     return _linearize(function, primals, Setting(dynamic, options))
 
 
-def _linearize_in_torch(function: Function, primals: tuple[object, ...]) -> object:
+def _linearize_in_torch(function: UserFunction, primals: tuple[object, ...]) -> object:
     """With `torch.func.jvp`: `torch.func.linearize` takes no part in other transforms."""
     leaves, form = trees.flatten(primals)
 
@@ -230,7 +234,7 @@ def _linearize_in_torch(function: Function, primals: tuple[object, ...]) -> obje
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _linearize(function: Function, primals: tuple[object, ...], setting: Setting) -> object:
+def _linearize(function: UserFunction, primals: tuple[object, ...], setting: Setting) -> object:
     def at(primals: tuple[object, ...]) -> Linearized:
         chosen = ChosenArguments(primals)
         return linearized(chosen.of(function, {}), chosen.leaves, forward=True)
@@ -260,13 +264,13 @@ def _linearize(function: Function, primals: tuple[object, ...], setting: Setting
 
 
 def hvp(
-    function: Function,
-    primals: Any,
-    tangents: Any,
+    function: UserFunction,
+    primals: tuple[object, ...],
+    tangents: tuple[object, ...],
     *,
     dynamic: bool | None = None,
     options: OptionMapping = None,
-) -> Any:
+) -> TorchValue:
     """The value of a scalar function, and its Hessian at `primals` applied to `tangents`.
 
     >>> import torch, adjoint
@@ -277,8 +281,8 @@ def hvp(
     contract.check_is_tuple(primals)
     argnums = tuple(range(len(primals)))
 
-    def both(primals: Any, tangents: Any) -> object:
-        def gradients(*args: object) -> Any:
+    def both(primals: tuple[object, ...], tangents: tuple[object, ...]) -> object:
+        def gradients(*args: object) -> object:
             return _value_and_grad(function, argnums, False, args, {})
 
         chosen = ChosenArguments.along(primals, tangents)
@@ -288,8 +292,7 @@ def hvp(
 
     def traced(primals: object, tangents: object) -> object:
         gradients = torch.func.grad_and_value(function, argnums)
-        both: Any = torch.func.jvp(gradients, primals, tangents)
-        (_, value), (product, _) = both
+        (_, value), (product, _) = torch.func.jvp(gradients, primals, tangents)[:2]
         return value, product
 
     return Compiled("hvp", both, function, traced, setting=Setting(dynamic, options))(
@@ -298,15 +301,15 @@ def hvp(
 
 
 def vmap(
-    function: Function,
-    in_dims: Any = 0,
-    out_dims: Any = 0,
+    function: UserFunction,
+    in_dims: int | tuple[TorchValue, ...] = 0,
+    out_dims: int | tuple[int, ...] | None = 0,
     randomness: str = "error",
     *,
     chunk_size: int | None = None,
     dynamic: bool | None = None,
     options: OptionMapping = None,
-) -> Function:
+) -> UserFunction:
     """`function` for each element of a batch, in one program.
 
     >>> import torch, adjoint

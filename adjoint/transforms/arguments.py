@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -41,7 +40,9 @@ class ChosenArguments:
         chosen.tangents = along
         return chosen
 
-    def of(self, function: Callable[..., object], kwargs: dict[str, object]) -> Callable[..., Any]:
+    def of(
+        self, function: Callable[..., object], kwargs: dict[str, object]
+    ) -> Callable[..., object]:
         """`function` of the chosen leaves alone."""
 
         def on_leaves(*leaves: torch.Tensor) -> object:

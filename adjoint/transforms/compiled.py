@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -19,6 +19,7 @@ from adjoint.errors import CaptureError, DifferentiationError, OutsideLevelError
 from adjoint.graph.boundary import is_raised_in_user_code
 from adjoint.graph.captured import CapturedProgram
 from adjoint.observing import Observer
+from adjoint.open_types import TorchValue, UserFunction
 from adjoint.options import Options
 from adjoint.runtime.calling import call as run_graph
 from adjoint.runtime.calling import graph_inputs
@@ -37,10 +38,8 @@ from adjoint.transforms.linear import Linearized
 from adjoint.transforms.reachable import Transformed
 from adjoint.transforms.table import Programs, TooManyPrograms, programs_of, tell
 
-Function = Callable[..., Any]
-
 # Options as a user gives them: `{"target": "reference"}`.
-OptionMapping: TypeAlias = Mapping[str, Any] | None
+OptionMapping: TypeAlias = Mapping[str, object] | None
 
 
 class Setting:
@@ -80,7 +79,7 @@ _COMPILER: ContextVar[Compiler] = ContextVar("_COMPILER")
 
 
 def linearized(
-    function: Function, inputs: Sequence[torch.Tensor], forward: bool = False
+    function: UserFunction, inputs: Sequence[torch.Tensor], forward: bool = False
 ) -> Linearized:
     """`function` at `inputs`, in the program that is being captured."""
     tracer = current_tracer()
@@ -110,7 +109,7 @@ def is_left_to_torch() -> bool:
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, TooManyPrograms)
 
 
-def in_torch(function: Function, error: Exception, run: Callable[[], object]) -> object:
+def in_torch(function: UserFunction, error: Exception, run: Callable[[], object]) -> object:
     """Fall back to `torch.func`, with one warning, where no program can be made.
 
     If `torch.func` fails as well, the error of the capture is raised if it was a refusal, and
@@ -143,11 +142,11 @@ class Compiled(Transformed):
     def __init__(
         self,
         transform: Hashable,
-        transformed: Function,
-        function: Function,
-        traced: Function,
+        transformed: UserFunction,
+        function: UserFunction,
+        traced: UserFunction,
         *,
-        in_torch: Function | None = None,
+        in_torch: UserFunction | None = None,
         setting: Setting,
     ) -> None:
         """`transform`: a key, equal for equal transforms.
@@ -165,14 +164,14 @@ class Compiled(Transformed):
         self._latest: tuple[Fingerprint, Programs] | None = None
         functools.update_wrapper(self, function, updated=())
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> TorchValue:
         if is_traced():
             return self._traced(*args, **kwargs)
         return self._run(args, kwargs)
 
     # Dynamo also compiles what a frame calls that it could not compile; this is not to be compiled.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _run(self, args: Any, kwargs: Any) -> object:
+    def _run(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if current_tracer() is not None:
             return self._transformed(*args, **kwargs)
         if is_left_to_torch():
@@ -185,7 +184,7 @@ class Compiled(Transformed):
             program, call = programs[1].find(self._made, programs[0], args, kwargs, dynamic)
         except FAILURES as error:
             return in_torch(self.function, error, lambda: self._in_torch(*args, **kwargs))
-        if self._setting.checker is not None:
+        if self._setting.checker is not None and isinstance(program, Program):
             return self._checked(self._setting.checker, program, call, args, kwargs)
         return program(call)
 
@@ -233,7 +232,7 @@ class Program:
     def __init__(
         self,
         compiler: Compiler,
-        function: Function,
+        function: UserFunction,
         call: Call,
         axes: Callable[[torch.Tensor], Sequence[bool]],
     ) -> None:
@@ -268,7 +267,9 @@ class Program:
         """Whether the guards on sizes hold for the call."""
         return self.captured.guards is None or self.captured.guards.hold(self._leaves(call))
 
-    def split(self, call: Call) -> tuple[list[Any], list[Any], list[Any]]:
+    def split(
+        self, call: Call
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
         """Bound tensors, arguments, and tensors that the function closes over."""
         bound, closed = (
             [call.held[each] if isinstance(each, int) else each for each in taken]
@@ -281,12 +282,15 @@ class Program:
         return [*bound, *given, *closed]
 
     def graph_inputs(
-        self, bound: list[object], given: list[object], closed: list[object]
-    ) -> list[Any]:
+        self,
+        bound: Sequence[object],
+        given: Sequence[object],
+        closed: Sequence[object],
+    ) -> list[object]:
         """What the graph takes."""
         return graph_inputs(self.captured.calling, [*bound, *given, *closed])
 
-    def __call__(self, call: Call) -> Any:
+    def __call__(self, call: Call) -> TorchValue:
         """The results for a call of the kind."""
         results = run_graph(self.graph, self.captured.calling, self._leaves(call))
         assert self.captured.signature is not None
@@ -295,9 +299,9 @@ class Program:
 
 def _captured(
     compiler: Compiler,
-    function: Function,
-    args: object,
-    kwargs: object,
+    function: UserFunction,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     axes: Callable[[torch.Tensor], Sequence[bool]],
 ) -> CapturedProgram:
     token = _COMPILER.set(compiler)
@@ -307,7 +311,7 @@ def _captured(
         _COMPILER.reset(token)
 
 
-def _plain(leaf: Any) -> Any:
+def _plain(leaf: TorchValue) -> object:
     """An empty tensor like `leaf`, if a level of `torch.func` wraps it: a capture needs no data."""
     if not is_functorch_wrapper(leaf):
         return leaf

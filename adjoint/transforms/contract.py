@@ -6,10 +6,10 @@ Errors are of the types that `torch.func` raises, and say the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from adjoint.open_types import TorchValue
 from adjoint.torch_private import trees
 
 ArgNums = int | tuple[int, ...]
@@ -63,7 +63,7 @@ def check_is_tuple(primals: object) -> None:
         )
 
 
-def parts(returned: object, has_aux: bool, transform: str) -> tuple[Any, Any]:
+def parts(returned: object, has_aux: bool, transform: str) -> tuple[TorchValue, TorchValue]:
     """What a function returned, as (value, aux)."""
     if not has_aux:
         return returned, None
@@ -139,7 +139,7 @@ def check_chunk_size(transform: str, chunk_size: int | None) -> None:
 
 def cotangents_of(
     results: Sequence[torch.Tensor], form: trees.TreeSpec, given: object
-) -> list[Any]:
+) -> list[torch.Tensor]:
     """The cotangents `given` of `results`, as autograd would take them."""
     leaves, spec = trees.flatten(given)
     if spec != form:
@@ -177,7 +177,9 @@ def _cotangent(result: torch.Tensor, given: object, place: int) -> torch.Tensor:
     return _like(given, result)
 
 
-def tangents_of(primals: Sequence[Any], form: trees.TreeSpec, given: object) -> list[torch.Tensor]:
+def tangents_of(
+    primals: Sequence[TorchValue], form: trees.TreeSpec, given: object
+) -> list[torch.Tensor]:
     """The tangents `given` of `primals`, as torch's forward mode would take them."""
     name = "jvp(f, primals, tangents)"
     leaves, spec = trees.flatten(given)

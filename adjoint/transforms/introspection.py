@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABCMeta
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import (
     CellType,
     CodeType,
@@ -13,7 +13,7 @@ from types import (
     ModuleType,
     SimpleNamespace,
 )
-from typing import Any, Generic, Protocol
+from typing import Generic, Protocol
 
 import torch
 
@@ -95,12 +95,12 @@ def _is_written_in_python(kind: type) -> bool:
     return "__slots__" in own or any("__dict__" in vars(each) for each in kind.__mro__)
 
 
-def attribute_in(scopes: Sequence[Any], name: str) -> list[object]:
+def attribute_in(scopes: Sequence[Mapping[str, object]], name: str) -> list[object]:
     """The value of `name` in the first of the scopes that has it, in a list; None if none has."""
     return [next((scope[name] for scope in scopes if name in scope), None)]
 
 
-def function_of(attribute: object) -> Any:
+def function_of(attribute: object) -> object:
     """The function behind an attribute of a class, if there is one."""
     if isinstance(attribute, property):
         return attribute.fget

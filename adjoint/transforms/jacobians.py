@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
+from adjoint.open_types import UserFunction
 from adjoint.torch_private import trees
 from adjoint.transforms import contract
 from adjoint.transforms.arguments import ChosenArguments
@@ -15,21 +16,19 @@ from adjoint.transforms.compiled import Compiled, OptionMapping, Setting, linear
 from adjoint.transforms.contract import ArgNums
 from adjoint.transforms.linear import Linearized
 
-Function = Callable[..., Any]
-
 # For each result, the derivatives with respect to each input.
 Blocks: TypeAlias = list[list[torch.Tensor]]
 
 
 def jacrev(
-    function: Function,
+    function: UserFunction,
     argnums: ArgNums = 0,
     *,
     has_aux: bool = False,
     chunk_size: int | None = None,
     dynamic: bool | None = None,
     options: OptionMapping = None,
-) -> Function:
+) -> UserFunction:
     """The Jacobian, by rows; `chunk_size` of them at a time.
 
     >>> import torch, adjoint
@@ -44,7 +43,7 @@ def jacrev(
     ) -> Blocks:
         return [_rows(point, inputs, results, place, chunk_size) for place in range(len(results))]
 
-    def in_torch(function: Function) -> Function:
+    def in_torch(function: UserFunction) -> UserFunction:
         return torch.func.jacrev(function, argnums, has_aux=has_aux, chunk_size=chunk_size)
 
     jacobian = _jacobian("jacrev", function, argnums, has_aux, blocks)
@@ -53,14 +52,14 @@ def jacrev(
 
 
 def jacfwd(
-    function: Function,
+    function: UserFunction,
     argnums: ArgNums = 0,
     has_aux: bool = False,
     *,
     randomness: str = "error",
     dynamic: bool | None = None,
     options: OptionMapping = None,
-) -> Function:
+) -> UserFunction:
     """The Jacobian, by columns.
 
     `randomness`: whether the function may draw random numbers (not if "error"), and whether each
@@ -83,7 +82,7 @@ def jacfwd(
         columns = [_columns(point, inputs, results, place) for place in range(len(inputs))]
         return [[column[place] for column in columns] for place in range(len(results))]
 
-    def in_torch(function: Function) -> Function:
+    def in_torch(function: UserFunction) -> UserFunction:
         return torch.func.jacfwd(function, argnums, has_aux, randomness=randomness)
 
     if randomness == "different":
@@ -96,12 +95,12 @@ def jacfwd(
 
 
 def hessian(
-    function: Function,
+    function: UserFunction,
     argnums: ArgNums = 0,
     *,
     dynamic: bool | None = None,
     options: OptionMapping = None,
-) -> Function:
+) -> UserFunction:
     """The matrix of second derivatives.
 
     >>> import torch, adjoint
@@ -114,11 +113,11 @@ def hessian(
 
 def _jacobian(
     name: str,
-    function: Function,
+    function: UserFunction,
     argnums: ArgNums,
     has_aux: bool,
     blocks_of: Callable[[Linearized, Sequence[torch.Tensor], Sequence[torch.Tensor]], Blocks],
-) -> Function:
+) -> UserFunction:
     """The Jacobian inside a capture, in the form of the results and the chosen arguments."""
     forward = name == "jacfwd"
     signature = contract.JVP if forward else contract.VJP
@@ -141,16 +140,16 @@ def _jacobian(
 
 def _compiled(
     key: Hashable,
-    jacobian: Function,
-    function: Function,
-    traced: Function,
-    in_torch: Callable[[Function], Function],
+    jacobian: UserFunction,
+    function: UserFunction,
+    traced: UserFunction,
+    in_torch: Callable[[UserFunction], UserFunction],
     dynamic: bool | None,
     options: OptionMapping,
-) -> Function:
+) -> UserFunction:
     """`in_torch`: torch's transform, which may take no keyword arguments for the function."""
 
-    def eager(*args: object, **kwargs: object) -> Any:
+    def eager(*args: object, **kwargs: object) -> object:
         return in_torch(functools.partial(function, **kwargs) if kwargs else function)(*args)
 
     setting = Setting(dynamic, options)

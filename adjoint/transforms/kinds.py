@@ -6,10 +6,11 @@ import enum
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
+from adjoint.open_types import TorchValue
 from adjoint.runtime.sharing import sharing
 from adjoint.torch_private import trees
 from adjoint.torch_private.modes import default_devices
@@ -27,21 +28,21 @@ class Memory(enum.Flag):
 
 
 # Of each tensor: shape, dtype and so on.
-Looks: TypeAlias = list[dict[str, Any]]
+Looks: TypeAlias = list[dict[str, TorchValue]]
 
 
 @dataclass(frozen=True)
 class Call:
     """The arguments of a call, and the tensors that the function closes over."""
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
     given: list[torch.Tensor]
     """The tensors among the arguments."""
     held: tuple[torch.Tensor, ...]
-    exact: tuple[Any, ...]
+    exact: tuple[object, ...]
     """A key with all sizes and strides: equal keys have the same program."""
-    general: tuple[Any, ...]
+    general: tuple[object, ...]
     """A key without sizes, strides, dtypes and devices."""
 
     @property
@@ -142,7 +143,7 @@ def _strides(tensors: Sequence[torch.Tensor]) -> tuple[object, ...]:
 class _Other:
     """An argument that is not a tensor: a key for its value, and the tensors that it holds."""
 
-    def __init__(self, leaf: Any) -> None:
+    def __init__(self, leaf: TorchValue) -> None:
         self.tensors: tuple[torch.Tensor, ...] = ()
         is_fixed = isinstance(leaf, Hashable) and type(leaf).__hash__ is not object.__hash__
         if is_fixed and not isinstance(leaf, (float, complex)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import fx
@@ -161,7 +160,7 @@ class Linearized:
         with self.tracer.paused(), outside_functorch():
             return self.compiler.transposed(backward, len(self.saved(of)))
 
-    def saved(self, of: Sequence[int]) -> list[Any]:
+    def saved(self, of: Sequence[int]) -> list[object]:
         """What the derivative of the results `of` needs of this point."""
         reverse = self._reverse(of)
         return [] if reverse is None else self._saved(reverse)
@@ -172,7 +171,7 @@ class Linearized:
         with self.tracer.paused(), outside_functorch():
             return self.compiler.backward(self.derivative, of, self.wrt)
 
-    def _saved(self, backward: Backward) -> list[Any]:
+    def _saved(self, backward: Backward) -> list[object]:
         assert self.derivative is not None
         entering = [*self.inputs, *self.lifted]
         saved = [entering[place] for place in self.derivative.saved_inputs]

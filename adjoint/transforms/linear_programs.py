@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import fx
 
 from adjoint.compiler import Compiler
 from adjoint.graph.evaluation import evaluate
+from adjoint.open_types import TorchValue
 from adjoint.torch_private import trees
 from adjoint.trace.tracer import Tracer, current_tracer
-from adjoint.transforms.compiled import Function, Program
+from adjoint.transforms.compiled import Program
 from adjoint.transforms.kinds import Call
 from adjoint.transforms.linear import Linearized
+
+# From cotangents, or tangents, to the others.
+LinearMap: TypeAlias = Callable[[Sequence[object]], list[TorchValue]]
 
 
 class _LinearMap:
@@ -28,7 +32,7 @@ class _LinearMap:
         self._graph_module = graph_module
         self._compiled = compiler.differentiable(graph_module)
 
-    def __call__(self, inputs: Sequence[object]) -> Sequence[Any]:
+    def __call__(self, inputs: Sequence[object]) -> Sequence[TorchValue]:
         tracer = current_tracer()
         if not isinstance(tracer, Tracer):
             return self._compiled(inputs)
@@ -42,7 +46,7 @@ class _PointPrograms(ABC):
     def __init__(
         self,
         compiler: Compiler,
-        linearized: Function,
+        linearized: Callable[[tuple[object, ...]], Linearized],
         call: Call,
         axes: Callable[[torch.Tensor], Sequence[bool]],
     ) -> None:
@@ -51,7 +55,7 @@ class _PointPrograms(ABC):
         self.given: list[int] = []
         """The results that are differentiated."""
 
-        def forward(*primals: object) -> Any:
+        def forward(*primals: object) -> object:
             point = linearized(primals)
             self.given = self._differentiated(point)
             points.append(point)
@@ -77,7 +81,7 @@ class _PointPrograms(ABC):
         """The graph of the derivative; None: it is zero."""
 
     @abstractmethod
-    def __call__(self, call: Call) -> tuple[Any, Callable[[Sequence[Any]], list[Any]]]:
+    def __call__(self, call: Call) -> tuple[TorchValue, LinearMap]:
         """The value at a point, and the derivative there."""
 
 
@@ -87,8 +91,8 @@ class PullBack(_PointPrograms):
     def __init__(
         self,
         compiler: Compiler,
-        linearized: Function,
-        value_of: Function,
+        linearized: Callable[[tuple[object, ...]], Linearized],
+        value_of: Callable[[object], object],
         call: Call,
         axes: Callable[[torch.Tensor], Sequence[bool]],
     ) -> None:
@@ -103,11 +107,11 @@ class PullBack(_PointPrograms):
     def _graph(self, point: Linearized) -> fx.GraphModule | None:
         return point.reverse_graph(self.given)
 
-    def __call__(self, call: Call) -> tuple[Any, Callable[[Sequence[Any]], list[Any]]]:
+    def __call__(self, call: Call) -> tuple[TorchValue, LinearMap]:
         leaves = trees.leaves(call.args)
         value, saved = self.forward(call)
 
-        def pull_back(cotangents: Sequence[object]) -> list[Any]:
+        def pull_back(cotangents: Sequence[object]) -> list[TorchValue]:
             found: Sequence[object] = [None] * len(leaves)
             if self.derivative is not None:
                 found = self.derivative([*saved, *(cotangents[i] for i in self.given)])
@@ -132,11 +136,11 @@ class PushForward(_PointPrograms):
         graph, self.present = found
         return graph
 
-    def __call__(self, call: Call) -> tuple[Any, Callable[[Sequence[Any]], list[Any]]]:
+    def __call__(self, call: Call) -> tuple[TorchValue, LinearMap]:
         value, saved = self.forward(call)
         results = [each for each in trees.leaves(value) if isinstance(each, torch.Tensor)]
 
-        def push_forward(tangents: Sequence[object]) -> list[Any]:
+        def push_forward(tangents: Sequence[object]) -> list[TorchValue]:
             pushed = [torch.zeros_like(each) for each in results]
             if self.derivative is None:
                 return pushed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from itertools import chain
 from operator import attrgetter
 from types import (
@@ -15,11 +15,12 @@ from types import (
     MethodType,
     ModuleType,
 )
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from adjoint.open_types import UserFunction
 from adjoint.torch_private.dynamo import dict_version
 from adjoint.transforms.introspection import (
     NUMBERS,
@@ -37,7 +38,7 @@ from adjoint.transforms.introspection import (
     scopes_of,
     shows_all,
 )
-from adjoint.transforms.restoring import snapshot
+from adjoint.transforms.restoring import Container, Dictionary, snapshot
 
 # Immutable values that are compared by equality.
 _CONSTANTS = (torch.dtype, torch.device, torch.layout, torch.memory_format, range)
@@ -69,8 +70,8 @@ class Same:
 class Transformed:
     """A transform of a function: equal for equal transforms of functions that mean the same."""
 
-    transform: Any
-    function: Callable[..., Any]
+    transform: object
+    function: UserFunction
 
 
 class Reachable:
@@ -80,17 +81,17 @@ class Reachable:
         self._seen: dict[int, object] = {}
         """The mark of each object visited so far, if it is met again, by id."""
         self._alive: list[object] = []
-        self._dicts: list[dict[Any, Any]] = []
+        self._dicts: list[Dictionary] = []
         self._collections: list[Collection[object]] = []
         self._cells: list[CellType] = []
         self._tensors: list[torch.Tensor] = []
-        self._arrays: list[np.ndarray[Any, Any]] = []
+        self._arrays: list[npt.NDArray[np.generic]] = []
         self._others: list[Callable[[], Iterable[object]]] = []
         self._empty: list[object] = []
-        self._containers: list[tuple[object, Sequence[str] | None]] = []
+        self._containers: list[tuple[Container, Sequence[str] | None]] = []
         """All that the function may write to; of its globals, the names it uses."""
         self._sizes: list[Sized] = []
-        self._plain: list[dict[Any, Any]] = []
+        self._plain: list[Dictionary] = []
         self._names = {"forward": None, "__call__": None}
         """The names that functions look up, in globals or on objects, in order."""
         self._classes: dict[type, None] = {}
@@ -118,11 +119,11 @@ class Reachable:
         """The versions of dictionaries, which change when one is written to."""
         return list(map(dict_version, self._plain))
 
-    def held(self) -> Iterable[Any]:
+    def held(self) -> Iterable[object]:
         """The contents of those dictionaries, compared by identity where a version has changed."""
         return _held_by(self._plain)
 
-    def same(self) -> Iterable[Any]:
+    def same(self) -> Iterable[object]:
         """What else must be the same objects for the mark to be the same."""
         return chain(
             _held_by(self._dicts),
@@ -131,7 +132,7 @@ class Reachable:
             chain.from_iterable(other() for other in self._others),
         )
 
-    def equal(self) -> list[Any]:
+    def equal(self) -> list[object]:
         """What must be equal for the mark to be the same."""
         return [
             any(self._empty),
@@ -188,7 +189,7 @@ class Reachable:
     def _marks(self, values: Iterable[object]) -> tuple[object, ...]:
         return tuple(map(self.mark, values))
 
-    def _items(self, mapping: Any) -> tuple[Any, ...]:
+    def _items(self, mapping: Mapping[object, object]) -> tuple[object, ...]:
         return tuple([(self.mark(key), self.mark(each)) for key, each in mapping.items()])
 
     def _function(self, function: FunctionType) -> object:
@@ -250,5 +251,6 @@ class Reachable:
         return marks
 
 
-def _held_by(dicts: Sequence[dict[object, object]]) -> Iterable[object]:
-    return chain(chain.from_iterable(dicts), chain.from_iterable(map(dict.values, dicts)))
+def _held_by(dicts: Sequence[Dictionary]) -> Iterable[object]:
+    values: Callable[..., Iterable[object]] = dict.values
+    return chain(chain.from_iterable(dicts), chain.from_iterable(map(values, dicts)))

@@ -8,9 +8,15 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from operator import is_
 from types import CellType
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
+from typing_extensions import assert_never
+
+Dictionary: TypeAlias = "dict[object, object] | dict[str, object]"
+# What a function may write to.
+Container: TypeAlias = "Dictionary | list[object] | deque[object] | set[object] | frozenset[object]"
 
 
 class GeneratorStates:
@@ -18,11 +24,11 @@ class GeneratorStates:
 
     def __init__(self) -> None:
         self._python = random.getstate()
-        self._numpy: Any = np.random.get_state()
+        self._numpy = _numpy_state()
 
     def put_back(self) -> bool:
         """Restore them; returns whether they had changed."""
-        now: Any = np.random.get_state()
+        now = _numpy_state()
         same = now[2] == self._numpy[2] and np.array_equal(now[1], self._numpy[1])
         if same and random.getstate() == self._python:
             return False
@@ -31,8 +37,14 @@ class GeneratorStates:
         return True
 
 
+def _numpy_state() -> tuple[str, npt.NDArray[np.uint32], int, int, float]:
+    state: tuple[str, npt.NDArray[np.uint32], int, int, float]
+    state = np.random.get_state(legacy=True)  # type: ignore[assignment]
+    return state
+
+
 def snapshot(
-    cells: Iterable[CellType], containers: Iterable[tuple[object, Sequence[str] | None]]
+    cells: Iterable[CellType], containers: Iterable[tuple[Container, Sequence[str] | None]]
 ) -> Callable[[], None]:
     """A function that restores the contents that cells and containers have now.
 
@@ -51,33 +63,43 @@ def snapshot(
     return put_back
 
 
-def _part(container: Any, names: Sequence[str] | None) -> object:
+def _part(container: Container, names: Sequence[str] | None) -> Container:
     if names is None:
         return container
+    assert isinstance(container, dict), "names are those of globals"
     return {name: container[name] for name in names if name in container}
 
 
-def _has_same(container: Any, before: Any) -> bool:
-    if isinstance(container, dict):
+def _has_same(container: Container, before: Container) -> bool:
+    if isinstance(container, dict) and isinstance(before, dict):
         return list(container) == list(before) and are_same(
             container.values(), list(before.values())
         )
     return are_same(container, list(before))
 
 
-def _refill(container: Any, names: Sequence[str] | None, before: Any) -> None:
-    if names is not None:
-        for name in [name for name in names if name in container and name not in before]:
-            del container[name]
-    elif isinstance(container, list):
-        container[:] = before
-        return
-    else:
-        container.clear()
-    if isinstance(container, deque):
-        container.extend(before)
-    elif not isinstance(container, frozenset):
-        container.update(before)
+def _refill(container: Container, names: Sequence[str] | None, before: Container) -> None:
+    match container:
+        case dict():
+            assert isinstance(before, dict)
+            if names is None:
+                container.clear()
+            else:
+                for name in [each for each in names if each in container and each not in before]:
+                    del container[name]
+            container.update(before)  # type: ignore[arg-type]
+        case list():
+            container[:] = before
+        case deque():
+            container.clear()
+            container.extend(before)
+        case set():
+            container.clear()
+            container.update(before)
+        case frozenset():
+            pass
+        case _:
+            assert_never(container)
 
 
 def are_same(objects: Iterable[object], before: Sequence[object]) -> bool:

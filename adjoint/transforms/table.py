@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,6 +21,7 @@ from adjoint import observing
 from adjoint.errors import CaptureError, FallbackWarning, OutsideLevelError
 from adjoint.graph.boundary import location_of_function
 from adjoint.observing import Compilation, Fallback, timed_compilation
+from adjoint.open_types import TorchValue
 from adjoint.runtime.specializations import MAX_SIZE_VERSIONS, Specializations
 from adjoint.torch_private.dynamo import COMPILING
 from adjoint.transforms.fingerprint import Fingerprint, owner_of
@@ -56,8 +57,12 @@ class Made(Protocol):
         """Whether the program's guards on sizes hold for the call."""
         ...
 
+    def __call__(self, call: Call) -> TorchValue:
+        """The results for the call."""
+        ...
 
-Make = Callable[[Call, Callable[[torch.Tensor], Sequence[bool]]], Any]
+
+Make = Callable[[Call, Callable[[torch.Tensor], Sequence[bool]]], Made]
 
 
 class Programs:
@@ -65,8 +70,8 @@ class Programs:
 
     def __init__(self) -> None:
         self._kinds: Specializations[Hashable, _Kind] = Specializations(MAX_ARGUMENT_KINDS)
-        self._chosen: Specializations[object, object] = Specializations(MAX_CHOICES)
-        self._usual: tuple[object, object] = (None, None)
+        self._chosen: Specializations[object, Made] = Specializations(MAX_CHOICES)
+        self._usual: tuple[object, Made | None] = (None, None)
         """The last exact key and its program: a comparison is faster than a lookup."""
         self._memory = Memory.NOTHING
         """What any of the programs assumes about memory, which is part of every key."""
@@ -77,15 +82,20 @@ class Programs:
         """The call that the latest program was made for."""
 
     def find(
-        self, make: Make, look: Fingerprint, args: object, kwargs: object, dynamic: bool | None
-    ) -> tuple[Any, Call]:
+        self,
+        make: Make,
+        look: Fingerprint,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        dynamic: bool | None,
+    ) -> tuple[Made, Call]:
         """The program for a call, compiled if it is missing, and the call with its keys.
 
         `dynamic`: sizes are symbols from the first call on (True), never, or once they change.
         """
         call = self._look_at(look, args, kwargs)
         usual, program = self._usual
-        if call.exact == usual:
+        if program is not None and call.exact == usual:
             return program, call
         program = self._chosen.get(call.exact)
         if program is None:
@@ -102,11 +112,13 @@ class Programs:
         self._usual = (call.exact, program)
         return program, call
 
-    def _look_at(self, look: Fingerprint, args: Any, kwargs: Any) -> Call:
+    def _look_at(
+        self, look: Fingerprint, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> Call:
         function = None if self._are_shared else Same(look.function)
         return look_at(args, kwargs, look.tensors, self._memory, function)
 
-    def _find(self, make: Make, look: Fingerprint, call: Call, dynamic: bool | None) -> Any:
+    def _find(self, make: Make, look: Fingerprint, call: Call, dynamic: bool | None) -> Made:
         kind = self._kind(call, dynamic)
         kind.learn(call)
         for program in kind.programs:
@@ -173,7 +185,7 @@ class _Kind:
             for axis, (now, before) in enumerate(zip(tensor.shape, first, strict=True)):
                 changing[axis] |= now != before
 
-    def made(self, make: Make, call: Call) -> Any:
+    def made(self, make: Make, call: Call) -> Made:
         """A program for a call."""
         axes = {
             id(tensor): [

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from adjoint.backend import adjoint
 from adjoint.graph.operations import apply_function, with_backward
@@ -78,6 +78,7 @@ def test_programs_and_their_derivatives(function: Any) -> None:
 
     def observer(seen: Sighting) -> None:
         if seen.stage == "inline-custom-functions":
+            assert isinstance(seen.value, fx.GraphModule)
             ran.extend(targets(seen.value))
 
     def backend(graph_module: Any, examples: Any) -> Any:

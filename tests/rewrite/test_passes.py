@@ -76,6 +76,7 @@ def test_two_operators_become_one_of_the_users_which_is_differentiated() -> None
     assert shown.matches == {"fused-add-relu": 1}
     assert shown.nodes is not None
     assert shown.nodes[0] - shown.nodes[1] == 1
+    assert isinstance(shown.value, fx.GraphModule)
     assert calls(shown.value, OP) == 1
 
 

@@ -107,6 +107,7 @@ def test_what_is_known_of_sizes() -> None:
     assert expressions.environment(None, []) == []
     twice: Any = rows * 2
     again = expressions.number(shape_env, "int", expressions.of_number(twice))
+    assert isinstance(again, torch.SymInt)
     assert again.node.expr == twice.node.expr
     with pytest.raises(ValueError, match="no size"):
         expressions.number(shape_env, "int", sympy.Symbol("other", integer=True))

@@ -34,6 +34,7 @@ def test_symbols_anew_are_those_of_another_shape_env() -> None:
     assert isinstance(symbol, sympy.Symbol)
     assert other.shape_env is not None
     made = symbols.fresh_symbols(other.shape_env, {symbol: 7})[symbol]
+    assert isinstance(made, torch.SymInt)
     assert made.node.hint == 7
     assert made.node.shape_env is other.shape_env
     assert size_guards.assumed(None) == []

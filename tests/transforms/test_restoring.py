@@ -31,7 +31,7 @@ def test_containers_are_restored_in_place(container: Any, change: Any) -> None:
 
 
 def test_of_globals_only_the_names_are_restored() -> None:
-    scope = {"used": 1, "other": 2}
+    scope: dict[str, object] = {"used": 1, "other": 2}
     put_back = snapshot([], [(scope, ["used", "new"])])
     scope.update(used=3, other=4, new=5)
     put_back()

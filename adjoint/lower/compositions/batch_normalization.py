@@ -7,7 +7,6 @@ accuracy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +42,7 @@ class _Batch:
 
 def _trained(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     """The result, mean, reciprocal deviation, variance, and how many values a channel has."""
     batch, wide = _Batch(x), widened(x)
     mean = batch.mean(wide)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from adjoint.open_types import Callee
 from adjoint.torch_private.operators import OpOverload
 
-Composition = Callable[..., Any]
+Composition: TypeAlias = Callee
 
 # By operator, or by name if importing torch does not define the operator.
 COMPOSITIONS: dict[object, Composition] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import fx
@@ -11,6 +10,7 @@ from torch import fx
 from adjoint.loops.expressions import Expression, cast, constant
 from adjoint.lower.definitions.elements import Definition, Mapped, Reader, decline_if
 from adjoint.lower.views import MultiIndex, dtype_of
+from adjoint.open_types import OpArgument
 
 aten = torch.ops.aten
 
@@ -29,7 +29,7 @@ def _new_full(
     return _filled(node, value)
 
 
-def _filled(node: fx.Node, value: Any) -> Mapped:
+def _filled(node: fx.Node, value: OpArgument) -> Mapped:
     decline_if(not isinstance(value, (int, float)) or dtype_of(node).is_complex)
     number = constant(value, dtype_of(node))
     return Mapped(lambda index, reader: number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import fx
@@ -36,12 +35,13 @@ def by_formula(node: fx.Node) -> Mapped | None:
     options = {k: v for k, v in node.kwargs.items() if k not in _LAYOUT}
 
     def element(index: MultiIndex, reader: Reader) -> Expression:
-        def argument(place: int, arg: Any) -> Any:
+        def argument(place: int, arg: object) -> object:
             if _is_size(arg):
                 return cast(reader.size(size_of(value_at(arg))), argument_dtype)
             if not isinstance(arg, fx.Node):
-                rounded = isinstance(arg, (int, float)) and (entry.compares or entry.rounds)
-                return constant(arg, promoted).value if rounded else arg
+                if isinstance(arg, (int, float)) and (entry.compares or entry.rounds):
+                    return constant(arg, promoted).value
+                return arg
             value = reader.read(arg, broadcast(index, shape_of(arg)))
             return value if place in masks else cast(value, argument_dtype)
 

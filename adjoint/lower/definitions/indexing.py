@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -24,6 +23,7 @@ from adjoint.lower.definitions.elements import (
 from adjoint.lower.index import Gathered, Index
 from adjoint.lower.sizes import Size, size_of, sizes
 from adjoint.lower.views import MultiIndex, broadcast, dtype_of, rank_of, shape_of
+from adjoint.open_types import OpArgument
 
 aten = torch.ops.aten
 
@@ -56,7 +56,7 @@ class _Indexing:
     """The dimension of the result at which `common` begins."""
 
     @classmethod
-    def of(cls, x: fx.Node, indices: Sequence[Any]) -> _Indexing:
+    def of(cls, x: fx.Node, indices: Sequence[OpArgument]) -> _Indexing:
         given = [(place, each) for place, each in enumerate(indices) if each is not None]
         decline_if(not given or not all(_is_index(each) for _, each in given))
         places = [place for place, _ in given]
@@ -141,7 +141,7 @@ def _gather(node: fx.Node, x: fx.Node, dim: int, picked: fx.Node, **options: obj
 
 
 def _index_add(
-    node: fx.Node, x: fx.Node, dim: int, picked: fx.Node, source: fx.Node, *, alpha: Any = 1
+    node: fx.Node, x: fx.Node, dim: int, picked: fx.Node, source: fx.Node, *, alpha: float = 1
 ) -> Scattered:
     decline_if(rank_of(source) == 0 or rank_of(picked) == 0)
     dim %= rank_of(x)
@@ -226,7 +226,7 @@ def _embedding_backward(
     cotangent: fx.Node,
     picked: fx.Node,
     count: object,
-    padding: Any,
+    padding: OpArgument,
     by_frequency: bool,
 ) -> Scattered:
     decline_if(by_frequency or not isinstance(padding, int))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -14,6 +13,7 @@ from adjoint.lower.definitions.elements import Definition, Mapped, Reader, decli
 from adjoint.lower.index import Index
 from adjoint.lower.sizes import Size, is_one, same
 from adjoint.lower.views import MultiIndex, dtype_of, rank_of, shape_of
+from adjoint.open_types import OpArgument
 
 aten = torch.ops.aten
 
@@ -50,7 +50,7 @@ def _cat(node: fx.Node, tensors: Sequence[fx.Node], dim: int = 0) -> Mapped:
     return Mapped(element)
 
 
-def _pad(node: fx.Node, x: fx.Node, pad: Sequence[Any], value: Any = 0) -> Mapped:
+def _pad(node: fx.Node, x: fx.Node, pad: Sequence[OpArgument], value: float = 0) -> Mapped:
     rank, shape, dtype = rank_of(x), shape_of(x), dtype_of(node)
     decline_if(not all(isinstance(each, int) for each in pad))
     before = [0] * rank
@@ -97,7 +97,7 @@ def _select_backward(node: fx.Node, x: fx.Node, shape: object, dim: int, at: int
 
 
 def _slice_backward(
-    node: fx.Node, x: fx.Node, shape: object, dim: int, start: Any, end: object, step: object
+    node: fx.Node, x: fx.Node, shape: object, dim: int, start: OpArgument, end: object, step: object
 ) -> Mapped:
     dim %= rank_of(node)
     size = shape_of(node)[dim]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -14,6 +13,7 @@ from adjoint.loops.pointwise import computed_in
 from adjoint.lower.definitions.elements import Definition, Reader, Reduced, decline_if
 from adjoint.lower.sizes import Size, product
 from adjoint.lower.views import MultiIndex, dtype_of, shape_of
+from adjoint.open_types import OpArgument
 
 aten = torch.ops.aten
 
@@ -58,7 +58,7 @@ def _truth(operator: str, start: bool) -> Callable[..., Reduced]:
     return reduction
 
 
-def _dims(shape: Sequence[Size], dim: Any) -> tuple[int, ...]:
+def _dims(shape: Sequence[Size], dim: OpArgument) -> tuple[int, ...]:
     rank = len(shape)
     if dim is None or (isinstance(dim, (list, tuple)) and not dim):
         return tuple(range(rank))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from typing_extensions import assert_never
@@ -20,6 +19,7 @@ from adjoint.loops.plan import (
     SlotKind,
     operands_of,
 )
+from adjoint.open_types import TorchValue
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.callables import kernel_runner
 from adjoint.runtime.cpu.memory import (
@@ -91,7 +91,7 @@ class CpuProgram(PlanProgram):
                 self.host = self._host()
             return CpuBinding(self.host, self._bind)
 
-    def __call__(self, inputs: list[Any]) -> Any:
+    def __call__(self, inputs: list[TorchValue]) -> TorchValue:
         threads = torch.get_num_threads()
         sizes = (*self._sizes(inputs), threads) if self.plan.symbols else (threads,)
         # A concurrent or nested call gets a binding of its own.

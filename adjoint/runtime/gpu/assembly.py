@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from typing import Any
+from collections.abc import Callable
 
 import llvmlite.binding as llvm
 from llvmlite.binding import ffi
@@ -77,11 +77,12 @@ def _emit_ptx(target: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:
         ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
 
 
-def _unlocked(name: str) -> Any:
+def _unlocked(name: str) -> Callable[..., int]:
     """A function of LLVM, without the global lock that llvmlite holds during every call.
 
     The lock protects shared contexts, which there are none of here; with it, compilations of
     several threads would run one after another.
     """
     function = getattr(ffi.lib, name)
-    return getattr(function, "_cfn", function)
+    unlocked: Callable[..., int] = getattr(function, "_cfn", function)
+    return unlocked

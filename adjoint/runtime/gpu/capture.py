@@ -18,6 +18,7 @@ import torch
 
 from adjoint.runtime.gpu.driver import capture, destroy_graph, launch_graph
 from adjoint.torch_private.cuda import (
+    MemoryPool,
     allocate_from,
     empty_strided,
     is_capturing,
@@ -31,7 +32,7 @@ _LOCK = threading.Lock()
 
 
 @functools.cache
-def _side_stream(device: torch.device, stream: int) -> tuple[torch.cuda.Stream, object]:
+def _side_stream(device: torch.device, stream: int) -> tuple[torch.cuda.Stream, MemoryPool]:
     """A stream on which to capture what `stream` will replay, and a memory pool.
 
     `stream` itself may be the legacy default stream, which cannot be captured.

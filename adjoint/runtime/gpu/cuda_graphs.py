@@ -18,11 +18,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 
 from adjoint.graph.evaluation import detach_inputs
+from adjoint.open_types import TorchValue
 from adjoint.runtime.gpu.results import (
     MAX_SMALL_BYTES,
     Allocate,
@@ -132,7 +133,7 @@ class InputBuffer:
         return self._flat, tensor.as_strided((self._count,), (1,))
 
 
-def _getter(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def _getter(places: Sequence[int]) -> Callable[[Sequence[TorchValue]], Sequence[TorchValue]]:
     """A function that returns the items at `places`."""
     return itemgetter(*places) if len(places) > 1 else lambda values: [values[n] for n in places]
 
@@ -176,7 +177,7 @@ class CapturedCall:
         return [number for number, holders in self._holders.items() if not holders.are_gone()]
 
     def replay(
-        self, inputs: Sequence[Any], copied: Set[int], stream: int
+        self, inputs: Sequence[TorchValue], copied: Set[int], stream: int
     ) -> dict[int, torch.Tensor]:
         """Replay the call for `inputs`; the small results, those in `copied` in new memory."""
         if self._input_buffers:
@@ -196,7 +197,7 @@ class CallKind(NamedTuple):
     lease: Memory
     sizes: tuple[int, ...]
     settings: Hashable
-    numbers: tuple[Any, ...]
+    numbers: tuple[object, ...]
     strides: tuple[tuple[int, ...], ...]
 
 
@@ -210,7 +211,7 @@ class CallKey(NamedTuple):
     """Addresses of large results."""
 
 
-Run: TypeAlias = Callable[[list[Any], Any, int, AllocateSlot], Any]
+Run: TypeAlias = Callable[[list[object], BoundSizes, int, AllocateSlot], TorchValue]
 
 
 class CudaGraphs:
@@ -222,7 +223,7 @@ class CudaGraphs:
         used: Sequence[int],
         capturer: Capturer,
         why: str = "",
-        detach: Callable[[list[Any]], None] = detach_inputs,
+        detach: Callable[[list[object]], None] = detach_inputs,
     ) -> None:
         """`detach`: what is done to inputs before the program itself runs."""
         self._run = run
@@ -238,7 +239,7 @@ class CudaGraphs:
         self._tensors: list[int] = []
         self._numbers: list[int] = []
         """The used inputs that are tensors, and those that are not, known from the first call."""
-        self._tensors_of: Callable[[Sequence[Any]], Sequence[torch.Tensor]] = _getter([])
+        self._tensors_of: Callable[[Sequence[object]], Sequence[torch.Tensor]] = _getter([])
         self._layouts: dict[CallKind, ResultLayout] = {}
         self._last_kind: tuple[CallKind, ResultLayout] | None = None
         """Kind and layout of the last call, which most calls share."""
@@ -261,7 +262,7 @@ class CudaGraphs:
         self._last_sizes: tuple[int, ...] | None = None
         self._seen_sizes: dict[tuple[int, ...], None] = {}
 
-    def __call__(self, inputs: list[Any], binding: BoundSizes, stream: int) -> Any:
+    def __call__(self, inputs: list[object], binding: BoundSizes, stream: int) -> TorchValue:
         if self.why or self._are_new(binding) or not self._busy.acquire(blocking=False):
             return self._run_uncaptured(inputs, binding, stream)
         try:
@@ -379,7 +380,7 @@ class CudaGraphs:
             addresses[self._tensors.index(n)] = 0
         return CallKey(kind, tuple(addresses), tuple(map(torch.Tensor.data_ptr, large.values())))
 
-    def _copied_inputs_of(self, kind: CallKind, inputs: Sequence[Any]) -> list[int]:
+    def _copied_inputs_of(self, kind: CallKind, inputs: Sequence[TorchValue]) -> list[int]:
         """The inputs that are copied into buffers of a graph."""
         if self._copied_inputs is None or self._copied_inputs[0] is not kind:
             self._copied_inputs = (
@@ -388,7 +389,7 @@ class CudaGraphs:
             )
         return self._copied_inputs[1]
 
-    def _has_unsupported_input(self, inputs: Sequence[Any]) -> bool:
+    def _has_unsupported_input(self, inputs: Sequence[TorchValue]) -> bool:
         """Whether an input is not a strided real tensor on the device; if so, give up."""
         for each in (inputs[n] for n in self._tensors):
             where = (each.device, each.layout)
@@ -451,7 +452,7 @@ class CudaGraphs:
         self._seen[key] = seen + 1
         return None
 
-    def _continues_last(self, key: CallKey, inputs: Sequence[Any]) -> bool:
+    def _continues_last(self, key: CallKey, inputs: Sequence[TorchValue]) -> bool:
         """Whether the call differs from the last one only in inputs that are copied or static."""
         before = self._latest
         if before is None or (key.kind, key.made) != (before.kind, before.made):
@@ -459,7 +460,7 @@ class CudaGraphs:
         pairs = zip(self._tensors, key.inputs, before.inputs, strict=True)
         return all(_is_static_result(inputs[n]) for n, new, old in pairs if new not in (0, old))
 
-    def _finds_moving_inputs(self, inputs: Sequence[Any]) -> bool:
+    def _finds_moving_inputs(self, inputs: Sequence[TorchValue]) -> bool:
         """Whether the address of a small input has changed for the first time."""
         before = len(self._moving_inputs)
         self._copied_inputs = None
@@ -475,7 +476,7 @@ class CudaGraphs:
         self,
         key: CallKey,
         layout: ResultLayout,
-        inputs: Sequence[Any],
+        inputs: Sequence[TorchValue],
         large: dict[int, torch.Tensor],
         stream: int,
     ) -> CapturedCall | None:
@@ -512,7 +513,7 @@ class _CallInto:
     """A call that writes its results to `targets`."""
 
     run: Run
-    inputs: Sequence[Any]
+    inputs: Sequence[TorchValue]
     targets: Mapping[int, torch.Tensor]
     layout: ResultLayout
     binding: BoundSizes

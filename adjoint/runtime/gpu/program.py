@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -23,6 +22,7 @@ from adjoint.loops.plan import (
     operands_of,
 )
 from adjoint.loops.teams import threads_per_block
+from adjoint.open_types import TorchValue
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.callables import STORE_ADDRESSES, runner
 from adjoint.runtime.cpu.externals import add_external
@@ -64,7 +64,7 @@ class GpuProgram(PlanProgram):
             self._run, used_inputs(plan), self.capturer, why, self._detach
         )
 
-    def __call__(self, inputs: list[Any]) -> Any:
+    def __call__(self, inputs: list[TorchValue]) -> TorchValue:
         index = self.device.index
         if current_device() != index:
             with torch.cuda.device(index):

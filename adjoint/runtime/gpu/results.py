@@ -9,11 +9,12 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
 from adjoint.graph.evaluation import InOwnMemory, InputsWithHistory
+from adjoint.open_types import TorchValue
 from adjoint.runtime.plans.binding import span_of
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import storage_key
@@ -66,7 +67,7 @@ class FromNew:
 class Constant:
     """A result that is not a tensor."""
 
-    value: Any
+    value: object
 
 
 Result: TypeAlias = FromInput | FromNew | Constant
@@ -155,12 +156,13 @@ class ResultLayout:
         return all(each.slot is not None for each in self.made)
 
     @functools.cached_property
-    def _list(self) -> type[list[Any]] | type[tuple[Any, ...]] | None:
+    def _list(self) -> type[list[object]] | type[tuple[object, ...]] | None:
         """The type of the results, if they are one flat list or tuple."""
         whole = [number for _, number in self._whole]
         if len(set(whole)) == len(whole) == len(self.results):
             return InOwnMemory
-        for kind in (list, tuple):
+        kinds: tuple[type[list[object]], type[tuple[object, ...]]] = (list, tuple)
+        for kind in kinds:
             if self.spec == trees.flatten(kind([0] * len(self.results)))[1]:
                 return kind
         return None
@@ -200,7 +202,7 @@ class ResultLayout:
         return self._list(leaves) if self._list else trees.unflatten(leaves, self.spec)
 
 
-def _input(inputs: Sequence[Any], place: int) -> torch.Tensor:
+def _input(inputs: Sequence[TorchValue], place: int) -> torch.Tensor:
     given: torch.Tensor = inputs[place]
     return given.detach() if isinstance(inputs, InputsWithHistory) else given
 
@@ -218,7 +220,7 @@ def _as_seen(made: NewTensor, views: Sequence[Window | None]) -> NewTensor:
 
 
 def layout_of_results(
-    outputs: object, inputs: Sequence[Any], allocator: ResultAllocator, device: torch.device
+    outputs: object, inputs: Sequence[TorchValue], allocator: ResultAllocator, device: torch.device
 ) -> tuple[ResultLayout, list[torch.Tensor]]:
     """The layout of `outputs`, and the new tensors among them."""
     given: dict[object, list[int]] = {}
@@ -236,7 +238,7 @@ def layout_of_results(
             continue
         if leaf.device != device or leaf.layout is not torch.strided or _is_lazy(leaf):
             raise Uncapturable(f"a result is {leaf.layout} on {leaf.device}, or lazily conjugated")
-        memory = storage_key(leaf)
+        memory: object = storage_key(leaf)
         if memory in given:
             place = _source(leaf, given[memory], inputs)
             results.append(FromInput(place, _window(leaf, inputs[place])))
@@ -283,7 +285,7 @@ def _overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return any(n > 1 and s == 0 for n, s in zip(shape, strides, strict=True))
 
 
-def _source(leaf: torch.Tensor, places: Sequence[int], inputs: Sequence[Any]) -> int:
+def _source(leaf: torch.Tensor, places: Sequence[int], inputs: Sequence[TorchValue]) -> int:
     """The input that `leaf` is, or is a view of, among those with the same storage."""
     for place in places:
         if inputs[place] is leaf:

@@ -10,7 +10,7 @@ import contextlib
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import torch
 
 from adjoint.graph.boundary import passes_through
 from adjoint.loops.plan import LibraryCall, Size
+from adjoint.open_types import TorchValue
 from adjoint.runtime.plans.host import Host, HostRun, NativeHost
 from adjoint.runtime.plans.hostcode import Undefined, execute
 from adjoint.runtime.plans.interpreter import interpreter
@@ -65,7 +66,7 @@ class Binding(ABC):
         """The input sizes and, last, the number of threads that the words are computed for."""
         self.arena = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.flat: dict[torch.dtype, torch.Tensor] = {}
-        self.tensors: dict[int, Any] = {}
+        self.tensors: dict[int, TorchValue] = {}
         self._checks = any(isinstance(s, LibraryCall) and s.expected for s in host.plan.steps)
         self._checked_kinds: set[tuple[int, ...]] = set()
         self.is_checked = not self._checks

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from adjoint.loops.plan import Plan
+from adjoint.open_types import TorchValue
 from adjoint.runtime.checking import UnexpectedResult, restoring_generators
 from adjoint.runtime.plans.binding import Binding
 from adjoint.runtime.plans.host import Host
@@ -32,7 +32,7 @@ class PlanProgram(ABC):
         """The same function, with checks of what library calls return."""
 
     @abstractmethod
-    def __call__(self, inputs: list[Any]) -> Any: ...
+    def __call__(self, inputs: list[TorchValue]) -> TorchValue: ...
 
     @abstractmethod
     def _host(self) -> Host: ...
@@ -42,7 +42,7 @@ class PlanProgram(ABC):
 
     def _made(self, writer: Writer) -> tuple[Callable[..., object], Callable[[Binding], None]]:
         source, constants = writer.text()
-        namespace: dict[str, Any] = {**constants}
+        namespace: dict[str, TorchValue] = {**constants}
         name = f"<adjoint program of {len(self.plan.steps)} steps>"
         exec(compile(source, name, "exec"), namespace)
         return namespace["run"], namespace["bind"]
@@ -61,7 +61,7 @@ class PlanProgram(ABC):
         binding.set_checked()
         return results
 
-    def _sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:
+    def _sizes(self, inputs: Sequence[TorchValue]) -> tuple[int, ...]:
         return tuple(
             [
                 inputs[place] if dim < 0 else inputs[place].shape[dim]

@@ -6,9 +6,9 @@ of a call run on the data of that call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from adjoint.loops.plan import (
     Argument,
@@ -25,6 +25,7 @@ from adjoint.loops.plan import (
     arguments_of,
     operands_of,
 )
+from adjoint.open_types import TorchValue
 from adjoint.runtime.plans.program import PlanProgram
 
 # Makes the program of a plan that has a part of the steps.
@@ -44,11 +45,11 @@ class Portion:
     reads: frozenset[int]
     """The slots that it reads, inputs of the plan included."""
 
-    def arguments(self, inputs: Sequence[object], values: dict[int, Any]) -> list[Any]:
+    def arguments(self, inputs: Sequence[object], values: Mapping[int, object]) -> list[TorchValue]:
         """What the program is called with."""
         return [*inputs, *(values[slot] for slot in self.takes)]
 
-    def __call__(self, inputs: Sequence[object], values: dict[int, Any]) -> None:
+    def __call__(self, inputs: Sequence[object], values: dict[int, TorchValue]) -> None:
         """Run on the values of slots, and add what is written to them."""
         results = self.program(self.arguments(inputs, values))
         values.update(zip(self.gives, results, strict=True))

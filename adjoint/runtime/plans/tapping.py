@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from adjoint.open_types import TorchValue
 from adjoint.runtime.plans.host import Host
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.plans.writing import Writer
 
 # Given a program and the list of its inputs: what the call returns.
-Tap: TypeAlias = Callable[[PlanProgram, list[Any]], Any]
+Tap: TypeAlias = Callable[[PlanProgram, list[TorchValue]], TorchValue]
 
 
 class TappedProgram(PlanProgram):
@@ -26,7 +27,7 @@ class TappedProgram(PlanProgram):
         self.forgets_histories = program.forgets_histories
         self._tap = tap
 
-    def __call__(self, inputs: list[Any]) -> Any:
+    def __call__(self, inputs: list[TorchValue]) -> TorchValue:
         return self._tap(self.program, inputs)
 
     def _host(self) -> Host:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -107,7 +106,7 @@ class Writer(ABC):
         self.place = 0
         """How many sizes among the arguments of library calls come before the next."""
 
-    def text(self) -> tuple[str, dict[str, Any]]:
+    def text(self) -> tuple[str, dict[str, object]]:
         """The source, and the constants."""
         self._run_text()
         self.lines.append("")
