@@ -13,30 +13,31 @@ to the next (a loss) are copied, and so are small inputs whose addresses change.
 from __future__ import annotations
 
 import threading
-import weakref
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 
 from adjoint.graph.evaluation import detach_inputs
 from adjoint.open_types import TorchValue
+from adjoint.runtime.gpu.captured_calls import (
+    BoundSizes,
+    CallInto,
+    CallKey,
+    CallKind,
+    CapturedCall,
+    Capturer,
+    InputBuffer,
+    Run,
+    is_small,
+    is_static_result,
+)
 from adjoint.runtime.gpu.results import (
-    MAX_SMALL_BYTES,
-    Allocate,
-    AllocateSlot,
     ResultAllocator,
     ResultLayout,
     Uncapturable,
     layout_of_results,
 )
-from adjoint.runtime.plans.binding import span_of
-from adjoint.torch_private.storages import Holders, foreach_copy
-
-T = TypeVar("T")
 
 # Calls with the same addresses that run uncaptured before one is captured.
 CALLS_BEFORE_CAPTURE = 2
@@ -59,79 +60,6 @@ MAX_REMEMBERED_KEYS = 16
 # With more small results referenced, all results of a step are: copying would not end that.
 MAX_COPIED_RESULTS = 4
 
-# Storage addresses of the small results of graphs, which stay the same.
-_STATIC_STORAGES: Counter[int] = Counter()
-
-
-class Launchable(Protocol):
-    def launch(self, stream: int) -> None: ...
-
-
-class Capturer(Protocol):
-    """Captures CUDA graphs."""
-
-    device: torch.device
-
-    def is_capturing(self) -> bool:
-        """Whether the caller is capturing what runs now."""
-        ...
-
-    def settings(self) -> Hashable:
-        """Global settings on which the kernels of library calls depend."""
-        ...
-
-    @property
-    def new(self) -> Allocate:
-        """Allocates a result."""
-        ...
-
-    @property
-    def allocate(self) -> AllocateSlot:
-        """Allocates the result at a slot."""
-        ...
-
-    def capture(self, work: Callable[[int], T], stream: int) -> tuple[Launchable, T]:
-        """Capture what `work` launches on the stream that it is given, for replays on `stream`.
-
-        Raises RuntimeError if that cannot be captured.
-        """
-        ...
-
-
-class Memory(Protocol):
-    """Memory for temporaries."""
-
-    @property
-    def is_stale(self) -> bool: ...
-
-
-class BoundSizes(Protocol):
-    """The binding that a call uses."""
-
-    @property
-    def lease(self) -> Memory: ...
-
-    @property
-    def sizes(self) -> tuple[int, ...] | None:
-        """The input sizes and, last, the number of threads."""
-        ...
-
-
-class InputBuffer:
-    """Memory of a graph for a small input whose address changes from call to call."""
-
-    def __init__(self, like: torch.Tensor) -> None:
-        self._count = span_of(like.shape, like.stride())
-        self._flat = torch.empty(self._count, dtype=like.dtype, device=like.device)
-        self.tensor = self._flat.as_strided(like.shape, like.stride())
-        self._is_dense: bool = torch.ops.aten.is_non_overlapping_and_dense(like)
-
-    def pair(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Target and source of the copy: all memory from the first to the last element."""
-        if self._is_dense:
-            return self.tensor, tensor
-        return self._flat, tensor.as_strided((self._count,), (1,))
-
 
 def _getter(places: Sequence[int]) -> Callable[[Sequence[TorchValue]], Sequence[TorchValue]]:
     """A function that returns the items at `places`."""
@@ -141,77 +69,6 @@ def _getter(places: Sequence[int]) -> Callable[[Sequence[TorchValue]], Sequence[
 def _have_no_memory(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether one of them has elements but no memory: a ZeroTensor."""
     return any(tensor.numel() and not tensor.data_ptr() for tensor in tensors)
-
-
-def _is_static_result(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is a small result in memory of a graph: its address stays the same."""
-    return _STATIC_STORAGES[tensor.untyped_storage().data_ptr()] > 0
-
-
-def _is_small(tensor: torch.Tensor) -> bool:
-    return span_of(tensor.shape, tensor.stride()) * tensor.element_size() <= MAX_SMALL_BYTES
-
-
-class CapturedCall:
-    """A captured call."""
-
-    def __init__(
-        self,
-        graph: Launchable,
-        lease: Memory,
-        input_buffers: Mapping[int, InputBuffer],
-        static_results: Mapping[int, torch.Tensor],
-    ) -> None:
-        self.lease = lease
-        self._graph = graph
-        self._input_buffers = input_buffers
-        self._static_results = static_results
-        """Small results, in memory of the graph."""
-        self._holders = {number: Holders(tensor) for number, tensor in static_results.items()}
-        addresses = [tensor.untyped_storage().data_ptr() for tensor in static_results.values()]
-        _STATIC_STORAGES.update(addresses)
-        weakref.finalize(self, _STATIC_STORAGES.subtract, addresses)
-
-    def held(self) -> list[int]:
-        """The numbers of the small results that are still referenced."""
-        return [number for number, holders in self._holders.items() if not holders.are_gone()]
-
-    def replay(
-        self, inputs: Sequence[TorchValue], copied: Set[int], stream: int
-    ) -> dict[int, torch.Tensor]:
-        """Replay the call for `inputs`; the small results, those in `copied` in new memory."""
-        if self._input_buffers:
-            foreach_copy(buffer.pair(inputs[n]) for n, buffer in self._input_buffers.items())
-        self._graph.launch(stream)
-        # `.data` shares the memory, but not the version counter.
-        return {
-            number: (tensor.clone() if number in copied else tensor).data
-            for number, tensor in self._static_results.items()
-        }
-
-
-class CallKind(NamedTuple):
-    """The properties of a call that determine the layout of its results."""
-
-    binding: BoundSizes
-    lease: Memory
-    sizes: tuple[int, ...]
-    settings: Hashable
-    numbers: tuple[object, ...]
-    strides: tuple[tuple[int, ...], ...]
-
-
-class CallKey(NamedTuple):
-    """What two calls must have in common to be replayed by one graph."""
-
-    kind: CallKind
-    inputs: tuple[int, ...]
-    """Addresses of inputs; 0 for those that are copied."""
-    made: tuple[int, ...]
-    """Addresses of large results."""
-
-
-Run: TypeAlias = Callable[[list[object], BoundSizes, int, AllocateSlot], TorchValue]
 
 
 class CudaGraphs:
@@ -332,7 +189,7 @@ class CudaGraphs:
         else:
             # Allocated as for a capture, so that programs that read them see the same addresses.
             made = large | self._memory_for_small(layout)
-            work = _CallInto(self._run, inputs, made, layout, kind.binding, self._capturer)
+            work = CallInto(self._run, inputs, made, layout, kind.binding, self._capturer)
             try:
                 work(stream, checked=not layout.is_asked_for)
             except Uncapturable as error:
@@ -385,7 +242,7 @@ class CudaGraphs:
         if self._copied_inputs is None or self._copied_inputs[0] is not kind:
             self._copied_inputs = (
                 kind,
-                [n for n in sorted(self._moving_inputs) if _is_small(inputs[n])],
+                [n for n in sorted(self._moving_inputs) if is_small(inputs[n])],
             )
         return self._copied_inputs[1]
 
@@ -458,14 +315,14 @@ class CudaGraphs:
         if before is None or (key.kind, key.made) != (before.kind, before.made):
             return False
         pairs = zip(self._tensors, key.inputs, before.inputs, strict=True)
-        return all(_is_static_result(inputs[n]) for n, new, old in pairs if new not in (0, old))
+        return all(is_static_result(inputs[n]) for n, new, old in pairs if new not in (0, old))
 
     def _finds_moving_inputs(self, inputs: Sequence[TorchValue]) -> bool:
         """Whether the address of a small input has changed for the first time."""
         before = len(self._moving_inputs)
         self._copied_inputs = None
         for n in self._tensors:
-            if n in self._moving_inputs or not _is_small(inputs[n]) or _is_static_result(inputs[n]):
+            if n in self._moving_inputs or not is_small(inputs[n]) or is_static_result(inputs[n]):
                 continue
             address = inputs[n].data_ptr()
             if self._addresses.setdefault(n, address) != address:
@@ -488,7 +345,7 @@ class CudaGraphs:
         given = [buffers[n].tensor if n in buffers else x for n, x in enumerate(inputs)]
         static_results = self._memory_for_small(layout)
         targets = large | static_results
-        work = _CallInto(self._run, given, targets, layout, key.kind.binding, self._capturer)
+        work = CallInto(self._run, given, targets, layout, key.kind.binding, self._capturer)
         try:
             graph, _ = self._capturer.capture(work, stream)
         except RuntimeError as error:
@@ -506,31 +363,3 @@ class CudaGraphs:
         self._seen.clear()
         self._layouts.clear()
         self._last_kind = None
-
-
-@dataclass(frozen=True)
-class _CallInto:
-    """A call that writes its results to `targets`."""
-
-    run: Run
-    inputs: Sequence[TorchValue]
-    targets: Mapping[int, torch.Tensor]
-    layout: ResultLayout
-    binding: BoundSizes
-    capturer: Capturer
-
-    def __call__(self, stream: int, checked: bool = True) -> None:
-        """`checked`: compare the layout, and copy results that library calls allocated."""
-        targets = {n: self.layout.for_program(n, goal) for n, goal in self.targets.items()}
-        made = enumerate(self.layout.made)
-        ready = {each.slot: targets[n] for n, each in made if each.slot is not None}
-        allocator = ResultAllocator(self.capturer.new, ready)
-        outputs = self.run(list(self.inputs), self.binding, stream, allocator)
-        if not checked:
-            return
-        found, tensors = layout_of_results(outputs, self.inputs, allocator, self.capturer.device)
-        if found != self.layout:
-            raise Uncapturable("its results are not laid out as they were before")
-        for n, (each, tensor) in enumerate(zip(found.made, tensors, strict=True)):
-            if each.slot is None:
-                targets[n].copy_(tensor)

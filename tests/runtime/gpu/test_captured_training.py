@@ -10,11 +10,8 @@ from torch import nn
 from adjoint.options import Options
 from adjoint.runtime import loading
 from adjoint.runtime.gpu.capture import CudaCapturer
-from adjoint.runtime.gpu.cuda_graphs import (
-    CALLS_BEFORE_CAPTURE,
-    CapturedCall,
-    CudaGraphs,
-)
+from adjoint.runtime.gpu.captured_calls import CapturedCall
+from adjoint.runtime.gpu.cuda_graphs import CALLS_BEFORE_CAPTURE, CudaGraphs
 from adjoint.runtime.gpu.program import GpuProgram
 from adjoint.runtime.gpu.results import AllocateSlot
 from tests.capturing import CapturedProgram, Place
