@@ -20,6 +20,10 @@ OpArgument: TypeAlias = Any
 """An argument of an operator: of a node, where nodes stand for values, or of a call under a
 dispatch mode, which torch calls with whatever the schema of the operator allows."""
 
+OpArguments: TypeAlias = tuple[OpArgument, ...]
+OpKeywords: TypeAlias = dict[str, OpArgument]
+"""All arguments of a call: by position, and by name."""
+
 Callee: TypeAlias = Callable[..., Any]
 """What a node calls: an overload of an operator, a higher-order operator, or a function."""
 

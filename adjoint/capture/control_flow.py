@@ -11,7 +11,7 @@ from adjoint.capture.functions import apply_graphs
 from adjoint.errors import CaptureError
 from adjoint.failing import call_user_code
 from adjoint.graph.metadata import describe_value
-from adjoint.open_types import OpArgument, TorchValue, UserFunction
+from adjoint.open_types import OpArguments, OpKeywords, TorchValue, UserFunction
 from adjoint.torch_private import trees
 from adjoint.torch_private.batches import is_at_vmap_level, run_below_vmap
 from adjoint.torch_private.checkpoint import forward_context, split_arguments
@@ -29,8 +29,8 @@ operators = torch.ops.higher_order
 def call(
     tracer: Tracer,
     op: HigherOrderOperator,
-    args: tuple[OpArgument, ...],
-    kwargs: dict[str, OpArgument],
+    args: OpArguments,
+    kwargs: OpKeywords,
 ) -> object:
     """Capture a call of `op`: as a node with bodies, or as what its dense kernel runs."""
     handler = HANDLERS.get(op.name())
@@ -304,7 +304,7 @@ HANDLERS: dict[str, Callable[..., object]] = {
 def _emit(
     tracer: Tracer,
     op: HigherOrderOperator,
-    args: tuple[OpArgument, ...],
+    args: OpArguments,
     shown: Sequence[object],
     tree: trees.TreeSpec,
     inputs: Sequence[object],

@@ -10,7 +10,7 @@ import torch
 from adjoint.capture import control_flow, functions
 from adjoint.errors import CaptureError, OutsideLevelError
 from adjoint.failing import call_user_code
-from adjoint.open_types import Callee, OpArgument
+from adjoint.open_types import Callee, OpArguments, OpKeywords
 from adjoint.torch_private import trees
 from adjoint.torch_private.functorch import innermost, is_functorch_wrapper, transform_requires_grad
 from adjoint.torch_private.modes import TorchFunctionMode
@@ -70,8 +70,8 @@ class CaptureFunctionMode(TorchFunctionMode):
         self,
         function: Callee,
         types: object,
-        args: tuple[OpArgument, ...] = (),
-        kwargs: dict[str, OpArgument] | None = None,
+        args: OpArguments = (),
+        kwargs: OpKeywords | None = None,
     ) -> object:
         args, kwargs = trees.map_leaves(self.traced, (args, kwargs or {}))
         if function in _LEAVE_TORCH:

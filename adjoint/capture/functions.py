@@ -16,7 +16,7 @@ from adjoint.errors import CaptureError
 from adjoint.failing import call_user_code
 from adjoint.graph.leaves import requires_grad
 from adjoint.graph.operations import apply_function
-from adjoint.open_types import AutogradContext, OpArgument, UserFunction
+from adjoint.open_types import AutogradContext, OpArguments, OpKeywords, UserFunction
 from adjoint.source import user_line
 from adjoint.torch_private.autograd import applied
 from adjoint.torch_private.dynamo import differentiable_backward
@@ -47,8 +47,8 @@ def apply(
     tracer: Tracer,
     original: Callable[..., object],
     function: type,
-    args: tuple[OpArgument, ...],
-    kwargs: dict[str, OpArgument],
+    args: OpArguments,
+    kwargs: OpKeywords,
 ) -> object:
     """Apply `function` as eager does, and capture its forward and its backward as bodies.
 

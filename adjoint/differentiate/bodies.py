@@ -28,7 +28,7 @@ from adjoint.graph.metadata import (
     value_of,
 )
 from adjoint.graph.purity import is_impure
-from adjoint.open_types import Callee, OpArgument, TorchValue
+from adjoint.open_types import Callee, OpArgument, OpArguments, TorchValue
 from adjoint.trace.tracer import Tracer
 
 # Makes the joint graph of a body; also returns the sizes from outside that are its last inputs.
@@ -328,8 +328,6 @@ def _zeros(like: torch.Tensor) -> torch.Tensor:
     return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
 
 
-def _emit(
-    tracer: Tracer, op: Callee, args: tuple[OpArgument, ...], results: Sequence[torch.Tensor]
-) -> None:
+def _emit(tracer: Tracer, op: Callee, args: OpArguments, results: Sequence[torch.Tensor]) -> None:
     node = tracer.emitter.call(op, args, mode=Mode(), value=tuple(results))
     tracer.register(tuple(results), node)

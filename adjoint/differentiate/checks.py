@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from adjoint.graph.operations import provided
-from adjoint.open_types import OpArgument
+from adjoint.open_types import OpArgument, OpArguments, OpKeywords
 from adjoint.torch_private.operators import HigherOrderOperator, OpOverload
 from adjoint.trace.tracer import Tracer
 
@@ -41,8 +41,8 @@ class FormulaTracer(Tracer):
         self,
         op: OpOverload | HigherOrderOperator,
         types: object,
-        args: tuple[OpArgument, ...] = (),
-        kwargs: dict[str, OpArgument] | None = None,
+        args: OpArguments = (),
+        kwargs: OpKeywords | None = None,
     ) -> object:
         if op is torch.ops.aten.allclose.default and self._conditions is not None:
             with self, torch.no_grad():

@@ -41,7 +41,7 @@ from adjoint.graph.operations import (
 )
 from adjoint.graph.purity import is_impure
 from adjoint.graph.subgraphs import body_of
-from adjoint.open_types import Callee, OpArgument
+from adjoint.open_types import Callee, OpArgument, OpArguments
 from adjoint.torch_private.operators import recorded_loop
 
 aten = torch.ops.aten
@@ -186,9 +186,7 @@ class _Expansion:
 
         return made
 
-    def _call(
-        self, node: fx.Node, target: Callee, args: tuple[OpArgument, ...], value: object
-    ) -> fx.Node:
+    def _call(self, node: fx.Node, target: Callee, args: OpArguments, value: object) -> fx.Node:
         made = self.copying.emitter.graph.call_function(target, args)
         made.meta = {**node.meta, "val": value}
         self.copying.emitter.bind_symbols(made, value)

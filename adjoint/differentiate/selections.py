@@ -31,7 +31,7 @@ from adjoint.graph.metadata import GradOf, arguments_of, callee_of, grad_of, has
 from adjoint.graph.origins import for_part_of
 from adjoint.graph.reachability import dependents
 from adjoint.graph.subgraphs import subgraphs_of
-from adjoint.open_types import Callee, OpArgument
+from adjoint.open_types import Callee, OpArgument, OpKeywords
 from adjoint.torch_private.fake import fake_call, fake_mode_of
 
 aten = torch.ops.aten
@@ -138,7 +138,7 @@ class _FiniteFactors(GraphCopy):
         like: fx.Node,
         op: Callee,
         args: Sequence[OpArgument],
-        kwargs: dict[str, OpArgument] | None = None,
+        kwargs: OpKeywords | None = None,
     ) -> fx.Node:
         made = self.graph.call_function(op, tuple(args), kwargs)
         values, named = fx.map_arg((made.args, made.kwargs), value_of)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 
 from adjoint.graph.leaves import bytes_of
+from adjoint.store.headers import BadHeader, read_header
 
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
@@ -63,14 +64,11 @@ def written(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 def read(data: bytes | memoryview) -> dict[str, torch.Tensor]:
     """The tensors of such bytes, each in memory of its own; raises `BadTensors`."""
-    if len(data) < _LENGTH.size:
-        raise BadTensors("it ends before its header")
-    (length,) = _LENGTH.unpack_from(data)
-    start = _LENGTH.size + length
-    if length > MAX_HEADER_BYTES or start > len(data):
-        raise BadTensors(f"its header would have {length} bytes")
     try:
-        fields = json.loads(bytes(data[_LENGTH.size : start]))
+        fields, start = read_header(data, _LENGTH, MAX_HEADER_BYTES)
+    except BadHeader as error:
+        raise BadTensors(str(error)) from error
+    try:
         if not isinstance(fields, dict):
             raise BadTensors("its header is no table")
         fields.pop("__metadata__", None)

@@ -24,7 +24,7 @@ from adjoint.graph.metadata import (
     region_of,
     source_of,
 )
-from adjoint.open_types import Callee, OpArgument, TorchValue
+from adjoint.open_types import Callee, OpArgument, OpArguments, OpKeywords, TorchValue
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.batches import is_vmapped
 from adjoint.torch_private.corrected_fakes import returns_argument
@@ -48,9 +48,7 @@ def detach_inputs(inputs: list[object]) -> None:
 
 
 # Is shown each call of an evaluation: node, arguments, keyword arguments, result.
-Check: TypeAlias = Callable[
-    [fx.Node, tuple[OpArgument, ...], dict[str, OpArgument], TorchValue], None
-]
+Check: TypeAlias = Callable[[fx.Node, OpArguments, OpKeywords, TorchValue], None]
 
 
 def evaluate_taking(

@@ -36,7 +36,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from adjoint.errors import SourceLine
 from adjoint.graph.descriptors import Input, Output
-from adjoint.open_types import Callee, OpArgument, TorchValue
+from adjoint.open_types import Callee, OpArguments, TorchValue
 from adjoint.torch_private.symbols import expression
 
 
@@ -100,7 +100,7 @@ def callee_of(node: Node) -> Callee:
     return node.target
 
 
-def arguments_of(node: Node) -> tuple[OpArgument, ...]:
+def arguments_of(node: Node) -> OpArguments:
     """The positional arguments of a node, which are what the schema of its operator says."""
     return node.args
 
@@ -264,7 +264,7 @@ def output_node(graph: Graph) -> Node:
     return found[0]
 
 
-def outputs_of(graph: Graph) -> tuple[OpArgument, ...]:
+def outputs_of(graph: Graph) -> OpArguments:
     """What a graph returns, one entry for each output: nodes, or constants such as None."""
     returned = output_node(graph).args[0]
     return tuple(returned) if isinstance(returned, tuple | list) else (returned,)

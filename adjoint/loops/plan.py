@@ -16,7 +16,7 @@ import torch
 from typing_extensions import assert_never
 
 from adjoint.loops.statements import Kernel
-from adjoint.open_types import Callee, OpArgument
+from adjoint.open_types import Callee, OpArgument, OpArguments, OpKeywords
 from adjoint.torch_private import trees
 
 Size: TypeAlias = "int | sympy.Expr"
@@ -132,8 +132,8 @@ class LibraryCall:
     """The call of an operator that is not lowered to a kernel."""
 
     target: Callee
-    args: tuple[OpArgument, ...]
-    kwargs: dict[str, OpArgument]
+    args: OpArguments
+    kwargs: OpKeywords
     result: int
     aliases: bool = False
     """The result may share memory with an argument."""

@@ -40,7 +40,7 @@ from adjoint.graph.metadata import (
 )
 from adjoint.graph.reachability import reachable
 from adjoint.graph.sizes import assuming
-from adjoint.open_types import OpArgument
+from adjoint.open_types import OpArgument, OpArguments
 from adjoint.optimize.casts import is_cast
 from adjoint.optimize.uniform import uniform_value
 from adjoint.rewrite.engine import rewrite
@@ -124,7 +124,7 @@ def _walk_views(node: fx.Node) -> list[fx.Node]:
         chain.append(operand_of(last))
 
 
-def _keeps_order(chain: Sequence[fx.Node], *then: tuple[OpArgument, ...]) -> bool:
+def _keeps_order(chain: Sequence[fx.Node], *then: OpArguments) -> bool:
     """Whether the views from the last of `chain` to the first, and `then`, keep the order of
     elements.
 
@@ -164,9 +164,7 @@ def _before_reshape(match: Match, node: fx.Node, ops: Sequence[object]) -> fx.No
     return chain[-1]
 
 
-def _operand(
-    node: fx.Node, shape: Sequence[object], *then: tuple[OpArgument, ...]
-) -> fx.Node | None:
+def _operand(node: fx.Node, shape: Sequence[object], *then: OpArguments) -> fx.Node | None:
     """The earliest value of this shape of which `node`, after `then`, is a reshape."""
     chain = _walk_views(node)
     dtype = tensor_of(node).dtype

@@ -18,7 +18,7 @@ from adjoint.graph.copying import copied
 from adjoint.graph.metadata import callee_of, computes_tensor, tensor_of
 from adjoint.graph.origins import for_part_of, replace
 from adjoint.graph.purity import is_impure, remove_dead_code
-from adjoint.open_types import OpArgument
+from adjoint.open_types import OpKeywords
 from adjoint.optimize.uniform import uniform_value
 from adjoint.torch_private.fake import fake_mode_of, unset_fake_temporarily
 from adjoint.torch_private.graph_modules import add_attribute
@@ -159,7 +159,7 @@ def _full(
     before: fx.Node, like: fx.Node, number: bool | int | float, device: torch.device
 ) -> fx.Node:
     dtype = tensor_of(like).dtype
-    settings: dict[str, OpArgument] = {
+    settings: OpKeywords = {
         "dtype": dtype,
         "layout": torch.strided,
         "device": device,

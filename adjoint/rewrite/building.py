@@ -16,7 +16,7 @@ from torch import fx
 from adjoint.failing import call_user_code
 from adjoint.graph.metadata import callee_of, value_of, value_or_none
 from adjoint.graph.origins import for_part_of
-from adjoint.open_types import Callee, OpArgument
+from adjoint.open_types import Callee, OpArgument, OpArguments, OpKeywords
 from adjoint.rewrite.patterns import Call, NoMatch, Size, Wildcard
 from adjoint.rewrite.refreshing import fake_value
 from adjoint.rewrite.rules import Edit, Traced
@@ -74,8 +74,8 @@ class Builder:
     def call(
         self,
         op: Callee,
-        args: tuple[OpArgument, ...],
-        kwargs: dict[str, OpArgument],
+        args: OpArguments,
+        kwargs: OpKeywords,
         value: object = None,
     ) -> fx.Node:
         """A new node; its value is computed on fakes unless it is given."""

@@ -36,7 +36,7 @@ from adjoint.graph.metadata import (
     value_at,
 )
 from adjoint.graph.purity import is_collective, is_impure
-from adjoint.open_types import OpArgument
+from adjoint.open_types import OpArgument, OpArguments
 from adjoint.torch_private.operators import OpOverload, OpOverloadPacket, schema_arguments
 from adjoint.torch_private.symbols import same_number
 
@@ -84,7 +84,7 @@ class OneOf:
 class Call:
     """The result of an operator: in a pattern of any of `ops`, in a replacement of the only one."""
 
-    ops: tuple[OpArgument, ...]
+    ops: OpArguments
     args: tuple[object, ...] = ()
     kwargs: Mapping[str, object] = field(default_factory=dict)
     shared: bool = False

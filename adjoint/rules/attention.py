@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from adjoint.open_types import OpArgument
+from adjoint.open_types import OpArgument, OpKeywords
 from adjoint.rules.registry import composition_by_name
 
 aten = torch.ops.aten
@@ -180,7 +180,7 @@ def cudnn_backward(
     return of.query, of.key, of.value
 
 
-def _options(named: Mapping[str, OpArgument]) -> dict[str, OpArgument]:
+def _options(named: Mapping[str, OpArgument]) -> OpKeywords:
     """What the schemas of all kernels for dense batches have in common."""
     return {
         "dropout_p": named["dropout_p"],

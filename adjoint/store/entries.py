@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from adjoint.store.headers import BadHeader, read_header
+
 MAGIC = b"adjoint entry 1\n"
 _DIGEST_BYTES = 32
 _LENGTH = struct.Struct("<I")
@@ -101,16 +103,10 @@ header_bytes = _PREFIX_BYTES + MAX_HEADER_BYTES
 
 def _header(rest: bytes) -> tuple[Header, int]:
     """The header, and how many bytes it has with its length."""
-    if len(rest) < _LENGTH.size:
-        raise DamagedEntry("it ends before its header")
-    (length,) = _LENGTH.unpack_from(rest)
-    end = _LENGTH.size + length
-    if length > MAX_HEADER_BYTES or end > len(rest):
-        raise DamagedEntry(f"its header would have {length} bytes")
     try:
-        fields = json.loads(rest[_LENGTH.size : end])
-    except (ValueError, RecursionError) as error:
-        raise DamagedEntry(f"its header is no JSON: {error}") from error
+        fields, end = read_header(rest, _LENGTH, MAX_HEADER_BYTES)
+    except BadHeader as error:
+        raise DamagedEntry(str(error)) from error
     return _read_header(fields), end
 
 

@@ -11,7 +11,7 @@ from torch import fx
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch.utils import checkpoint
 
-from adjoint.open_types import Callee, OpArgument, TorchValue, UserFunction
+from adjoint.open_types import Callee, OpArguments, OpKeywords, TorchValue, UserFunction
 from adjoint.torch_private.modes import TorchDispatchMode
 from adjoint.torch_private.patches import replaced
 
@@ -49,8 +49,8 @@ def selective_checkpoints_handled_by(handle: Handler, mode: TorchDispatchMode) -
         self: _Policy,
         op: Callee,
         types: object,
-        args: tuple[OpArgument, ...] = (),
-        kwargs: dict[str, OpArgument] | None = None,
+        args: OpArguments = (),
+        kwargs: OpKeywords | None = None,
     ) -> object:
         named = kwargs or {}
         if op in checkpoint.SAC_IGNORED_OPS:

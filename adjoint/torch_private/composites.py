@@ -16,7 +16,7 @@ from torch._C import DispatchKey
 from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from adjoint.open_types import Callee, OpArgument
+from adjoint.open_types import Callee, OpArguments, OpKeywords
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.fake import reads_missing_data
 from adjoint.torch_private.operators import OpOverload
@@ -94,11 +94,7 @@ class _DeferringChecks(TorchDispatchMode):
         self.message = message
 
     def __torch_dispatch__(
-        self,
-        op: Callee,
-        types: object,
-        args: tuple[OpArgument, ...] = (),
-        kwargs: dict[str, OpArgument] | None = None,
+        self, op: Callee, types: object, args: OpArguments = (), kwargs: OpKeywords | None = None
     ) -> object:
         if op is not aten.equal.default:
             return op(*args, **(kwargs or {}))

@@ -14,7 +14,7 @@ import torch
 from torch._C import DispatchKey
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-from adjoint.open_types import OpArgument, TorchValue
+from adjoint.open_types import OpKeywords, TorchValue
 
 __all__ = [
     "HigherOrderOperator",
@@ -95,7 +95,7 @@ def schema_arguments(
     args: Sequence[object],
     kwargs: Mapping[str, object],
     defaults: bool = True,
-) -> dict[str, OpArgument]:
+) -> OpKeywords:
     """The arguments of a call by their names in the schema, in its order.
 
     `defaults`: with those that the call leaves to their defaults.

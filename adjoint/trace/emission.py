@@ -29,7 +29,7 @@ from adjoint.graph.metadata import (
     value_at,
     value_of,
 )
-from adjoint.open_types import Callee, OpArgument, TorchValue
+from adjoint.open_types import Callee, OpArgument, OpArguments, OpKeywords, TorchValue
 from adjoint.source import user_line
 from adjoint.torch_private import size_evaluation, symbols, trees
 from adjoint.torch_private.autograd import Hooks, forward_mode_is_enabled
@@ -164,8 +164,8 @@ class Emitter:
     def call(
         self,
         target: Callee,
-        args: tuple[OpArgument, ...],
-        kwargs: dict[str, OpArgument] | None = None,
+        args: OpArguments,
+        kwargs: OpKeywords | None = None,
         mode: Mode | None = None,
         value: object = None,
     ) -> fx.Node:
@@ -213,9 +213,7 @@ class Emitter:
         value = value_of(node)[index]
         return self.call(operator.getitem, (node, index), mode=mode_of(node), value=value)
 
-    def evaluate(
-        self, target: Callee, args: tuple[OpArgument, ...], kwargs: dict[str, OpArgument]
-    ) -> TorchValue:
+    def evaluate(self, target: Callee, args: OpArguments, kwargs: OpKeywords) -> TorchValue:
         """The fake result of calling `target` on the values of nodes."""
         args, kwargs = trees.map_leaves(value_at, args), trees.map_leaves(value_at, kwargs)
         with self.untraced(), enable_python_dispatcher():
@@ -237,7 +235,7 @@ class Emitter:
         op: Callable[..., object],
         node: fx.Node,
         args: tuple[object, ...],
-        kwargs: dict[str, OpArgument],
+        kwargs: OpKeywords,
         mode: Mode | None = None,
         value: object = None,
     ) -> fx.Node:

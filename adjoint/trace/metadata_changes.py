@@ -13,7 +13,7 @@ from torch import fx
 from adjoint.failing import call_user_code
 from adjoint.graph.metadata import Mode
 from adjoint.graph.operations import as_leaf
-from adjoint.open_types import OpArgument
+from adjoint.open_types import OpArguments, OpKeywords
 from adjoint.torch_private.operators import OpOverload
 from adjoint.trace import aliasing, geometry
 from adjoint.trace.aliasing import Alias, Link
@@ -32,8 +32,8 @@ class MetadataOp:
     """A call of `t_`, `set_`, `resize_`, ..."""
 
     op: OpOverload
-    args: tuple[OpArgument, ...]
-    kwargs: dict[str, OpArgument]
+    args: OpArguments
+    kwargs: OpKeywords
     mode: Mode
 
 
@@ -48,7 +48,7 @@ MetadataChange: TypeAlias = MetadataOp | DataAssigned
 
 
 def change_metadata(
-    tracer: Tracer, op: OpOverload, args: tuple[OpArgument, ...], kwargs: dict[str, OpArgument]
+    tracer: Tracer, op: OpOverload, args: OpArguments, kwargs: OpKeywords
 ) -> object:
     """Run `op`, which changes the sizes, strides, offset or storage of its tensor."""
     tensor: torch.Tensor = args[0]

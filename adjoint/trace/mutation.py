@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from adjoint.errors import CaptureError
-from adjoint.open_types import OpArgument
+from adjoint.open_types import OpKeywords
 from adjoint.torch_private.operators import (
     OpOverload,
     OpOverloadPacket,
@@ -25,7 +25,7 @@ class Functional:
     dropped: frozenset[str]
     renamed: tuple[tuple[str, str], ...] = ()
 
-    def arguments(self, of: OpOverload, named: dict[str, OpArgument]) -> dict[str, OpArgument]:
+    def arguments(self, of: OpOverload, named: OpKeywords) -> OpKeywords:
         """The arguments of this op, given those of a call of the mutating op `of`."""
         defaults = {p.name: p.default_value for p in of._schema.arguments if p.has_default_value()}
         required = {p.name for p in self.op._schema.arguments if not p.has_default_value()}
@@ -125,9 +125,7 @@ def returns_fit(op: OpOverload, candidate: OpOverload, written: int) -> bool:
     return len(candidate._schema.returns) == own + written
 
 
-def bind(
-    op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
-) -> dict[str, OpArgument]:
+def bind(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> OpKeywords:
     """The arguments of a call by name; those left to their defaults are absent."""
     named = {p.name: value for p, value in zip(op._schema.arguments, args, strict=False)}
     return {**named, **kwargs}

@@ -18,7 +18,7 @@ from adjoint.errors import CaptureError
 from adjoint.failing import call_user_code, works_on
 from adjoint.graph.metadata import set_value, tensor_of, value_of
 from adjoint.graph.operations import in_order, take_attribute
-from adjoint.open_types import OpArgument, TorchValue
+from adjoint.open_types import OpArgument, OpArguments, OpKeywords, TorchValue
 from adjoint.torch_private import size_guards, symbols, trees
 from adjoint.torch_private.autograd import below_autograd
 from adjoint.torch_private.effects import is_effectful
@@ -226,8 +226,8 @@ class Tracer(TorchDispatchMode):
         self,
         op: OpOverload | HigherOrderOperator,
         types: object,
-        args: tuple[OpArgument, ...] = (),
-        kwargs: dict[str, OpArgument] | None = None,
+        args: OpArguments = (),
+        kwargs: OpKeywords | None = None,
     ) -> object:
         kwargs = kwargs or {}
         if self.is_paused:
@@ -332,8 +332,8 @@ class Tracer(TorchDispatchMode):
     def _in_order(
         self,
         op: OpOverload,
-        args: tuple[OpArgument, ...],
-        kwargs: dict[str, OpArgument],
+        args: OpArguments,
+        kwargs: OpKeywords,
         result: object,
     ) -> None:
         if self.scope.token is None:
@@ -349,9 +349,7 @@ class Tracer(TorchDispatchMode):
             if needs_node(output):
                 self.register(output, self.emitter.item(node, index + 1))
 
-    def _view(
-        self, op: OpOverload, args: tuple[OpArgument, ...], kwargs: dict[str, OpArgument]
-    ) -> object:
+    def _view(self, op: OpOverload, args: OpArguments, kwargs: OpKeywords) -> object:
         """Trace an op whose results share the memory of its first argument."""
         parent, mode = self.alias(args[0]), current_mode()
         if parent.is_hidden:

@@ -11,7 +11,7 @@ from torch import fx
 
 from adjoint.errors import CaptureError
 from adjoint.graph.metadata import Mode, tensor_of
-from adjoint.open_types import OpArgument
+from adjoint.open_types import OpArguments, OpKeywords
 from adjoint.torch_private.operators import OpOverload
 from adjoint.trace.emission import Emitter
 
@@ -23,8 +23,8 @@ class ViewStep:
     """One view op that the program ran: how an alias is computed from its parent."""
 
     op: OpOverload
-    args: tuple[OpArgument, ...]
-    kwargs: dict[str, OpArgument]
+    args: OpArguments
+    kwargs: OpKeywords
     output: int | None
     """The index of the result, for ops that return several views (`split`, `unbind`)."""
     mode: Mode
