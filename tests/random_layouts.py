@@ -131,6 +131,19 @@ LOGITS = (
     ("F.binary_cross_entropy_with_logits({x}, {y}.detach().sigmoid())",) if TORCH >= (2, 13) else ()
 )
 
+# On a CPU, torch 2.11 reads memory that was never written where these overlap themselves.
+ATTENTION = (
+    (
+        "F.scaled_dot_product_attention({x}, {x}, {x})",
+        "F.scaled_dot_product_attention({x}, {y}, {y})",
+    )
+    if TORCH >= (2, 13)
+    else (
+        "F.scaled_dot_product_attention(*[{x}.contiguous()] * 3)",
+        "F.scaled_dot_product_attention({x}.contiguous(), *[{y}.contiguous()] * 2)",
+    )
+)
+
 # What a line may compute of {x}, another tensor {y} and a vector {w} with an entry for a channel.
 LINES: dict[str, tuple[str, ...]] = {
     "any": (
@@ -216,8 +229,7 @@ LINES: dict[str, tuple[str, ...]] = {
         "F.cosine_similarity({x}, {y}, dim=-1)",
         "F.glu({x}, -1)",
         "F.dropout({x}, 0.5, False)",
-        "F.scaled_dot_product_attention({x}, {x}, {x})",
-        "F.scaled_dot_product_attention({x}, {y}, {y})",
+        *ATTENTION,
         "torch.cdist({x}, {x} + 1)",
         "torch.logaddexp({x}, {y})",
         "torch.atan2({x}, 2 + {y}.abs())",
@@ -404,7 +416,11 @@ def _cotangent(like: Tensor, seed: int) -> Tensor:
 
 
 def derivatives(
-    function: Callable[..., Any], inputs: Sequence[Tensor], seed: int, order: int
+    function: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    seed: int,
+    order: int,
+    cotangent: Callable[[Tensor, int], Tensor] = _cotangent,
 ) -> Any:
     """What the function returns, and what autograd makes of it, one order after another."""
     found: list[list[Tensor | None]] = []
@@ -414,13 +430,13 @@ def derivatives(
         if not out.requires_grad:
             break
         gradients: Sequence[Tensor | None] = torch.autograd.grad(
-            out, inputs, _cotangent(out, seed + each), create_graph=True, allow_unused=True
+            out, inputs, cotangent(out, seed + each), create_graph=True, allow_unused=True
         )
         found.append(list(gradients))
         parts = [g for g in gradients if g is not None and g.requires_grad]
         if not parts:
             break
-        out = sum(_real((part * _cotangent(part, seed + 7)).sum()) for part in parts)
+        out = sum(_real((part * cotangent(part, seed + 7)).sum()) for part in parts)
     return found
 
 
@@ -464,14 +480,27 @@ def differences(mine: Any, theirs: Any, truth: Any, rounded: float) -> Iterator[
                 yield f"{where}: {gap:.3g} of {scale:.3g} apart"
 
 
-def _in_double(x: Tensor) -> Tensor:
-    """The same numbers in double precision, contiguous.
+def truth_of(made: Program, order: int) -> Any:
+    """What the program and its derivatives are in double precision, of contiguous tensors.
 
-    Eager itself is wrong for some strides: torch 2.11 for the gradient of a batch norm of strides
-    that are both contiguous and channels-last.
+    Eager itself is wrong for some strides, such as those of a cotangent of a batch norm that are
+    both contiguous and channels-last.
     """
-    wide = torch.complex128 if x.is_complex() else torch.float64
-    return x.detach().to(wide).resolve_neg().resolve_conj().contiguous()
+    return derivatives(
+        made.function(),
+        _leaves([_contiguous(_in_double(x)) for x in made.inputs]),
+        made.seed,
+        order,
+        lambda like, seed: _contiguous(_cotangent(like, seed)),
+    )
+
+
+def _in_double(x: Tensor) -> Tensor:
+    return x.detach().to(torch.complex128 if x.is_complex() else torch.float64)
+
+
+def _contiguous(x: Tensor) -> Tensor:
+    return x.resolve_neg().resolve_conj().contiguous()
 
 
 def compare(seed: int, target: Any = "native", order: int = 2) -> tuple[Program, list[str]]:
@@ -499,7 +528,7 @@ def compare(seed: int, target: Any = "native", order: int = 2) -> tuple[Program,
         expected, order = expected[:2], min(order, 1)
     truth = expected
     with contextlib.suppress(RuntimeError):  # What eager refuses in double precision.
-        truth = derivatives(function, _leaves([_in_double(x) for x in made.inputs]), seed, order)
+        truth = truth_of(made, order)
     # Where eager has no derivative, nobody asks for one.
     leaves = _leaves(made.inputs) if order else [each.detach() for each in made.inputs]
     compiled = bridged(function, *leaves, options=Options(target=target, eager_rng=True))

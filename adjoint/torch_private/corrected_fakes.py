@@ -242,7 +242,7 @@ def _soft_margin_backward(op: Any, cotangent: Any, x: Any, *args: Any) -> object
     return op(cotangent, x, *args).to(x.dtype)
 
 
-def _huber_loss(op: Any, x: Any, *args: Any, **kwargs: Any) -> object:
+def _like_prediction(op: Any, x: Any, *args: Any, **kwargs: Any) -> object:
     """In the dtype of the prediction."""
     return op(x, *args, **kwargs).to(x.dtype)
 
@@ -313,7 +313,8 @@ CORRECTED: dict[object, Correction] = {
     aten.smooth_l1_loss_backward.default: _gradient_of_loss,
     aten.huber_loss_backward.default: _gradient_of_loss,
     aten.soft_margin_loss_backward.default: _soft_margin_backward,
-    aten.huber_loss.default: _huber_loss,
+    aten.huber_loss.default: _like_prediction,
+    aten.soft_margin_loss.default: _like_prediction,
     aten.addr.default: _addr,
     aten.normal.Tensor_Tensor: _normal,
     aten._softmax_backward_data.default: _softmax_backward,

@@ -137,8 +137,9 @@ EMPTY: dict[str, Callable[..., Any]] = {
     "margin": lambda x: F.margin_ranking_loss(x, x * 2, torch.ones_like(x)),
     "cosine": lambda x: F.cosine_embedding_loss(x, x * 2, x.detach().sum(1)),
     "triplet": lambda x: F.triplet_margin_loss(x, x * 2, x * 3),
-    "many margins": lambda x: F.multi_margin_loss(x, x.detach().sum(1).long()),
-    "many labels": lambda x: F.multilabel_margin_loss(x, x.detach().long()),
+    # Eager's mean and sum of no losses are memory that was never written.
+    "many margins": lambda x: F.multi_margin_loss(x, x.detach().sum(1).long(), reduction="none"),
+    "many labels": lambda x: F.multilabel_margin_loss(x, x.detach().long(), reduction="none"),
     "soft labels": lambda x: F.multilabel_soft_margin_loss(x, torch.ones_like(x)),
     "distance": lambda x: F.pairwise_distance(x, x * 2),
     "similarity": lambda x: F.cosine_similarity(x, x * 2),

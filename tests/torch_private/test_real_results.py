@@ -130,10 +130,24 @@ def _in(dtype: torch.dtype, tree: Any) -> Any:
     return tree_map(converted, tree)
 
 
-def _tracked(leaf: Any) -> Any:
+def _tracked(tree: Any) -> Any:
+    return tree_map(_tracked_leaf, tree)
+
+
+def _tracked_leaf(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     return leaf.detach().requires_grad_(leaf.is_floating_point() or leaf.is_complex())
+
+
+def _run(function: Any, first: Any, args: Any, kwargs: Any) -> None:
+    """Call the function, and differentiate it with respect to what requires grad."""
+    out = function(first, *args, **kwargs)
+    outs = [each for each in tree_leaves(out) if _is_tracked(each)]
+    inputs = [each for each in tree_leaves((first, args, kwargs)) if _is_tracked(each)]
+    if outs and inputs:
+        ones = [torch.ones_like(each) for each in outs]
+        torch.autograd.grad(outs, inputs, ones, allow_unused=True)
 
 
 def differing(info: Any, device: str) -> set[tuple[str, str]]:
@@ -141,16 +155,13 @@ def differing(info: Any, device: str) -> set[tuple[str, str]]:
     looking = Looking()
     dtype = torch.float32 if info.supports_dtype(torch.float32, device) else torch.int64
     samples = itertools.islice(info.sample_inputs(device, dtype, requires_grad=False), SAMPLES)
-    for sample, given in ((s, v) for s in samples for v in variants(s)):
-        first, args, kwargs = tree_map(_tracked, given)
-        # Eager refuses some of the dtypes and layouts.
-        with contextlib.suppress(Exception), looking:
-            out = sample and info.op(first, *args, **kwargs)
-            outs = [each for each in tree_leaves(out) if _is_tracked(each)]
-            inputs = [each for each in tree_leaves((first, args, kwargs)) if _is_tracked(each)]
-            if outs and inputs:
-                ones = [torch.ones_like(each) for each in outs]
-                torch.autograd.grad(outs, inputs, ones, allow_unused=True)
+    for first, *rest in (variant for sample in samples for variant in variants(sample)):
+        # Some arguments have no derivative: then the first alone is differentiated, or nothing.
+        for tracked in ((), (first,), (first, *rest)):
+            given = (*map(_tracked, tracked), *(first, *rest)[len(tracked) :])
+            # Eager refuses some of the dtypes and layouts.
+            with contextlib.suppress(Exception), looking:
+                _run(info.op, *given)
     return looking.found
 
 

@@ -21,6 +21,9 @@ from adjoint.lower.compositions.registry import (
 
 aten = torch.ops.aten
 
+# How far the two sums of a variance of equal elements may be apart, in units of precision.
+ROUNDING = 64
+
 
 def _unbiased(
     x: Tensor, dim: Sequence[int] | None, correction: float | None, keepdim: bool
@@ -34,7 +37,12 @@ def _unbiased(
     wide = widened(x)
     mean = wide.mean(axes, keepdim=True)
     centered = wide - mean
-    variance = (centered * centered).sum(axes, keepdim=keepdim) / (count - correction)
+    squares = (centered * centered).sum(axes, keepdim=keepdim)
+    # The mean is rounded, so that the sum of what is centered is not zero.  Of equal elements the
+    # squares are nothing but that: their variance is zero, as derivatives of the deviation check.
+    rest = squares - centered.sum(axes, keepdim=keepdim).square() / count
+    is_rounding = rest <= ROUNDING * torch.finfo(wide.dtype).eps * squares
+    variance = rest.masked_fill(is_rounding, 0) / (count - correction)
     return variance, mean if keepdim else mean.squeeze(axes)
 
 
