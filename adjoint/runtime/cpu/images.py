@@ -1,8 +1,8 @@
 """Machine code that is mapped into this process as it is: no loader, no relocations.
 
-An image refers to itself by distances alone.  What it calls outside of itself it finds in a table
-of addresses inside of it, which is filled before the code becomes executable.  Memory is never
-writable and executable at the same time.
+An image is position-independent: references inside of it are relative.  Functions outside are
+called through a table of addresses in the image, which is filled before the code becomes
+executable.  Memory is never writable and executable at the same time.
 """
 
 from __future__ import annotations

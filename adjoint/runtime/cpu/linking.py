@@ -1,8 +1,8 @@
 """Links object files into an image (`images.py`): our own, because an image needs next to nothing.
 
-Objects are those of LLVM for 64-bit x86 as ELF files, compiled so that code can move: they refer to
-themselves by distances, and to functions outside by calls.  Anything else in them - data that can
-be written, absolute addresses, kinds of relocations that are not listed - is refused.
+Objects are ELF files that LLVM made for 64-bit x86, position-independent: references inside are
+relative, and functions outside are called.  Anything else in them - data that can be written,
+absolute addresses, kinds of relocations that are not listed - is refused.
 """
 
 from __future__ import annotations
