@@ -18,7 +18,7 @@ from adjoint.capture.direct import Dynamic, capture_call
 from adjoint.capture.dynamo import capture_graph
 from adjoint.differentiate.activity import outputs_requiring_grad, outputs_with_derivative
 from adjoint.differentiate.eager import is_left_to_eager
-from adjoint.differentiate.segments import cut_into_segments, joined, segments_of
+from adjoint.differentiate.segments import cut_into_segments
 from adjoint.differentiate.selections import with_finite_factors
 from adjoint.differentiate.sweep import differentiate, differentiate_where_possible
 from adjoint.failing import call_user_code
@@ -34,7 +34,6 @@ from adjoint.graph.copying import copied
 from adjoint.graph.derivative import Backward, Derivative, Joint, order_of_graph
 from adjoint.graph.evaluation import evaluate, evaluate_taking
 from adjoint.graph.metadata import inputs_of, outputs_of
-from adjoint.graph.origins import Origin, is_part, origins_of
 from adjoint.graph.sizes import assuming, size_hints
 from adjoint.kept import CompiledProgram, Kept
 from adjoint.kernels import CompiledKernels, compile_kernels
@@ -53,11 +52,10 @@ from adjoint.observing import (
 from adjoint.open_types import TorchValue, UserFunction
 from adjoint.optimize.compositions import compose_for_torch
 from adjoint.options import Options
-from adjoint.partition.budget import within_budget
 from adjoint.partition.extraction import NotSaved
-from adjoint.partition.split import Forward, Split, narrowed
+from adjoint.partition.split import Split, narrowed
 from adjoint.passes import Pass, extended
-from adjoint.pipeline import FORWARD, JOINT, LINEAR, PASS_NAMES, POST, lowering, primal
+from adjoint.pipeline import JOINT, LINEAR, PASS_NAMES, POST, lowering, primal
 from adjoint.runtime.bridge import DifferentiableGraph
 from adjoint.runtime.calling import Runnable
 from adjoint.runtime.cpu.program import this_processor
@@ -68,6 +66,7 @@ from adjoint.runtime.plans.layout import bytes_of_layout
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.reference import run_call
 from adjoint.runtime.sized_programs import SizedPrograms
+from adjoint.splitting import Splitting
 from adjoint.stage_runner import StageRunner
 from adjoint.store.keeping import Store, keeping_in, store_for
 from adjoint.target import Target
@@ -217,12 +216,10 @@ class Compiler(StageRunner):
                 wrt = [*wrt, *range(count - len(cuts), count)]
                 of = outputs_with_derivative(graph_module, wrt) if cuts else of
             joint = self._joint(graph_module, of, wrt)
-            requires = frozenset(requiring)
-            split = partial(
-                self._derivative, wrt=wrt, results=results, requiring=requires, cuts=cuts
+            split = Splitting(
+                self, self._joint, self.footprint, wrt, results, frozenset(requiring), cuts
             )
-            make = partial(self._partition, joint, split)
-            return self.stage("partition", joint.order, make)
+            return self.stage("partition", joint.order, partial(split.derivative, joint))
 
     def _primal(
         self, graph_module: fx.GraphModule, wrt: Sequence[int], inner: bool = False
@@ -235,41 +232,6 @@ class Compiler(StageRunner):
         # The graph may be differentiated with respect to other inputs.
         given = graph_module if passes == own else copied(graph_module)
         return self.passes(passes, given, 0)
-
-    def _partition(self, joint: Joint, split: Callable[..., Derivative]) -> Derivative:
-        # Derivatives of a backward graph recompute what it recomputes: its nodes are marked.
-        if self.options.memory_budget is None or joint.order > 1:
-            return split(joint)
-        return within_budget(self.options.memory_budget, joint, split, self.footprint)
-
-    def _derivative(
-        self,
-        joint: Joint,
-        wrt: Sequence[int],
-        results: int,
-        requiring: frozenset[int],
-        cuts: tuple[int, ...],
-        recomputes: bool = True,
-    ) -> Derivative:
-        split = Split(joint, recomputes)
-        forward = self._forward(joint, split, wrt)
-        backward = split.backward(forward.nodes, forward.saved)
-        executed = forward.graph_module
-        primal = self.passes(FORWARD, executed, joint.order - 1)
-        differentiable = frozenset(outputs_with_derivative(primal, wrt))
-        segments = segments_of(primal, wrt, cuts) if cuts else None
-        if cuts:
-            executed = self.passes(LINEAR, joined(executed, cuts), joint.order - 1)
-        return Derivative(
-            primal,
-            results,
-            forward.saved,
-            differentiable,
-            backward,
-            requiring - differentiable,
-            executed,
-            segments,
-        )
 
     def backward(self, derivative: Derivative, of: Sequence[int], wrt: Sequence[int]) -> Backward:
         """The backward graph for cotangents of the outputs at the positions `of`."""
@@ -345,28 +307,6 @@ class Compiler(StageRunner):
 
     def _optimized(self, joint: Joint, passes: Sequence[Pass]) -> Joint:
         return replace(joint, graph_module=self.passes(passes, joint.graph_module, joint.order))
-
-    def _forward(self, joint: Joint, split: Split, wrt: Sequence[int]) -> Forward:
-        """The forward graph, which saves what derivatives of every order need.
-
-        At the second order the saved values have cotangents themselves.  If the first sweep had no
-        cotangent of some saved value, another sweep finds what its derivative needs.
-        """
-        # It is itself a backward graph, whose further derivatives may need any of its inputs.
-        if joint.order > 1:
-            return split.forward(split.primals)
-        needed, reached = set(joint.entangled), set(joint.reached)
-        forward = split.forward(split.values(needed))
-        while _has_unreached(forward, wrt, reached):
-            primal = self.passes(FORWARD, forward.graph_module, 0)
-            again = self._joint(primal, outputs_with_derivative(primal, wrt), wrt)
-            if again.reached <= reached:
-                break
-            reached |= again.reached
-            needed |= again.entangled
-            needed |= {o for node in Split(again).needed() for o in origins_of(node)}
-            forward = split.forward(split.values(needed))
-        return forward
 
     # optimize, lower, emit, load
 
@@ -528,14 +468,3 @@ class Compiler(StageRunner):
     def _differentiating(self, graph_module: fx.GraphModule) -> Iterator[None]:
         with differentiating(graph_module), self.during("differentiating", graph_module):
             yield
-
-
-def _has_unreached(forward: Forward, wrt: Sequence[int], reached: set[Origin]) -> bool:
-    """Whether some saved value has a derivative, but no sweep so far had a cotangent of it."""
-    returned = outputs_of(forward.graph_module.graph)
-    return any(
-        place >= forward.results
-        and not is_part(returned[place])
-        and reached.isdisjoint(origins_of(returned[place]))
-        for place in outputs_with_derivative(forward.graph_module, wrt)
-    )
