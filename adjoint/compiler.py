@@ -431,7 +431,7 @@ class Compiler(StageRunner):
         if not target.has_kernels:
             return None
         order = order_of_graph(graph_module.graph)
-        passes = extended(lowering(target), "lowering", self.options.passes)
+        passes = extended(lowering(target, overwrites), "lowering", self.options.passes)
         with noting_assumptions(graph_module) as noted:
             # Lowering may change the graph that it is given.
             rewritten = self.passes(passes, copied(graph_module), order)

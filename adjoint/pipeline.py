@@ -11,6 +11,7 @@ from functools import partial
 
 from adjoint.lower.decompositions import decompose
 from adjoint.lower.draws import draw_in_kernels
+from adjoint.lower.partial_writes import join_writes
 from adjoint.lower.value_numbering import merge_equal_values
 from adjoint.optimize import algebra, broadcasts, casts, parts, products, quantized, uniform, views
 from adjoint.optimize.algebra import simplify_algebra
@@ -89,13 +90,20 @@ def primal(wrt: Sequence[int]) -> tuple[Pass, ...]:
     )
 
 
-def lowering(target: Target) -> tuple[Pass, ...]:
-    """On the same graph, before it is lowered for `target`."""
-    merge = Pass("merge-equal-values", partial(merge_equal_values, target=target))
-    if not target.draws_in_kernels:
-        return (DECOMPOSE, merge)
+def lowering(target: Target, overwrites: bool = False) -> tuple[Pass, ...]:
+    """On the same graph, before it is lowered for `target`.
+
+    `overwrites`: new values of inputs may be stored in the inputs.
+    """
+    join = Pass("join-writes", partial(join_writes, overwrites=overwrites))
     draw = Pass("draw-in-kernels", partial(draw_in_kernels, device=target.device))
-    return (draw, DECOMPOSE, merge)
+    merge = Pass("merge-equal-values", partial(merge_equal_values, target=target))
+    return (
+        *((join,) if target.writes_in_place else ()),
+        *((draw,) if target.draws_in_kernels else ()),
+        DECOMPOSE,
+        merge,
+    )
 
 
 def places(target: Target) -> dict[str, tuple[Pass, ...]]:
@@ -111,6 +119,6 @@ def places(target: Target) -> dict[str, tuple[Pass, ...]]:
 
 
 PASS_NAMES = frozenset(
-    {"draw-in-kernels", "decompose", "merge-equal-values"}
+    {"join-writes", "draw-in-kernels", "decompose", "merge-equal-values"}
     | {each.name for passes in (primal(()), JOINT, POST, FORWARD, LINEAR) for each in passes}
 )

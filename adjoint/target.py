@@ -122,8 +122,9 @@ class Target:
         return self.has_native_products
 
     @property
-    def overwrites_inputs(self) -> bool:
-        """Whether kernels may store new values of inputs in the inputs themselves.
+    def writes_in_place(self) -> bool:
+        """Whether new values of inputs may be stored in the inputs themselves, and those of other
+        tensors in their memory.
 
         Not on a GPU: a CUDA graph lays out all results itself.
         """

@@ -38,7 +38,8 @@ def stages(seen: list[Sighting]) -> list[tuple[str, int]]:
     return [(each.stage, each.order) for each in seen]
 
 
-RUN = [*(each.name for each in POST), "decompose", "merge-equal-values", "lower", "emit", "load"]
+LOWERED = ["join-writes", "decompose", "merge-equal-values", "lower"]
+RUN = [*(each.name for each in POST), *LOWERED, "emit", "load"]
 DIFFERENTIATED = ["differentiate", *(each.name for each in JOINT)]
 
 

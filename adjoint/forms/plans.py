@@ -26,6 +26,7 @@ from adjoint.forms.form import (
 from adjoint.forms.graphs import GRAPH_FUNCTIONS
 from adjoint.graph.evaluation import eager_callable
 from adjoint.graph.operations import require_within
+from adjoint.graph.partial_writes import written, written_there
 from adjoint.loops import expressions as e
 from adjoint.loops import plan as p
 from adjoint.loops import statements as s
@@ -46,6 +47,8 @@ PLAN_FORM = Form(
     functions={
         **GRAPH_FUNCTIONS,
         "require_within": require_within,
+        "written": written,
+        "written_there": written_there,
         **{f"torch.{name}": getattr(torch, name) for name in ("mm", "bmm", "addmm")},
     },
 )

@@ -2,7 +2,7 @@
 
 * Nodes are in topological order and well formed, as torch.fx understands it.
 * Nodes are operators: functional ATen or custom ones, higher-order ones, those of
-  `adjoint.graph.operations`, and arithmetic on numbers.
+  `adjoint.graph.operations` and `partial_writes`, and arithmetic on numbers.
 * A node that computes carries a fake value and the autograd mode it ran under.
 * No two nodes carry the same fake tensor: rules and tracers identify a node by its fake tensor.
 * Each input and each output has a descriptor, and no two have the same.
@@ -46,7 +46,7 @@ from adjoint.torch_private.operators import (
     written_arguments,
 )
 
-OWN_OPERATIONS = "adjoint.graph.operations"
+OWN_OPERATIONS = ("adjoint.graph.operations", "adjoint.graph.partial_writes")
 
 
 class GraphError(Exception):
@@ -136,7 +136,7 @@ def _makes_tensors_in_python(node: Node) -> bool:
     """Whether the node calls a Python function that computes tensors; any may compute numbers."""
     if node.target is operator.getitem or not has_value(node):
         return False
-    if getattr(node.target, "__module__", None) == OWN_OPERATIONS:
+    if getattr(node.target, "__module__", None) in OWN_OPERATIONS:
         return False
     return any(isinstance(leaf, torch.Tensor) for leaf in trees.leaves(value_of(node)))
 

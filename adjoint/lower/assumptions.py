@@ -31,10 +31,11 @@ class Noted:
     """The number of assumptions before lowering."""
 
     def usable(self, plan: Plan, needs_kernels: bool = True) -> Plan | None:
-        """The plan with its assumptions; None if it has no kernels, or cannot be checked."""
+        """The plan with its assumptions; None if it is no better than running op by op, because it
+        neither has kernels nor overwrites inputs, or cannot be checked."""
         plan = replace(plan, assumed=tuple(self.all))
         if (
-            (needs_kernels and not plan.launches)
+            (needs_kernels and not (plan.launches or _overwrites(plan)))
             or _has_unknown_sizes(plan)
             or not self._can_be_checked()
         ):
@@ -56,6 +57,11 @@ def noting_assumptions(graph_module: fx.GraphModule) -> Iterator[Noted]:
     before = len(size_guards.assumed(shape_env))
     with general_shapes(), size_guards.assumptions(shape_env) as assumed:
         yield Noted(graph_module, assumed, before)
+
+
+def _overwrites(plan: Plan) -> bool:
+    """Whether inputs are written in place, which would be copied op by op."""
+    return any(slot.replaces is not None for slot in plan.slots)
 
 
 def _has_unknown_sizes(plan: Plan) -> bool:

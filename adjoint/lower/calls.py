@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from adjoint.graph.metadata import value_or_none
+from adjoint.graph.partial_writes import written
 from adjoint.graph.purity import is_collective
 from adjoint.graph.reachability import reachable
 from adjoint.loops.plan import ExpectedTensor
@@ -38,8 +39,10 @@ def needs_of_tensors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 def may_alias(node: fx.Node) -> bool:
     """Whether the result may share memory with an argument."""
-    if node.target in WRITERS or not isinstance(node.target, OpOverload):
-        return node.target not in WRITERS
+    if node.target in WRITERS or node.target is written:
+        return False
+    if not isinstance(node.target, OpOverload):
+        return True
     if node.target in _COPIES_IF_NEEDED or is_collective(node):
         return True
     return _is_alias(node.target)
@@ -90,6 +93,7 @@ READS_LAYOUT = frozenset(
         aten.as_strided.default,
         aten.as_strided_copy.default,
         aten.as_strided_scatter.default,
+        written,
         aten._linalg_det.default,
         aten._linalg_slogdet.default,
     }

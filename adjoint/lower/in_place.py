@@ -10,6 +10,7 @@ store it in the input at once, if
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import fx
@@ -44,18 +45,22 @@ from adjoint.loops.statements import (
     with_expressions,
 )
 from adjoint.loops.verify import verify
-from adjoint.lower.sizes import is_one, same
+from adjoint.lower.in_place_calls import are_alike
+from adjoint.lower.sizes import same
 from adjoint.torch_private import trees
 
 
-def overwrite_inputs(plan: Plan, graph_module: fx.GraphModule) -> Plan:
-    """The plan with new values of inputs stored in the inputs, where that is possible."""
-    for result, source in _new_values(plan, graph_module.graph):
+def overwrite_inputs(plan: Plan, new: Sequence[tuple[int, int]]) -> Plan:
+    """The plan with new values of inputs stored in the inputs by kernels, where that is possible.
+
+    `new`: the slots of new values of inputs, each with the slot of its input.
+    """
+    for result, source in new:
         plan = _overwriting(plan, result, source) or plan
     return plan
 
 
-def _new_values(plan: Plan, graph: fx.Graph) -> list[tuple[int, int]]:
+def new_values(plan: Plan, graph: fx.Graph) -> list[tuple[int, int]]:
     """The slots of new values of inputs, each with the slot of its input."""
     slots = dict(zip(input_descriptors(graph), plan.inputs, strict=False))
     pairs = zip(plan.outputs, output_descriptors(graph), strict=True)
@@ -91,12 +96,7 @@ def _are_alike(plan: Plan, result: int, source: int) -> bool:
     one, other = plan.slots[result], plan.slots[source]
     if one.kind is not SlotKind.OUTPUT or other.kind is not SlotKind.INPUT:
         return False
-    if one.shape is None or other.shape is None or one.dtype != other.dtype:
-        return False
-    if len(one.shape) != len(other.shape):
-        return False
-    axes = zip(one.shape, other.shape, one.strides, other.strides, strict=True)
-    return all(same(a, b) and (is_one(a) or same(c, d)) for a, b, c, d in axes)
+    return one.replaces is None and are_alike(one, other)
 
 
 def _are_independent(plan: Plan, result: int, source: int) -> bool:

@@ -51,7 +51,8 @@ from adjoint.lower.definitions import (
 from adjoint.lower.draws import streams_of
 from adjoint.lower.grids import grid_nests
 from adjoint.lower.groups import Group
-from adjoint.lower.in_place import overwrite_inputs
+from adjoint.lower.in_place import new_values, overwrite_inputs
+from adjoint.lower.in_place_calls import write_in_place
 from adjoint.lower.index_sets import split_index_sets
 from adjoint.lower.items import Item, base_of, strides_of
 from adjoint.lower.nests import nest_of, partial_product, tile_nests
@@ -89,9 +90,10 @@ def lower(
     `called`: names of nodes that have to be library calls.  `overwrites`: new values of inputs may
     be stored in the inputs.
     """
-    plan = _Planning(graph_module, target, called).run()
-    if overwrites and target.overwrites_inputs:
-        plan = overwrite_inputs(plan, graph_module)
+    plan = _Planning(graph_module, target, called, overwrites).run()
+    if target.writes_in_place:
+        new = new_values(plan, graph_module.graph) if overwrites else []
+        plan = overwrite_inputs(write_in_place(plan, new), new)
     gives_back = any(run_of(node) is not None for node in graph_module.graph.nodes)
     return replace(plan, gives_back=gives_back, streams=streams_of(graph_module.graph))
 
@@ -119,9 +121,13 @@ def _span(node: fx.Node) -> Size:
 
 class _Planning(Schedule):
     def __init__(
-        self, graph_module: fx.GraphModule, target: Target, called: Collection[str]
+        self,
+        graph_module: fx.GraphModule,
+        target: Target,
+        called: Collection[str],
+        overwrites: bool,
     ) -> None:
-        super().__init__(graph_module, target, called)
+        super().__init__(graph_module, target, called, overwrites)
         self.slots: dict[fx.Node, Slot] = {}
         self.shown: dict[fx.Node, fx.Node] = {}
         """Returned views, and the results that are allocated with their shape and strides."""

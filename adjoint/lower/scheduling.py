@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from adjoint.graph.metadata import output_node
+from adjoint.graph.partial_writes import written
 from adjoint.graph.purity import is_impure
 from adjoint.graph.reachability import reachable
 from adjoint.lower.calls import may_alias, needs_of_call, needs_of_tensors
@@ -35,10 +36,16 @@ aten = torch.ops.aten
 
 class Schedule:
     def __init__(
-        self, graph_module: fx.GraphModule, target: Target, called: Collection[str]
+        self,
+        graph_module: fx.GraphModule,
+        target: Target,
+        called: Collection[str],
+        overwrites: bool = False,
     ) -> None:
-        """`called`: names of nodes that have to be library calls."""
+        """`called`: names of nodes that have to be library calls.  `overwrites`: new values of
+        inputs may be stored in the inputs."""
         self.target = target
+        self.overwrites = overwrites
         self.device = target.device
         self.selection = Selection(target, called)
         self.module = graph_module
@@ -46,6 +53,8 @@ class Schedule:
         self.items: dict[fx.Node, Item] = {}
         self.needs: dict[fx.Node, set[fx.Node]] = {}
         """The dependencies of each node that runs."""
+        self.read_before: dict[fx.Node, set[fx.Node]] = {}
+        """For calls that write to a part of a tensor: what reads the tensor before."""
         self.group_of: dict[fx.Node, Group] = {}
         self.stored: set[fx.Node] = set()
         """Items that are stored in memory."""
@@ -107,11 +116,29 @@ class Schedule:
         effects = [node for node in self.needs if is_impure(node)]
         for earlier, later in itertools.pairwise(effects):
             self.needs[later].add(earlier)
+        if self.target.writes_in_place:
+            self._write_last()
+
+    def _write_last(self) -> None:
+        """Let calls that write to a part of a tensor come after what reads the old value, so that
+        they can do it in place (`in_place_calls.py`)."""
+        returned = {base_of(node) for node in self.returned()}
+        readers: dict[fx.Node, set[fx.Node]] = {}
+        for node, needs in self.needs.items():
+            base = base_of(node.all_input_nodes[0]) if node.target is written else None
+            is_input = base is not None and base.op == "placeholder"
+            for need in needs:
+                readers.setdefault(need, set()).add(node)
+            if base is not None and base not in returned and (self.overwrites or not is_input):
+                self.read_before[node] = readers[base] - {node}
+                self.needs[node] = needs | self.read_before[node]
 
     # Groups
 
     def _fuse(self, live: Iterable[fx.Node]) -> None:
         outside = {base_of(node) for node in self._needed_outside(live)}
+        # They run before the write, not when their own users do.
+        outside |= {node for readers in self.read_before.values() for node in readers}
         groups = fuse(self.items.values(), self.needs, outside, self.target)
         if self.target.waits_for_memory:
             groups = eliminate_loads(groups, self.items, outside)

@@ -219,5 +219,5 @@ def test_the_step_of_an_optimizer(make: Callable[[Any], torch.optim.Optimizer]) 
 
 
 def test_a_gpu_lays_out_its_results() -> None:
-    assert THREADS.overwrites_inputs
-    assert not GRID.overwrites_inputs
+    assert THREADS.writes_in_place
+    assert not GRID.writes_in_place

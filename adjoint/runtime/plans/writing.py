@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from adjoint.graph.evaluation import InOwnMemory
+from adjoint.graph.partial_writes import put_back
 from adjoint.loops.plan import (
     Argument,
     LibraryCall,
@@ -64,11 +65,12 @@ def _is_readable(tensor: torch.Tensor) -> bool:
 
 
 def overwritten(tensor: torch.Tensor) -> torch.Tensor:
-    """The input itself if kernels may write to it, else a copy.
+    """The input itself if it may be written to, else a copy.
 
-    Inference tensors can be written to in inference mode alone, which the caller checks.
+    Inference tensors can be written to in inference mode alone: outside of it the caller raises.
     """
-    return tensor.clone() if tensor.is_inference() else tensor
+    is_protected = tensor.is_inference() and not torch.is_inference_mode_enabled()
+    return tensor.clone() if is_protected else tensor
 
 
 class Writer(ABC):
@@ -96,11 +98,18 @@ class Writer(ABC):
         self.constants: dict[str, object] = {
             "fit": fit,
             "overwritten": overwritten,
+            "put_back": put_back,
             "checked_call": checked_call,
             "as_strided": torch.as_strided,
             "InOwnMemory": InOwnMemory,
         }
         self.fixed = {slot.number for slot in plan.slots if slot.kind is SlotKind.TEMPORARY}
+        self.overwrites = any(
+            isinstance(step, LibraryCall) and plan.slots[step.result].replaces is not None
+            for step in plan.steps
+        )
+        """Whether library calls write to inputs: that is undone if the program fails."""
+        self.indent = "    "
         self.made: set[int] = set()
         self.count = 0
         self.place = 0
@@ -161,6 +170,10 @@ class Writer(ABC):
             self.line(f"{names}, = inputs")
         self.line("inputs.clear()")
         self.line("tensors, runs, w = binding.tensors, binding.runs, binding.words")
+        if self.overwrites:
+            self.line("undo = []")
+            self.line("try:")
+            self.indent += "    "
         read = {operand for run in self.runs for operand in run.call_slots}
         read |= {slot.replaces for slot in plan.slots if slot.replaces is not None}
         read |= {
@@ -188,9 +201,14 @@ class Writer(ABC):
         if has_new_results(plan):
             returned = f"InOwnMemory({returned})"
         self.line(f"return {returned}")
+        if self.overwrites:
+            self.indent = self.indent[:-4]
+            self.line("except BaseException:")
+            self.line("    put_back(undo)")
+            self.line("    raise")
 
     def line(self, text: str) -> None:
-        self.lines.append(f"    {text}")
+        self.lines.append(f"{self.indent}{text}")
 
     def constant(self, value: object, name: str) -> str:
         self.count += 1
@@ -246,7 +264,10 @@ class Writer(ABC):
         self.place = place
         target, args = self._call(step)
         if step.writes:
-            self.line(f"{target}({', '.join([*args, f'out={self.value(step.result)}'])})")
+            args.append(f"out={self.value(step.result)}")
+            if self.plan.slots[step.result].replaces is not None:
+                args.append("undo=undo")
+            self.line(f"{target}({', '.join(args)})")
             return
         called = f"{target}({', '.join(args)})"
         if self.checks and step.expected:
