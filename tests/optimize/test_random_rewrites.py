@@ -24,8 +24,9 @@ from adjoint.graph.metadata import value_of
 from adjoint.graph.verify import verify
 from adjoint.optimize.compositions import compose_for_torch
 from adjoint.passes import Pass
-from adjoint.pipeline import JOINT, POST, primal
+from adjoint.pipeline import JOINT, POST, lowering, primal
 from adjoint.rewrite.engine import MATCHES
+from adjoint.target import cpu_target
 from tests.differentiate.test_random_derivatives import BINARY, QUIETLY, UNARY, run
 
 Op = Callable[..., Tensor]
@@ -70,7 +71,36 @@ REWRITTEN: dict[str, Op] = {
     "one_column": lambda x: (y := x.sin()) @ y[0].unsqueeze(1).expand(4, 4),
     "summed_rows": lambda x: (y := x.sin()) - (y @ y.cos().t() @ y).sum(0, keepdim=True).tanh(),
     "bool": lambda x: x * torch.ones(SHAPE, dtype=torch.bool).to(x.dtype),
+    "copy": lambda x: x.sin().clone().cos(),
+    "same_cast": lambda x: torch.ops.aten._to_copy.default(x.sin(), dtype=x.dtype).cos(),
+    "same_permutation": lambda x: x.sin().permute(0, 1).cos(),
+    "expand_more": lambda x: x.mean().expand(4).expand(3, 4) @ x.sin().t() @ x.cos(),
+    "all_parts": lambda x: torch.cat(x.sin().split(3, 1), 1).cos(),
 }
+
+
+def _after(write: Callable[[Tensor, Tensor], object]) -> Op:
+    """An op that writes to a copy of its argument."""
+
+    def op(x: Tensor) -> Tensor:
+        copy = x.sin()
+        write(copy, x)
+        return copy
+
+    return op
+
+
+WRITES: dict[str, Op] = {
+    "write_row": _after(lambda y, x: y[1].copy_(x[0])),
+    "write_columns": _after(lambda y, x: y[:, 1:3].mul_(x[:, :1])),
+    "write_rows": _after(lambda y, x: y.index_put_((torch.tensor([2, 0]),), x[:2].cos())),
+    "write_sums": _after(lambda y, x: y.index_add_(1, torch.tensor([1, 1]), x[:, 2:])),
+    "write_flat": _after(lambda y, x: y.view(-1)[3:7].fill_(0.5)),
+    "write_turned": _after(lambda y, x: y.t()[1].add_(x[:, 0])),
+    "write_diagonal": _after(lambda y, x: y[:, 1:].diagonal().copy_(x[:, 2])),
+    "write_twice": _after(lambda y, x: (y[0].mul_(y[1]), y[1].copy_(y[0] * x[2]))),
+}
+REWRITTEN.update(WRITES)
 ATTENTION: dict[str, Op] = {
     "attend": lambda x, y: torch.softmax(x @ y.t() / 2, -1) @ x,
     "attend_heads": lambda x, y: (
@@ -141,6 +171,11 @@ def agree(before: Sequence[Any], after: Sequence[Any], what: str, tolerance: flo
 
 
 PASSES: list[Pass] = [*primal((0, 1)), *dict.fromkeys((*JOINT, *POST))]
+# A graph is not differentiated after these, so that only values are compared.
+LOWERING = lowering(cpu_target(), overwrites=True)
+
+# Integers have no derivatives: `test_quantized.py` has their products.
+OF_INTEGERS = {"scale-the-product", "scale-the-weight"}
 
 
 def more_nodes(each: Pass, made: fx.GraphModule) -> int:
@@ -148,6 +183,10 @@ def more_nodes(each: Pass, made: fx.GraphModule) -> int:
     row, of which something is a view, or a sum and a product of two vectors."""
     matches: dict[str, int] = made.meta.pop(MATCHES, {})
     return 2 * sum(matches.values()) if each.name == "push-broadcasts" else 0
+
+
+def _tensors(outputs: Sequence[Any]) -> list[Tensor]:
+    return [each for each in outputs if each is not None]
 
 
 def check_program(program: Sequence[Any], seed: int) -> None:
@@ -161,6 +200,12 @@ def check_program(program: Sequence[Any], seed: int) -> None:
         agree(expected, results(made, inputs), each.name, tolerance)
         if each.rules:
             assert len(made.graph.nodes) <= len(joint.graph.nodes) + more_nodes(each, made)
+    values = evaluate(joint, [each.detach() for each in inputs])
+    for each in LOWERING:
+        made = each(copied(joint))
+        verify(made)
+        lowered = evaluate(made, [each.detach() for each in inputs])
+        agree(_tensors(values), _tensors(lowered), each.name, tolerance)
     made = copied(joint)
     more = 0
     for each in (*primal((0, 1)), *JOINT, *POST):
@@ -182,6 +227,18 @@ def test_random_joint_graphs(program: list[Any], seed: int) -> None:
 @given(PROGRAMS, st.integers(0, 10**6))
 def test_many_random_joint_graphs(program: list[Any], seed: int) -> None:
     check_program(program, seed)
+
+
+def test_every_rule_applies_to_some_program() -> None:
+    """So random programs go through every rule, not only through every pass."""
+    applied: set[str] = set()
+    for name in (*REWRITTEN, *ATTENTION):
+        made, _ = joint_graph([(name, *([0, 1] if name in BOTH else [0]))], 0)
+        for each in PASSES:
+            made = each(made)
+            matches: dict[str, int] = made.meta.pop(MATCHES, {})
+            applied |= {rule for rule, count in matches.items() if count}
+    assert {rule.name for each in PASSES for rule in each.rules} == applied | OF_INTEGERS
 
 
 @pytest.mark.parametrize("name", [*REWRITTEN, *ATTENTION])
