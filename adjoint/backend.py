@@ -15,7 +15,7 @@ from adjoint.compiler import compile_graph
 from adjoint.errors import CaptureError, SourceLine
 from adjoint.graph.boundary import capturing, location_of_graph, warn_of_fallback
 from adjoint.observing import Compilation, Observer, timed_compilation
-from adjoint.open_types import TorchValue, UserFunction
+from adjoint.open_types import UserFunction
 from adjoint.options import Options
 from adjoint.progress import PROGRESS
 from adjoint.reasons import phrased
@@ -119,7 +119,7 @@ def compile(
     fullgraph: bool = False,
     dynamic: bool | None = None,
     mode: str | None = None,
-    **options: TorchValue,
+    **options: object,
 ) -> UserFunction:
     """`torch.compile(function, backend="adjoint", ...)`; without a function, a decorator.
 
@@ -128,9 +128,8 @@ def compile(
     tensor(3.)
     """
     if function is None:
-        return functools.partial(
-            compile, fullgraph=fullgraph, dynamic=dynamic, mode=mode, **options
-        )
+        settings: dict[str, object] = {"fullgraph": fullgraph, "dynamic": dynamic, "mode": mode}
+        return functools.partial(compile, **settings, **options)  # type: ignore[arg-type]
     _parse(options, mode)  # A wrong option is an error here, not at the first call.
     if mode is not None and options:  # `torch.compile` takes only one of them.
         options, mode = {**MODES[mode], **options}, None
@@ -140,6 +139,6 @@ def compile(
         fullgraph=fullgraph,
         dynamic=dynamic,
         mode=mode,
-        options=options or None,
+        options=options or None,  # type: ignore[arg-type]
     )
     return compiled

@@ -49,7 +49,7 @@ from adjoint.observing import (
     timed_compilation,
     unobserved,
 )
-from adjoint.open_types import TorchValue, UserFunction
+from adjoint.open_types import TorchValue
 from adjoint.optimize.compositions import compose_for_torch
 from adjoint.options import Options
 from adjoint.partition.extraction import NotSaved
@@ -155,7 +155,7 @@ class Compiler(StageRunner):
 
     def captured_call(
         self,
-        function: UserFunction,
+        function: Callable[..., object],
         args: tuple[object, ...],
         kwargs: dict[str, object],
         dynamic: Dynamic,

@@ -22,13 +22,13 @@ class UsageError(Exception):
     """The command line names something that cannot be found or called."""
 
 
-def find(target: str) -> tuple[ModuleType, TorchValue]:
+def find(target: str) -> tuple[ModuleType, object]:
     """The module and the object that `module:name` or `file.py:name` names."""
     place, separator, name = target.rpartition(":")
     if not separator:
         raise UsageError(f"{target!r} names no function; write module:function")
     module = _load_file(place) if place.endswith(".py") else _load_module(place)
-    found: TorchValue = module
+    found: object = module
     for part in name.split("."):
         if not hasattr(found, part):
             known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
@@ -64,7 +64,7 @@ def _load_module(name: str) -> ModuleType:
 
 
 def call_arguments(
-    module: ModuleType, function: UserFunction, expression: str | None
+    module: ModuleType, function: Callable[..., object], expression: str | None
 ) -> tuple[tuple[TorchValue, ...], dict[str, TorchValue]]:
     """The arguments to call `function` with."""
     if expression is not None:
@@ -97,10 +97,18 @@ def called(
     target: str, expression: str | None
 ) -> tuple[UserFunction, tuple[TorchValue, ...], dict[str, TorchValue]]:
     """The function that is named, or an instance of the module, and what to call it with."""
-    module, function = find(target)
-    if isinstance(function, type) and issubclass(function, torch.nn.Module):
-        function = instance(function)
+    module, function = find_function(target)
     return (function, *call_arguments(module, function, expression))
+
+
+def find_function(target: str) -> tuple[ModuleType, UserFunction]:
+    """The module and the function that `target` names, or an instance of a module class."""
+    module, found = find(target)
+    if isinstance(found, type) and issubclass(found, torch.nn.Module):
+        return module, instance(found)
+    if not callable(found):
+        raise UsageError(f"{target} is a {type(found).__name__}, which cannot be called")
+    return module, found
 
 
 def instance(cls: type[torch.nn.Module]) -> torch.nn.Module:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, Union, get_args, get_origin, get_type_hints
 
-from adjoint.open_types import TorchValue
 from adjoint.passes import Pass
 
 
@@ -90,13 +89,13 @@ class Options:
                 raise ValueError(f"option {name}={value!r} is not legal; choose from: {choices}")
 
     @classmethod
-    def parse(cls, mapping: Mapping[str, TorchValue]) -> Options:
+    def parse(cls, mapping: Mapping[str, object]) -> Options:
         """Read options from a user's mapping, as in `torch.compile(f, options=mapping)`."""
         names = [field.name for field in fields(cls)]
         for name in mapping:
             if name not in names:
                 raise ValueError(_unknown_name(str(name), names))
-        return cls(**mapping)
+        return cls(**mapping)  # type: ignore[arg-type]
 
 
 def _passes(value: object) -> tuple[Pass, ...]:

@@ -147,7 +147,7 @@ def observe(
     kwargs: dict[str, object],
     order: int,
     dynamic: bool = False,
-    options: Mapping[str, TorchValue] | None = None,
+    options: Mapping[str, object] | None = None,
     resets: bool = True,
     again: bool = True,
     writes: bool = False,
@@ -163,7 +163,10 @@ def observe(
     backend = partial(adjoint, observer=observer)
     vars(backend)["__name__"] = "adjoint"  # By which Dynamo's frames are known as ours.
     compiled = torch.compile(
-        function, backend=backend, dynamic=dynamic or None, options=dict(options or {})
+        function,
+        backend=backend,
+        dynamic=dynamic or None,
+        options=dict(options or {}),  # type: ignore[arg-type]
     )
     args, kwargs = trees.map_leaves(_leaf if order else _same, (tuple(args), kwargs))
     inputs = [each for each in trees.leaves((args, kwargs)) if requires_grad(each)]

@@ -1,13 +1,20 @@
 import pytest
 import torch
 
-from adjoint.finding import UsageError, call_arguments, find, instance
+from adjoint.finding import UsageError, call_arguments, find, find_function, instance
 
 
 def test_a_module_and_a_function_are_found() -> None:
     module, function = find("torch.nn.functional:relu")
     assert module is torch.nn.functional
     assert function is torch.nn.functional.relu
+
+
+def test_a_function_or_an_instance_of_a_module_can_be_called() -> None:
+    assert find_function("torch.nn.functional:relu")[1] is torch.nn.functional.relu
+    assert isinstance(find_function("torch.nn:ReLU")[1], torch.nn.ReLU)
+    with pytest.raises(UsageError, match="torch:float32 is a dtype, which cannot be called"):
+        find_function("torch:float32")
 
 
 def test_arguments_are_python() -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from adjoint.bench.workloads import Expected, Step
-from adjoint.finding import call_arguments, find, instance
+from adjoint.finding import call_arguments, find_function
 from adjoint.open_types import TorchValue, UserFunction
 from adjoint.torch_private import trees
 
@@ -36,9 +36,7 @@ def own_step(target: str, expression: str | None, system: str, device: str) -> O
     """The step of the function that `target` names, on one system."""
     with torch.device(device):
         torch.manual_seed(0)
-        module, function = find(target)
-        if isinstance(function, type) and issubclass(function, nn.Module):
-            function = instance(function)
+        module, function = find_function(target)
         if makes_its_step(function):
             return _made_step(function, system)
         args, kwargs = call_arguments(module, function, expression)
@@ -73,7 +71,10 @@ def _made_step(make: UserFunction, system: str) -> Own:
 
 
 def _called_step(
-    function: UserFunction, args: tuple[object, ...], kwargs: dict[str, object], system: str
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    system: str,
 ) -> Own:
     # A function may write to its arguments and buffers: eager must start from what it was given.
     original = copy.deepcopy((args, kwargs))
@@ -129,7 +130,9 @@ def _tensors(tree: object) -> dict[str, Tensor]:
     return {f"value {place}": x for place, x in leaves if isinstance(x, Tensor)}
 
 
-def _in_float64(function: UserFunction, arguments: object) -> tuple[UserFunction, TorchValue]:
+def _in_float64(
+    function: Callable[..., object], arguments: object
+) -> tuple[UserFunction, TorchValue]:
     def wide(x: object) -> object:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return x

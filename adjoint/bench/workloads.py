@@ -16,12 +16,13 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypedDict
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adjoint.open_types import TorchValue, UserFunction
+from adjoint.open_types import UserFunction
 from adjoint.transforms import grad, value_and_grad
 
 Parameters = Mapping[str, Tensor]
@@ -80,6 +81,13 @@ def step_of(problem: Problem, system: str) -> Step:
     return replace(step, run=lambda: step.run(*problem.batch))
 
 
+class Settings(TypedDict):
+    """What `torch.compile` and transforms are given."""
+
+    dynamic: bool | None
+    options: Mapping[str, object] | None
+
+
 def training_step(
     problem: Problem,
     system: str,
@@ -90,12 +98,12 @@ def training_step(
 
     `options`: those of adjoint, or of Inductor.
     """
-    settings: dict[str, TorchValue] = {"dynamic": dynamic, "options": options}
+    settings = Settings(dynamic=dynamic, options=options)
     if system.startswith("func_"):
         return _inside_step(problem, system, settings)
     net: UserFunction = problem.net
     if system != "eager":
-        net = torch.compile(problem.net, backend=system, **settings)
+        net = torch.compile(problem.net, backend=system, **settings)  # type: ignore[arg-type]
 
     def run(*batch: Tensor) -> None:
         with torch.autocast("cuda", torch.bfloat16, enabled=problem.mixed):
@@ -110,18 +118,18 @@ def training_step(
     return Step(run, gradients)
 
 
-def _inside_step(problem: Problem, system: str, settings: dict[str, TorchValue]) -> Step:
+def _inside_step(problem: Problem, system: str, settings: Settings) -> Step:
     loss = problem.inside[system](problem.net)
     if system == "func_adjoint":
         parameters = {name: p.detach() for name, p in problem.net.named_parameters()}
         both = value_and_grad(loss, **settings)
     else:
         parameters = dict(problem.net.named_parameters())
-        both = torch.compile(_torch_value_and_grad(loss), **settings)
+        both = torch.compile(_torch_value_and_grad(loss), **settings)  # type: ignore[arg-type]
     return Step(lambda *batch: both(parameters, *batch), lambda returned: returned[1])
 
 
-def _torch_value_and_grad(function: UserFunction) -> UserFunction:
+def _torch_value_and_grad(function: Callable[..., object]) -> UserFunction:
     """`torch.func`'s transform with its two results in adjoint's and JAX's order."""
     transformed = torch.func.grad_and_value(function)
 

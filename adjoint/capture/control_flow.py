@@ -11,7 +11,7 @@ from adjoint.capture.functions import apply_graphs
 from adjoint.errors import CaptureError
 from adjoint.failing import call_user_code
 from adjoint.graph.metadata import describe_value
-from adjoint.open_types import OpArguments, OpKeywords, TorchValue, UserFunction
+from adjoint.open_types import OpKeywords, TorchValue
 from adjoint.torch_private import trees
 from adjoint.torch_private.batches import is_at_vmap_level, run_below_vmap
 from adjoint.torch_private.checkpoint import forward_context, split_arguments
@@ -29,7 +29,7 @@ operators = torch.ops.higher_order
 def call(
     tracer: Tracer,
     op: HigherOrderOperator,
-    args: OpArguments,
+    args: tuple[object, ...],
     kwargs: OpKeywords,
 ) -> object:
     """Capture a call of `op`: as a node with bodies, or as what its dense kernel runs."""
@@ -136,8 +136,8 @@ def _cond_over_batch(
 
 def _while_loop(
     tracer: Tracer,
-    condition: UserFunction,
-    step: UserFunction,
+    condition: Callable[..., object],
+    step: Callable[..., object],
     carried: Sequence[object],
     additional: Sequence[object] = (),
 ) -> object:
@@ -175,7 +175,7 @@ def _while_loop(
 
 def _scan(
     tracer: Tracer,
-    combine: UserFunction,
+    combine: Callable[..., object],
     init: Sequence[object],
     xs: Sequence[torch.Tensor],
     additional_inputs: Sequence[object] = (),
@@ -202,7 +202,7 @@ def _scan(
 
 
 def _scan_over_batch(
-    combine: UserFunction,
+    combine: Callable[..., object],
     init: Sequence[object],
     xs: Sequence[torch.Tensor],
     additional: Sequence[object],
@@ -233,7 +233,7 @@ def _scan_over_batch(
 
 def _map(
     tracer: Tracer,
-    function: UserFunction,
+    function: Callable[..., object],
     xs: Sequence[torch.Tensor],
     additional: Sequence[object] = (),
 ) -> object:
@@ -254,7 +254,7 @@ def _map(
 
 
 def _step(
-    tracer: Tracer, name: str, function: UserFunction, arguments: list[object]
+    tracer: Tracer, name: str, function: Callable[..., object], arguments: list[object]
 ) -> tuple[torch.fx.GraphModule, list[TorchValue], trees.TreeSpec, list[Liftable]]:
     """The graph of one step of a loop, its results, their pytree spec, and what it lifts."""
     body = Body(tracer)
@@ -278,12 +278,14 @@ def _checkpoint(
         tracer.regions.leave()
 
 
-def _inline(tracer: Tracer, body: UserFunction, *args: object, **kwargs: object) -> object:
+def _inline(tracer: Tracer, body: Callable[..., object], *args: object, **kwargs: object) -> object:
     """Trace a body inline."""
     return _run(tracer, body, args, kwargs)
 
 
-def _inline_named(tracer: Tracer, body: UserFunction, name: object, *args: object) -> object:
+def _inline_named(
+    tracer: Tracer, body: Callable[..., object], name: object, *args: object
+) -> object:
     return _run(tracer, body, args)
 
 
@@ -304,7 +306,7 @@ HANDLERS: dict[str, Callable[..., object]] = {
 def _emit(
     tracer: Tracer,
     op: HigherOrderOperator,
-    args: OpArguments,
+    args: tuple[object, ...],
     shown: Sequence[object],
     tree: trees.TreeSpec,
     inputs: Sequence[object],
@@ -319,7 +321,7 @@ def _emit(
 
 def _run(
     tracer: Tracer,
-    function: UserFunction,
+    function: Callable[..., object],
     args: Sequence[object],
     kwargs: dict[str, object] | None = None,
 ) -> object:
@@ -330,7 +332,7 @@ def _run(
 
 
 def _unflattened(
-    tracer: Tracer, function: UserFunction, spec: trees.TreeSpec | None = None
+    tracer: Tracer, function: Callable[..., object], spec: trees.TreeSpec | None = None
 ) -> Callable[..., object]:
     def run(*flat: object) -> object:
         return _run(tracer, function, flat if spec is None else trees.unflatten(list(flat), spec))

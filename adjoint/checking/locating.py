@@ -37,7 +37,7 @@ from adjoint.graph.origins import origins_of
 from adjoint.graph.show import show_target
 from adjoint.loops.plan import Plan
 from adjoint.observing import Sighting
-from adjoint.open_types import Callee, OpArgument, UserFunction
+from adjoint.open_types import OpArgument, UserFunction
 from adjoint.options import Options
 from adjoint.runtime.calling import graph_inputs
 from adjoint.torch_private import trees
@@ -408,7 +408,7 @@ def one_op(
 
 
 def _called_with(
-    target: Callee, args: object, kwargs: object
+    target: Callable[..., object], args: object, kwargs: object
 ) -> tuple[UserFunction, list[torch.Tensor]]:
     tensors = [each for each in trees.leaves((args, kwargs)) if _is_tensor(each)]
     without = trees.map_leaves(lambda leaf: _HERE if _is_tensor(leaf) else leaf, (args, kwargs))

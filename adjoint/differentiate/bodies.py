@@ -28,7 +28,7 @@ from adjoint.graph.metadata import (
     value_of,
 )
 from adjoint.graph.purity import is_impure
-from adjoint.open_types import Callee, OpArgument, OpArguments, TorchValue
+from adjoint.open_types import OpArgument, TorchValue
 from adjoint.trace.tracer import Tracer
 
 # Makes the joint graph of a body; also returns the sizes from outside that are its last inputs.
@@ -119,7 +119,7 @@ class _Reverse:
         inline(module, self.copies, self.copying.copy)
         return {place: self.copies[node] for place, node in self.joint.gradients.items()}
 
-    def call(self, op: Callee, *args: OpArgument) -> fx.Node:
+    def call(self, op: Callable[..., object], *args: object) -> fx.Node:
         return self.copying.emitter.call(op, args, mode=Mode())
 
     def finish(self, outputs: Sequence[object]) -> fx.GraphModule:
@@ -328,6 +328,11 @@ def _zeros(like: torch.Tensor) -> torch.Tensor:
     return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
 
 
-def _emit(tracer: Tracer, op: Callee, args: OpArguments, results: Sequence[torch.Tensor]) -> None:
+def _emit(
+    tracer: Tracer,
+    op: Callable[..., object],
+    args: tuple[object, ...],
+    results: Sequence[torch.Tensor],
+) -> None:
     node = tracer.emitter.call(op, args, mode=Mode(), value=tuple(results))
     tracer.register(tuple(results), node)

@@ -36,7 +36,7 @@ def call(
     )
 
 
-def original(function: UserFunction) -> UserFunction:
+def original(function: Callable[..., object]) -> UserFunction:
     """What the user gave to `torch.compile`."""
     inner = getattr(function, "_orig_mod", function)
     inner = getattr(inner, "_torchdynamo_orig_callable", inner)
@@ -44,7 +44,7 @@ def original(function: UserFunction) -> UserFunction:
     return inner
 
 
-def fresh(function: UserFunction) -> UserFunction:
+def fresh(function: Callable[..., object]) -> UserFunction:
     """The same function with a code object of its own.
 
     Dynamo keeps what it compiled with the code object, and counts how often that was compiled.

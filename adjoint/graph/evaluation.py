@@ -334,13 +334,13 @@ _IMPLEMENTATIONS: dict[object, Callee] = {
 _SLICED_ARGUMENT = {torch.ops.higher_order.scan: 2, torch.ops.higher_order.map_impl: 1}
 
 
-def eager_callable(target: Callee) -> Callee:
+def eager_callable(target: Callable[..., object]) -> Callee:
     """The function that the interpreter calls for an operator."""
     function = _IMPLEMENTATIONS.get(target, target)
     return _unaliased(function) if returns_argument(target) else function
 
 
-def _unaliased(function: Callee) -> Callee:
+def _unaliased(function: Callable[..., object]) -> Callee:
     """`function`, with results cloned that alias an argument."""
 
     def run(*args: object, **kwargs: object) -> object:

@@ -14,7 +14,7 @@ from torch import fx
 from torch.autograd.function import once_differentiable
 
 from adjoint.graph.evaluation import evaluate
-from adjoint.open_types import AutogradContext, Callee, OpArgument, TorchValue
+from adjoint.open_types import AutogradContext, OpArgument, TorchValue
 from adjoint.philox import halves
 from adjoint.torch_private.autograd import applied
 from adjoint.torch_private.operators import OpOverload, fresh_results, recorded_loop
@@ -171,7 +171,7 @@ class LoopArguments:
         """The number of carried values."""
         return len(self.part(args, self.init))
 
-    def operands(self, args: Sequence[OpArgument]) -> list[OpArgument]:
+    def operands(self, args: Sequence[object]) -> list[OpArgument]:
         """The first carried values, the sliced tensors, and what every step takes, in this
         order."""
         return [
@@ -244,7 +244,7 @@ def _copy(value: object) -> object:
 
 
 def in_order(
-    token: torch.Tensor, op: Callee, *args: object, **kwargs: object
+    token: torch.Tensor, op: Callable[..., object], *args: object, **kwargs: object
 ) -> tuple[TorchValue, ...]:
     """Run an op with side effects; returns a new token, then the results of the op.
 

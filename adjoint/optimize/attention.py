@@ -164,7 +164,7 @@ def _before_reshape(match: Match, node: fx.Node, ops: Sequence[object]) -> fx.No
     return chain[-1]
 
 
-def _operand(node: fx.Node, shape: Sequence[object], *then: OpArguments) -> fx.Node | None:
+def _operand(node: fx.Node, shape: Sequence[object], *then: tuple[object, ...]) -> fx.Node | None:
     """The earliest value of this shape of which `node`, after `then`, is a reshape."""
     chain = _walk_views(node)
     dtype = tensor_of(node).dtype

@@ -180,7 +180,7 @@ def cudnn_backward(
     return of.query, of.key, of.value
 
 
-def _options(named: Mapping[str, OpArgument]) -> OpKeywords:
+def _options(named: Mapping[str, object]) -> OpKeywords:
     """What the schemas of all kernels for dense batches have in common."""
     return {
         "dropout_p": named["dropout_p"],

@@ -195,7 +195,7 @@ class NodeProgram(ABC):
         return loaded(given)
 
     def kinds(
-        self, inputs: Sequence[TorchValue], outputs: Sequence[object], saved: Sequence[object]
+        self, inputs: Sequence[object], outputs: Sequence[object], saved: Sequence[object]
     ) -> Kinds:
         """The kinds of outputs and saved values, found in the first call."""
         if self._kinds is None:

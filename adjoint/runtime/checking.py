@@ -8,7 +8,7 @@ before any kernel does, and the caller compiles the graph again with what was ob
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -16,7 +16,6 @@ from torch import fx
 
 from adjoint.graph.metadata import source_of, value_or_none
 from adjoint.loops.plan import ExpectedTensor, LibraryCall, Size
-from adjoint.open_types import Callee
 from adjoint.torch_private import trees
 from adjoint.torch_private.corrected_fakes import is_known, layout_of, learn, learn_alias
 from adjoint.torch_private.fake import storage_key
@@ -57,7 +56,7 @@ class SizeValues(Protocol):
 def checked_call(
     step: LibraryCall,
     sizes: SizeValues,
-    call: Callee,
+    call: Callable[..., object],
     args: tuple[object, ...],
     kwargs: dict[str, object],
 ) -> object:

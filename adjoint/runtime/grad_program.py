@@ -223,7 +223,7 @@ class GradProgram(NodeProgram):
     def in_eager(
         self,
         kept: KeptInputs | None,
-        cotangents: Sequence[tuple[int, TorchValue]],
+        cotangents: Sequence[tuple[int, object]],
         wanted: tuple[int, ...],
         error: DifferentiationError,
     ) -> list[TorchValue]:
@@ -246,7 +246,7 @@ class GradProgram(NodeProgram):
     def check(
         self,
         kept: KeptInputs | None,
-        cotangents: Sequence[tuple[int, TorchValue]],
+        cotangents: Sequence[tuple[int, object]],
         wanted: tuple[int, ...],
         gradients: Sequence[object],
     ) -> None:

@@ -11,7 +11,7 @@ from torch import fx
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch.utils import checkpoint
 
-from adjoint.open_types import Callee, OpArguments, OpKeywords, TorchValue, UserFunction
+from adjoint.open_types import OpKeywords, TorchValue, UserFunction
 from adjoint.torch_private.modes import TorchDispatchMode
 from adjoint.torch_private.patches import replaced
 
@@ -47,9 +47,9 @@ def selective_checkpoints_handled_by(handle: Handler, mode: TorchDispatchMode) -
 
     def dispatch(
         self: _Policy,
-        op: Callee,
+        op: Callable[..., object],
         types: object,
-        args: OpArguments = (),
+        args: tuple[object, ...] = (),
         kwargs: OpKeywords | None = None,
     ) -> object:
         named = kwargs or {}

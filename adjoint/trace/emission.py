@@ -213,7 +213,9 @@ class Emitter:
         value = value_of(node)[index]
         return self.call(operator.getitem, (node, index), mode=mode_of(node), value=value)
 
-    def evaluate(self, target: Callee, args: OpArguments, kwargs: OpKeywords) -> TorchValue:
+    def evaluate(
+        self, target: Callable[..., object], args: tuple[object, ...], kwargs: OpKeywords
+    ) -> TorchValue:
         """The fake result of calling `target` on the values of nodes."""
         args, kwargs = trees.map_leaves(value_at, args), trees.map_leaves(value_at, kwargs)
         with self.untraced(), enable_python_dispatcher():

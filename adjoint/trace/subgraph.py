@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
@@ -11,7 +11,7 @@ from adjoint.errors import CaptureError
 from adjoint.failing import call_user_code
 from adjoint.graph.metadata import Mode, set_entry_mode
 from adjoint.graph.purity import remove_dead_code
-from adjoint.open_types import OpArgument, TorchValue, UserFunction
+from adjoint.open_types import OpArgument, TorchValue
 from adjoint.torch_private.autograd import applied
 from adjoint.torch_private.graph_modules import module_of
 from adjoint.trace.emission import Emitter, current_mode
@@ -41,7 +41,7 @@ class Body:
         self.entry = current_mode()
         self._operands: list[object] = []
 
-    def run(self, function: UserFunction, arguments: Sequence[object]) -> TorchValue:
+    def run(self, function: Callable[..., object], arguments: Sequence[object]) -> TorchValue:
         """Call `function` on `arguments`, which become the body's first inputs."""
         self._operands = list(arguments)
         with self.tracer.inside(self.scope):

@@ -332,7 +332,7 @@ class Tracer(TorchDispatchMode):
     def _in_order(
         self,
         op: OpOverload,
-        args: OpArguments,
+        args: tuple[object, ...],
         kwargs: OpKeywords,
         result: object,
     ) -> None:

@@ -16,7 +16,7 @@ from adjoint.errors import CaptureError
 from adjoint.failing import call_user_code
 from adjoint.graph.metadata import Mode, tensor_of, value_of
 from adjoint.graph.operations import on_copies
-from adjoint.open_types import OpArguments, OpKeywords
+from adjoint.open_types import OpKeywords
 from adjoint.torch_private.autograd import preserving_versions, set_version
 from adjoint.torch_private.operators import OpOverload, fresh_results
 from adjoint.trace import aliasing, overlap
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
-def mutate(tracer: Tracer, op: OpOverload, args: OpArguments, kwargs: OpKeywords) -> object:
+def mutate(tracer: Tracer, op: OpOverload, args: tuple[object, ...], kwargs: OpKeywords) -> object:
     """Run and functionalize `op`, which writes to some of its arguments."""
     named = bind(op, args, kwargs)
     written = written_by(op, named)

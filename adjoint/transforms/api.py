@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 
@@ -57,7 +58,7 @@ def grad(
 
 
 def value_and_grad(
-    function: UserFunction,
+    function: Callable[..., object],
     argnums: ArgNums = 0,
     has_aux: bool = False,
     *,
@@ -83,7 +84,7 @@ def value_and_grad(
 
 
 def _value_and_grad(
-    function: UserFunction,
+    function: Callable[..., object],
     argnums: ArgNums,
     has_aux: bool,
     args: tuple[object, ...],
@@ -98,7 +99,7 @@ def _value_and_grad(
 
 
 def vjp(
-    function: UserFunction,
+    function: Callable[..., object],
     *primals: object,
     has_aux: bool = False,
     dynamic: bool | None = None,
@@ -120,7 +121,7 @@ def vjp(
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _vjp(
-    function: UserFunction, primals: tuple[object, ...], has_aux: bool, setting: Setting
+    function: Callable[..., object], primals: tuple[object, ...], has_aux: bool, setting: Setting
 ) -> object:
     def at(primals: tuple[object, ...]) -> Linearized:
         chosen = ChosenArguments(primals)
@@ -162,7 +163,7 @@ def _vjp(
 
 
 def jvp(
-    function: UserFunction,
+    function: Callable[..., object],
     primals: tuple[object, ...],
     tangents: tuple[object, ...],
     *,
@@ -203,7 +204,7 @@ def jvp(
 
 
 def linearize(
-    function: UserFunction,
+    function: Callable[..., object],
     *primals: object,
     dynamic: bool | None = None,
     options: OptionMapping = None,
@@ -222,7 +223,7 @@ def linearize(
     return _linearize(function, primals, Setting(dynamic, options))
 
 
-def _linearize_in_torch(function: UserFunction, primals: tuple[object, ...]) -> object:
+def _linearize_in_torch(function: Callable[..., object], primals: tuple[object, ...]) -> object:
     """With `torch.func.jvp`: `torch.func.linearize` takes no part in other transforms."""
     leaves, form = trees.flatten(primals)
 
@@ -234,7 +235,9 @@ def _linearize_in_torch(function: UserFunction, primals: tuple[object, ...]) -> 
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _linearize(function: UserFunction, primals: tuple[object, ...], setting: Setting) -> object:
+def _linearize(
+    function: Callable[..., object], primals: tuple[object, ...], setting: Setting
+) -> object:
     def at(primals: tuple[object, ...]) -> Linearized:
         chosen = ChosenArguments(primals)
         return linearized(chosen.of(function, {}), chosen.leaves, forward=True)
@@ -264,7 +267,7 @@ def _linearize(function: UserFunction, primals: tuple[object, ...], setting: Set
 
 
 def hvp(
-    function: UserFunction,
+    function: Callable[..., object],
     primals: tuple[object, ...],
     tangents: tuple[object, ...],
     *,
@@ -301,8 +304,8 @@ def hvp(
 
 
 def vmap(
-    function: UserFunction,
-    in_dims: int | tuple[TorchValue, ...] = 0,
+    function: Callable[..., object],
+    in_dims: int | tuple[object, ...] = 0,
     out_dims: int | tuple[int, ...] | None = 0,
     randomness: str = "error",
     *,

@@ -79,7 +79,7 @@ _COMPILER: ContextVar[Compiler] = ContextVar("_COMPILER")
 
 
 def linearized(
-    function: UserFunction, inputs: Sequence[torch.Tensor], forward: bool = False
+    function: Callable[..., object], inputs: Sequence[torch.Tensor], forward: bool = False
 ) -> Linearized:
     """`function` at `inputs`, in the program that is being captured."""
     tracer = current_tracer()
@@ -109,7 +109,9 @@ def is_left_to_torch() -> bool:
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, TooManyPrograms)
 
 
-def in_torch(function: UserFunction, error: Exception, run: Callable[[], object]) -> object:
+def in_torch(
+    function: Callable[..., object], error: Exception, run: Callable[[], object]
+) -> object:
     """Fall back to `torch.func`, with one warning, where no program can be made.
 
     If `torch.func` fails as well, the error of the capture is raised if it was a refusal, and
@@ -299,7 +301,7 @@ class Program:
 
 def _captured(
     compiler: Compiler,
-    function: UserFunction,
+    function: Callable[..., object],
     args: tuple[object, ...],
     kwargs: dict[str, object],
     axes: Callable[[torch.Tensor], Sequence[bool]],

@@ -21,7 +21,7 @@ Blocks: TypeAlias = list[list[torch.Tensor]]
 
 
 def jacrev(
-    function: UserFunction,
+    function: Callable[..., object],
     argnums: ArgNums = 0,
     *,
     has_aux: bool = False,
@@ -43,7 +43,7 @@ def jacrev(
     ) -> Blocks:
         return [_rows(point, inputs, results, place, chunk_size) for place in range(len(results))]
 
-    def in_torch(function: UserFunction) -> UserFunction:
+    def in_torch(function: Callable[..., object]) -> UserFunction:
         return torch.func.jacrev(function, argnums, has_aux=has_aux, chunk_size=chunk_size)
 
     jacobian = _jacobian("jacrev", function, argnums, has_aux, blocks)
@@ -52,7 +52,7 @@ def jacrev(
 
 
 def jacfwd(
-    function: UserFunction,
+    function: Callable[..., object],
     argnums: ArgNums = 0,
     has_aux: bool = False,
     *,
@@ -82,7 +82,7 @@ def jacfwd(
         columns = [_columns(point, inputs, results, place) for place in range(len(inputs))]
         return [[column[place] for column in columns] for place in range(len(results))]
 
-    def in_torch(function: UserFunction) -> UserFunction:
+    def in_torch(function: Callable[..., object]) -> UserFunction:
         return torch.func.jacfwd(function, argnums, has_aux, randomness=randomness)
 
     if randomness == "different":
@@ -95,7 +95,7 @@ def jacfwd(
 
 
 def hessian(
-    function: UserFunction,
+    function: Callable[..., object],
     argnums: ArgNums = 0,
     *,
     dynamic: bool | None = None,
@@ -113,7 +113,7 @@ def hessian(
 
 def _jacobian(
     name: str,
-    function: UserFunction,
+    function: Callable[..., object],
     argnums: ArgNums,
     has_aux: bool,
     blocks_of: Callable[[Linearized, Sequence[torch.Tensor], Sequence[torch.Tensor]], Blocks],
@@ -140,9 +140,9 @@ def _jacobian(
 
 def _compiled(
     key: Hashable,
-    jacobian: UserFunction,
-    function: UserFunction,
-    traced: UserFunction,
+    jacobian: Callable[..., object],
+    function: Callable[..., object],
+    traced: Callable[..., object],
     in_torch: Callable[[UserFunction], UserFunction],
     dynamic: bool | None,
     options: OptionMapping,
