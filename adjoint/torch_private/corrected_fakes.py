@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from adjoint.open_types import Callee, OpArgument, OpKeywords, TorchValue
 
 aten = torch.ops.aten
 
@@ -31,8 +33,11 @@ MAX_LEARNED_CALLS = 4096
 
 
 def fake_call(
-    op: Any, args: Sequence[Any], kwargs: dict[str, Any], meaning: Callable[..., Any] | None = None
-) -> Any:
+    op: Callee,
+    args: Sequence[OpArgument],
+    kwargs: OpKeywords,
+    meaning: Callee | None = None,
+) -> TorchValue:
     """`op(*args, **kwargs)` of fakes, with the dtypes and strides that the real op returns.
 
     `meaning`: a function to call in place of `op`, whose corrections apply all the same.
@@ -65,20 +70,20 @@ class Facts:
     order: tuple[int, ...] | None
     """Dimensions from largest to smallest stride; None: not dense, or elements overlap."""
 
-    def applied(self, fake: object) -> Any:
+    def applied(self, fake: TorchValue) -> TorchValue:
         """`fake`, with these facts."""
         if not isinstance(fake, torch.Tensor):
             return fake
-        strides = list(fake.stride())
+        strides: list[int | torch.SymInt] = list(fake.stride())
         if self.order is not None and len(self.order) == fake.dim():
-            step: Any = 1
+            step: int | torch.SymInt = 1
             for dim in reversed(self.order):
                 strides[dim] = step
                 step = step * _at_least_one(fake.shape[dim])
         return fake.new_empty_strided(fake.shape, strides, dtype=self.dtype)
 
 
-def _at_least_one(size: object) -> object:
+def _at_least_one(size: int | torch.SymInt) -> int | torch.SymInt:
     return max(size, 1) if isinstance(size, int) else size
 
 
@@ -157,7 +162,7 @@ def _key(op: object, args: Sequence[object], kwargs: dict[str, object]) -> objec
     return op, tuple(map(_kind, tree_leaves((args, kwargs))))
 
 
-def _kind(leaf: object) -> Any:
+def _kind(leaf: object) -> object:
     """The properties of an argument, except sizes, that dtypes and strides of results depend on."""
     if isinstance(leaf, torch.Tensor):
         if leaf.layout is not torch.strided:
@@ -178,7 +183,7 @@ def _rough_order(tensor: torch.Tensor) -> object:
 def _is_contiguous(tensor: torch.Tensor) -> bool:
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-    step: Any = 1
+    step = 1
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
         if not statically_known_true(stride == step):
             return False
@@ -189,7 +194,9 @@ def _is_contiguous(tensor: torch.Tensor) -> bool:
 # Known errors of torch ----------------------------------------------------------------------------
 
 
-def _statistics(op: object, x: Any, weight: Any, bias: Any, result: Any) -> Any:
+def _statistics(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, result: Sequence[Tensor]
+) -> Sequence[Tensor]:
     """For half-precision inputs and float32 parameters, CPU kernels return float32 statistics.
 
     Torch's fakes say half precision (2.11 to 2.13).
@@ -200,35 +207,47 @@ def _statistics(op: object, x: Any, weight: Any, bias: Any, result: Any) -> Any:
     return (result[0], *(each.to(wide) for each in result[1:3]), *result[3:])
 
 
-def _layer_norm(op: Any, x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> object:
-    return _statistics(op, x, weight, bias, op(x, shape, weight, bias, eps))
+def _layer_norm(
+    op: Callee,
+    x: Tensor,
+    shape: object,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> object:
+    return _statistics(x, weight, bias, op(x, shape, weight, bias, eps))
 
 
-def _group_norm(op: Any, x: Any, weight: Any, bias: Any, *numbers: Any) -> object:
-    return _statistics(op, x, weight, bias, op(x, weight, bias, *numbers))
-
-
-def _batch_norm(op: Any, x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
-    return _statistics(op, x, weight, bias, op(x, weight, bias, *rest))
+def _group_norm(
+    op: Callee, x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: object
+) -> object:
+    """Of a group norm or a batch norm."""
+    return _statistics(x, weight, bias, op(x, weight, bias, *rest))
 
 
 def _batch_norm_functional(
-    op: Any, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *rest: Any
-) -> Any:
+    op: Callee,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    *rest: object,
+) -> object:
     """New running statistics have the dtypes of the old ones."""
     result = op(x, weight, bias, mean, variance, *rest)
-    y, *statistics, new_mean, new_variance = _statistics(op, x, weight, bias, result)
+    y, *statistics, new_mean, new_variance = _statistics(x, weight, bias, result)
     return (y, *statistics, new_mean.to(mean.dtype), new_variance.to(variance.dtype))
 
 
-def _group_norm_backward(op: Any, cotangent: Any, x: Any, *args: Any) -> object:
+def _group_norm_backward(op: Callee, cotangent: Tensor, x: Tensor, *args: object) -> object:
     """The gradient has the input's dtype; the fake fails for arguments that are not contiguous."""
     of_x, *others = op(cotangent.contiguous(), x.contiguous(), *args)
     return (None if of_x is None else of_x.to(x.dtype), *others)
 
 
 def _gradient_of_loss(
-    op: object, cotangent: object, x: Any, *args: object, **kwargs: object
+    op: object, cotangent: object, x: Tensor, *args: object, **kwargs: object
 ) -> object:
     """The input's dtype, contiguous.
 
@@ -237,42 +256,41 @@ def _gradient_of_loss(
     return x.new_empty(x.shape)
 
 
-def _soft_margin_backward(op: Any, cotangent: Any, x: Any, *args: Any) -> object:
+def _soft_margin_backward(op: Callee, cotangent: Tensor, x: Tensor, *args: object) -> object:
     """In the dtype of the input."""
     return op(cotangent, x, *args).to(x.dtype)
 
 
-def _like_prediction(op: Any, x: Any, *args: Any, **kwargs: Any) -> object:
+def _like_prediction(op: Callee, x: Tensor, *args: object, **kwargs: object) -> object:
     """In the dtype of the prediction."""
     return op(x, *args, **kwargs).to(x.dtype)
 
 
-def _addr(op: Any, bias: Any, left: Any, right: Any, **kwargs: Any) -> object:
+def _addr(op: Callee, bias: Tensor, left: Tensor, right: Tensor, **kwargs: object) -> object:
     """In the promoted dtype of all three, also if the first has no dimensions."""
     types = (bias.dtype, left.dtype, right.dtype)
     widest = torch.promote_types(torch.promote_types(types[0], types[1]), types[2])
     return op(bias, left, right, **kwargs).to(widest)
 
 
-def _normal(op: Any, mean: Any, std: Any, **kwargs: Any) -> object:
+def _normal(op: Callee, mean: Tensor, std: Tensor, **kwargs: object) -> object:
     """In the dtype of the mean."""
     return op(mean, std, **kwargs).to(mean.dtype)
 
 
-def _softmax_backward(op: Any, cotangent: Any, *args: Any) -> object:
+def _softmax_backward(op: Callee, cotangent: Tensor, *args: object) -> object:
     """In the dtype of the cotangent, except on a GPU."""
     result = op(cotangent, *args)
     return result.to(cotangent.dtype) if cotangent.device.type == "cpu" else result
 
 
-def _embedding_bag(op: Any, weight: Any, *args: Any, **kwargs: Any) -> object:
+def _embedding_bag(op: Callee, weight: Tensor, *args: object, **kwargs: object) -> object:
     """As float16, bfloat16 takes the fast path, which returns no map from indices to bags."""
     if weight.dtype is not torch.bfloat16:
         return op(weight, *args, **kwargs)
 
-    def other(leaf: Any, have: torch.dtype, want: torch.dtype) -> Any:
-        is_one = isinstance(leaf, torch.Tensor) and leaf.dtype is have
-        return leaf.to(want) if is_one else leaf
+    def other(leaf: object, have: torch.dtype, want: torch.dtype) -> object:
+        return leaf.to(want) if isinstance(leaf, Tensor) and leaf.dtype is have else leaf
 
     there = tree_map(
         lambda leaf: other(leaf, torch.bfloat16, torch.float16), ((weight, *args), kwargs)
@@ -282,7 +300,7 @@ def _embedding_bag(op: Any, weight: Any, *args: Any, **kwargs: Any) -> object:
     )
 
 
-def _contiguous(op: Any, *args: Any, **kwargs: Any) -> object:
+def _contiguous(op: Callee, *args: object, **kwargs: object) -> object:
     """Results are contiguous, whatever the strides of the argument."""
     return tree_map(
         lambda leaf: leaf.new_empty(leaf.shape) if isinstance(leaf, torch.Tensor) else leaf,
@@ -290,23 +308,22 @@ def _contiguous(op: Any, *args: Any, **kwargs: Any) -> object:
     )
 
 
-def _interpolated(op: Any, x: Any, *args: Any, **kwargs: Any) -> object:
+def _interpolated(op: Callee, x: Tensor, *args: object, **kwargs: object) -> object:
     """The fakes fail for an empty batch."""
-    batch = x.shape[0]
+    batch: object = x.shape[0]
     if not (isinstance(batch, int) and batch == 0):
         return op(x, *args, **kwargs)
     one = op(x.new_empty((1, *x.shape[1:])), *args, **kwargs)
     return one.new_empty((0, *one.shape[1:]))
 
 
-Correction = Callable[..., Any]
-
-CORRECTED: dict[object, Correction] = {
+# By op: a function of what the op calls, and of the arguments.
+CORRECTED: dict[object, Callable[..., object]] = {
     aten.native_layer_norm.default: _layer_norm,
     aten.native_group_norm.default: _group_norm,
-    aten.native_batch_norm.default: _batch_norm,
-    aten._native_batch_norm_legit.no_stats: _batch_norm,
-    aten._native_batch_norm_legit_no_training.default: _batch_norm,
+    aten.native_batch_norm.default: _group_norm,
+    aten._native_batch_norm_legit.no_stats: _group_norm,
+    aten._native_batch_norm_legit_no_training.default: _group_norm,
     aten._native_batch_norm_legit_functional.default: _batch_norm_functional,
     aten.native_group_norm_backward.default: _group_norm_backward,
     aten.mse_loss_backward.default: _gradient_of_loss,
