@@ -61,6 +61,7 @@ WRONG: list[tuple[Any, tuple[Any, ...]]] = [
     (aten.smooth_l1_loss_backward.default, (made(), made(4, dtype=HALF), made(4), 1, 1.0)),
     (aten.smooth_l1_loss_backward.default, (made(), made(0, 3), made(0, 3), 1, 1.0)),
     (aten.huber_loss_backward.default, (made(3, 4), turned(3, 4), turned(3, 4), 0, 1.0)),
+    (aten.soft_margin_loss.default, (made(4, dtype=HALF), made(4), 1)),
     (aten.soft_margin_loss_backward.default, (made(), made(4, dtype=HALF), made(4), 1)),
     (aten.huber_loss.default, (made(4, dtype=HALF), made(4), 0, 1.0)),
     (aten.addr.default, (made(), made(2, dtype=HALF), made(3, dtype=HALF))),
