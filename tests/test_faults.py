@@ -144,6 +144,8 @@ def test_a_full_disk(small_disk: Path, step: Step, times: int) -> None:
             mine = gradients(fresh(step.net, store), step.net, step.x)
             store.flush()
         torch.testing.assert_close(mine, step.eager)
+        # No claim is left, which other processes would wait for.
+        assert not list(small_disk.glob("1/new/claim.*"))
         found = [each for each in caught if each.category is CacheWarning]
         assert len(found) <= 1
         told += len(found)

@@ -1,8 +1,9 @@
 """Claims: of several processes that need the same entry at once, one makes it and others wait.
 
-A claim is a file that names the process.  It is no lock: whoever waits does so for a bounded time,
-not at all for a process that has ended, and then makes the entry itself.  At worst something is
-made twice.
+A claim is a symbolic link to nothing, which names the process: it is there with its content or not
+at all, also on a full disk and if the process is killed.  It is no lock: whoever waits does so for a
+bounded time, not at all for a process that has ended, and then makes the entry itself.  At worst
+something is made twice.
 """
 
 from __future__ import annotations
@@ -45,9 +46,7 @@ def claimed(path: Path, is_there: Callable[[], bool]) -> Claim | None:
     waited = 0.0
     while True:
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
-                file.write(content)
+            os.symlink(content, path)
             claim = Claim(path)
             if is_there():
                 # It was made after this process had looked for it.
@@ -56,7 +55,7 @@ def claimed(path: Path, is_there: Callable[[], bool]) -> Claim | None:
             return claim
         except FileExistsError:
             pass
-        except OSError:
+        except (OSError, NotImplementedError):
             return Claim(None)
         if _holder(path) == content:
             # Of this process: the entry waits to be written, or another thread makes it.
@@ -71,16 +70,15 @@ def claimed(path: Path, is_there: Callable[[], bool]) -> Claim | None:
             continue
         threading.Event().wait(INTERVAL)
         waited += INTERVAL
-        if not path.exists():
+        if not os.path.lexists(path):
             return None if is_there() else Claim(None)
 
 
 def _holder(path: Path) -> str:
-    """What a claim says of its process; nothing while it is being written."""
+    """What a claim says of its process; nothing if it is gone."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read(1000)
-    except (OSError, UnicodeDecodeError):
+        return os.readlink(path)
+    except OSError:
         return ""
 
 

@@ -76,7 +76,7 @@ def changed(content: bytes, chance: random.Random) -> tuple[str, bytes]:
     data = bytearray(content)
     if kind == "bytes":
         for _ in range(chance.randint(1, 4)):
-            data[chance.randrange(len(data))] = chance.randrange(256)
+            data[chance.randrange(len(data))] ^= chance.randrange(1, 256)
         return kind, bytes(data)
     if kind == "end":
         return kind, content[: chance.randrange(len(content))]

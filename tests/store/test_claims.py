@@ -39,12 +39,12 @@ def test_a_claim_is_a_file_until_it_is_released(tmp_path: Path) -> None:
     path = tmp_path / "claim"
     claim = claimed(path, never)
     assert claim is not None
-    assert path.read_text() == of(os.getpid())
+    assert os.readlink(path) == of(os.getpid())
     claim.release()
-    assert not path.exists()
-    path.write_text("of another")
+    assert not os.path.lexists(path)
+    os.symlink("of another", path)
     claim.release()
-    assert path.exists()
+    assert os.path.lexists(path)
 
 
 def test_a_process_does_not_wait_for_itself(tmp_path: Path) -> None:
@@ -53,19 +53,19 @@ def test_a_process_does_not_wait_for_itself(tmp_path: Path) -> None:
     assert first is not None
     assert second is not None
     second.release()
-    assert path.exists()
+    assert os.path.lexists(path)
 
 
 def test_what_another_process_has_made_is_there(tmp_path: Path, other: int) -> None:
     path = tmp_path / "claim"
-    path.write_text(of(other))
+    os.symlink(of(other), path)
     looks = iter([False, False, True])
     assert claimed(path, lambda: next(looks)) is None
 
 
 def test_a_process_that_fails_leaves_it_to_others(tmp_path: Path, other: int) -> None:
     path = tmp_path / "claim"
-    path.write_text(of(other))
+    os.symlink(of(other), path)
     threading.Timer(0.2, path.unlink).start()
     assert isinstance(claimed(path, never), Claim)
 
@@ -75,19 +75,22 @@ def test_nobody_waits_for_a_process_that_has_ended(
 ) -> None:
     monkeypatch.setattr(claims, "INTERVAL", 1000.0)
     path = tmp_path / "claim"
-    path.write_text(of(ended()))
+    os.symlink(of(ended()), path)
     claim = claimed(path, never)
     assert claim is not None
-    assert path.read_text() == of(os.getpid())
+    assert os.readlink(path) == of(os.getpid())
 
 
 @pytest.mark.parametrize("holder", ["", "no number", "elsewhere 1", "elsewhere 99999999999999"])
 def test_nobody_waits_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holder: str) -> None:
     monkeypatch.setattr(claims, "MAX_WAIT", 0.2)
     path = tmp_path / "claim"
-    path.write_text(holder)
+    if holder:
+        os.symlink(holder, path)
+    else:
+        path.touch()
     assert isinstance(claimed(path, never), Claim)
-    assert not path.exists()
+    assert not os.path.lexists(path)
 
 
 def test_a_folder_that_is_not_there_is_no_reason_to_wait(tmp_path: Path) -> None:
