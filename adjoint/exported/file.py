@@ -13,10 +13,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import stat
 import struct
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -40,7 +41,7 @@ from adjoint.store.entries import (
 KIND = "export"
 
 # Changes with what kernels and the glue between them are called with.
-FORMAT = "1"
+FORMAT = "2"
 
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 64
@@ -64,6 +65,28 @@ class Target:
     image: Image
     glue: Mapping[str, str]
     """For each resident function (`runtime/cpu/residents.py`) by its key, its name in the image."""
+
+
+@dataclass(frozen=True)
+class GpuCode:
+    """The kernels of all programs for one compute capability and later ones."""
+
+    capability: tuple[int, int]
+    modules: Mapping[str, bytes]
+    """For each kernel by its name, PTX that defines it, which the driver assembles."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What programs for a GPU need besides glue for the processor."""
+
+    device: str
+    """Such as `cuda:0`."""
+    draws_in_kernels: bool
+    captures_cuda_graphs: bool
+    codes: tuple[GpuCode, ...]
+    placed: Mapping[str, str]
+    """The devices of tensors in the file that are not on the processor's side, by their names."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +116,8 @@ class Exported:
     plans: tuple[PlanText, ...]
     targets: tuple[Target, ...]
     tensors: bytes | Beside
+    gpu: Gpu | None = None
+    """None: programs for the processor."""
 
 
 def written(exported: Exported) -> bytes:
@@ -121,6 +146,7 @@ def written(exported: Exported) -> bytes:
         "plans": [[each.text, list(each.functions)] for each in exported.plans],
         "targets": targets,
         "tensors": [tensors.name, tensors.digest] if isinstance(tensors, Beside) else blob(tensors),
+        "gpu": None if exported.gpu is None else _written_gpu(exported.gpu, blob),
     }
     places: list[list[int]] = []
     at = 0
@@ -133,6 +159,20 @@ def written(exported: Exported) -> bytes:
     payload = _LENGTH.pack(len(text)) + text + body
     facts = {**exported.facts, "subject": digest_of(payload)}
     return packed(Entry(Header(KIND, facts, exported.label), payload))
+
+
+def _written_gpu(gpu: Gpu, blob: Callable[[bytes], int]) -> dict[str, object]:
+    codes = [
+        [*each.capability, {name: blob(code) for name, code in each.modules.items()}]
+        for each in gpu.codes
+    ]
+    return {
+        "device": gpu.device,
+        "draws": gpu.draws_in_kernels,
+        "captures": gpu.captures_cuda_graphs,
+        "codes": codes,
+        "placed": dict(gpu.placed),
+    }
 
 
 def read(data: bytes) -> Exported:
@@ -171,20 +211,31 @@ def _read(entry: Entry) -> Exported:
         for text, names in index["plans"]
     )
     targets = tuple(_target(each, blobs) for each in index["targets"])
-    tensors = index["tensors"]
-    if isinstance(tensors, list):
-        name, digest = tensors
+    tensors: bytes | Beside
+    if isinstance(index["tensors"], list):
+        name, digest = index["tensors"]
         require(Path(_is(str, name)).name == name and name not in ("", ".."), "a plain file name")
-        return Exported(
-            entry.header.facts,
-            entry.header.label,
-            records,
-            plans,
-            targets,
-            Beside(name, _is(str, digest)),
+        tensors = Beside(name, _is(str, digest))
+    else:
+        tensors = bytes(blobs[_is(int, index["tensors"])])
+    gpu = None if index["gpu"] is None else _gpu(index["gpu"], blobs)
+    header = entry.header
+    return Exported(header.facts, header.label, records, plans, targets, tensors, gpu)
+
+
+def _gpu(field: Any, blobs: list[memoryview]) -> Gpu:
+    device, placed = _is(str, field["device"]), _table(str, str, field["placed"])
+    require({*placed.values()} <= {device}, "one GPU")
+    require(re.fullmatch(r"cuda:\d{1,3}", device) is not None, "a GPU")
+    codes = [
+        GpuCode(
+            (_is(int, major), _is(int, minor)),
+            {name: bytes(blobs[place]) for name, place in _table(str, int, modules).items()},
         )
-    content = bytes(blobs[_is(int, tensors)])
-    return Exported(entry.header.facts, entry.header.label, records, plans, targets, content)
+        for major, minor, modules in field["codes"]
+    ]
+    draws, captures = _is(bool, field["draws"]), _is(bool, field["captures"])
+    return Gpu(device, draws, captures, tuple(codes), placed)
 
 
 def _blob(body: memoryview, place: FromText) -> memoryview:

@@ -9,7 +9,7 @@ import torch
 from adjoint.errors import LoadError
 from adjoint.exported.file import Beside, Exported, Target, read, trusted
 from adjoint.exported.loading import require_torch, tensors_of
-from adjoint.exported.programs import HeldTensors, fitting
+from adjoint.exported.programs import HeldTensors, fitting, require_gpu
 from adjoint.exported.records import ConstantRecord, TensorRecord
 from adjoint.forms.plans import read_plan
 from adjoint.graph.calling import Constant, FromCaller, FromGraph
@@ -57,7 +57,7 @@ def inspected(path: Path) -> str:
     )
     section("tensors", _tensors(exported, tensors))
     section("programs", [_plan(number, plan) for number, plan in enumerate(plans)])
-    section("code", [_target(each) for each in exported.targets])
+    section("code", [*_gpu_codes(exported), *(_target(each) for each in exported.targets)])
     section("made by", [f"{n}: {exported.facts[n]}" for n in _PROVENANCE if n in exported.facts])
     section("made of", [line.strip() for line in exported.label.splitlines()])
     section("sha256", [digest_of(data)])
@@ -119,9 +119,22 @@ def _target(target: Target) -> str:
     )
 
 
+def _gpu_codes(exported: Exported) -> list[str]:
+    """What a program for a GPU has for each compute capability."""
+    if exported.gpu is None:
+        return []
+    return [
+        f"{exported.gpu.device}, compute capability {'.'.join(map(str, each.capability))}: "
+        f"{len(each.modules)} kernels, {sum(map(len, each.modules.values())):,} bytes of PTX"
+        for each in exported.gpu.codes
+    ]
+
+
 def _fit(exported: Exported) -> str:
     try:
         require_torch(exported)
+        if exported.gpu is not None:
+            require_gpu(exported.gpu)
         return f"yes, with the code for {fitting(exported.targets).cpu}"
     except LoadError as error:
         return f"no: {error}"

@@ -28,7 +28,7 @@ class LoadedProgram:
         self.record = exported.records[0]
         self.facts = exported.facts
         self.cpu = cpu
-        """The level of processor whose code runs."""
+        """The level of processor, or the compute capability, whose code runs."""
         self._versions = list(versions)
         self._state = versions[0].state
         arguments = self.record.arguments
@@ -119,8 +119,11 @@ class LoadedProgram:
                 raise LoadError(f"{record.path} is a {type(each).__name__} of {each.layout}")
             if each.dtype != record.dtype:
                 raise LoadError(f"{record.path} is {each.dtype}, and not {record.dtype}")
-            if each.device.type != "cpu":
-                raise LoadError(f"{record.path} is on {each.device}, and the program is for cpu")
+            if str(each.device) != record.device:
+                raise LoadError(
+                    f"{record.path} is on {each.device}, and the program takes it on "
+                    f"{record.device}"
+                )
             if requires and each.requires_grad and self.orders:
                 self._require_differentiable(place, record)
 

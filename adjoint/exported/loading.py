@@ -12,7 +12,7 @@ from adjoint.errors import LoadError
 from adjoint.exported import safetensors
 from adjoint.exported.file import Beside, Exported, read, trusted
 from adjoint.exported.loaded import LoadedProgram
-from adjoint.exported.programs import LoadedPrograms
+from adjoint.exported.programs import LoadedPrograms, require_gpu
 from adjoint.exported.records import GraphRecord, NodeRecord, ProgramRecord, TensorRecord
 from adjoint.exported.versions import Version
 from adjoint.loops.plan import Plan
@@ -56,6 +56,10 @@ def validated(data: bytes, folder: Path) -> tuple[LoadedProgram, LoadedPrograms]
 
 def _validated(exported: Exported, folder: Path) -> tuple[LoadedProgram, LoadedPrograms]:
     tensors = tensors_of(exported, folder)
+    if exported.gpu is not None:
+        require_gpu(exported.gpu)
+        placed = exported.gpu.placed
+        tensors = {name: each.to(placed.get(name, "cpu")) for name, each in tensors.items()}
     named = _named(exported.records, tensors)
     constants = {name: each for name, each in tensors.items() if name not in named}
     programs = LoadedPrograms(exported, constants)

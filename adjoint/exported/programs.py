@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from adjoint.errors import LoadError, SourceLine
-from adjoint.exported.file import Exported, Target
+from adjoint.exported.file import Exported, Gpu, GpuCode, Target
 from adjoint.forms.form import Malformed
 from adjoint.forms.plans import read_plan
-from adjoint.loops.plan import Launch, Plan
+from adjoint.loops.plan import Plan
 from adjoint.open_types import TorchValue
 from adjoint.runtime.checking import UnexpectedResult
 from adjoint.runtime.code import NativeFunction
-from adjoint.runtime.cpu.externals import external
+from adjoint.runtime.cpu.externals import add_external, external
 from adjoint.runtime.cpu.images import MappedImage, Unmappable
 from adjoint.runtime.cpu.levels import LEVELS, lacking
 from adjoint.runtime.cpu.program import CpuProgram
 from adjoint.runtime.cpu.residents import bring
 from adjoint.runtime.executable import Executable
+from adjoint.runtime.gpu.driver import DriverError, launch_address, load
+from adjoint.runtime.gpu.program import GpuProgram
 from adjoint.runtime.plans.binding import BindingFailed
+from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.seeds import new_seeds
+from adjoint.target import cuda_target
+
+# Kernels that the driver assembles at once.
+ASSEMBLERS = 16
 
 
 class HeldTensors:
@@ -47,12 +56,35 @@ def fitting(targets: Sequence[Target]) -> Target:
     return max(able, key=lambda each: LEVELS.index(each.cpu))
 
 
+def require_gpu(gpu: Gpu) -> GpuCode:
+    """The best code for the GPU that the programs are for; raises `LoadError`."""
+    device = torch.device(gpu.device)
+    if not torch.cuda.is_available() or device.index >= torch.cuda.device_count():
+        raise LoadError(f"its programs are for {gpu.device}, and this machine has no such GPU")
+    capability = torch.cuda.get_device_capability(device)
+    able = [each for each in gpu.codes if each.capability <= capability]
+    if not able:
+        known = ", ".join(_shown(each.capability) for each in gpu.codes) or "nothing"
+        raise LoadError(
+            f"{gpu.device} has compute capability {_shown(capability)}, and its code is for {known}"
+        )
+    return max(able, key=lambda each: each.capability)
+
+
+def _shown(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
+
+
 class LoadedPrograms:
     """The programs, each made when it first runs; what they are made of is validated before."""
 
     def __init__(self, exported: Exported, held: Mapping[str, torch.Tensor]) -> None:
         self._target = fitting(exported.targets)
-        functions = self._target.image.functions
+        self._gpu = exported.gpu
+        self._gpu_code = None if exported.gpu is None else require_gpu(exported.gpu)
+        functions: Mapping[str, object] = self._target.image.functions
+        if self._gpu_code is not None:
+            functions = self._gpu_code.modules
         self.plans: list[Plan] = []
         for each in exported.plans:
             try:
@@ -66,23 +98,32 @@ class LoadedPrograms:
             self.plans.append(plan)
         self._names = [each.functions for each in exported.plans]
         self._made: dict[int, Executable] = {}
-        self._code: MappedImage | None = None
+        self._functions: Mapping[str, NativeFunction] | None = None
 
     @property
     def cpu(self) -> str:
-        """The level of processor whose code runs."""
+        """The level of processor, or the compute capability, whose code runs."""
+        if self._gpu_code is not None:
+            return f"compute capability {_shown(self._gpu_code.capability)}"
         return self._target.cpu
 
     def map(self) -> None:
         """Map the machine code into this process."""
         target = self._target
         try:
+            if self._gpu_code is not None:
+                add_external("cuLaunchKernel", launch_address())
             code = MappedImage(target.image, external)
-        except Unmappable as error:
+            _RESIDENT.append(code)
+            bring({key: code.address(name) for key, name in target.glue.items()})
+            if self._gpu is not None and self._gpu_code is not None:
+                self._functions = _on_gpu(self._gpu_code, torch.device(self._gpu.device))
+                return
+        except (Unmappable, DriverError) as error:
             raise LoadError(f"its machine code cannot be loaded: {error}") from error
-        _RESIDENT.append(code)
-        bring({key: code.address(name) for key, name in target.glue.items()})
-        self._code = code
+        self._functions = {
+            name: NativeFunction(code.address(name), code) for name in target.image.functions
+        }
 
     def at(self, number: int) -> Executable:
         """What runs the program of this number."""
@@ -92,10 +133,33 @@ class LoadedPrograms:
         return found
 
     def _program(self, number: int) -> Executable:
-        plan, code = self.plans[number], self._code
-        assert code is not None, "the code is mapped first"
-        functions = [NativeFunction(code.address(name), code) for name in self._names[number]]
-        return _Program(plan, dict(zip(plan.launches, functions, strict=True)))
+        plan, mapped, gpu = self.plans[number], self._functions, self._gpu
+        assert mapped is not None, "the code is mapped first"
+        functions = [mapped[name] for name in self._names[number]]
+        code = dict(zip(plan.launches, functions, strict=True))
+        if gpu is None or self._gpu_code is None:
+            return _Program(CpuProgram(plan, code))
+        target = cuda_target(
+            torch.device(gpu.device),
+            self._gpu_code.capability,
+            gpu.draws_in_kernels,
+            gpu.captures_cuda_graphs,
+        )
+        return _Program(GpuProgram(plan, code, target))
+
+
+def _on_gpu(code: GpuCode, device: torch.device) -> dict[str, NativeFunction]:
+    """The kernels, loaded; the driver assembles several at a time."""
+    torch.cuda.init()
+    with ThreadPoolExecutor(max_workers=ASSEMBLERS) as pool:
+        load_one = functools.partial(_load_kernel, device=device.index)
+        return dict(zip(code.modules, pool.map(load_one, code.modules.items()), strict=True))
+
+
+def _load_kernel(kernel: tuple[str, bytes], device: int) -> NativeFunction:
+    name, text = kernel
+    (function,) = load(text, [name], device)
+    return function
 
 
 # Glue stays for as long as the process runs, and it is in these.
@@ -105,10 +169,10 @@ _RESIDENT: list[MappedImage] = []
 class _Program:
     """Runs a program; what torch or the sizes do not fit is an error, because nothing else can."""
 
-    def __init__(self, plan: Plan, functions: Mapping[Launch, NativeFunction]) -> None:
-        self._program = CpuProgram(plan, functions)
-        self._streams = plan.streams
-        self.forgets_histories = self._program.forgets_histories
+    def __init__(self, program: PlanProgram) -> None:
+        self._program = program
+        self._streams = program.plan.streams
+        self.forgets_histories = program.forgets_histories
 
     def __call__(self, inputs: list[TorchValue]) -> TorchValue:
         if self._streams:

@@ -67,6 +67,7 @@ class TensorRecord:
     dtype: torch.dtype
     shape: tuple[Size, ...]
     strides: tuple[Size, ...]
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,6 @@ class ProgramRecord:
 RECORD_FORM = Form(
     [
         *(ProgramRecord, GraphRecord, NodeRecord, BackwardRecord, TensorRecord, ConstantRecord),
-        *(SizeRecord, NodeLayout, Segments, Mode, c.CallingConvention, c.FromCaller, c.BaseOf),
-        *(c.MemoryOf, c.NewToken, c.FromGraph, c.Constant, c.FromRecipe, c.Replay, c.Overwrite),
-        *(c.Window, c.RequireGrad, c.View, c.ReplayMetadataOp, c.AssignData, c.Write),
-        *(c.SetRequiresGrad, c.StoragePlacement),
+        *(SizeRecord, NodeLayout, Segments, Mode, *c.RECORDS),
     ]
 )

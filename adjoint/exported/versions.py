@@ -100,7 +100,8 @@ class Version:
                 f"{strides}: it is written to, or returned as a view"
             )
         # Recorded by autograd: the caller's tensor gets its gradient.
-        return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
+        like = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+        return like.copy_(tensor)
 
     def _shown_places(self) -> frozenset[int]:
         """Inputs whose memory the caller sees again: they are written to, or returned."""

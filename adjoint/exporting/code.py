@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from adjoint.emit.llvm import emit_module
+from adjoint.emit.nvptx import emit_module as emit_grid
 from adjoint.errors import ExportError
-from adjoint.exported.file import Target
+from adjoint.exported.file import GpuCode, Target
 from adjoint.graph.boundary import failure_text, passes_through
 from adjoint.kernels import key_of
 from adjoint.loops.plan import Launch, Plan
@@ -21,7 +25,8 @@ from adjoint.runtime.cpu.linking import Unlinkable, linked
 from adjoint.runtime.cpu.objects import symbols_of
 from adjoint.runtime.cpu.residents import key_of as glue_key
 from adjoint.runtime.cpu.support import SUPPORT
-from adjoint.target import Machine
+from adjoint.runtime.gpu.assembly import assemble
+from adjoint.target import Machine, cuda_target
 from adjoint.target import Target as CompilationTarget
 
 
@@ -40,6 +45,19 @@ def levels(asked: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(asked))
 
 
+def capabilities(asked: Sequence[str] | None, device: torch.device) -> tuple[tuple[int, int], ...]:
+    """The compute capabilities to compile for, the least first; None: that of the GPU."""
+    if asked is None:
+        return (torch.cuda.get_device_capability(device),)
+    if isinstance(asked, str) or not asked or not all(map(_CAPABILITY.fullmatch, asked)):
+        raise ExportError(f"gpus={asked!r}; choose compute capabilities, such as ('8.0', '9.0')")
+    pairs = [each.split(".") for each in asked]
+    return tuple(sorted({(int(major), int(minor)) for major, minor in pairs}))
+
+
+_CAPABILITY = re.compile(r"\d{1,2}\.\d")
+
+
 def machine(level: str) -> Machine:
     """The machine of a level, whether or not this one is of that level."""
     return Machine(machines.host().triple, level)
@@ -47,6 +65,8 @@ def machine(level: str) -> Machine:
 
 class Code:
     """The kernels of all plans of a file; equal ones are compiled once."""
+
+    is_for_gpu = False
 
     def __init__(self, cpus: Sequence[str]) -> None:
         self.cpus = cpus
@@ -108,7 +128,7 @@ class Code:
     def _target(self, cpu: str) -> Target:
         objects = list(self._objects[cpu])
         names: dict[str, str] = {}
-        for number, (text, name) in enumerate(glue.functions()):
+        for number, (text, name) in enumerate(glue.functions(self.is_for_gpu)):
             data = compile_object(text, machine(cpu), is_tuned=False, may_move=True)
             objects.append((f"glue{number}.", data))
             names[glue_key(text, name)] = f"glue{number}.{name}"
@@ -122,3 +142,46 @@ class Code:
             objects += [
                 ("", compile_object(SUPPORT[name], machine(cpu), may_move=True)) for name in wanted
             ]
+
+
+class GpuModules(Code):
+    """The kernels of all plans of a file for a GPU, and glue for the processor beside it."""
+
+    is_for_gpu = True
+
+    def __init__(
+        self, cpus: Sequence[str], target: CompilationTarget, gpus: Sequence[tuple[int, int]]
+    ) -> None:
+        """`target`: that of the least of the compute capabilities `gpus`, which plans are for."""
+        super().__init__(cpus)
+        self._machines = {
+            each: replace(target, machine=cuda_target(target.device, each).machine) for each in gpus
+        }
+        self._modules: dict[tuple[int, int], dict[str, bytes]] = {each: {} for each in gpus}
+
+    def _compile(self, kernels: dict[str, Kernel]) -> dict[str, Exception]:
+        """Compile each by itself, for each compute capability.  Returns those that fail."""
+        failed: dict[str, Exception] = {}
+        for key, kernel in kernels.items():
+            named = replace(kernel, name=f"k{len(self._names)}_{kernel.name}")
+            try:
+                made = {
+                    each: self._module(named, target) for each, target in self._machines.items()
+                }
+            except Exception as error:
+                if passes_through(error):
+                    raise
+                failed[key] = error
+                continue
+            for each, code in made.items():
+                self._modules[each][named.name] = code
+            self._names[key] = named.name
+        return failed
+
+    def _module(self, kernel: Kernel, target: CompilationTarget) -> bytes:
+        assert target.machine is not None
+        return assemble(emit_grid([kernel], target), target.machine)
+
+    def codes(self) -> tuple[GpuCode, ...]:
+        """The kernels for each compute capability."""
+        return tuple(GpuCode(each, modules) for each, modules in self._modules.items())

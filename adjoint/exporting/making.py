@@ -12,12 +12,13 @@ from typing import Literal, TypeAlias
 import llvmlite.binding as llvm
 import torch
 
+from adjoint.capture.direct import module_of, state_of
 from adjoint.compiler import Compiler
 from adjoint.errors import ExportError
 from adjoint.exported import safetensors
-from adjoint.exported.file import Beside, Exported, write_whole, written
+from adjoint.exported.file import Beside, Exported, Gpu, write_whole, written
 from adjoint.exporting.asking import Asked, asked_for
-from adjoint.exporting.code import Code, levels, machine
+from adjoint.exporting.code import Code, GpuModules, capabilities, levels, machine
 from adjoint.exporting.graphs import Exporting
 from adjoint.exporting.recording import Recording
 from adjoint.forms.form import Unwritable
@@ -26,7 +27,7 @@ from adjoint.kept import versions
 from adjoint.options import Options
 from adjoint.runtime.cpu.products import has_blas
 from adjoint.store.entries import digest_of
-from adjoint.target import cpu_target
+from adjoint.target import CPU, cpu_target, cuda_target
 
 # Axes of a tensor whose sizes may vary: all of them, some, or some with bounds.
 Axes: TypeAlias = "bool | Sequence[int] | Mapping[int, bool | tuple[int, int | None]]"
@@ -42,6 +43,7 @@ def export(
     orders: int = 1,
     wrt: Sequence[str] | None = None,
     cpus: Sequence[str] | None = None,
+    gpus: Sequence[str] | None = None,
     parameters: Literal["inside", "beside"] = "inside",
     options: Mapping[str, object] | None = None,
 ) -> Path:
@@ -57,7 +59,8 @@ def export(
     all floating-point arguments if none does.
 
     `cpus`: levels of x86-64 processors to have code for, such as `("x86-64-v2", "x86-64-v3")`; by
-    default the highest that this machine has.
+    default the highest that this machine has.  `gpus`: if arguments or parameters are on a GPU,
+    compute capabilities to have code for, such as `("8.0", "9.0")`; by default that of this GPU.
 
     `parameters`: whether parameters are in the file, or beside it in a safetensors file of the same
     name.  Raises `ExportError` for what has no form in a file.
@@ -81,7 +84,11 @@ def export(
     if settings.target != "native":
         raise ExportError(f"an exported program is native: not target={settings.target!r}")
     asked = asked_for(function, tuple(args), dict(kwargs or {}), dynamic, wrt, orders)
-    exported, tensors = _made(function, asked, orders, chosen, settings)
+    device = _device(function, asked)
+    if device == CPU and gpus is not None:
+        raise ExportError(f"gpus={gpus!r}, and no argument or parameter is on a GPU")
+    chosen_gpus = () if device == CPU else capabilities(gpus, device)
+    exported, tensors = _made(function, asked, orders, chosen, device, chosen_gpus, settings)
     try:
         data = safetensors.written(tensors)
     except safetensors.BadTensors as error:
@@ -109,22 +116,50 @@ def _made(
     asked: Asked,
     orders: int,
     cpus: tuple[str, ...],
+    device: torch.device,
+    gpus: tuple[tuple[int, int], ...],
     options: Options,
 ) -> tuple[Exported, dict[str, torch.Tensor]]:
     """The content of the file but for its tensors, and these by their names."""
-    draws = options.eager_rng is not None and not options.eager_rng
-    target = cpu_target(machine(cpus[0]), has_blas(), draws)
-    exporting = Exporting(Compiler(options), target, Code(cpus))
+    draws = device != CPU if options.eager_rng is None else not options.eager_rng
+    if gpus:
+        target = cuda_target(device, gpus[0], draws, options.cuda_graphs)
+        code: Code = GpuModules(cpus, target, gpus)
+    else:
+        target = cpu_target(machine(cpus[0]), has_blas(), draws)
+        code = Code(cpus)
+    exporting = Exporting(Compiler(options), target, code)
     recording = Recording(function, exporting, orders)
     records = recording.versions(asked)
-    facts = _facts(function, cpus, orders)
+    facts = _facts(function, cpus, gpus, orders)
     label = str(location_of_function(function))
     plans, targets = tuple(exporting.plans), exporting.code.targets()
     tensors = {**recording.tensors, **exporting.constants.tensors}
-    return Exported(facts, label, records, plans, targets, b""), tensors
+    gpu = None
+    if isinstance(code, GpuModules):
+        placed = {n: str(each.device) for n, each in tensors.items() if each.device != CPU}
+        gpu = Gpu(str(device), draws, target.captures_cuda_graphs, code.codes(), placed)
+    return Exported(facts, label, records, plans, targets, b"", gpu), tensors
 
 
-def _facts(function: Callable[..., object], cpus: Sequence[str], orders: int) -> dict[str, str]:
+def _device(function: Callable[..., object], asked: Asked) -> torch.device:
+    """The GPU that arguments, parameters or buffers are on, or else the processor."""
+    tensors = [*asked.leaves, *state_of(module_of(function)).values()]
+    devices = {each.device for each in tensors if isinstance(each, torch.Tensor)} - {CPU}
+    if not devices:
+        return CPU
+    if len(devices) > 1 or next(iter(devices)).type != "cuda":
+        names = ", ".join(sorted(map(str, devices)))
+        raise ExportError(f"programs are exported for the CPU or for one NVIDIA GPU, not {names}")
+    return devices.pop()
+
+
+def _facts(
+    function: Callable[..., object],
+    cpus: Sequence[str],
+    gpus: Sequence[tuple[int, int]],
+    orders: int,
+) -> dict[str, str]:
     """Where the file comes from."""
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     module = getattr(function, "__module__", "") or ""
@@ -136,5 +171,6 @@ def _facts(function: Callable[..., object], cpus: Sequence[str], orders: int) ->
         "machine": platform.machine(),
         "triple": machine(cpus[0]).triple,
         "cpus": ", ".join(cpus),
+        "gpus": ", ".join(f"{major}.{minor}" for major, minor in gpus),
         "LLVM": ".".join(map(str, llvm.llvm_version_info)),
     }

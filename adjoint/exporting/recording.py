@@ -28,6 +28,7 @@ from adjoint.graph.calling import BaseOf, FromCaller
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.metadata import value_or_none
 from adjoint.runtime.sharing import Sharing, sharing
+from adjoint.target import CPU
 from adjoint.torch_private import trees
 from adjoint.torch_private.size_evaluation import first_violated
 
@@ -76,7 +77,7 @@ class Recording:
         exporting.assumed.clear()
         with torch.enable_grad():
             captured = compiler.captured_call(function, asked.args, asked.kwargs, asked.axes)
-        _require_on_cpu(captured)
+        _require_on(captured, exporting.target.device)
         assert captured.guards is not None
         leaves = [each for each in asked.leaves if isinstance(each, torch.Tensor)]
         inputs = captured.leaves(leaves)
@@ -203,13 +204,13 @@ def _resized(asked: Asked, record: ProgramRecord, sizes: dict[Place, int]) -> As
     return asked.with_leaves([made.get(id(each), each) for each in asked.leaves], made)
 
 
-def _require_on_cpu(captured: CapturedProgram) -> None:
+def _require_on(captured: CapturedProgram, device: torch.device) -> None:
     for node in captured.graph_module.graph.nodes:
         for leaf in trees.leaves(value_or_none(node)):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+            if isinstance(leaf, torch.Tensor) and leaf.device not in (CPU, device):
                 raise ExportError(
-                    f"programs are exported for the CPU, and a tensor is on {leaf.device}: move "
-                    "the module and its arguments with .cpu()"
+                    f"the program is exported for {device}, and a tensor is on {leaf.device}: move "
+                    f"the module and its arguments with .to({str(device)!r})"
                 )
 
 
@@ -268,7 +269,8 @@ def _records(
     records: list[TensorRecord] = []
     for place, (path, tensor) in enumerate(zip(paths, inputs, strict=True)):
         numbers, axes = layouts[place], tensor.dim()
-        records.append(TensorRecord(path, tensor.dtype, numbers[:axes], numbers[axes:]))
+        shape, strides = numbers[:axes], numbers[axes:]
+        records.append(TensorRecord(path, tensor.dtype, shape, strides, str(tensor.device)))
     return records
 
 

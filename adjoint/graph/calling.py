@@ -272,3 +272,11 @@ class CallingConvention:
                 case _:
                     assert_never(recipe)
         return sorted(outputs)
+
+
+# All types that a calling convention may consist of.
+RECORDS: tuple[type, ...] = (
+    *(CallingConvention, FromCaller, BaseOf, MemoryOf, NewToken, FromGraph, Constant, FromRecipe),
+    *(Replay, Overwrite, Window, RequireGrad, View, ReplayMetadataOp, AssignData, Write),
+    *(SetRequiresGrad, StoragePlacement),
+)

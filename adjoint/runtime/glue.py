@@ -1,15 +1,21 @@
-"""All native functions between kernels (`cpu/residents.py`) that programs on a CPU may call."""
+"""All native functions between kernels (`cpu/residents.py`) that programs may call."""
 
 from __future__ import annotations
 
 from adjoint.runtime.cpu.callables import RUN, RUNNER, called
 from adjoint.runtime.cpu.products import GEMM_OF, gemm_function, has_blas
 from adjoint.runtime.cpu.tiles import TEXT, TILES
+from adjoint.runtime.gpu.program import LAUNCH, LAUNCHER
 from adjoint.runtime.plans import interpreter
 
 
-def functions() -> list[tuple[str, str]]:
-    """For each function, the LLVM text that defines it, and its name."""
+def functions(on_gpu: bool = False) -> list[tuple[str, str]]:
+    """For each function, the LLVM text that defines it, and its name.
+
+    `on_gpu`: those of programs on a GPU.
+    """
+    if on_gpu:
+        return [called(LAUNCHER, LAUNCH), called(interpreter.text(), interpreter.COMPUTE)]
     found = [
         called(RUNNER, RUN),
         called(interpreter.text(), interpreter.COMPUTE),

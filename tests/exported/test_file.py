@@ -14,7 +14,16 @@ import torch
 import adjoint
 from adjoint.errors import LoadError
 from adjoint.exported import file
-from adjoint.exported.file import Beside, Exported, read, trusted, write_whole, written
+from adjoint.exported.file import (
+    Beside,
+    Exported,
+    Gpu,
+    GpuCode,
+    read,
+    trusted,
+    write_whole,
+    written,
+)
 from adjoint.store.entries import Entry, Header, packed, unpacked
 
 
@@ -30,6 +39,31 @@ def test_a_file_is_read_as_it_was_written(content: bytes) -> None:
     assert written(found) == content
     elsewhere = replace(found, tensors=Beside("weights.safetensors", "0" * 64))
     assert read(written(elsewhere)).tensors == elsewhere.tensors
+
+
+CODES = (GpuCode((8, 0), {"k": b"old"}), GpuCode((9, 0), {"k": b"new"}))
+GPU = Gpu("cuda:0", True, False, CODES, {"state.w": "cuda:0"})
+
+
+def test_programs_for_a_gpu(content: bytes) -> None:
+    exported = replace(read(content), gpu=GPU)
+    assert read(written(exported)).gpu == GPU
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"device": "cuda"}, {"device": "cpu"}, {"placed": {"w": "cuda:1"}}, {"draws": 1}),
+        *({"codes": [[9, 0, {"k": 99}]]}, {"codes": [["9", 0, {}]]}, {"codes": 3}),
+    ],
+)
+def test_what_is_no_program_for_a_gpu(content: bytes, change: dict[str, object]) -> None:
+    data = written(replace(read(content), gpu=GPU))
+    entry = unpacked(data)
+    length = int.from_bytes(entry.payload[:8], "little")
+    index = json.loads(entry.payload[8 : 8 + length])
+    with pytest.raises(LoadError, match="damaged"):
+        read(changed(data, gpu={**index["gpu"], **change}))
 
 
 def test_damage_is_found(content: bytes) -> None:

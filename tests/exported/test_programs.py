@@ -9,9 +9,10 @@ import adjoint
 from adjoint.errors import LoadError
 from adjoint.exported import programs
 from adjoint.exported.file import Target, read
-from adjoint.exported.programs import LoadedPrograms, fitting
+from adjoint.exported.programs import LoadedPrograms, fitting, require_gpu
 from adjoint.runtime.cpu import levels
 from adjoint.runtime.cpu.images import Image
+from tests.exported.test_file import GPU
 from tests.exports import exported
 
 
@@ -57,3 +58,26 @@ def test_programs_are_made_once(tmp_path: Path) -> None:
     assert isinstance(found, LoadedPrograms)
     assert found.at(0) is found.at(0)
     assert found.cpu in levels.LEVELS
+
+
+@pytest.mark.parametrize(
+    ("here", "chosen"), [((8, 0), "old"), ((8, 9), "old"), ((9, 0), "new"), ((12, 0), "new")]
+)
+def test_the_best_code_for_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, here: tuple[int, int], chosen: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: here)
+    assert require_gpu(GPU).modules == {"k": chosen.encode()}
+
+
+def test_a_gpu_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(LoadError, match="for cuda:0, and this machine has no such GPU"):
+        require_gpu(GPU)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    with pytest.raises(LoadError, match=r"capability 7.5, and its code is for 8.0, 9.0"):
+        require_gpu(GPU)

@@ -216,6 +216,9 @@ def _failed(code: int) -> None:
     check(code, "launch a kernel")
 
 
+# The function that launches kernels in order.
+LAUNCH = "adjoint.launch"
+
 LAUNCHER = f"""\
 declare i32 @cuLaunchKernel(ptr, i32, i32, i32, i32, i32, i32, i32, ptr, ptr, ptr)
 define i64 @adjoint.launch(
@@ -260,4 +263,4 @@ end:
 def launcher() -> Callable[[int], Callable[..., int]]:
     """Makes callables that store a call's addresses and launch a run of kernels."""
     add_external("cuLaunchKernel", launch_address())
-    return runner(LAUNCHER, "adjoint.launch")
+    return runner(LAUNCHER, LAUNCH)
