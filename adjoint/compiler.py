@@ -150,8 +150,9 @@ class Compiler(StageRunner):
         self, graph_module: fx.GraphModule, examples: Sequence[object], anew: bool = False
     ) -> CapturedProgram:
         """A graph of Dynamo's as a functional graph with its calling convention."""
+        make = partial(capture_graph, graph_module, examples, anew, self._kept)
         with self.during("capturing", graph_module):
-            return self.stage("capture", 0, lambda: capture_graph(graph_module, examples, anew))
+            return self.stage("capture", 0, make)
 
     def captured_call(
         self,

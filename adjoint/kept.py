@@ -1,8 +1,9 @@
-"""What is kept of compilations: derivatives and programs, by the graphs that they were made of.
+"""What is kept of compilations: captures, derivatives and programs, by what they were made of.
 
-Either depends on its graph, on options, on passes, and on the versions of adjoint and torch; a
-program also on its target.  These are its facts (`store/`).  What cannot be written as text, and
-what depends on code of the user's whose meaning no text says, is not kept.
+Each depends on its graph and on the versions of adjoint and torch; a capture also on modes and
+settings of torch, a derivative and a program on options and passes, a program on its target.  These
+are its facts (`store/`).  What cannot be written as text, and what depends on code of the user's
+whose meaning no text says, is not kept.
 """
 
 from __future__ import annotations
@@ -15,17 +16,33 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeAlias, TypeVar, cast
 
 import sympy
 import torch
 from torch import fx
 
-from adjoint.forms.form import Malformed, Unwritable, malformed_if_it_fails
+from adjoint.forms.dynamo_graphs import DynamoGround
+from adjoint.forms.form import (
+    Malformed,
+    Unwritable,
+    check_of,
+    malformed_if_it_fails,
+    require,
+)
 from adjoint.forms.graph_reading import Inapplicable, read
-from adjoint.forms.graphs import Ground, written
+from adjoint.forms.graphs import KNOWN_NAMESPACES, Ground, written
 from adjoint.forms.plans import read_plan, written_plan
-from adjoint.graph.metadata import inputs_of
+from adjoint.graph.calling import (
+    BaseOf,
+    CallingConvention,
+    FromCaller,
+    FromGraph,
+    MemoryOf,
+    View,
+)
+from adjoint.graph.captured import CapturedProgram
+from adjoint.graph.metadata import inputs_of, outputs_of
 from adjoint.graph.show import show_source
 from adjoint.graph.sizes import size_hints
 from adjoint.kernels import CompiledKernels, key_of, load_kept
@@ -41,9 +58,15 @@ from adjoint.store.entries import digest_of
 from adjoint.store.keeping import Store
 from adjoint.target import Loader, Target
 from adjoint.torch_private.corrected_fakes import learned
-from adjoint.torch_private.expressions import assume
+from adjoint.torch_private.dynamo import is_general_attempt
+from adjoint.torch_private.expressions import Ranges, assume, narrow, ranges
+from adjoint.torch_private.modes import settings
 
 Value = TypeVar("Value")
+AnyGround = TypeVar("AnyGround", bound=Ground)
+
+# The graph, how it is called, and what is known of sizes after the capture.
+KeptCapture: TypeAlias = tuple[fx.GraphModule, CallingConvention, Ranges, list[str]]
 
 
 @functools.cache
@@ -83,10 +106,6 @@ class NoProgram:
     """It was found before that the graph has no native program: it runs op by op."""
 
 
-# Their derivatives are in torch or in adjoint; those of others may be the user's Python code.
-_KNOWN_NAMESPACES = frozenset({"aten", "prims", "adjoint", "torch_nn", "_c10d_functional"})
-
-
 # A fact of more letters is a digest.
 _LONG_FACT_CHARACTERS = 400
 
@@ -103,8 +122,12 @@ class Kept:
         # The code of a pass does not tell what it reads.
         if self.options.passes:
             return None
+        return self._with_digest(lambda: Ground(graph_module))
+
+    def _with_digest(self, make: Callable[[], AnyGround]) -> AnyGround | None:
+        """A ground that has a text; None: it has none."""
         try:
-            ground = Ground(graph_module)
+            ground = make()
             _ = ground.digest
         except Unwritable:
             return None
@@ -122,6 +145,51 @@ class Kept:
             "observed results": digest_of(learned()),
         }
 
+    # Captures
+
+    def captured(
+        self, ground: DynamoGround, make: Callable[[], CapturedProgram]
+    ) -> CapturedProgram:
+        """The captured program of a graph of Dynamo's that is kept, or what `make` captures."""
+        if self._with_digest(lambda: ground) is None:
+            return make()
+        facts = {
+            "subject": ground.digest,
+            **versions(),
+            **settings(),
+            "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+            "observed results": digest_of(learned()),
+            "shapes": "general" if is_general_attempt() else "specialized",
+        }
+
+        def made(claim: Claim) -> CapturedProgram:
+            known = ground.guards()
+            found = make()
+            # The tensors that a program closes over are not in the text.
+            if not found.closed_over and not found.bound:
+                bounds = ranges(ground.fake_mode.shape_env, ground.symbols)
+                value = (found.graph_module, found.calling, bounds, ground.sizes())
+                self._keep("capture", facts, value, ground, ground.guards()[len(known) :], claim)
+            return found
+
+        find = functools.partial(self._find_captured, facts, ground)
+        return self.store.found_or_made("capture", facts, find, made)
+
+    def _find_captured(self, facts: dict[str, str], ground: DynamoGround) -> CapturedProgram | None:
+        is_sound = check_of(KeptCapture)
+        found = self._find_made("capture", facts, ground, is_sound)
+        if found is None:
+            return None
+        graph_module, calling, bounds, sizes = cast("KeptCapture", found[0])
+        try:
+            require_fitting(calling, len(ground.inputs), graph_module)
+        except Malformed as error:
+            self.store.reject("capture", facts, error)
+            return None
+        narrow(ground.fake_mode.shape_env, ground.symbols, bounds)
+        # Dynamo's guards have to be those that the capture led to.
+        return CapturedProgram(graph_module, calling) if ground.sizes() == sizes else None
+
     # Derivatives
 
     def derived(
@@ -136,7 +204,7 @@ class Kept:
         `is_sound`: whether something that was read may be what `make` returns.
         """
         ground = self.ground_of(graph_module)
-        if ground is None or USER_RULES or not ground.namespaces <= _KNOWN_NAMESPACES:
+        if ground is None or USER_RULES or not ground.namespaces <= KNOWN_NAMESPACES:
             return make()
         short = asked if len(asked) < _LONG_FACT_CHARACTERS else digest_of(asked)
         facts = {**self._facts(ground), "asked": short, "unsupported": self.options.unsupported}
@@ -145,21 +213,21 @@ class Kept:
             facts["memory budget, target and generator"] = str(asked_of)
             facts["processor"] = f"{torch.get_num_threads()} threads, {cache_bytes()} bytes"
             facts["sizes"] = str(size_hints(graph_module.graph))
-        find = functools.partial(self._find_derived, facts, ground, is_sound)
+        find = functools.partial(self._find_made, "derivative", facts, ground, is_sound)
 
         def made(claim: Claim) -> tuple[Value]:
             known = ground.guards()
             value = make()
-            self._keep_derived(facts, value, ground, ground.guards()[len(known) :], claim)
+            self._keep("derivative", facts, value, ground, ground.guards()[len(known) :], claim)
             return (value,)
 
         return cast("Value", self.store.found_or_made("derivative", facts, find, made)[0])
 
-    def _find_derived(
-        self, facts: dict[str, str], ground: Ground, is_sound: Callable[[object], bool]
+    def _find_made(
+        self, kind: str, facts: dict[str, str], ground: Ground, is_sound: Callable[[object], bool]
     ) -> tuple[object] | None:
-        """What is kept for these facts; None: nothing."""
-        text = self.store.get("derivative", facts)
+        """What was made of a graph and is kept for these facts; None: nothing."""
+        text = self.store.get(kind, facts)
         if text is None:
             return None
         try:
@@ -171,11 +239,12 @@ class Kept:
         except Inapplicable:
             pass
         except Malformed as error:
-            self.store.reject("derivative", facts, error)
+            self.store.reject(kind, facts, error)
         return None
 
-    def _keep_derived(
+    def _keep(
         self,
+        kind: str,
         facts: dict[str, str],
         made: object,
         ground: Ground,
@@ -187,11 +256,11 @@ class Kept:
             content = written(made, ground, assumed).encode()
         except Unwritable:
             return
-        except Exception as error:  # noqa: BLE001 - told; the derivative is there
+        except Exception as error:  # noqa: BLE001 - told; what was made is there
             self.store.fail(error)
             return
-        label = label_of(ground.graph_module)
-        self.store.put("derivative", facts, content, label, claim)
+        label = show_source(next(iter(ground.lines))) if ground.lines else ""
+        self.store.put(kind, facts, content, label, claim)
 
     # Programs
 
@@ -269,6 +338,27 @@ def _without_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def require_fitting(calling: CallingConvention, inputs: int, graph_module: fx.GraphModule) -> None:
+    """Raise `Malformed` unless a calling convention is one of this graph, for so many inputs."""
+    outputs = len(outputs_of(graph_module.graph))
+    recipes = calling.recipes
+    of_graph = [write.value for write in calling.writes]
+    of_caller: list[int] = [each.index for each in calling.placements]
+    of_caller += [place for place, _ in calling.versions]
+    for each in (*calling.sources, *recipes, *(e.of for e in recipes if isinstance(e, View))):
+        match each:
+            case FromGraph(index):
+                of_graph.append(index)
+            case FromCaller(index) | BaseOf(index) | MemoryOf(index):
+                of_caller.append(index)
+            case _:
+                pass
+    require(len(calling.sources) == len(inputs_of(graph_module.graph)), "each input has a source")
+    require(all(0 <= index < outputs for index in of_graph), "an output of the graph")
+    require(all(0 <= index < inputs for index in of_caller), "an input of the caller's")
+    require(all(0 <= place < len(recipes) for place in calling.results), "a result has a recipe")
 
 
 def label_of(graph_module: fx.GraphModule) -> str:

@@ -43,8 +43,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _read_everything_back() -> None:
-    """Every derivative and every program that can be kept is the one that was kept."""
-    derived, native = Kept.derived, Compiler._native
+    """Every capture, derivative and program that can be kept is the one that was kept."""
+    captured, derived, native = Kept.captured, Kept.derived, Compiler._native
+
+    def captured_twice(self: Kept, ground: Any, make: Any) -> Any:
+        made: list[Any] = []
+
+        def once() -> Any:
+            made[:] = made or [make()]
+            return made[0]
+
+        captured(self, ground, once)
+        self.store.flush()
+        return captured(self, ground, once)
 
     def derived_twice(self: Kept, graph_module: Any, asked: str, make: Any, check: Any) -> Any:
         made: list[Any] = []
@@ -67,6 +78,7 @@ def _read_everything_back() -> None:
         raise error
 
     Store.fail = fail  # type: ignore[method-assign]
+    Kept.captured = captured_twice  # type: ignore[method-assign]
     Kept.derived = derived_twice  # type: ignore[method-assign, assignment]
     Compiler._native = native_twice  # type: ignore[method-assign, assignment]
 

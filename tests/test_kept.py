@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 import adjoint
 from adjoint import compiler, kept
+from adjoint.capture import dynamo
 from adjoint.compiler import Compiler
 from adjoint.errors import CacheWarning
 from adjoint.kept import Kept, source_digest
@@ -35,6 +37,7 @@ class Compilations:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[str] = []
         for owner, name in (
+            (dynamo, "_captured"),
             (compiler, "lower"),
             (compiler, "differentiate"),
             (compiler, "differentiate_where_possible"),
@@ -114,11 +117,13 @@ def test_a_second_process_compiles_nothing(store: Store, compilations: Compilati
     net, x = Network().double(), torch.randn(7, 3, dtype=torch.float64)
     eager = gradients(net, net, x)
     torch.testing.assert_close(gradients(fresh(net, store), net, x), eager)
-    assert {*compilations.take()} >= {"lower", "differentiate_where_possible", "compile_object"}
+    made = {"_captured", "lower", "differentiate_where_possible", "compile_object"}
+    assert {*compilations.take()} >= made
     again = gradients(fresh(net, store), net, x)
     torch.testing.assert_close(again, eager)
     assert compilations.take() == []
     assert {each.header.kind for each in store.folder.entries()} == {
+        "capture",
         "object",
         "program",
         "derivative",
@@ -241,6 +246,110 @@ def test_a_function_that_moved_is_the_same(store: Store, compilations: Compilati
             compiled(x, index)
 
 
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def mixed(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w + torch.ones(3, device=x.device)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: default_dtype(torch.float64),
+        torch.no_grad,
+        torch.inference_mode,
+        lambda: torch.device("cpu"),
+    ],
+    ids=["autocast", "default dtype", "no grad", "inference", "device"],
+)
+def test_captures_depend_on_settings(store: Store, setting: Callable[[], Any]) -> None:
+    x, w = torch.randn(4, 3), torch.randn(3, 3, requires_grad=True)
+    for _ in range(2):
+        for around in (contextlib.nullcontext, setting):
+            with around():
+                found, expected = fresh(mixed, store)(x, w), mixed(x, w)
+            assert found.dtype == expected.dtype
+            assert found.requires_grad == expected.requires_grad
+            torch.testing.assert_close(found, expected)
+
+
+def branching(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Branches on a size, selects an element that has to exist, returns a view, and writes."""
+    x.add_(1)
+    y = x * 2 if x.shape[0] > 4 else x * 3
+    return y.sum(0), x[1], y.amax(0)
+
+
+def test_captures_of_symbolic_sizes(store: Store, compilations: Compilations) -> None:
+    """Dynamo's guards are the same, whether a program was captured or read."""
+    made: list[str] = []
+    for first in (7, 9, 3, 8):
+        compiled = fresh(branching, store, dynamic=True)
+        compilations.take()
+        for rows in (first, 6, 3, 5):
+            x = torch.randn(rows, 3, dtype=torch.float64)
+            mine, theirs = x.clone(), x.clone()
+            found, expected = compiled(mine), branching(theirs)
+            torch.testing.assert_close(found, expected)
+            torch.testing.assert_close(mine, theirs)
+            assert found[1]._base is mine
+        made = compilations.take()
+        # An axis of one has no second element.
+        with pytest.raises(Exception, match=r"out of bounds|out of range"):
+            compiled(torch.randn(1, 3, dtype=torch.float64))
+    assert "_captured" not in made
+
+
+def test_literals_inside_a_program(store: Store, compilations: Compilations) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x * torch.tensor([1.0, 2.0, 3.0]) + torch.tensor(0.5)
+
+    x = torch.randn(4, 3)
+    made: list[str] = []
+    for _ in range(2):
+        torch.testing.assert_close(fresh(f, store)(x), f(x))
+        made = compilations.take()
+    assert made == []
+
+
+def test_functions_of_the_user_are_captured(store: Store, compilations: Compilations) -> None:
+    """A function that Dynamo does not look into may change without a change of the graph."""
+    x = torch.randn(3)
+    for function in (torch.sin, torch.cos):
+
+        def own(x: Tensor, function: Any = function) -> Tensor:
+            found: Tensor = function(x)
+            return found
+
+        known: Any = torch.compiler.allow_in_graph(own)
+        found = fresh(lambda x, own=known: own(x) * 2, store)(x)
+        torch.testing.assert_close(found, function(x) * 2)
+        assert "_captured" in compilations.take()
+
+
+@pytest.mark.parametrize("text", [b"", b"[[],[],3]", b'[[],[],["tuple",1,2,3,4]]'])
+def test_what_is_no_capture_is_captured(store: Store, text: bytes) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x.sin() * 7
+
+    x = torch.randn(3)
+    fresh(f, store)(x)
+    store.flush()
+    (entry,) = [each for each in store.folder.entries() if each.header.kind == "capture"]
+    store.put("capture", entry.header.facts, text)
+    with pytest.warns(CacheWarning, match="made again"):
+        torch.testing.assert_close(fresh(f, store)(x), f(x))
+
+
 def test_passes_of_the_user_are_not_kept(store: Store) -> None:
     """Their code does not tell what they read."""
 
@@ -251,7 +360,7 @@ def test_passes_of_the_user_are_not_kept(store: Store) -> None:
     f = fresh(lambda x: x.sin(), store, passes=[own])
     f(torch.randn(3))
     store.flush()
-    assert {each.header.kind for each in store.folder.entries()} == {"object"}
+    assert {each.header.kind for each in store.folder.entries()} == {"object", "capture"}
 
 
 def test_rules_of_the_user_are_not_kept(store: Store) -> None:
@@ -359,6 +468,7 @@ def test_what_is_no_program_is_compiled(store: Store, text: bytes) -> None:
 PROCESS = """
 import json, sys, torch, adjoint
 from adjoint import compiler
+from adjoint.capture import dynamo
 from adjoint.runtime.cpu import engine
 made = []
 def counted(owner, name):
@@ -367,6 +477,7 @@ def counted(owner, name):
         made.append(name)
         return function(*args, **kwargs)
     setattr(owner, name, run)
+counted(dynamo, "_captured")
 counted(compiler, "lower")
 counted(compiler, "differentiate_where_possible")
 counted(engine, "compile_object")
@@ -406,7 +517,7 @@ def processes(folder: Path, count: int) -> Iterator[list[str]]:
 
 def test_a_process_after_another(tmp_path: Path) -> None:
     (first,) = processes(tmp_path, 1)
-    assert {*first} == {"lower", "differentiate_where_possible", "compile_object"}
+    assert {*first} == {"_captured", "lower", "differentiate_where_possible", "compile_object"}
     (second,) = processes(tmp_path, 1)
     assert second == []
 

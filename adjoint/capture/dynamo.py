@@ -2,38 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import fx
 
 from adjoint.capture.inputs import Leaf
 from adjoint.capture.program import Capture
+from adjoint.forms.dynamo_graphs import DynamoGround
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.descriptors import Argument, Buffer, Parameter, PlainInput, SymbolicSize
 from adjoint.torch_private import dynamo
-from adjoint.torch_private.fake import make_fake, new_fake_mode
+from adjoint.torch_private.fake import FakeTensorMode, make_fake, new_fake_mode
 from adjoint.torch_private.modes import without_observers
 from adjoint.trace.interpretation import Interpreter
 
 
+class Keeping(Protocol):
+    """Captures that are kept."""
+
+    def captured(
+        self, ground: DynamoGround, make: Callable[[], CapturedProgram]
+    ) -> CapturedProgram:
+        """The captured program of a graph, or what `make` captures, which is then kept."""
+        ...
+
+
 def capture_graph(
-    graph_module: fx.GraphModule, examples: Sequence[object], anew: bool = False
+    graph_module: fx.GraphModule,
+    examples: Sequence[object],
+    anew: bool = False,
+    kept: Keeping | None = None,
 ) -> CapturedProgram:
     """Capture a graph from Dynamo for inputs like `examples`.
 
-    `anew`: a later capture, outside of Dynamo, for inputs that alias in another pattern.
+    `anew`: a later capture, outside of Dynamo, for inputs that alias in another pattern.  `kept`:
+    where captures are looked for.
     """
     with dynamo.COMPILING, without_observers():
-        return _capture_graph(graph_module, examples, anew)
+        return _capture_graph(graph_module, examples, anew, kept)
 
 
 def _capture_graph(
-    graph_module: fx.GraphModule, examples: Sequence[object], anew: bool
+    graph_module: fx.GraphModule, examples: Sequence[object], anew: bool, kept: Keeping | None
 ) -> CapturedProgram:
     fake_mode, fakes = (None, []) if anew else dynamo.fresh_fakes(graph_module, examples)
     if fake_mode is None:
+        kept = None
         fake_mode = new_fake_mode()
         fakes = [
             make_fake(fake_mode, each, False, f"input{index}")
@@ -41,7 +58,6 @@ def _capture_graph(
             else each
             for index, each in enumerate(examples)
         ]
-    capture = Capture(fake_mode, lambda real: make_fake(fake_mode, real, False, "closure"))
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     leaves = [
         Leaf(fake, _descriptor(index, node, example))
@@ -49,7 +65,21 @@ def _capture_graph(
             zip(placeholders, fakes, examples, strict=True)
         )
     ]
+    make = partial(_captured, graph_module, fake_mode, leaves)
+    if kept is None:
+        return make()
+    inputs = [
+        (given, leaf.value, leaf.descriptor) for given, leaf in zip(examples, leaves, strict=True)
+    ]
+    return kept.captured(DynamoGround(graph_module, fake_mode, inputs), make)
+
+
+def _captured(
+    graph_module: fx.GraphModule, fake_mode: FakeTensorMode, leaves: Sequence[Leaf]
+) -> CapturedProgram:
+    capture = Capture(fake_mode, lambda real: make_fake(fake_mode, real, False, "closure"))
     interpreter = Interpreter(graph_module, capture.tracer)
+    fakes = [leaf.value for leaf in leaves]
     captured, _ = capture.run(partial(interpreter.run, *fakes), leaves)
     if capture.closed_over:
         return captured.closing_over(capture.closed_over)

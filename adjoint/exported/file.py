@@ -223,7 +223,7 @@ def _read(entry: Entry) -> Exported:
     return Exported(header.facts, header.label, records, plans, targets, tensors, gpu)
 
 
-def _gpu(field: Any, blobs: list[memoryview]) -> Gpu:
+def _gpu(field: FromText, blobs: list[memoryview]) -> Gpu:
     device, placed = _is(str, field["device"]), _table(str, str, field["placed"])
     require({*placed.values()} <= {device}, "one GPU")
     require(re.fullmatch(r"cuda:\d{1,3}", device) is not None, "a GPU")
@@ -255,8 +255,9 @@ def _target(field: FromText, blobs: list[memoryview]) -> Target:
     return Target(_is(str, field["cpu"]), image, glue)
 
 
-def _table(key: type, value: type[Value], field: FromText) -> dict[str, Value]:
-    require(isinstance(field, dict), "a table")
+def _table(key: type, value: type[Value], field: object) -> dict[str, Value]:
+    if not isinstance(field, dict):
+        raise Malformed("not so: a table")
     return {_is(str, name): _is(value, each) for name, each in field.items()}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 from types import UnionType
 
 import torch
@@ -195,6 +197,8 @@ class GraphReading(Reading):
             if held is None:
                 raise Malformed(f"there is no attribute {name}")
             return held
+        if isinstance(tree, list) and tree[:1] == ["tensor"]:
+            return _constant(*tree[1:])
         outside = self._memories, self._read
         self._memories, self._read = {}, []
         found = self.value(tree)
@@ -202,6 +206,19 @@ class GraphReading(Reading):
         if not isinstance(found, fx.GraphModule):
             raise Malformed("an attribute is a graph")
         return found
+
+
+def _constant(dtype: Tree, shape: Tree, elements: Tree) -> torch.Tensor:
+    """A constant that was written with its elements."""
+    kind = getattr(torch, dtype, None)
+    data = base64.b64decode(elements, validate=True)
+    sizes = [size for size in shape if type(size) is int and size >= 0]
+    if not isinstance(kind, torch.dtype) or len(sizes) != len(shape):
+        raise Malformed("a constant has a dtype and sizes")
+    if math.prod(sizes) * kind.itemsize != len(data):
+        raise Malformed("a constant has as many elements as its sizes say")
+    flat = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
+    return flat.reshape(sizes)
 
 
 def _make_room(fake: torch.Tensor, window: tuple[int, ...]) -> None:
@@ -259,8 +276,9 @@ def read(text: str | bytes, ground: Ground) -> FromText:
         names, conditions, tree = json.loads(text)
         reading = GraphReading(ground)
         reading.add_origins(names)
+        assumed = list(map(expressions.read, conditions))
         if not expressions.assume(
-            ground.fake_mode.shape_env, list(map(expressions.read, conditions))
+            ground.fake_mode.shape_env, assumed, is_noted=not ground.guards_are_checked
         ):
             raise Inapplicable
         with isolated(), expressions.without_guards(ground.fake_mode.shape_env):

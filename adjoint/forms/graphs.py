@@ -11,6 +11,7 @@ tensors - makes the graph unwritable, and what is made of it is not kept.
 
 from __future__ import annotations
 
+import base64
 import builtins
 import dataclasses
 import functools
@@ -25,6 +26,7 @@ from torch import fx
 
 from adjoint.errors import SourceLine
 from adjoint.forms.form import Form, Tree, Unwritable, Writing
+from adjoint.graph import calling as c
 from adjoint.graph import descriptors as d
 from adjoint.graph import operations
 from adjoint.graph.derivative import Backward, Derivative, Segments
@@ -85,6 +87,13 @@ GRAPH_FUNCTIONS: dict[str, Callable[..., object]] = {
     "adjoint.recorded_loop": recorded_loop,
 }
 
+# Their derivatives and fakes are in torch or in adjoint; those of others may be the user's Python
+# code.
+KNOWN_NAMESPACES = frozenset({"aten", "prims", "adjoint", "torch_nn", "_c10d_functional"})
+
+# A constant that a graph has and its ground has not is written with its elements, if these are few.
+MAX_CONSTANT_BYTES = 1 << 16
+
 GRAPH_FORM = Form(
     [
         *(d.Argument, d.Parameter, d.Buffer, d.ClosedOver, d.SymbolicSize, d.Result),
@@ -92,6 +101,7 @@ GRAPH_FORM = Form(
         *(d.ViewArgument, d.ViewValue, d.Saved, d.SavedInput, d.EarlierResult, d.Tangent),
         *(d.Gradient, d.Seeds, d.EffectToken, d.EffectTokenOut),
         *(Mode, CheckpointRegion, GradOf, SourceLine, Segments, Backward, Derivative),
+        *c.RECORDS,
     ],
     functions=GRAPH_FUNCTIONS,
 )
@@ -103,6 +113,9 @@ KNOWN_META = PLAIN_META | {"val", "source", "region", "origin", "descriptors"}
 
 class Ground:
     """A graph, and the numbers of its lines, origins and runs of checkpoints."""
+
+    guards_are_checked = False
+    """Whether Dynamo checks what is assumed about sizes from now on."""
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
         self.graph_module = graph_module
@@ -348,8 +361,8 @@ class GraphWriting(Writing):
             tree = self.graph(held)
             self._memories, self._written = outside
             return tree
-        if isinstance(held, torch.Tensor) and not self.refers:
-            return ["constant", *content_of(held)]
+        if isinstance(held, torch.Tensor):
+            return elements_of(held) if self.refers else ["constant", *content_of(held)]
         raise Unwritable(f"an attribute of type {type(held).__name__}")
 
 
@@ -365,6 +378,18 @@ def content_of(tensor: torch.Tensor) -> list[Tree]:
     data = bytes_of(tensor)
     strides = list(tensor.stride())
     return [str(tensor.dtype), list(tensor.shape), strides, str(tensor.device), digest_of(data)]
+
+
+def elements_of(tensor: torch.Tensor) -> Tree:
+    """A constant with its elements."""
+    data = bytes_of(tensor) if type(tensor) is torch.Tensor else b""
+    is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+    if not is_plain or tensor.requires_grad or tensor.is_quantized:
+        raise Unwritable("a constant that is no plain tensor")
+    if not tensor.is_contiguous() or tensor.device.type != "cpu" or len(data) > MAX_CONSTANT_BYTES:
+        raise Unwritable("a constant that is large, not contiguous, or not on the CPU")
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return ["tensor", dtype, list(tensor.shape), base64.b64encode(data).decode()]
 
 
 def written(value: object, ground: Ground, assumed: Sequence[sympy.Basic] = ()) -> str:

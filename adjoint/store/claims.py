@@ -1,8 +1,8 @@
 """Claims: of several processes that need the same entry at once, one makes it and others wait.
 
 A claim is a symbolic link to nothing, which names the process: it is there with its content or not
-at all, also on a full disk and if the process is killed.  It is no lock: whoever waits does so for a
-bounded time, not at all for a process that has ended, and then makes the entry itself.  At worst
+at all, also on a full disk and if the process is killed.  It is no lock: whoever waits does so for
+a bounded time, not at all for a process that has ended, and then makes the entry itself.  At worst
 something is made twice.
 """
 

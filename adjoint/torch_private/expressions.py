@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import TypeAlias
 
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.utils._sympy import functions
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from adjoint.open_types import TorchValue
 from adjoint.torch_private.size_guards import assumptions
@@ -178,6 +181,39 @@ def environment(shape_env: ShapeEnv | None, numbers: Sequence[object]) -> list[s
     return list(dict.fromkeys(state))
 
 
+# Symbols with the least and the greatest value that torch takes them to have; None: no bound.
+Ranges: TypeAlias = tuple[tuple[str, int | None, int | None], ...]
+
+
+def ranges(shape_env: ShapeEnv | None, symbols: Collection[sympy.Symbol]) -> Ranges:
+    """The bounds of symbols, which some operators narrow without a guard."""
+    if shape_env is None:
+        return ()
+    pairs = [(each, shape_env.var_to_range.get(each)) for each in sorted(symbols, key=str)]
+    return tuple(
+        (each.name, _bound(known.lower), _bound(known.upper))
+        for each, known in pairs
+        if known is not None
+    )
+
+
+def _bound(value: object) -> int | None:
+    return int(value) if isinstance(value, sympy.Integer) else None
+
+
+def narrow(shape_env: ShapeEnv | None, symbols: Collection[sympy.Symbol], known: Ranges) -> None:
+    """Narrow the bounds of symbols to those that were known when something was made."""
+    by_name = {each.name: each for each in symbols}
+    for name, lower, upper in known:
+        symbol = by_name.get(name)
+        if shape_env is not None and symbol is not None:
+            bounds = ValueRanges(
+                -int_oo if lower is None else lower, int_oo if upper is None else upper
+            )
+            if shape_env.var_to_range.get(symbol) != bounds:
+                shape_env._update_var_to_range(symbol, bounds)
+
+
 @contextlib.contextmanager
 def without_guards(shape_env: ShapeEnv | None) -> Iterator[None]:
     """Let torch ask about sizes, as it does of every new tensor, without recording the answers."""
@@ -191,10 +227,13 @@ def without_guards(shape_env: ShapeEnv | None) -> Iterator[None]:
         raise ValueError("what is read would assume something about sizes")
 
 
-def assume(shape_env: ShapeEnv | None, assumed: Sequence[sympy.Basic]) -> bool:
+def assume(
+    shape_env: ShapeEnv | None, assumed: Sequence[sympy.Basic], is_noted: bool = True
+) -> bool:
     """Assume what a derivative or a program that was kept assumes about sizes.
 
-    False, and nothing is assumed, if the sizes of the captured call violate it.
+    False, and nothing is assumed, if the sizes of the captured call violate it.  `is_noted`: it is
+    noted for those who run what was read, because Dynamo does not check it.
     """
     if shape_env is None:
         return not assumed
@@ -206,7 +245,7 @@ def assume(shape_env: ShapeEnv | None, assumed: Sequence[sympy.Basic]) -> bool:
                 return False
     except GuardOnDataDependentSymNode:
         return False
-    with assumptions(shape_env):
+    with assumptions(shape_env) if is_noted else contextlib.nullcontext():
         for expr in new:
             shape_env.evaluate_expr(expr)
     return True

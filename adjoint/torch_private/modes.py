@@ -27,6 +27,7 @@ __all__ = [
     "is_autocast_enabled",
     "is_traceable_wrapper_subclass",
     "isolated",
+    "settings",
     "without_autocast",
     "without_dispatch_modes",
     "without_observers",
@@ -128,6 +129,34 @@ def _without_function_modes() -> Iterator[None]:
     finally:
         for each in reversed(modes):
             torch._C._push_on_torch_function_stack(each)
+
+
+def settings() -> dict[str, str]:
+    """What is set in this thread and process that decides which operators a program runs."""
+    autocast = [
+        (device, torch.is_autocast_enabled(device), str(torch.get_autocast_dtype(device)))
+        for device in _AUTOCAST_DEVICES
+    ]
+    cuda = torch.backends.cuda
+    attention: list[Callable[[], bool]] = [cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled]
+    attention += [cuda.math_sdp_enabled, cuda.cudnn_sdp_enabled]
+    return {
+        "grad mode": f"{torch.is_grad_enabled()} {torch.is_inference_mode_enabled()}",
+        "forward mode": str(forward_ad._is_fwd_grad_enabled()),
+        "autocast": f"{autocast} {torch.is_autocast_cache_enabled()}",
+        "default dtype": str(torch.get_default_dtype()),
+        "default devices": str([*default_devices(), torch.get_default_device()]),
+        "libraries": str(
+            [
+                *(each() for each in attention),
+                torch._C._get_mkldnn_enabled(),
+                torch._C._get_cudnn_enabled(),
+                torch.backends.cudnn.deterministic,
+                # A library may be chosen by whether there are several threads.
+                torch.get_num_threads() > 1,
+            ]
+        ),
+    }
 
 
 # How many dispatch modes are active: they would not see kernels that bypass the dispatcher.

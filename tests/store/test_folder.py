@@ -263,8 +263,9 @@ def test_writers_that_are_killed(tmp_path: Path, times: int) -> None:
     assert folder.damaged() == {}
 
 
-def test_writers_at_once(tmp_path: Path) -> None:
-    writers = [start(tmp_path, 5) for _ in range(8)]
+@pytest.mark.parametrize("turns", [5, pytest.param(200, marks=pytest.mark.slow)])
+def test_writers_at_once(tmp_path: Path, turns: int) -> None:
+    writers = [start(tmp_path, turns) for _ in range(8)]
     for writer in writers:
         writer.communicate()
         assert writer.returncode == 0
