@@ -63,7 +63,7 @@ def check_is_tuple(primals: object) -> None:
         )
 
 
-def parts(returned: object, has_aux: bool, transform: str) -> tuple[TorchValue, TorchValue]:
+def parts(returned: object, has_aux: bool, transform: str) -> tuple[TorchValue, object]:
     """What a function returned, as (value, aux)."""
     if not has_aux:
         return returned, None
@@ -137,16 +137,24 @@ def check_chunk_size(transform: str, chunk_size: int | None) -> None:
         raise ValueError(f"{transform}: `chunk_size` should be greater than 0, got {chunk_size}.")
 
 
+def _leaves_of(given: object, form: trees.TreeSpec, refusal: str) -> list[TorchValue]:
+    """The leaves of a tree of this form; `refusal`: what is said of another."""
+    leaves, spec = trees.flatten(given)
+    if spec != form:
+        raise RuntimeError(refusal.format(given=spec, expected=form))
+    return leaves
+
+
 def cotangents_of(
     results: Sequence[torch.Tensor], form: trees.TreeSpec, given: object
 ) -> list[torch.Tensor]:
     """The cotangents `given` of `results`, as autograd would take them."""
-    leaves, spec = trees.flatten(given)
-    if spec != form:
-        raise RuntimeError(
-            "Expected pytree structure of cotangents to be the same as pytree structure of "
-            f"outputs to the function. cotangents: {spec}, primal output: {form}"
-        )
+    leaves = _leaves_of(
+        given,
+        form,
+        "Expected pytree structure of cotangents to be the same as pytree structure of "
+        "outputs to the function. cotangents: {given}, primal output: {expected}",
+    )
     pairs = zip(results, leaves, strict=True)
     return [_cotangent(result, leaf, place) for place, (result, leaf) in enumerate(pairs)]
 
@@ -182,13 +190,13 @@ def tangents_of(
 ) -> list[torch.Tensor]:
     """The tangents `given` of `primals`, as torch's forward mode would take them."""
     name = "jvp(f, primals, tangents)"
-    leaves, spec = trees.flatten(given)
-    if spec != form:
-        raise RuntimeError(
-            f"{name}: Expected primals and tangents to have the same python structure. "
-            "For example, if primals is a tuple of 3 tensors, tangents also must be. "
-            f"Got primals with structure {form} and tangents with structure {spec}"
-        )
+    leaves = _leaves_of(
+        given,
+        form,
+        f"{name}: Expected primals and tangents to have the same python structure. "
+        "For example, if primals is a tuple of 3 tensors, tangents also must be. "
+        "Got primals with structure {expected} and tangents with structure {given}",
+    )
     for kind, each in (("primals", primals), ("tangents", leaves)):
         if not each:
             raise RuntimeError(f"{name}: Expected {kind} to contain at least one Tensor.")
@@ -208,11 +216,8 @@ def matching_tangents(
     primals: Sequence[torch.Tensor], form: trees.TreeSpec, given: object
 ) -> list[torch.Tensor]:
     """The tangents `given` of `primals`; other dtypes or shapes are refused, not converted."""
-    leaves, spec = trees.flatten(given)
-    if spec != form:
-        raise RuntimeError(
-            f"Expected the tangents {spec} to have the same argspec as the primals {form}"
-        )
+    refusal = "Expected the tangents {given} to have the same argspec as the primals {expected}"
+    leaves = _leaves_of(given, form, refusal)
     for place, (primal, leaf) in enumerate(zip(primals, leaves, strict=True)):
         for name in ("shape", "device", "dtype"):
             if getattr(leaf, name, None) != getattr(primal, name):
