@@ -12,6 +12,8 @@ import adjoint
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.show import show
 from adjoint.graph.verify import verify
+from adjoint.observing import Sighting
+from adjoint.pipeline import JOINT, PASS_NAMES, POST, primal
 from adjoint.rewrite.engine import Rewriting, rewriting
 from adjoint.rewrite.rules import Rule
 
@@ -38,6 +40,43 @@ def assert_same(before: fx.GraphModule, after: fx.GraphModule, *inputs: Any) -> 
         torch.testing.assert_close(other, one, rtol=0, atol=0, equal_nan=True)
         signs = [torch.signbit(each) & ~each.isnan() for each in (one, other)]
         assert torch.equal(*signs), "signs of zeros"
+
+
+class Growth:
+    """An observer of the nodes of each graph before and after all passes of a place.
+
+    The passes before lowering are not among them: `decompose` writes operators out for kernels.
+    """
+
+    def __init__(self) -> None:
+        self.graphs: list[tuple[str, int, int]] = []
+        """For each graph: the place, and the nodes before and after its passes."""
+        self._names = {
+            place: [each.name for each in passes]
+            for place, passes in (("primal", primal(())), ("joint", JOINT), ("post", POST))
+        }
+        self._next: list[str] = []
+
+    def __call__(self, event: object) -> None:
+        if not isinstance(event, Sighting) or event.nodes is None or event.stage not in PASS_NAMES:
+            return
+        before, after = event.nodes
+        if self._next[:1] == [event.stage]:
+            place, first, last = self.graphs[-1]
+            assert last == before, "a graph is changed by passes alone"
+            self.graphs[-1] = (place, first, after)
+            self._next = self._next[1:]
+            return
+        self._next = []
+        for place, names in self._names.items():
+            if names[0] == event.stage:
+                self.graphs.append((place, before, after))
+                self._next = names[1:]
+
+    @property
+    def larger(self) -> list[tuple[str, int, int]]:
+        """The graphs that have more nodes afterwards."""
+        return [each for each in self.graphs if each[2] > each[1]]
 
 
 def rewritten(

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from adjoint.bench import workloads
+from adjoint.observing import watching
 from adjoint.passes import Pass
 from adjoint.pipeline import FORWARD, JOINT, LINEAR, PASS_NAMES, POST, lowering, places
 from adjoint.target import cpu_target
+from tests.rewriting import Growth
 
 
 @pytest.mark.parametrize("pipeline", [FORWARD, JOINT, LINEAR, POST])
@@ -37,3 +40,28 @@ def test_rules_have_names_and_equations() -> None:
         for rule in each.rules:
             assert rule.name == rule.name.lower().replace("_", "-")
             assert "=" in rule.meaning, f"{rule.name} of {each.name} says no equation"
+
+
+@pytest.mark.parametrize(
+    ("name", "system"),
+    [
+        ("forces", "adjoint"),
+        *(
+            pytest.param(name, system, marks=pytest.mark.slow)
+            for name, system in (
+                ("forces", "func_adjoint"),
+                ("pinn", "adjoint"),
+                ("pinn", "func_adjoint"),
+                ("gp", "func_adjoint"),
+                ("gpt", "adjoint"),
+            )
+        ),
+    ],
+)
+def test_no_graph_of_a_workload_is_larger_after_its_passes(name: str, system: str) -> None:
+    problem = getattr(workloads, name)("cpu", False)
+    step = workloads.training_step(problem, system, options={"cache": False})
+    with watching(growth := Growth()):
+        step.run(*problem.batch)
+    assert {place for place, _, _ in growth.graphs} == {"primal", "joint", "post"}
+    assert not growth.larger

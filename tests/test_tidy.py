@@ -453,6 +453,31 @@ def test_what_does_not_exist_is_found() -> None:
     assert missing_names(text, definitions()) == ["NoSuchClass", "MAX_NOTHING", "no_such"]
 
 
+def unknown_arguments(text: str) -> list[str]:
+    """What docstrings explain as an argument, in "`name`: ...", and is none."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        given += tuple(each for each in (node.args.vararg, node.args.kwarg) if each is not None)
+        explained = re.findall(r"(?:^|[.\n]\s+|\n)`(\w+)`: ", ast.get_docstring(node) or "")
+        found += [
+            f"{node.name}: {each}" for each in explained if each not in {a.arg for a in given}
+        ]
+    return found
+
+
+def test_arguments_that_docstrings_explain_exist() -> None:
+    found = {relative(path): unknown_arguments(path.read_text()) for path in sources("adjoint")}
+    assert not {path: names for path, names in found.items() if names}
+
+
+def test_an_explained_argument_that_does_not_exist_is_found() -> None:
+    text = 'def f(x, *rest):\n    """What.\n\n    `x`: one.  `rest`: more.  `y`: gone.\n    """'
+    assert unknown_arguments(text) == ["f: y"]
+
+
 def test_each_module_has_its_row_in_architecture() -> None:
     _, _, text = (ROOT / "ARCHITECTURE.md").read_text().partition("## Packages")
     table, _, _ = text.partition("\n## ")

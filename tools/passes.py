@@ -1,7 +1,8 @@
 """What each pass costs and gains: `python tools/passes.py [share|ablation] [workload ...]`.
 
-`share`: the part of the first call that all passes take, and the nodes of all graphs before and
-after them, for the workloads of `adjoint bench` and for families of transformers.  `ablation`: the
+`share`: the part of the first call that all passes take, the nodes of joint graphs and of graphs
+after the split, before and after their passes, and how many of these graphs are larger afterwards,
+for the workloads of `adjoint bench` and for families of transformers.  `ablation`: the
 step and the largest predicted memory of a program, with each pass off in turn; steps alternate.
 """
 
@@ -27,6 +28,7 @@ from adjoint.pipeline import PASS_NAMES
 from adjoint.runtime.cpu.memory import cache_bytes
 from adjoint.runtime.cpu.program import MIN_TILE_ROWS
 from adjoint.runtime.plans.layout import bytes_of_layout
+from tests.rewriting import Growth
 
 Run = Callable[[], object]
 Options = Mapping[str, Any]
@@ -136,11 +138,11 @@ def _family(name: str) -> Callable[[Options], Run]:
 
 
 class Watcher:
-    """Seconds of passes, by how many nodes they grew graphs, and the memory of plans."""
+    """Seconds of passes, nodes of graphs before and after them, and the memory of plans."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
-        self.growth = 0
+        self.growth = Growth()
         self.peak = 0
         self._processor = Processor(torch.get_num_threads(), cache_bytes() * 3 // 4, MIN_TILE_ROWS)
 
@@ -152,8 +154,7 @@ class Watcher:
         if stage not in PASS_NAMES or event.nodes is None:
             return
         self.seconds[stage] += event.seconds
-        if stage != "decompose":  # It writes operators out, for kernels.
-            self.growth += event.nodes[1] - event.nodes[0]
+        self.growth(event)
 
 
 def share(name: str, made: Callable[[Options], Run]) -> None:
@@ -165,10 +166,12 @@ def share(name: str, made: Callable[[Options], Run]) -> None:
         seconds = time.perf_counter() - begun
     spent = watcher.seconds.total()
     most = ", ".join(f"{each} {1e3 * s:.0f} ms" for each, s in watcher.seconds.most_common(3))
-    print(
-        f"| {name} | {seconds:.1f} s | {spent / seconds:.1%} | {most} | {watcher.growth} |",
-        flush=True,
-    )
+    nodes = []
+    for place in ("joint", "post"):
+        graphs = [each for each in watcher.growth.graphs if each[0] == place]
+        nodes.append(f"{sum(each[1] for each in graphs)} to {sum(each[2] for each in graphs)}")
+    counts = " | ".join((*nodes, str(len(watcher.growth.larger))))
+    print(f"| {name} | {seconds:.1f} s | {spent / seconds:.1%} | {most} | {counts} |", flush=True)
 
 
 def ablation(name: str, made: Callable[[Options], Run]) -> None:

@@ -182,7 +182,7 @@ class _Places:
 
 
 def _by_element(dim: int, index: torch.Tensor, include_self: bool) -> _Places:
-    """`scatter_reduce`: an index for each element of the source."""
+    """Of `scatter_reduce`: an index for each element of the source."""
 
     def used(source: torch.Tensor) -> torch.Tensor:
         corner = source[tuple(slice(0, n) for n in index.shape)] if index.dim() else source
@@ -198,7 +198,7 @@ def _by_element(dim: int, index: torch.Tensor, include_self: bool) -> _Places:
 
 
 def _by_slice(dim: int, index: torch.Tensor, include_self: bool) -> _Places:
-    """`index_reduce`: an index for each slice of the source along `dim`."""
+    """Of `index_reduce`: an index for each slice of the source along `dim`."""
     return _Places(
         lambda x, y: x.index_reduce(dim, index, y, "prod", include_self=include_self),
         lambda x, y: x.index_add(dim, index, y),

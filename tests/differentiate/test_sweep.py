@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import adjoint
 from adjoint.differentiate.sweep import Sweep, differentiate
 from adjoint.errors import DifferentiationError
-from adjoint.graph.descriptors import Gradient, Tangent
+from adjoint.graph.descriptors import Gradient, Result, Tangent
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import input_descriptors, output_descriptors, outputs_of, source_of
 from adjoint.graph.purity import remove_dead_code
@@ -47,6 +47,25 @@ def test_inputs_then_tangents_to_outputs_then_gradients() -> None:
     torch.testing.assert_close(value, x.detach().sin() * y.detach())
     torch.testing.assert_close(dx, cotangent * x.detach().cos() * y.detach())
     torch.testing.assert_close(dy, cotangent * x.detach().sin())
+
+
+def test_tangents_are_those_of_results_though_new_values_of_inputs_come_first() -> None:
+    def function(x: Tensor, buffer: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        buffer.add_(1)
+        result = x.sin()
+        other.mul_(2)
+        return result, x.cos()
+
+    x, first, second = leaf(3), plain(3), plain(3)
+    captured = adjoint.capture(function, x, plain(3), plain(3)).graph_module
+    described = output_descriptors(captured.graph)
+    results = [place for place, each in enumerate(described) if isinstance(each, Result)]
+    assert results == [2, 3]
+    joint = differentiate(captured, results, [0]).graph_module
+    tangents = [each for each in input_descriptors(joint.graph) if isinstance(each, Tangent)]
+    assert [each.of for each in tangents] == [described[place] for place in results]
+    *_, gradient = evaluate(joint, [x.detach(), plain(3), plain(3), first, second])
+    torch.testing.assert_close(gradient, first * x.detach().cos() - second * x.detach().sin())
 
 
 def test_every_reverse_node_names_its_forward_node() -> None:

@@ -64,6 +64,11 @@ def test_a_device_can_repeat_an_assertion() -> None:
             "aten.index_put.default counts the elements of a mask",
         ),
         (
+            lambda x, m: aten.index_put(x, [m], x[0]),
+            (x, mask.to(torch.uint8)),
+            "aten.index_put.default counts the elements of a mask",
+        ),
+        (
             lambda x: aten.native_dropout(x, 0.5, True)[0],
             (x,),
             "aten.native_dropout.default draws random numbers, or has effects",

@@ -18,6 +18,8 @@ from torch.utils import _pytree as pytree
 
 import adjoint
 from adjoint.compiler import compile_graph
+from adjoint.observing import watching
+from tests.rewriting import Growth
 from tests.versions import TORCH
 
 # What transformers' own code makes torch warn about, when it is imported and when it is traced.
@@ -461,3 +463,21 @@ def test_a_family_captured_directly_is_as_in_eager(family: Family, training: boo
     captured = adjoint.capture(model, dynamic=False, **inputs)
     program = functools.partial(adjoint.run, captured)
     assert_same(observe(program, model, inputs), expected, family.dtype)
+
+
+# Attention is written out, so that there is something to rewrite.
+REWRITTEN = ("bert", "gpt2", "llama", "t5", "vit", "swin", "clip", "bloom", "gpt-neox", "gemma2")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [each if each == "bert" else pytest.param(each, marks=pytest.mark.slow) for each in REWRITTEN],
+)
+def test_no_graph_is_larger_after_its_passes(name: str) -> None:
+    model, inputs = {**FAMILIES, **MORE_FAMILIES}[name].make(attn_implementation="eager")
+    options: dict[str, Any] = {"cache": False, "target": "reference"}
+    fast = torch.compile(model, backend="adjoint", options=options)
+    with watching(growth := Growth()):
+        loss(dict(tensors(fast(**inputs)))).backward()
+    assert {place for place, _, _ in growth.graphs} == {"primal", "joint", "post"}
+    assert not growth.larger

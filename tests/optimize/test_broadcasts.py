@@ -11,7 +11,7 @@ import adjoint
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import tensor_of
 from adjoint.graph.verify import verify
-from adjoint.optimize.broadcasts import push_broadcasts
+from adjoint.optimize.broadcasts import SUM, push_broadcasts
 from tests.rewriting import graph_of
 
 aten = torch.ops.aten
@@ -58,10 +58,39 @@ def work_of(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -
         (lambda a, w: (a.t()[:1].expand(8, 8) @ a).sin(), 320, 40),
         (lambda a, w: (a @ w).sum(0).sin(), 120, 15),
         (lambda a, w: (a @ w).sum(-1, keepdim=True).sin(), 120, 40),
+        # One number for all elements.
+        (lambda a, w: (a.mean().expand(8, 1) @ w[:1]).sin(), 24, 0),
+        (lambda a, w: (a[:, :1] @ a.mean().expand(1, 3)).sin(), 24, 0),
+        (lambda a, w: (a.mean().expand(8, 1).t() @ a).sin(), 40, 0),
     ],
 )
 def test_less_is_multiplied(function: Callable[..., Any], before: int, after: int) -> None:
     assert work_of(function, A, W) == (before, after)
+
+
+@pytest.mark.parametrize(
+    ("function", "count"),
+    [
+        (lambda a: a.mean().expand(8, 1).sum(0, keepdim=True).view(1).sin(), 0),
+        (lambda a: a[:1].expand(8, 5).sum(0).sin(), 0),
+        (lambda a: a[:1].expand(8, 5).sum(0, keepdim=True).sin(), 0),
+        (lambda a: a[0].expand(4, 8, 5).sum((0, 1)).sin(), 0),
+        (lambda a: a.mean().expand(8, 5).sum((-1, 0)).sin(), 0),
+        # Along other axes, too; in half precision; of all elements by another operator.
+        (lambda a: a[:1].expand(8, 5).sum((0, 1)).sin(), 1),
+        (lambda a: a[:, :1].expand(8, 5).sum(0).sin(), 1),
+        (lambda a: a.half()[:1].expand(8, 5).sum(0).sin(), 1),
+    ],
+)
+def test_sums_of_equal_numbers(function: Callable[..., Any], count: int) -> None:
+    module = graph_of(function, A)
+    made = push_broadcasts(module)
+    verify(made)
+    assert len(made.graph.nodes) <= len(module.graph.nodes)
+    for one, other in zip(evaluate(module, [A]), evaluate(made, [A]), strict=True):
+        assert one.stride() == other.stride()
+        torch.testing.assert_close(other, one)
+    assert len(made.graph.find_nodes(op="call_function", target=SUM)) == count
 
 
 @pytest.mark.parametrize(

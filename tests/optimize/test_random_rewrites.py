@@ -70,6 +70,7 @@ REWRITTEN: dict[str, Op] = {
     "one_row": lambda x: ((y := x.sin())[:1].expand(3, 4) @ y.t()) @ y.cos(),
     "one_column": lambda x: (y := x.sin()) @ y[0].unsqueeze(1).expand(4, 4),
     "summed_rows": lambda x: (y := x.sin()) - (y @ y.cos().t() @ y).sum(0, keepdim=True).tanh(),
+    "equal_rows": lambda x: x[:1].sin().expand(3, 4).sum(0) * x.cos(),
     "bool": lambda x: x * torch.ones(SHAPE, dtype=torch.bool).to(x.dtype),
     "copy": lambda x: x.sin().clone().cos(),
     "same_cast": lambda x: torch.ops.aten._to_copy.default(x.sin(), dtype=x.dtype).cos(),
@@ -179,8 +180,8 @@ OF_INTEGERS = {"scale-the-product", "scale-the-weight"}
 
 
 def more_nodes(each: Pass, made: fx.GraphModule) -> int:
-    """How many nodes a pass may add: in the place of a matrix product there may be a product of one
-    row, of which something is a view, or a sum and a product of two vectors."""
+    """How many nodes a pass may add: a row that something else reads is multiplied besides, and a
+    vector is a matrix of one row."""
     matches: dict[str, int] = made.meta.pop(MATCHES, {})
     return 2 * sum(matches.values()) if each.name == "push-broadcasts" else 0
 
