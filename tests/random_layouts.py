@@ -392,6 +392,8 @@ def program(seed: int) -> Program:
             continue
         if not isinstance(value, Tensor) or value.numel() > 4000 or not value.isfinite().all():
             continue
+        if value.numel() and float(value.detach().abs().max()) < ZERO:
+            continue  # A norm of equal elements is rounding: a maximum of that may be any of them.
         lines.append(line)
         values_of.append(value)
     return Program(seed, tuple(lines or ["v0 * 2"]), tuple(layouts), tuple(inputs), smooth)
@@ -503,6 +505,20 @@ def _contiguous(x: Tensor) -> Tensor:
     return x.resolve_neg().resolve_conj().contiguous()
 
 
+def is_ill_conditioned(made: Program, expected: Any, order: int, rounded: float) -> bool:
+    """Whether eager differs as much from itself, for inputs that differ by their rounding.
+
+    The inputs stay equal where they are: a deviation or a norm of equal elements is rounding, of
+    which a second derivative, or a maximum, makes anything.
+    """
+    for nudge in range(1, 5):
+        inputs = [x * (1 + nudge * torch.finfo(x.dtype).eps) for x in made.inputs]
+        found = derivatives(made.function(), _leaves(inputs), made.seed, order)
+        if any(differences(found, expected, expected, rounded)):
+            return True
+    return False
+
+
 def compare(seed: int, target: Any = "native", order: int = 2) -> tuple[Program, list[str]]:
     """The program of a seed, and how it differs from eager."""
     made = program(seed)
@@ -533,7 +549,10 @@ def compare(seed: int, target: Any = "native", order: int = 2) -> tuple[Program,
     leaves = _leaves(made.inputs) if order else [each.detach() for each in made.inputs]
     compiled = bridged(function, *leaves, options=Options(target=target, eager_rng=True))
     actual = derivatives(compiled, leaves, seed, order)
-    return made, list(differences(actual, expected, truth, rounded))
+    found = list(differences(actual, expected, truth, rounded))
+    if found and is_ill_conditioned(made, expected, order, rounded):
+        return made, []
+    return made, found
 
 
 def _say(*lines: Any) -> None:

@@ -120,26 +120,27 @@ def group_norm_backward(
     return of_x, of_weight, of_bias
 
 
-@vjp(aten._native_batch_norm_legit_functional.default)
+@vjp(aten._native_batch_norm_legit_functional.default, aten.native_batch_norm.default)
 def batch_norm(
     cotangent: Sequence[Tensor | None],
     out: Sequence[Tensor],
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     training: bool,
     momentum: float,
     eps: float,
 ) -> object:
-    """By the kernel, which in training does not read running statistics: they are not saved."""
+    """By the kernel, which reads the running statistics or those of the batch: these are saved."""
     if cotangent[0] is None:
         return None, None, None
-    given = (None, None) if training else (running_mean, running_var)
+    running = (None, None) if training else (running_mean, running_var)
+    of_batch = (out[1], out[2]) if training else (None, None)
     mask = [True, weight is not None, bias is not None]
     return aten.native_batch_norm_backward.default(
-        cotangent[0], x, weight, *given, out[1], out[2], training, eps, mask
+        cotangent[0], x, weight, *running, *of_batch, training, eps, mask
     )
 
 

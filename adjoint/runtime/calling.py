@@ -36,6 +36,7 @@ from adjoint.torch_private import trees
 from adjoint.torch_private.autograd import set_version
 from adjoint.torch_private.fake import storage_key, storage_keys
 from adjoint.torch_private.modes import is_autocast_enabled, without_autocast
+from adjoint.torch_private.operators import OpOverload
 from adjoint.torch_private.storages import foreach_copy
 
 
@@ -409,8 +410,7 @@ def _take(step: Step, value: torch.Tensor, outputs: Sequence[TorchValue]) -> tor
 
 def _replayed(step: Replay, value: torch.Tensor, outputs: Sequence[object]) -> torch.Tensor:
     if step.is_plain:
-        plain = step.op(value, *step.args, **dict(step.kwargs))
-        return plain if step.output is None else plain[step.output]  # type: ignore[no-any-return]
+        return _viewed(step.op, value, step.args, dict(step.kwargs), step.output)
     op: Callee = _FROM_START.get(step.op, step.op)
     args, kwargs = step.args, dict(step.kwargs)
     if not step.is_fixed:
@@ -418,9 +418,24 @@ def _replayed(step: Replay, value: torch.Tensor, outputs: Sequence[object]) -> t
     if torch.Tag.inplace_view in step.op.tags:
         with _preserving_version(value):
             return op(value, *args, **kwargs)  # type: ignore[no-any-return]
-    views = op(value, *args, **kwargs)
-    taken: torch.Tensor = views if step.output is None else views[step.output]
-    return taken
+    return _viewed(op, value, args, kwargs, step.output)
+
+
+def _viewed(
+    op: OpOverload | Callable[..., torch.Tensor],
+    value: torch.Tensor,
+    args: Sequence[object],
+    kwargs: dict[str, object],
+    output: int | None,
+) -> torch.Tensor:
+    try:
+        views = op(value, *args, **kwargs)
+    except RuntimeError:
+        if op is not torch.ops.aten.view.default:
+            raise
+        # An op laid it out otherwise than its fake: what was a view of the fake is a copy in eager.
+        return torch.ops.aten.reshape.default(value, *args)  # type: ignore[no-any-return]
+    return views if output is None else views[output]
 
 
 @contextlib.contextmanager

@@ -77,6 +77,21 @@ def _updated(
     )
 
 
+def _of_given_statistics(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    batch = _Batch(x)
+    rstd = (widened(running_var) + eps).rsqrt()
+    y = _scaled(batch, widened(x) - batch.along(running_mean), rstd, weight, bias)
+    nothing = running_mean.new_empty(0)
+    return y.to(x.dtype), nothing, nothing.clone()
+
+
 @composition(aten._native_batch_norm_legit_functional.default)
 def _batch_norm(
     x: Tensor,
@@ -94,6 +109,24 @@ def _batch_norm(
     return y, mean, rstd, *_updated(running_mean, running_var, mean, variance, count, momentum)
 
 
+@composition(aten.native_batch_norm.default)
+def _batch_norm_without_updates(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    if training and running_mean is None:
+        return _trained(x, weight, bias, eps)[:3]
+    if training or running_mean is None or running_var is None:
+        raise NoComposition
+    return _of_given_statistics(x, weight, bias, running_mean, running_var, eps)
+
+
 @composition(aten._native_batch_norm_legit.no_stats)
 def _batch_norm_without_statistics(
     x: Tensor,
@@ -107,7 +140,7 @@ def _batch_norm_without_statistics(
 
 
 @composition(aten._native_batch_norm_legit_no_training.default)
-def _batch_norm_of_given_statistics(
+def _batch_norm_outside_of_training(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -116,11 +149,7 @@ def _batch_norm_of_given_statistics(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, ...]:
-    batch = _Batch(x)
-    rstd = (widened(running_var) + eps).rsqrt()
-    y = _scaled(batch, widened(x) - batch.along(running_mean), rstd, weight, bias)
-    nothing = running_mean.new_empty(0)
-    return y.to(x.dtype), nothing, nothing.clone()
+    return _of_given_statistics(x, weight, bias, running_mean, running_var, eps)
 
 
 @composition(aten.native_batch_norm_backward.default)

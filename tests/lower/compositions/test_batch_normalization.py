@@ -50,6 +50,16 @@ ROWS: list[Row] = [
         [IMAGES, WEIGHT, BIAS, MEAN, VARIANCE],
     ),
     (
+        aten.native_batch_norm.default,
+        lambda x, w, b: aten.native_batch_norm(x, w, b, None, None, True, 0.1, 1e-5),
+        [IMAGES, WEIGHT, BIAS],
+    ),
+    (
+        aten.native_batch_norm.default,
+        lambda x, w, b, m, v: aten.native_batch_norm(x, w, b, m, v.abs(), False, 0.1, 1e-5),
+        [IMAGES, WEIGHT, BIAS, MEAN, VARIANCE],
+    ),
+    (
         aten._native_batch_norm_legit.no_stats,
         lambda x, w, b: aten._native_batch_norm_legit.no_stats(x, w, b, True, 0.1, 1e-5),
         [IMAGES, WEIGHT, BIAS],
