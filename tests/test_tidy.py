@@ -370,7 +370,7 @@ OPEN_TYPES_AT_MOST = {
     "adjoint/lower": 14,
     "adjoint/optimize": 9,
     "adjoint/rewrite": 21,
-    "adjoint/rules": 20,
+    "adjoint/rules": 15,
     "adjoint/runtime": 77,
     "adjoint/stages.py": 2,
     "adjoint/store": 1,

@@ -96,9 +96,10 @@ class PlanWriting(Writing):
             if self.ground.held(held.name) is not held.value:
                 raise Unwritable(f"{held.name} is no constant of the graph")
             return ["held", held.name]
-        is_eager = returns_argument(call.op) or eager_callable(call.op) is call.target
-        if call.op is not None and not call.writes and is_eager:
-            return ["eager", self.tree(call.op)]
+        op = call.op
+        is_eager = op is not None and (returns_argument(op) or eager_callable(op) is call.target)
+        if is_eager and not call.writes:
+            return ["eager", self.tree(op)]
         return self.tree(call.target)
 
 

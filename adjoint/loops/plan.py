@@ -145,7 +145,7 @@ class LibraryCall:
     """The user's line."""
     uncapturable: str = ""
     """Why a CUDA graph cannot capture it; empty: it can."""
-    op: OpArgument = None
+    op: Callee | None = None
     """The target of the graph's node."""
     expected: tuple[ExpectedTensor | None, ...] = ()
     """What the plan assumes of each tensor that it returns; empty: nothing is checked."""

@@ -376,7 +376,8 @@ class _Planning(Schedule):
         for source in node.all_input_nodes:
             self._ensure(source)
         args, kwargs = trees.map_leaves(self._argument, (node.args, node.kwargs))
-        target = eager_callable(callee_of(node))
+        callee = callee_of(node)
+        target = eager_callable(callee)
         writer = WRITERS.get(node.target)
         writes = writer is not None and is_plain(tensor_of(node), self.device)
         kind = SlotKind.RESULT
@@ -396,7 +397,7 @@ class _Planning(Schedule):
                 writes,
                 str(line) if line else "",
                 why_not_capturable(node, self.device),
-                node.target,
+                callee,
                 () if writes else expected_of(node),
                 node.target in READS_LAYOUT,
             )

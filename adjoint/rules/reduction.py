@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypedDict
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from adjoint.open_types import OpArgument
 from adjoint.rules.registry import Cotangents, vjp
 
 aten = torch.ops.aten
@@ -78,13 +78,20 @@ def _count(x: torch.Tensor, axes: Sequence[int]) -> int:
     return math.prod(x.shape[axis] for axis in axes) if x.dim() else 1
 
 
+class _Options(TypedDict, total=False):
+    """What variances and deviations are given by name."""
+
+    correction: float | None
+    keepdim: bool
+
+
 @vjp(aten.var.correction)
 def variance(
     cotangent: Tensor,
     out: Tensor,
     x: Tensor,
     dim: Sequence[int] | None = None,
-    **options: OpArgument,
+    **options: Unpack[_Options],
 ) -> Cotangents:
     """2 (x - mean) / (n - correction)."""
     return (_of_variance(cotangent, x, dim, **options),)
@@ -96,7 +103,7 @@ def deviation(
     out: Tensor,
     x: Tensor,
     dim: Sequence[int] | None = None,
-    **options: OpArgument,
+    **options: Unpack[_Options],
 ) -> Cotangents:
     """The derivative of the variance / (2 deviation); zero where the deviation is zero."""
     return (_of_variance(_of_root(cotangent, out), x, dim, **options),)
@@ -108,7 +115,7 @@ def variance_and_mean(
     out: Sequence[Tensor],
     x: Tensor,
     dim: Sequence[int] | None = None,
-    **options: OpArgument,
+    **options: Unpack[_Options],
 ) -> Cotangents:
     """The sum of the derivatives of both results."""
     return (_of_both(cotangent[0], cotangent[1], x, dim, **options),)
@@ -120,7 +127,7 @@ def deviation_and_mean(
     out: Sequence[Tensor],
     x: Tensor,
     dim: Sequence[int] | None = None,
-    **options: OpArgument,
+    **options: Unpack[_Options],
 ) -> Cotangents:
     """The sum of the derivatives of both results."""
     of_variance = None if cotangent[0] is None else _of_root(cotangent[0], out[0])
@@ -137,12 +144,13 @@ def _of_both(
     of_mean: Tensor | None,
     x: torch.Tensor,
     dim: Sequence[int] | None,
+    *,
+    correction: float | None = None,
     keepdim: bool = False,
-    **options: OpArgument,
 ) -> Tensor | None:
     parts: list[Tensor] = []
     if of_variance is not None:
-        parts.append(_of_variance(of_variance, x, dim, keepdim=keepdim, **options))
+        parts.append(_of_variance(of_variance, x, dim, correction=correction, keepdim=keepdim))
     if of_mean is not None:
         parts.append(mean_dims(of_mean, of_mean, x, dim, keepdim)[0])
     return sum(parts[1:], parts[0]) if parts else None
