@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from adjoint.bench import workloads
@@ -33,6 +36,14 @@ def test_every_pass_can_be_skipped_by_its_name() -> None:
     assert [each.name for each in lowering(target)] == [
         each.name for each in places(target)["lowering"]
     ]
+
+
+def test_architecture_lists_the_passes_of_each_place() -> None:
+    text = (Path(__file__).parent.parent / "ARCHITECTURE.md").read_text()
+    _, _, table = text.partition("| place | graph | passes |")
+    for place, passes in list(places(cpu_target(draws_in_kernels=True)).items())[:4]:
+        (row,) = re.findall(rf"^\| `{place}` \|.*\|(.*)\|$", table, re.MULTILINE)
+        assert re.findall(r"`([\w-]+)`", row) == [each.name for each in passes]
 
 
 def test_rules_have_names_and_equations() -> None:

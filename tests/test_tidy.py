@@ -478,15 +478,36 @@ def test_an_explained_argument_that_does_not_exist_is_found() -> None:
     assert unknown_arguments(text) == ["f: y"]
 
 
-def test_each_module_has_its_row_in_architecture() -> None:
-    _, _, text = (ROOT / "ARCHITECTURE.md").read_text().partition("## Packages")
+def rows_of_packages(text: str) -> list[list[str]]:
+    """The modules of each row of the table of packages, from top to bottom."""
+    _, _, text = text.partition("## Packages")
     table, _, _ = text.partition("\n## ")
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    named = {name.strip("/") for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    return [[name.strip("/") for name in re.findall(r"`([^`]+)`", row)] for row in rows]
+
+
+def layers(text: str) -> dict[str, int]:
+    """For each module that import-linter's contract names, its layer, counted from the top."""
+    _, _, listed = text.partition("\nlayers = [")
+    lines = re.findall(r'^    "([^"]+)"', listed.partition("\n]")[0], re.MULTILINE)
+    return {name: n for n, line in enumerate(lines) for name in re.findall(r"\w+", line)}
+
+
+def test_each_module_has_its_row_in_architecture() -> None:
+    rows = rows_of_packages((ROOT / "ARCHITECTURE.md").read_text())
     there = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py"} | {
         path.parent.name for path in PACKAGE.glob("*/__init__.py")
     }
+    named = {name for row in rows for name in row}
     assert named == {name for name in there if not name.startswith("__")}
+
+
+def test_rows_are_in_the_order_of_the_layers() -> None:
+    """A module imports only from rows below its own, and not from its own."""
+    rows = rows_of_packages((ROOT / "ARCHITECTURE.md").read_text())
+    of = layers((ROOT / "pyproject.toml").read_text())
+    assert [row for row in rows if len({of[name] for name in row}) > 1] == []
+    assert [of[row[0]] for row in rows] == sorted(of[row[0]] for row in rows)
 
 
 def test_each_module_says_what_it_is() -> None:
