@@ -49,6 +49,13 @@ def fit(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) 
         window = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
         return tensor.as_strided((window,), (1,)).clone().as_strided(shape, strides)
     copy = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+    if 0 in strides and tensor.numel():
+        # The values of an expanded tensor are equal along the axes that it is expanded along.
+        first = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
+        if not torch.equal(tensor[first].expand(shape), tensor):
+            raise RuntimeError(f"a tensor with strides {strides} was expected, not {tensor}")
+        copy[first].copy_(tensor[first])
+        return copy
     return copy.copy_(tensor)
 
 

@@ -54,6 +54,15 @@ def test_a_negated_tensor_that_overlaps_itself_is_copied_as_it_lies(
     assert not made.is_neg()
 
 
+def test_equal_elements_are_laid_out_as_those_of_an_expanded_tensor() -> None:
+    given = torch.rand(1, 4, 1).expand(3, 4, 5).contiguous()
+    made = fit(given, (3, 4, 5), (0, 1, 0))
+    assert torch.equal(made, given)
+    assert made.stride() == (0, 1, 0)
+    with pytest.raises(RuntimeError, match=r"strides \(0, 1, 0\) was expected"):
+        fit(torch.rand(3, 4, 5), (3, 4, 5), (0, 1, 0))
+
+
 def text_of(function: Callable[..., Any], *inputs: torch.Tensor) -> str:
     plan = lower(graph_of(function, inputs))
     functions = {launch: NativeFunction(0, None) for launch in plan.launches}
