@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from torch import fx
 
@@ -76,6 +76,9 @@ from adjoint.torch_private.dynamo import compiled_function, in_eager
 from adjoint.torch_private.modes import isolated
 
 Value = TypeVar("Value")
+
+# Graphs that are about to run, by what they were before the passes on such graphs.
+Optimized: TypeAlias = dict[fx.GraphModule, fx.GraphModule]
 
 count_with(counted)
 
@@ -330,11 +333,19 @@ class Compiler(StageRunner):
         return self.program(graph_module, overwrites=True)
 
     def _program(self, graph_module: fx.GraphModule, overwrites: bool) -> Executable | None:
-        graph_module = self.ready_to_run(graph_module)
-        if self.options.target == "reference":
-            return None
-        native = partial(self.native, overwrites=overwrites)
-        return SizedPrograms(graph_module, native, self.during, self.reported)
+        if self.options.target == "reference" or self.options.passes:
+            graph_module = self.ready_to_run(graph_module)
+            if self.options.target == "reference":
+                return None
+            native = partial(self.native, overwrites=overwrites)
+            return SizedPrograms(graph_module, native, self.during, self.reported)
+        # Where a program is kept, the passes need not run.
+        ready: Optimized = {}
+        native = partial(self.native, overwrites=overwrites, ready=ready)
+        programs = SizedPrograms(graph_module, native, self.during, self.reported)
+        if not programs.is_native:
+            programs.graph_module = ready.get(graph_module) or self.ready_to_run(graph_module)
+        return programs
 
     def lowered(self, graph_module: fx.GraphModule, called: frozenset[str]) -> PlanProgram | None:
         """The graph as native code in which the nodes `called` are library calls."""
@@ -357,14 +368,16 @@ class Compiler(StageRunner):
         graph_module: fx.GraphModule,
         overwrites: bool = False,
         called: frozenset[str] = frozenset(),
+        ready: Optimized | None = None,
     ) -> PlanProgram | None:
         """The graph as native code for its symbolic sizes; None if it should run op by op.
 
         If kernels draw random numbers, the program takes one more input (`Plan.streams`).
-        `called`: names of nodes that have to be library calls.
+        `called`: names of nodes that have to be library calls.  `ready`: the graph is optimized
+        first if there is no program of it, and added there.
         """
         with keeping_in(self.store):
-            return self._native(graph_module, overwrites, called)
+            return self._native(graph_module, overwrites, called, ready)
 
     @property
     def store(self) -> Store | None:
@@ -380,10 +393,19 @@ class Compiler(StageRunner):
         return Kept(store, self.options)
 
     def _native(
-        self, graph_module: fx.GraphModule, overwrites: bool, called: frozenset[str]
+        self,
+        graph_module: fx.GraphModule,
+        overwrites: bool,
+        called: frozenset[str],
+        ready: Optimized | None,
     ) -> PlanProgram | None:
+        def make() -> CompiledProgram:
+            optimized = graph_module
+            if ready is not None:
+                optimized = ready[graph_module] = self.ready_to_run(graph_module)
+            return self._compiled(optimized, target, overwrites, called)
+
         target = target_of(graph_module, self.options)
-        make = partial(self._compiled, graph_module, target, overwrites, called)
         kept = None if called else self._kept
         if kept is None:
             return make().program

@@ -284,7 +284,10 @@ class Kept:
             found = make()
             if found.kernels is None or not found.kernels.refused:
                 payload = functools.partial(_written, ground, target, found)
-                self.store.put("program", facts, payload, label_of(graph_module), claim)
+                # Another thread must not read constants of a GPU, whose work may be captured.
+                now = payload if target.loader is Loader.LLVM else payload()
+                if now is not None:
+                    self.store.put("program", facts, now, label_of(graph_module), claim)
             return found.program or NoProgram()
 
         find = functools.partial(self._find, ground, target, facts)

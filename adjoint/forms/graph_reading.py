@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import math
 from types import UnionType
 
 import torch
@@ -23,6 +21,7 @@ from adjoint.forms.graphs import (
     PLAIN_META,
     Ground,
     attribute_of,
+    constant_of,
     memory_of,
 )
 from adjoint.graph import descriptors as d
@@ -198,7 +197,7 @@ class GraphReading(Reading):
                 raise Malformed(f"there is no attribute {name}")
             return held
         if isinstance(tree, list) and tree[:1] == ["tensor"]:
-            return _constant(*tree[1:])
+            return constant_of(*tree[1:])
         outside = self._memories, self._read
         self._memories, self._read = {}, []
         found = self.value(tree)
@@ -206,19 +205,6 @@ class GraphReading(Reading):
         if not isinstance(found, fx.GraphModule):
             raise Malformed("an attribute is a graph")
         return found
-
-
-def _constant(dtype: Tree, shape: Tree, elements: Tree) -> torch.Tensor:
-    """A constant that was written with its elements."""
-    kind = getattr(torch, dtype, None)
-    data = base64.b64decode(elements, validate=True)
-    sizes = [size for size in shape if type(size) is int and size >= 0]
-    if not isinstance(kind, torch.dtype) or len(sizes) != len(shape):
-        raise Malformed("a constant has a dtype and sizes")
-    if math.prod(sizes) * kind.itemsize != len(data):
-        raise Malformed("a constant has as many elements as its sizes say")
-    flat = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
-    return flat.reshape(sizes)
 
 
 def _make_room(fake: torch.Tensor, window: tuple[int, ...]) -> None:

@@ -25,7 +25,7 @@ import torch
 from torch import fx
 
 from adjoint.errors import SourceLine
-from adjoint.forms.form import Form, Tree, Unwritable, Writing
+from adjoint.forms.form import Form, Malformed, Tree, Unwritable, Writing
 from adjoint.graph import calling as c
 from adjoint.graph import descriptors as d
 from adjoint.graph import operations
@@ -92,7 +92,7 @@ GRAPH_FUNCTIONS: dict[str, Callable[..., object]] = {
 KNOWN_NAMESPACES = frozenset({"aten", "prims", "adjoint", "torch_nn", "_c10d_functional"})
 
 # A constant that a graph has and its ground has not is written with its elements, if these are few.
-MAX_CONSTANT_BYTES = 1 << 16
+MAX_CONSTANT_BYTES = 1 << 20
 
 GRAPH_FORM = Form(
     [
@@ -386,10 +386,23 @@ def elements_of(tensor: torch.Tensor) -> Tree:
     is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
     if not is_plain or tensor.requires_grad or tensor.is_quantized:
         raise Unwritable("a constant that is no plain tensor")
-    if not tensor.is_contiguous() or tensor.device.type != "cpu" or len(data) > MAX_CONSTANT_BYTES:
-        raise Unwritable("a constant that is large, not contiguous, or not on the CPU")
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return ["tensor", dtype, list(tensor.shape), base64.b64encode(data).decode()]
+    if not tensor.is_contiguous() or len(data) > MAX_CONSTANT_BYTES:
+        raise Unwritable("a constant that is large, or not contiguous")
+    dtype, elements = str(tensor.dtype).removeprefix("torch."), base64.b64encode(data).decode()
+    return ["tensor", dtype, list(tensor.shape), elements, str(tensor.device)]
+
+
+def constant_of(dtype: Tree, shape: Tree, elements: Tree, device: Tree) -> torch.Tensor:
+    """A constant that was written with its elements."""
+    kind = getattr(torch, dtype, None)
+    data = base64.b64decode(elements, validate=True)
+    sizes = [size for size in shape if type(size) is int and size >= 0]
+    if not isinstance(kind, torch.dtype) or len(sizes) != len(shape):
+        raise Malformed("a constant has a dtype and sizes")
+    if math.prod(sizes) * kind.itemsize != len(data):
+        raise Malformed("a constant has as many elements as its sizes say")
+    flat = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
+    return flat.reshape(sizes).to(torch.device(device))
 
 
 def written(value: object, ground: Ground, assumed: Sequence[sympy.Basic] = ()) -> str:

@@ -23,7 +23,7 @@ from adjoint.forms.form import (
     malformed_if_it_fails,
     require,
 )
-from adjoint.forms.graphs import GRAPH_FUNCTIONS
+from adjoint.forms.graphs import GRAPH_FUNCTIONS, constant_of, elements_of
 from adjoint.graph.evaluation import eager_callable
 from adjoint.graph.operations import require_within
 from adjoint.graph.partial_writes import written, written_there
@@ -93,9 +93,12 @@ class PlanWriting(Writing):
             held = call.target
             if self.ground is None:
                 raise Unwritable("a constant without its graph")
-            if self.ground.held(held.name) is not held.value:
+            if self.ground.held(held.name) is held.value:
+                return ["held", held.name]
+            # A pass made it: the graph before that does not have it.
+            if not isinstance(held.value, torch.Tensor):
                 raise Unwritable(f"{held.name} is no constant of the graph")
-            return ["held", held.name]
+            return ["constant", held.name, *elements_of(held.value)[1:]]
         op = call.op
         is_eager = op is not None and (returns_argument(op) or eager_callable(op) is call.target)
         if is_eager and not call.writes:
@@ -132,6 +135,11 @@ class PlanReading(Reading):
                 if held is None:
                     raise Malformed(f"the graph has no constant {str(name)[:80]}")
                 return p.HeldConstant(name, held)
+            case "constant":
+                name, *content = parts
+                if not isinstance(name, str):
+                    raise Malformed("a constant has a name")
+                return p.HeldConstant(name, constant_of(*content))
             case _:
                 return super().special(tag, parts)
 

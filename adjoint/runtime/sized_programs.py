@@ -68,7 +68,7 @@ class SizedPrograms:
         )
         attempt(lambda: self._versions.add(graph_module, None), graph_module, reported=reported)
         first = self._versions.versions[0].value if self._versions.versions else None
-        self._is_native = first is not None
+        self.is_native = first is not None
         self._general = first if first is not None and not first.plan.assumed else None
         """The program that has no assumptions, if there is one."""
         self._has_failed = False
@@ -121,7 +121,7 @@ class SizedPrograms:
         self._general = None  # It is looked for in every call, after the sizes that are refused.
 
     def _program_for(self, inputs: Sequence[object]) -> PlanProgram | None:
-        if not self._is_native:
+        if not self.is_native:
             return None
         sizes = self._sizing.of(inputs)
         key = tuple(sizes.values())

@@ -166,6 +166,11 @@ def symbols_in(numbers: Sequence[TorchValue]) -> frozenset[sympy.Symbol]:
     return frozenset(symbol for each in numbers for symbol in simplified(each).free_symbols)
 
 
+@functools.lru_cache(maxsize=65536)
+def _shown(expr: sympy.Basic) -> str:
+    return str(expr)
+
+
 def environment(shape_env: ShapeEnv | None, numbers: Sequence[object]) -> list[str]:
     """What torch knows of the symbols in `numbers` besides their values in the captured call.
 
@@ -174,8 +179,8 @@ def environment(shape_env: ShapeEnv | None, numbers: Sequence[object]) -> list[s
     if shape_env is None or not numbers:
         return []
     known = symbols_in(numbers)
-    state = [f"{a} := {b}" for a, b in sorted(shape_env.replacements.items(), key=str)]
-    state += [str(guard.expr) for guard in shape_env.guards]
+    state = sorted(f"{_shown(a)} := {_shown(b)}" for a, b in shape_env.replacements.items())
+    state += [_shown(guard.expr) for guard in shape_env.guards]
     for symbol in sorted(known, key=str):
         state.append(f"{symbol} in {shape_env.var_to_range.get(symbol)}")
     return list(dict.fromkeys(state))
