@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import adjoint
-from adjoint import compiler, kept
+from adjoint import compiler, kept, kernels
 from adjoint.capture import dynamo
 from adjoint.compiler import Compiler
 from adjoint.errors import CacheWarning
@@ -66,6 +67,12 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> Compilations:
 def no_rules_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process in which a user has registered rules keeps no derivatives."""
     monkeypatch.setattr(kept, "USER_RULES", set())
+
+
+@pytest.fixture(autouse=True)
+def no_kernels_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that this process has is not compiled again, and its code is kept elsewhere."""
+    monkeypatch.setattr(kernels, "_KERNELS", weakref.WeakValueDictionary())
 
 
 @pytest.fixture
