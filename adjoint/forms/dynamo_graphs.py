@@ -155,15 +155,8 @@ class DynamoWriting(GraphWriting):
             -1 if line is None else self._lines[line],
         ]
 
-    def graph(self, graph_module: fx.GraphModule) -> Tree:
-        outside, self._nodes = self._nodes, {}
-        nodes: list[Tree] = []
-        attributes: dict[str, Tree] = {}
-        for node in graph_module.graph.nodes:
-            self._nodes[node] = len(nodes)
-            nodes.append(self._node(node))
-            name = str(node.target)
-            if node.op == "get_attr" and name not in attributes:
-                attributes[name] = self.tree(attribute_of(graph_module, name))
-        self._nodes = outside
-        return ["graph", attributes, nodes]
+    def _whole(self, graph_module: fx.GraphModule) -> list[Tree]:
+        return []
+
+    def _held(self, graph_module: fx.GraphModule, name: str) -> Tree:
+        return self.tree(attribute_of(graph_module, name))

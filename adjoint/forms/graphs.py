@@ -283,7 +283,11 @@ class GraphWriting(Writing):
             if node.op == "get_attr" and name not in attributes:
                 attributes[name] = self._held(graph_module, name)
         self._nodes = outside
-        return ["graph", self.tree(entry_mode(graph_module)), attributes, nodes]
+        return ["graph", *self._whole(graph_module), attributes, nodes]
+
+    def _whole(self, graph_module: fx.GraphModule) -> list[Tree]:
+        """What is said of a graph as a whole: the autograd mode that it starts in."""
+        return [self.tree(entry_mode(graph_module))]
 
     def _node(self, node: fx.Node) -> Tree:
         if node.op not in ("placeholder", "call_function", "get_attr", "output"):

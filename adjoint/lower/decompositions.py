@@ -14,7 +14,7 @@ from adjoint.graph.metadata import value_of, value_or_none
 from adjoint.graph.origins import for_part_of, inherit
 from adjoint.lower.compositions import Composition, NoComposition, composition_of
 from adjoint.lower.sizes import same, sizes
-from adjoint.open_types import OpKeywords, TorchValue
+from adjoint.open_types import Callee, OpArguments, OpKeywords, TorchValue
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import FakeTensorMode, fake_call, fake_mode_of
 from adjoint.torch_private.modes import TorchDispatchMode
@@ -153,11 +153,7 @@ class _Recorder(TorchDispatchMode):
         self.kept: list[object] = []
 
     def __torch_dispatch__(
-        self,
-        op: Callable[..., object],
-        types: object,
-        args: tuple[object, ...] = (),
-        kwargs: OpKeywords | None = None,
+        self, op: Callee, types: object, args: OpArguments = (), kwargs: OpKeywords | None = None
     ) -> object:
         result = fake_call(op, args, kwargs or {})
 

@@ -17,7 +17,7 @@ import torch
 
 from adjoint.graph.leaves import detached
 from adjoint.graph.metadata import value_of
-from adjoint.open_types import OpArgument, OpArguments, OpKeywords, TorchValue
+from adjoint.open_types import Callee, OpArgument, OpArguments, OpKeywords, TorchValue
 from adjoint.rewrite.patterns import Call, Match, Size, Wildcard
 from adjoint.torch_private import size_evaluation, symbols, trees
 from adjoint.torch_private.dynamo import general_shapes
@@ -56,11 +56,7 @@ class Recorder(TorchDispatchMode):
         self.steps: list[Step] = []
 
     def __torch_dispatch__(
-        self,
-        op: Callable[..., object],
-        types: object,
-        args: tuple[object, ...] = (),
-        kwargs: OpKeywords | None = None,
+        self, op: Callee, types: object, args: OpArguments = (), kwargs: OpKeywords | None = None
     ) -> object:
         kwargs = kwargs or {}
         if not isinstance(op, OpOverload):
