@@ -2,8 +2,9 @@
 
 `share`: the part of the first call that all passes take, the nodes of joint graphs and of graphs
 after the split, before and after their passes, and how many of these graphs are larger afterwards,
-for the workloads of `adjoint bench` and for families of transformers.  `ablation`: the
-step and the largest predicted memory of a program, with each pass off in turn; steps alternate.
+for the workloads of `adjoint bench` and for families of transformers.  `ablation`: the step, the
+largest predicted memory of a program and the steps of all plans, relative to all passes on, with
+each pass off in turn that changes a graph of the workload; the runs alternate.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
 
 from adjoint.bench import workloads
 from adjoint.loops.footprint import Processor, footprint
 from adjoint.loops.plan import Plan
 from adjoint.observing import watching
-from adjoint.pipeline import PASS_NAMES
+from adjoint.pipeline import FORWARD, JOINT, PASS_NAMES, POST, primal
 from adjoint.runtime.cpu.memory import cache_bytes
 from adjoint.runtime.cpu.program import MIN_TILE_ROWS
 from adjoint.runtime.plans.layout import bytes_of_layout
@@ -35,6 +37,8 @@ Options = Mapping[str, Any]
 
 # The rounds of an ablation; the first two warm up.
 ROUNDS = 8
+
+FIRST = {passes[0].name for passes in (primal(()), JOINT, POST, FORWARD)} | {"join-writes"}
 
 FAMILIES = ("bert", "gpt2", "llama", "t5", "vit", "swin", "clip", "bloom", "gpt-neox", "gemma2")
 
@@ -86,6 +90,88 @@ class Head(nn.Module):
         return F.cross_entropy(self.head(self.body(x).tanh()), target)
 
 
+class Dropped(nn.Module):
+    """Two layers with dropout between them, in a checkpoint."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+
+    def inside(self, x: Tensor) -> Tensor:
+        return self.second(F.dropout(self.first(x).relu(), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inside, x, use_reentrant=False).square().mean()
+
+
+class Mixed(nn.Module):
+    """Attention weights in bfloat16, as autocast computes them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            weights = (self.query(x) @ self.key(x).mT).softmax(-1)
+            return (weights * weights).sum()
+
+
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x.sigmoid()
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        s = x.sigmoid()
+        return cotangent * (s + x * s * (1 - s))
+
+
+class Custom(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (Swish.apply(self.linear(x)) * 2).square().mean()
+
+
+class Convolved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu()).square().mean()
+
+
+def _evaluated(function: Callable[..., object], *given: Tensor) -> Callable[[Options], Run]:
+    def made(options: Options) -> Run:
+        compiled = torch.compile(function, backend="adjoint", options=dict(options))
+
+        def run() -> None:
+            with torch.no_grad():
+                compiled(*given)
+
+        return run
+
+    return made
+
+
+def decode(query: Tensor, keys: Tensor, values: Tensor, new: Tensor, at: Tensor) -> Tensor:
+    """A step of decoding with key-value caches."""
+    keys.index_copy_(2, at, new)
+    values.index_copy_(2, at, new * 2)
+    return F.scaled_dot_product_attention(query, keys[:, :, :64], values[:, :, :64]).sin()
+
+
+def quantized(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    return F.linear(x, weight.to(x.dtype)) * scale
+
+
 def _trained(net: nn.Module, *batch: Tensor) -> Callable[[Options], Run]:
     def made(options: Options) -> Run:
         compiled = torch.compile(net, backend="adjoint", options=dict(options))
@@ -118,6 +204,24 @@ WORKLOADS: dict[str, Callable[[], Callable[[Options], Run]]] = {
     "attention": lambda: _trained(WrittenOut(128, 4), torch.randn(4, 256, 128)),
     "lstm": lambda: _trained(Recurrent(128), torch.randn(12, 16, 128, requires_grad=True)),
     "pooled": lambda: _trained(Pooled(256), torch.randn(4096, 256)),
+    "checkpoint": lambda: _trained(Dropped(512), torch.randn(2048, 512)),
+    "mixed": lambda: _trained(Mixed(64), torch.randn(4, 512, 64)),
+    "custom": lambda: _trained(Custom(256), torch.randn(2048, 256)),
+    "convolution": lambda: _trained(Convolved(), torch.randn(4, 3, 64, 64)),
+    "decode": lambda: _evaluated(
+        decode,
+        torch.randn(4, 8, 1, 64),
+        torch.zeros(4, 8, 2048, 64),
+        torch.zeros(4, 8, 2048, 64),
+        torch.randn(4, 8, 1, 64),
+        torch.tensor([5]),
+    ),
+    "int8": lambda: _evaluated(
+        quantized,
+        torch.randn(4, 1024).bfloat16(),
+        torch.randint(-127, 128, (1024, 1024), dtype=torch.int8),
+        torch.rand(1024).bfloat16(),
+    ),
     "head": lambda: _trained(
         Head(256, 20000), torch.randn(1024, 256), torch.randint(0, 20000, (1024,))
     ),
@@ -143,6 +247,11 @@ class Watcher:
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
         self.growth = Growth()
+        self.effective: set[str] = set()
+        """The passes that changed a graph."""
+        self.steps = 0
+        """The steps of all plans."""
+        self._text = ""
         self.peak = 0
         self._processor = Processor(torch.get_num_threads(), cache_bytes() * 3 // 4, MIN_TILE_ROWS)
 
@@ -151,6 +260,16 @@ class Watcher:
         if stage == "lower" and isinstance(event.value, Plan):
             made = footprint(event.value, {}, bytes_of_layout, self._processor)
             self.peak = max(self.peak, made.peak)
+            self.steps += len(event.value.steps)
+        if isinstance(getattr(event, "value", None), fx.GraphModule):
+            before, self._text = self._text, str(event.value.graph)
+            if stage in PASS_NAMES and event.nodes is not None:
+                # What came before the first pass of a place may be another graph.
+                is_same = stage in FIRST or self._text == before
+                if stage == "join-writes":
+                    is_same = "partial_writes.written" not in self._text
+                if event.matches or event.nodes[0] != event.nodes[1] or not is_same:
+                    self.effective.add(stage)
         if stage not in PASS_NAMES or event.nodes is None:
             return
         self.seconds[stage] += event.seconds
@@ -176,24 +295,27 @@ def share(name: str, made: Callable[[Options], Run]) -> None:
 
 def ablation(name: str, made: Callable[[Options], Run]) -> None:
     runs: dict[str, Run] = {}
-    peaks: dict[str, int] = {}
-    names = sorted(PASS_NAMES - {"decompose", "merge-equal-values", "draw-in-kernels"})
-    for off in ("nothing", *names):
-        watcher = Watcher()
-        skipped = [] if off == "nothing" else [off]
-        runs[off] = made({"cache": False, "skip_passes": skipped})
+    watchers: dict[str, Watcher] = {}
+    names = ["nothing"]
+    while names:
+        off = names.pop(0)
+        watchers[off] = watcher = Watcher()
+        runs[off] = made({"cache": False, "skip_passes": [] if off == "nothing" else [off]})
         with watching(watcher):
             runs[off]()
-        peaks[off] = watcher.peak
+        if off == "nothing":
+            names = sorted(watcher.effective - {"decompose", "merge-equal-values"})
     best = dict.fromkeys(runs, float("inf"))
     for _ in range(ROUNDS):
         for off, run in runs.items():
             begun = time.perf_counter()
             run()
             best[off] = min(best[off], time.perf_counter() - begun)
-    for off in runs:
-        step, peak = best[off] / best["nothing"], peaks[off] / max(1, peaks["nothing"])
-        print(f"| {name} | {off} | {step:.2f} | {peak:.2f} |", flush=True)
+    every = watchers["nothing"]
+    for off, watcher in watchers.items():
+        step, peak = best[off] / best["nothing"], watcher.peak / max(1, every.peak)
+        count = watcher.steps / max(1, every.steps)
+        print(f"| {name} | {off} | {step:.2f} | {peak:.2f} | {count:.2f} |", flush=True)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ each family.
 from adjoint.lower.compositions import (
     activations,
     batch_normalization,
+    foreach,
     losses,
     normalization,
     pieces,
@@ -29,6 +30,7 @@ __all__ = [
     "activations",
     "batch_normalization",
     "composition_of",
+    "foreach",
     "losses",
     "normalization",
     "pieces",

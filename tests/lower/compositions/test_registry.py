@@ -28,7 +28,9 @@ FAMILIES = (
 
 
 def test_each_composition_has_a_sample() -> None:
-    assert {op for family in FAMILIES for op, _, _ in family.ROWS} == set(COMPOSITIONS)
+    # Those of lists are made of one table, which `test_foreach.py` goes through.
+    single = {op for op in COMPOSITIONS if "_foreach_" not in str(op)}
+    assert {op for family in FAMILIES for op, _, _ in family.ROWS} == single
 
 
 def test_half_types_are_widened() -> None:
