@@ -11,13 +11,13 @@ recomputed from q and k here.  Fully masked rows have P = 0, as in the kernels.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from adjoint.open_types import OpArgument, OpKeywords
-from adjoint.rules.registry import composition_by_name
+from adjoint.rules.registry import composition_by_name, vjp
 
 aten = torch.ops.aten
 
@@ -141,6 +141,39 @@ def flash_backward(
     shift = key.shape[-2] - query.shape[-2]
     of = _dense(cotangent, query, key, value, None, **_options(named), shift=shift)
     return of.query, of.key, of.value
+
+
+@vjp(aten._scaled_dot_product_efficient_attention.default)
+def efficient_attention(
+    cotangent: Sequence[torch.Tensor | None],
+    out: Sequence[torch.Tensor],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: torch.Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> object:
+    """By the kernel.  Without dropout it does not read the state of the generator.
+
+    That state is on the CPU, and would keep a program that reads it from being a CUDA graph.
+    """
+    if cotangent[0] is None:
+        return None, None, None, None
+    y, log_sumexp, *state = out
+    if not dropout_p:
+        state = [torch.zeros((), dtype=torch.int64, device=query.device)] * 2
+    mask = [True, True, True, attn_bias is not None]
+    return aten._scaled_dot_product_efficient_attention_backward.default(
+        *(cotangent[0], query, key, value, attn_bias, y, log_sumexp, *state),
+        dropout_p,
+        mask,
+        is_causal,
+        scale=scale,
+    )
 
 
 @composition_by_name(

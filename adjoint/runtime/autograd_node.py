@@ -230,7 +230,9 @@ class _Node(torch.autograd.Function):
         if kinds.fixed:
             ctx.mark_non_differentiable(*[outputs[i] for i in kinds.fixed])
         # Torch forgets the shapes of outputs that are not differentiable.
-        ctx.zeros = {i: (outputs[i].shape, outputs[i].dtype) for i in kinds.constant}
+        ctx.zeros = {
+            i: (outputs[i].shape, outputs[i].dtype, outputs[i].device) for i in kinds.constant
+        }
         ctx.numbers = [(place, saved[place]) for place in kinds.numbers]
         for place in kinds.numbers:
             saved[place] = None
@@ -289,8 +291,8 @@ _NO_TENSORS = (None,) * 4
 def _zero(ctx: AutogradContext, index: int) -> torch.Tensor:
     """A zero cotangent for an output."""
     if index in ctx.zeros:
-        shape, dtype = ctx.zeros[index]
-        return torch.zeros(shape, dtype=dtype, device="cpu")
+        shape, dtype, device = ctx.zeros[index]
+        return torch.zeros(shape, dtype=dtype, device=device)
     return zero_cotangent(ctx, index)
 
 

@@ -278,6 +278,12 @@ def _normal(op: Callee, mean: Tensor, std: Tensor, **kwargs: object) -> object:
     return op(mean, std, **kwargs).to(mean.dtype)
 
 
+def _efficient_attention(op: Callee, *args: object, **kwargs: object) -> object:
+    """The state of the random generator is on the CPU, unless a CUDA graph is being captured."""
+    y, log_sumexp, seed, offset, *lengths = op(*args, **kwargs)
+    return (y, log_sumexp, seed.cpu(), offset.cpu(), *lengths)
+
+
 def _softmax_backward(op: Callee, cotangent: Tensor, *args: object) -> object:
     """In the dtype of the cotangent, except on a GPU."""
     result = op(cotangent, *args)
@@ -336,6 +342,8 @@ CORRECTED: dict[object, Callable[..., object]] = {
     aten.normal.Tensor_Tensor: _normal,
     aten._softmax_backward_data.default: _softmax_backward,
     aten._embedding_bag.default: _embedding_bag,
+    aten._scaled_dot_product_efficient_attention.default: _efficient_attention,
+    aten._efficient_attention_forward.default: _efficient_attention,
     aten.log_sigmoid_forward.default: _contiguous,
     **dict.fromkeys(NEAREST, _interpolated),
 }

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from adjoint.errors import DifferentiationError
 from adjoint.graph.derivative import NodeLayout
+from adjoint.runtime import autograd_node
 from adjoint.runtime.autograd_node import NodeProgram, ReadyBackward
 from adjoint.runtime.executable import Executable, Sizes
 
@@ -58,3 +60,10 @@ def test_a_backward_that_is_not_there_is_its_error() -> None:
     (result,) = program([x], {})
     with pytest.raises(DifferentiationError, match="only the result"):
         result.backward()
+
+
+def test_a_zero_cotangent_is_where_the_output_is() -> None:
+    device = torch.device("meta")
+    zeros = SimpleNamespace(zeros={0: ((2, 3), torch.float64, device)})
+    made = autograd_node._zero(zeros, 0)
+    assert (made.shape, made.dtype, made.device) == ((2, 3), torch.float64, device)

@@ -84,6 +84,23 @@ WRONG: list[tuple[Any, tuple[Any, ...]]] = [
     ),
 ]
 
+HEADS, ROWS = (1, 2, 8, 16), (1, 8, 2, 16)
+
+# The same for kernels that only a GPU has.
+WRONG_ON_A_GPU: list[tuple[Any, tuple[Any, ...]]] = [
+    *(
+        (
+            aten._scaled_dot_product_efficient_attention.default,
+            (made(*HEADS), made(*HEADS), made(*HEADS), None, True, dropout),
+        )
+        for dropout in (0.0, 0.5)
+    ),
+    (
+        aten._efficient_attention_forward.default,
+        (made(*ROWS), made(*ROWS), made(*ROWS), *[None] * 5, 0.0, 0, True),
+    ),
+]
+
 
 def described(result: Any) -> list[Any]:
     """What kernels take for granted of each tensor; where there is one element, strides do not
@@ -128,8 +145,17 @@ def test_torch_has_not_mended_its_own(op: Any, args: tuple[Any, ...]) -> None:
     assert described(fake) != described(op(*args))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("op", "args"), WRONG_ON_A_GPU)
+def test_on_a_gpu(op: Any, args: tuple[Any, ...]) -> None:
+    given = tree_map(lambda leaf: leaf.cuda() if isinstance(leaf, torch.Tensor) else leaf, args)
+    fake = of_fakes(lambda *fakes: fake_call(op, fakes, {}), given)
+    assert described(fake) == described(op(*given))
+
+
 def test_each_correction_is_tested() -> None:
-    assert {op for op, _ in WRONG} == set(CORRECTED)
+    assert {op for op, _ in WRONG + WRONG_ON_A_GPU} == set(CORRECTED)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from adjoint.runtime.cpu.engine import load_resident
 from adjoint.runtime.cpu.externals import add_external
@@ -106,3 +107,22 @@ class TestOnAGpu:
         program = self.program()
         x = torch.rand(64 * 48 + 1, device="cuda")[1:].view(64, 48)
         torch.testing.assert_close(program([x])[1], x.sum(0))
+
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize("dropout", [0.0, 0.5])
+    def test_attention_in_single_precision_is_compiled(self, dropout: float) -> None:
+        """The state of the random generator is on the CPU."""
+        q, k, v = (torch.randn(2, 4, 64, 32, device="cuda", requires_grad=True) for _ in range(3))
+
+        def attend(*given: torch.Tensor) -> torch.Tensor:
+            q, k, v = (each.sin() for each in given)
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+
+        compiled = torch.compile(attend, backend="adjoint", options={"eager_rng": True})
+        for _ in range(4):
+            found = []
+            for run in (attend, compiled):
+                torch.manual_seed(0)
+                out = run(q, k, v)
+                found.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
+            torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
