@@ -198,6 +198,8 @@ def some_of(folder: Path, chance: random.Random, least: int = 1) -> list[Path]:
 
 def forked(run: Callable[[], object]) -> int:
     """A process that runs this and exits with 0; its number."""
+    if torch.cuda.is_initialized():
+        pytest.skip("CUDA does not work in a forked process")
     child = os.fork()
     if child:
         return child

@@ -30,6 +30,7 @@ def test_a_failure_is_told_in_the_exit_status(
     assert "ValueError: not today" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_table_of_changing_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "results.json"
     chosen = ["--only", "forces", "--systems", "eager", "--small", "--reps", "1"]
@@ -40,6 +41,7 @@ def test_the_table_of_changing_sizes(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert row["compiling_steps"] == 0
 
 
+@pytest.mark.slow
 def test_the_table_of_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "results.json"
     chosen = ["--only", "2 ops", "--systems", "eager", "--reps", "1", "--json", str(file)]
