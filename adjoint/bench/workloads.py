@@ -379,7 +379,7 @@ class Block(nn.Module):
         return y
 
 
-class UserFunctioner(nn.Module):
+class Transformer(nn.Module):
     """The loss of predicting the next token."""
 
     def __init__(self, tokens: int, width: int, heads: int, layers: int, length: int) -> None:
@@ -407,7 +407,7 @@ def gpt(device: str, small: bool) -> Problem:
         (50304, 768, 12, 12, 1024, 16) if full else (512, 128, 4, 4, 128, 4)
     )
     torch.manual_seed(0)
-    net = UserFunctioner(tokens, width, heads, layers, length).to(device)
+    net = Transformer(tokens, width, heads, layers, length).to(device)
     text = torch.randint(0, tokens, (batch, length), device=device)
     target = torch.randint(0, tokens, (batch, length), device=device)
     return Problem(net, (text, target), _next_token_loss, {}, mixed=device == "cuda")
