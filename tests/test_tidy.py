@@ -4,6 +4,7 @@ Each rule is a function from text to the violations in it, so that it can be sho
 """
 
 import ast
+import builtins
 import functools
 import re
 from collections.abc import Callable, Iterator
@@ -130,21 +131,25 @@ def raw_fake_values(text: str) -> list[str]:
     return [f"line {n}" for n, line in enumerate(text.splitlines(), 1) if raw.search(line)]
 
 
-def missing_paths(text: str) -> list[str]:
-    """The paths of modules, packages, tests and documents in a text that are not there."""
+def missing_paths(text: str, *beside: Path) -> list[str]:
+    """The paths of modules, packages, tests and documents in a text that are not there.
+
+    `beside`: further folders that the text may start from.
+    """
     spans = re.findall(r"`([^`\s]+)`", text)
     paths = [span for span in spans if re.fullmatch(r"[\w./<>]+(/|\.(py|md|txt|toml))", span)]
     return [
         path
         for path in paths
-        if not any((root / path.partition("<")[0]).exists() for root in (ROOT, PACKAGE))
+        if not any((root / path.partition("<")[0]).exists() for root in (ROOT, PACKAGE, *beside))
     ]
 
 
 @functools.cache
 def definitions() -> set[str]:
-    """Names of classes, functions, attributes and constants, in the package and its tests."""
-    found: set[str] = set()
+    """Names of modules, classes, functions, attributes and constants, in the package and its tests,
+    and those that Python and the environment have."""
+    found = {*dir(builtins), "ADJOINT_CACHE", *(path.stem for path in sources("adjoint"))}
     for path in written_here():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef | ast.FunctionDef):
@@ -444,11 +449,22 @@ def test_what_documents_name_exists(document: str) -> None:
     assert missing_names(text, definitions()) == []
 
 
+def test_what_docstrings_of_modules_name_exists() -> None:
+    missing = {
+        relative(path): missing_paths(text, path.parent) + missing_names(text, definitions())
+        for path in sources("adjoint")
+        if (text := ast.get_docstring(ast.parse(path.read_text())))
+    }
+    assert not {path: names for path, names in missing.items() if names}
+
+
 def test_what_does_not_exist_is_found() -> None:
     text = (
         "`adjoint/nothing.py`, `lower/nothing/`, `adjoint/lower/`, `rules/<family>.py`, `Makefile`"
     )
     assert missing_paths(text) == ["adjoint/nothing.py", "lower/nothing/"]
+    assert missing_paths("`fusion.py`") == ["fusion.py"]
+    assert missing_paths("`fusion.py`", PACKAGE / "lower") == []
     text = "`NoSuchClass`, `MAX_NOTHING`, `Compiler.no_such`, `Compiler.plan`, `FallbackWarning`"
     assert missing_names(text, definitions()) == ["NoSuchClass", "MAX_NOTHING", "no_such"]
 

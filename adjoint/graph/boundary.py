@@ -4,6 +4,13 @@ The user meets the compiler at a few boundaries: a capture, a derivative, native
 that reaches one becomes the error of that kind, naming the op that was being compiled and the
 user's line; both are read off the traceback.  Some exceptions pass through unchanged: those of the
 user's own program, which eager would raise too; interrupts and exhausted memory; Dynamo's own.
+Dynamo takes some types of exceptions of a backend for graph breaks and only logs them, so those
+become errors of ours.
+
+A derivative that is missing is an error when it is asked for, as in eager.  A backward graph that
+cannot be compiled has only saved values; with `unsupported="eager"` the autograd node keeps the
+inputs as well, and eager autograd runs the graph again, unless an input has been written since, or
+the graph draws random numbers or communicates: then the error is raised.
 """
 
 from __future__ import annotations

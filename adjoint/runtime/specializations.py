@@ -19,7 +19,7 @@ from adjoint.graph.sizes import NotResizable, Renaming, Sizes, Sizing, renamed, 
 from adjoint.observing import Compilation, timed_compilation
 
 # Compiled versions of one graph, or of one transform, each for other assumptions about sizes.
-# ARCHITECTURE (Specializations) says what happens beyond that.
+# `runtime/__init__.py` lists all tables, and what happens when one is full.
 MAX_SIZE_VERSIONS = 8
 
 Key = TypeVar("Key", bound=Hashable)
