@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import TypeAlias, TypeVar
 
 from torch import fx
@@ -77,9 +77,10 @@ from adjoint.torch_private.modes import isolated
 
 Value = TypeVar("Value")
 
-# Graphs that are about to run, by what they were before the passes on such graphs.
-Optimized: TypeAlias = dict[fx.GraphModule, fx.GraphModule]
+# A graph that is about to run, after the passes on such graphs.
+Optimize: TypeAlias = Callable[[fx.GraphModule], fx.GraphModule]
 
+# Compilations and fallbacks are counted where Dynamo counts its own.
 count_with(counted)
 
 
@@ -144,7 +145,7 @@ class Compiler(StageRunner):
         for name in self.options.skip_passes:
             if name not in known:
                 raise ValueError(
-                    f"option skip_passes has {name!r}, which is none of {', '.join(sorted(known))}"
+                    f"option skip_passes names {name!r}; the passes are {', '.join(sorted(known))}"
                 )
 
     # capture
@@ -194,13 +195,6 @@ class Compiler(StageRunner):
         with self._differentiating(graph_module):
             return self._kept_or_made(graph_module, asked, make, Derivative | None)
 
-    def _kept_or_made(
-        self, graph_module: fx.GraphModule, asked: str, make: Callable[[], Value], kind: object
-    ) -> Value:
-        """What `make` derives of a graph, a `kind`, unless an earlier process has kept it."""
-        kept = self._kept
-        return make() if kept is None else kept.derived(graph_module, asked, make, check_of(kind))
-
     def _derived(
         self, graph_module: fx.GraphModule, wrt: Sequence[int], segmented: bool, inner: bool
     ) -> Derivative | None:
@@ -209,12 +203,13 @@ class Compiler(StageRunner):
             of = outputs_with_derivative(graph_module, wrt)
             if not of and not requiring:
                 return None
-            if order_of_graph(graph_module.graph) == 0:
+            is_program = order_of_graph(graph_module.graph) == 0
+            if is_program:
                 graph_module = self._primal(graph_module, wrt, inner)
             results = len(outputs_of(graph_module.graph))
             cuts: tuple[int, ...] = ()
-            # Gradients are nodes of autograd's graph by what they are gradients of.
-            if segmented and order_of_graph(graph_module.graph) == 0:
+            # Gradients have autograd nodes already: those of the results they are gradients of.
+            if segmented and is_program:
                 graph_module, cuts = cut_into_segments(graph_module, wrt)
                 count = len(inputs_of(graph_module.graph))
                 wrt = [*wrt, *range(count - len(cuts), count)]
@@ -326,38 +321,37 @@ class Compiler(StageRunner):
 
     def whole(self, graph_module: fx.GraphModule) -> Executable:
         """A graph that is not differentiated, compiled and loaded."""
-        if order_of_graph(graph_module.graph) == 0:
-            optimized = partial(self._primal, graph_module, ())
-            made = attempt(optimized, graph_module, reported=self.reported)
-            graph_module = made or graph_module
-        return self.program(graph_module, overwrites=True)
+        optimized = partial(self.undifferentiated, graph_module)
+        made = attempt(optimized, graph_module, reported=self.reported)
+        return self.program(made or graph_module, overwrites=True)
 
-    def _program(self, graph_module: fx.GraphModule, overwrites: bool) -> Executable | None:
-        if self.options.target == "reference" or self.options.passes:
-            graph_module = self.ready_to_run(graph_module)
-            if self.options.target == "reference":
-                return None
+    def _program(self, graph_module: fx.GraphModule, overwrites: bool) -> Executable:
+        if self.options.target == "reference":
+            return partial(evaluate_taking, self.ready_to_run(graph_module))
+        if self.options.passes:
+            # A user's passes run once, and not again for other sizes.
             native = partial(self.native, overwrites=overwrites)
-            return SizedPrograms(graph_module, native, self.during, self.reported)
-        # Where a program is kept, the passes need not run.
-        ready: Optimized = {}
-        native = partial(self.native, overwrites=overwrites, ready=ready)
+            ready = self.ready_to_run(graph_module)
+            return SizedPrograms(ready, native, self.during, self.reported)
+        # Our own passes run only where a program is compiled: one that is kept needs none.
+        optimize = cache(self.ready_to_run)
+        native = partial(self.native, overwrites=overwrites, optimize=optimize)
         programs = SizedPrograms(graph_module, native, self.during, self.reported)
         if not programs.is_native:
-            programs.graph_module = ready.get(graph_module) or self.ready_to_run(graph_module)
+            programs.graph_module = optimize(graph_module)
         return programs
 
     def lowered(self, graph_module: fx.GraphModule, called: frozenset[str]) -> PlanProgram | None:
         """The graph as native code in which the nodes `called` are library calls."""
         return self.native(self.ready_to_run(graph_module), called=called)
 
-    def ready_to_run(self, graph_module: fx.GraphModule, whole: bool = False) -> fx.GraphModule:
-        """The graph, optimized before it runs; it may be differentiated later, so not in place.
+    def undifferentiated(self, graph_module: fx.GraphModule) -> fx.GraphModule:
+        """A graph that is not differentiated, after the passes on the user's program."""
+        is_program = order_of_graph(graph_module.graph) == 0
+        return self._primal(graph_module, ()) if is_program else graph_module
 
-        `whole`: it is not, so that it is optimized as a program first.
-        """
-        if whole and order_of_graph(graph_module.graph) == 0:
-            graph_module = self._primal(graph_module, ())
+    def ready_to_run(self, graph_module: fx.GraphModule) -> fx.GraphModule:
+        """The graph, optimized before it runs; a copy, because it may be differentiated later."""
         passes = extended(POST, "post", self.options.passes)
         # Our own passes copy the graph if they change it.
         given = graph_module if passes == POST else copied(graph_module)
@@ -368,48 +362,25 @@ class Compiler(StageRunner):
         graph_module: fx.GraphModule,
         overwrites: bool = False,
         called: frozenset[str] = frozenset(),
-        ready: Optimized | None = None,
+        optimize: Optimize | None = None,
     ) -> PlanProgram | None:
         """The graph as native code for its symbolic sizes; None if it should run op by op.
 
         If kernels draw random numbers, the program takes one more input (`Plan.streams`).
-        `called`: names of nodes that have to be library calls.  `ready`: the graph is optimized
-        first if there is no program of it, and added there.
+        `called`: names of nodes that have to be library calls.  `optimize`: makes the graph ready
+        to run, if no program of it is kept; None: it is ready.
         """
-        with keeping_in(self.store):
-            return self._native(graph_module, overwrites, called, ready)
-
-    @property
-    def store(self) -> Store | None:
-        """Where what is compiled is kept for later processes, if anywhere."""
-        return store_for(self.options.cache or False, int(self.options.cache_limit))
-
-    @property
-    def _kept(self) -> Kept | None:
-        """What is kept; None: nothing is, or an observer wants to see how it is made."""
-        store = self.store
-        if store is None or self.observer is not unobserved or is_watched():
-            return None
-        return Kept(store, self.options)
-
-    def _native(
-        self,
-        graph_module: fx.GraphModule,
-        overwrites: bool,
-        called: frozenset[str],
-        ready: Optimized | None,
-    ) -> PlanProgram | None:
-        def make() -> CompiledProgram:
-            optimized = graph_module
-            if ready is not None:
-                optimized = ready[graph_module] = self.ready_to_run(graph_module)
-            return self._compiled(optimized, target, overwrites, called)
-
         target = target_of(graph_module, self.options)
-        kept = None if called else self._kept
-        if kept is None:
-            return make().program
-        return kept.program(graph_module, target, overwrites, make)
+
+        def make() -> CompiledProgram:
+            ready = graph_module if optimize is None else optimize(graph_module)
+            return self._compiled(ready, target, overwrites, called)
+
+        with keeping_in(self.store):
+            kept = None if called else self._kept
+            if kept is None:
+                return make().program
+            return kept.program(graph_module, target, overwrites, make)
 
     def _compiled(
         self,
@@ -460,6 +431,28 @@ class Compiler(StageRunner):
             rewritten = self.passes(passes, copied(graph_module), order)
             plan = self.stage("lower", order, partial(lower, rewritten, target, called, overwrites))
         return noted.usable(plan, needs_kernels)
+
+    # What earlier processes have kept
+
+    @property
+    def store(self) -> Store | None:
+        """Where what is compiled is kept for later processes, if anywhere."""
+        return store_for(self.options.cache or False, int(self.options.cache_limit))
+
+    @property
+    def _kept(self) -> Kept | None:
+        """What is kept; None: nothing is, or an observer wants to see how it is made."""
+        store = self.store
+        if store is None or self.observer is not unobserved or is_watched():
+            return None
+        return Kept(store, self.options)
+
+    def _kept_or_made(
+        self, graph_module: fx.GraphModule, asked: str, make: Callable[[], Value], kind: object
+    ) -> Value:
+        """What `make` derives of a graph, a `kind`, unless an earlier process has kept it."""
+        kept = self._kept
+        return make() if kept is None else kept.derived(graph_module, asked, make, check_of(kind))
 
     # Memory, predicted
 

@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def _read_everything_back() -> None:
     """Every capture, derivative and program that can be kept is the one that was kept."""
-    captured, derived, native = Kept.captured, Kept.derived, Compiler._native
+    captured, derived, native = Kept.captured, Kept.derived, Compiler.native
 
     def captured_twice(self: Kept, ground: Any, make: Any) -> Any:
         made: list[Any] = []
@@ -68,11 +68,11 @@ def _read_everything_back() -> None:
         self.store.flush()
         return derived(self, graph_module, asked, once, check)
 
-    def native_twice(self: Compiler, *args: Any) -> Any:
-        native(self, *args)
+    def native_twice(self: Compiler, *args: Any, **kwargs: Any) -> Any:
+        native(self, *args, **kwargs)
         if self.store is not None:
             self.store.flush()
-        return native(self, *args)
+        return native(self, *args, **kwargs)
 
     def fail(self: Store, error: Exception) -> None:
         raise error
@@ -80,7 +80,7 @@ def _read_everything_back() -> None:
     Store.fail = fail  # type: ignore[method-assign]
     Kept.captured = captured_twice  # type: ignore[method-assign]
     Kept.derived = derived_twice  # type: ignore[method-assign, assignment]
-    Compiler._native = native_twice  # type: ignore[method-assign, assignment]
+    Compiler.native = native_twice  # type: ignore[method-assign]
 
 
 def _check_every_other_run() -> None:

@@ -144,7 +144,9 @@ class Exporting:
     def _program(self, graph_module: fx.GraphModule, is_whole: bool) -> int:
         """The number of the graph's program."""
         called: frozenset[str] = frozenset()
-        ready = self.compiler.ready_to_run(graph_module, is_whole)
+        compiler = self.compiler
+        optimized = compiler.undifferentiated(graph_module) if is_whole else graph_module
+        ready = compiler.ready_to_run(optimized)
         while True:
             plan = self.compiler.plan(ready, self.target, called, is_whole, needs_kernels=False)
             if plan is None:
