@@ -18,7 +18,7 @@ def main() -> int:
         # Facts live until the process ends; looking for garbage among them takes half of its time.
         gc.disable()
         status = command.main(sys.argv[2:])
-        gc.freeze()  # The interpreter looks for garbage once more when it ends.
+        gc.freeze()  # Otherwise the interpreter collects garbage once more at exit.
         return status
     if sys.argv[1:2] == ["inspect"]:
         from adjoint.exported import command as inspect

@@ -41,7 +41,7 @@ MODES: dict[str, dict[str, object]] = {
 def _parse(options: Mapping[str, object] | None, mode: str | None) -> Options:
     """The options of a user's mapping and mode."""
     if mode is not None and mode not in MODES:
-        raise ValueError(f"mode {mode!r} is none of {', '.join(MODES)}")
+        raise ValueError(f"unknown mode {mode!r}; choose from: {', '.join(MODES)}")
     asked = {} if mode is None else MODES[mode]
     options = options or {}
     for name, value in asked.items():
@@ -59,7 +59,7 @@ def _is_final(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def _tracing(options: Mapping[str, object], code: CodeType) -> Iterator[None]:
-    """The context around Dynamo's tracing of a frame: it reports progress, and is told of."""
+    """The context around Dynamo's tracing of a frame: progress is shown and watchers told."""
     line = SourceLine(code.co_filename, code.co_firstlineno, code.co_name, "")
     compilation = Compilation(code.co_name, "torch.compile", line)
     with timed_compilation(compilation, _reason):

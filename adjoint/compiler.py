@@ -145,7 +145,7 @@ class Compiler(StageRunner):
         for name in self.options.skip_passes:
             if name not in known:
                 raise ValueError(
-                    f"option skip_passes names {name!r}; the passes are {', '.join(sorted(known))}"
+                    f"option skip_passes names {name!r}; choose from: {', '.join(sorted(known))}"
                 )
 
     # capture
@@ -405,7 +405,7 @@ class Compiler(StageRunner):
         return CompiledProgram(None, None, kernels)
 
     def _watched(self, program: PlanProgram, order: int) -> PlanProgram:
-        """What runs in the place of a program, if the observer has a say in that."""
+        """The program; or what an observer with a method `running` puts in its place."""
         running = getattr(self.observer, "running", None)
         return program if running is None else call_user_code(running, program, order)
 

@@ -344,7 +344,7 @@ def _without_collection() -> Iterator[None]:
 
 
 def require_fitting(calling: CallingConvention, inputs: int, graph_module: fx.GraphModule) -> None:
-    """Raise `Malformed` unless a calling convention is one of this graph, for so many inputs."""
+    """Raise `Malformed` unless the calling convention fits this graph and number of inputs."""
     outputs = len(outputs_of(graph_module.graph))
     recipes = calling.recipes
     of_graph = [write.value for write in calling.writes]

@@ -72,7 +72,7 @@ Watcher: TypeAlias = Callable[[Event], None]
 
 _WATCHERS: list[Watcher] = []
 
-# They are told whether anyone watches or not, and only count.
+# Told of every event, also if nobody watches: they only count.
 _COUNTERS: list[Watcher] = []
 
 # The channels of `logging`; the name says what is logged.
@@ -116,7 +116,7 @@ def tell(event: Event) -> None:
 
 @contextlib.contextmanager
 def timed_compilation(compilation: Compilation, reasons: Callable[[], str] = str) -> Iterator[None]:
-    """A context that compiles something; it is told of at the end, with its duration.
+    """A context that compiles something; watchers are told at its end, with the duration.
 
     `reasons`: gives the reason at the end, if it is not known before.
     """

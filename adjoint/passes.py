@@ -61,7 +61,7 @@ class Pass:
         if self.place not in get_args(Place):
             known = ", ".join(map(repr, get_args(Place)))
             raise ValueError(
-                f"pass {self.name!r} asks for {self.place!r}, which is none of {known}"
+                f"pass {self.name!r} asks for the place {self.place!r}; choose from: {known}"
             )
 
     @property
@@ -107,8 +107,8 @@ def extended(pipeline: Sequence[Pass], place: Place, more: Iterable[Pass]) -> tu
         if each.after is not None and each.after not in names:
             known = ", ".join(map(repr, names)) or "none"
             raise ValueError(
-                f"pass {each.name!r} comes after {each.after!r}, which is none of those at "
-                f"{place!r}: {known}"
+                f"pass {each.name!r} comes after {each.after!r}, which does not run at {place!r}; "
+                f"choose from: {known}"
             )
         # After the last of that name: a pass may run more than once.
         index = len(passes) if each.after is None else _last(names, each.after) + 1

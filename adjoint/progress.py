@@ -129,7 +129,7 @@ PROGRESS = Progress()
 def _is_terminal(stream: TextIO | None) -> bool:
     try:
         return stream is not None and bool(stream.isatty())
-    except (AttributeError, ValueError):  # It is none of a terminal's, or closed.
+    except (AttributeError, ValueError):  # Not a file of Python's, or closed.
         return False
 
 

@@ -32,10 +32,10 @@ def test_a_pass_comes_where_it_asks_to() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(
-        ValueError, match="asks for 'before', which is none of 'primal', 'joint', 'post'"
+        ValueError, match="asks for the place 'before'; choose from: 'primal', 'joint', 'post'"
     ):
         Pass("early", same, "before")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="comes after 'three', which is none of those at 'joint'"):
+    with pytest.raises(ValueError, match="comes after 'three', which does not run at 'joint'"):
         extended((ONE, TWO), "joint", [Pass("late", same, "joint", after="three")])
     with pytest.raises(ValueError, match="two passes 'one'"):
         extended((ONE,), "joint", [ONE])

@@ -100,7 +100,7 @@ class SchNet(nn.Module):
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
         models = importlib.import_module("torch_geometric.nn.models")
-        # What it is given for positions goes to `_given_edges` and to nothing else.
+        # SchNet passes its argument `pos` to `_given_edges` and uses it nowhere else.
         self.potential = models.SchNet(width, width, layers, interaction_graph=_given_edges)
 
     def forward(self, species: Tensor, positions: Tensor, to: Tensor, source: Tensor) -> Tensor:

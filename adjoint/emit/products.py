@@ -280,7 +280,7 @@ class ProductBody(StagingBody):
             with self.at(element, four.counter):
                 for number, statement in enumerate(self.product.epilogue):
                     if isinstance(statement, Merge):
-                        # Computed before the branch, as whatever may be used after it.
+                        # Computed before the branch, like everything that may be used after it.
                         self.value(statement.value)
                     elif isinstance(statement, Store):
                         dtype = statement.value.dtype

@@ -33,7 +33,7 @@ class Asked:
     wrt: list[int] = field(default_factory=list)
     """Leaves that it can be differentiated with respect to."""
     wrt_state: list[str] = field(default_factory=list)
-    """Names that are none of an argument."""
+    """Names that are not arguments: of parameters and buffers."""
     bounds: dict[int, dict[int, Bounds]] = field(default_factory=dict)
     """For each tensor by its identity, the bounds of sizes that may vary."""
 
@@ -128,7 +128,7 @@ def _chosen(
     positional: Sequence[str],
     wrt: Sequence[str] | None,
 ) -> tuple[list[int], list[str]]:
-    """Leaves to differentiate with respect to, and names that are none of an argument."""
+    """Leaves to differentiate with respect to, and names in `wrt` that are not arguments."""
     floating = [place for place, leaf in enumerate(leaves) if is_floating(leaf)]
     if wrt is None:
         return [p for p in floating if leaves[p].requires_grad] or floating, []

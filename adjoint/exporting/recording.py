@@ -237,7 +237,7 @@ def _differentiable(
     for name in asked.wrt_state:
         if name not in state:
             known = [*asked.names, *state]
-            raise ExportError(f"wrt has {name!r}, which is none of {', '.join(known)}")
+            raise ExportError(f"wrt names {name!r}; choose from: {', '.join(known)}")
         found.append(state.index(name))
     for place in found:
         if not (inputs[place].is_floating_point() or inputs[place].is_complex()):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from adjoint.torch_private.operators import OpOverload
 
-# Rows are taken together whose logits have so many bytes: enough for a matrix product to be fast.
+# The logits of a chunk of rows have about this many bytes: enough for a fast matrix product.
 CHUNK_BYTES = 32 << 20
 MIN_CHUNK_ROWS = 64
 

@@ -100,7 +100,7 @@ def _are_alike(plan: Plan, result: int, source: int) -> bool:
 
 
 def _are_independent(plan: Plan, result: int, source: int) -> bool:
-    """Whether the caller gets the new value once and the old one not, also not through a view."""
+    """Whether the caller gets the new value once, and the old one not even through a view."""
     leaves = [leaf.slot for leaf in trees.leaves(plan.outputs) if isinstance(leaf, Argument)]
     if leaves.count(result) != 1 or source in leaves:
         return False

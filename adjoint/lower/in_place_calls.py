@@ -84,7 +84,7 @@ def _base_of(call: LibraryCall) -> int:
 
 
 def _is_owned(plan: Plan, slot: int) -> bool:
-    """Whether the memory of a slot is the plan's own, and holds nothing but the value of it."""
+    """Whether the memory of a slot belongs to the plan, and to no other slot."""
     kind = plan.slots[slot].kind
     if kind in (SlotKind.TEMPORARY, SlotKind.OUTPUT):
         return plan.slots[slot].replaces is None

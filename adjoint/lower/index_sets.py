@@ -114,7 +114,7 @@ def _parts(loop: Loop, kept: set[str]) -> list[Loop]:
         _between(loop, first, last, {each: f"{each}.{number}" for each in names})
         for number, (first, last) in enumerate(bounds)
     ]
-    # What all parts have in common is compiled as often as there are parts.
+    # Expressions that all parts share are compiled once for each part.
     count = sum(len(_all(each.body)) for each in parts)
     return parts if count <= max(MAX_EXPRESSIONS, MAX_GROWTH * len(inside)) else [loop]
 

@@ -76,7 +76,7 @@ class Selection:
 
 
 def _differs_from_eager(node: fx.Node, definition: Definition, target: Target) -> bool:
-    """Whether a kernel would round otherwise than eager, or otherwise in another run."""
+    """Whether a kernel would round differently from eager, or differently in each run."""
     if node.target in _ROUNDED_DIVISIONS and dtype_of(node).itemsize == 2:
         return not target.divides_halves_as_eager
     if not isinstance(definition, Scattered) or target.scatters_in_order:

@@ -61,7 +61,7 @@ def _fold(graph_module: fx.GraphModule) -> bool:
         found = _literal(graph_module, node, known)
         if found is not None:
             known[node] = found
-    # Literals with axes stay as they are, and what is only used to compute others goes.
+    # Literals with axes stay as they are; values that only other literals use are removed.
     is_new = {node: node.target is not LITERAL or not each.dim() for node, each in known.items()}
     new = {node: each for node, each in known.items() if is_new[node]}
     for node, value in new.items():

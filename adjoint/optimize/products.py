@@ -42,13 +42,13 @@ aten = torch.ops.aten
 ADD, MM, VIEW, T = aten.add.Tensor, aten.mm.default, aten.view.default, aten.t.default
 x = Wildcard("x")
 
-# A product of at least so many rows is as fast alone.
+# A product of at least this many rows is as fast by itself.
 MIN_ROWS_ALONE = 512
 
 # Fewer products are not put side by side: two concatenations would take their place.
 MIN_PRODUCTS = 3
 
-# Copying an operand pays if it is at most so many times as large as the result.
+# Copying an operand pays if it is at most this many times as large as the result.
 MAX_BYTES_COPIED_PER_BYTE = 4
 
 

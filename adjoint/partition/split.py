@@ -120,7 +120,7 @@ class Split:
             for each in node.all_input_nodes
         ]
         reads += [(node, None) for node, _ in self.gradients if isinstance(node, fx.Node)]
-        # Derivatives of other sets of results may need these, which no one has to save.
+        # Derivatives of other subsets of results may need these; they need not be saved themselves.
         reads += [(node, run_of(node)) for node in also if is_recomputed(node)]
         needs = needs_of(((n, run) for n, run in reads if n not in self.reverse), is_free)
         kept = {*needs.marked, *(node for node in also if not is_recomputed(node))}

@@ -52,7 +52,7 @@ from adjoint.torch_private.operators import OpOverload
 
 _GETITEM = operator.getitem
 
-# A rule may fire so often for each node of the graph; more means that rules undo each other.
+# Rules may fire this often per node of the graph; more means that they undo each other.
 MAX_MATCHES_PER_NODE = 8
 
 # Metadata key of a rewritten graph: how often each rule fired.
@@ -125,7 +125,7 @@ _LIMIT: ContextVar[Limit | None] = ContextVar("_LIMIT", default=None)
 
 @contextlib.contextmanager
 def limited(name: str, most: int | None) -> Iterator[Limit]:
-    """Let the pass `name` have at most so many matches; None: any number, which are counted."""
+    """Limit the pass `name` to `most` matches; None: no limit, the matches are only counted."""
     limit = Limit(name, most)
     token = _LIMIT.set(limit)
     try:
@@ -369,9 +369,9 @@ def _has_known_sizes(old: fx.Node, new: fx.Node) -> bool:
 
 
 def _is_of_input(node: fx.Node) -> bool:
-    """Whether the value lies in the memory of an input that the user may write to.
+    """Whether the value shares the memory of an input that the user may write to.
 
-    In place of a copy, it would be saved for a derivative, and a write to the input be an error.
+    If it replaced a copy, it might be a saved tensor, and a write to the input would be an error.
     """
     node = _base(node)
     if node.op != "placeholder":

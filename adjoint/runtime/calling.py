@@ -433,7 +433,7 @@ def _viewed(
     except RuntimeError:
         if op is not torch.ops.aten.view.default:
             raise
-        # An op laid it out otherwise than its fake: what was a view of the fake is a copy in eager.
+        # An op returned other strides than its fake: what is a view of the fake is a copy in eager.
         return torch.ops.aten.reshape.default(value, *args)  # type: ignore[no-any-return]
     return views if output is None else views[output]
 

@@ -151,7 +151,7 @@ class SizeSpecializations(Generic[Value]):
             return self.add(graph_module, names)
 
     def _again(self, sizes: Sizes) -> Compilation:
-        """What those who watch are told of another version."""
+        """The event for watchers: another version is compiled."""
         line = location_of_graph(self.graph_module).source
         reason = f"it assumed {self.versions[-1].violated(sizes)}; now sizes are {shown(sizes)}"
         return Compilation("" if line is None else line.function, self._what, line, reason)

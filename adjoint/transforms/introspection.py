@@ -72,7 +72,7 @@ def may_be_used(value: object) -> bool:
 
 
 def is_plain(value: object) -> bool:
-    """A number or the like, or a tuple of them."""
+    """A number or another immutable constant, or a tuple of them."""
     if isinstance(value, tuple):
         return all(map(is_plain, value))
     return isinstance(value, NUMBERS)

@@ -213,7 +213,7 @@ def test_custom_functions_are_part_of_it(tmp_path: Path) -> None:
         ({"cpus": ("pentium",)}, "choose some of x86-64"),
         ({"cpus": ()}, "choose some of"),
         ({"orders": -1}, "orders=-1"),
-        ({"wrt": ["z"]}, "wrt has 'z', which is none of x"),
+        ({"wrt": ["z"]}, "wrt names 'z'; choose from: x"),
         ({"wrt": "x"}, "sequence of names"),
         ({"dynamic": {"y": [0]}}, "dynamic has 'y'"),
         ({"dynamic": {"x": [3]}}, "axis 3"),

@@ -69,7 +69,7 @@ def fmod(b: Builder, x: Value, y: Value) -> Value:
     return b.select(is_proper, result, b.select(y.is_nan(), y, NAN))
 
 
-# The quotient of a near form has so many bits: in double, its product with a float's y is exact.
+# The bits of the quotient in a near form: its product with a float32 y is exact in double.
 _QUOTIENT_BITS = {"f32": 27, "f64": 51}
 
 

@@ -38,8 +38,9 @@ def _unbiased(
     mean = wide.mean(axes, keepdim=True)
     centered = wide - mean
     squares = (centered * centered).sum(axes, keepdim=keepdim)
-    # The mean is rounded, so that the sum of what is centered is not zero.  Of equal elements the
-    # squares are nothing but that: their variance is zero, as derivatives of the deviation check.
+    # The mean is rounded, so the centered elements do not sum to zero.  If all elements are equal,
+    # the squares are rounding errors alone, and the variance has to be exactly zero: the derivative
+    # of the deviation tests for that.
     rest = squares - centered.sum(axes, keepdim=keepdim).square() / count
     is_rounding = rest <= ROUNDING * torch.finfo(wide.dtype).eps * squares
     variance = rest.masked_fill(is_rounding, 0) / (count - correction)

@@ -80,8 +80,8 @@ def _emit_ptx(target: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:
 def _unlocked(name: str) -> Callable[..., int]:
     """A function of LLVM, without the global lock that llvmlite holds during every call.
 
-    The lock protects shared contexts, which there are none of here; with it, compilations of
-    several threads would run one after another.
+    The lock protects contexts that are shared; here each compilation has its own.  With the lock,
+    threads would compile one after another.
     """
     function = getattr(ffi.lib, name)
     unlocked: Callable[..., int] = getattr(function, "_cfn", function)

@@ -216,7 +216,7 @@ def _layout() -> str:
         count = f.largest(f.load("%words", f.load(size_at, block)), 1)
         with f.when(f.binary("icmp sgt", count, MAX_TEMPORARY_BYTES)):
             f.result(1)
-            # No block of LLVM goes on behind its end.
+            # A basic block must end in a terminator.
             f.label(f"unreached{f._count}")
         up = f.binary("sub", f.binary("add", count, alignment), 1)
         f.store(f.binary("mul", f.binary("sdiv", up, alignment), alignment), size, block)
