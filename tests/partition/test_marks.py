@@ -263,7 +263,7 @@ def test_a_gradient_inside_a_program_recomputes() -> None:
 
     args = [each.detach() for each in arguments()]
     expected = torch.func.grad(lambda *args: marked_plainly(*args), argnums=(0, 1, 2))(*args)
-    compiler = Compiler(Options(), watching)
+    compiler = Compiler(Options(target="native"), watching)
     captured = adjoint.capture(gradient, *args)
     program = compiler.program(captured.graph_module)
     actual = program(list(args))
