@@ -22,7 +22,7 @@ from adjoint.kernels import CompiledKernels
 from adjoint.loops.plan import Plan
 from adjoint.loops.show import show_plan
 from adjoint.observing import Observer, Sighting
-from adjoint.open_types import TorchValue, UserFunction
+from adjoint.open_types import UserFunction
 from adjoint.passes import Pass
 from adjoint.quantities import counted
 from adjoint.torch_private import trees
@@ -151,7 +151,7 @@ def observe(
     resets: bool = True,
     again: bool = True,
     writes: bool = False,
-) -> list[TorchValue]:
+) -> list[object]:
     """Compile and call `function`, and differentiate its result `order` times, observed.
 
     Returns what it returned, and the gradients of each order.  `resets`: forget what the process

@@ -126,9 +126,9 @@ def _cond_over_batch(
         return trees.unflatten(chosen, tree)
     flattened = [_Flattened(each) for each in branches]
 
-    def run(plain: list[TorchValue], axes: tuple[int | None, ...]) -> Sequence[TorchValue]:
+    def run(plain: list[object], axes: tuple[int | None, ...]) -> Sequence[object]:
         true, false = (torch.func.vmap(each, axes) for each in flattened)
-        results: Sequence[TorchValue] = operators.cond(pred, true, false, tuple(plain))
+        results: Sequence[object] = operators.cond(pred, true, false, tuple(plain))
         return results
 
     return flattened[0].unflatten(run_below_vmap(run, flat))
@@ -211,7 +211,7 @@ def _scan_over_batch(
     because any of them may become batched in a later one."""
     flattened = _Flattened(combine)
 
-    def run(plain: list[TorchValue], axes: tuple[int | None, ...]) -> Sequence[TorchValue]:
+    def run(plain: list[TorchValue], axes: tuple[int | None, ...]) -> Sequence[object]:
         placed = list(zip(plain, axes, strict=True))
         size = next(each.shape[axis] for each, axis in placed if axis is not None)
         start, end = len(init), len(init) + len(xs)

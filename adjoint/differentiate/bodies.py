@@ -33,7 +33,7 @@ from adjoint.trace.tracer import Tracer
 
 # Makes the joint graph of a body; also returns the sizes from outside that are its last inputs.
 Differentiate = Callable[
-    [fx.GraphModule, Sequence[int], Sequence[int]], tuple[fx.GraphModule, Sequence[TorchValue]]
+    [fx.GraphModule, Sequence[int], Sequence[int]], tuple[fx.GraphModule, Sequence[object]]
 ]
 
 aten = torch.ops.aten
@@ -49,7 +49,7 @@ class _Joint:
     tangents: dict[int, fx.Node]
     """By the position of the result."""
     sizes: list[fx.Node]
-    outside: Sequence[TorchValue]
+    outside: Sequence[object]
     """The values of `sizes` in the enclosing graph."""
     random: dict[int, fx.Node]
     """Results that cannot be recomputed because they are random, by position."""
@@ -228,9 +228,9 @@ class LoopCall:
 
     body: fx.GraphModule
     init: Sequence[TorchValue]
-    xs: Sequence[TorchValue]
-    others: Sequence[TorchValue]
-    results: Sequence[TorchValue]
+    xs: Sequence[object]
+    others: Sequence[object]
+    results: Sequence[object]
     """The final carried values, then the stacked other results of the steps."""
 
     @property

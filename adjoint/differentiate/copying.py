@@ -18,7 +18,7 @@ from adjoint.trace.subgraph import finish_graph
 from adjoint.trace.tracer import Tracer
 
 Copies: TypeAlias = dict[fx.Node, OpArgument]
-Copy: TypeAlias = Callable[[fx.GraphModule, fx.Node, Copies], OpArgument]
+Copy: TypeAlias = Callable[[fx.GraphModule, fx.Node, Copies], object]
 
 
 class Copying:

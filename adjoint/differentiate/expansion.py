@@ -41,7 +41,7 @@ from adjoint.graph.operations import (
 )
 from adjoint.graph.purity import is_impure
 from adjoint.graph.subgraphs import body_of
-from adjoint.open_types import Callee, OpArgument, OpArguments
+from adjoint.open_types import Callee, OpArguments
 from adjoint.torch_private.operators import recorded_loop
 
 aten = torch.ops.aten
@@ -90,7 +90,7 @@ class _Body:
     """A copy of a body that is to return more results."""
 
     copying: Copying
-    outputs: list[OpArgument]
+    outputs: list[object]
     saved: list[fx.Node]
     """What the reverse needs and the body does not return yet."""
 

@@ -118,7 +118,7 @@ def _is_possible(graph_module: fx.GraphModule, output: int, wrt: Sequence[int]) 
 
 def _body_differentiated(
     body: fx.GraphModule, of: Sequence[int], wrt: Sequence[int]
-) -> tuple[fx.GraphModule, Sequence[TorchValue]]:
+) -> tuple[fx.GraphModule, Sequence[object]]:
     """The joint graph of a body, and the sizes of the enclosing graph that are its last inputs."""
     sweep = Sweep(body, of, wrt)
     scope = sweep.tracer.scope

@@ -8,7 +8,7 @@ from types import FunctionType, MethodType
 import torch
 
 from adjoint.observing import Observer
-from adjoint.open_types import TorchValue, UserFunction
+from adjoint.open_types import UserFunction
 from adjoint.stages import observe
 from adjoint.torch_private import trees
 from adjoint.transforms.compiled import Compiled
@@ -22,7 +22,7 @@ def call(
     order: int,
     options: Mapping[str, object],
     dynamic: bool = False,
-) -> list[TorchValue]:
+) -> list[object]:
     """Compile `function` anew, call it with copies, and differentiate its results `order` times.
 
     Returns the results, and the gradients of each order.

@@ -49,7 +49,7 @@ def of_explanation(explanation: Explanation) -> dict[str, FromText]:
     return plain
 
 
-def of_fallback(fallback: Fallback) -> dict[str, FromText]:
+def of_fallback(fallback: Fallback) -> dict[str, object]:
     source = fallback.source
     return {"message": fallback.message, "source": None if source is None else asdict(source)}
 
@@ -93,7 +93,7 @@ class _Regions:
 
 def _graph(
     graph: GraphRecord, lines: _Lines, numbers: dict[str, int], regions: _Regions
-) -> dict[str, FromText]:
+) -> dict[str, object]:
     computed = graph.computed_by()
     return {
         "title": graph.title,
@@ -127,7 +127,7 @@ def _ports(ports: Iterable[Port]) -> list[dict[str, object]]:
     return [asdict(each) for each in ports]
 
 
-def _kernel(kernel: KernelRecord, lines: _Lines) -> dict[str, FromText]:
+def _kernel(kernel: KernelRecord, lines: _Lines) -> dict[str, object]:
     return {
         "name": kernel.name,
         "title": kernel.title,
@@ -141,7 +141,7 @@ def _kernel(kernel: KernelRecord, lines: _Lines) -> dict[str, FromText]:
     }
 
 
-def _memory(report: MemoryReport, lines: _Lines) -> dict[str, FromText]:
+def _memory(report: MemoryReport, lines: _Lines) -> dict[str, object]:
     pair = report.footprint
     return {
         "text": str(report),

@@ -88,7 +88,7 @@ def _graph(graph: Mapping[str, FromText]) -> dict[str, object]:
     return made
 
 
-def _memory(memory: Mapping[str, FromText], lines: list[FromText]) -> str:
+def _memory(memory: Mapping[str, FromText], lines: list[object]) -> str:
     spans = [
         Span(
             each["kind"],

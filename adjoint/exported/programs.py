@@ -174,7 +174,7 @@ class _Program:
         self._streams = program.plan.streams
         self.forgets_histories = program.forgets_histories
 
-    def __call__(self, inputs: list[TorchValue]) -> TorchValue:
+    def __call__(self, inputs: list[object]) -> TorchValue:
         if self._streams:
             inputs.append(new_seeds(self._streams, self._program.device))
         try:

@@ -38,7 +38,7 @@ class ExportedGraph:
 
     def __call__(
         self, inputs: Sequence[object], between: BetweenSegments | None = None
-    ) -> Sequence[TorchValue]:
+    ) -> Sequence[object]:
         if not self._requiring(inputs):
             return self.run(list(inputs))
         if self.record.ends:
@@ -47,9 +47,7 @@ class ExportedGraph:
             return self.run(list(inputs))
         return self._node(inputs, {}, between)
 
-    def in_segments(
-        self, inputs: Sequence[object], between: BetweenSegments
-    ) -> Sequence[TorchValue]:
+    def in_segments(self, inputs: Sequence[object], between: BetweenSegments) -> Sequence[object]:
         """The outputs; `between` replays views that other outputs are computed from."""
         return self(inputs, between)
 
@@ -59,7 +57,7 @@ class ExportedGraph:
             return ()
         return self._node.saved_inputs
 
-    def run(self, inputs: list[object]) -> Sequence[TorchValue]:
+    def run(self, inputs: list[object]) -> Sequence[object]:
         """The outputs, without autograd history; clears `inputs`."""
         is_grad_enabled = torch.is_grad_enabled()
         set_grad_enabled(False)
@@ -68,7 +66,7 @@ class ExportedGraph:
         finally:
             set_grad_enabled(is_grad_enabled)
 
-    def backward(self, inputs: list[object], known: Sizes, batched: bool) -> Sequence[TorchValue]:
+    def backward(self, inputs: list[object], known: Sizes, batched: bool) -> Sequence[object]:
         """The outputs of a backward graph, with a history under `create_graph=True`."""
         if batched:
             raise LoadError(
@@ -157,7 +155,7 @@ class _Reached:
         self._graph = graph
         self._unused = unused
 
-    def backward(self, inputs: list[object], known: Sizes, batched: bool) -> Sequence[TorchValue]:
+    def backward(self, inputs: list[object], known: Sizes, batched: bool) -> Sequence[object]:
         """The gradients."""
         found = list(self._graph.backward(inputs, known, batched))
         for place in self._unused:

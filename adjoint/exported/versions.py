@@ -10,7 +10,6 @@ from adjoint.errors import LoadError
 from adjoint.exported.records import ProgramRecord, SizeRecord, TensorRecord
 from adjoint.exported.running import ExportedGraph, Programs
 from adjoint.graph.calling import FromGraph, FromRecipe, View
-from adjoint.open_types import TorchValue
 from adjoint.runtime.calling import call
 from adjoint.runtime.sharing import sharing
 from adjoint.torch_private import trees
@@ -39,7 +38,7 @@ class Version:
         self._placed = tuple(place.index for place in record.calling.placements)
         self._shown = self._shown_places()
 
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> TorchValue:
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> object:
         """The results for inputs that fit."""
         results = call(self._graph, self.record.calling, inputs)
         return trees.unflatten(results, self._out_spec)

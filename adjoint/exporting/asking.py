@@ -24,7 +24,7 @@ class Asked:
     """Example arguments, with names."""
 
     args: tuple[TorchValue, ...]
-    kwargs: dict[str, TorchValue]
+    kwargs: dict[str, object]
     positional: tuple[str, ...]
     """The names of the arguments that are given by position."""
     paths: list[str]

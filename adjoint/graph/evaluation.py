@@ -37,7 +37,7 @@ class InputsWithHistory(list[TorchValue]):
     """Inputs that may have autograd history, which the results must not inherit."""
 
 
-class InOwnMemory(list[TorchValue]):
+class InOwnMemory(list[object]):
     """Outputs of a graph that alias neither each other nor an input."""
 
 
@@ -48,12 +48,12 @@ def detach_inputs(inputs: list[object]) -> None:
 
 
 # Is shown each call of an evaluation: node, arguments, keyword arguments, result.
-Check: TypeAlias = Callable[[fx.Node, OpArguments, OpKeywords, TorchValue], None]
+Check: TypeAlias = Callable[[fx.Node, OpArguments, OpKeywords, object], None]
 
 
 def evaluate_taking(
     graph_module: fx.GraphModule, inputs: list[object], check: Check | None = None
-) -> Sequence[TorchValue]:
+) -> Sequence[object]:
     """Evaluate the graph; takes the inputs out of the list, to free each after its last use."""
     taken = _taken(inputs)
     return evaluate(graph_module, taken, check=check)  # type: ignore[arg-type, no-any-return]

@@ -309,7 +309,7 @@ def with_backward(
     results: tuple[object, ...],
     saved: tuple[object, ...],
     *operands: object,
-) -> tuple[TorchValue, ...]:
+) -> tuple[object, ...]:
     """`results`, as if returned by a custom `autograd.Function` of `operands` that saved `saved`.
 
     What remains of `apply_function` once its forward half is inlined into the graph.
@@ -319,7 +319,7 @@ def with_backward(
 
 
 def _applied(
-    run: Callable[..., tuple[Sequence[TorchValue], Sequence[object]]],
+    run: Callable[..., tuple[Sequence[object], Sequence[object]]],
     backwards: Backwards,
     non_differentiable: tuple[int, ...],
     once: bool,
@@ -358,7 +358,7 @@ def _applied(
             return tuple(results)
 
         @staticmethod
-        def backward(ctx: AutogradContext, *cotangents: object) -> tuple[object, ...]:
+        def backward(ctx: object, *cotangents: object) -> tuple[object, ...]:
             return reverse(ctx, *cotangents)
 
     reverse = once_differentiable(pull_back) if once else pull_back

@@ -28,7 +28,6 @@ from adjoint.lower.recomputation import Recomputation
 from adjoint.lower.row_tiles import Unit
 from adjoint.lower.selection import Selection
 from adjoint.lower.views import PARTS, view_of
-from adjoint.open_types import OpArgument
 from adjoint.target import Target
 
 aten = torch.ops.aten
@@ -77,7 +76,7 @@ class Schedule:
         units, self.twins = search.run(self.target.rates.operators_per_byte)
         return units
 
-    def outputs(self) -> OpArgument:
+    def outputs(self) -> object:
         """What the graph returns, with nodes for values."""
         return output_node(self.graph).args[0]
 

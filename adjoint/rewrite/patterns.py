@@ -126,7 +126,7 @@ def one_of(*patterns: object) -> OneOf:
     return OneOf(patterns)
 
 
-def _overloads(op: object) -> list[OpArgument]:
+def _overloads(op: object) -> list[object]:
     if not isinstance(op, OpOverloadPacket):
         return [op]
     return [getattr(op, name) for name in op.overloads()]

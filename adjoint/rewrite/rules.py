@@ -28,7 +28,7 @@ from torch import fx
 
 from adjoint.errors import RewriteError
 from adjoint.failing import call_user_code
-from adjoint.open_types import Callee, OpArgument, UserFunction
+from adjoint.open_types import Callee, UserFunction
 from adjoint.rewrite.patterns import Call, Each, Match, OneOf, Rest, Size, Wildcard, wildcards
 from adjoint.rewrite.tracing import TracedPattern, Untraceable, parameters_of, pattern_of
 from adjoint.torch_private.operators import OpOverload, parameter_names
@@ -39,7 +39,7 @@ class Traced:
     """What `function(*args)` computes, traced with the fake values of its arguments."""
 
     function: UserFunction
-    args: Sequence[OpArgument]
+    args: Sequence[object]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Edit:
     """Another call in the place of the root, in the same node."""
 
     op: Callee
-    args: Sequence[OpArgument]
+    args: Sequence[object]
 
 
 Replacement: TypeAlias = Call | Wildcard | Traced | Edit | fx.Node

@@ -207,7 +207,7 @@ def _recorded(
     return recorder.steps, results
 
 
-def _with_other_number(values: Sequence[OpArgument], place: int) -> list[OpArgument]:
+def _with_other_number(values: Sequence[OpArgument], place: int) -> list[object]:
     changed = list(values)
     changed[place] = values[place] + 1 if isinstance(values[place], int) else values[place] * 2 + 1
     return changed

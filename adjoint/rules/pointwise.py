@@ -18,7 +18,7 @@ from adjoint.rules.registry import VJPS, Cotangents, Rule, composition, vjp
 
 aten = torch.ops.aten
 
-Partial: TypeAlias = Callable[..., TorchValue]
+Partial: TypeAlias = Callable[..., object]
 
 # The partial derivatives of out = op(x, ...) with respect to each argument; None: it has none.
 PARTIALS: dict[object, tuple[Partial | None, ...]] = {

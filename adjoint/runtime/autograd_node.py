@@ -34,7 +34,7 @@ from adjoint.torch_private.modes import is_autocast_enabled, without_autocast
 class BackwardGraph(Protocol):
     """A backward graph that can be run, and differentiated by autograd."""
 
-    def backward(self, inputs: list[object], known: Sizes, batched: bool) -> Sequence[TorchValue]:
+    def backward(self, inputs: list[object], known: Sizes, batched: bool) -> Sequence[object]:
         """The gradients; `known`: the values of size symbols, some of which no input has."""
         ...
 
@@ -123,7 +123,7 @@ class NodeProgram(ABC):
         cotangents: Sequence[tuple[int, object]],
         wanted: tuple[int, ...],
         error: DifferentiationError,
-    ) -> list[TorchValue]:
+    ) -> list[object]:
         """The gradients by eager autograd, where `backward` failed; raises `error` if it cannot.
 
         `cotangents`: pairs of the position of an output and its cotangent.
@@ -166,7 +166,7 @@ class NodeProgram(ABC):
         outputs: list[object],
         sizes: Sizes,
         between: BetweenSegments | None,
-    ) -> Sequence[TorchValue]:
+    ) -> Sequence[object]:
         """The results, each with the autograd node of its segment; grad is enabled."""
         count = len(inputs)
         of_output = segments.of_output
@@ -185,7 +185,7 @@ class NodeProgram(ABC):
                     inputs[count + place] = found
         return outputs[: self.layout.results]
 
-    def forward(self, inputs: Sequence[object]) -> Sequence[TorchValue]:
+    def forward(self, inputs: Sequence[object]) -> Sequence[object]:
         """All outputs, saved values included."""
         loaded = self._forward or self._load()
         # Ops under `enable_grad` inside the graph must not record: this node has the derivative.

@@ -169,7 +169,7 @@ class DifferentiableGraph:
         )
         return grad_program(inputs, own_sizes, between)
 
-    def run(self, inputs: list[object], known: Sizes | None = None) -> Sequence[TorchValue]:
+    def run(self, inputs: list[object], known: Sizes | None = None) -> Sequence[object]:
         """The outputs, without autograd history; clears `inputs`."""
         if are_ops_observed() and (functorch_is_active() or has_tangent(inputs)):
             with torch.no_grad():
@@ -214,7 +214,7 @@ class DifferentiableGraph:
                 self._plain = self.compiler.whole(self.graph_module)
             return self._plain
 
-    def backward(self, inputs: list[object], known: Sizes, batched: bool) -> Sequence[TorchValue]:
+    def backward(self, inputs: list[object], known: Sizes, batched: bool) -> Sequence[object]:
         """The outputs of a backward graph, with a history under `create_graph=True`.
 
         `batched`: cotangents are batched (`is_grads_batched=True`).

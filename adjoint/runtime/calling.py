@@ -194,7 +194,7 @@ def finish(
     inputs: Sequence[object],
     outputs: Sequence[object],
     made: dict[int, object] | None = None,
-) -> list[TorchValue]:
+) -> list[object]:
     """Mutate the caller's inputs and make the results, except those `made` already."""
     outputs = _in_own_memory(calling, inputs, outputs)
     if calling.plain_results is not None and made is None:
@@ -229,7 +229,7 @@ def _mutate_inputs(
 
 
 def _write(
-    writes: Sequence[Write], inputs: Sequence[TorchValue], outputs: Sequence[TorchValue]
+    writes: Sequence[Write], inputs: Sequence[object], outputs: Sequence[TorchValue]
 ) -> None:
     """Copy outputs of the graph into the caller's inputs, those without a history all at once."""
     plain: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -322,7 +322,7 @@ class _Results:
         self,
         calling: CallingConvention,
         inputs: Sequence[TorchValue],
-        outputs: Sequence[TorchValue],
+        outputs: Sequence[object],
         made: dict[int, object] | None = None,
     ) -> None:
         self.calling = calling

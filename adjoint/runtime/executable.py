@@ -16,7 +16,7 @@ __all__ = ["Checker", "Derivatives", "Executable", "Sizes"]
 
 # Runs a graph.  Clears the list of inputs, so that each can be freed after its last use.  If it has
 # a true attribute `forgets_histories`, inputs that require grad need not be detached.
-Executable: TypeAlias = Callable[[list[TorchValue]], Sequence[TorchValue]]
+Executable: TypeAlias = Callable[[list[TorchValue]], Sequence[object]]
 
 
 class Checker(Protocol):

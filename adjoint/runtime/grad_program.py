@@ -226,7 +226,7 @@ class GradProgram(NodeProgram):
         cotangents: Sequence[tuple[int, object]],
         wanted: tuple[int, ...],
         error: DifferentiationError,
-    ) -> list[TorchValue]:
+    ) -> list[object]:
         """The gradients by eager autograd, which runs the graph again on the `kept` inputs.
 
         Raises `error` if they were not kept, or if another run might give other values.

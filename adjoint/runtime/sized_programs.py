@@ -84,7 +84,7 @@ class SizedPrograms:
             program = self._general or self._program_for(inputs)
             if program is not None and (not program.plan.streams or _seeded(program, inputs)):
                 try:
-                    results: Sequence[TorchValue] = program(inputs)
+                    results: Sequence[object] = program(inputs)
                     return results
                 except BindingFailed as error:
                     self._give_up(program, inputs, error)
@@ -98,7 +98,7 @@ class SizedPrograms:
             return evaluate_taking(self.graph_module, inputs)
         return self._evaluate_checked(inputs)
 
-    def _evaluate_checked(self, inputs: list[object]) -> Sequence[TorchValue]:
+    def _evaluate_checked(self, inputs: list[object]) -> Sequence[object]:
         """Run op by op for the first time, and check the dtypes of what ops return."""
         kept = list(inputs)
         try:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import struct
 
-from adjoint.open_types import FromText
-
 
 class BadHeader(ValueError):
     """The bytes do not begin with a header; the message says why."""
@@ -14,7 +12,7 @@ class BadHeader(ValueError):
 
 def read_header(
     data: bytes | memoryview, length: struct.Struct, max_bytes: int
-) -> tuple[FromText, int]:
+) -> tuple[object, int]:
     """What the header says, and where it ends; `length`: how its length is written."""
     if len(data) < length.size:
         raise BadHeader("it ends before its header")

@@ -66,7 +66,7 @@ def is_vmapped(value: object) -> bool:
 
 
 def run_below_vmap(
-    run: Callable[[list[TorchValue], tuple[int | None, ...]], Sequence[TorchValue]],
+    run: Callable[[list[object], tuple[int | None, ...]], Sequence[TorchValue]],
     values: Sequence[TorchValue],
 ) -> list[TorchValue]:
     """The results of `run(plain, axes)`, called outside of the innermost level of `vmap`.

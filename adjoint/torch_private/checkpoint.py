@@ -11,13 +11,13 @@ from torch import fx
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch.utils import checkpoint
 
-from adjoint.open_types import OpKeywords, TorchValue, UserFunction
+from adjoint.open_types import OpKeywords, UserFunction
 from adjoint.torch_private.modes import TorchDispatchMode
 from adjoint.torch_private.patches import replaced
 
 # Called with a function that runs an op and one that maps its result to the policy's decision;
 # returns the result.
-Handler: TypeAlias = Callable[[Callable[[], TorchValue], Callable[[object], str]], object]
+Handler: TypeAlias = Callable[[Callable[[], object], Callable[[object], str]], object]
 
 
 class _Policy(Protocol):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from adjoint.open_types import Callee, OpArgument, OpKeywords, TorchValue
+from adjoint.open_types import Callee, OpKeywords, TorchValue
 
 aten = torch.ops.aten
 
@@ -34,10 +34,10 @@ MAX_LEARNED_CALLS = 4096
 
 def fake_call(
     op: Callee,
-    args: Sequence[OpArgument],
+    args: Sequence[object],
     kwargs: OpKeywords,
     meaning: Callee | None = None,
-) -> TorchValue:
+) -> object:
     """`op(*args, **kwargs)` of fakes, with the dtypes and strides that the real op returns.
 
     `meaning`: a function to call in place of `op`, whose corrections apply all the same.
@@ -70,7 +70,7 @@ class Facts:
     order: tuple[int, ...] | None
     """Dimensions from largest to smallest stride; None: not dense, or elements overlap."""
 
-    def applied(self, fake: TorchValue) -> TorchValue:
+    def applied(self, fake: object) -> TorchValue:
         """`fake`, with these facts."""
         if not isinstance(fake, torch.Tensor):
             return fake

@@ -14,7 +14,7 @@ import torch
 from torch._C import DispatchKey
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-from adjoint.open_types import OpKeywords, TorchValue
+from adjoint.open_types import OpKeywords
 
 __all__ = [
     "HigherOrderOperator",
@@ -54,7 +54,7 @@ def named_arguments(
     return dict(zip(names, args, strict=False)) | dict(kwargs)
 
 
-def fresh_results(operator: OpOverload, result: object) -> list[TorchValue]:
+def fresh_results(operator: OpOverload, result: object) -> list[object]:
     """The results of a call that do not alias an argument."""
     returned = result if isinstance(result, tuple) else (result,)
     declared = zip(operator._schema.returns, returned, strict=False)

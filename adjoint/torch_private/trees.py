@@ -54,7 +54,7 @@ def flatten(tree: object) -> tuple[list[TorchValue], TreeSpec]:
     return _pytree.tree_flatten(_marked(tree))
 
 
-def flatten_with_paths(tree: object) -> tuple[list[tuple[str, TorchValue]], TreeSpec]:
+def flatten_with_paths(tree: object) -> tuple[list[tuple[str, object]], TreeSpec]:
     """As `flatten`, each leaf with its path in Python spelling, such as `[0]['x']`."""
     marked = _marked(tree)
     leaves, spec = _pytree.tree_flatten(marked)

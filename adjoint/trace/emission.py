@@ -215,7 +215,7 @@ class Emitter:
 
     def evaluate(
         self, target: Callable[..., object], args: tuple[object, ...], kwargs: OpKeywords
-    ) -> TorchValue:
+    ) -> object:
         """The fake result of calling `target` on the values of nodes."""
         args, kwargs = trees.map_leaves(value_at, args), trees.map_leaves(value_at, kwargs)
         with self.untraced(), enable_python_dispatcher():
@@ -277,7 +277,7 @@ class Emitter:
             if isinstance(expr, sympy.Symbol):
                 self.bind(expr, lambda: node)
 
-    def number(self, value: Symbolic) -> OpArgument:
+    def number(self, value: Symbolic) -> object:
         """A node for a symbolic number; the number itself if it is constant."""
         expr = symbols.expression(value)
         known = self._symbol_nodes.get(expr)

@@ -166,7 +166,7 @@ class Compiled(Transformed):
         self._latest: tuple[Fingerprint, Programs] | None = None
         functools.update_wrapper(self, function, updated=())
 
-    def __call__(self, *args: object, **kwargs: object) -> TorchValue:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         if is_traced():
             return self._traced(*args, **kwargs)
         return self._run(args, kwargs)

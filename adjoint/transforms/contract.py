@@ -63,7 +63,7 @@ def check_is_tuple(primals: object) -> None:
         )
 
 
-def parts(returned: object, has_aux: bool, transform: str) -> tuple[TorchValue, object]:
+def parts(returned: object, has_aux: bool, transform: str) -> tuple[object, object]:
     """What a function returned, as (value, aux)."""
     if not has_aux:
         return returned, None

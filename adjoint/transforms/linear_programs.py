@@ -22,7 +22,7 @@ from adjoint.transforms.kinds import Call
 from adjoint.transforms.linear import Linearized
 
 # From cotangents, or tangents, to the others.
-LinearMap: TypeAlias = Callable[[Sequence[object]], list[TorchValue]]
+LinearMap: TypeAlias = Callable[[Sequence[object]], list[object]]
 
 
 class _LinearMap:
@@ -81,7 +81,7 @@ class _PointPrograms(ABC):
         """The graph of the derivative; None: it is zero."""
 
     @abstractmethod
-    def __call__(self, call: Call) -> tuple[TorchValue, LinearMap]:
+    def __call__(self, call: Call) -> tuple[object, LinearMap]:
         """The value at a point, and the derivative there."""
 
 
@@ -107,11 +107,11 @@ class PullBack(_PointPrograms):
     def _graph(self, point: Linearized) -> fx.GraphModule | None:
         return point.reverse_graph(self.given)
 
-    def __call__(self, call: Call) -> tuple[TorchValue, LinearMap]:
+    def __call__(self, call: Call) -> tuple[object, LinearMap]:
         leaves = trees.leaves(call.args)
         value, saved = self.forward(call)
 
-        def pull_back(cotangents: Sequence[object]) -> list[TorchValue]:
+        def pull_back(cotangents: Sequence[object]) -> list[object]:
             found: Sequence[object] = [None] * len(leaves)
             if self.derivative is not None:
                 found = self.derivative([*saved, *(cotangents[i] for i in self.given)])
@@ -136,7 +136,7 @@ class PushForward(_PointPrograms):
         graph, self.present = found
         return graph
 
-    def __call__(self, call: Call) -> tuple[TorchValue, LinearMap]:
+    def __call__(self, call: Call) -> tuple[object, LinearMap]:
         value, saved = self.forward(call)
         results = [each for each in trees.leaves(value) if isinstance(each, torch.Tensor)]
 

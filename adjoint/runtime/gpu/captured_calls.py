@@ -171,7 +171,7 @@ class CallKey(NamedTuple):
     """Addresses of large results."""
 
 
-Run: TypeAlias = Callable[[list[object], BoundSizes, int, AllocateSlot], TorchValue]
+Run: TypeAlias = Callable[[list[object], BoundSizes, int, AllocateSlot], object]
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class CallInto:
     """A call that writes its results to `targets`."""
 
     run: Run
-    inputs: Sequence[TorchValue]
+    inputs: Sequence[object]
     targets: Mapping[int, torch.Tensor]
     layout: ResultLayout
     binding: BoundSizes

@@ -61,7 +61,7 @@ MAX_REMEMBERED_KEYS = 16
 MAX_COPIED_RESULTS = 4
 
 
-def _getter(places: Sequence[int]) -> Callable[[Sequence[TorchValue]], Sequence[TorchValue]]:
+def _getter(places: Sequence[int]) -> Callable[[Sequence[object]], Sequence[TorchValue]]:
     """A function that returns the items at `places`."""
     return itemgetter(*places) if len(places) > 1 else lambda values: [values[n] for n in places]
 

@@ -64,7 +64,7 @@ class GpuProgram(PlanProgram):
             self._run, used_inputs(plan), self.capturer, why, self._detach
         )
 
-    def __call__(self, inputs: list[TorchValue]) -> TorchValue:
+    def __call__(self, inputs: list[object]) -> TorchValue:
         index = self.device.index
         if current_device() != index:
             with torch.cuda.device(index):

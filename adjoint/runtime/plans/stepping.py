@@ -45,7 +45,7 @@ class Portion:
     reads: frozenset[int]
     """The slots that it reads, inputs of the plan included."""
 
-    def arguments(self, inputs: Sequence[object], values: Mapping[int, object]) -> list[TorchValue]:
+    def arguments(self, inputs: Sequence[object], values: Mapping[int, object]) -> list[object]:
         """What the program is called with."""
         return [*inputs, *(values[slot] for slot in self.takes)]
 

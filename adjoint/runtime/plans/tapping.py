@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from adjoint.open_types import TorchValue
 from adjoint.runtime.plans.host import Host
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.plans.writing import Writer
 
 # Given a program and the list of its inputs: what the call returns.
-Tap: TypeAlias = Callable[[PlanProgram, list[TorchValue]], TorchValue]
+Tap: TypeAlias = Callable[[PlanProgram, list[object]], object]
 
 
 class TappedProgram(PlanProgram):
@@ -27,7 +26,7 @@ class TappedProgram(PlanProgram):
         self.forgets_histories = program.forgets_histories
         self._tap = tap
 
-    def __call__(self, inputs: list[TorchValue]) -> TorchValue:
+    def __call__(self, inputs: list[object]) -> object:
         return self._tap(self.program, inputs)
 
     def _host(self) -> Host:
