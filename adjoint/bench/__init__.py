@@ -3,8 +3,8 @@
 A *workload* is what is computed, a *system* is who computes it. Each pair runs in fresh processes
 with caches off (`schedule`), which make the step (`workloads`, `jax_workloads`, `own`), measure it
 and check its gradients (`measure`, `worker`). `results` takes medians, `table` and `plot` show
-them. Steps whose sizes change (`sizes`) and functions that are mostly call (`calls`) have tables of
-their own.
+them. Steps whose sizes change (`sizes`), functions that are mostly call (`calls`) and models that
+adjoint was not tuned for (`zoo`) have tables of their own.
 """
 
 from adjoint.bench.command import add_command, run

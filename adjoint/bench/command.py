@@ -13,13 +13,17 @@ import torch
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from adjoint.bench import calls, own, plot, sizes, table
+from adjoint.bench import calls, own, plot, sizes, table, zoo
 from adjoint.bench.results import Table, Task
 from adjoint.bench.schedule import measure_in_process, run_all, standard_tasks
 from adjoint.bench.workloads import WORKLOADS
 from adjoint.finding import EXAMPLES, UsageError
 
 SYSTEMS = ("eager", "inductor", "func_inductor", "jax", "adjoint", "func_adjoint")
+
+
+def _never_missing(_: str) -> None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -30,12 +34,15 @@ class Kind:
     systems: tuple[str, ...]
     runs: int
     rendered: Callable[[Table], RenderableType]
+    missing: Callable[[str], str | None] = _never_missing
+    """Why a workload cannot run here."""
 
 
 TABLES: dict[str, Kind] = {
     "steps": Kind(tuple(WORKLOADS), SYSTEMS, 5, table.rendered),
-    "sizes": Kind(tuple(sizes.WORKLOADS), sizes.SYSTEMS, 1, sizes.rendered),
+    "sizes": Kind(tuple(sizes.WORKLOADS), sizes.SYSTEMS, 1, sizes.rendered, sizes.missing),
     "calls": Kind(tuple(calls.CALLS), calls.SYSTEMS, 1, calls.rendered),
+    "zoo": Kind(tuple(zoo.MODELS), zoo.SYSTEMS, 1, zoo.rendered, zoo.missing),
 }
 
 _ADDED = ", ".join(each for each in sizes.WORKLOADS if each not in WORKLOADS)
@@ -43,13 +50,17 @@ _ADDED = ", ".join(each for each in sizes.WORKLOADS if each not in WORKLOADS)
 _DESCRIPTION = f"""\
 Measure eager torch, Inductor, JAX and adjoint on the same work, each in fresh processes with
 caches off. Without FUNCTION, the four standard workloads: {", ".join(WORKLOADS)}; or, of eager,
-Inductor and adjoint, one of two other tables:
+Inductor and adjoint, one of three other tables:
   --sizes  these workloads and {_ADDED}, a potential of PyTorch Geometric, with sizes that change in
            each step. Columns: milliseconds at one size (one), on sizes never seen before (unseen;
            x one: as a multiple), on the same sizes again; how many steps compiled something;
            seconds of the first;
   --calls  functions so small that the call is most of their time: microseconds, one CPU thread,
-           the tenth percentile of single calls.
+           the tenth percentile of single calls;
+  --zoo    models that adjoint was not tuned for: {", ".join(zoo.MODELS)}.
+           On a GPU they have the sizes of practice and train under bfloat16 autocast, except where
+           the step contains derivatives. The second x best is of peak memory. Geometric means come
+           last.
 
 FUNCTION is module:function or path/to/file.py:function, in one of two forms:
   a function or torch.nn.Module that is called with --args, and differentiated if what it
@@ -90,13 +101,14 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     tables = parser.add_mutually_exclusive_group()
     tables.add_argument("--sizes", action="store_true", help="steps whose sizes change")
     tables.add_argument("--calls", action="store_true", help="the time of a call itself, on a CPU")
+    tables.add_argument("--zoo", action="store_true", help="models adjoint was not tuned for")
     parser.add_argument("--only", type=_names, metavar="WORKLOADS", help="such as pinn,forces")
     parser.add_argument("--systems", type=_names, help=f"of {','.join(SYSTEMS)}")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
         "--runs",
         type=_positive,
-        help="fresh processes of each (default: 5; 1 with --sizes or --calls)",
+        help="fresh processes of each (default: 5; 1 with --sizes, --calls or --zoo)",
     )
     parser.add_argument(
         "--reps",
@@ -188,7 +200,7 @@ def chosen_tasks(parsed: argparse.Namespace) -> list[Task]:
     kind = TABLES[_table(parsed)]
     systems = parsed.systems or [s for s in kind.systems if s != "jax" or _has_jax()]
     _check("system", systems, kind.systems)
-    workloads = parsed.only or [each for each in kind.workloads if sizes.missing(each) is None]
+    workloads = parsed.only or [each for each in kind.workloads if kind.missing(each) is None]
     _check("workload", workloads, kind.workloads)
     tasks = standard_tasks(
         workloads, systems, parsed.device, parsed.reps, parsed.small, _table(parsed)
@@ -201,7 +213,7 @@ def chosen_tasks(parsed: argparse.Namespace) -> list[Task]:
 def _tasks_of_function(parsed: argparse.Namespace) -> list[Task]:
     if parsed.only is not None:
         raise UsageError("--only chooses among the standard workloads; leave it out")
-    if parsed.sizes or parsed.calls:
+    if _table(parsed) != "steps":
         raise UsageError(f"--{_table(parsed)} has workloads of its own; leave the function out")
     systems = parsed.systems or list(own.SYSTEMS)
     _check("system", systems, own.SYSTEMS)
@@ -212,14 +224,16 @@ def _tasks_of_function(parsed: argparse.Namespace) -> list[Task]:
 
 
 def _table(parsed: argparse.Namespace) -> str:
-    return "sizes" if parsed.sizes else "calls" if parsed.calls else "steps"
+    chosen = (each for each in ("sizes", "calls", "zoo") if getattr(parsed, each))
+    return next(chosen, "steps")
 
 
 def left_out(parsed: argparse.Namespace) -> list[str]:
     """The workloads that were not asked for by name and cannot run here."""
-    whys = {each: sizes.missing(each) for each in sizes.WORKLOADS}
-    if not parsed.sizes or parsed.only is not None:
+    if parsed.only is not None:
         return []
+    kind = TABLES[_table(parsed)]
+    whys = {each: kind.missing(each) for each in kind.workloads}
     return [f"{each} is left out: {why}" for each, why in whys.items() if why is not None]
 
 

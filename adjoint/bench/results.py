@@ -47,7 +47,8 @@ class Task(_Message):
     args: str | None = None
     """The arguments of a user's function, as Python."""
     table: str = "steps"
-    """What is measured of it: `steps`, `sizes` (steps whose sizes change), `calls` (short ones)."""
+    """What is measured of it: `steps`, `sizes` (steps whose sizes change), `calls` (short ones),
+    `zoo` (other models)."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,10 @@ class Table:
         steps = [self._step(row.workload, peer) for peer in PEERS]
         return _ratio(row.step, min((s for s in steps if s is not None), default=None))
 
+    def memory_over_best_peer(self, row: Row) -> float | None:
+        peaks = [self._find(row.workload, peer).memory for peer in PEERS]
+        return _ratio(row.memory, min((peak for peak in peaks if peak), default=None))
+
     def cold_over_inductor(self, row: Row) -> float | None:
         colds = [self._find(row.workload, peer).cold for peer in COLD_PEERS]
         return _ratio(row.cold, next((c for c in colds if c is not None), None))
@@ -201,6 +206,7 @@ class Table:
             "step_over_eager": self.step_over_eager(row),
             "step_over_best_peer": self.step_over_best_peer(row),
             "cold_over_inductor": self.cold_over_inductor(row),
+            "memory_over_best_peer": self.memory_over_best_peer(row),
             **({} if row.unseen is None else changing),
             "runs": [
                 {**dataclasses.asdict(m), "error": _finite(m.error)} for m in row.measurements

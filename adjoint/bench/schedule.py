@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from adjoint.bench import zoo
 from adjoint.bench.jax_workloads import WORKLOADS as IN_JAX
 from adjoint.bench.results import Failure, Measurement, Row, Table, Task, row
 
@@ -20,8 +21,10 @@ Outcome = Measurement | Failure
 PACKAGE = Path(__file__).resolve().parent.parent.parent
 
 
-def runs_on(workload: str, system: str) -> bool:
+def runs_on(workload: str, system: str, table: str = "steps") -> bool:
     """Whether the workload is written for the system."""
+    if table == "zoo":
+        return system in zoo.MODELS[workload].systems
     if system == "jax":
         return workload in IN_JAX
     return not (workload in ("gpt", "schnet") and system.startswith("func_"))
@@ -112,5 +115,5 @@ def standard_tasks(
         Task(workload, system, device, reps, small, table=table)
         for workload in workloads
         for system in systems
-        if runs_on(workload, system)
+        if runs_on(workload, system, table)
     ]

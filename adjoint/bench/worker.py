@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from adjoint.bench import calls, sizes
+from adjoint.bench import calls, sizes, zoo
 from adjoint.bench.jax_workloads import step_in_jax
 from adjoint.bench.measure import PeakMemory, largest_error, timed
 from adjoint.bench.own import own_step
@@ -47,10 +47,11 @@ def measure(task: Task) -> Measurement:
 
 def _prepared(task: Task) -> tuple[Step, Callable[[], Expected]]:
     """The step, and a function that computes the expected results."""
-    if task.workload not in WORKLOADS:
+    if task.table != "zoo" and task.workload not in WORKLOADS:
         own = own_step(task.workload, task.args, task.system, task.device)
         return own.step, own.expected
-    problem = WORKLOADS[task.workload](task.device, task.small)
+    makes = zoo.MODELS[task.workload].problem if task.table == "zoo" else WORKLOADS[task.workload]
+    problem = makes(task.device, task.small)
     in_jax = task.system == "jax"
     step = step_in_jax(task.workload, problem) if in_jax else step_of(problem, task.system)
 
@@ -71,6 +72,7 @@ MEASURES: dict[str, Callable[[Task], Measurement]] = {
     "steps": measure,
     "sizes": sizes.measure,
     "calls": calls.measure,
+    "zoo": measure,
 }
 
 

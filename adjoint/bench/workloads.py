@@ -48,6 +48,8 @@ class Problem:
     """By system: from the network, a loss as a function of its parameters and the batch."""
     mixed: bool = False
     """The loss is computed under bfloat16 autocast."""
+    direct: bool = False
+    """What `inside` makes is the whole step: it returns a value and its derivatives itself."""
 
     def double(self) -> Problem:
         """The same problem in float64."""
@@ -99,7 +101,7 @@ def training_step(
     `options`: those of adjoint, or of Inductor.
     """
     settings = Settings(dynamic=dynamic, options=options)
-    if system.startswith("func_"):
+    if system in problem.inside:
         return _inside_step(problem, system, settings)
     net: UserFunction = problem.net
     if system != "eager":
@@ -119,17 +121,20 @@ def training_step(
 
 
 def _inside_step(problem: Problem, system: str, settings: Settings) -> Step:
-    loss = problem.inside[system](problem.net)
+    inside = problem.inside[system](problem.net)
+    # Detached: of parameters that require grad, compilers would prepare one derivative more.
+    parameters = {name: p.detach() for name, p in problem.net.named_parameters()}
     if system == "func_adjoint":
-        parameters = {name: p.detach() for name, p in problem.net.named_parameters()}
-        both = value_and_grad(loss, **settings)
+        both = inside if problem.direct else value_and_grad(inside, **settings)
     else:
-        parameters = dict(problem.net.named_parameters())
-        both = torch.compile(_torch_value_and_grad(loss), **settings)  # type: ignore[arg-type]
+        both = inside if problem.direct else torch_value_and_grad(inside)
+        if system != "eager":
+            backend = system.removeprefix("func_")
+            both = torch.compile(both, backend=backend, **settings)  # type: ignore[arg-type]
     return Step(lambda *batch: both(parameters, *batch), lambda returned: returned[1])
 
 
-def _torch_value_and_grad(function: Callable[..., object]) -> UserFunction:
+def torch_value_and_grad(function: Callable[..., object]) -> UserFunction:
     """`torch.func`'s transform with its two results in adjoint's and JAX's order."""
     transformed = torch.func.grad_and_value(function)
 
@@ -265,15 +270,15 @@ def forces(device: str, small: bool) -> Problem:
     return Problem(
         net,
         (species, positions, to, source, target),
-        _force_loss_outside,
+        force_loss_outside,
         {
-            "func_inductor": _force_loss_inside(_torch_value_and_grad),
-            "func_adjoint": _force_loss_inside(value_and_grad),
+            "func_inductor": force_loss_inside(torch_value_and_grad),
+            "func_adjoint": force_loss_inside(value_and_grad),
         },
     )
 
 
-def _force_loss_outside(
+def force_loss_outside(
     net: Network, species: Tensor, positions: Tensor, to: Tensor, source: Tensor, target: Tensor
 ) -> Tensor:
     moved = positions.detach().requires_grad_()
@@ -282,7 +287,7 @@ def _force_loss_outside(
     return ((-slope - target) ** 2).mean() + energy * ENERGY_WEIGHT
 
 
-def _force_loss_inside(value_and_grad: UserFunction) -> Callable[[nn.Module], UserFunction]:
+def force_loss_inside(value_and_grad: UserFunction) -> Callable[[nn.Module], UserFunction]:
     def of_network(net: nn.Module) -> UserFunction:
         def loss(
             parameters: Parameters,
@@ -323,7 +328,7 @@ def gp(device: str, small: bool) -> Problem:
     ).to(device)
     batch = (torch.randn(images, 3, 64, 64, device=device),)
     inside = {
-        "func_inductor": _penalty_inside(_torch_value_and_grad),
+        "func_inductor": _penalty_inside(torch_value_and_grad),
         "func_adjoint": _penalty_inside(value_and_grad),
     }
     return Problem(net, batch, _penalty_outside, inside)

@@ -1,11 +1,11 @@
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from adjoint.bench import sizes
-from adjoint.bench.command import chosen_tasks, left_out
+from adjoint.bench.command import TABLES, chosen_tasks, left_out
 from adjoint.cli import main
 
 
@@ -52,11 +52,12 @@ def test_the_table_of_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes, "missing", lambda each: "no" if each == "schnet" else None)
+    missing = {"schnet": "no"}
+    monkeypatch.setitem(TABLES, "sizes", replace(TABLES["sizes"], missing=missing.get))
     parsed = argparse.Namespace(
         function=None, args=None, device="cpu", reps=1, small=True, systems=["eager"], only=None
     )
-    parsed.sizes, parsed.calls = True, False
+    parsed.sizes, parsed.calls, parsed.zoo = True, False, False
     assert [task.workload for task in chosen_tasks(parsed)] == ["pinn", "forces", "gp", "gpt"]
     assert left_out(parsed) == ["schnet is left out: no"]
 

@@ -1,0 +1,81 @@
+"""The zoo as one table, and the geometric means of its ratios."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+
+import rich.box
+import rich.table
+from rich.console import Group
+
+from adjoint.bench import table
+from adjoint.bench.results import Row, Table
+from adjoint.bench.zoo.models import MODELS
+
+COLUMNS = (*table.COLUMNS[:-1], "x best", table.COLUMNS[-1])
+OURS = ("adjoint", "func_adjoint")
+
+
+def rendered(measured: Table) -> Group:
+    """A line for each model and system, then means over models."""
+    shown = _empty(("model", "system"), COLUMNS)
+    for model in measured.workloads():
+        for place, row in enumerate(measured.of(model)):
+            name = f"[bold]{model}[/]" if place == 0 else ""
+            shown.add_row(name, table.system_name(row.system), *cells(measured, row))
+        shown.add_section()
+    return Group(shown, summary(measured))
+
+
+def _empty(names: tuple[str, ...], columns: tuple[str, ...]) -> rich.table.Table:
+    shown = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in names:
+        shown.add_column(name, no_wrap=True)
+    for name in columns:
+        shown.add_column(name, justify="right", no_wrap=True)
+    return shown
+
+
+def cells(measured: Table, row: Row) -> list[str]:
+    """Those of the table of steps, and peak memory over that of the best peer."""
+    *others, error = table.cells(measured, row)
+    if row.failure is not None:
+        return [*others, "-", error]
+    return [*others, table.number(measured.memory_over_best_peer(row)), error]
+
+
+def summary(measured: Table) -> rich.table.Table:
+    """Geometric means and the worst model, of plain training and of steps with derivatives."""
+    columns = ("models", "x eager", "x best", "first call x ind.", "peak x best", "slowest")
+    shown = _empty(("geometric means", "system"), columns)
+    for title, differentiates in (("plain training", False), ("with derivatives", True)):
+        for system in OURS:
+            rows = [
+                row
+                for row in measured.rows
+                if row.system == system
+                and row.failure is None
+                and MODELS[row.workload].differentiates == differentiates
+            ]
+            if rows:
+                shown.add_row(title, table.system_name(system), *_means(measured, rows))
+    return shown
+
+
+def _means(measured: Table, rows: list[Row]) -> list[str]:
+    ratios: tuple[Callable[[Row], float | None], ...] = (
+        measured.step_over_eager,
+        measured.step_over_best_peer,
+        measured.cold_over_inductor,
+        measured.memory_over_best_peer,
+    )
+    means = [table.number(_geometric_mean(map(ratio, rows))) for ratio in ratios]
+    slowest = max(rows, key=lambda row: measured.step_over_best_peer(row) or 0.0)
+    worst = table.number(measured.step_over_best_peer(slowest))
+    return [str(len(rows)), *means, f"{slowest.workload} {worst}"]
+
+
+def _geometric_mean(ratios: Iterable[float | None]) -> float | None:
+    known = [ratio for ratio in ratios if ratio is not None and ratio > 0]
+    return statistics.geometric_mean(known) if known else None
