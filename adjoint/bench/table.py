@@ -25,13 +25,16 @@ def rendered(table: Table) -> Group:
     return rendered_by_workload(table, COLUMNS, cells)
 
 
-def rendered_by_workload(table: Table, columns: Sequence[str], cells: Cells) -> Group:
+def rendered_by_workload(
+    table: Table, columns: Sequence[str], cells: Cells, min_width: int = 7
+) -> Group:
     """A table for each workload, whose name may be a long path; a line per system."""
-    return Group(*(_of_workload(table, each, columns, cells) for each in table.workloads()))
+    every = table.workloads()
+    return Group(*(_of_workload(table, each, columns, cells, min_width) for each in every))
 
 
 def _of_workload(
-    table: Table, workload: str, columns: Sequence[str], cells: Cells
+    table: Table, workload: str, columns: Sequence[str], cells: Cells, min_width: int
 ) -> rich.table.Table:
     shown = rich.table.Table(
         title=f"[bold]{escape(workload)}[/]",
@@ -44,7 +47,7 @@ def _of_workload(
     # One width, so that the columns of all tables stand below each other.
     shown.add_column("system", no_wrap=True, min_width=_SYSTEM_WIDTH)
     for name in columns:
-        shown.add_column(name, justify="right", no_wrap=True, min_width=7)
+        shown.add_column(name, justify="right", no_wrap=True, min_width=min_width)
     for row in table.of(workload):
         shown.add_row(system_name(row.system), *cells(table, row))
     return shown

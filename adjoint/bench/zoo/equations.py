@@ -17,39 +17,37 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adjoint import transforms
-from adjoint.bench.workloads import (
-    Network,
-    Parameters,
-    Problem,
-    perceptron,
-    torch_value_and_grad,
-)
+from adjoint.bench.workloads import Network, Parameters, Problem, perceptron
 from adjoint.bench.zoo.scales import choose
-from adjoint.open_types import TorchValue, UserFunction
 
 VISCOSITY = 0.01
 INNER_STEPS = 3
 INNER_RATE = 0.01
 
 
+TensorFunction = Callable[..., Tensor]
+
+
 @dataclass(frozen=True)
 class Transforms:
     """The transforms that the losses use, of torch.func or of adjoint."""
 
-    grad: UserFunction
-    value_and_grad: UserFunction
-    jvp: UserFunction
-    vmap: UserFunction
+    grad: Callable[..., TensorFunction]
+    gradients: Callable[..., Callable[..., dict[str, Tensor]]]
+    """The same, of a function of parameters by name."""
+    jvp: Callable[..., tuple[Tensor, ...]]
+    vmap: Callable[..., TensorFunction]
 
 
-IN_TORCH = Transforms(torch.func.grad, torch_value_and_grad, torch.func.jvp, torch.func.vmap)
-IN_ADJOINT = Transforms(transforms.grad, transforms.value_and_grad, transforms.jvp, transforms.vmap)
+IN_TORCH = Transforms(torch.func.grad, torch.func.grad, torch.func.jvp, torch.func.vmap)
+IN_ADJOINT = Transforms(transforms.grad, transforms.grad, transforms.jvp, transforms.vmap)
 
-Loss = Callable[[Transforms, nn.Module], UserFunction]
+Step = Callable[..., object]
+Loss = Callable[[Transforms, nn.Module], Step]
 
 
-def _inside(loss: Loss, systems: tuple[str, ...]) -> dict[str, Callable[[nn.Module], UserFunction]]:
-    def of(system: str) -> Callable[[nn.Module], UserFunction]:
+def _inside(loss: Loss, systems: tuple[str, ...]) -> dict[str, Callable[[nn.Module], Step]]:
+    def of(system: str) -> Callable[[nn.Module], Step]:
         given = IN_ADJOINT if system == "func_adjoint" else IN_TORCH
         return lambda net: loss(given, net)
 
@@ -121,17 +119,17 @@ def _flow_loss(
     return total
 
 
-def _flow_inside(given: Transforms, net: nn.Module) -> UserFunction:
+def _flow_inside(given: Transforms, net: nn.Module) -> TensorFunction:
     def loss(parameters: Parameters, points: Tensor) -> Tensor:
-        def summed(column: int) -> UserFunction:
+        def summed(column: int) -> TensorFunction:
             return lambda at: _applied(net, parameters, at)[:, column].sum()
 
         stream, pressure = given.grad(summed(0)), given.grad(summed(1))
 
-        def component(sign: float, axis: int) -> UserFunction:
+        def component(sign: float, axis: int) -> TensorFunction:
             return lambda at: sign * stream(at)[:, axis]
 
-        def of(function: UserFunction, axis: int | None = None) -> UserFunction:
+        def of(function: TensorFunction, axis: int | None = None) -> TensorFunction:
             """The slope of a function of each point, or one component of it."""
             slope = given.grad(lambda at: function(at).sum())
             return slope if axis is None else lambda at: slope(at)[:, axis]
@@ -165,11 +163,10 @@ def _beam_outside(net: Network, points: Tensor, load: Tensor) -> Tensor:
     return (bending + value - load).square().mean()
 
 
-def _beam_inside(given: Transforms, net: nn.Module) -> UserFunction:
+def _beam_inside(given: Transforms, net: nn.Module) -> TensorFunction:
     def loss(parameters: Parameters, points: Tensor, load: Tensor) -> Tensor:
-        def of(function: UserFunction) -> UserFunction:
-            derivative: UserFunction = given.grad(lambda at: function(at).sum())
-            return derivative
+        def of(function: TensorFunction) -> TensorFunction:
+            return given.grad(lambda at: function(at).sum())
 
         def value(at: Tensor) -> Tensor:
             return _applied(net, parameters, at)
@@ -192,7 +189,7 @@ def beam(device: str, small: bool) -> Problem:
     return _both_ways(net, batch, _beam_outside, _beam_inside)
 
 
-def _maml(given: Transforms, net: nn.Module) -> UserFunction:
+def _maml(given: Transforms, net: nn.Module) -> TensorFunction:
     def task_loss(parameters: Parameters, x: Tensor, y: Tensor) -> Tensor:
         return F.mse_loss(_applied(net, parameters, x), y)
 
@@ -200,7 +197,7 @@ def _maml(given: Transforms, net: nn.Module) -> UserFunction:
         parameters: dict[str, Tensor], seen: tuple[Tensor, Tensor], unseen: tuple[Tensor, Tensor]
     ) -> Tensor:
         for _ in range(INNER_STEPS):
-            slopes = given.grad(task_loss)(parameters, *seen)
+            slopes = given.gradients(task_loss)(parameters, *seen)
             parameters = {k: p - INNER_RATE * slopes[k] for k, p in parameters.items()}
         return task_loss(parameters, *unseen)
 
@@ -227,15 +224,15 @@ def maml(device: str, small: bool) -> Problem:
     return _inside_only(net, batch, _maml)
 
 
-def _hessian_product(given: Transforms, net: nn.Module) -> UserFunction:
+def _hessian_product(given: Transforms, net: nn.Module) -> Step:
     def step(
         parameters: dict[str, Tensor], x: Tensor, labels: Tensor, *direction: Tensor
-    ) -> TorchValue:
+    ) -> tuple[object, ...]:
         def loss(at: Parameters) -> Tensor:
             return F.cross_entropy(_applied(net, at, x), labels)
 
         tangents = dict(zip(parameters, direction, strict=True))
-        return given.jvp(given.grad(loss), (parameters,), (tangents,))
+        return given.jvp(given.gradients(loss), (parameters,), (tangents,))
 
     return step
 
@@ -251,13 +248,12 @@ def hessian_product(device: str, small: bool) -> Problem:
     return _inside_only(net, batch, _hessian_product, direct=True)
 
 
-def _local_energy(given: Transforms, net: nn.Module) -> UserFunction:
+def _local_energy(given: Transforms, net: nn.Module) -> TensorFunction:
     """-1/2 (laplacian + |slope|^2) of the logarithm of the wave function, in a harmonic well."""
 
     def loss(parameters: Parameters, places: Tensor) -> Tensor:
         def slope(at: Tensor) -> Tensor:
-            found: Tensor = given.grad(lambda at: _applied(net, parameters, at).sum())(at)
-            return found
+            return given.grad(lambda at: _applied(net, parameters, at).sum())(at)
 
         laplacian = torch.zeros_like(places[:, 0])
         for axis in range(places.shape[1]):

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from adjoint.bench.workloads import SPECIES, Problem, perceptron
 from adjoint.bench.zoo.molecules import RADIAL, bessel, lengths, molecules, trained_on_forces
 from adjoint.bench.zoo.scales import choose
-from adjoint.open_types import TorchValue
 
 MAX_L = 2
 DEGREES = range(MAX_L + 1)
@@ -185,8 +184,10 @@ class EquivariantPotential(nn.Module):
 class E3nnInteraction(nn.Module):
     """The same layer of e3nn's parts: linear, a tensor product with external weights, gate."""
 
-    def __init__(self, o3: TorchValue, gate: TorchValue, before: TorchValue, channels: int) -> None:
+    def __init__(self, inputs: str, channels: int) -> None:
         super().__init__()
+        o3, gate = importlib.import_module("e3nn.o3"), importlib.import_module("e3nn.nn").Gate
+        before = o3.Irreps(inputs)
         harmonics = o3.Irreps.spherical_harmonics(MAX_L)
         kept = o3.Irreps("+".join(f"{channels}x{each}{'eo'[each % 2]}" for each in DEGREES))
         scalars = o3.Irreps(f"{channels}x0e")
@@ -228,15 +229,14 @@ class E3nnPotential(nn.Module):
     def __init__(self, channels: int, layers: int) -> None:
         super().__init__()
         o3 = importlib.import_module("e3nn.o3")
-        gate = importlib.import_module("e3nn.nn").Gate
         self.embedding = nn.Embedding(SPECIES, channels)
         self.channels = channels
         self.harmonics = o3.SphericalHarmonics(list(DEGREES), True, "component")
-        before = o3.Irreps(f"{channels}x0e")
+        inputs = f"{channels}x0e"
         built: list[E3nnInteraction] = []
         for _ in range(layers):
-            built.append(E3nnInteraction(o3, gate, before, channels))
-            before = built[-1].gate.irreps_out
+            built.append(E3nnInteraction(inputs, channels))
+            inputs = str(built[-1].gate.irreps_out)
         self.layers = nn.ModuleList(built)
         self.readout = perceptron([channels, channels // 2, 1], nn.SiLU)
 

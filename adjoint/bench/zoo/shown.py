@@ -1,4 +1,4 @@
-"""The zoo as one table, and the geometric means of its ratios."""
+"""The zoo as tables, and the geometric means of their ratios."""
 
 from __future__ import annotations
 
@@ -13,28 +13,15 @@ from adjoint.bench import table
 from adjoint.bench.results import Row, Table
 from adjoint.bench.zoo.models import MODELS
 
-COLUMNS = (*table.COLUMNS[:-1], "x best", table.COLUMNS[-1])
+# One more than the table of steps has; together they fit into 80 characters.
+COLUMNS = (*table.COLUMNS[:5], "MiB", "x best", "error")
+MIN_WIDTH = 6
 OURS = ("adjoint", "func_adjoint")
 
 
 def rendered(measured: Table) -> Group:
-    """A line for each model and system, then means over models."""
-    shown = _empty(("model", "system"), COLUMNS)
-    for model in measured.workloads():
-        for place, row in enumerate(measured.of(model)):
-            name = f"[bold]{model}[/]" if place == 0 else ""
-            shown.add_row(name, table.system_name(row.system), *cells(measured, row))
-        shown.add_section()
-    return Group(shown, summary(measured))
-
-
-def _empty(names: tuple[str, ...], columns: tuple[str, ...]) -> rich.table.Table:
-    shown = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in names:
-        shown.add_column(name, no_wrap=True)
-    for name in columns:
-        shown.add_column(name, justify="right", no_wrap=True)
-    return shown
+    """A table for each model, a line per system; then means over models."""
+    return Group(table.rendered_by_workload(measured, COLUMNS, cells, MIN_WIDTH), summary(measured))
 
 
 def cells(measured: Table, row: Row) -> list[str]:
@@ -47,9 +34,19 @@ def cells(measured: Table, row: Row) -> list[str]:
 
 def summary(measured: Table) -> rich.table.Table:
     """Geometric means and the worst model, of plain training and of steps with derivatives."""
-    columns = ("models", "x eager", "x best", "first call x ind.", "peak x best", "slowest")
-    shown = _empty(("geometric means", "system"), columns)
-    for title, differentiates in (("plain training", False), ("with derivatives", True)):
+    shown = rich.table.Table(
+        title="[bold]geometric means[/]",
+        title_justify="left",
+        title_style="",
+        box=rich.box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for name in ("steps", "system"):
+        shown.add_column(name, no_wrap=True)
+    for name in ("models", "x eager", "x best", "x ind.", "peak", "slowest"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for title, differentiates in (("plain", False), ("derivatives", True)):
         for system in OURS:
             rows = [
                 row

@@ -34,7 +34,7 @@ def test_eager_runs_it_in_both_precisions(model: str) -> None:
     zeros = [name for name, x in right.items() if not x.any()]
     assert zeros == [] or model == "equivariant"
     assert len(zeros) < len(right) / 5
-    assert 0 < relative_error(found, right) < 1e-4
+    assert 0 < relative_error(found, right) < 1e-3
 
 
 @pytest.mark.parametrize(("model", "system"), QUICK)

@@ -24,26 +24,15 @@ def shown() -> str:
         row("hvp", "func_inductor", [Failure("RuntimeError: no")]),
         row("hvp", "func_adjoint", [of("hvp", "func_adjoint", 0.1, 1.0, 10)]),
     )
-    console = Console(file=io.StringIO(), width=140)
-    console.print(rendered(Table(rows)))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    written = io.StringIO()
+    Console(file=written, width=80).print(rendered(Table(rows)))
+    return written.getvalue()
 
 
 def test_a_line_for_each_model_and_system() -> None:
     lines = [line.split() for line in shown().splitlines()]
-    assert [
-        "bert",
-        "eager",
-        "400.00",
-        "1.00",
-        "2.00",
-        "1.00",
-        "0.10",
-        "100",
-        "1.25",
-        "1e-07",
-    ] in lines
+    eager = ["eager", "400.00", "1.00", "2.00", "1.00", "0.10", "100", "1.25", "1e-07"]
+    assert eager in lines
     assert ["adjoint", "100.00", "0.25", "0.50", "4.00", "0.40", "40", "0.50", "1e-07"] in lines
     assert any(line[:2] == ["func_inductor", "failed"] for line in lines)
 
@@ -51,6 +40,6 @@ def test_a_line_for_each_model_and_system() -> None:
 def test_means_of_plain_training_and_of_derivatives() -> None:
     lines = [line.split() for line in shown().splitlines()]
     # Steps of 0.5 and 2 times the best, first calls 0.4 and 0.1, memory 0.5 and 2.
-    plain = ["plain", "training", "adjoint", "2", "0.71", "1.00", "0.20", "1.00", "vit", "2.00"]
+    plain = ["plain", "adjoint", "2", "0.71", "1.00", "0.20", "1.00", "vit", "2.00"]
     assert plain in lines
-    assert any(line[:4] == ["with", "derivatives", "func_adjoint", "1"] for line in lines)
+    assert any(line[:3] == ["derivatives", "func_adjoint", "1"] for line in lines)
