@@ -1,8 +1,9 @@
 """Which calls can be captured in a CUDA graph.
 
-A CUDA graph holds launches and nothing that the host did between them: synchronization, random
-numbers drawn on the host, host memory.  Calls known to need the host are never captured; one that
-turns out to synchronize makes the driver reject the capture.
+A CUDA graph holds launches and nothing that the host did between them: synchronization, host
+memory.  Calls known to need the host are never captured; one that turns out to synchronize makes
+the driver reject the capture.  Random numbers of the device's default generator can be drawn: torch
+advances it at each replay (`runtime/gpu/capture.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import fx
 from adjoint.graph.losses import linear_cross_entropy
 from adjoint.graph.metadata import has_value, tensor_of, value_of
 from adjoint.graph.operations import exponential_scan, random_bits, with_data
-from adjoint.graph.purity import is_impure
+from adjoint.graph.purity import draws, is_impure
 from adjoint.torch_private import trees
 from adjoint.torch_private.operators import OpOverload
 
@@ -54,8 +55,11 @@ def why_not_capturable(node: fx.Node, device: torch.device) -> str:
         return f"{target} runs Python"
     if target.namespace not in ("aten", "prims") and target not in _OWN_OPERATORS:
         return f"{target} may do anything"
+    if draws(node):
+        own = node.kwargs.get("generator") is not None
+        return f"{target} draws random numbers from a generator of its own" if own else ""
     if is_impure(node) and target not in _ASSERTIONS:
-        return f"{target} draws random numbers, or has effects"
+        return f"{target} has effects"
     if target in _INDEXING:
         masks = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in _indices(node))
         return f"{target} counts the elements of a mask" if masks else ""

@@ -68,3 +68,31 @@ def allocate_from(pool: MemoryPool, device: int) -> Iterator[None]:
         yield
     finally:
         torch._C._cuda_endAllocateToPool(device, pool)
+
+
+class DrawingGraph:
+    """A CUDA graph of torch's, whose replays draw new random numbers.
+
+    A replay takes as many numbers from the device's default generator as were drawn while it was
+    captured, and advances the generator accordingly.  It has a memory pool of its own, because
+    torch gives up a pool for good with the last of its graphs.
+    """
+
+    def __init__(self, work: Callable[[], None], device: int) -> None:
+        """Capture what `work` launches on the current stream.  Nothing runs."""
+        self._graph = torch.cuda.CUDAGraph()
+        try:
+            self._graph.capture_begin(capture_error_mode="thread_local")
+            work()
+            self._graph.capture_end()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):
+                self._graph.capture_end()
+            # A capture that failed leaves the generator's state waiting for the end of it.
+            generator = torch.cuda.default_generators[device]
+            generator.graphsafe_set_state(generator.clone_state())
+            raise
+
+    def replay(self) -> None:
+        """Launch the graph on the current stream."""
+        self._graph.replay()

@@ -35,9 +35,17 @@ class Holders:
 
 
 def foreach_copy(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy the second of each pair to the first, on a GPU in few launches."""
-    targets, sources = zip(*pairs, strict=True)
-    torch._foreach_copy_(targets, sources)
+    """Copy the second of each pair to the first, on a GPU in few launches.
+
+    Of tensors of several dtypes torch would copy one at a time.
+    """
+    by_dtypes: dict[object, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for target, source in pairs:
+        targets, sources = by_dtypes.setdefault((target.dtype, source.dtype), ([], []))
+        targets.append(target)
+        sources.append(source)
+    for targets, sources in by_dtypes.values():
+        torch._foreach_copy_(targets, sources)
 
 
 _uses: Callable[[int], int] = torch._C._storage_Use_Count

@@ -39,6 +39,7 @@ heads = torch.rand(1, 2, 4, 4)
             (x,),
         ),
         (lambda q: aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)[0], (heads,)),
+        (lambda x: aten.native_dropout(x, 0.5, True)[0], (x,)),
     ],
 )
 def test_a_device_can_repeat(function: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
@@ -68,11 +69,6 @@ def test_a_device_can_repeat_an_assertion() -> None:
             (x, mask.to(torch.uint8)),
             "aten.index_put.default counts the elements of a mask",
         ),
-        (
-            lambda x: aten.native_dropout(x, 0.5, True)[0],
-            (x,),
-            "aten.native_dropout.default draws random numbers, or has effects",
-        ),
         (lambda x: provided(x, x.sum(), "no"), (x,), "adjoint.provided.default may do anything"),
         (
             lambda x: x.to_sparse().to_dense(),
@@ -92,16 +88,14 @@ def test_tensors_elsewhere_are_read_when_it_is_recorded() -> None:
     assert why == "aten.sin.default has a tensor on cpu"
 
 
-def test_attention_that_drops_draws_numbers() -> None:
+def test_only_the_default_generator_is_advanced_by_a_replay() -> None:
     graph = fx.Graph()
-    query = graph.placeholder("query")
-    query.meta["val"] = heads
-    attention = aten._scaled_dot_product_flash_attention.default
-    dropping = graph.call_function(attention, (query, query, query, 0.5))
-    assert "draws random numbers" in why_not_capturable(dropping, CPU)
-    plain = graph.call_function(attention, (query, query, query, 0.0))
-    assert why_not_capturable(plain, CPU) == ""
-    assert why_not_capturable(graph.call_function(attention, (query, query, query)), CPU) == ""
+    given = graph.placeholder("x")
+    given.meta["val"] = x
+    assert why_not_capturable(graph.call_function(aten.bernoulli.p, (given, 0.5)), CPU) == ""
+    own = graph.placeholder("generator")
+    call = graph.call_function(aten.bernoulli.p, (given, 0.5), {"generator": own})
+    assert "from a generator of its own" in why_not_capturable(call, CPU)
 
 
 def test_a_function_in_python_is_not_looked_into() -> None:

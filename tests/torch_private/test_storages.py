@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from adjoint.torch_private.storages import Holders
+from adjoint.torch_private.storages import Holders, foreach_copy
 
 
 def saved(tensor: torch.Tensor) -> Any:
@@ -62,3 +62,11 @@ def test_all_must_be_gone() -> None:
     assert not holders.are_gone()
     del other
     assert holders.are_gone()
+
+
+def test_tensors_of_several_dtypes_are_copied() -> None:
+    dtypes = (torch.float32, torch.int64, torch.float32, torch.bfloat16)
+    sources = [torch.full((3,), n, dtype=dtype) for n, dtype in enumerate(dtypes)]
+    targets = [torch.zeros(3, dtype=dtype) for dtype in (*dtypes[:3], torch.float32)]
+    foreach_copy(zip(targets, sources, strict=True))
+    assert [each.tolist() for each in targets] == [[n] * 3 for n in range(4)]

@@ -2,7 +2,8 @@
 
 Memory that is allocated during capture, including the workspaces of matrix products, comes from a
 private pool of the stream on which graphs are replayed.  Replays on a stream run one after another
-and nothing in the pool outlives one, so all graphs of a stream share it.
+and nothing in the pool outlives one, so all graphs of a stream share it.  Graphs that draw random
+numbers are torch's own, which advance its generator, and have a pool each.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from typing import TypeVar
 
 import torch
 
+from adjoint.runtime.gpu.captured_calls import Launchable
 from adjoint.runtime.gpu.driver import capture, destroy_graph, launch_graph
 from adjoint.torch_private.cuda import (
+    DrawingGraph,
     MemoryPool,
     allocate_from,
     empty_strided,
@@ -53,11 +56,24 @@ class CudaGraph:
         launch_graph(self._executable, stream, self._device)
 
 
+class CudaGraphThatDraws:
+    """A CUDA graph that draws random numbers."""
+
+    def __init__(self, graph: DrawingGraph) -> None:
+        self._graph = graph
+
+    def launch(self, stream: int) -> None:
+        # Programs run on torch's current stream, on which torch replays.
+        self._graph.replay()
+
+
 class CudaCapturer:
     """Captures what is launched on a device."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, draws: bool = False) -> None:
+        """`draws`: random numbers of the device's default generator may be drawn."""
         self.device = device
+        self._draws = draws
         # Allocates on the current device, which is the program's whenever it runs.
         self.new = empty_strided
 
@@ -73,14 +89,19 @@ class CudaCapturer:
     def settings(self) -> Hashable:
         return numeric_settings()
 
-    def capture(self, work: Callable[[int], T], stream: int) -> tuple[CudaGraph, T]:
+    def capture(self, work: Callable[[int], T], stream: int) -> tuple[Launchable, T]:
         """Capture what `work` launches on the stream that it is given.  Nothing runs."""
         index = self.device.index
         with _LOCK, torch.cuda.device(self.device):
             side, pool = _side_stream(self.device, stream)
+            on = side.cuda_stream
             try:
+                if self._draws:
+                    results: list[T] = []
+                    with torch.cuda.stream(side):
+                        graph = DrawingGraph(lambda: results.append(work(on)), index)
+                    return CudaGraphThatDraws(graph), results[0]
                 with torch.cuda.stream(side), allocate_from(pool, index):
-                    on = side.cuda_stream
                     executable, result = capture(lambda: work(on), on, index)
             except BaseException:
                 # Consume the pending CUDA error, which torch would raise at the next launch.

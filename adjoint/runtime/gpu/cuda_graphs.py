@@ -180,7 +180,8 @@ class CudaGraphs:
             self._detach(inputs)
             if self._finds_moving_inputs(inputs):
                 self._captured.clear()
-                key = self._key(kind, inputs, large)
+            # What is copied may have changed: it may be in memory of a graph by now.
+            key = self._key(kind, inputs, large)
             captured = self._capture_if_due(key, layout, inputs, large, stream)
         if captured is not None:
             self._missed = 0
@@ -238,11 +239,18 @@ class CudaGraphs:
         return CallKey(kind, tuple(addresses), tuple(map(torch.Tensor.data_ptr, large.values())))
 
     def _copied_inputs_of(self, kind: CallKind, inputs: Sequence[TorchValue]) -> list[int]:
-        """The inputs that are copied into buffers of a graph."""
+        """The inputs that are copied into buffers of a graph: small ones, of changing addresses.
+
+        Those that another graph computes were elsewhere before it was captured, and are not again.
+        """
         if self._copied_inputs is None or self._copied_inputs[0] is not kind:
             self._copied_inputs = (
                 kind,
-                [n for n in sorted(self._moving_inputs) if is_small(inputs[n])],
+                [
+                    n
+                    for n in sorted(self._moving_inputs)
+                    if is_small(inputs[n]) and not is_static_result(inputs[n])
+                ],
             )
         return self._copied_inputs[1]
 

@@ -40,6 +40,7 @@ from adjoint.runtime.plans.writing import INPUT_ALIGNMENT_BYTES, NativeWriter
 from adjoint.target import Target
 from adjoint.torch_private import trees
 from adjoint.torch_private.cuda import current_device, is_capturing, raw_stream
+from adjoint.torch_private.operators import OpOverload
 
 
 class GpuProgram(PlanProgram):
@@ -57,7 +58,7 @@ class GpuProgram(PlanProgram):
         self._bindings: dict[int, GpuBinding] = {}
         """One for each stream."""
         why = why_not_capturable(plan) if target.captures_cuda_graphs else "it is switched off"
-        self.capturer = CudaCapturer(device)
+        self.capturer = CudaCapturer(device, draws_random_numbers(plan))
         # Results that kernels write have no history.
         self._detach = _leave if has_new_results(plan) else detach_inputs
         self.cuda_graphs = CudaGraphs(
@@ -139,6 +140,16 @@ def why_not_capturable(plan: Plan) -> str:
         if isinstance(step, LibraryCall) and step.uncapturable:
             return f"{step.uncapturable}, from {step.line}" if step.line else step.uncapturable
     return ""
+
+
+def draws_random_numbers(plan: Plan) -> bool:
+    """Whether library calls may draw random numbers from torch's generator."""
+    return any(
+        isinstance(step, LibraryCall)
+        and isinstance(step.op, OpOverload)
+        and torch.Tag.nondeterministic_seeded in step.op.tags
+        for step in plan.steps
+    )
 
 
 # Streams for which a program keeps a binding.

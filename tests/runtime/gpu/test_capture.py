@@ -13,13 +13,18 @@ pytestmark = [
 DEVICE = torch.device("cuda", 0)
 
 
+@pytest.fixture(params=[False, True], ids=["plain", "draws"])
+def capturer(request: pytest.FixtureRequest) -> CudaCapturer:
+    return CudaCapturer(DEVICE, draws=request.param)
+
+
 def stream() -> int:
     return torch.cuda.current_stream().cuda_stream
 
 
-def test_nothing_runs_until_it_is_launched() -> None:
+def test_nothing_runs_until_it_is_launched(capturer: CudaCapturer) -> None:
     x = torch.zeros(8, device=DEVICE)
-    graph, result = CudaCapturer(DEVICE).capture(lambda on: x.add_(1).mul(2), stream())
+    graph, result = capturer.capture(lambda on: x.add_(1).mul(2), stream())
     assert x.tolist() == [0] * 8
     for step in range(1, 4):
         graph.launch(stream())
@@ -27,7 +32,7 @@ def test_nothing_runs_until_it_is_launched() -> None:
         assert result.tolist() == [2 * step] * 8
 
 
-def test_the_stream_given_is_the_one_that_torch_uses() -> None:
+def test_the_stream_given_is_the_one_that_torch_uses(capturer: CudaCapturer) -> None:
     x = torch.zeros(8, device=DEVICE)
 
     def work(on: int) -> None:
@@ -35,23 +40,23 @@ def test_the_stream_given_is_the_one_that_torch_uses() -> None:
         assert on == stream() != before
 
     before = stream()
-    CudaCapturer(DEVICE).capture(work, stream())
+    capturer.capture(work, stream())
     assert stream() == before
 
 
-def test_its_memory_is_its_own() -> None:
+def test_its_memory_is_its_own(capturer: CudaCapturer) -> None:
     x = torch.rand(1024, 1024, device=DEVICE)
     x @ x  # Libraries open on first use, which cannot be recorded.
-    graph, result = CudaCapturer(DEVICE).capture(lambda on: (x @ x).div(1024).sin() @ x, stream())
+    graph, result = capturer.capture(lambda on: (x @ x).div(1024).sin() @ x, stream())
     others = [torch.zeros(1024, 1024, device=DEVICE) for _ in range(16)]
     graph.launch(stream())
     torch.testing.assert_close(result, (x @ x).div(1024).sin() @ x)
     assert not any(other.any() for other in others)
 
 
-def test_a_result_may_outlive_it() -> None:
+def test_a_result_may_outlive_it(capturer: CudaCapturer) -> None:
     x = torch.ones(1 << 20, device=DEVICE)
-    graph, result = CudaCapturer(DEVICE).capture(lambda on: x * 3, stream())
+    graph, result = capturer.capture(lambda on: x * 3, stream())
     graph.launch(stream())
     del graph
     torch.cuda.empty_cache()
@@ -61,8 +66,8 @@ def test_a_result_may_outlive_it() -> None:
 
 
 def test_recordings_of_a_stream_share_memory() -> None:
-    x = torch.ones(1 << 24, device=DEVICE)
     capturer = CudaCapturer(DEVICE)
+    x = torch.ones(1 << 24, device=DEVICE)
     out = torch.empty_like(x)
     first, _ = capturer.capture(lambda on: out.copy_(x * 3), stream())
     torch.cuda.empty_cache()
@@ -75,23 +80,22 @@ def test_recordings_of_a_stream_share_memory() -> None:
     assert out.eq(5).all()
 
 
-def test_after_a_failure_all_is_as_it_was() -> None:
+def test_after_a_failure_all_is_as_it_was(capturer: CudaCapturer) -> None:
     x = torch.ones(8, device=DEVICE)
     with pytest.raises(RuntimeError):
-        CudaCapturer(DEVICE).capture(lambda on: float((x * 3).sum()), stream())
+        capturer.capture(lambda on: float((x * 3).sum()), stream())
     assert not torch.cuda.is_current_stream_capturing()
     assert float((x * 3).sum()) == 24
     torch.rand(3, device=DEVICE)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    graph, result = CudaCapturer(DEVICE).capture(lambda on: x * 5, stream())
+    graph, result = capturer.capture(lambda on: x * 5, stream())
     graph.launch(stream())
     assert result.tolist() == [5] * 8
 
 
-def test_one_may_go_while_another_is_made() -> None:
+def test_one_may_go_while_another_is_made(capturer: CudaCapturer) -> None:
     x = torch.ones(8, device=DEVICE)
-    capturer = CudaCapturer(DEVICE)
     old = [capturer.capture(lambda on: x * 3, stream())]
 
     def work(on: int) -> torch.Tensor:
@@ -101,3 +105,34 @@ def test_one_may_go_while_another_is_made() -> None:
     graph, result = capturer.capture(work, stream())
     graph.launch(stream())
     assert result.tolist() == [5] * 8
+
+
+def test_each_replay_draws_the_numbers_that_eager_would() -> None:
+    x = torch.ones(1000, device=DEVICE)
+    graph, result = CudaCapturer(DEVICE, draws=True).capture(
+        lambda on: [torch.nn.functional.dropout(x, 0.5), torch.rand(7, device=DEVICE)], stream()
+    )
+    found, expected = [], []
+    for seed in (3, 4):
+        torch.manual_seed(seed)
+        for _ in range(3):
+            graph.launch(stream())
+            found.append([each.clone() for each in result])
+        found.append([torch.rand(5, device=DEVICE)])
+        torch.manual_seed(seed)
+        for _ in range(3):
+            dropped = torch.nn.functional.dropout(x, 0.5)
+            expected.append([dropped, torch.rand(7, device=DEVICE)])
+        expected.append([torch.rand(5, device=DEVICE)])
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_failure_leaves_the_generator_usable() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(3, device=DEVICE)
+    torch.manual_seed(0)
+    with pytest.raises(RuntimeError):
+        CudaCapturer(DEVICE, draws=True).capture(
+            lambda on: float(torch.rand(4, device=DEVICE).sum()), stream()
+        )
+    torch.testing.assert_close(torch.rand(3, device=DEVICE), expected, rtol=0, atol=0)

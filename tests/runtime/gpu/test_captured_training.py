@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import adjoint
 from adjoint.options import Options
 from adjoint.runtime import loading
 from adjoint.runtime.gpu.capture import CudaCapturer
@@ -205,3 +206,33 @@ class TestOnAGpu:
             program([x])
         assert program.cuda_graphs.replays == 0
         assert program.cuda_graphs.why == "it is switched off"
+
+    @pytest.mark.parametrize("eager_rng", [None, True])
+    def test_attention_with_dropout_draws_new_numbers_in_each_replay(
+        self, eager_rng: bool | None, replayed: list[int]
+    ) -> None:
+        """The same numbers as without CUDA graphs, and others in each step."""
+        batch = torch.randn(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16)
+
+        def attention(x: torch.Tensor) -> torch.Tensor:
+            y = nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+            return nn.functional.dropout(y, 0.3) * x
+
+        found: list[list[torch.Tensor | None]] = []
+        for cuda_graphs in (False, True):
+            torch._dynamo.reset()
+            compiled = adjoint.compile(attention, cuda_graphs=cuda_graphs, eager_rng=eager_rng)
+            torch.manual_seed(0)
+            steps: list[torch.Tensor | None] = []
+            for _ in range(12):
+                x = batch.clone().requires_grad_()
+                compiled(x).float().square().mean().backward()
+                steps.append(x.grad)
+            steps.append(torch.rand(3, device="cuda"))
+            found.append(steps)
+        assert len(replayed) > 8
+        last, before = found[1][-2], found[1][-3]
+        assert last is not None
+        assert before is not None
+        assert not torch.equal(last, before)
+        torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
