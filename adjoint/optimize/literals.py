@@ -132,9 +132,9 @@ def _constant(graph_module: fx.GraphModule, node: fx.Node, value: torch.Tensor) 
 
 
 def _host_numbers(node: fx.Node) -> list[fx.Node]:
-    """Arguments of a pointwise operator that are known numbers on the host; it runs elsewhere."""
+    """Arguments that are known numbers on the host, of an operator that runs elsewhere."""
     target = node.target
-    if not isinstance(target, OpOverload) or torch.Tag.pointwise not in target.tags:
+    if not isinstance(target, OpOverload) or not _takes_numbers_of_the_host(target):
         return []
     if not computes_tensor(node) or tensor_of(node).device == _CPU:
         return []
@@ -146,6 +146,11 @@ def _host_numbers(node: fx.Node) -> list[fx.Node]:
         and not tensor_of(each).dim()
         and uniform_value(each) is not None
     ]
+
+
+def _takes_numbers_of_the_host(op: OpOverload) -> bool:
+    """Whether the operator takes a number in host memory along with tensors elsewhere."""
+    return torch.Tag.pointwise in op.tags or op in (aten.copy.default, aten.fill.Tensor)
 
 
 def _moved(number: fx.Node, device: torch.device) -> fx.Node:

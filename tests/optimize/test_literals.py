@@ -124,3 +124,24 @@ def test_numbers_of_the_host_are_created_on_the_device_that_uses_them() -> None:
     assert tensor_of(operand).dtype == torch.float64
     # The result stays where it is.
     assert [node.target for node in made.graph.nodes if node.op == "call_function"].count(FULL) == 2
+
+
+def test_a_number_that_is_written_to_a_part_is_created_on_the_device() -> None:
+    mode = new_fake_mode()
+    graph = fx.Graph()
+    with mode:
+        x = torch.empty(3, device="cuda:0")
+        number = torch.full((), 2.5, device="cpu")
+    given = graph.placeholder("x")
+    two = graph.call_function(
+        FULL, ([], 2.5), {"dtype": torch.float32, "device": torch.device("cpu")}
+    )
+    filled = graph.call_function(aten.fill.Tensor, (given, two))
+    copied = graph.call_function(aten.copy.default, (filled, two))
+    graph.output((copied,))
+    for node, value in ((given, x), (two, number), (filled, x), (copied, x)):
+        set_value(node, value)
+        set_mode(node, Mode())
+    made = fold_literals(module_of(torch.nn.Module(), graph))
+    created = made.graph.find_nodes(op="call_function", target=FULL)
+    assert {tensor_of(node).device for node in created} == {torch.device("cuda:0")}

@@ -86,8 +86,26 @@ def _rms_norm(
     return (y if weight is None else y * widened(weight)).to(x.dtype), rstd
 
 
-def _channels(weight: Tensor, group: int) -> Tensor:
-    return widened(weight).reshape(group, weight.shape[0] // group, 1)
+class _Groups:
+    """Images as samples, groups, channels of a group and positions; a view, whichever of channels
+    and positions are adjacent in memory."""
+
+    def __init__(self, x: Tensor, group: int) -> None:
+        require_real(x)
+        if x.numel() == 0:
+            raise NoComposition
+        self.shape = (x.shape[0], group, x.shape[1] // group, *x.shape[2:])
+        self.axes = list(range(2, len(self.shape)))
+        self.positions = self.axes[1:]
+        self.of_samples = (x.shape[0], group, *[1] * len(self.axes))
+        self.of_channels = (*self.shape[1:3], *[1] * len(self.positions))
+
+    def channels(self, weight: Tensor) -> Tensor:
+        return widened(weight).reshape(self.of_channels)
+
+    def sum_over_samples(self, value: Tensor) -> Tensor:
+        """Summed over positions first, so that both sums are of adjacent elements."""
+        return (value.sum(self.positions) if self.positions else value).sum(0).reshape([-1])
 
 
 @composition(aten.native_group_norm.default)
@@ -101,13 +119,10 @@ def _group_norm(
     group: int,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    require_real(x)
-    if not x.is_contiguous() or x.numel() == 0:
-        raise NoComposition
-    wide = widened(x).reshape(N, group, C // group, HxW)
-    y, mean, rstd = _normalized(wide, [2, 3], eps)
-    y = y if weight is None else y * _channels(weight, group)
-    y = y if bias is None else y + _channels(bias, group)
+    groups = _Groups(x, group)
+    y, mean, rstd = _normalized(widened(x).reshape(groups.shape), groups.axes, eps)
+    y = y if weight is None else y * groups.channels(weight)
+    y = y if bias is None else y + groups.channels(bias)
     return y.reshape(x.shape).to(x.dtype), mean.reshape(N, group), rstd.reshape(N, group)
 
 
@@ -124,20 +139,16 @@ def _group_norm_backward(
     group: int,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    require_real(x)
-    if not (x.is_contiguous() and cotangent.is_contiguous()) or x.numel() == 0:
-        raise NoComposition
-    shape = (N, group, C // group, HxW)
-    g, wide = widened(cotangent).reshape(shape), widened(x).reshape(shape)
-    mean, rstd = (widened(each).reshape(N, group, 1, 1) for each in (mean, rstd))
+    groups = _Groups(x, group)
+    g, wide = widened(cotangent).reshape(groups.shape), widened(x).reshape(groups.shape)
+    mean, rstd = (widened(each).reshape(groups.of_samples) for each in (mean, rstd))
     normal = (wide - mean) * rstd
     of_x = of_weight = of_bias = None
     if output_mask[0]:
-        weighted = g if weight is None else g * _channels(weight, group)
-        of_x = input_cotangent(weighted, normal, rstd, [2, 3]).reshape(x.shape).to(x.dtype)
-    # Summed over positions first and then over samples, so that both sums are contiguous.
+        weighted = g if weight is None else g * groups.channels(weight)
+        of_x = input_cotangent(weighted, normal, rstd, groups.axes).reshape(x.shape).to(x.dtype)
     if output_mask[1] and weight is not None:
-        of_weight = (g * normal).sum(3).sum(0).reshape(weight.shape).to(weight.dtype)
+        of_weight = groups.sum_over_samples(g * normal).to(weight.dtype)
     if output_mask[2]:
-        of_bias = g.sum(3).sum(0).reshape([C]).to(x.dtype)
+        of_bias = groups.sum_over_samples(g).to(x.dtype)
     return of_x, of_weight, of_bias
