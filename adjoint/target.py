@@ -131,6 +131,11 @@ class Target:
         return not self.has_grid
 
     @property
+    def convolves_into_memory(self) -> bool:
+        """Whether the library can store the result of a convolution in memory that it is given."""
+        return self.has_grid
+
+    @property
     def has_product_kernels(self) -> bool:
         """Whether products with narrow matrices are kernels, so that neighbours fuse with them."""
         return self.has_grid

@@ -24,6 +24,7 @@ from adjoint.forms.form import (
     require,
 )
 from adjoint.forms.graphs import GRAPH_FUNCTIONS, constant_of, elements_of
+from adjoint.graph.convolutions import convolution_into
 from adjoint.graph.evaluation import eager_callable
 from adjoint.graph.operations import require_within
 from adjoint.graph.partial_writes import written, written_there
@@ -47,6 +48,7 @@ PLAN_FORM = Form(
     functions={
         **GRAPH_FUNCTIONS,
         "require_within": require_within,
+        "convolution_into": convolution_into,
         "written": written,
         "written_there": written_there,
         **{f"torch.{name}": getattr(torch, name) for name in ("mm", "bmm", "addmm")},

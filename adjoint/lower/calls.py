@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import fx
 
+from adjoint.graph.convolutions import convolution_into
 from adjoint.graph.metadata import value_or_none
 from adjoint.graph.partial_writes import written
 from adjoint.graph.purity import is_collective
@@ -14,7 +15,7 @@ from adjoint.graph.reachability import reachable
 from adjoint.loops.plan import ExpectedTensor
 from adjoint.lower.sizes import sizes
 from adjoint.lower.views import PARTS, view_of
-from adjoint.open_types import Callee
+from adjoint.target import Target
 from adjoint.torch_private import trees
 from adjoint.torch_private.operators import OpOverload
 from adjoint.torch_private.symbols import is_unbacked_int
@@ -101,11 +102,18 @@ READS_LAYOUT = frozenset(
 
 
 # Operators that can write to a given tensor, and the function that takes it as `out`.
-WRITERS: dict[object, Callee] = {
+WRITERS: dict[object, Callable[..., torch.Tensor]] = {
     aten.mm.default: torch.mm,
     aten.bmm.default: torch.bmm,
     aten.addmm.default: torch.addmm,
 }
+
+
+def writer_of(node: fx.Node, target: Target) -> Callable[..., torch.Tensor] | None:
+    """The function that computes the node and takes its result as `out`, if there is one."""
+    if node.target is aten.convolution.default and target.convolves_into_memory:
+        return convolution_into
+    return WRITERS.get(node.target)
 
 
 # Operators that return a view where strides allow, and a copy elsewhere.

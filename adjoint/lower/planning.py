@@ -40,10 +40,10 @@ from adjoint.loops.plan import (
 from adjoint.loops.verify import verify
 from adjoint.lower.calls import (
     READS_LAYOUT,
-    WRITERS,
     expected_of,
     is_view,
     may_alias,
+    writer_of,
 )
 from adjoint.lower.definitions import (
     Bound,
@@ -378,7 +378,7 @@ class _Planning(Schedule):
         args, kwargs = trees.map_leaves(self._argument, (node.args, node.kwargs))
         callee = callee_of(node)
         target = eager_callable(callee)
-        writer = WRITERS.get(node.target)
+        writer = writer_of(node, self.target)
         writes = writer is not None and is_plain(tensor_of(node), self.device)
         kind = SlotKind.RESULT
         if writes:
