@@ -13,16 +13,28 @@ from adjoint.lower.decompositions import decompose
 from adjoint.lower.draws import draw_in_kernels
 from adjoint.lower.partial_writes import join_writes
 from adjoint.lower.value_numbering import merge_equal_values
-from adjoint.optimize import algebra, broadcasts, casts, parts, products, quantized, uniform, views
+from adjoint.optimize import (
+    algebra,
+    broadcasts,
+    casts,
+    convolution_bias,
+    parts,
+    products,
+    quantized,
+    uniform,
+    views,
+)
 from adjoint.optimize.algebra import simplify_algebra
 from adjoint.optimize.attention import fuse_attention
 from adjoint.optimize.broadcasts import push_broadcasts
 from adjoint.optimize.casts import cancel_casts
+from adjoint.optimize.convolution_bias import split_convolution_bias
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.optimize.custom_functions import inline_custom_functions
 from adjoint.optimize.heads import chunk_cross_entropy
 from adjoint.optimize.literals import fold_literals
 from adjoint.optimize.masks import narrow_masks
+from adjoint.optimize.memory_formats import choose_memory_format
 from adjoint.optimize.parts import join_parts
 from adjoint.optimize.products import join_products
 from adjoint.optimize.quantized import multiply_integers
@@ -48,6 +60,10 @@ FOLD_UNIFORM_VALUES = Pass("fold-uniform-values", fold_uniform_values, rules=uni
 INLINE_CUSTOM_FUNCTIONS = Pass("inline-custom-functions", inline_custom_functions)
 FOLD_LITERALS = Pass("fold-literals", fold_literals)
 NARROW_MASKS = Pass("narrow-masks", narrow_masks)
+SPLIT_CONVOLUTION_BIAS = Pass(
+    "split-convolution-bias", split_convolution_bias, "primal", rules=convolution_bias.RULES
+)
+CHOOSE_MEMORY_FORMAT = Pass("choose-memory-format", choose_memory_format)
 DECOMPOSE = Pass("decompose", decompose)
 
 # On a forward graph that is to be differentiated again.
@@ -61,6 +77,7 @@ JOINT = (
     SIMPLIFY_ALGEBRA,
     MERGE_VIEWS,
     JOIN_PARTS,
+    CHOOSE_MEMORY_FORMAT,
     OPEN_SOFTMAX,
     OPEN_DROPOUT,
     MERGE,
@@ -72,6 +89,7 @@ LINEAR = (MERGE,)
 # On a graph that is about to run.
 POST = (
     INLINE_CUSTOM_FUNCTIONS,
+    CHOOSE_MEMORY_FORMAT,
     FOLD_LITERALS,
     FOLD_UNIFORM_VALUES,
     PUSH_BROADCASTS,
@@ -85,6 +103,7 @@ POST = (
 def primal(wrt: Sequence[int]) -> tuple[Pass, ...]:
     """On a program, before it is differentiated with respect to the inputs at positions `wrt`."""
     return (
+        SPLIT_CONVOLUTION_BIAS,
         Pass("fuse-attention", partial(fuse_attention, wrt=tuple(wrt)), "primal"),
         Pass("chunk-cross-entropy", partial(chunk_cross_entropy, wrt=tuple(wrt)), "primal"),
     )
