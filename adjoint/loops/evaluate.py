@@ -178,10 +178,10 @@ def _scalar(value: Scalar, dtype: torch.dtype) -> Scalar:
 
 def _rounded(value: Scalar, dtype: torch.dtype) -> Scalar:
     if dtype in (torch.float16, torch.bfloat16):
-        return np.float32(torch.tensor(float(value)).to(dtype).item())
+        return np.float32(torch.tensor(float(value), device="cpu").to(dtype).item())
     return value if isinstance(value, _SCALARS[dtype]) else _SCALARS[dtype](value)
 
 
 def _converted(value: Scalar, before: torch.dtype, after: torch.dtype) -> Scalar:
-    tensor = torch.tensor(_item(value), dtype=before)
+    tensor = torch.tensor(_item(value), dtype=before, device="cpu")
     return _scalar(tensor.to(after).item(), after)

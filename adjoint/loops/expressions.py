@@ -157,7 +157,9 @@ def cast(arg: Expression, dtype: torch.dtype) -> Expression:
     if arg.dtype == dtype:
         return arg
     if isinstance(arg, Constant):
-        return constant(torch.tensor(arg.value, dtype=arg.dtype).to(dtype).item(), dtype)
+        return constant(
+            torch.tensor(arg.value, dtype=arg.dtype, device="cpu").to(dtype).item(), dtype
+        )
     return Cast(arg, dtype)
 
 
@@ -166,7 +168,7 @@ def constant(value: float | int | bool, dtype: torch.dtype) -> Constant:
     if dtype == torch.bool:
         return Constant(bool(value), dtype)
     if dtype.is_floating_point:
-        return Constant(torch.tensor(float(value), dtype=dtype).item(), dtype)
+        return Constant(torch.tensor(float(value), dtype=dtype, device="cpu").item(), dtype)
     return Constant(_wrapped(int(value), dtype), dtype)
 
 

@@ -44,7 +44,7 @@ def _in_double(name: str) -> Callable[..., Scalar]:
 
     def meaning(*args: Scalar) -> Scalar:
         kind = type(args[0])
-        exact = [torch.tensor(float(a), dtype=torch.float64) for a in args]
+        exact = [torch.tensor(float(a), dtype=torch.float64, device="cpu") for a in args]
         function = getattr(torch, name, None) or getattr(torch.special, name)
         return kind(function(*exact).item())
 

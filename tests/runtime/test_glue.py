@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from adjoint.options import Options
 from adjoint.runtime import glue
 from adjoint.runtime.cpu import callables, engine, products, residents, tiles
 from adjoint.runtime.cpu.residents import key_of
@@ -29,7 +30,8 @@ def test_programs_need_no_other_glue(monkeypatch: pytest.MonkeyPatch) -> None:
         cached.cache_clear()
     interpreter.interpreter.cache_clear()
     x, w = leaf(600, 8), leaf(8, 8)
-    program = bridged(lambda x, w: (torch.tanh(x @ w) @ w).sin(), x, w)
+    native = Options(target="native")
+    program = bridged(lambda x, w: (torch.tanh(x @ w) @ w).sin(), x, w, options=native)
     program(x, w).sum().backward()
     assert needed
     assert needed <= known
