@@ -96,3 +96,7 @@ class DrawingGraph:
     def replay(self) -> None:
         """Launch the graph on the current stream."""
         self._graph.replay()
+
+    def free(self) -> None:
+        """Give up the graph and its memory."""
+        self._graph.reset()

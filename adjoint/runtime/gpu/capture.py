@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 
 from adjoint.runtime.gpu.captured_calls import Launchable
-from adjoint.runtime.gpu.driver import capture, destroy_graph, launch_graph
+from adjoint.runtime.gpu.driver import capture, destroy_graph, launch_graph, relaxed
 from adjoint.torch_private.cuda import (
     DrawingGraph,
     MemoryPool,
@@ -61,10 +61,17 @@ class CudaGraphThatDraws:
 
     def __init__(self, graph: DrawingGraph) -> None:
         self._graph = graph
+        weakref.finalize(self, _free, graph).atexit = False
 
     def launch(self, stream: int) -> None:
         # Programs run on torch's current stream, on which torch replays.
         self._graph.replay()
+
+
+def _free(graph: DrawingGraph) -> None:
+    """Free a graph of torch's, maybe while another one is captured."""
+    with relaxed():
+        graph.free()
 
 
 class CudaCapturer:

@@ -85,7 +85,7 @@ class Module:
 
 def _unload(handle: int, device: int) -> None:
     # The driver waits for kernels of the module that are still running.
-    with _relaxed():
+    with relaxed():
         library().cuCtxSetCurrent(_context(device))
         library().cuModuleUnload(ctypes.c_void_p(handle))
 
@@ -164,12 +164,12 @@ def launch_graph(executable: int, stream: int, device: int) -> None:
 
 def destroy_graph(executable: int) -> None:
     """Free a graph; the driver defers that until running launches of it are done."""
-    with _relaxed():
+    with relaxed():
         library().cuGraphExecDestroy(ctypes.c_void_p(executable))
 
 
 @contextlib.contextmanager
-def _relaxed() -> Iterator[None]:
+def relaxed() -> Iterator[None]:
     """Allow calls that would be refused while a stream of this thread is being captured."""
     mode = ctypes.c_int(_RELAXED)
     library().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
