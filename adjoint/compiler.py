@@ -37,8 +37,9 @@ from adjoint.graph.metadata import inputs_of, outputs_of
 from adjoint.graph.sizes import assuming, size_hints
 from adjoint.kept import CompiledProgram, Kept
 from adjoint.kernels import CompiledKernels, compile_kernels
-from adjoint.loops.footprint import Footprint, PairFootprint, footprint, keeping_of
+from adjoint.loops.footprint import ChainFootprint, Footprint, Held, footprint
 from adjoint.loops.plan import Plan
+from adjoint.loops.runs import why_not_captured
 from adjoint.lower.assumptions import noting_assumptions
 from adjoint.lower.planning import lower
 from adjoint.observing import (
@@ -82,6 +83,15 @@ Optimize: TypeAlias = Callable[[fx.GraphModule], fx.GraphModule]
 
 # Compilations and fallbacks are counted where Dynamo counts its own.
 count_with(counted)
+
+
+def freed(
+    derivative: Derivative, forward: Footprint, backward: Backward, program: int = 0, until: int = 0
+) -> tuple[Held | None, ...]:
+    """The memory of the forward program that each input of a backward program has, and frees."""
+    places = derivative.freed
+    slots = (forward.outputs[places[each]] if each in places else None for each in backward.inputs)
+    return tuple(None if slot is None else Held(program, slot, until) for slot in slots)
 
 
 def compile_graph(
@@ -456,29 +466,28 @@ class Compiler(StageRunner):
 
     # Memory, predicted
 
-    def footprint(self, derivative: Derivative) -> PairFootprint | None:
+    def footprint(self, derivative: Derivative) -> ChainFootprint | None:
         """The memory of the forward and the first backward program; None: one runs op by op."""
         backward = derivative.first_backward
-        target = target_of(derivative.runs, self.options)
-        programs = [self._footprint(each) for each in (derivative.runs, backward.graph_module)]
-        forward, after = programs
+        graphs = (derivative.runs, backward.graph_module)
+        forward, after = map(self.footprint_of, graphs)
         if forward is None or after is None:
             return None
-        places = derivative.freed
-        saved = tuple(
-            forward.outputs[places[each]] if each in places else None for each in backward.inputs
-        )
-        keeping = keeping_of(target.shares_memory, forward, after)
-        return PairFootprint(forward, after, saved, keeping)
+        taken = freed(derivative, forward, backward)
+        return ChainFootprint((forward, after), ((None,) * len(forward.inputs), taken))
 
-    def _footprint(self, graph_module: fx.GraphModule) -> Footprint | None:
+    def footprint_of(self, graph_module: fx.GraphModule) -> Footprint | None:
+        """The memory of one program; None: it runs op by op."""
         graph_module = self.ready_to_run(graph_module)
         target = target_of(graph_module, self.options)
         plan = self.plan(graph_module, target)
         if plan is None:
             return None
         processor = None if target.has_grid else this_processor()
-        return footprint(plan, size_hints(graph_module.graph), bytes_of_layout, processor)
+        captured = target.captures_cuda_graphs and not why_not_captured(plan)
+        sizes = size_hints(graph_module.graph)
+        made = footprint(plan, sizes, bytes_of_layout, processor, captured)
+        return replace(made, shares_memory=target.shares_memory)
 
     @contextlib.contextmanager
     def _differentiating(self, graph_module: fx.GraphModule) -> Iterator[None]:

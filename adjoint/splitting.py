@@ -16,7 +16,7 @@ from adjoint.differentiate.segments import joined, segments_of
 from adjoint.graph.derivative import Derivative, Joint
 from adjoint.graph.metadata import outputs_of
 from adjoint.graph.origins import Origin, is_part, origins_of
-from adjoint.loops.footprint import PairFootprint
+from adjoint.loops.footprint import ChainFootprint
 from adjoint.partition.budget import within_budget
 from adjoint.partition.split import Forward, Split
 from adjoint.pipeline import FORWARD, LINEAR
@@ -31,7 +31,7 @@ class Splitting:
     """The compiler, which runs passes."""
     differentiated: Callable[[fx.GraphModule, Sequence[int], Sequence[int]], Joint]
     """The optimized joint graph of outputs of a graph with respect to inputs of it."""
-    footprint: Callable[[Derivative], PairFootprint | None]
+    footprint: Callable[[Derivative], ChainFootprint | None]
     """The predicted memory of a derivative, for the option `memory_budget`."""
     wrt: Sequence[int]
     """The inputs that are differentiated with respect to."""

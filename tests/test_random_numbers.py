@@ -19,12 +19,13 @@ from adjoint import kernels
 from adjoint.compiler import Compiler
 from adjoint.errors import FallbackWarning
 from adjoint.graph.operations import random_bits
+from adjoint.loops.runs import why_not_captured
 from adjoint.options import Options
 from adjoint.runtime import loading
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.engine import LLVMError, load
 from adjoint.runtime.gpu.cuda_graphs import CALLS_BEFORE_CAPTURE
-from adjoint.runtime.gpu.program import GpuProgram, draws_random_numbers, why_not_capturable
+from adjoint.runtime.gpu.program import GpuProgram, draws_random_numbers
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.sized_programs import SizedPrograms
 from tests.capturing import CapturedProgram
@@ -125,7 +126,7 @@ def test_layers_draw_as_eager_does(name: str, made: list[PlanProgram]) -> None:
     run = counted(layer)
     ours, eager = (torch.stack([call(x) for _ in range(20)]) for call in (run, layer))
     assert [program.plan.streams for program in made] == [1]
-    assert why_not_capturable(made[0].plan) == ""
+    assert why_not_captured(made[0].plan) == ""
     assert abs(ours.mean() - eager.mean()) < 0.05
     assert abs(ours.std() - eager.std()) < 0.05
     if name != "RReLU":

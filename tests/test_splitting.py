@@ -10,7 +10,7 @@ from adjoint.compiler import Compiler, capture
 from adjoint.errors import DifferentiationError
 from adjoint.graph.derivative import Derivative, Joint
 from adjoint.graph.evaluation import evaluate
-from adjoint.loops.footprint import PairFootprint
+from adjoint.loops.footprint import ChainFootprint
 from adjoint.options import Options
 from adjoint.splitting import Splitting
 
@@ -29,7 +29,7 @@ class Splits:
         self.sweeps += 1
         return self.compiler._joint(graph_module, of, wrt)
 
-    def footprint(self, derivative: Derivative) -> PairFootprint | None:
+    def footprint(self, derivative: Derivative) -> ChainFootprint | None:
         self.footprints += 1
         return self.compiler.footprint(derivative)
 

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TypeAlias
 
 import sympy
@@ -32,6 +32,7 @@ from adjoint.loops.plan import (
     arguments_of,
     operands_of,
 )
+from adjoint.loops.runs import runs_of
 from adjoint.torch_private import trees
 
 
@@ -65,6 +66,8 @@ class Footprint:
     """Bytes of memory that all temporaries share."""
     gives_back: bool = False
     """Memory is given back after each call."""
+    shares_memory: bool = False
+    """Temporaries are in memory that programs share (`Target.shares_memory`)."""
 
     def profile(self, *kinds: SlotKind) -> list[int]:
         """The bytes of slots of these kinds that are in use at each step."""
@@ -94,68 +97,108 @@ class Keeping(Enum):
     """Memory is given back after each call."""
 
 
-def keeping_of(shares_memory: bool, *programs: Footprint) -> Keeping:
-    """What these programs keep; `shares_memory`: of a target, `Target.shares_memory`."""
-    if shares_memory:
+def keeping_of(programs: Sequence[Footprint]) -> Keeping:
+    """What these programs keep."""
+    if any(each.shares_memory for each in programs):
         return Keeping.SHARED
     return Keeping.NOTHING if all(each.gives_back for each in programs) else Keeping.OWN
 
 
 @dataclass(frozen=True)
-class PairFootprint:
-    """The memory of a forward and a backward program, which run one after the other.
+class Held:
+    """Memory that a program allocates, and a later program reads and frees."""
 
-    What exists before, such as the program's arguments, is not counted.
+    program: int
+    slot: int
+    until: int = 0
+    """The program that frees it, if no later one reads it."""
+
+
+@dataclass(frozen=True)
+class ChainFootprint:
+    """The memory of programs that run one after the other, such as a forward and a backward.
+
+    What exists before, such as the first program's arguments, is not counted.
     """
 
-    forward: Footprint
-    backward: Footprint
-    saved: tuple[int | None, ...]
-    """For each input of the backward program: the slot of the forward program that it has the
-    memory of; None: it is not freed, or was not allocated by the forward program."""
-    keeping: Keeping
+    programs: tuple[Footprint, ...]
+    takes: tuple[tuple[Held | None, ...], ...]
+    """For each program and each of its inputs: the memory that the input has; None: it is not
+    freed, or was not allocated by an earlier program."""
+
+    @property
+    def keeping(self) -> Keeping:
+        return keeping_of(self.programs)
+
+    @property
+    def forward(self) -> Footprint:
+        return self.programs[0]
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The step at which each program begins, counted through all of them; then the end."""
+        return (0, *accumulate(each.steps for each in self.programs))
 
     @property
     def reserved(self) -> int:
         """The most bytes that are reserved for temporaries at any time."""
         return max(self._reserved())
 
-    def _reserved(self) -> tuple[int, int]:
-        """The bytes that are reserved for temporaries during the forward and the backward."""
-        one, other = self.forward.reserved, self.backward.reserved
+    def _reserved(self) -> list[int]:
+        """The bytes that are reserved for temporaries during each program."""
+        own = [each.reserved for each in self.programs]
         match self.keeping:
             case Keeping.OWN:
-                return one + other, one + other
+                return [sum(own)] * len(own)
             case Keeping.SHARED:
-                return max(one, other), max(one, other)
+                return [max(own)] * len(own)
             case Keeping.NOTHING:
-                return one, other
+                return own
             case _:
                 assert_never(self.keeping)
 
-    def profile(self) -> list[int]:
-        """The bytes that are allocated at each step of the forward, then of the backward."""
-        allocated = (SlotKind.RESULT, SlotKind.OUTPUT)
-        forward = self.forward.profile(*allocated)
-        backward = self.backward.profile(*allocated)
-        count, last = self.backward.steps, self.last_reads()
-        freed = [
-            (last[block.slot] + 1, count, -block.bytes)
-            for block in self.forward.blocks
-            if block.slot in last and not (self.keeping is Keeping.OWN and block.is_pooled)
-        ]
-        waiting = [self.forward.returned + each for each in profile(count, freed)]
-        before, after = self._reserved()
-        together = map(operator.add, backward, waiting)
-        return [*(before + each for each in forward), *(after + each for each in together)]
+    def lifetimes(self, kept: bool = True) -> list[tuple[int, Block, int, int]]:
+        """What library calls return and programs allocate: the program, the block, its first and
+        its last step, counted through all programs.
 
-    def last_reads(self) -> dict[int, int]:
-        """For slots of the forward program: the last step of the backward that reads them."""
-        blocks = {block.slot: block for block in self.backward.blocks}
-        found: dict[int, int] = {}
-        for taken, slot in zip(self.backward.inputs, self.saved, strict=True):
-            if slot is not None:
-                found[slot] = max(found.get(slot, -1), blocks[taken].last)
+        `kept`: memory that programs keep for their next call counts all the time.
+        """
+        starts, last = self.starts, self.last_reads()
+        found: list[tuple[int, Block, int, int]] = []
+        for number, (start, program) in enumerate(zip(starts, self.programs, strict=False)):
+            for block in program.blocks:
+                if block.kind not in (SlotKind.RESULT, SlotKind.OUTPUT):
+                    continue
+                if kept and self.keeping is Keeping.OWN and block.is_pooled:
+                    # An earlier call has left its memory.
+                    found.append((number, block, 0, starts[-1]))
+                    continue
+                until = starts[-1] if block.kind is SlotKind.OUTPUT else start + block.last
+                until = last.get((number, block.slot), until)
+                found.append((number, block, start + block.first, until))
+        return found
+
+    def profile(self) -> list[int]:
+        """The bytes that are allocated at each step of all programs."""
+        spans = ((first, last, block.bytes) for _, block, first, last in self.lifetimes())
+        reserved = (
+            [each] * program.steps
+            for each, program in zip(self._reserved(), self.programs, strict=True)
+        )
+        allocated = profile(self.starts[-1], spans)
+        return [one + other for one, other in zip(allocated, chain(*reserved), strict=True)]
+
+    def last_reads(self) -> dict[tuple[int, int], int]:
+        """For programs and slots that are freed: the last step that reads them."""
+        found: dict[tuple[int, int], int] = {}
+        for start, program, taken in zip(self.starts, self.programs, self.takes, strict=False):
+            blocks = {block.slot: block for block in program.blocks}
+            for slot, held in zip(program.inputs, taken, strict=True):
+                if held is not None:
+                    key = (held.program, held.slot)
+                    # A block that is never read is freed when the program begins.
+                    read = max(start + blocks[slot].last, self.starts[held.until] - 1)
+                    found[key] = max(found.get(key, -1), read)
         return found
 
     @property
@@ -199,8 +242,13 @@ def footprint(
     sizes: Mapping[sympy.Symbol, int],
     layout: Layout,
     processor: Processor | None = None,
+    captured: bool = False,
 ) -> Footprint:
-    """The memory of a plan for these values of its symbols; `processor`: it runs on a CPU."""
+    """The memory of a plan for these values of its symbols.
+
+    `processor`: it runs on a CPU.  `captured`: it is replayed as a CUDA graph, before which all
+    outputs are allocated, and after which inputs are freed.
+    """
     threads = processor.threads if processor else 1
     bytes_of = {slot.number: _bytes(slot.shape, slot.dtype, sizes) for slot in plan.slots}
     owners: dict[int, set[int]] = {slot.number: {slot.number} for slot in plan.slots}
@@ -221,7 +269,7 @@ def footprint(
         if isinstance(leaf, Argument):
             for owner in owners[leaf.slot]:
                 spans[owner] = (spans.get(owner, (end, end))[0], end)
-    begin_of, end_of = _runs(plan.steps)
+    begin_of, end_of = ([0] * end, [end - 1] * end) if captured else _runs(plan)
     blocks = tuple(
         Block(
             each.number,
@@ -255,19 +303,16 @@ def footprint(
     return Footprint(end, blocks, plan.inputs, tuple(outputs), most, plan.gives_back)
 
 
-def _runs(steps: Sequence[Step]) -> tuple[list[int], list[int]]:
+def _runs(plan: Plan) -> tuple[list[int], list[int]]:
     """For each step, the first and the last of the steps that one native call runs.
 
     Outputs are allocated before the call, and what it reads is freed after it.
     """
-    is_called = [isinstance(step, LibraryCall) for step in steps]
-    begin_of, end_of = list(range(len(steps))), list(range(len(steps)))
-    for place in range(1, len(steps)):
-        if not is_called[place] and not is_called[place - 1]:
-            begin_of[place] = begin_of[place - 1]
-    for place in reversed(range(len(steps) - 1)):
-        if not is_called[place] and not is_called[place + 1]:
-            end_of[place] = end_of[place + 1]
+    begin_of, end_of = list(range(len(plan.steps))), list(range(len(plan.steps)))
+    for run in runs_of(plan):
+        places = [place for place, _ in run.steps]
+        for place in places:
+            begin_of[place], end_of[place] = places[0], places[-1]
     return begin_of, end_of
 
 
@@ -277,10 +322,17 @@ def _workspace(call: LibraryCall, bytes_of: Mapping[int, int]) -> int:
     if call.op is torch.ops.aten.convolution.default:
         return max(operands[0], bytes_of[call.result])
     if call.op is torch.ops.aten.convolution_backward.default:
-        return operands[0] + operands[1]
+        # The gradient of the input has that layout, too.
+        return operands[0] + (2 if _wants_gradient_of_input(call) else 1) * operands[1]
     if call.op is torch.ops.aten.native_batch_norm_backward.default:
         return operands[0]
     return 0
+
+
+def _wants_gradient_of_input(call: LibraryCall) -> bool:
+    """Whether a backward of a convolution computes the gradient of its input."""
+    mask = call.args[-1]
+    return not isinstance(mask, (list, tuple)) or bool(mask[0])
 
 
 def _tile(
@@ -317,8 +369,11 @@ def _bytes(
 
 
 def _kind(kind: SlotKind, last: int, end: int) -> SlotKind:
-    """The result of a library call that the program returns is an output."""
-    return SlotKind.OUTPUT if kind is SlotKind.RESULT and last == end else kind
+    """What the program returns is an output; what it frees is not, whoever allocates it."""
+    allocated = (SlotKind.RESULT, SlotKind.OUTPUT)
+    if kind not in allocated:
+        return kind
+    return SlotKind.OUTPUT if last == end else SlotKind.RESULT
 
 
 def _shares(call: LibraryCall, owners: Mapping[int, set[int]]) -> bool:

@@ -27,7 +27,8 @@ class SlotKind(Enum):
     RESULT = "result"
     """Allocated and returned by a library call."""
     OUTPUT = "output"
-    """Written by kernels, and returned by the program."""
+    """Written by kernels in memory of its own, and returned by the program, or freed after its last
+    use."""
     TEMPORARY = "temporary"
     """Written by kernels, or by a library call given `out`, and freed when the program ends."""
     LOCAL = "local"

@@ -37,6 +37,7 @@ from adjoint.loops.plan import (
     Step,
     operands_of,
 )
+from adjoint.loops.runs import freeing_early
 from adjoint.loops.verify import verify
 from adjoint.lower.calls import (
     READS_LAYOUT,
@@ -95,6 +96,7 @@ def lower(
         new = new_values(plan, graph_module.graph) if overwrites else []
         plan = overwrite_inputs(write_in_place(plan, new), new)
     gives_back = any(run_of(node) is not None for node in graph_module.graph.nodes)
+    plan = freeing_early(plan) if gives_back else plan
     return replace(plan, gives_back=gives_back, streams=streams_of(graph_module.graph))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from adjoint.errors import CaptureError, SourceLine
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.derivative import Derivative
 from adjoint.graph.metadata import outputs_of
-from adjoint.loops.footprint import PairFootprint, profile
+from adjoint.loops.footprint import ChainFootprint, profile
 from adjoint.loops.plan import SlotKind
+from adjoint.memory.chains import second_derivative
 from adjoint.memory.picture import Span, page
 from adjoint.memory.values import SavedValue, explained
 from adjoint.options import Options
@@ -29,6 +31,13 @@ MAX_SHOWN = 40
 
 # Values at the peak that the text shows.
 MAX_AT_PEAK = 8
+
+# What the programs are, by how many there are.
+PROGRAMS = {
+    1: ("function",),
+    2: ("forward", "backward"),
+    4: ("forward", "first derivative", "second derivative", "backward of the forward"),
+}
 
 # Lines that the text proposes to checkpoint.
 MAX_PROPOSALS = 3
@@ -46,10 +55,10 @@ class MemoryReport:
 
     values: tuple[SavedValue, ...]
     """The largest first."""
-    footprint: PairFootprint | None
-    """The memory of forward and backward, predicted; None: one of them runs op by op."""
+    footprint: ChainFootprint | None
+    """The memory of all programs, predicted; None: one of them runs op by op."""
     spans: tuple[Span, ...]
-    """What is in memory, and when: in steps of the forward, then of the backward."""
+    """What is in memory, and when: in steps of the forward, then of the programs after it."""
     rates: Rates
     """The nominal rates of the target, for estimates of time."""
 
@@ -60,7 +69,7 @@ class MemoryReport:
 
     @property
     def peak(self) -> int | None:
-        """The most bytes that forward and backward allocate, as predicted."""
+        """The most bytes that all programs allocate, as predicted."""
         return None if self.footprint is None else self.footprint.peak
 
     @property
@@ -118,7 +127,8 @@ class MemoryReport:
         if pair is None:
             yield "peak: not predicted, because one of the programs runs op by op"
             return
-        where = "forward" if self.peak_step < pair.forward.steps else "backward"
+        number = bisect_right(pair.starts, self.peak_step) - 1
+        where = PROGRAMS[len(pair.programs)][min(number, len(pair.programs) - 1)]
         yield (
             f"peak: {in_bytes(pair.peak)} predicted, of which {in_bytes(pair.reserved)} are "
             f"reserved for temporaries; {in_bytes(pair.between)} are held "
@@ -151,28 +161,50 @@ class MemoryReport:
             yield f"  {in_bytes(saved):>10}  for about {1e3 * seconds:.3g} ms at {source}"
 
 
-def saved_values(function: Callable[..., object], *args: object, **kwargs: object) -> MemoryReport:
+def saved_values(
+    function: Callable[..., object], *args: object, order: int = 1, **kwargs: object
+) -> MemoryReport:
     """What `function(*args, **kwargs)` saves for its derivative, and the memory that it needs.
 
     The function is captured and compiled, but not run.  The derivative is with respect to the
     tensors that require grad; if none does, to all floating-point arguments.
+
+    `order`: how often the function is differentiated.  With 2, memory is that of the second
+    derivative: a gradient with respect to the arguments that require grad (if none does, to all
+    parameters) is differentiated again.  With 0, it is that of the function alone, which may
+    itself compute derivatives.
 
         >>> import torch, adjoint
         >>> x = torch.rand(4, requires_grad=True)
         >>> adjoint.saved_values(lambda x: x.exp().sum(), x).bytes
         16
     """
+    if order not in (0, 1, 2):
+        raise ValueError(f"order={order!r} is not legal; choose 0, 1 or 2")
     compiler = Compiler(Options(progress=False))
     captured = compiler.captured_call(function, args, kwargs, False)
     graph_module = captured.graph_module
-    derivative = compiler.derivative(graph_module, _wrt(captured, args, kwargs), segmented=True)
+    rates = target_of(graph_module, compiler.options).rates
+    if order == 0:
+        made = compiler.footprint_of(compiler.ready_to_run(graph_module, whole=True))
+        chain = None if made is None else ChainFootprint((made,), ((None,) * len(made.inputs),))
+        return MemoryReport((), chain, _spans({}, chain), rates)
+    wrt = _wrt(captured, args, kwargs)
+    derivative = compiler.derivative(graph_module, wrt, segmented=True)
     if derivative is None:
         raise CaptureError(
             "the derivative of a function",
             "no result depends differentiably on its arguments",
             "pass tensors that require grad",
         )
-    return report_of(derivative, compiler)
+    if order == 1:
+        return report_of(derivative, compiler)
+    first = _wrt_arguments(captured, args, kwargs) or wrt
+    chain = second_derivative(compiler, derivative, wrt, first)
+    values = explained(derivative)
+    return MemoryReport(
+        values, chain, _spans(_saved_slots(derivative, chain, values), chain), rates
+    )
 
 
 def report_of(derivative: Derivative, compiler: Compiler) -> MemoryReport:
@@ -180,7 +212,15 @@ def report_of(derivative: Derivative, compiler: Compiler) -> MemoryReport:
     pair = compiler.footprint(derivative)
     rates = target_of(derivative.runs, compiler.options).rates
     values = explained(derivative)
-    return MemoryReport(values, pair, _spans(derivative, pair, values), rates)
+    return MemoryReport(values, pair, _spans(_saved_slots(derivative, pair, values), pair), rates)
+
+
+def _wrt_arguments(captured: CapturedProgram, args: object, kwargs: object) -> tuple[int, ...]:
+    """Positions of the graph's inputs that are arguments and require grad."""
+    given = [leaf for leaf in trees.leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    inputs = graph_inputs(captured.calling, captured.leaves(given))
+    wanted = {id(each) for each in given if each.requires_grad}
+    return tuple(place for place, each in enumerate(inputs) if id(each) in wanted)
 
 
 def _wrt(captured: CapturedProgram, args: object, kwargs: object) -> tuple[int, ...]:
@@ -194,36 +234,38 @@ def _wrt(captured: CapturedProgram, args: object, kwargs: object) -> tuple[int, 
     )
 
 
-def _spans(
-    derivative: Derivative, pair: PairFootprint | None, values: Iterable[SavedValue]
-) -> tuple[Span, ...]:
-    """What is in memory, and when."""
-    if pair is None:
-        return ()
-    forward, backward = pair.forward, pair.backward
-    end = forward.steps + backward.steps
-    last_read = pair.last_reads()
+def _saved_slots(
+    derivative: Derivative, chain: ChainFootprint | None, values: Iterable[SavedValue]
+) -> dict[int, SavedValue]:
+    """The saved values, by the slots of the forward program."""
     known = {each.name: each for each in values}
-    saved: dict[int, SavedValue] = {}
-    """By the slot of the forward program."""
-    for slot, node in zip(forward.outputs, outputs_of(derivative.runs.graph), strict=True):
-        if slot in last_read and node.name in known:
-            saved.setdefault(slot, known[node.name])
+    found: dict[int, SavedValue] = {}
+    if chain is not None:
+        freed = {slot for program, slot in chain.last_reads() if program == 0}
+        outputs = outputs_of(derivative.runs.graph)
+        for slot, node in zip(chain.forward.outputs, outputs, strict=True):
+            if slot in freed and node.name in known:
+                found.setdefault(slot, known[node.name])
+    return found
+
+
+def _spans(saved: Mapping[int, SavedValue], chain: ChainFootprint | None) -> tuple[Span, ...]:
+    """What is in memory, and when; `saved`: by the slots of the first program."""
+    if chain is None:
+        return ()
     found: list[Span] = []
-    for block in forward.blocks:
-        value = saved.get(block.slot)
+    for number, block, first, last in chain.lifetimes(kept=False):
+        value = saved.get(block.slot) if number == 0 else None
         if value is not None:
-            until = forward.steps + last_read[block.slot]
-            span = (block.first, until)
-            found.append(Span("saved", value.op, value.source, block.bytes, *span))
-        elif block.kind is SlotKind.OUTPUT:
-            found.append(Span("result", block.made_by, None, block.bytes, block.first, end))
-        elif block.kind is not SlotKind.INPUT:
-            span = (block.first, block.last)
-            found.append(Span("temporary", block.made_by, None, block.bytes, *span))
-    for block in backward.blocks:
-        if block.kind is not SlotKind.INPUT:
-            kind = "gradient" if block.kind is SlotKind.OUTPUT else "temporary"
-            span = forward.steps + block.first, forward.steps + block.last
-            found.append(Span(kind, block.made_by, None, block.bytes, *span))
+            found.append(Span("saved", value.op, value.source, block.bytes, first, last))
+            continue
+        kind = "temporary"
+        if block.kind is SlotKind.OUTPUT:
+            kind = "gradient" if number else "result"
+        found.append(Span(kind, block.made_by, None, block.bytes, first, last))
+    for start, program in zip(chain.starts, chain.programs, strict=False):
+        for block in program.blocks:
+            if block.kind is SlotKind.TEMPORARY:
+                span = start + block.first, start + block.last
+                found.append(Span("temporary", block.made_by, None, block.bytes, *span))
     return tuple(found)

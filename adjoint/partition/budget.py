@@ -30,7 +30,7 @@ from adjoint.graph.metadata import (
     value_of,
 )
 from adjoint.graph.origins import origins_of
-from adjoint.loops.footprint import PairFootprint
+from adjoint.loops.footprint import ChainFootprint
 from adjoint.partition.split import Split, is_free
 from adjoint.torch_private.operators import OpOverload
 from adjoint.torch_private.symbols import hint
@@ -96,10 +96,10 @@ def within_budget(
     asked: int | float | str,
     joint: Joint,
     make: Callable[..., Derivative],
-    footprint: Callable[[Derivative], PairFootprint | None],
+    footprint: Callable[[Derivative], ChainFootprint | None],
 ) -> Derivative:
     """The derivative that takes the least time of those within the memory budget."""
-    made: dict[Choice, tuple[Derivative, PairFootprint | None]] = {}
+    made: dict[Choice, tuple[Derivative, ChainFootprint | None]] = {}
 
     def peak_of(choice: Choice) -> int:
         if choice not in made:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -9,9 +10,10 @@ from torch import Tensor
 
 from adjoint.loops.footprint import (
     Block,
+    ChainFootprint,
     Footprint,
+    Held,
     Keeping,
-    PairFootprint,
     footprint,
     number,
     profile,
@@ -115,8 +117,20 @@ BACKWARD = Footprint(
 )
 
 
+def pair_of(keeping: Keeping) -> ChainFootprint:
+    programs = (
+        replace(
+            each,
+            shares_memory=keeping is Keeping.SHARED,
+            gives_back=keeping is Keeping.NOTHING,
+        )
+        for each in (FORWARD, BACKWARD)
+    )
+    return ChainFootprint(tuple(programs), ((None,), (Held(0, 2), None)))
+
+
 def test_memory_that_programs_share() -> None:
-    pair = PairFootprint(FORWARD, BACKWARD, (2, None), Keeping.SHARED)
+    pair = pair_of(Keeping.SHARED)
     assert pair.reserved == 30
     assert pair.profile() == [130, 131, 131, 30 + 1 + 40, 30 + 1 + 50]
     assert pair.peak == 131
@@ -124,14 +138,14 @@ def test_memory_that_programs_share() -> None:
 
 
 def test_memory_of_each_program() -> None:
-    pair = PairFootprint(FORWARD, BACKWARD, (2, None), Keeping.OWN)
+    pair = pair_of(Keeping.OWN)
     assert pair.reserved == 40
-    assert pair.profile() == [140, 141, 141, 40 + 101 + 40, 40 + 101 + 50]
+    assert pair.profile() == [141, 141, 141, 40 + 101 + 40, 40 + 101 + 50]
     assert pair.peak == 191
 
 
 def test_memory_that_is_given_back() -> None:
-    pair = PairFootprint(FORWARD, BACKWARD, (2, None), Keeping.NOTHING)
+    pair = pair_of(Keeping.NOTHING)
     assert pair.reserved == 30
     assert pair.profile() == [110, 111, 131, 30 + 1 + 40, 30 + 1 + 50]
 

@@ -12,9 +12,10 @@ import adjoint
 from adjoint.graph.operations import random_bits
 from adjoint.loops.evaluate import evaluate
 from adjoint.loops.plan import RowTiles
+from adjoint.loops.runs import why_not_captured
 from adjoint.lower.draws import DIGITS, DRAWS, draw_in_kernels, streams_of
 from adjoint.options import Options
-from adjoint.runtime.gpu.program import draws_random_numbers, why_not_capturable
+from adjoint.runtime.gpu.program import draws_random_numbers
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.target import cuda_target
 from adjoint.torch_private.fake import new_fake_mode
@@ -309,7 +310,7 @@ def test_truth_with_a_probability_for_each(op: Any) -> None:
     inputs = [p] if op is aten.bernoulli.default else [torch.zeros(10000, 3), p]
     program = drawing(lambda *given: [op(*given)], inputs)
     assert [call.target for call in calls(program.plan)] == [aten._assert_async.msg]
-    assert why_not_capturable(program.plan) == ""
+    assert why_not_captured(program.plan) == ""
     (found,) = program([*inputs, seeds()])
     often = found.double().mean(0)
     assert often[0] == 0
@@ -409,7 +410,7 @@ def test_kernels_for_a_gpu_draw_the_same(op: Any) -> None:
     x = torch.zeros(37, 19)
     plan = lower(graph_of(lambda x: [call(x)], [x]), DRAWING_GRID)
     assert calls(plan) == []
-    assert why_not_capturable(plan) == ""
+    assert why_not_captured(plan) == ""
     (found,) = grid_program(plan)([x, seeds()])
     (expected,) = drawn(lambda x: [call(x)], x)
     # The same numbers; the functions made of them are rounded by other instructions there.
@@ -465,6 +466,6 @@ def test_on_a_gpu_dropout_is_part_of_the_kernel_around_it() -> None:
         plan = lower(traced, cuda_target(device, (9, 0), draws_in_kernels=draws))
         assert plan.streams == draws
         assert len(launches(plan)) == (1 if draws else 2)
-        assert why_not_capturable(plan) == ""
+        assert why_not_captured(plan) == ""
         assert draws_random_numbers(plan) != draws
         assert bool(calls(plan)) != draws

@@ -117,6 +117,50 @@ def _compare_peaks(name: str) -> None:
     assert report.peak == pytest.approx(measured(step), rel=0.1)
 
 
+@pytest.mark.parametrize("depth", [8, pytest.param(48, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("width", "wide"), [(64, 64), (32, 128)])
+def test_checkpointed_layers_take_no_more_than_in_eager(depth: int, width: int, wide: int) -> None:
+    """Row work alone: without library calls the backward would be one native call, which frees what
+    was saved only at its end."""
+    torch.manual_seed(0)
+
+    def layer() -> nn.Module:
+        return nn.Sequential(nn.Linear(width, wide), nn.GELU(), nn.Linear(wide, width))
+
+    net, x = Net([layer() for _ in range(depth)], checkpointed=True), torch.randn(2048, width)
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(net, backend="adjoint", fullgraph=True)
+    peaks = []
+    for function in (net, compiled):
+
+        def step(function: Callable[..., Any] = function) -> None:
+            function(x).backward()
+            net.zero_grad(set_to_none=True)
+
+        gc.collect()
+        peaks.append(measured(step))
+    eager, ours = peaks
+    # A rounding to whole cache lines for each tensor.
+    assert ours <= 1.005 * eager
+    assert adjoint.saved_values(net, x).peak == pytest.approx(ours, rel=0.05)
+
+
+def test_the_memory_of_a_function_alone() -> None:
+    """Derivatives inside of it included."""
+
+    def function(x: Tensor) -> Any:
+        return adjoint.grad(lambda x: torch.linalg.qr(x.sin())[0].square().sum())(x)
+
+    report = adjoint.saved_values(function, torch.rand(64, 64), order=0)
+    assert report.values == ()
+    assert report.peak is not None
+    assert "most is in memory in the function" in str(report)
+    # Its result, at least, and no more than eight matrices.
+    assert 64 * 64 * 4 <= report.peak <= 8 * 64 * 64 * 4
+    with pytest.raises(ValueError, match="choose 0, 1 or 2"):
+        adjoint.saved_values(function, torch.rand(4, 4), order=3)
+
+
 def program(x: Tensor, w: Tensor) -> Tensor:
     hidden = torch.tanh(x @ w)
     return (hidden @ w.t()).sum()

@@ -19,6 +19,7 @@ from adjoint.loops.plan import (
     SlotKind,
     operands_of,
 )
+from adjoint.loops.runs import Run
 from adjoint.open_types import TorchValue
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.callables import kernel_runner
@@ -36,7 +37,6 @@ from adjoint.runtime.plans.host import Addresses, Host, NativeHost
 from adjoint.runtime.plans.hostcode import Value, Word
 from adjoint.runtime.plans.layout import ALIGNMENT_BYTES
 from adjoint.runtime.plans.program import PlanProgram
-from adjoint.runtime.plans.runs import Run
 from adjoint.runtime.plans.writing import NativeWriter
 from adjoint.target import CPU
 from adjoint.torch_private.storages import empty_strided

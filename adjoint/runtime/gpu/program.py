@@ -21,6 +21,7 @@ from adjoint.loops.plan import (
     Plan,
     operands_of,
 )
+from adjoint.loops.runs import Run, has_new_results, why_not_captured
 from adjoint.loops.teams import threads_per_block
 from adjoint.open_types import TorchValue
 from adjoint.runtime.code import NativeFunction
@@ -35,7 +36,6 @@ from adjoint.runtime.plans.host import Addresses, Host, NativeHost
 from adjoint.runtime.plans.hostcode import Value, Word, WordAddress
 from adjoint.runtime.plans.layout import ALIGNMENT_BYTES
 from adjoint.runtime.plans.program import PlanProgram
-from adjoint.runtime.plans.runs import Run, has_new_results
 from adjoint.runtime.plans.writing import INPUT_ALIGNMENT_BYTES, NativeWriter
 from adjoint.target import Target
 from adjoint.torch_private import trees
@@ -57,7 +57,7 @@ class GpuProgram(PlanProgram):
         self.forgets_histories = True
         self._bindings: dict[int, GpuBinding] = {}
         """One for each stream."""
-        why = why_not_capturable(plan) if target.captures_cuda_graphs else "it is switched off"
+        why = why_not_captured(plan) if target.captures_cuda_graphs else "it is switched off"
         self.capturer = CudaCapturer(device, draws_random_numbers(plan))
         # Results that kernels write have no history.
         self._detach = _leave if has_new_results(plan) else detach_inputs
@@ -132,14 +132,6 @@ def used_inputs(plan: Plan) -> list[int]:
     leaves = [leaf for tree in trees_of_arguments for leaf in trees.leaves(tree)]
     used |= {leaf.slot for leaf in leaves if isinstance(leaf, Argument)}
     return [position for position, slot in enumerate(plan.inputs) if slot in used]
-
-
-def why_not_capturable(plan: Plan) -> str:
-    """Why calls of the plan cannot be captured as a CUDA graph; empty if they can."""
-    for step in plan.steps:
-        if isinstance(step, LibraryCall) and step.uncapturable:
-            return f"{step.uncapturable}, from {step.line}" if step.line else step.uncapturable
-    return ""
 
 
 def draws_random_numbers(plan: Plan) -> bool:

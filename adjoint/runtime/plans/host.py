@@ -22,11 +22,11 @@ from adjoint.loops.plan import (
     SlotKind,
     operands_of,
 )
+from adjoint.loops.runs import Run, is_fixed_view, last_uses, numbers_of
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.plans.hostcode import CallAddress, HostCode, Value, Word
 from adjoint.runtime.plans.interpreter import interpreter
 from adjoint.runtime.plans.layout import ALIGNMENT_BYTES
-from adjoint.runtime.plans.runs import Run, is_fixed_view, last_uses, numbers_of
 
 Addresses: TypeAlias = Callable[["int | Scratch"], "Value | CallAddress"]
 

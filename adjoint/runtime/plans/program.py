@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from adjoint.loops.plan import Plan
+from adjoint.loops.runs import has_new_results, runs_of
 from adjoint.open_types import TorchValue
 from adjoint.runtime.checking import UnexpectedResult, restoring_generators
 from adjoint.runtime.plans.binding import Binding
 from adjoint.runtime.plans.host import Host
-from adjoint.runtime.plans.runs import has_new_results, runs_of
 from adjoint.runtime.plans.writing import Writer
 
 

@@ -17,10 +17,7 @@ from adjoint.loops.plan import (
     SlotKind,
     arguments_of,
 )
-from adjoint.runtime.checking import checked_call
-from adjoint.runtime.plans.host import Host
-from adjoint.runtime.plans.hostcode import Value
-from adjoint.runtime.plans.runs import (
+from adjoint.loops.runs import (
     INNER,
     Run,
     has_new_results,
@@ -28,6 +25,9 @@ from adjoint.runtime.plans.runs import (
     last_uses,
     numbers_in,
 )
+from adjoint.runtime.checking import checked_call
+from adjoint.runtime.plans.host import Host
+from adjoint.runtime.plans.hostcode import Value
 from adjoint.torch_private import trees
 
 # Kernels for a GPU load 16 bytes at a time.

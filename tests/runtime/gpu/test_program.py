@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from adjoint.loops.runs import why_not_captured
 from adjoint.runtime.cpu.engine import load_resident
 from adjoint.runtime.cpu.externals import add_external
-from adjoint.runtime.gpu.program import LAUNCHER, GpuProgram, used_inputs, why_not_capturable
+from adjoint.runtime.gpu.program import LAUNCHER, GpuProgram, used_inputs
 from adjoint.runtime.plans.hostcode import CallAddress, HostCode, WordAddress
 from tests.lowering import GRID, graph_of, lower, native_program
 
@@ -72,9 +73,9 @@ def test_inputs_that_nothing_needs_do_not_matter() -> None:
 def test_a_plan_says_what_cannot_be_recorded() -> None:
     x = torch.rand(4, 4)
     plan = lower(graph_of(lambda x: [x.sin() @ x], [x]), GRID)
-    assert why_not_capturable(plan) == ""
+    assert why_not_captured(plan) == ""
     plan = lower(graph_of(lambda x: [x.sin(), torch.ops.aten.nonzero(x)], [x]), GRID)
-    assert why_not_capturable(plan) == "aten.nonzero.default waits for values"
+    assert why_not_captured(plan) == "aten.nonzero.default waits for values"
 
 
 class TestOnAGpu:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from adjoint.loops.runs import runs_of
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu.program import CpuHost, CpuWriter
-from adjoint.runtime.plans.runs import runs_of
 from adjoint.runtime.plans.writing import fit
 from tests.lowering import graph_of, lower
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterator
+from dataclasses import replace
 
 from adjoint.loops.plan import (
     Argument,
@@ -10,6 +12,7 @@ from adjoint.loops.plan import (
     NativeStep,
     Number,
     Plan,
+    Slot,
     SlotKind,
     arguments_of,
     operands_of,
@@ -19,9 +22,12 @@ from adjoint.torch_private import trees
 # Slots whose memory belongs to the binding.
 INNER = (SlotKind.TEMPORARY, SlotKind.LOCAL)
 
+# Smaller tensors are not freed before the end of a run, nor allocated after its beginning.
+MIN_FREED_BYTES = 1 << 14
+
 
 class Run:
-    """Consecutive kernels, without a library call between them."""
+    """Consecutive kernels that one native call runs."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, NativeStep]] = []
@@ -30,9 +36,14 @@ class Run:
 
 
 def runs_of(plan: Plan) -> list[Run]:
-    """The plan's kernels, divided where a library call has to run between them."""
+    """The plan's kernels, divided where a library call has to run between them.
+
+    Tensors are allocated before a run and freed after it.  A plan that gives memory back is also
+    divided where a large input was read last, or a large output is written first.
+    """
     runs: list[Run] = []
     open_run: Run | None = None
+    pauses = _pauses(plan) if plan.gives_back else frozenset[int]()
     fixed = {slot.number for slot in plan.slots if slot.kind is SlotKind.TEMPORARY}
     for place, step in enumerate(plan.steps):
         if isinstance(step, LibraryCall):
@@ -41,7 +52,7 @@ def runs_of(plan: Plan) -> list[Run]:
             else:
                 fixed.add(step.result)
             continue
-        if open_run is None:
+        if open_run is None or place in pauses:
             open_run = Run()
             runs.append(open_run)
         open_run.steps.append((place, step))
@@ -51,6 +62,40 @@ def runs_of(plan: Plan) -> list[Run]:
             if plan.slots[operand].kind not in INNER and operand not in fixed:
                 open_run.call_slots.append(operand)
     return runs
+
+
+def _pauses(plan: Plan) -> frozenset[int]:
+    """Steps before which memory is freed or allocated."""
+    large = {each.number for each in plan.slots if each.kind not in INNER and may_be_large(each)}
+    found = {1 + place for slot, place in last_uses(plan).items() if slot in large}
+    seen: set[int] = set()
+    for place, step in enumerate(plan.steps):
+        if not isinstance(step, LibraryCall):
+            new = {operand for operand in operands_of(step) if isinstance(operand, int)} - seen
+            seen |= new
+            if any(plan.slots[slot].kind is SlotKind.OUTPUT for slot in new & large):
+                found.add(place)
+    return frozenset(found)
+
+
+def freeing_early(plan: Plan) -> Plan:
+    """The plan with large temporaries in memory of their own, freed after their last use."""
+    slots = tuple(
+        replace(each, kind=SlotKind.OUTPUT)
+        if each.kind is SlotKind.TEMPORARY and may_be_large(each)
+        else each
+        for each in plan.slots
+    )
+    return replace(plan, slots=slots)
+
+
+def may_be_large(slot: Slot) -> bool:
+    """Whether the slot is worth freeing while a plan runs, as far as its size is known."""
+    if slot.shape is None or slot.dtype is None:
+        return False
+    known = [size for size in slot.shape if isinstance(size, int)]
+    is_known = len(known) == len(slot.shape)
+    return not is_known or math.prod(known) * slot.dtype.itemsize >= MIN_FREED_BYTES
 
 
 def is_fixed_view(step: LibraryCall, fixed: Container[int]) -> bool:
@@ -108,3 +153,13 @@ def last_uses(plan: Plan) -> dict[int, int]:
             if replaced is not None:
                 last[replaced] = len(plan.steps)
     return last
+
+
+def why_not_captured(plan: Plan) -> str:
+    """Why calls of the plan are not captured as a CUDA graph; empty if they are."""
+    if plan.gives_back:
+        return "it frees memory while it runs, and a replay holds all inputs and results to its end"
+    for step in plan.steps:
+        if isinstance(step, LibraryCall) and step.uncapturable:
+            return f"{step.uncapturable}, from {step.line}" if step.line else step.uncapturable
+    return ""
