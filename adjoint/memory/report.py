@@ -186,7 +186,7 @@ def saved_values(
     graph_module = captured.graph_module
     rates = target_of(graph_module, compiler.options).rates
     if order == 0:
-        made = compiler.footprint_of(compiler.ready_to_run(graph_module, whole=True))
+        made = compiler.footprint_of(compiler.undifferentiated(graph_module))
         chain = None if made is None else ChainFootprint((made,), ((None,) * len(made.inputs),))
         return MemoryReport((), chain, _spans({}, chain), rates)
     wrt = _wrt(captured, args, kwargs)

@@ -10,13 +10,18 @@ import dataclasses
 from collections.abc import Callable
 from itertools import takewhile
 
+from torch import fx
+
+from adjoint.errors import CaptureError
 from adjoint.failing import call_user_code
 from adjoint.graph.metadata import (
     CheckpointRegion,
     region_of,
     region_of_evaluated_node,
     set_region,
+    source_of,
 )
+from adjoint.graph.purity import draws, is_impure
 from adjoint.torch_private.autograd import Hooks, saved_tensor_hooks
 from adjoint.trace.emission import Emitter
 
@@ -78,8 +83,35 @@ def under_policy(
     for node in takewhile(lambda node: node is not last, reversed(emitter.graph.nodes)):
         region = region_of(node)
         if region is not None:
+            _refuse_contradiction(node, region.policy, policy_name)
             set_region(node, dataclasses.replace(region, policy=policy_name))
     return result
+
+
+def _refuse_contradiction(node: fx.Node, one: str, other: str) -> None:
+    """Raise if policies of nested checkpoints exclude each other, or one excludes the operator."""
+    if {one, other} in _CONTRADICTIONS:
+        raise CaptureError(
+            f"{node.target} in nested checkpoints",
+            f"the policy of one is {one}, and that of the other is {other}",
+            "let one of them return PREFER_SAVE or PREFER_RECOMPUTE for this operator",
+            source_of(node),
+        )
+    if other == "MUST_RECOMPUTE" and is_impure(node) and not draws(node):
+        raise CaptureError(
+            f"{node.target} in a checkpoint whose policy for it is MUST_RECOMPUTE",
+            "it has effects, which would happen twice",
+            "return PREFER_RECOMPUTE for this operator, or move it out of the checkpoint",
+            source_of(node),
+        )
+
+
+# Policies of nested checkpoints of which only one can be followed.
+_CONTRADICTIONS = (
+    {"MUST_SAVE", "MUST_RECOMPUTE"},
+    {"MUST_CPU_OFFLOAD", "MUST_RECOMPUTE"},
+    {"MUST_SAVE", "MUST_CPU_OFFLOAD"},
+)
 
 
 def _is_checkpoint(hooks: Hooks) -> bool:

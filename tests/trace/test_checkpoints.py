@@ -15,6 +15,7 @@ from torch.utils.checkpoint import (
 
 import adjoint
 from adjoint.capture.dynamo import capture_graph
+from adjoint.errors import CaptureError
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.metadata import CheckpointRegion, region_of
 from adjoint.trace.checkpoints import CheckpointRegions
@@ -246,3 +247,93 @@ def test_regions_begun_by_hand() -> None:
     regions.leave()
     assert regions.current() is None
     assert regions.hooks() is None
+
+
+# Marks that cannot be followed --------------------------------------------------------------------
+
+
+def selecting(name: str, selected: Any = aten.mm.default) -> Any:
+    """Contexts whose policy is `name` for one operator, and a preference for the others."""
+
+    def decide(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        return CheckpointPolicy[name] if op is selected else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return functools.partial(create_selective_checkpoint_contexts, decide)
+
+
+def run_through(route: Route, function: Any, *args: Tensor) -> None:
+    if route is Route.DIRECT:
+        adjoint.capture(function, *args)
+        return
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(function, backend="adjoint", fullgraph=True)
+    compiled(*args)
+
+
+def refusal_of(route: Route, function: Any, *args: Tensor) -> CaptureError:
+    with pytest.raises(CaptureError) as caught:
+        run_through(route, function, *args)
+    assert caught.value.source is not None
+    assert caught.value.source.file == __file__
+    return caught.value
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("outer", "inner"), [("MUST_RECOMPUTE", "MUST_SAVE"), ("MUST_SAVE", "MUST_RECOMPUTE")]
+)
+def test_policies_that_contradict_each_other(route: Route, outer: str, inner: str) -> None:
+    def within(x: Tensor, y: Tensor) -> Any:
+        contexts = selecting(inner)
+        return checkpoint(block, x, y, use_reentrant=False, context_fn=contexts).sin()
+
+    def function(x: Tensor, y: Tensor) -> Any:
+        return checkpoint(within, x, y, use_reentrant=False, context_fn=selecting(outer)).sum()
+
+    error = refusal_of(route, function, *leaves())
+    assert inner in str(error)
+    assert outer in str(error)
+    assert "aten.mm.default in nested checkpoints" in str(error)
+    assert error.source is not None
+    assert error.source.text.strip() == "return (x @ y).tanh().sin()"
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_policies_that_agree_or_prefer(route: Route) -> None:
+    def within(x: Tensor, y: Tensor) -> Any:
+        contexts = selecting("MUST_SAVE")
+        return checkpoint(block, x, y, use_reentrant=False, context_fn=contexts).sin()
+
+    for outer in ("MUST_SAVE", "PREFER_RECOMPUTE"):
+
+        def function(x: Tensor, y: Tensor, outer: str = outer) -> Any:
+            return checkpoint(within, x, y, use_reentrant=False, context_fn=selecting(outer)).sum()
+
+        run_through(route, function, *leaves())
+
+
+NOTED: list[int] = []
+
+
+@torch.library.custom_op("adjoint_checkpoints::note", mutates_args=())
+def note(x: Tensor) -> None:
+    NOTED.append(x.numel())
+
+
+@note.register_fake
+def _(x: Tensor) -> None:
+    return None
+
+
+def test_effects_are_not_marked_to_happen_twice() -> None:
+    def inside(x: Tensor) -> Tensor:
+        torch.ops.adjoint_checkpoints.note(x)
+        return x.sin().exp()
+
+    def function(x: Tensor, name: str) -> Any:
+        contexts = selecting(name, torch.ops.adjoint_checkpoints.note.default)
+        return checkpoint(inside, x, use_reentrant=False, context_fn=contexts).sum()
+
+    error = refusal_of(Route.DIRECT, lambda x: function(x, "MUST_RECOMPUTE"), leaf(3))
+    assert "it has effects, which would happen twice" in str(error)
+    run_through(Route.DIRECT, lambda x: function(x, "PREFER_RECOMPUTE"), leaf(3))
