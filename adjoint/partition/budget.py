@@ -31,6 +31,7 @@ from adjoint.graph.metadata import (
 )
 from adjoint.graph.origins import origins_of
 from adjoint.loops.footprint import ChainFootprint
+from adjoint.partition.marks import producer_of
 from adjoint.partition.split import Split, is_free
 from adjoint.torch_private.operators import OpOverload
 from adjoint.torch_private.symbols import hint
@@ -163,7 +164,9 @@ def _parts(nodes: Sequence[fx.Node], count: int) -> list[int]:
         near = [place for place, total in enumerate(done) if abs(total - ideal) <= reach]
         if near:
             cuts.append(min(near, key=lambda place: (crossing[place], abs(done[place] - ideal))))
-    return [bisect_left(sorted(set(cuts)), place) for place in range(len(nodes))]
+    found = {node: bisect_left(sorted(set(cuts)), place) for place, node in enumerate(nodes)}
+    # A tuple cannot be saved, so its items are in the part of the operator that returns them.
+    return [found[producer_of(node)] for node in nodes]
 
 
 def _crossing(nodes: Sequence[fx.Node], sizes: Sequence[int]) -> list[int]:

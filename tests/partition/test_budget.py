@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +66,23 @@ def test_parts_are_divided_where_little_crosses() -> None:
     # A layer, and nothing of the next.
     assert first[-1] is aten.add.Tensor
     assert first.count(aten.mm.default) == 2
+
+
+def test_the_items_of_a_tuple_are_in_the_part_of_their_operator() -> None:
+    def split(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        for _ in range(DEPTH):
+            one, other = torch.tanh(x @ w).split(64, 1)
+            x = x + one * torch.sigmoid(other)
+        return (x * x).mean()
+
+    graph_module = adjoint.capture(split, *arguments()).graph_module
+    joint = differentiate(graph_module, [0], [0, 1])
+    # Every place is a boundary between two parts in one of these divisions.
+    for parts in range(2, 2 + len(Split(joint).forward_nodes)):
+        nodes = Split(marked(joint, Choice(parts, parts, parts))).forward_nodes
+        items = [node for node in nodes if node.target is operator.getitem]
+        assert items
+        assert all(region_of(node) == region_of(node.all_input_nodes[0]) for node in items)
 
 
 def test_a_selective_part_saves_its_products() -> None:
