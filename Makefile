@@ -75,7 +75,9 @@ test-all: lint
 	$(PYTEST) -n $(WORKERS) -m "not slow" --kept build/kept $(READ_BACK)
 
 # Models of other packages: installs them, and trains each.  Without them `make test-all` skips these.
+# setuptools-scm goes first: one of them comes as source, and is told its version by it.
 test-packages: venv
+	$(BIN)/python -m pip install -c constraints.txt setuptools-scm
 	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[packages]' $(THEIR_NEEDS)
 	$(BIN)/python -m pip install -c constraints.txt --no-deps $(PACKAGES_ALONE)
 	$(PYTEST) -n $(WORKERS) tests/packages

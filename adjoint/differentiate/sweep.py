@@ -23,7 +23,7 @@ from adjoint.differentiate.cotangents import Cotangents
 from adjoint.differentiate.expansion import expand
 from adjoint.errors import DifferentiationError
 from adjoint.failing import call_user_code, works_on
-from adjoint.graph.boundary import is_raised_in_user_code
+from adjoint.graph.boundary import is_known_when_run, is_raised_in_user_code
 from adjoint.graph.copying import copy_node
 from adjoint.graph.derivative import Joint, order_of_graph
 from adjoint.graph.descriptors import DifferentiableOutput, Gradient, Tangent
@@ -59,7 +59,7 @@ from adjoint.open_types import OpArgument, TorchValue
 from adjoint.rules.derived import pull_back
 from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, VJPS, Rule
 from adjoint.torch_private import trees
-from adjoint.torch_private.fake import DATA_DEPENDENT, fake_mode_of
+from adjoint.torch_private.fake import fake_mode_of
 from adjoint.torch_private.modes import enable_python_dispatcher, isolated
 from adjoint.torch_private.operators import OpOverload
 from adjoint.trace.emission import as_under
@@ -99,7 +99,7 @@ def differentiate_where_possible(
     try:
         return differentiate(graph_module, of, wrt)
     except DifferentiationError as error:
-        if isinstance(error.__cause__, DATA_DEPENDENT):
+        if is_known_when_run(error.__cause__):
             raise
         kept = [n for n in of if _is_possible(graph_module, n, wrt)]
         # Eager can run a derivative of the user's that cannot be traced.

@@ -41,6 +41,7 @@ from adjoint.graph.show import show_target
 from adjoint.observing import Fallback, tell
 from adjoint.quantities import counted
 from adjoint.source import is_user_file, line_of_code, line_of_stack_trace, user_line
+from adjoint.torch_private.fake import DATA_DEPENDENT
 from adjoint.torch_private.frames import is_dynamo_error
 from adjoint.torch_private.operators import HigherOrderOperator, OpOverload
 
@@ -241,6 +242,15 @@ def location_of_function(function: Callable[..., object]) -> Location:
     if code is None or not is_user_file(code.co_filename):
         return Location(name, user_line())
     return Location(name, line_of_code(code, code.co_firstlineno))
+
+
+class NotRegistered(RuntimeError):
+    """No derivative is registered for an op: it is what eager records while the kernel runs."""
+
+
+def is_known_when_run(error: BaseException | None) -> bool:
+    """Whether a derivative cannot be known before the program runs, and eager autograd finds it."""
+    return isinstance(error, (*DATA_DEPENDENT, NotRegistered))
 
 
 def is_raised_in_user_code(error: BaseException | None) -> bool:

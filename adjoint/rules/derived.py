@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 from adjoint.failing import call_user_code
+from adjoint.graph.boundary import NotRegistered
 from adjoint.open_types import AutogradContext
 from adjoint.rules.registry import VJPS
 from adjoint.torch_private import trees
 from adjoint.torch_private.autograd import applied
 from adjoint.torch_private.composites import by_torch_formula
 from adjoint.torch_private.fake import is_zero_tensor
-from adjoint.torch_private.operators import OpOverload
+from adjoint.torch_private.operators import OpOverload, has_own_derivative
 
 
 def pull_back(
@@ -34,6 +35,8 @@ def pull_back(
     `twin(tensor, requires_grad)` makes an autograd leaf with the value of a traced tensor.
     `cotangents` has one entry for each result.
     """
+    if isinstance(function, OpOverload) and not has_own_derivative(function):
+        raise NotRegistered("no derivative is registered for it")
     twins: dict[int, torch.Tensor] = {}
     wanted = {id(tensor) for tensor in active}
 

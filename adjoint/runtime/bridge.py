@@ -22,6 +22,7 @@ from torch import fx
 from adjoint.errors import DifferentiationError
 from adjoint.graph.boundary import (
     differentiating,
+    is_known_when_run,
     is_raised_in_user_code,
     location_of_graph,
     warn_of_failure,
@@ -46,7 +47,6 @@ from adjoint.runtime.specializations import (
 from adjoint.torch_private.autograd import has_tangent, set_grad_enabled
 from adjoint.torch_private.batches import vmap_over_batch
 from adjoint.torch_private.dynamo import compiling
-from adjoint.torch_private.fake import DATA_DEPENDENT
 from adjoint.torch_private.functorch import functorch_is_active
 from adjoint.torch_private.modes import are_ops_observed
 
@@ -279,12 +279,13 @@ class DifferentiableGraph:
     def _leave_to_eager(self, error: DifferentiationError) -> None:
         """Let eager autograd differentiate the graph, or raise `error` if that is not allowed.
 
-        It is allowed if the user asked for it, if the derivative depends on data, and if the user's
-        own derivative raised: eager then raises at the same place as without adjoint.
+        It is allowed if the user asked for it, if the derivative depends on data or on an op for
+        which none is registered, and if the user's own derivative raised: eager then raises at the
+        same place as without adjoint.
         """
         falls_back = self.compiler.options.unsupported == "eager"
         cause = error.__cause__
-        if not (falls_back or isinstance(cause, DATA_DEPENDENT) or is_raised_in_user_code(cause)):
+        if not (falls_back or is_known_when_run(cause) or is_raised_in_user_code(cause)):
             raise error from cause
         warn_of_fallback(f"eager autograd takes over: {error}", error.source)
         self._eager = True

@@ -302,7 +302,10 @@ def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool], durin
         try:
             with general_shapes():
                 return original(*args, **kwargs)
-        except _FAILURES as failure:
+        except Exception as failure:
+            # The formulas of torch's fakes assume specialized sizes, and fail by any error.
+            if isinstance(failure, DynamoError) and not isinstance(failure, _FAILURES):
+                raise
             inner = getattr(failure, "inner_exception", None)
             if inner is not None and is_final(inner):
                 raise inner from inner.__cause__

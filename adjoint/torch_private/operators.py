@@ -23,6 +23,7 @@ __all__ = [
     "chunked_cross_entropy",
     "dense_kernel",
     "fresh_results",
+    "has_own_derivative",
     "implicitly_written_arguments",
     "named_arguments",
     "operator_by_name",
@@ -148,6 +149,20 @@ def implicitly_written_arguments(
     if operator._schema.name not in _UPDATES_STATISTICS or not named.get("training", True):
         return ()
     return tuple(name for name in _STATISTICS if named.get(name) is not None)
+
+
+# Dispatch keys under which a library registers a derivative, its own or that of a definition.
+_DERIVED_BY = ("Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd")
+
+
+def has_own_derivative(operator: OpOverload) -> bool:
+    """Whether a derivative is registered; without one, eager records what the kernel runs, if that
+    is torch code, and warns.  Every op of torch's own has one, if only to say that there is none.
+    """
+    if operator.namespace in ("aten", "prims"):
+        return True
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return any(has_kernel(operator.name(), key) for key in _DERIVED_BY)
 
 
 def dense_kernel(operator: HigherOrderOperator) -> Callable[..., object] | None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from adjoint.errors import FallbackWarning
 from adjoint.graph.operations import apply_function
 from tests.parity import ROUTES, Route, Row, Table, leaf
 
@@ -316,3 +317,42 @@ def test_an_op_with_a_function_of_its_own_is_a_custom_function() -> None:
 
     graph = adjoint.capture(by_an_autograd_function, *leaves()).graph_module.graph
     assert graph.find_nodes(op="call_function", target=apply_function)
+
+
+LIBRARY.define("by_its_kernel(Tensor x) -> Tensor")
+LIBRARY.impl("by_its_kernel", lambda x: x.cos(), "CompositeExplicitAutograd")
+LIBRARY.define("by_nothing(Tensor x) -> Tensor")
+LIBRARY.impl("by_nothing", lambda x: torch.from_numpy(x.detach().numpy() * 2), "CPU")
+LIBRARY.impl("by_nothing", torch.empty_like, "Meta")
+
+
+@pytest.mark.filterwarnings("ignore:.*an autograd kernel was not registered")
+@pytest.mark.parametrize("op", [OPS.by_its_kernel, OPS.by_nothing], ids=str)
+def test_without_a_registered_derivative_eager_makes_it_of_the_kernel(op: Any) -> None:
+    def program(x: Tensor) -> Tensor:
+        return op(x * 2) * x
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="adjoint")
+    x = leaf(3)
+    with pytest.warns(FallbackWarning, match="no derivative is registered"):
+        result = compiled(x)
+    for _ in range(2):
+        expected = program(x)
+        torch.testing.assert_close(result, expected)
+        (slope,), (wanted,) = (
+            torch.autograd.grad(each.sum(), x, create_graph=True) for each in (result, expected)
+        )
+        torch.testing.assert_close(slope, wanted)
+        result = compiled(x)
+
+
+def test_without_a_registered_derivative_and_without_need_for_one() -> None:
+    def program(x: Tensor) -> Tensor:
+        return OPS.by_nothing(x.detach() * 2) * x
+
+    torch._dynamo.reset()
+    x = leaf(3)
+    expected = torch.autograd.grad(program(x).sum(), x)
+    compiled = torch.compile(program, backend="adjoint")
+    torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), x), expected)

@@ -260,3 +260,16 @@ def test_guards_on_a_number_that_an_input_holds(
                 results.append((result, grad, given))
             torch.testing.assert_close(*results)
     assert len(graphs) == 1
+
+
+def test_an_error_of_torchs_for_general_shapes_is_none_of_the_users() -> None:
+    """Torch's formula for parts of a symbolic size assumes that there is one, by an index."""
+
+    def parts(x: Tensor) -> list[Tensor]:
+        return [part.sum() for part in x.split(2)]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(parts, backend="adjoint", dynamic=True)
+    for count in (5, 0, 6, 1, 0):
+        x = torch.randn(count, 2)
+        torch.testing.assert_close(compiled(x), parts(x))
