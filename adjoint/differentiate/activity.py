@@ -27,12 +27,13 @@ from adjoint.graph.operations import (
 )
 from adjoint.graph.subgraphs import body_of
 from adjoint.rules.outputs import differentiable_outputs
-from adjoint.rules.registry import NON_DIFFERENTIABLE
+from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, VJPS
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import FakeTensorMode, fake_mode_of
 from adjoint.torch_private.operators import OpOverload
 
 _GRADIENT_CUTS = {torch.ops.aten.detach.default, build_subclass, take_attribute}
+_DEPENDS_ON_DATA = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
 def active_nodes(graph_module: fx.GraphModule, wrt: Collection[int]) -> set[fx.Node]:
@@ -140,10 +141,20 @@ def _is_active(node: fx.Node, active: set[fx.Node], fake_mode: FakeTensorMode) -
         return node.args[0] in active
     if not any(argument in active for argument in node.all_input_nodes):
         return False
-    # A step function has a derivative, zero; an op like `zeros_like` has none.
-    return node.target not in NON_DIFFERENTIABLE or any(
-        trees.leaves(_active_results_of_op(node, active, fake_mode))
-    )
+    if _is_differentiable_op(node.target):
+        return True
+    # A step function has a derivative, zero; ops like `zeros_like` and `histc` have none.
+    return any(trees.leaves(_active_results_of_op(node, active, fake_mode)))
+
+
+def _is_differentiable_op(target: object) -> bool:
+    """Whether it is known that a call has a derivative; otherwise torch is asked."""
+    if target in NON_DIFFERENTIABLE:
+        return False
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return True
+    # Asked about these, torch would make up a size that only data can tell.
+    return target in VJPS or target in COMPOSITIONS or bool(_DEPENDS_ON_DATA & {*target.tags})
 
 
 def getitem_path(node: fx.Node) -> tuple[fx.Node, tuple[int, ...]]:

@@ -126,10 +126,6 @@ class ExportedNode(NodeProgram):
             self._kinds_of[given] = found
         return found
 
-    def pattern(self, given: tuple[int, ...]) -> tuple[int, ...]:
-        """Any outputs that have cotangents."""
-        return given
-
     def backward(
         self, of: tuple[int, ...], wanted: tuple[int, ...], sizes: Sizes
     ) -> tuple[ReadyBackward, Sizes]:

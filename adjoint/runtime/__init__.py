@@ -26,9 +26,9 @@ again.
     EntryPoint             which inputs alias, and where     MAX_SHARING_PATTERNS   evicts
     DifferentiableGraph    assumptions about sizes           MAX_SIZE_VERSIONS      eager autograd *
     - in each              inputs that require grad          MAX_INPUT_SETS         evicts
-    GradProgram            outputs that have cotangents      MAX_PATTERNS           all, given zeros
+    GradProgram            outputs that have cotangents      MAX_PATTERNS or all    evicts
     - in each              assumptions about sizes           MAX_SIZE_VERSIONS      an error
-    - in each              gradients that are needed         MAX_PATTERNS           all gradients
+    - in each              gradients that are needed         MAX_NEEDED             all gradients
     SizedPrograms          assumptions about sizes           MAX_SIZE_VERSIONS      op by op *
     transforms/table.py    what a function means             MAX_MEANINGS           evicts
     - in each              kind of arguments                 MAX_ARGUMENT_KINDS     evicts

@@ -105,10 +105,6 @@ class NodeProgram(ABC):
         """What runs the forward graph."""
 
     @abstractmethod
-    def pattern(self, given: tuple[int, ...]) -> tuple[int, ...]:
-        """Outputs whose cotangents the backward graph takes, if those of `given` are there."""
-
-    @abstractmethod
     def backward(
         self, of: tuple[int, ...], wanted: tuple[int, ...], sizes: Sizes
     ) -> tuple[ReadyBackward, Sizes]:
@@ -253,11 +249,10 @@ class _Node(torch.autograd.Function):
         given = tuple([index for index in order if cotangents[index] is not None])
         if not given:
             return _NO_TENSORS + (None,) * len(program.wrt)
-        of = program.pattern(given)
         following = ctx.next_functions  # Builds a new tuple at each access.
         wanted = program.following.that_run([node for node, _ in following], given)
         try:
-            ready, sizes = program.backward(of, wanted, ctx.sizes)
+            ready, sizes = program.backward(given, wanted, ctx.sizes)
         except DifferentiationError as error:
             pairs = [(index, cotangents[index]) for index in given]
             return (*_NO_TENSORS, *program.in_eager(ctx.kept, pairs, wanted, error))

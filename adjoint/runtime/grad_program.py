@@ -42,8 +42,13 @@ from adjoint.runtime.specializations import (
 )
 from adjoint.torch_private.dynamo import compiling
 
-# Patterns of missing cotangents that get a backward graph; for others, zeros are passed instead.
-MAX_PATTERNS = 8
+# Patterns of missing cotangents that have a backward graph at a time, or as many as there are
+# outputs.  Zeros in place of what is missing would do only where all factors are finite, and give
+# zeros where eager gives no gradient.
+MAX_PATTERNS = 64
+
+# Sets of needed gradients that have a backward graph of their own; others take all gradients.
+MAX_NEEDED = 8
 
 # Backward passes that are remembered: a step with second derivatives has two kinds, and sizes vary.
 MAX_RECENT = 4
@@ -101,8 +106,7 @@ class GradProgram(NodeProgram):
         """A backward graph could not be compiled, and the user was warned."""
         self._recent: list[_RecentBackward] = []
         self._backwards: Specializations[tuple[int, ...], SizeSpecializations[_Version]]
-        # One entry more: the graph that takes all cotangents, given zeros for missing ones.
-        self._backwards = Specializations(MAX_PATTERNS + 1, evicts=False)
+        self._backwards = Specializations(max(MAX_PATTERNS, len(derivative.order)))
         if derivative.first is not None:
             self._versions(derivative.cotangents_of(derivative.first)).add(
                 derivative.graph_module, None
@@ -184,7 +188,7 @@ class GradProgram(NodeProgram):
             # The first backward graph assumes other sizes.
             derivative = replace(derivative, graph_module=graph_module, first=None)
         made = self.compiler.backward(derivative, of, self.wrt)
-        return _Version(self._ready(made), Specializations(MAX_PATTERNS, evicts=False))
+        return _Version(self._ready(made), Specializations(MAX_NEEDED, evicts=False))
 
     def _narrowed(self, version: _Version, wanted: tuple[int, ...]) -> _Ready:
         if len(wanted) == len(self.wrt):
@@ -213,12 +217,6 @@ class GradProgram(NodeProgram):
             [place for place, each in zeros if each.of in backward.zeros],
             backward,
         )
-
-    def pattern(self, given: tuple[int, ...]) -> tuple[int, ...]:
-        """The pattern to compile for: `given`, or all outputs if there are too many patterns."""
-        if given in self._backwards or len(self._backwards) < MAX_PATTERNS:
-            return given
-        return self.derivative.order
 
     def in_eager(
         self,

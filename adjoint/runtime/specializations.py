@@ -7,6 +7,7 @@ a new one and gives the reason.
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ class Specializations(Generic[Key, Value]):
         """The entry for `key`, which becomes the most recently used."""
         found = self._entries.get(key)
         if found is not None and self.evicts:
-            self._entries.move_to_end(key)
+            with contextlib.suppress(KeyError):  # Another thread evicts it at this moment.
+                self._entries.move_to_end(key)
         return found
 
     def add(self, key: Key, value: Value) -> Value | None:
