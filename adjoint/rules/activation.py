@@ -58,4 +58,5 @@ def rrelu_with_noise(
     """The slopes drawn in the forward pass; outside of training, their mean."""
     if training:
         return (cotangent[0] * out[1],)
-    return (torch.where(x > 0, cotangent[0], cotangent[0] * ((lower + upper) / 2)),)
+    # Not a mask: eager's derivative depends on `x`, if only by zeros.
+    return (aten.leaky_relu_backward(cotangent[0], x, (lower + upper) / 2, False),)

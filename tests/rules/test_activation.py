@@ -37,3 +37,11 @@ def test_the_slopes_of_rrelu_are_those_that_were_drawn() -> None:
     torch.manual_seed(3)
     torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), x), wanted)
     is_right(lambda x: rrelu(x, training=False), x)
+
+
+def test_outside_of_training_the_gradient_of_rrelu_depends_on_its_argument() -> None:
+    x = leaf(4)
+    for function in (rrelu, bridged(rrelu, x)):
+        (slope,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        (zeros,) = torch.autograd.grad(slope.sum(), x)
+        assert not zeros.any()
