@@ -102,6 +102,10 @@ class Form:
         self._fields = {
             cls: _checks(cls) for cls in self._records.values() if dataclasses.is_dataclass(cls)
         }
+        self._readers: Readers = {
+            **{name: _reader_of(cls) for name, cls in self._records.items()},
+            **_READERS,
+        }
 
     def schema(self) -> str:
         """What the form can say: its types with their fields, and its functions."""
@@ -210,6 +214,10 @@ class Writing:
         return ["shared", self._places[id(value)]]
 
 
+Reader: TypeAlias = "Callable[[Reading, list[Tree]], object]"
+Readers: TypeAlias = dict[str, Reader]
+
+
 class Reading:
     """One document that is being read."""
 
@@ -218,20 +226,16 @@ class Reading:
         self.table: list[object] = []
 
     def value(self, tree: Tree) -> FromText:
-        if tree is None or isinstance(tree, bool | int | str):
-            return tree
-        if not isinstance(tree, list) or not tree or not isinstance(tree[0], str):
+        # Most of the time of reading is spent here.
+        kind = type(tree)
+        if kind is not list:
+            if tree is None or kind is int or kind is str or kind is bool:
+                return tree
             raise Malformed(f"{str(tree)[:80]} is the form of nothing")
-        tag, *parts = tree
-        read = _READERS.get(tag)
-        if read is not None:
-            return read(self, parts)
-        cls = self.form._records.get(tag)
-        if cls is None:
-            return self.special(tag, parts)
-        if issubclass(cls, Enum):
-            return cls[_text(parts)]
-        return self._record(cls, parts)
+        if not tree or type(tree[0]) is not str:
+            raise Malformed(f"{str(tree)[:80]} is the form of nothing")
+        read = self.form._readers.get(tree[0])
+        return self.special(tree[0], tree[1:]) if read is None else read(self, tree[1:])
 
     def special(self, tag: str, parts: list[Tree]) -> FromText:
         """The value of a tag that only this document has."""
@@ -297,12 +301,19 @@ def _operator(_: Reading, parts: list[Tree]) -> object:
         raise Malformed(str(error)) from error
 
 
+def _reader_of(cls: type) -> Reader:
+    """How an enumeration or a dataclass is read."""
+    if issubclass(cls, Enum):
+        return lambda _, parts: cls[_text(parts)]
+    return lambda reading, parts: reading._record(cls, parts)
+
+
 def _read_expression(_: Reading, parts: list[Tree]) -> object:
     (tree,) = parts
     return expressions.read(tree)
 
 
-_READERS: dict[str, Callable[[Reading, list[Tree]], object]] = {
+_READERS: Readers = {
     "float": lambda _, parts: _number(parts),
     "complex": lambda _, parts: _complex(parts),
     "tuple": lambda reading, parts: tuple(reading._values(parts)),
@@ -352,10 +363,10 @@ def check_of(hint: object) -> Check:
     origin, args = get_origin(hint), get_args(hint)
     if hint is TorchValue:  # As any of `open_types.py`.
         return lambda value: True
-    if hint is None or hint is types.NoneType:
+    if hint is None:
         return lambda value: value is None
     if origin in (Union, types.UnionType):
-        return _any([check_of(each) for each in args])
+        return _any(args)
     if origin is Literal:
         return lambda value: value in args
     if origin is tuple:
@@ -371,13 +382,31 @@ def check_of(hint: object) -> Check:
     if origin is not None:
         return callable
     kind = cast("type", hint)
-    if kind in (bool, int, float, str):
+    if kind in _EXACT:
         return lambda value: type(value) is kind
     return lambda value: isinstance(value, kind)
 
 
-def _any(checks: Sequence[Check]) -> Check:
-    return lambda value: any(check(value) for check in checks)
+_EXACT = (bool, int, float, str, types.NoneType)
+
+
+def _any(hints: Sequence[object]) -> Check:
+    """One of several types; classes are compared without a call for each."""
+    exact = frozenset(each for each in hints if each in _EXACT)
+    classes = tuple(
+        each
+        for each in hints
+        if isinstance(each, type)
+        and get_origin(each) is None
+        and each not in exact
+        and each is not TorchValue
+    )
+    others = [check_of(each) for each in hints if each not in exact and each not in classes]
+    return lambda value: (
+        type(value) in exact
+        or isinstance(value, classes)
+        or any(check(value) for check in others)
+    )
 
 
 def _tuple(args: Sequence[object]) -> Check:

@@ -23,13 +23,14 @@ from adjoint.forms.graphs import (
     attribute_of,
     constant_of,
     memory_of,
+    name_graphs,
 )
 from adjoint.graph import descriptors as d
 from adjoint.graph.metadata import CheckpointRegion, GradOf, Mode, next_run, set_entry_mode
 from adjoint.graph.origins import Origin, next_number
 from adjoint.open_types import FromText, TorchValue
 from adjoint.torch_private import expressions
-from adjoint.torch_private.fake import FakeTensor, fake_like
+from adjoint.torch_private.fake import FakeTensor, fake_like, fake_view
 from adjoint.torch_private.graph_modules import module_of
 from adjoint.torch_private.modes import isolated
 from adjoint.torch_private.operators import HigherOrderOperator, OpOverload
@@ -55,6 +56,13 @@ class GraphReading(Reading):
         for fake in ground.fakes:
             self._memories.setdefault(places.setdefault(memory_of(fake), len(places)), fake)
         self._numbers: dict[str, object] = {}
+        self.graphs: list[fx.GraphModule] = []
+        """The graphs that were read, in their order."""
+
+    @property
+    def has_symbols(self) -> bool:
+        """Whether a symbolic number was read."""
+        return bool(self._numbers)
 
     def special(self, tag: str, parts: list[Tree]) -> object:
         match tag:
@@ -63,10 +71,20 @@ class GraphReading(Reading):
                 if type(place) is not int or not 0 <= place < len(self._nodes):
                     raise Malformed(f"there is no node {place}")
                 return self._nodes[place]
-            case "fake" | "graph":
-                made = self._fake(*parts) if tag == "fake" else self._graph(*parts)
-                self._read.append(made)
-                return made
+            case "fake":
+                fake = self._fake(*parts)
+                self._read.append(fake)
+                return fake
+            case "graph":
+                graph = self._graph(*parts)
+                self._read.append(graph)
+                self.graphs.append(graph)
+                return graph
+            case "once":
+                (tree,) = parts
+                once = self.value(tree)
+                self._read.append(once)
+                return once
             case "again":
                 (place,) = parts
                 if type(place) is not int or not 0 <= place < len(self._read):
@@ -169,8 +187,7 @@ class GraphReading(Reading):
             raise Malformed("memory of two dtypes")
         assert made is not None
         if isinstance(made, FakeTensor):
-            with self.ground.fake_mode, torch.no_grad():
-                return made.as_strided(sizes, steps, start).detach()
+            return fake_view(self.ground.fake_mode, made, (sizes, steps, start), where)
         if first is not None or type(start) is not int or start:
             _make_room(made, (*sizes, *steps, start))
             made = made.as_strided(sizes, steps, start)
@@ -268,4 +285,7 @@ def read(text: str | bytes, ground: Ground) -> FromText:
         ):
             raise Inapplicable
         with isolated(), expressions.without_guards(ground.fake_mode.shape_env):
-            return reading.value(tree)
+            value = reading.value(tree)
+    if not ground.symbols and not reading.has_symbols:
+        name_graphs(reading.graphs, ground, text)
+    return value

@@ -18,7 +18,8 @@ import functools
 import json
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import sympy
 import torch
@@ -39,7 +40,7 @@ from adjoint.graph.metadata import (
     value_or_none,
 )
 from adjoint.graph.origins import Origin, origins_of
-from adjoint.open_types import TorchValue
+from adjoint.open_types import FromText, TorchValue
 from adjoint.store.entries import digest_of
 from adjoint.torch_private import expressions, trees
 from adjoint.torch_private.fake import (
@@ -49,7 +50,7 @@ from adjoint.torch_private.fake import (
     storage_key,
 )
 from adjoint.torch_private.modes import isolated
-from adjoint.torch_private.operators import OpOverload, recorded_loop
+from adjoint.torch_private.operators import OpOverload, operator_name, recorded_loop
 from adjoint.torch_private.size_guards import guards_of
 
 # Operators of Python that graphs of symbolic sizes have.
@@ -94,17 +95,24 @@ KNOWN_NAMESPACES = frozenset({"aten", "prims", "adjoint", "torch_nn", "_c10d_fun
 # A constant that a graph has and its ground has not is written with its elements, if these are few.
 MAX_CONSTANT_BYTES = 1 << 20
 
+DESCRIPTORS = (
+    *(d.Argument, d.Parameter, d.Buffer, d.ClosedOver, d.SymbolicSize, d.Result),
+    *(d.ViewBase, d.SyntheticBase, d.InputMutation, d.MetadataMutation, d.IntermediateBase),
+    *(d.ViewArgument, d.ViewValue, d.Saved, d.SavedInput, d.EarlierResult, d.Tangent),
+    *(d.Gradient, d.Seeds, d.EffectToken, d.EffectTokenOut),
+)
+
 GRAPH_FORM = Form(
     [
-        *(d.Argument, d.Parameter, d.Buffer, d.ClosedOver, d.SymbolicSize, d.Result),
-        *(d.ViewBase, d.SyntheticBase, d.InputMutation, d.MetadataMutation, d.IntermediateBase),
-        *(d.ViewArgument, d.ViewValue, d.Saved, d.SavedInput, d.EarlierResult, d.Tangent),
-        *(d.Gradient, d.Seeds, d.EffectToken, d.EffectTokenOut),
+        *DESCRIPTORS,
         *(Mode, CheckpointRegion, GradOf, SourceLine, Segments, Backward, Derivative),
         *c.RECORDS,
     ],
     functions=GRAPH_FUNCTIONS,
 )
+
+# Written once in a document: most nodes have one that another node has, too.
+REPEATED = frozenset({Mode, GradOf, SourceLine, *DESCRIPTORS})
 
 # The metadata of a node that is written as it is; others are handled one by one.
 PLAIN_META = frozenset({"mode", "grad_of", "order", "part_of", "forward", "descriptor"})
@@ -143,8 +151,8 @@ class Ground:
 
     @functools.cached_property
     def digest(self) -> str:
-        """The digest of the graph's text: equal for graphs that any stage treats alike."""
-        return digest_of(self.text)
+        """Equal for graphs that any stage treats alike: a digest of all that the graph is."""
+        return _DIGESTS.get(self.graph_module) or digest_of(self.text)
 
     @functools.cached_property
     def text(self) -> str:
@@ -173,6 +181,8 @@ class Ground:
     @functools.cached_property
     def symbols(self) -> frozenset[sympy.Symbol]:
         """The symbols of its sizes."""
+        if self.graph_module in _DIGESTS:
+            return frozenset()
         _ = self.text
         return expressions.symbols_in(self._symbolic)
 
@@ -181,6 +191,21 @@ class Ground:
         """The namespaces of its operators."""
         targets = [node.target for node in _all_nodes(self.graph_module)]
         return frozenset(each.namespace for each in targets if isinstance(each, OpOverload))
+
+
+# The digests of graphs that are part of a document.  Graphs do not change once they are in one.
+_DIGESTS: weakref.WeakKeyDictionary[fx.GraphModule, str] = weakref.WeakKeyDictionary()
+
+
+def name_graphs(graphs: Sequence[fx.GraphModule], ground: Ground, text: str | bytes) -> None:
+    """Let the graphs of a document have digests without a text of their own.
+
+    Each is determined by the ground, the document, and its place in that.  This does not hold for
+    symbolic sizes, of which more may be known later.
+    """
+    document = digest_of(text)
+    for place, graph_module in enumerate(graphs):
+        _DIGESTS[graph_module] = digest_of(f"{place} of {document} made of {ground.digest}")
 
 
 def _all_nodes(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
@@ -236,7 +261,9 @@ class GraphWriting(Writing):
         self._runs = dict(ground.runs)
         self._nodes: dict[fx.Node, int] = {}
         self._memories: dict[object, int] = {}
-        self._written: dict[int, int] = {}
+        self._written: dict[Hashable, int] = {}
+        self.graphs: list[fx.GraphModule] = []
+        """The graphs that were written, in their order."""
         for fake in ground.fakes if refers else ():
             self._written[id(fake)] = len(self._written)
             self._memories.setdefault(memory_of(fake), len(self._memories))
@@ -246,23 +273,35 @@ class GraphWriting(Writing):
             case fx.Node():
                 return ["node", self._nodes[value]]
             case FakeTensor():
-                return self._once(value, self._fake)
+                return self._once(id(value), value, self._fake)
             case torch.SymInt() | torch.SymFloat():
                 return self._symbolic(value)
             case fx.GraphModule():
-                return self._once(value, self.graph)
+                tree = self._once(id(value), value, self.graph)
+                if tree[0] == "graph":
+                    self.graphs.append(value)
+                return tree
+            case OpOverload():
+                return self._once(value, value, lambda op: ["once", ["op", *operator_name(op)]])
             case Origin():
                 raise Unwritable("an origin outside of a node")
             case _:
                 return None
 
-    def _once(self, value: object, write: Callable[..., Tree]) -> Tree:
-        """The tree of a value, or the number of one that was written before: it is the same."""
-        place = self._written.get(id(value))
+    def record(self, value: FromText) -> Tree:
+        """A dataclass; many nodes have equal ones."""
+        if type(value) in REPEATED:
+            write = super().record
+            return self._once(value, value, lambda each: ["once", write(each)])
+        return super().record(value)
+
+    def _once(self, key: Hashable, value: FromText, write: Callable[[FromText], Tree]) -> Tree:
+        """The tree of a value, or the number of one that was written before for this key."""
+        place = self._written.get(key)
         if place is not None:
             return ["again", place]
         tree = write(value)
-        self._written[id(value)] = len(self._written)
+        self._written[key] = len(self._written)
         self._kept.append(value)
         return tree
 
@@ -424,4 +463,7 @@ def written(value: object, ground: Ground, assumed: Sequence[sympy.Basic] = ()) 
         conditions = [expressions.written(each) for each in assumed]
     except ValueError as error:
         raise Unwritable(str(error)) from error
-    return json.dumps([names, conditions, tree], separators=(",", ":"))
+    text = json.dumps([names, conditions, tree], separators=(",", ":"))
+    if not ground.symbols and not writing.symbolic:
+        name_graphs(writing.graphs, ground, text)
+    return text

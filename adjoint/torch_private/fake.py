@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
+    in_kernel_invocation_manager,
     unset_fake_temporarily,
 )
 from torch.fx.experimental.symbolic_shapes import (
@@ -38,6 +39,7 @@ __all__ = [
     "fake_call",
     "fake_like",
     "fake_mode_with",
+    "fake_view",
     "make_fake",
     "new_fake_mode",
     "op_without_fake",
@@ -118,6 +120,18 @@ def fake_like(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) ->
     return made
 
 
+def fake_view(
+    mode: FakeTensorMode,
+    fake: FakeTensor,
+    window: tuple[Sequence[int], Sequence[int], int],
+    device: torch.device,
+) -> torch.Tensor:
+    """A fake whose memory is that of another; `window`: its sizes, strides and offset."""
+    with torch.no_grad(), in_kernel_invocation_manager(mode):
+        meta = fake.as_strided(*window)
+    return fake_like(mode, meta, device)
+
+
 def with_full_storage(fake: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """`fake` with a storage as large as that of `tensor`; torch's only covers its elements."""
     if type(fake) is FakeTensor and storage_key(fake) is not None:
@@ -129,7 +143,12 @@ def with_full_storage(fake: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 def fake_mode_of(graph_module: fx.GraphModule) -> FakeTensorMode:
     """The fake mode of the values of a graph's nodes; a new one if there are no tensors."""
-    values = [leaf for n in graph_module.graph.nodes for leaf in tree_leaves(n.meta.get("val"))]
+    values = []
+    for node in graph_module.graph.nodes:
+        values = tree_leaves(node.meta.get("val"))
+        # All tensors of a graph have the same mode.
+        if any(isinstance(each, torch.Tensor) for each in values):
+            break
     return detect_fake_mode(values) or new_fake_mode()
 
 
