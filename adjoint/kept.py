@@ -45,7 +45,7 @@ from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.metadata import inputs_of, outputs_of
 from adjoint.graph.show import show_source
 from adjoint.graph.sizes import size_hints
-from adjoint.kernels import CompiledKernels, key_of, load_kept
+from adjoint.kernels import CompiledKernels, load_kept
 from adjoint.loops.plan import Launch, Plan, RowTiles, Step
 from adjoint.options import Options
 from adjoint.rules.registry import USER_RULES
@@ -283,7 +283,7 @@ class Kept:
         def made(claim: Claim) -> PlanProgram | NoProgram:
             found = make()
             if found.kernels is None or not found.kernels.refused:
-                payload = functools.partial(_written, ground, target, found)
+                payload = functools.partial(_written, ground, found)
                 # Another thread must not read constants of a GPU, whose work may be captured.
                 now = payload if target.loader is Loader.LLVM else payload()
                 if now is not None:
@@ -383,7 +383,7 @@ def is_keepable(target: Target) -> bool:
     return target.loader in (Loader.LLVM, Loader.CUDA)
 
 
-def _written(ground: Ground, target: Target, made: CompiledProgram) -> bytes | None:
+def _written(ground: Ground, made: CompiledProgram) -> bytes | None:
     """The text of a program, or that there is none; None: it cannot be written."""
     plan, kernels = made.plan, made.kernels
     if plan is None or kernels is None:
@@ -393,8 +393,7 @@ def _written(ground: Ground, target: Target, made: CompiledProgram) -> bytes | N
         source = kernels.code[launch].source
         if source is None:
             return None
-        digest = key_of(launch.kernel, target)[2]
-        code.append([digest, source.kind, dict(source.facts), source.name])
+        code.append([kernels.digests[launch], source.kind, dict(source.facts), source.name])
     try:
         text = written_plan(without_bodies(plan), ground)
     except Unwritable:

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -46,6 +46,8 @@ class CompiledKernels:
 
     code: dict[Launch, NativeFunction]
     refused: dict[Launch, Exception]
+    digests: dict[Launch, str] = field(default_factory=dict)
+    """Of what each kernel computes."""
 
     def __len__(self) -> int:
         return len(self.code) + len(self.refused)
@@ -158,6 +160,7 @@ def compile_kernels(plan: Plan, target: Target) -> CompiledKernels:
     return CompiledKernels(
         {launch: found[key] for launch, key in keys.items() if key in found},
         {launch: refused[key] for launch, key in keys.items() if key in refused},
+        {launch: key[2] for launch, key in keys.items()},
     )
 
 

@@ -22,10 +22,12 @@ from adjoint import compiler, kept, kernels
 from adjoint.capture import dynamo
 from adjoint.compiler import Compiler
 from adjoint.errors import CacheWarning
+from adjoint.forms import graphs
 from adjoint.kept import Kept, source_digest
 from adjoint.options import Options
 from adjoint.passes import graph_pass
 from adjoint.runtime.cpu import engine, machines
+from adjoint.store.entries import unpacked
 from adjoint.store.keeping import Store, store_for
 from tests.lowering import graph_of
 
@@ -135,6 +137,43 @@ def test_a_second_process_compiles_nothing(store: Store, compilations: Compilati
         "program",
         "derivative",
     }
+
+
+def test_the_digest_of_a_graph_that_is_kept_stands_for_its_text(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is found by such a digest was made of the same text, whoever asks and when."""
+    texts: dict[str, set[str]] = {}
+    digest_of_ground = graphs.Ground.__dict__["digest"].func
+
+    def digest(ground: graphs.Ground) -> str:
+        found: str = digest_of_ground(ground)
+        if ground.graph_module in graphs._DIGESTS:
+            texts.setdefault(found, set()).add(ground.text)
+        return found
+
+    monkeypatch.setattr(graphs.Ground, "digest", property(digest))
+    torch.manual_seed(0)
+    net, x = Network().double(), torch.randn(7, 3, dtype=torch.float64)
+    for _ in range(2):
+        gradients(fresh(net, store), net, x)
+        # Other gradients are asked for.
+        fresh(net, store)(x.requires_grad_()).sum().backward()
+    assert len(texts) > 4
+    assert all(len(each) == 1 for each in texts.values())
+
+
+def test_a_module_of_torchs_has_the_line_that_calls_it_now(store: Store) -> None:
+    """Which is that of the process that reads: no file of the one that wrote is in the text."""
+    net, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh()), torch.randn(2, 3)
+    fresh(net, store)(x)
+    store.flush()
+    files = [each.path for each in store.folder.entries() if each.header.kind == "capture"]
+    assert files
+    for file in files:
+        payload = unpacked(file.read_bytes()).payload
+        assert b"SourceLine" not in payload
+        assert Path(__file__).name.encode() not in payload
 
 
 def test_symbolic_sizes(store: Store, compilations: Compilations) -> None:

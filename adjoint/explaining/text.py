@@ -18,17 +18,17 @@ _RUN = ("forward", "backward")
 
 
 def written(explanation: Explanation) -> str:
-    """The whole text: a summary first, then each part under its heading."""
+    """The whole text: a summary first, then each part under its heading, the listings last."""
     parts = {
         "": _summary(explanation),
-        "time to compile": stages(explanation),
-        "graphs": _graphs(explanation),
         "kernels and library calls, as measured": _timings(explanation.timings),
-        "kernels": _kernels(explanation.graphs),
-        "saved values and memory": [str(explanation.memory)] if explanation.memory else [],
         "what fell back to eager": fallbacks(explanation.fallbacks),
         "what was compiled": compilations(explanation.compilations),
         "not replayed as a CUDA graph": [f"  {why}" for why in explanation.cuda_graphs],
+        "time to compile": stages(explanation),
+        "saved values and memory": [str(explanation.memory)] if explanation.memory else [],
+        "graphs": _graphs(explanation),
+        "kernels": _kernels(explanation.graphs),
     }
     sections: list[str] = []
     for title, lines in parts.items():

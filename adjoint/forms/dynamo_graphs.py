@@ -17,7 +17,7 @@ from torch import fx
 
 from adjoint.forms.form import Tree, Unwritable
 from adjoint.forms.graphs import KNOWN_NAMESPACES, GraphWriting, Ground, attribute_of
-from adjoint.source import line_of_stack_trace
+from adjoint.source import line_of_stack_trace, user_line
 from adjoint.torch_private.fake import FakeTensor, FakeTensorMode, storage_key
 from adjoint.torch_private.functions import method_is_torchs, name_of
 from adjoint.torch_private.functorch import functorch_is_active
@@ -48,6 +48,10 @@ class DynamoGround(Ground):
                 line = line_of_stack_trace(node.stack_trace)
                 if line is not None:
                     self.lines.setdefault(line, len(self.lines))
+        # Modules of torch's have no line of the user's: their ops are those of the line that calls.
+        caller = user_line()
+        if caller is not None:
+            self.lines.setdefault(caller, len(self.lines))
 
     guards_are_checked = True
 

@@ -403,9 +403,7 @@ def _any(hints: Sequence[object]) -> Check:
     )
     others = [check_of(each) for each in hints if each not in exact and each not in classes]
     return lambda value: (
-        type(value) in exact
-        or isinstance(value, classes)
-        or any(check(value) for check in others)
+        type(value) in exact or isinstance(value, classes) or any(check(value) for check in others)
     )
 
 

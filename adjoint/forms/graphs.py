@@ -19,7 +19,8 @@ import json
 import math
 import operator
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import sympy
 import torch
@@ -52,6 +53,8 @@ from adjoint.torch_private.fake import (
 from adjoint.torch_private.modes import isolated
 from adjoint.torch_private.operators import OpOverload, operator_name, recorded_loop
 from adjoint.torch_private.size_guards import guards_of
+
+Key = TypeVar("Key", bound=Hashable)
 
 # Operators of Python that graphs of symbolic sizes have.
 _PYTHON = (
@@ -128,15 +131,23 @@ class Ground:
     def __init__(self, graph_module: fx.GraphModule) -> None:
         self.graph_module = graph_module
         self._symbolic: list[object] = []
-        self.lines: dict[SourceLine, int] = {}
-        self.runs: dict[int, int] = {0: 0}
-        for node in _all_nodes(graph_module):
-            line, region = node.meta.get("source"), node.meta.get("region")
-            if line is not None:
-                self.lines.setdefault(line, len(self.lines))
-            if region is not None:
-                self.runs.setdefault(region.recomputed, len(self.runs))
-        self.origins = {each: place for place, each in enumerate(_origins_in(graph_module))}
+
+    @functools.cached_property
+    def lines(self) -> dict[SourceLine, int]:
+        """The user's lines that its nodes are of."""
+        found = (node.meta.get("source") for node in _all_nodes(self.graph_module))
+        return _numbered(line for line in found if line is not None)
+
+    @functools.cached_property
+    def runs(self) -> dict[int, int]:
+        """The runs of checkpointed regions; 0: the program's own."""
+        found = (node.meta.get("region") for node in _all_nodes(self.graph_module))
+        return _numbered([0, *(each.recomputed for each in found if each is not None)])
+
+    @functools.cached_property
+    def origins(self) -> dict[Origin, int]:
+        """The origins of its values."""
+        return _numbered(_origins_in(self.graph_module))
 
     @functools.cached_property
     def fakes(self) -> list[FakeTensor]:
@@ -191,6 +202,11 @@ class Ground:
         """The namespaces of its operators."""
         targets = [node.target for node in _all_nodes(self.graph_module)]
         return frozenset(each.namespace for each in targets if isinstance(each, OpOverload))
+
+
+def _numbered(values: Iterable[Key]) -> dict[Key, int]:
+    """Each value with its place among those that differ."""
+    return {value: place for place, value in enumerate(dict.fromkeys(values))}
 
 
 # The digests of graphs that are part of a document.  Graphs do not change once they are in one.

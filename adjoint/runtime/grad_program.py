@@ -18,6 +18,7 @@ from adjoint.graph.boundary import (
     attempt,
     differentiating,
     is_raised_in_user_code,
+    location_of_graph,
     warn_of_fallback,
 )
 from adjoint.graph.derivative import Backward, Derivative
@@ -162,8 +163,10 @@ class GradProgram(NodeProgram):
                         assert found is not None, "there is a backward graph for all sizes"
                     except Full as full:
                         why = f"{full}; now sizes are {shown(sizes)}"
-                        op = "a function of symbolic sizes"
-                        raise DifferentiationError(op, 1, why) from full.__cause__
+                        place = location_of_graph(self.derivative.graph_module)
+                        raise DifferentiationError(
+                            place.op, 1, why, place.source
+                        ) from full.__cause__
             ready, own_sizes = self._narrowed(found.value, wanted), found.own(sizes)
         key = (of, wanted, sizes, found.sizing.count)
         recent = _RecentBackward(key, found.sizing, ready, own_sizes)

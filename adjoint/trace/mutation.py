@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from adjoint.errors import CaptureError
+from adjoint.errors import CaptureError, SourceLine
 from adjoint.open_types import OpKeywords
 from adjoint.torch_private.operators import (
     OpOverload,
@@ -25,8 +25,10 @@ class Functional:
     dropped: frozenset[str]
     renamed: tuple[tuple[str, str], ...] = ()
 
-    def arguments(self, of: OpOverload, named: OpKeywords) -> OpKeywords:
-        """The arguments of this op, given those of a call of the mutating op `of`."""
+    def arguments(
+        self, of: OpOverload, named: OpKeywords, source: SourceLine | None = None
+    ) -> OpKeywords:
+        """The arguments of this op, given those of a call of the mutating op `of` at `source`."""
         defaults = {p.name: p.default_value for p in of._schema.arguments if p.has_default_value()}
         required = {p.name for p in self.op._schema.arguments if not p.has_default_value()}
         filled = {name: value for name, value in defaults.items() if name in required}
@@ -36,6 +38,7 @@ class Functional:
                 str(of),
                 "its pure counterpart draws from the default generator, not from the one given",
                 "draw outside the compiled function, or by torch.randint",
+                source,
             )
         kept = {name: value for name, value in named.items() if name not in self.dropped}
         return {names.get(name, name): value for name, value in {**filled, **kept}.items()}

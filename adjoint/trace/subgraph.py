@@ -12,6 +12,7 @@ from adjoint.failing import call_user_code
 from adjoint.graph.metadata import Mode, set_entry_mode
 from adjoint.graph.purity import remove_dead_code
 from adjoint.open_types import OpArgument, TorchValue
+from adjoint.source import user_line
 from adjoint.torch_private.autograd import applied
 from adjoint.torch_private.graph_modules import module_of
 from adjoint.trace.emission import Emitter, current_mode
@@ -104,6 +105,7 @@ def opaque(shown: Sequence[object], inputs: Sequence[object], name: str) -> list
     Their derivative inside the traced program is refused.
     """
     sources = [t for t in inputs if isinstance(t, torch.Tensor)]
+    line = user_line()
 
     class Opaque(torch.autograd.Function):
         @staticmethod
@@ -118,6 +120,7 @@ def opaque(shown: Sequence[object], inputs: Sequence[object], name: str) -> list
                 f"a derivative of {name} inside the captured function",
                 "its body is differentiated only when the whole program is",
                 "take the derivative outside the compiled function",
+                line,
             )
 
     return list(applied(Opaque, *sources))

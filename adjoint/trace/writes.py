@@ -94,7 +94,7 @@ def _pure_call(
     if variant is None:
         args, kwargs = unbind(op, nodes)
         return tracer.emitter.call(on_copies, (op, written, args, kwargs), mode=mode)
-    arguments = variant.arguments(op, nodes)
+    arguments = variant.arguments(op, nodes, tracer.emitter.source())
     return tracer.emitter.call(variant.op, *unbind(variant.op, arguments), mode=mode)
 
 

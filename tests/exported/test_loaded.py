@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from adjoint.errors import LoadError
 from adjoint.exported.loaded import LoadedProgram
@@ -72,6 +73,11 @@ def test_it_is_no_function_to_transform(program: LoadedProgram) -> None:
         torch.func.vmap(lambda x: program(x, Y, 3))(torch.rand(2, 4, 3))
     with pytest.raises(LoadError, match="forward mode"):
         torch.func.jvp(lambda x: program(x, Y, 3), (X,), (X,))
+
+
+def test_a_mode_that_would_see_no_operators(program: LoadedProgram) -> None:
+    with TorchDispatchMode(), pytest.raises(LoadError, match="TorchDispatchMode is active"):
+        program(X, Y, 3)
 
 
 def test_other_strides_are_laid_out(program: LoadedProgram) -> None:

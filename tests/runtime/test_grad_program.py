@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from adjoint.errors import DifferentiationError
 from adjoint.runtime import grad_program
+from adjoint.runtime.specializations import Full, SizeSpecializations
 from tests.differentiation import bridged
 from tests.parity import leaf
 
@@ -62,3 +64,18 @@ def test_gradients_that_nobody_waits_for_are_left_out() -> None:
     ]
     assert counts == [2, 1]
     assert program.backward((0,), (1,), {})[0] is part
+
+
+def test_sizes_of_too_many_kinds_name_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = torch.compile(lambda x: x.sin().sum(), backend="adjoint", dynamic=True)
+    loss = compiled(torch.rand(3, requires_grad=True))
+
+    def make(*_: object) -> None:
+        raise Full("its backward was made 8 times for sizes of different kinds")
+
+    monkeypatch.setattr(SizeSpecializations, "make", make)
+    with pytest.raises(
+        DifferentiationError, match="8 times for sizes of different kinds; now sizes are"
+    ) as raised:
+        loss.backward()
+    assert "lambda x: x.sin().sum()" in str(raised.value)

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 import adjoint
+from adjoint.errors import CaptureError, SourceLine
 from adjoint.trace.mutation import (
+    Functional,
     bind,
     changes_metadata_only,
     functional_variant,
@@ -49,6 +51,14 @@ def test_the_pure_counterpart_of_a_kernel_of_cudnn_takes_its_arguments() -> None
     taken = pure.arguments(op, given)
     assert list(taken) == [argument.name for argument in pure.op._schema.arguments]
     assert (taken["momentum"], taken["eps"]) == ("exponential_average_factor", "epsilon")
+
+
+def test_a_generator_that_the_pure_counterpart_does_not_take_is_refused() -> None:
+    line = SourceLine("model.py", 3, "forward", "x.random_(generator=g)")
+    pure = Functional(aten.clone.default, frozenset({"generator"}))
+    with pytest.raises(CaptureError, match="draws from the default generator") as raised:
+        pure.arguments(aten.random_.default, {"self": 0, "generator": torch.Generator()}, line)
+    assert raised.value.source == line
 
 
 def test_an_op_of_another_namespace_has_no_pure_counterpart() -> None:
