@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
@@ -115,3 +118,31 @@ def test_what_falls_back_is_said() -> None:
         explained = explain(adjoint.grad(branching), torch.rand(5))
     assert explained.fallbacks
     assert "what fell back to eager" in str(explained)
+
+
+def test_a_call_that_nobody_explains_runs_nothing_of_it() -> None:
+    """The same functions are called as before, and none of them observes."""
+
+    def calls() -> Counter[str]:
+        found: Counter[str] = Counter()
+
+        def see(frame: FrameType, event: str, _: object) -> None:
+            if event == "call":
+                found[f"{frame.f_code.co_filename} {frame.f_code.co_name}"] += 1
+
+        sys.setprofile(see)
+        try:
+            compiled(x).sum().backward()
+        finally:
+            sys.setprofile(None)
+        return found
+
+    compiled = torch.compile(lambda x: x.sin() * 2, backend="adjoint")
+    x = torch.rand(3, requires_grad=True)
+    for _ in range(3):
+        compiled(x).sum().backward()
+    before = calls()
+    explain(lambda x: x.cos() * 2, x)
+    assert calls() == before
+    parts = ("explaining", "checking", "observing", "progress")
+    assert not [each for each in before if any(f"adjoint/{part}" in each for part in parts)]

@@ -214,7 +214,11 @@
           const number = numbers.get(`${file}:${place + 1}`);
           return { number: number === undefined ? null : number, fill: (row) => row.append(made("span", "number", String(place + 1)), text) };
         }));
-        const first = DATA.lines.filter((line) => line.file === file).map((line) => line.line);
+        it.scroll();
+      },
+      // To the first line that something was compiled of; has no effect while the tab is hidden.
+      scroll() {
+        const first = DATA.lines.filter((line) => line.file === it.file).map((line) => line.line);
         rows.element.scrollTop = Math.max(0, ROW * (Math.min(...first) - 4));
       },
     };
@@ -263,7 +267,12 @@
     return it;
   }
   canonical();
-  const preferred = (graphs) => graphs.find((g) => DATA.graphs[g].is_lowered) ?? graphs[0];
+  // The largest that runs: a program may begin with graphs that compute nothing.
+  const preferred = (graphs) => {
+    const size = (g) => DATA.graphs[g].values.length;
+    const run = graphs.filter((g) => DATA.graphs[g].is_lowered && size(g));
+    return (run.length ? run : graphs).reduce((best, g) => (size(g) > size(best) ? g : best));
+  };
   const graphColumns = [["forward", (g) => g.order === 0], ["derivative", (g) => g.order > 0]].flatMap(([role, is]) => {
     const graphs = DATA.graphs.map((g, place) => place).filter((place) => is(DATA.graphs[place]));
     if (!graphs.length) return [];
@@ -459,7 +468,7 @@
       svg.append(drawn("line", { class: "grid", x1: LEFT, x2: WIDTH - 24, y1: py(10 ** e), y2: py(10 ** e) }));
       svg.append(drawn("text", { x: LEFT - 6, y: py(10 ** e) + 4, class: "end" }, e >= 9 ? `${10 ** (e - 9)} G` : e >= 6 ? `${10 ** (e - 6)} M` : e >= 3 ? `${10 ** (e - 3)} k` : String(10 ** e)));
     }
-    svg.append(drawn("text", { x: (LEFT + WIDTH) / 2, y: HEIGHT - 6, class: "middle" }, "FLOP for each byte"));
+    svg.append(drawn("text", { x: (LEFT + WIDTH) / 2, y: HEIGHT - 12, class: "middle" }, "FLOP for each byte"));
     const knee = rates.operators_per_second / rates.bytes_per_second;
     const from = Math.max(10 ** x0, 10 ** y0 / rates.bytes_per_second);
     svg.append(drawn("line", { class: "limit", x1: px(from), y1: py(from * rates.bytes_per_second), x2: px(Math.min(knee, 10 ** x1)), y2: py(Math.min(knee, 10 ** x1) * rates.bytes_per_second) }));
@@ -483,11 +492,15 @@
 
   // Tabs, search, keys, theme.
   const tabs = [...document.querySelectorAll("header nav.tabs button")];
+  let wasShown = false;
   function showTab(name) {
     for (const button of tabs) button.setAttribute("aria-selected", String(button.dataset.tab === name));
     for (const section of document.querySelectorAll("section.tab")) section.classList.toggle("shown", section.id === name);
     document.body.dataset.tab = name;
-    if (name === "links") lists.forEach((each) => each.draw());
+    if (name !== "links") return;
+    if (!wasShown) source.scroll();
+    wasShown = true;
+    lists.forEach((each) => each.draw());
   }
   tabs.forEach((button) => button.addEventListener("click", () => showTab(button.dataset.tab)));
 
