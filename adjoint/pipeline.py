@@ -21,6 +21,7 @@ from adjoint.optimize import (
     parts,
     products,
     quantized,
+    softmax,
     uniform,
     views,
 )
@@ -38,6 +39,7 @@ from adjoint.optimize.memory_formats import choose_memory_format
 from adjoint.optimize.parts import join_parts
 from adjoint.optimize.products import join_products
 from adjoint.optimize.quantized import multiply_integers
+from adjoint.optimize.softmax import recognize_softmax
 from adjoint.optimize.uniform import fold_uniform_values
 from adjoint.optimize.views import merge_views
 from adjoint.partition.dropout import open_dropout
@@ -57,6 +59,7 @@ JOIN_PARTS = Pass("join-parts", join_parts, rules=parts.RULES)
 JOIN_PRODUCTS = Pass("join-products", join_products, rules=products.RULES)
 CANCEL_CASTS = Pass("cancel-casts", cancel_casts, rules=casts.RULES)
 FOLD_UNIFORM_VALUES = Pass("fold-uniform-values", fold_uniform_values, rules=uniform.RULES)
+RECOGNIZE_SOFTMAX = Pass("recognize-softmax", recognize_softmax, rules=softmax.RULES)
 INLINE_CUSTOM_FUNCTIONS = Pass("inline-custom-functions", inline_custom_functions)
 FOLD_LITERALS = Pass("fold-literals", fold_literals)
 NARROW_MASKS = Pass("narrow-masks", narrow_masks)
@@ -104,6 +107,9 @@ def primal(wrt: Sequence[int]) -> tuple[Pass, ...]:
     """On a program, before it is differentiated with respect to the inputs at positions `wrt`."""
     return (
         SPLIT_CONVOLUTION_BIAS,
+        # Scales and fills of masks become numbers.
+        FOLD_LITERALS,
+        RECOGNIZE_SOFTMAX,
         Pass("fuse-attention", partial(fuse_attention, wrt=tuple(wrt)), "primal"),
         Pass("chunk-cross-entropy", partial(chunk_cross_entropy, wrt=tuple(wrt)), "primal"),
     )

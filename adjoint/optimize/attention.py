@@ -3,10 +3,12 @@
     softmax(q k^T * scale + mask) v  =  scaled_dot_product_attention(q, k, v, mask, scale)
 
 However it is written: products by `matmul`, `einsum` or `bmm` over merged heads; the scale a factor
-or a divisor, before or after the product; a mask that is added, or that fills with -inf or with the
-lowest number; one head of keys for several of queries; casts around the softmax, as autocast makes
-them.  What all have in common is two products with a softmax over the last axis between them, and
-between these only reshapes that keep the order of elements, copies, casts and the scale and mask.
+or a divisor, a number or a tensor, before or after the product and the mask; a mask that is added,
+or that fills with -inf or with the lowest number; one head of keys for several of queries; casts
+around the softmax, as autocast makes them; and all of it transposed, as where channels come before
+positions.  What all have in common is two products with a softmax between them, over an axis that
+both products have, and between these only reshapes that keep the order of elements, copies, casts
+and what `optimize/scores.py` knows.
 
 It runs before differentiation, so the fused backward is used, and at higher orders the composition
 of `rules/attention.py`.
@@ -22,50 +24,36 @@ of `rules/attention.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import fx
 
-from adjoint.graph.metadata import (
-    arguments_of,
-    callee_of,
-    computes_tensor,
-    inputs_of,
-    operand_of,
-    tensor_of,
-    value_of,
-)
+from adjoint.graph.metadata import arguments_of, inputs_of, tensor_of
 from adjoint.graph.reachability import reachable
 from adjoint.graph.sizes import assuming
-from adjoint.open_types import OpArgument, OpArguments
-from adjoint.optimize.casts import is_cast
-from adjoint.optimize.uniform import uniform_value
+from adjoint.optimize.scores import (
+    COPIES,
+    PRODUCTS,
+    RESHAPES,
+    VIEWS,
+    Bias,
+    Factor,
+    Scores,
+    keeps_order,
+    scores_of,
+    walk_views,
+)
 from adjoint.rewrite.engine import rewrite
-from adjoint.rewrite.patterns import Match, NoMatch, Rest, arguments, call
+from adjoint.rewrite.patterns import Match, Rest, call
 from adjoint.rewrite.rules import Replacement, Rule, Traced
 from adjoint.rewrite.tracing import operators_of
 from adjoint.torch_private.symbols import same_number, same_numbers
 
 aten = torch.ops.aten
 
-PRODUCTS = (aten.bmm.default, aten.mm.default)
-RESHAPES = (aten.view.default, aten._unsafe_view.default)
-VIEWS = frozenset(
-    {
-        *RESHAPES,
-        aten.expand.default,
-        aten.permute.default,
-        aten.transpose.int,
-        aten.t.default,
-        aten.unsqueeze.default,
-        aten.squeeze.dim,
-        aten.squeeze.dims,
-    }
-)
-COPIES = frozenset({aten.clone.default, aten.alias.default})
 SOFTMAX = aten._softmax.default
 
 FUSED = frozenset(
@@ -77,250 +65,79 @@ FUSED = frozenset(
     }
 )
 
-# A number that a mask fills with has no weight if it is at most this.
-LOWEST_SCORE = -1e9
+# As the last of some views.
+_TRANSPOSE = (aten.transpose.int, -2, -1)
 
 
 @dataclass(frozen=True)
-class _Bias:
-    """What is added to the scores, or what replaces them where a mask holds."""
+class _Operand:
+    """A value of the graph that is query, key or value, or the transpose of it."""
 
-    tensor: fx.Node
-    fill: float | None = None
-    """None: the tensor is added.  Else it is a mask, and scores are this number where it holds."""
-    inverted: bool = False
-    """The number is where the mask does not hold."""
-    rank: int = 0
-    """The number of axes of the scores where it is added."""
+    node: fx.Node
+    transposed: bool = False
 
 
-@dataclass(frozen=True)
-class _Scores:
-    """softmax(scale * product + biases)"""
+def _operand(
+    node: fx.Node, lead: Sequence[int], length: int, width: int, transposed: bool
+) -> _Operand:
+    """The earliest value with the axes `lead`, `length`, `width` of which `node` is a reshape.
 
-    product: tuple[OpArgument, OpArgument]
-    """The two operands of the product."""
-    scale: float = 1.0
-    biases: tuple[_Bias, ...] = ()
-    shape: tuple[int, ...] | None = None
-    """The shape of the scores where a bias is added, with most axes."""
-
-    def with_bias(self, node: fx.Node, bias: _Bias) -> _Scores:
-        shape = tuple(tensor_of(node).shape)
-        bias = replace(bias, rank=len(shape))
-        # Reshapes between keep the order of elements: with most axes, heads have one.
-        kept = self.shape if self.shape and len(self.shape) >= len(shape) else shape
-        return replace(self, biases=(*self.biases, bias), shape=kept)
-
-
-def _walk_views(node: fx.Node) -> list[fx.Node]:
-    """The values that `node` is a view, copy or cast of, itself first."""
-    chain = [node]
-    while True:
-        last = chain[-1]
-        is_step = last.target in VIEWS or last.target in COPIES or is_cast(last)
-        if last.op != "call_function" or not is_step:
-            return chain
-        chain.append(operand_of(last))
-
-
-def _keeps_order(chain: Sequence[fx.Node], *then: OpArguments) -> bool:
-    """Whether the views from the last of `chain` to the first, and `then`, keep the order of
-    elements.
-
-    They do if they make a dense tensor of a dense one; a copy changes no element's place.
+    `transposed`: `node` has the last two axes in the other order.
     """
-    value = tensor_of(chain[-1])
-    view = value.new_empty(value.shape)
-    try:
-        for node in reversed(chain[:-1]):
-            if node.target in VIEWS:
-                target = callee_of(node)
-                args = fx.map_arg(tuple(node.args[1:]), value_of)
-                view = (aten.view.default if target in RESHAPES else target)(view, *args)
-        for op, *more in then:
-            view = op(view, *more)
-    except (RuntimeError, ValueError, IndexError):
-        return False
-    if view.numel() is not value.numel() and not same_number(view.numel(), value.numel()):
-        return False
-    expected: int | torch.SymInt = 1
-    axes: list[tuple[int | torch.SymInt, int | torch.SymInt]]
-    axes = list(zip(view.shape, view.stride(), strict=True))
-    for size, stride in reversed(axes):
-        if not (isinstance(size, int) and size == 1) and not same_number(stride, expected):
-            return False
-        expected = expected * size
-    return True
-
-
-def _before_reshape(match: Match, node: fx.Node, ops: Sequence[object]) -> fx.Node:
-    """The call of one of `ops` that `node` is a reshape of; everything between is absorbed."""
-    chain = _walk_views(node)
-    if chain[-1].target not in ops or not _keeps_order(chain):
-        raise NoMatch
-    for each in chain:
-        match.absorb(each, *VIEWS, *COPIES, aten._to_copy.default, *ops)
-    return chain[-1]
-
-
-def _operand(node: fx.Node, shape: Sequence[object], *then: tuple[object, ...]) -> fx.Node | None:
-    """The earliest value of this shape of which `node`, after `then`, is a reshape."""
-    chain = _walk_views(node)
+    chain = walk_views(node)
     dtype = tensor_of(node).dtype
-    for length in range(len(chain), 0, -1):
-        value = tensor_of(chain[length - 1])
-        fits = value.dtype == dtype and same_numbers(value.shape, shape)
-        if fits and _keeps_order(chain[:length], *then):
-            return chain[length - 1]
-    return None
-
-
-def _scores(match: Match, node: object) -> _Scores:
-    """What the argument of the softmax is made of."""
-    if not isinstance(node, fx.Node) or not computes_tensor(node):
-        raise NoMatch
-    chain = _walk_views(node)
-    if len(chain) > 1:
-        if not _keeps_order(chain) or any(map(_narrows, chain)):
-            raise NoMatch
-        for each in chain[:-1]:
-            match.absorb(each, *VIEWS, *COPIES, aten._to_copy.default)
-        return _scores(match, chain[-1])
-    if node.target in PRODUCTS:
-        match.absorb(node, *PRODUCTS)
-        return _Scores((node.args[0], node.args[1]))
-    match.absorb(node, *_STEPS)
-    return _STEPS[node.target](match, node)
-
-
-def _narrows(node: fx.Node) -> bool:
-    """Whether this is a cast that loses digits."""
-    return is_cast(node) and tensor_of(node).itemsize < tensor_of(operand_of(node)).itemsize
-
-
-def _number(value: object) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise NoMatch
-    return float(value)
-
-
-def _scaled(match: Match, node: fx.Node) -> _Scores:
-    x, factor = node.args[:2]
-    factor = _number(factor)
-    inner = _scores(match, x)
-    if inner.biases or not math.isfinite(factor):
-        raise NoMatch
-    is_quotient = node.target in (aten.div.Tensor, aten.div.Scalar)
-    if is_quotient and not factor:
-        raise NoMatch
-    return replace(inner, scale=inner.scale / factor if is_quotient else inner.scale * factor)
-
-
-def _biased(match: Match, node: fx.Node) -> _Scores:
-    if node.kwargs.get("alpha", 1) != 1:
-        raise NoMatch
-    for scores, bias in (node.args[:2], node.args[1::-1]):
-        is_tensor = isinstance(bias, fx.Node) and computes_tensor(bias)
-        if not is_tensor or not _leads_to_product(scores):
-            continue
-        inner = _scores(match, scores)
-        return inner.with_bias(node, _Bias(bias))  # type: ignore[arg-type]
-    raise NoMatch
-
-
-def _added_product(match: Match, node: fx.Node) -> _Scores:
-    """beta * bias + alpha * product"""
-    given = arguments(node.target, node.args, node.kwargs)
-    inner = _Scores((given["batch1"], given["batch2"]), _number(given["alpha"]))
-    beta = _number(given["beta"])
-    if not beta:
-        return inner
-    if beta != 1:
-        raise NoMatch
-    return inner.with_bias(node, _Bias(given["self"]))
-
-
-def _leads_to_product(node: object) -> bool:
-    """Whether scores may come from here, so that the other operand is the bias."""
-    while isinstance(node, fx.Node) and computes_tensor(node):
-        node = _walk_views(node)[-1]
-        if node.target in PRODUCTS or node.target is aten.baddbmm.default:
-            return True
-        if node.target not in _STEPS:
-            return False
-        node = node.args[1] if node.target is aten.where.self else node.args[0]
-    return False
-
-
-def _filled(match: Match, node: fx.Node) -> _Scores:
-    x, mask, number = node.args[:3]
-    fill = _lowest(number)
-    inner = _scores(match, x)
-    return inner.with_bias(node, _Bias(mask, fill))  # type: ignore[arg-type]
-
-
-def _selected(match: Match, node: fx.Node) -> _Scores:
-    mask, one, other = node.args
-    if _leads_to_product(one):
-        inner, fill, inverted = _scores(match, one), _lowest(other), True
-    else:
-        inner, fill, inverted = _scores(match, other), _lowest(one), False
-    return inner.with_bias(node, _Bias(mask, fill, inverted))  # type: ignore[arg-type]
-
-
-def _lowest(number: object) -> float:
-    """A number that leaves no weight; a tensor of one element holds it in most programs."""
-    value = uniform_value(number)
-    if value is None or not value <= LOWEST_SCORE:
-        raise NoMatch
-    return float(value)
-
-
-_STEPS: dict[object, Callable[[Match, fx.Node], _Scores]] = {
-    aten.mul.Tensor: _scaled,
-    aten.mul.Scalar: _scaled,
-    aten.div.Tensor: _scaled,
-    aten.div.Scalar: _scaled,
-    aten.add.Tensor: _biased,
-    aten.baddbmm.default: _added_product,
-    aten.masked_fill.Scalar: _filled,
-    aten.masked_fill.Tensor: _filled,
-    aten.where.self: _selected,
-    aten.where.ScalarOther: _selected,
-    aten.where.ScalarSelf: _selected,
-}
+    then = (_TRANSPOSE,) if transposed else ()
+    for shape in ((*lead, length, width), (*tensor_of(node).shape[:-2], length, width)):
+        for count in range(len(chain), 0, -1):
+            value = tensor_of(chain[count - 1])
+            fits = value.dtype == dtype and same_numbers(value.shape, shape)
+            if fits and keeps_order(chain[:count], *then):
+                return _Operand(chain[count - 1])
+    return _Operand(node, transposed)
 
 
 @dataclass(frozen=True)
 class _Attention:
     """One attention, found in a graph."""
 
-    query: fx.Node
-    key: fx.Node
-    value: fx.Node
+    query: _Operand
+    key: _Operand
+    value: _Operand
     lead: tuple[int, ...]
     """Of the scores, the axes before rows and columns: batch and heads, batch, or none."""
     scale: float
-    biases: tuple[_Bias, ...]
+    biases: tuple[Bias, ...]
+    factors: tuple[Factor, ...]
     shape: tuple[int, ...]
     """Of the result."""
     dense: bool
     """Whether the result is dense, as that of a product is."""
-    turned: bool
-    """Whether the key is given as its transpose."""
+    over_rows: bool
+    """Whether the scores are given as their transpose, and so are the biases."""
+    transposed: bool
+    """Whether the result is the transpose."""
+
+    @property
+    def inputs(self) -> tuple[_Operand, _Operand, _Operand]:
+        return (self.query, self.key, self.value)
 
     @property
     def operands(self) -> list[fx.Node]:
-        return [self.query, self.key, self.value, *(each.tensor for each in self.biases)]
+        tensors = (each.tensor for each in (*self.biases, *self.factors))
+        return [*(each.node for each in self.inputs), *tensors]
 
-    def __call__(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *biases: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, *operands: torch.Tensor) -> torch.Tensor:
         """The fused call, in torch."""
-        key = key.transpose(-2, -1) if self.turned else key
-        query, key, value = (self._with_heads(each) for each in (query, key, value))
-        added, filled = self._masks(biases, query.dtype)
+        query, key, value = (
+            self._with_heads(given.transpose(-2, -1) if each.transposed else given)
+            for each, given in zip(self.inputs, operands[:3], strict=True)
+        )
+        count = 3 + len(self.biases)
+        added, filled = self._masks(operands[3:count], query.dtype)
+        for factor, given in zip(self.factors, operands[count:], strict=True):
+            # A tensor without axes takes part in type promotion as a number does.
+            each = self._broadcast(given, factor.rank) if given.dim() else given
+            query = query / each if factor.divides else query * each
         mask = added if filled is None else ~filled
         if added is not None and filled is not None:
             mask = added.masked_fill(filled, -math.inf)
@@ -335,6 +152,8 @@ class _Attention:
             out = out * torch.where(nothing, math.nan, 1.0).to(out.dtype)
         if hidden is not None:
             out = torch.where(hidden, self._of_equal_weights(value, hidden), out)
+        if self.transposed:
+            out = out.transpose(-2, -1)
         if self.dense:
             out = out.contiguous()
         if not same_numbers(out.shape, self.shape):
@@ -369,8 +188,10 @@ class _Attention:
         filled: torch.Tensor | None = None
         for bias, given in zip(self.biases, biases, strict=True):
             part = self._broadcast(given, bias.rank)
+            part = part.transpose(-2, -1) if self.over_rows else part
             if bias.fill is None:
                 part = part.to(dtype)
+                part = part if bias.scale == 1 else part * bias.scale
                 added = part if added is None else added + part
             else:
                 part = ~part if bias.inverted else part
@@ -410,55 +231,96 @@ def _found(match: Match, dense: bool) -> _Attention | None:
     elif [each.target for each in root.users if each.target in RESHAPES] and len(root.users) == 1:
         return None  # Matched at the reshape, which needs no copy of the result.
     weights, values = arguments_of(product)
-    softmax = _before_reshape(match, weights, (SOFTMAX,))
+    transposed = walk_views(weights)[-1].target is not SOFTMAX
+    if transposed:  # values weights^T
+        weights, values = values, weights
+    chain = walk_views(weights)
+    softmax = chain[-1]
+    if softmax.target is not SOFTMAX:
+        return None
     rank = tensor_of(softmax).dim()
-    axis = arguments_of(softmax)[1]
-    if not rank or axis % rank != rank - 1:
+    if rank < 2:
         return None
-    scores = _scores(match, softmax.args[0])
-    # Reshapes between keep the order of elements; where biases are added, heads have an axis.
-    shape = scores.shape or tuple(tensor_of(softmax).shape)
-    *lead, rows, columns = shape
-    if len(lead) > 2 or not same_numbers(shape[-2:], tensor_of(weights).shape[-2:]):
+    axis = arguments_of(softmax)[1] % rank - rank
+    over_rows = axis == -2
+    if axis not in (-1, -2):
         return None
+    if not keeps_order(chain, *((_TRANSPOSE,) if over_rows != transposed else ())):
+        return None
+    for each in chain:
+        match.absorb(each, *VIEWS, *COPIES, aten._to_copy.default, SOFTMAX)
+    scores = scores_of(match, softmax.args[0])
+    shape = _shape_of_scores(scores, tuple(tensor_of(softmax).shape), over_rows)
     one, other = scores.product
-    if not all(isinstance(each, fx.Node) for each in (one, other, values)):
+    if shape is None or not all(isinstance(each, fx.Node) for each in (one, other, values)):
         return None
-    width, value_width = tensor_of(one).shape[-1], tensor_of(values).shape[-1]
-    query = _operand(one, (*lead, rows, width)) or one
-    turned = (aten.transpose.int, -2, -1)
-    key = _operand(other, (*lead, columns, width), turned)
-    if key is None:
-        merged = (*tensor_of(other).shape[:-2], columns, width)
-        key = _operand(other, merged, turned)
-    value = _operand(values, (*lead, columns, value_width)) or values
+    *lead, rows, columns = shape
+    if over_rows:
+        rows, columns = columns, rows
+    given = tensor_of(weights).shape[-2:]
+    if not same_numbers((columns, rows) if transposed else (rows, columns), given):
+        return None
+    if over_rows:
+        one, other = other, one
+    width = tensor_of(one).shape[-2 if over_rows else -1]
+    value_width = tensor_of(values).shape[-2 if transposed else -1]
     found = _Attention(
-        query,
-        key or other,
-        value,
+        _operand(one, lead, rows, width, over_rows),
+        _operand(other, lead, columns, width, not over_rows),
+        _operand(values, lead, columns, value_width, transposed),
         tuple(lead),
         scores.scale,
         scores.biases,
-        tuple(tensor_of(root).shape),
+        scores.factors,
+        tuple(tensor_of(match.root).shape),
         dense,
-        key is None,
+        over_rows,
+        transposed,
     )
     return found if _fits(found, len(shape)) else None
 
 
+def _shape_of_scores(
+    scores: Scores, softmax: tuple[int, ...], over_rows: bool
+) -> tuple[int, ...] | None:
+    """The shape in which scores have an axis for heads, if they have one.
+
+    Reshapes between keep the order of elements.  Without a bias, rows of several heads may be rows
+    of one, as `einsum` makes them.
+    """
+    shape = scores.shape or softmax
+    if not same_number(math.prod(shape), math.prod(scores.produced)):
+        return None  # A bias has more axes than the product.
+    if not same_number(shape[-1], softmax[-1]) or not same_number(shape[-1], scores.produced[-1]):
+        return None
+    if len(shape) <= 4 and same_number(shape[-2], scores.produced[-2]):
+        return shape if same_number(shape[-2], softmax[-2]) or not over_rows else None
+    return None if scores.shape or over_rows else scores.produced
+
+
 def _fits(found: _Attention, rank: int) -> bool:
-    query, key, value = (tensor_of(each) for each in found.operands[:3])
+    query, key, value = (tensor_of(each.node) for each in found.inputs)
     if not (query.dtype == key.dtype == value.dtype and query.is_floating_point()):
         return False
     if not found.is_one_mask():
         return False
+    if not all(_has_axes(each, rank) and _fits_dtype(each, query) for each in found.factors):
+        return False
     return all(
-        tensor_of(bias.tensor).dim() <= bias.rank <= rank
-        and bias.rank >= rank - 1
+        _has_axes(bias, rank)
         and (bias.fill is None or tensor_of(bias.tensor).dtype == torch.bool)
         and tensor_of(bias.tensor).device == query.device
         for bias in found.biases
     )
+
+
+def _has_axes(given: Bias | Factor, rank: int) -> bool:
+    return tensor_of(given.tensor).dim() <= given.rank <= rank and given.rank >= rank - 1
+
+
+def _fits_dtype(factor: Factor, query: torch.Tensor) -> bool:
+    value = tensor_of(factor.tensor)
+    return value.device == query.device and (not value.dim() or value.dtype == query.dtype)
 
 
 def _rule(name: str, dense: bool, differentiated: set[str]) -> Rule:
@@ -466,7 +328,8 @@ def _rule(name: str, dense: bool, differentiated: set[str]) -> Rule:
         found = _found(match, dense)
         if found is None:
             return None
-        masks = reachable(found.operands[3:], lambda node: node.all_input_nodes)
+        tensors = [each.tensor for each in found.biases]
+        masks = reachable(tensors, lambda node: node.all_input_nodes)
         # By name: the engine works on a copy of the graph.
         if not differentiated.isdisjoint(each.name for each in masks):
             return None

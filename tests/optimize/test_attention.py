@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, fx
 
 import adjoint
 from adjoint.compiler import Compiler
@@ -16,6 +16,8 @@ from adjoint.graph.verify import verify
 from adjoint.observing import watching
 from adjoint.optimize.attention import FUSED, fuse_attention
 from adjoint.options import Options
+from adjoint.pipeline import primal
+from tests import attention_styles
 from tests.differentiation import bridged, check
 from tests.rewriting import graph_of, targets
 
@@ -190,6 +192,43 @@ def test_it_becomes_one_call(style: Style, inputs: list[Any]) -> None:
     torch.testing.assert_close(actual, expected)
 
 
+def fused_with(module: fx.GraphModule, given: attention_styles.Style) -> fx.GraphModule:
+    """The graph of a style after all passes before differentiation."""
+    for each in primal([n for n, x in enumerate(given.inputs) if x.requires_grad]):
+        module = each(module)
+    verify(module)
+    return module
+
+
+@pytest.mark.parametrize("given", attention_styles.STYLES, ids=lambda given: given.name)
+def test_as_people_write_it(given: attention_styles.Style) -> None:
+    module = graph_of(given.function, *given.inputs)
+    made = fused_with(module, given)
+    is_fused = not {aten._softmax.default, aten.bmm.default} & set(targets(made))
+    assert is_fused == bool(FUSED & set(targets(made)))
+    assert is_fused == (given.name not in attention_styles.WRITTEN_OUT)
+    (expected, *_), (actual, *_) = (evaluate(each, given.inputs) for each in (module, made))
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", attention_styles.STYLES, ids=lambda given: given.name)
+def test_as_people_write_it_its_derivatives_are_those_of_eager(
+    given: attention_styles.Style,
+) -> None:
+    check(given.function, given.inputs, 2)
+
+
+def with_more_heads(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT + bias, -1) @ v
+
+
+def test_a_bias_with_more_axes_than_the_product_is_left_alone() -> None:
+    inputs = [QUERY[0], KEY[0], VALUE[0], BIAS]
+    module = graph_of(with_more_heads, *inputs)
+    assert fuse_attention(module, [0, 1, 2]) is module
+
+
 # The derivatives of the others are checked by `make test-all`.
 OFTEN = (scaled_after, added_mask, boolean_mask, grouped_queries, by_einsum, merged_heads_with_mask)
 DERIVATIVES = [
@@ -291,8 +330,24 @@ LEFT_ALONE: list[tuple[str, Style]] = [
     ("over queries", lambda q, k, v: torch.softmax(q @ k.mT, -2) @ v),
     ("not over keys", lambda q, k, v: torch.softmax(q @ k.mT, -1).mT @ q),
     ("a square of scores", lambda q, k, v: torch.softmax((q @ k.mT) ** 2, -1) @ v),
-    ("a scale that is a tensor", lambda q, k, v: torch.softmax(q @ k.mT * q.sum(), -1) @ v),
-    ("a mask that is scaled", lambda q, k, v: torch.softmax((q @ k.mT + BIAS) * 2, -1) @ v),
+    ("a scale of each key", lambda q, k, v: torch.softmax(q @ k.mT * BIAS[:, :, :1], -1) @ v),
+    (
+        "a mask that a scale makes overflow",
+        lambda q, k, v: torch.softmax((q @ k.mT).masked_fill(~ALLOWED, LOW) * 2, -1) @ v,
+    ),
+    (
+        "a mask that a negative scale makes high",
+        lambda q, k, v: torch.softmax((q @ k.mT).masked_fill(~ALLOWED, LOW) * -2, -1) @ v,
+    ),
+    (
+        "a mask that a scale makes weigh",
+        lambda q, k, v: torch.softmax((q @ k.mT).masked_fill(~ALLOWED, -1e9) * 1e-8, -1) @ v,
+    ),
+    (
+        "a mask that is scaled by a tensor",
+        lambda q, k, v: torch.softmax((q @ k.mT + BIAS) * q.sum(), -1) @ v,
+    ),
+    ("rows of two softmaxes", lambda q, k, v: torch.softmax(q @ k.mT, -3) @ v),
     (
         "a fill that has weight",
         lambda q, k, v: (q @ k.mT).masked_fill(~ALLOWED, -9).softmax(-1) @ v,

@@ -76,6 +76,11 @@ REWRITTEN: dict[str, Op] = {
     "same_cast": lambda x: torch.ops.aten._to_copy.default(x.sin(), dtype=x.dtype).cos(),
     "same_permutation": lambda x: x.sin().permute(0, 1).cos(),
     "expand_more": lambda x: x.mean().expand(4).expand(3, 4) @ x.sin().t() @ x.cos(),
+    "softmax": lambda x: (p := (x - x.amax(-1, keepdim=True)).exp()) / p.sum(-1, keepdim=True),
+    "log_softmax": lambda x: (
+        (y := x - x.amax(0, keepdim=True).detach()) - y.exp().sum(0, keepdim=True).log()
+    ),
+    "shifted_softmax": lambda x: torch.softmax(x - x.max(1, keepdim=True)[0], 1),
     "all_parts": lambda x: torch.cat(x.sin().split(3, 1), 1).cos(),
 }
 
@@ -114,6 +119,7 @@ ATTENTION: dict[str, Op] = {
         .transpose(0, 1)
         .reshape(SHAPE)
     ),
+    "attend_turned": lambda x, y: (x.t() @ torch.softmax(y @ x.t() * y.mean(), 0)).t(),
     "attend_before": lambda x, y: (
         (x @ y.t()).masked_fill(torch.ones(3, 3, dtype=torch.bool).triu(1), -math.inf).softmax(-1)
         @ y
