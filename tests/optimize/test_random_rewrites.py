@@ -137,8 +137,13 @@ step = st.one_of(
 PROGRAMS = st.lists(step, min_size=3, max_size=12)
 
 
-def joint_graph(program: Sequence[Any], seed: int) -> tuple[fx.GraphModule, list[Any]]:
-    """The joint graph of a random program, and what to call it with."""
+def joint_graph(
+    program: Sequence[Any], seed: int, before: Sequence[Pass] = ()
+) -> tuple[fx.GraphModule, list[Any]]:
+    """The joint graph of a random program, and what to call it with.
+
+    `before`: passes that run on the program before it is differentiated.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(value: Any) -> Tensor:
@@ -152,7 +157,11 @@ def joint_graph(program: Sequence[Any], seed: int) -> tuple[fx.GraphModule, list
 
     captured = adjoint.capture(function, *inputs)
     outputs = range(len(captured.outputs))
-    joint = differentiate(captured.graph_module, outputs, [0, 1]).graph_module
+    primal_graph = captured.graph_module
+    for each in before:
+        primal_graph = each(primal_graph)
+    verify(primal_graph)
+    joint = differentiate(primal_graph, outputs, [0, 1]).graph_module
     tangents = [drawn(value_of(node)) for node in joint.graph.find_nodes(op="placeholder")[2:]]
     return joint, [*inputs, *tangents]
 
@@ -177,7 +186,8 @@ def agree(before: Sequence[Any], after: Sequence[Any], what: str, tolerance: flo
         )
 
 
-PASSES: list[Pass] = [*primal((0, 1)), *dict.fromkeys((*JOINT, *POST))]
+PRIMAL = primal((0, 1))
+PASSES: list[Pass] = [*PRIMAL, *dict.fromkeys((*JOINT, *POST))]
 # A graph is not differentiated after these, so that only values are compared.
 LOWERING = lowering(cpu_target(), overwrites=True)
 
@@ -210,6 +220,8 @@ def check_program(program: Sequence[Any], seed: int) -> None:
         agree(expected, results(made, inputs), each.name, tolerance)
         if each.rules:
             assert len(made.graph.nodes) <= len(joint.graph.nodes) + more_nodes(each, made)
+    made, inputs = joint_graph(program, seed, PRIMAL)
+    agree(expected, results(made, inputs), "before differentiation", tolerance)
     values = evaluate(joint, [each.detach() for each in inputs])
     for each in LOWERING:
         made = each(copied(joint))
@@ -218,7 +230,7 @@ def check_program(program: Sequence[Any], seed: int) -> None:
         agree(_tensors(values), _tensors(lowered), each.name, tolerance)
     made = copied(joint)
     more = 0
-    for each in (*primal((0, 1)), *JOINT, *POST):
+    for each in (*PRIMAL, *JOINT, *POST):
         made = each(made)
         more += more_nodes(each, made)
     verify(made)
@@ -242,13 +254,22 @@ def test_many_random_joint_graphs(program: list[Any], seed: int) -> None:
 def test_every_rule_applies_to_some_program() -> None:
     """So random programs go through every rule, not only through every pass."""
     applied: set[str] = set()
-    for name in (*REWRITTEN, *ATTENTION):
-        made, _ = joint_graph([(name, *([0, 1] if name in BOTH else [0]))], 0)
-        for each in PASSES:
-            made = each(made)
+
+    def noted(each: Pass) -> Pass:
+        def run(graph_module: fx.GraphModule) -> fx.GraphModule:
+            made = each(graph_module)
             matches: dict[str, int] = made.meta.pop(MATCHES, {})
-            applied |= {rule for rule, count in matches.items() if count}
-    assert {rule.name for each in PASSES for rule in each.rules} == applied | OF_INTEGERS | ON_A_GPU
+            applied.update(rule for rule, count in matches.items() if count)
+            return made
+
+        return Pass(each.name, run)
+
+    for name in (*REWRITTEN, *ATTENTION):
+        program = [(name, *([0, 1] if name in BOTH else [0]))]
+        made, _ = joint_graph(program, 0, [noted(each) for each in PRIMAL])
+        for each in dict.fromkeys((*JOINT, *POST)):
+            made = noted(each)(made)
+    assert {rule.name for each in PASSES for rule in each.rules} <= applied | OF_INTEGERS | ON_A_GPU
 
 
 @pytest.mark.parametrize("name", [*REWRITTEN, *ATTENTION])
