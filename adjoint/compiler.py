@@ -21,6 +21,7 @@ from adjoint.differentiate.eager import is_left_to_eager
 from adjoint.differentiate.segments import cut_into_segments
 from adjoint.differentiate.selections import with_finite_factors
 from adjoint.differentiate.sweep import differentiate, differentiate_where_possible
+from adjoint.errors import RewriteError
 from adjoint.failing import call_user_code
 from adjoint.forms.form import check_of
 from adjoint.graph.boundary import (
@@ -55,7 +56,7 @@ from adjoint.optimize.compositions import compose_for_torch
 from adjoint.options import Options
 from adjoint.partition.extraction import NotSaved
 from adjoint.partition.split import Split, narrowed
-from adjoint.passes import Pass, extended
+from adjoint.passes import Pass, Place, extended
 from adjoint.pipeline import JOINT, LINEAR, PASS_NAMES, POST, lowering, primal
 from adjoint.runtime.bridge import DifferentiableGraph
 from adjoint.runtime.calling import Runnable
@@ -157,6 +158,13 @@ class Compiler(StageRunner):
                 raise ValueError(
                     f"option skip_passes names {name!r}; choose from: {', '.join(sorted(known))}"
                 )
+        # What `lowering` has depends on the target.
+        own: dict[Place, tuple[Pass, ...]] = {"primal": primal(()), "joint": JOINT, "post": POST}
+        try:
+            for place, passes in own.items():
+                extended(passes, place, self.options.passes)
+        except ValueError as error:
+            raise RewriteError(None, None, None, str(error)) from None
 
     # capture
 

@@ -211,7 +211,8 @@ class RewriteError(RuntimeError):
         what = " of ".join(f"{kind} {name!r}" for kind, name in parts if name)
         at = f" at {self.node}" if self.node else ""
         place = "" if self.source is None else f"\n  at {self.source}"
-        return f"{what}{at}: {self.why}{place}"
+        where = f"{what}{at}: " if what else ""
+        return f"{where}{self.why}{place}"
 
 
 def _message(failure: str, source: SourceLine | None, remedy: str) -> str:

@@ -36,6 +36,12 @@ def line_of_code(code: CodeType, number: int) -> SourceLine:
     return SourceLine(code.co_filename, number, code.co_name, text)
 
 
+def line_of_function(function: object) -> SourceLine | None:
+    """The line where a function is defined; None for one that is not written in Python."""
+    code = getattr(function, "__code__", None)
+    return line_of_code(code, code.co_firstlineno) if isinstance(code, CodeType) else None
+
+
 def user_line() -> SourceLine | None:
     """The innermost user line on the stack."""
     frame: FrameType | None = sys._getframe(1)

@@ -18,12 +18,15 @@ from torch import fx
 from adjoint.errors import RewriteError
 from adjoint.failing import call_user_code
 from adjoint.graph.boundary import location_of_graph
+from adjoint.graph.metadata import source_of
+from adjoint.graph.show import show_call
 from adjoint.graph.verify import GraphError, verify, verify_made
 from adjoint.observing import Observer, Sighting, tell, unobserved
 from adjoint.options import Options
 from adjoint.passes import Pass
 from adjoint.progress import PROGRESS
 from adjoint.rewrite.engine import MATCHES
+from adjoint.rewrite.refreshing import wrong_value
 
 Value = TypeVar("Value")
 
@@ -101,7 +104,13 @@ class StageRunner:
 
 def _checked(each: Pass, run: Callable[[], object]) -> fx.GraphModule:
     """What a user's pass makes; an error if that breaks an invariant of graphs."""
-    made = run()
+    try:
+        made = run()
+    except RewriteError:
+        raise
+    except Exception as error:
+        why = f"it raised {type(error).__name__}: {error}"
+        raise RewriteError(None, each.name, None, why) from error
     if not isinstance(made, fx.GraphModule):
         returned = type(made).__name__
         raise RewriteError(None, each.name, None, f"it returned {returned}, not a graph module")
@@ -109,4 +118,9 @@ def _checked(each: Pass, run: Callable[[], object]) -> fx.GraphModule:
         verify(made)
     except GraphError as error:
         raise RewriteError(None, each.name, None, f"it broke the graph: {error}") from error
+    wrong = wrong_value(made)
+    if wrong is not None:
+        node, why = wrong
+        shown = f"{node.name} = {show_call(node)}"
+        raise RewriteError(None, each.name, shown, f"the node {why}", source_of(node))
     return made

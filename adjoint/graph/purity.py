@@ -47,6 +47,12 @@ def draws(node: fx.Node) -> bool:
     return _draws_random_numbers(node.target) and not _has_no_dropout(node)
 
 
+def always_draws(op: OpOverload) -> bool:
+    """Whether every call of the op draws random numbers; attention does only with dropout."""
+    has_dropout = any(argument.name == "dropout_p" for argument in op._schema.arguments)
+    return _draws_random_numbers(op) and not has_dropout
+
+
 def is_impure_graph(graph: fx.Graph) -> bool:
     """Whether running the graph again would do more than compute the same values."""
     return any(is_impure(node) or is_collective(node) for node in graph.nodes)

@@ -93,7 +93,7 @@ class Builder:
         recorder = Recorder()
         with recorder:
             try:
-                results = call_user_code(replacement.function, *values)
+                results = recorder.current(call_user_code(replacement.function, *values))
             except Untraceable as error:
                 raise WrongReplacement(str(error)) from None
         nodes: dict[int, object] = {

@@ -169,6 +169,7 @@ class _Engine:
         """Apply rules at the nodes `dirty`, and then near what changed."""
         graph = made.graph_module.graph
         bound = MAX_MATCHES_PER_NODE * len(graph.nodes)
+        last: fx.Node | None = None
         while dirty:
             now, dirty = dirty, set()
             for node in sorted(each for each in now if not is_erased(each)):
@@ -176,15 +177,29 @@ class _Engine:
                     continue
                 changed = self._visit(node, made)
                 dirty.update(self._near(changed))
+                last = changed[-1] if changed else last
             if made.matches.total() > bound:
-                cycle = sorted(set(self.lately))
-                raise RewriteError(
-                    cycle[0],
-                    self.name,
-                    None,
-                    f"after {made.matches.total()} matches in a graph of {len(graph.nodes)} nodes "
-                    f"there is no end: {', '.join(map(repr, cycle))} undo what they did",
-                )
+                raise self._endless(made, last)
+
+    def _endless(self, made: Rewriting, last: fx.Node | None) -> RewriteError:
+        """The error for rules that cycle; `last`: what the last match was replaced by."""
+        if last is not None and is_erased(last):
+            last = None
+        cycle = sorted(set(self.lately))
+        named = ", ".join(map(repr, cycle))
+        why = (
+            "its replacement contains what it replaces; a guard `where` can tell them apart"
+            if len(cycle) == 1
+            else f"{named} undo what they did"
+        )
+        count, nodes = made.matches.total(), len(made.graph_module.graph.nodes)
+        return RewriteError(
+            cycle[0],
+            self.name,
+            None if last is None else f"{last.name} = {show_call(last)}",
+            f"after {count} matches in a graph of {nodes} nodes there is no end: {why}",
+            None if last is None else source_of(last),
+        )
 
     def _near(self, changed: Sequence[fx.Node]) -> Iterator[fx.Node]:
         """What a pattern that contains one of `changed` may end in."""

@@ -15,12 +15,14 @@ from torch import fx
 
 from adjoint.graph.evaluation import call_on_fakes
 from adjoint.graph.leaves import detached
-from adjoint.graph.metadata import set_value, value_of, value_or_none
+from adjoint.graph.metadata import describe_value, set_value, value_of, value_or_none
 from adjoint.graph.operations import has_bodies
 from adjoint.graph.purity import is_impure
+from adjoint.graph.sizes import assuming
 from adjoint.torch_private import trees
-from adjoint.torch_private.fake import fake_call
-from adjoint.torch_private.operators import HigherOrderOperator
+from adjoint.torch_private.fake import fake_call, fake_mode_of
+from adjoint.torch_private.modes import enable_python_dispatcher, isolated
+from adjoint.torch_private.operators import HigherOrderOperator, OpOverload
 from adjoint.torch_private.symbols import SYMBOLIC, same_number, same_numbers
 
 
@@ -98,6 +100,30 @@ def refresh_users(changed: fx.Node, but: Container[fx.Node] = ()) -> int:
             set_value(node, value)
         raise
     return count
+
+
+def wrong_value(graph_module: fx.GraphModule) -> tuple[fx.Node, str] | None:
+    """The first node whose shape or dtype is not what its operator computes, and why."""
+    with (
+        isolated(),
+        assuming(graph_module),
+        fake_mode_of(graph_module),
+        enable_python_dispatcher(),
+        torch.no_grad(),
+    ):
+        for node in graph_module.graph.nodes:
+            if node.op != "call_function" or not isinstance(node.target, OpOverload):
+                continue
+            if is_impure(node) or torch.Tag.dynamic_output_shape in node.target.tags:
+                continue
+            try:
+                value = fake_value(node)
+            except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                return node, f"fails with {type(error).__name__}: {error}"
+            if not same_values(value, value_of(node), strides=False):
+                computed, said = describe_value(value), describe_value(value_of(node))
+                return node, f"computes {computed}, and its metadata says {said}"
+    return None
 
 
 def fake_value(node: fx.Node) -> object:

@@ -26,11 +26,13 @@ from typing import TypeAlias
 
 from torch import fx
 
-from adjoint.errors import RewriteError
+from adjoint.errors import RewriteError, SourceLine
 from adjoint.failing import call_user_code
+from adjoint.graph.purity import always_draws
 from adjoint.open_types import Callee, UserFunction
 from adjoint.rewrite.patterns import Call, Each, Match, OneOf, Rest, Size, Wildcard, wildcards
 from adjoint.rewrite.tracing import TracedPattern, Untraceable, parameters_of, pattern_of
+from adjoint.source import line_of_function
 from adjoint.torch_private.operators import OpOverload, parameter_names
 
 
@@ -132,12 +134,17 @@ def traced_rules(
         wanted = parameters_of(replacement)
         found = pattern_of(pattern, examples)
     except Untraceable as error:
-        raise malformed(name, str(error)) from None
+        raise malformed(name, str(error), line_of_function(pattern)) from None
+    except Exception as error:
+        summary = str(error).partition("\n")[0]
+        why = f"its pattern raised {type(error).__name__}: {summary}"
+        raise malformed(name, why, line_of_function(pattern)) from error
     for each in found:
         used = {place for output in each.outputs for place in wildcards(output)}
         for parameter in wanted:
             if parameter not in used:
-                raise malformed(name, f"its pattern does not use a parameter {parameter!r}")
+                why = f"its pattern does not use a parameter {parameter!r}"
+                raise malformed(name, why, line_of_function(replacement))
     meaning = inspect.getdoc(replacement) or ""
     return [_traced_rule(name, each, replacement, wanted, where, meaning) for each in found]
 
@@ -151,7 +158,9 @@ def _traced_rule(
     meaning: str,
 ) -> Rule:
     def make(match: Match) -> object:
-        if not pattern.has_right_sizes(match) or (where is not None and not where(match)):
+        if not pattern.has_right_sizes(match):
+            return None
+        if where is not None and not call_user_code(where, match):
             return None
         return Traced(replacement, [match.bound[each] for each in wanted])
 
@@ -196,6 +205,8 @@ def _check_call(rule: str, op: object, pattern: Call) -> None:
         return
     if op._schema.is_mutable:
         raise malformed(rule, f"{op} writes to its argument, and graphs have no such operator")
+    if always_draws(op):
+        raise malformed(rule, f"{op} draws random numbers, and a match never contains a draw")
     names = parameter_names(op)
     given = [each for each in pattern.args if each is not ... and not isinstance(each, Rest)]
     if len(given) > len(names):
@@ -207,5 +218,5 @@ def _check_call(rule: str, op: object, pattern: Call) -> None:
         raise malformed(rule, f"a call of {op} with fewer than two arguments does not commute")
 
 
-def malformed(rule: str, why: str) -> RewriteError:
-    return RewriteError(rule, None, None, why)
+def malformed(rule: str, why: str, source: SourceLine | None = None) -> RewriteError:
+    return RewriteError(rule, None, None, why, source)

@@ -3,6 +3,9 @@
 A pattern is traced with symbolic sizes, so it matches any; what the function does must not depend
 on them.  A number among the examples stands for any number: the function is traced with two values
 of it, and where the calls differ is where it goes.
+
+A write to a tensor that the function has made, as in `relu(x + y, inplace=True)`, is recorded as a
+new value of it, because graphs have no operators that write.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from adjoint.torch_private.fake import (
     new_fake_mode,
 )
 from adjoint.torch_private.modes import TorchDispatchMode, enable_python_dispatcher, isolated
-from adjoint.torch_private.operators import OpOverload
+from adjoint.torch_private.operators import OpOverload, written_arguments
+from adjoint.trace.mutation import functional_variant
 
 
 class Untraceable(Exception):
@@ -54,6 +58,18 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[Step] = []
+        # Tensors by id: results of calls, arguments of calls that are no results, the newest value
+        # of what was written to, and what shares its memory and is not known anew.
+        self._made: dict[int, torch.Tensor] = {}
+        self._given: dict[int, torch.Tensor] = {}
+        self._written: dict[int, torch.Tensor] = {}
+        self._stale: dict[int, torch.Tensor] = {}
+
+    def current(self, tree: object) -> OpArgument:
+        """What the function passes or returns, with the newest values of what it wrote to."""
+        if any(id(leaf) in self._stale for leaf in trees.leaves(tree)):
+            raise Untraceable("it reads a tensor after a write to another one with its memory")
+        return trees.map_leaves(lambda leaf: self._written.get(id(leaf), leaf), tree)
 
     def __torch_dispatch__(
         self, op: Callee, types: object, args: OpArguments = (), kwargs: OpKeywords | None = None
@@ -61,16 +77,59 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if not isinstance(op, OpOverload):
             raise Untraceable(f"it calls the higher-order operator {op}")
-        if op._schema.is_mutable:
+        values, settings = self.current((args, kwargs))
+        if not op._schema.is_mutable:
+            return self._record(op, values, settings)
+        variant = functional_variant(op)
+        is_made = bool(args) and id(args[0]) in self._made
+        if variant is None or variant.dropped or written_arguments(op) != ("self",) or not is_made:
             raise Untraceable(f"it calls {op}, which writes to its argument")
+        return self._write(op, variant.op, args[0], values, settings)
+
+    def _record(self, op: OpOverload, args: OpArguments, kwargs: OpKeywords) -> TorchValue:
         for leaf in trees.leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor) and not isinstance(leaf, FakeTensor):
                 raise Untraceable("it uses a tensor that is not an argument")
         result = fake_call(op, args, kwargs)
         # Queries of sizes return numbers, which are arguments of later calls.
-        if any(isinstance(leaf, torch.Tensor) for leaf in trees.leaves(result)):
+        if _tensors(result):
             self.steps.append(Step(op, tuple(args), dict(kwargs), result))
+            for leaf in _tensors((args, kwargs)):
+                if id(leaf) not in self._made:
+                    self._given[id(leaf)] = leaf
+            self._made.update((id(leaf), leaf) for leaf in _tensors(result))
         return result
+
+    def _write(
+        self,
+        op: OpOverload,
+        pure: OpOverload,
+        target: torch.Tensor,
+        args: OpArguments,
+        kwargs: OpKeywords,
+    ) -> torch.Tensor:
+        """A call of `op` that writes to `target`, as one of `pure` that computes its new value."""
+        before = args[0]
+        memories = {_memory(target), _memory(before)}
+        if any(_memory(each) in memories for each in self._given.values()):
+            raise Untraceable(f"it calls {op}, which writes to its argument")
+        sharing = {key: each for key, each in self._made.items() if _memory(each) in memories}
+        value = self._record(pure, args, kwargs)
+        if value.dtype != before.dtype:
+            value = self._record(torch.ops.aten._to_copy.default, (value,), {"dtype": before.dtype})
+        self._stale.update(sharing)
+        self._stale.pop(id(target))
+        self._written[id(target)] = value
+        return target
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Equal for tensors that share memory."""
+    return tensor.untyped_storage()._cdata
+
+
+def _tensors(tree: object) -> list[torch.Tensor]:
+    return [leaf for leaf in trees.leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def operators_of(function: Callable[..., object], values: Sequence[object]) -> list[OpOverload]:
@@ -124,6 +183,10 @@ def pattern_of(function: Callable[..., object], examples: Sequence[object]) -> l
     names = parameters_of(function)
     if len(names) != len(examples):
         raise Untraceable(f"it takes {len(names)} arguments and has {len(examples)} examples")
+    for name, example in zip(names, examples, strict=True):
+        if isinstance(example, (list, tuple, dict)):
+            kind = type(example).__name__
+            raise Untraceable(f"its example for {name} is a {kind}; give each tensor a parameter")
     made = [_traced(function, names, examples, requires) for requires in (False, True)]
     return made[:1] if _shown(made[0]) == _shown(made[1]) else made
 
@@ -204,7 +267,7 @@ def _recorded(
     recorder = Recorder()
     with recorder:
         results = function(*values)
-    return recorder.steps, results
+    return recorder.steps, recorder.current(results)
 
 
 def _with_other_number(values: Sequence[OpArgument], place: int) -> list[object]:

@@ -119,7 +119,7 @@ ATTENTION: dict[str, Op] = {
         .transpose(0, 1)
         .reshape(SHAPE)
     ),
-    "attend_turned": lambda x, y: (x.t() @ torch.softmax(y @ x.t() * y.mean(), 0)).t(),
+    "attend_turned": lambda x, y: (x.t() @ torch.softmax(y @ x.t() * y.mean(), 0)).t().contiguous(),
     "attend_before": lambda x, y: (
         (x @ y.t()).masked_fill(torch.ones(3, 3, dtype=torch.bool).triu(1), -math.inf).softmax(-1)
         @ y

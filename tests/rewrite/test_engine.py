@@ -54,6 +54,19 @@ def test_rules_that_undo_each_other_are_named() -> None:
     assert caught.value.graph_pass == "circles"
 
 
+def test_a_replacement_that_contains_its_pattern_is_named_with_node_and_line() -> None:
+    rule = equation("more", call(SIN, x), call(SIN, call(NEG, x)))
+    module = graph_of(lambda a: a.sin(), torch.ones(2))
+    before = show(module)
+    with pytest.raises(RewriteError) as caught:
+        rewriting(module, [rule], "growing")
+    assert show(module) == before
+    message = str(caught.value)
+    assert "rule 'more' of pass 'growing' at sin" in message
+    assert "contains what it replaces" in message
+    assert "test_engine.py" in message
+
+
 def test_an_error_names_rule_pass_node_and_line_and_leaves_the_graph() -> None:
     @rewrites(call(COS, x))
     def summed(x: Any) -> Any:

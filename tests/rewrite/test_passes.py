@@ -110,10 +110,23 @@ def forget(graph_module: fx.GraphModule) -> fx.GraphModule:
     return graph_module
 
 
+def reduce(graph_module: fx.GraphModule) -> fx.GraphModule:
+    (node,) = graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.exp.default)
+    node.target = torch.ops.aten.sum.default
+    return graph_module
+
+
+def give_up(graph_module: fx.GraphModule) -> fx.GraphModule:
+    reduce(graph_module)
+    raise KeyError("gone")
+
+
 @pytest.mark.parametrize("place", ["primal", "joint", "post", "lowering"])
 @pytest.mark.parametrize(
     ("run", "why"),
     [
+        (reduce, r"the node computes f32\[\], and its metadata says f32\[3\]"),
+        (give_up, "it raised KeyError: 'gone'"),
         (mutate, "node .* = aten.exp_.default.* mutates"),
         (forget, "node .* = aten.exp.default.*"),
         (lambda graph_module: None, "returned NoneType"),
@@ -128,11 +141,29 @@ def test_a_pass_that_breaks_the_graph_is_an_error(run: Any, why: str, place: Any
         return torch.exp(a) * 2
 
     a = torch.ones(3, requires_grad=True)
-    with pytest.raises(RewriteError, match=f"pass 'break-it': .*{why}") as caught:
+    with pytest.raises(RewriteError, match=f"pass 'break-it'.*: .*{why}") as caught:
         adjoint.compile(function, passes=[wrong])(a)
     if "node" in why:
         assert "return torch.exp(a) * 2" in str(caught.value)
     torch.testing.assert_close(adjoint.compile(function)(a), function(a))
+
+
+def test_a_pass_after_one_that_does_not_exist_is_refused() -> None:
+    late = graph_pass("late", "joint", after="nothing")(lambda graph_module: graph_module)
+    with pytest.raises(RewriteError, match="'late' comes after 'nothing', which is none of those"):
+        adjoint.compile(torch.sin, passes=[late])(torch.ones(2))
+
+
+def test_a_guard_that_raises_names_the_rule() -> None:
+    def fails(match: Any) -> bool:
+        raise ZeroDivisionError("no such size")
+
+    @adjoint.replaces(lambda x: x.exp(), torch.ones(2), where=fails)
+    def power(x: Tensor) -> Tensor:
+        return x.exp2()
+
+    with pytest.raises(RewriteError, match=r"(?s)rule 'power' of pass 'power' at .*ZeroDivision"):
+        adjoint.compile(torch.exp, passes=[power])(torch.ones(2))
 
 
 def test_its_identity_depends_on_what_it_does() -> None:

@@ -91,6 +91,13 @@ MALFORMED: list[tuple[Any, str]] = [
     (lambda: equation("r", call(NEG, fx.Graph().placeholder("n")), 1), "the node n of some graph"),
     (lambda: rewrites(call(NEG, x))(lambda z: z), "no wildcard 'z'"),
     (lambda: rewrites(call(NEG, x))(lambda *z: z), "any number of arguments"),
+    (lambda: equation("r", call(aten.bernoulli.default, x), x), "draws random numbers"),
+    (
+        lambda: traced_rules(
+            lambda x: x if x.sum() > 0 else -x, lambda x: x, [torch.ones(2)], name="r"
+        ),
+        "(?s)its pattern raised GuardOnDataDependent.*test_rules.py",
+    ),
     (
         lambda: traced_rules(lambda x: x, lambda x: x, [torch.ones(2)], name="r"),
         "none of its operators computed",

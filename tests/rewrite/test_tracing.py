@@ -96,6 +96,37 @@ def test_several_results() -> None:
 def test_what_is_no_pattern(function: Any, why: str) -> None:
     with pytest.raises(Untraceable, match=why):
         pattern_of(function, [MATRIX])
+    with pytest.raises(Untraceable, match="its example for x is a list; give each tensor"):
+        pattern_of(lambda x: torch.cat(x), [[MATRIX]])
+
+
+def test_writes_to_what_the_function_has_made_are_new_values() -> None:
+    def pattern(x: Any) -> Any:
+        return torch.relu_(x + 1).mul_(2)
+
+    def pure(x: Any) -> Any:
+        return torch.relu(x + 1) * 2
+
+    assert matched(pattern, [MATRIX], pattern, MATRIX) == 1
+    assert matched(pattern, [MATRIX], pure, MATRIX) == 1
+    assert matched(pure, [MATRIX], pattern, MATRIX) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: x.detach().view(-1).mul_(2), "writes to its argument"),
+        (lambda x: (y := x + 1, y[0].mul_(2), y)[-1], "reads a tensor after a write"),
+        (lambda x: (y := x + 1, z := y.t(), y.mul_(2), z)[-1].sin(), "reads a tensor after"),
+        (
+            lambda x: (y := x + 1, y.mul_(2), z := y.t(), y.mul_(2), z)[-1].sin(),
+            "reads a tensor after a write",
+        ),
+    ],
+)
+def test_writes_to_shared_memory_are_refused(function: Any, why: str) -> None:
+    with pytest.raises(Untraceable, match=why):
+        pattern_of(function, [MATRIX])
 
 
 def test_numbers_that_are_computed_are_refused() -> None:
