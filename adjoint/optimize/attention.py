@@ -123,8 +123,9 @@ class _Attention:
 
     @property
     def operands(self) -> list[fx.Node]:
-        tensors = (each.tensor for each in (*self.biases, *self.factors))
-        return [*(each.node for each in self.inputs), *tensors]
+        biases = [each.tensor for each in self.biases]
+        factors = [each.tensor for each in self.factors]
+        return [*(each.node for each in self.inputs), *biases, *factors]
 
     def __call__(self, *operands: torch.Tensor) -> torch.Tensor:
         """The fused call, in torch."""

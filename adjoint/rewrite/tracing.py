@@ -125,7 +125,8 @@ class Recorder(TorchDispatchMode):
 
 def _memory(tensor: torch.Tensor) -> int:
     """Equal for tensors that share memory."""
-    return tensor.untyped_storage()._cdata
+    identity: int = tensor.untyped_storage()._cdata
+    return identity
 
 
 def _tensors(tree: object) -> list[torch.Tensor]:

@@ -330,7 +330,8 @@ LIBRARY.impl("by_nothing", torch.empty_like, "Meta")
 @pytest.mark.parametrize("op", [OPS.by_its_kernel, OPS.by_nothing], ids=str)
 def test_without_a_registered_derivative_eager_makes_it_of_the_kernel(op: Any) -> None:
     def program(x: Tensor) -> Tensor:
-        return op(x * 2) * x
+        doubled: Tensor = op(x * 2)
+        return doubled * x
 
     torch._dynamo.reset()
     compiled = torch.compile(program, backend="adjoint")
@@ -349,7 +350,8 @@ def test_without_a_registered_derivative_eager_makes_it_of_the_kernel(op: Any) -
 
 def test_without_a_registered_derivative_and_without_need_for_one() -> None:
     def program(x: Tensor) -> Tensor:
-        return OPS.by_nothing(x.detach() * 2) * x
+        doubled: Tensor = OPS.by_nothing(x.detach() * 2)
+        return doubled * x
 
     torch._dynamo.reset()
     x = leaf(3)

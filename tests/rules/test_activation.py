@@ -40,7 +40,7 @@ def test_the_slopes_of_rrelu_are_those_that_were_drawn() -> None:
 
 
 def test_outside_of_training_the_gradient_of_rrelu_depends_on_its_argument() -> None:
-    x = leaf(4)
+    x = real(4)
     for function in (rrelu, bridged(rrelu, x)):
         (slope,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
         (zeros,) = torch.autograd.grad(slope.sum(), x)
