@@ -20,6 +20,7 @@ MAX_LINES = 600
 TESTED_ELSEWHERE: dict[str, str] = {
     "adjoint/__main__.py": "tests/test_cli.py",
     "adjoint/open_types.py": "types alone; tests/test_tidy.py",
+    "adjoint/optimize/scores.py": "scores are those of attention; tests/optimize/test_attention.py",
     "adjoint/runtime/executable.py": "types alone; tests/runtime/test_bridge.py",
 }
 
@@ -369,12 +370,12 @@ OPEN_TYPES_AT_MOST = {
     "adjoint/exported": 8,
     "adjoint/exporting": 4,
     "adjoint/finding.py": 6,
-    "adjoint/forms": 15,
+    "adjoint/forms": 19,
     "adjoint/graph": 36,
     "adjoint/loops": 71,
     "adjoint/lower": 15,
     "adjoint/optimize": 9,
-    "adjoint/rewrite": 19,
+    "adjoint/rewrite": 25,
     "adjoint/rules": 14,
     "adjoint/runtime": 55,
     "adjoint/stages.py": 1,
