@@ -2,9 +2,10 @@
 
 `share`: the part of the CPU time of the first call that all passes take, the nodes of joint graphs
 and of graphs after the split, before and after their passes, and how many of these graphs are
-larger afterwards, for the workloads of `adjoint bench` and for families of transformers.  `ablation`: the step, the
-largest predicted memory of a program and the steps of all plans, relative to all passes on, with
-each pass off in turn that changes a graph of the workload; the runs alternate.
+larger afterwards, for the workloads of `adjoint bench` and for families of transformers.
+`ablation`: the step, the largest predicted memory of a program and the steps of all plans, relative
+to all passes on, with each pass off in turn that changes a graph of the workload; the runs
+alternate.
 """
 
 from __future__ import annotations
