@@ -33,8 +33,11 @@ aten = torch.ops.aten
 CPU = torch.device("cpu")
 
 
-def drawing(function: Callable[..., Any], inputs: Sequence[Any]) -> PlanProgram:
-    program = native_program(graph_of(function, inputs), Options(eager_rng=False))
+def drawing(
+    function: Callable[..., Any], inputs: Sequence[Any], target: Any = "native"
+) -> PlanProgram:
+    """Native: statistics are taken of far more numbers than plain Python can draw."""
+    program = native_program(graph_of(function, inputs), Options(target=target, eager_rng=False))
     assert program is not None
     return program
 
@@ -402,6 +405,15 @@ def test_the_evaluator_draws_what_code_draws() -> None:
     written = {b.dtype: buffers[b.name] for b in launch.kernel.buffers if b.written}
     assert torch.equal(written[torch.bool], mask)
     assert torch.equal(written[torch.float32], result)
+
+
+@pytest.mark.parametrize("op", CONTINUOUS, ids=str)
+def test_kernels_in_plain_python_draw_the_same(op: Any) -> None:
+    call, _ = CONTINUOUS[op]
+    x = torch.zeros(5, 7)
+    (found,) = drawing(lambda x: [call(x)], [x], "loops")([x, seeds()])
+    (expected,) = drawn(lambda x: [call(x)], x)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("op", CONTINUOUS, ids=str)
