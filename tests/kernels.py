@@ -16,7 +16,7 @@ from adjoint.loops.statements import Mapping as Mapped
 from adjoint.loops.verify import verify
 from adjoint.runtime.code import NativeFunction
 from adjoint.runtime.cpu import machines
-from adjoint.runtime.cpu.callables import kernel_runner
+from adjoint.runtime.cpu.callables import kernel_runner, words_of
 from adjoint.runtime.cpu.engine import load
 
 HERE, N = Counter("i"), Extent("n")
@@ -83,7 +83,7 @@ def call(
     values += [extents[name] for name in kernel.extents]
     arguments = np.array([*values, 0], dtype=np.int64)
     steps = np.array([function.address, arguments.ctypes.data], dtype=np.int64)
-    words = np.array([0, 0, 0, steps.ctypes.data, 1], dtype=np.int64)
+    words = words_of(0, 0, 0, steps.ctypes.data, 1)
     kernel_runner()(words.ctypes.data)(threads)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 
 from adjoint.loops.plan import (
@@ -96,6 +96,19 @@ def may_be_large(slot: Slot) -> bool:
     known = [size for size in slot.shape if isinstance(size, int)]
     is_known = len(known) == len(slot.shape)
     return not is_known or math.prod(known) * slot.dtype.itemsize >= MIN_FREED_BYTES
+
+
+def read_by_kernels(plan: Plan, runs: Sequence[Run]) -> set[int]:
+    """Slots, other than temporaries, whose strides have to be those that the plan expects."""
+    read = {operand for run in runs for operand in run.call_slots}
+    read |= {slot.replaces for slot in plan.slots if slot.replaces is not None}
+    return read | {
+        slot
+        for step in plan.steps
+        if isinstance(step, LibraryCall) and step.reads_layout
+        for slot in arguments_of(step)
+        if plan.slots[slot].shape is not None
+    }
 
 
 def is_fixed_view(step: LibraryCall, fixed: Container[int]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adjoint.runtime.cpu.callables import RUN, RUNNER, called
+from adjoint.runtime.cpu.callables import MISFITS, MISFITS_TEXT, RUN, RUNNER, called, takes_tensors
 from adjoint.runtime.cpu.products import GEMM_OF, gemm_function, has_blas
 from adjoint.runtime.cpu.tiles import TEXT, TILES
 from adjoint.runtime.gpu.program import LAUNCH, LAUNCHER
@@ -14,13 +14,12 @@ def functions(on_gpu: bool = False) -> list[tuple[str, str]]:
 
     `on_gpu`: those of programs on a GPU.
     """
+    found = [called(interpreter.text(), interpreter.COMPUTE)]
+    if takes_tensors():
+        found.append((MISFITS_TEXT, MISFITS))
     if on_gpu:
-        return [called(LAUNCHER, LAUNCH), called(interpreter.text(), interpreter.COMPUTE)]
-    found = [
-        called(RUNNER, RUN),
-        called(interpreter.text(), interpreter.COMPUTE),
-        (TEXT, TILES),
-    ]
+        return [*found, called(LAUNCHER, LAUNCH)]
+    found += [called(RUNNER, RUN), (TEXT, TILES)]
     if has_blas():
         found += [gemm_function(dtype, flushes) for dtype in GEMM_OF for flushes in (False, True)]
     return found

@@ -10,6 +10,7 @@ import torch
 
 from adjoint.runtime.cpu.support import C_FUNCTIONS, c_function
 from adjoint.runtime.cpu.threads import openmp
+from adjoint.torch_private.handles import TENSOR_FUNCTIONS
 
 # Functions of CPython's stable interface.
 PYTHON_FUNCTIONS = frozenset(
@@ -17,9 +18,11 @@ PYTHON_FUNCTIONS = frozenset(
         "PyLong_AsVoidPtr",
         "PyLong_AsLongLong",
         "PyLong_FromLongLong",
+        "PyErr_BadArgument",
         "PyErr_Occurred",
         "PyEval_SaveThread",
         "PyEval_RestoreThread",
+        "PyType_IsSubtype",
     }
 )
 
@@ -42,7 +45,7 @@ def external(name: str) -> int | None:
         return c_function(name)
     if name in PYTHON_FUNCTIONS:
         return _in(ctypes.pythonapi, name)
-    if name in BLAS_FUNCTIONS:
+    if name in BLAS_FUNCTIONS or name in TENSOR_FUNCTIONS:
         library = _torch_library()
         return None if library is None else _in(library, name)
     return openmp().get(name)

@@ -149,6 +149,8 @@ MAX_STREAMS = 16
 
 
 class GpuHost(NativeHost):
+    input_alignment = INPUT_ALIGNMENT_BYTES
+
     def chunks(self, step: NativeStep) -> Value:
         assert isinstance(step, Launch)
         grid = step.grid

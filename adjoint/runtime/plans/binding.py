@@ -19,6 +19,7 @@ import torch
 from adjoint.graph.boundary import passes_through
 from adjoint.loops.plan import LibraryCall, Size
 from adjoint.open_types import TorchValue
+from adjoint.runtime.cpu.callables import misfit_finder, takes_tensors, words_of
 from adjoint.runtime.plans.host import Host, HostRun, NativeHost
 from adjoint.runtime.plans.hostcode import Undefined, execute
 from adjoint.runtime.plans.interpreter import interpreter
@@ -176,12 +177,15 @@ class NativeBinding(Binding):
         runs = [self._run_words(run) for run in host.runs]
         self._kept = [kept for _, kept in runs]
         self.runs = [self._runner(words.ctypes.data) for words, _ in runs]
-        """Each run of kernels, given the addresses of a call, and one more number."""
+        """Each run of kernels, given the tensors of a call or their addresses, and one number."""
+        self._expected = words_of(base + 8 * host.expected)
+        self.misfits = misfit_finder()(self._expected.ctypes.data) if takes_tensors() else None
+        """Which inputs that kernels read have to be copied first, as a set of bits, given all."""
 
     def _interpreted(self, start: int, stop: int) -> tuple[Callable[..., int], Words]:
         """A callable that executes some instructions, and the words it depends on."""
         base, code = self._memory_of_words.ctypes.data, self._code.ctypes.data + 32 * start
-        words = np.array([base, 0, 0, code, stop - start], dtype=np.int64)
+        words = words_of(base, 0, 0, code, stop - start)
         return interpreter()(words.ctypes.data), words
 
     def _compute_sizes(self) -> None:
@@ -200,7 +204,7 @@ class NativeBinding(Binding):
 
     @abstractmethod
     def _runner(self, words: int) -> Callable[..., int]:
-        """The run of kernels described by the five words at an address (`callables.py`)."""
+        """The run of kernels described by the words at an address (`callables.py`)."""
 
     def _run_words(self, run: HostRun) -> tuple[Words, tuple[Words, ...]]:
         """The words that describe a run, and all memory that has to stay for it."""
@@ -209,7 +213,7 @@ class NativeBinding(Binding):
         places = [[base + 8 * index, source] for index, source in run.call_addresses]
         stores = np.array(places or [[0, 0]], dtype=np.int64)
         addresses = (stores.ctypes.data, len(places), table.ctypes.data)
-        words = np.array([*addresses, base + 8 * run.first, run.steps], dtype=np.int64)
+        words = words_of(*addresses, base + 8 * run.first, run.steps)
         return words, (words, table, stores)
 
 

@@ -22,8 +22,9 @@ from adjoint.loops.plan import (
     SlotKind,
     operands_of,
 )
-from adjoint.loops.runs import Run, is_fixed_view, last_uses, numbers_of
+from adjoint.loops.runs import Run, is_fixed_view, last_uses, numbers_of, read_by_kernels
 from adjoint.runtime.code import NativeFunction
+from adjoint.runtime.cpu.callables import misfit_finder, takes_tensors
 from adjoint.runtime.plans.hostcode import CallAddress, HostCode, Value, Word
 from adjoint.runtime.plans.interpreter import interpreter
 from adjoint.runtime.plans.layout import ALIGNMENT_BYTES
@@ -109,12 +110,22 @@ class HostRun:
 class NativeHost(Host):
     """Also the argument blocks of native kernels, which a call completes with its addresses."""
 
+    input_alignment = 1
+    """The bytes that the address of an input has to be a multiple of."""
+
     def __init__(
         self, plan: Plan, runs: Sequence[Run], functions: Mapping[Launch, NativeFunction]
     ) -> None:
         super().__init__(plan)
         # Loaded now, when the store of the compilation is at hand.
         interpreter()
+        if takes_tensors():
+            misfit_finder()
+        read = read_by_kernels(plan, runs)
+        self.read_inputs = [slot for slot in plan.inputs if slot in read]
+        """Inputs that have to have the expected strides, in the order of `expected`."""
+        self.expected = self.code.put(self._expected()).index
+        """The first word of what is expected of them (`MISFITS_TEXT`)."""
         self.functions = functions
         self._addresses: dict[object, Value] = {}
         for key, offset in self.offsets.items():
@@ -131,6 +142,12 @@ class NativeHost(Host):
     @abstractmethod
     def _entry(self, step: NativeStep, address: Addresses) -> list[Word]:
         """The words of a step in the list that the native runner executes."""
+
+    def _expected(self) -> list[Word]:
+        words: list[Word] = []
+        for slot in self.read_inputs:
+            words += [self.input_alignment - 1, len(self.strides[slot]), *self.strides[slot]]
+        return words
 
     def arguments(self, step: Launch, address: Addresses) -> list[Word]:
         """The arguments of a kernel: buffers, number of chunks, extents."""

@@ -313,6 +313,6 @@ def text() -> str:
 
 @functools.cache
 def interpreter() -> Callable[[int], Callable[..., int]]:
-    """Makes callables that execute instructions, described by five words (`callables.py`): the
+    """Makes callables that execute instructions, described by words (`callables.py`): the
     address of the words, two that are not used, the address of the code and its length."""
     return runner(text(), COMPUTE)

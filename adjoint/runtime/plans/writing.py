@@ -24,8 +24,10 @@ from adjoint.loops.runs import (
     is_fixed_view,
     last_uses,
     numbers_in,
+    read_by_kernels,
 )
 from adjoint.runtime.checking import checked_call
+from adjoint.runtime.cpu.callables import takes_tensors
 from adjoint.runtime.plans.host import Host
 from adjoint.runtime.plans.hostcode import Value
 from adjoint.torch_private import trees
@@ -181,18 +183,8 @@ class Writer(ABC):
             self.line("undo = []")
             self.line("try:")
             self.indent += "    "
-        read = {operand for run in self.runs for operand in run.call_slots}
-        read |= {slot.replaces for slot in plan.slots if slot.replaces is not None}
-        read |= {
-            slot
-            for step in plan.steps
-            if isinstance(step, LibraryCall) and step.reads_layout
-            for slot in arguments_of(step)
-            if plan.slots[slot].shape is not None
-        }
-        for slot in plan.inputs:
-            if slot in read:
-                self.fitted(slot)
+        read = read_by_kernels(plan, self.runs)
+        self.fit_inputs([slot for slot in plan.inputs if slot in read])
         place_of_number = 0
         first_of = {run.steps[0][0]: place for place, run in enumerate(self.runs)}
         for place, step in enumerate(plan.steps):
@@ -222,6 +214,11 @@ class Writer(ABC):
         full = f"{name}_{self.count}"
         self.constants[full] = value
         return full
+
+    def fit_inputs(self, slots: Sequence[int]) -> None:
+        """Write that inputs which kernels cannot read as they are become copies."""
+        for slot in slots:
+            self.fitted(slot)
 
     def fitted(self, slot: int) -> None:
         strides = self.sizes("strides", slot)
@@ -315,10 +312,22 @@ def _is_argument(leaf: object) -> bool:
 
 
 class NativeWriter(Writer):
-    """For native kernels: a run is one native call, given addresses."""
+    """For native kernels: a run is one native call, given tensors or their addresses."""
+
+    def fit_inputs(self, slots: Sequence[int]) -> None:
+        if not takes_tensors():
+            super().fit_inputs(slots)
+        elif slots:
+            self.line(f"misfits = binding.misfits({', '.join(f's{slot}' for slot in slots)})")
+            self.line("if misfits:")
+            for place, slot in enumerate(slots):
+                self.line(f"    if misfits & {1 << place}:")
+                where = f"{self.sizes('shapes', slot)}, {self.sizes('strides', slot)}"
+                self.line(f"        s{slot} = fit(s{slot}, {where})")
 
     def enter(self, place: int, call_slots: Sequence[int]) -> None:
-        self.native(f"runs[{place}]({''.join(f's{slot}.data_ptr(), ' for slot in call_slots)}")
+        address = "" if takes_tensors() else ".data_ptr()"
+        self.native(f"runs[{place}]({''.join(f's{slot}{address}, ' for slot in call_slots)}")
 
     @abstractmethod
     def native(self, call: str) -> None:

@@ -9,10 +9,12 @@ from adjoint.runtime.cpu.externals import (
     external,
 )
 from adjoint.runtime.cpu.threads import openmp
+from adjoint.torch_private.handles import TENSOR_FUNCTIONS
 
 
 def test_functions_that_code_may_call_are_found() -> None:
-    for name in (*PYTHON_FUNCTIONS, *BLAS_FUNCTIONS, *openmp(), "memcpy", "floor"):
+    of_torch = (*BLAS_FUNCTIONS, *TENSOR_FUNCTIONS)
+    for name in (*PYTHON_FUNCTIONS, *of_torch, *openmp(), "memcpy", "floor"):
         assert external(name), name
 
 
