@@ -55,7 +55,7 @@ def tensor_objects() -> TensorObjects | None:
 
 
 def _offsets(tensor: torch.Tensor) -> set[int]:
-    """Where the object has the address of its `TensorImpl`: all that an `at::Tensor` consists of."""
+    """Where the object has the address of its `TensorImpl`, which is all of an `at::Tensor`."""
     words = _words(tensor, torch.Tensor.__basicsize__ // _WORD_BYTES)
     return {_WORD_BYTES * place for place, word in enumerate(words) if word == tensor._cdata}
 

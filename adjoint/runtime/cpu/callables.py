@@ -302,7 +302,7 @@ def misfit_finder() -> Callable[[int], Callable[..., int]]:
     """Makes callables that tell which tensors have other strides than expected, or no memory.
 
     The maker is given the address of words (`words_of`), the first of which is the address of what
-    is expected (`MISFITS_TEXT`).  A callable returns a set of bits, the lowest for the first tensor.
+    is expected (`MISFITS_TEXT`).  A callable returns bits, the lowest for the first tensor.
     """
     doc = b"Which tensors cannot be read as they are."
     return _maker(resident(MISFITS_TEXT, MISFITS), b"misfits", doc)

@@ -92,8 +92,8 @@ def test_addresses_alone_where_nothing_is_known_of_tensors(
 
 def misfits(expected: list[tuple[int, tuple[int, ...]]], *tensors: object) -> int:
     """The bits of the tensors that do not have an alignment and strides."""
-    numbers = [[alignment - 1, len(strides), *strides] for alignment, strides in expected]
-    layout = np.array(sum(numbers, []), dtype=np.int64)
+    numbers = [n for alignment, s in expected for n in (alignment - 1, len(s), *s)]
+    layout = np.array(numbers, dtype=np.int64)
     words = words_of(layout.ctypes.data)
     return misfit_finder()(words.ctypes.data)(*tensors)
 
