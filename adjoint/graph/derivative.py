@@ -8,7 +8,8 @@ run uses are computed from them here, once.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ from adjoint.graph.metadata import (
     output_descriptors,
 )
 from adjoint.graph.origins import Origin
+from adjoint.open_types import TorchValue
 
 Value = TypeVar("Value")
 
@@ -111,6 +113,13 @@ class Segments:
     """For each segment, positions of the inputs that its outputs depend on."""
 
 
+def picker(places: Sequence[int]) -> Callable[[Sequence[TorchValue]], Sequence[TorchValue]]:
+    """A function that takes the values at `places` out of a sequence; it runs in every call."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return lambda values: [values[place] for place in places]
+
+
 @dataclass(frozen=True)
 class NodeLayout:
     """What the autograd node of a graph has to know, as positions of its inputs and outputs."""
@@ -130,8 +139,15 @@ class NodeLayout:
 
     def saved_from(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> list[Value]:
         """The saved values among inputs and outputs: inputs first."""
-        saved = [inputs[place] for place in self.saved_inputs]
-        return saved + [outputs[place] for place in self.saved_outputs]
+        return [*self._take_inputs(inputs), *self._take_outputs(outputs)]
+
+    @functools.cached_property
+    def _take_inputs(self) -> Callable[[Sequence[TorchValue]], Sequence[TorchValue]]:
+        return picker(self.saved_inputs)
+
+    @functools.cached_property
+    def _take_outputs(self) -> Callable[[Sequence[TorchValue]], Sequence[TorchValue]]:
+        return picker(self.saved_outputs)
 
 
 @dataclass(frozen=True)

@@ -77,17 +77,15 @@ class Sizing:
         self._shown = symbols.symbol_positions(value_or_none(node) for node in inputs)
         if assumed is None:
             assumed = size_guards.assumed(fake_mode_of(graph_module).shape_env)
-        self._assumed = assumed
+        self.assumptions = assumed
+        """A list that may grow."""
         self._known: tuple[int, Sizes] | None = None
         """The number of assumptions, and sizes that satisfied them all: most calls repeat these."""
 
-    @property
-    def count(self) -> int:
-        """The number of assumptions, which may grow."""
-        return len(self._assumed)
-
     def of(self, inputs: Sequence[TorchValue]) -> Sizes:
         """The value of each size symbol for `inputs`."""
+        if not self._shown:
+            return {}
         return {
             symbol: inputs[place] if axis is None else inputs[place].shape[axis]
             for symbol, place, axis in self._shown
@@ -95,12 +93,12 @@ class Sizing:
 
     def violated(self, sizes: Sizes) -> str | None:
         """An assumption that `sizes` violate; None if all hold."""
-        asked = (len(self._assumed), sizes)
+        asked = (len(self.assumptions), sizes)
         if asked == self._known:
             return None
-        wrong = size_evaluation.first_violated(self._assumed, sizes)
+        wrong = size_evaluation.first_violated(self.assumptions, sizes)
         if wrong is None:
-            self._known = (len(self._assumed), dict(sizes))
+            self._known = (len(self.assumptions), dict(sizes))
         return wrong
 
 

@@ -7,26 +7,29 @@ its `NodeProgram`.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from adjoint.errors import DifferentiationError
-from adjoint.graph.derivative import NodeLayout, Segments
+from adjoint.graph.derivative import NodeLayout, Segments, picker
 from adjoint.graph.evaluation import InOwnMemory, InputsWithHistory, detach_inputs
 from adjoint.open_types import AutogradContext, TorchValue
 from adjoint.runtime.calling import BetweenSegments
 from adjoint.runtime.executable import Checker, Executable, Sizes
 from adjoint.torch_private.autograd import (
+    CAN_CLEAR_SAVED,
     ReachedNodes,
     apply_node,
+    run_backward_by,
     set_grad_enabled,
     zero_cotangent,
 )
-from adjoint.torch_private.batches import is_batched
+from adjoint.torch_private.batches import is_batched_tensor
 from adjoint.torch_private.frames import left_alone_by_dynamo
 from adjoint.torch_private.modes import is_autocast_enabled, without_autocast
 
@@ -50,6 +53,11 @@ class ReadyBackward:
     """Positions of the outputs whose cotangents it takes."""
     zeros: list[int]
     """Positions of the gradients that it returns as None where eager returns zeros."""
+
+    @functools.cached_property
+    def take_saved(self) -> Callable[[Sequence[TorchValue]], Sequence[TorchValue]]:
+        """Takes the saved values that it needs out of all."""
+        return picker(self.saved)
 
 
 @dataclass(frozen=True)
@@ -205,6 +213,18 @@ class NodeProgram(ABC):
         return self._kinds
 
 
+class _Call(NamedTuple):
+    """What one run of a graph leaves for its backward, besides the saved tensors."""
+
+    program: NodeProgram
+    sizes: Sizes
+    kept: KeptInputs | None
+    zeros: dict[int, tuple[torch.Size, torch.dtype, torch.device]]
+    """For outputs that are not differentiable here: what a zero cotangent looks like."""
+    numbers: list[tuple[int, TorchValue]]
+    """Places of saved values that are no tensors, and the values."""
+
+
 class _Node(torch.autograd.Function):
     """One run of a graph, as autograd sees it."""
 
@@ -220,19 +240,18 @@ class _Node(torch.autograd.Function):
         """The last arguments are the inputs that require grad: autograd has to see them."""
         saved = program.layout.saved_from(inputs, outputs)
         kinds = program.kinds(inputs, outputs, saved)
-        ctx.program, ctx.sizes = program, sizes
-        ctx.kept = KeptInputs(inputs) if program.keeps_inputs else None
-        ctx.set_materialize_grads(False)
+        kept = KeptInputs(inputs) if program.keeps_inputs else None
+        # As `set_materialize_grads` and `save_for_backward`, which are functions in Python.
+        ctx.materialize_grads = False
         if kinds.fixed:
             ctx.mark_non_differentiable(*[outputs[i] for i in kinds.fixed])
         # Torch forgets the shapes of outputs that are not differentiable.
-        ctx.zeros = {
-            i: (outputs[i].shape, outputs[i].dtype, outputs[i].device) for i in kinds.constant
-        }
-        ctx.numbers = [(place, saved[place]) for place in kinds.numbers]
+        zeros = {i: (outputs[i].shape, outputs[i].dtype, outputs[i].device) for i in kinds.constant}
+        numbers = [(place, saved[place]) for place in kinds.numbers]
         for place in kinds.numbers:
             saved[place] = None
-        ctx.save_for_backward(*saved)
+        ctx.call = _Call(program, sizes, kept, zeros, numbers)
+        ctx.to_save = tuple(saved)
         if not kinds.others:
             return tuple(outputs)
         returned = list(outputs)
@@ -244,27 +263,25 @@ class _Node(torch.autograd.Function):
     @staticmethod
     @left_alone_by_dynamo
     def backward(ctx: AutogradContext, *cotangents: object) -> tuple[object, ...]:
-        program: NodeProgram = ctx.program
-        order = program.layout.order
-        given = tuple([index for index in order if cotangents[index] is not None])
+        call: _Call = ctx.call
+        program = call.program
+        given = tuple([index for index in program.layout.order if cotangents[index] is not None])
         if not given:
             return _NO_TENSORS + (None,) * len(program.wrt)
-        following = ctx.next_functions  # Builds a new tuple at each access.
-        wanted = program.following.that_run([node for node, _ in following], given)
+        wanted = program.following.that_run(ctx, given)
         try:
-            ready, sizes = program.backward(given, wanted, ctx.sizes)
+            ready, sizes = program.backward(given, wanted, call.sizes)
         except DifferentiationError as error:
             pairs = [(index, cotangents[index]) for index in given]
-            return (*_NO_TENSORS, *program.in_eager(ctx.kept, pairs, wanted, error))
-        saved = _saved(ctx)
-        arguments = [saved[place] for place in ready.saved]
+            return (*_NO_TENSORS, *program.in_eager(call.kept, pairs, wanted, error))
+        arguments = _saved(ctx, call, ready)
         arguments += [
             _zero(ctx, index) if cotangents[index] is None else cotangents[index]
             for index in ready.of
         ]
-        batched = any(map(is_batched, [cotangents[index] for index in given]))
+        batched = any(map(is_batched_tensor, [cotangents[index] for index in given]))
         checked = [(i, cotangents[i]) for i in given] if program.checker and not batched else None
-        del saved, cotangents
+        del cotangents
         if is_autocast_enabled():
             with without_autocast():
                 gradients = ready.graph.backward(arguments, sizes, batched)
@@ -272,12 +289,15 @@ class _Node(torch.autograd.Function):
             gradients = ready.graph.backward(arguments, sizes, batched)
         if ready.zeros:
             gradients = list(gradients)
+            following = ctx.next_functions  # Builds a new tuple at each access.
             for place in ready.zeros:
                 gradients[place] = zero_cotangent(*following[place])
         if checked is not None:
-            program.check(ctx.kept, checked, wanted, gradients)
+            program.check(call.kept, checked, wanted, gradients)
         return (*_NO_TENSORS, *gradients)
 
+
+run_backward_by(_Node, _Node.backward)
 
 # Gradients of the arguments of `_Node.forward` that are not tensors.
 _NO_TENSORS = (None,) * 4
@@ -285,8 +305,9 @@ _NO_TENSORS = (None,) * 4
 
 def _zero(ctx: AutogradContext, index: int) -> torch.Tensor:
     """A zero cotangent for an output."""
-    if index in ctx.zeros:
-        shape, dtype, device = ctx.zeros[index]
+    zeros = ctx.call.zeros
+    if index in zeros:
+        shape, dtype, device = zeros[index]
         return torch.zeros(shape, dtype=dtype, device=device)
     return zero_cotangent(ctx, index)
 
@@ -295,11 +316,14 @@ def tensors_in(values: Sequence[object]) -> list[int]:
     return [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
 
 
-def _saved(ctx: AutogradContext) -> list[object]:
-    values = list(ctx.saved_tensors)
-    for place, number in ctx.numbers:
-        values[place] = number
-    if hasattr(ctx, "maybe_clear_saved_tensors"):
+def _saved(ctx: AutogradContext, call: _Call, ready: ReadyBackward) -> list[TorchValue]:
+    """The saved values that a backward graph takes."""
+    values = ctx.saved_tensors
+    if call.numbers:
+        values = list(values)
+        for place, number in call.numbers:
+            values[place] = number
+    if CAN_CLEAR_SAVED:
         # Unless autograd retains the graph, saved tensors are freed while the backward graph runs.
         ctx.maybe_clear_saved_tensors()
-    return values
+    return list(ready.take_saved(values))

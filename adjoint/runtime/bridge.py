@@ -62,19 +62,11 @@ _GradPrograms: TypeAlias = Specializations[tuple[int, ...], "tuple[GradProgram |
 
 
 class _LastCall(NamedTuple):
-    """The key of the last differentiable call, and the program it ran: checked before tables."""
+    """The last differentiable call: most calls run the same program."""
 
     wrt: tuple[int, ...]
-    sizes: Sizes
+    version: Version[_GradPrograms]
     program: GradProgram
-    own_sizes: Sizes
-    sizing: Sizing
-    assumed: int
-
-    @property
-    def holds(self) -> bool:
-        """Whether no assumption has been added since."""
-        return self.sizing.count == self.assumed
 
 
 class DifferentiableGraph:
@@ -114,7 +106,18 @@ class DifferentiableGraph:
         `between`: makes the inputs of later segments from outputs of earlier ones.
         """
         try:
-            return self._called(inputs, known, between)
+            if are_ops_observed() and (functorch_is_active() or has_tangent(inputs)):
+                return self._by_ops(inputs)
+            wrt = self._inputs_of_interest(inputs)
+            if not wrt:
+                return self._run(list(inputs), known)
+            sizes = self._sizing.of(inputs)
+            if known:
+                sizes = {**known, **sizes}
+            last = self._last
+            if last is not None and last.wrt == wrt and last.version.violated(sizes) is None:
+                return last.program(inputs, last.version.own(sizes), between)
+            return self._called(inputs, wrt, sizes, between)
         except UnexpectedResult as error:
             self._remake(error, self._sizes(inputs, known))
         return self(inputs, known, between)
@@ -141,18 +144,15 @@ class DifferentiableGraph:
         return self(inputs, between=between)
 
     def _called(
-        self, inputs: Sequence[object], known: Sizes | None, between: BetweenSegments | None
+        self,
+        inputs: Sequence[object],
+        wrt: tuple[int, ...],
+        sizes: Sizes,
+        between: BetweenSegments | None,
     ) -> Sequence[object]:
-        if are_ops_observed() and (functorch_is_active() or has_tangent(inputs)):
-            return self._by_ops(inputs)
-        wrt = self._inputs_of_interest(inputs)
-        if not wrt:
-            return self._run(list(inputs), known)
-        found, sizes = None, self._sizes(inputs, known)
+        """The outputs, where the last program does not fit."""
+        found = None
         if not self._eager:
-            last = self._last
-            if last is not None and last.wrt == wrt and last.sizes == sizes and last.holds:
-                return last.program(inputs, last.own_sizes, between)
             try:
                 with differentiating(self.graph_module):
                     found = self._grad_program(wrt, sizes)
@@ -162,12 +162,9 @@ class DifferentiableGraph:
             return evaluate(self.graph_module, inputs)  # type: ignore[no-any-return]
         grad_program, version = found
         if grad_program is None:
-            return self.run(list(inputs), known)
-        own_sizes = version.own(sizes)
-        self._last = _LastCall(
-            wrt, sizes, grad_program, own_sizes, version.sizing, version.sizing.count
-        )
-        return grad_program(inputs, own_sizes, between)
+            return self.run(list(inputs), sizes)
+        self._last = _LastCall(wrt, version, grad_program)
+        return grad_program(inputs, version.own(sizes), between)
 
     def run(self, inputs: list[object], known: Sizes | None = None) -> Sequence[object]:
         """The outputs, without autograd history; clears `inputs`."""
@@ -221,7 +218,9 @@ class DifferentiableGraph:
         """
         if batched:
             return vmap_over_batch(self._by_ops, inputs)
-        return self(inputs, known) if torch.is_grad_enabled() else self.run(inputs, known)
+        if torch.is_grad_enabled():
+            return self(inputs, known)
+        return self.run(inputs, known) if are_ops_observed() else self._run(inputs, known)
 
     def _by_ops(self, inputs: Sequence[object]) -> Sequence[object]:
         """The outputs, op by op: `torch.func` or forward mode differentiates and batches each."""
@@ -288,7 +287,7 @@ class DifferentiableGraph:
         if not (falls_back or is_known_when_run(cause) or is_raised_in_user_code(cause)):
             raise error from cause
         warn_of_fallback(f"eager autograd takes over: {error}", error.source)
-        self._eager = True
+        self._eager, self._last = True, None
 
     def _inputs_of_interest(self, inputs: Sequence[object]) -> tuple[int, ...]:
         """Positions of the inputs that require grad; none if autograd is off."""

@@ -25,7 +25,6 @@ from adjoint.graph.derivative import Backward, Derivative
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import inputs_of
 from adjoint.graph.purity import is_impure_graph
-from adjoint.graph.sizes import Sizing
 from adjoint.open_types import TorchValue
 from adjoint.runtime.autograd_node import (
     BackwardGraph,
@@ -39,6 +38,7 @@ from adjoint.runtime.specializations import (
     Full,
     SizeSpecializations,
     Specializations,
+    Version,
     shown,
 )
 from adjoint.torch_private.dynamo import compiling
@@ -71,13 +71,12 @@ class _Version:
 
 
 class _RecentBackward(NamedTuple):
-    """The key of a recent backward, and the graph it ran: checked before the tables."""
+    """A recent backward: checked before the tables."""
 
-    key: tuple[tuple[int, ...], tuple[int, ...], Sizes, int]
-    """Outputs with cotangents, needed gradients, sizes, and the number of assumptions then."""
-    sizing: Sizing
+    of: tuple[int, ...]
+    wanted: tuple[int, ...]
+    version: Version[_Version]
     ready: _Ready
-    own_sizes: Sizes
 
 
 class GradProgram(NodeProgram):
@@ -150,8 +149,9 @@ class GradProgram(NodeProgram):
         `wanted`: positions in `wrt` of the inputs whose gradients this backward pass needs.
         """
         for recent in self._recent:
-            if recent.key == (of, wanted, sizes, recent.sizing.count):
-                return recent.ready, recent.own_sizes
+            is_alike = recent.of == of and recent.wanted == wanted
+            if is_alike and recent.version.violated(sizes) is None:
+                return recent.ready, recent.version.own(sizes)
         with differentiating(self.derivative.graph_module):
             versions = self._backwards.get(of)
             found = None if versions is None else versions.find(sizes)
@@ -167,11 +167,10 @@ class GradProgram(NodeProgram):
                         raise DifferentiationError(
                             place.op, 1, why, place.source
                         ) from full.__cause__
-            ready, own_sizes = self._narrowed(found.value, wanted), found.own(sizes)
-        key = (of, wanted, sizes, found.sizing.count)
-        recent = _RecentBackward(key, found.sizing, ready, own_sizes)
+            ready = self._narrowed(found.value, wanted)
+        recent = _RecentBackward(of, wanted, found, ready)
         self._recent = [recent, *self._recent[: MAX_RECENT - 1]]
-        return ready, own_sizes
+        return ready, found.own(sizes)
 
     def _versions(self, of: tuple[int, ...]) -> SizeSpecializations[_Version]:
         versions = self._backwards.get(of)

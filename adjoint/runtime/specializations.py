@@ -96,11 +96,13 @@ class Version(Generic[Value]):
 
     def violated(self, sizes: Sizes) -> str | None:
         """An assumption that `sizes`, by the original graph's symbols, violate; None: none."""
+        if self.names is None and not self.sizing.assumptions:
+            return None
         return self.sizing.violated(renamed(sizes, self.names))
 
     def own(self, sizes: Sizes) -> Sizes:
         """`sizes` by the symbols of this version."""
-        return renamed(sizes, self.names)
+        return sizes if self.names is None else renamed(sizes, self.names)
 
 
 class SizeSpecializations(Generic[Value]):

@@ -103,25 +103,39 @@ class ReachedNodes:
     def __init__(self) -> None:
         self._assumed: dict[Hashable, _Assumed] = {}
 
-    def that_run(self, nodes: Sequence[object], kind: Hashable) -> tuple[int, ...]:
-        """Indices of the nodes that will run; may include some that this run does not need.
+    def that_run(self, node: AutogradContext, kind: Hashable) -> tuple[int, ...]:
+        """Indices of the successors that will run; may include some that this run does not need.
 
         `kind`: a key that separates runs of this node that may need different gradients.
         """
         assumed = self._assumed.get(kind)
         if assumed is None or assumed.runs == MAX_RUNS_UNASKED:
-            answers = [_will_run(node) for node in nodes]
-            is_all = all(answers)
-            known = [n for n, answer in enumerate(answers) if is_all or answer is _RETURNED]
+            answers = [_will_run(each) for each, _ in node.next_functions]
+            found = tuple([n for n, answer in enumerate(answers) if answer])
+            is_all = len(found) == len(answers)
+            known = [n for n, answer in enumerate(answers) if answer is _RETURNED]
             if len(self._assumed) > MAX_KINDS:
                 self._assumed.clear()
-            self._assumed[kind] = _Assumed(frozenset(known), is_all, 1)
-            return tuple([n for n, answer in enumerate(answers) if answer])
+            self._assumed[kind] = _Assumed(frozenset(known), found if is_all else None, 1)
+            return found
         assumed.runs += 1
-        if assumed.is_all:
-            return tuple(range(len(nodes)))
+        if assumed.all is not None:
+            return assumed.all
         reached = assumed.reached
-        return tuple([n for n, node in enumerate(nodes) if n in reached or _will_run(node)])
+        # Torch builds new objects for the successors at each access.
+        following = node.next_functions
+        try:
+            return tuple(
+                [
+                    n
+                    for n, (each, _) in enumerate(following)
+                    if n in reached or each is None or _will_execute(each)
+                ]
+            )
+        except RuntimeError:
+            # A leaf whose gradient is returned now, and was not before; or another error.
+            answers = [n in reached or _will_run(each) for n, (each, _) in enumerate(following)]
+            return tuple([n for n, answer in enumerate(answers) if answer])
 
 
 @dataclasses.dataclass
@@ -129,11 +143,14 @@ class _Assumed:
     """Nodes assumed to be reached, and the number of runs that have assumed it."""
 
     reached: frozenset[int]
-    is_all: bool
+    all: tuple[int, ...] | None
+    """All nodes, if they are assumed to be reached."""
     runs: int
 
 
 _RETURNED = "returned"
+
+_will_execute: Callable[[AutogradContext], bool] = torch._C._will_engine_execute_node
 
 
 def _will_run(node: AutogradContext) -> bool | str:
@@ -141,11 +158,15 @@ def _will_run(node: AutogradContext) -> bool | str:
     if node is None:
         return True
     try:
-        return torch._C._will_engine_execute_node(node)
+        return _will_execute(node)
     except RuntimeError as error:
         if "leaf node" not in str(error):
             raise
         return _RETURNED
+
+
+# Older versions of torch keep saved tensors until the backward has returned.
+CAN_CLEAR_SAVED = hasattr(torch._C._FunctionBase, "maybe_clear_saved_tensors")
 
 
 def applied(function: type[torch.autograd.Function], *args: object) -> TorchValue:
@@ -159,6 +180,16 @@ def apply_node(function: type[torch.autograd.Function], *args: object) -> TorchV
     Torch's own method looks for tensors of transforms that have ended, in Python.
     """
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+
+
+def run_backward_by(
+    function: type[torch.autograd.Function], backward: Callable[..., object]
+) -> None:
+    """Let autograd call `backward` for the nodes of `function`.
+
+    Torch's own method looks for the static method `backward` in every run, in Python.
+    """
+    function._backward_cls.apply = backward  # type: ignore[attr-defined]
 
 
 def zero_cotangent(node: AutogradContext, index: int) -> torch.Tensor:

@@ -9,10 +9,13 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 from adjoint.open_types import TorchValue
 
+# Whether a tensor is a batched cotangent, of a backward under `is_grads_batched=True`.
+is_batched_tensor: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+
 
 def is_batched(value: object) -> bool:
-    """Whether this is a batched cotangent, of a backward under `is_grads_batched=True`."""
-    return isinstance(value, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(value)
+    """Whether this is a batched cotangent."""
+    return isinstance(value, torch.Tensor) and is_batched_tensor(value)
 
 
 def vmap_over_batch(

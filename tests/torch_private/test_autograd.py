@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,8 +57,7 @@ class Asking(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
-        nodes = [node for node, _ in ctx.next_functions]
-        Asking.found.append(Asking.following.that_run(nodes, object()))
+        Asking.found.append(Asking.following.that_run(ctx, object()))
         places = [(ctx, 1), ctx.next_functions[0]]
         Asking.zeros = [autograd.zero_cotangent(*place) for place in places]
         return cotangents
@@ -85,31 +85,38 @@ def test_autograd_says_where_it_goes_on() -> None:
 
 
 def test_what_was_reached_is_for_some_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: dict[str, Any] = {"a": True, "b": True, "c": autograd._RETURNED}
+    answers: dict[str, Any] = {"a": True, "b": True, "c": "returned"}
     asked: list[Any] = []
 
     def answered(node: Any) -> Any:
         asked.append(node)
+        if answers[node] == "returned":
+            raise RuntimeError("it is a leaf node")
         return answers[node]
 
-    monkeypatch.setattr(autograd, "_will_run", answered)
+    monkeypatch.setattr(autograd, "_will_execute", answered)
     following = autograd.ReachedNodes()
+    abc = SimpleNamespace(next_functions=[("a", 0), ("b", 0), ("c", 0), (None, 0)])
     for _ in range(autograd.MAX_RUNS_UNASKED):
-        assert following.that_run("abc", "all") == (0, 1, 2)
+        assert following.that_run(abc, "all") == (0, 1, 2, 3)
     assert asked == ["a", "b", "c"]
     answers.update(a=False)
-    assert following.that_run("abc", "all") == (1, 2)
+    assert following.that_run(abc, "all") == (1, 2, 3)
     asked.clear()
     # A leaf that was returned is not asked about; what was not reached is, in every run.
     answers.update(a=True, b=False, c=False)
-    assert following.that_run("abc", "all") == (0, 2)
+    assert following.that_run(abc, "all") == (0, 2, 3)
     assert asked == ["a", "b"]
-    assert following.that_run("abc", "another kind") == (0,)
+    # A leaf may be returned that was not before.
+    answers.update(a="returned")
+    assert following.that_run(abc, "all") == (0, 2, 3)
+    assert following.that_run(abc, "another kind") == (0, 3)
 
 
 def test_only_the_error_about_leaves_is_an_answer() -> None:
+    node = torch.ones(1, requires_grad=True).exp().exp().grad_fn
     with pytest.raises(RuntimeError, match="backward pass"):
-        autograd.ReachedNodes().that_run([torch.ones(1, requires_grad=True).exp().grad_fn], 0)
+        autograd.ReachedNodes().that_run(node, 0)
 
 
 def test_leaves_are_found_through_the_history_of_results() -> None:

@@ -1,4 +1,5 @@
-"""Matrix products on the CPU: native calls of the BLAS in torch's library."""
+"""Matrix products on the CPU: native code for small ones, else calls of the BLAS in torch's
+library."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from collections.abc import Callable
 import torch
 
 from adjoint.loops.plan import Matrix, Product, Scratch
+from adjoint.runtime.cpu import small_products
 from adjoint.runtime.cpu.externals import external
 from adjoint.runtime.cpu.residents import resident
 from adjoint.runtime.plans.hostcode import HostCode, Value, Word, WordAddress
@@ -36,8 +38,16 @@ define void @adjoint.{name}(ptr %args, i64 %threads) {{
   %b = inttoptr i64 %b.at to ptr
   %c = inttoptr i64 %v6 to ptr
 {flush}
+  %a.turned = icmp eq i64 %v2, {turned}
+  %b.turned = icmp eq i64 %v5, {turned}
+  %done = call i1 @adjoint.small.{kind}(ptr %a, i64 %v1, i1 %a.turned, ptr %b, i64 %v4,
+    i1 %b.turned, ptr %c, i64 %v7, i64 %v8, i64 %v9, i64 %v10, i1 %adds)
+  br i1 %done, label %end, label %library
+library:
   call void @{name}(ptr %p5, ptr %p2, ptr %p9, ptr %p8, ptr %p10, ptr %alpha, ptr %b,
     ptr %p4, ptr %a, ptr %p1, ptr %beta, ptr %c, ptr %p7)
+  br label %end
+end:
 {restore}
   ret void
 }}
@@ -75,10 +85,16 @@ def _gemm_text(name: str, kind: str, flushes: bool) -> str:
             f"  %n{place} = trunc i64 %v{place} to i32",
             f"  store i32 %n{place}, ptr %p{place}",
         ]
-    if not flushes or platform.machine() not in ("x86_64", "AMD64"):
-        return GEMM.format(name=name, kind=kind, loads="\n".join(lines), flush="", restore="")
-    text = GEMM.format(name=name, kind=kind, loads="\n".join(lines), flush=FLUSH, restore=RESTORE)
-    return DECLARED + text
+    sets = flushes and platform.machine() in ("x86_64", "AMD64")
+    text = GEMM.format(
+        name=name,
+        kind=kind,
+        loads="\n".join(lines),
+        turned=ord("T"),
+        flush=FLUSH if sets else "",
+        restore=RESTORE if sets else "",
+    )
+    return (DECLARED if sets else "") + small_products.text(kind) + text
 
 
 @functools.cache
