@@ -262,7 +262,7 @@ class _Node(torch.autograd.Function):
     # A backward pass inside a frame that Dynamo compiles must not trace into this function.
     @staticmethod
     @left_alone_by_dynamo
-    def backward(ctx: AutogradContext, *cotangents: object) -> tuple[object, ...]:
+    def backward(ctx: AutogradContext, *cotangents: TorchValue) -> tuple[object, ...]:
         call: _Call = ctx.call
         program = call.program
         given = tuple([index for index in program.layout.order if cotangents[index] is not None])
