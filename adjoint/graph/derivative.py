@@ -23,7 +23,6 @@ from adjoint.graph.metadata import (
     output_descriptors,
 )
 from adjoint.graph.origins import Origin
-from adjoint.open_types import TorchValue
 
 Value = TypeVar("Value")
 
@@ -113,7 +112,7 @@ class Segments:
     """For each segment, positions of the inputs that its outputs depend on."""
 
 
-def picker(places: Sequence[int]) -> Callable[[Sequence[TorchValue]], Sequence[TorchValue]]:
+def picker(places: Sequence[int]) -> Callable[[Sequence[Value]], Sequence[Value]]:
     """A function that takes the values at `places` out of a sequence; it runs in every call."""
     if len(places) > 1:
         return operator.itemgetter(*places)
@@ -142,11 +141,11 @@ class NodeLayout:
         return [*self._take_inputs(inputs), *self._take_outputs(outputs)]
 
     @functools.cached_property
-    def _take_inputs(self) -> Callable[[Sequence[TorchValue]], Sequence[TorchValue]]:
+    def _take_inputs(self) -> Callable[[Sequence[Value]], Sequence[Value]]:
         return picker(self.saved_inputs)
 
     @functools.cached_property
-    def _take_outputs(self) -> Callable[[Sequence[TorchValue]], Sequence[TorchValue]]:
+    def _take_outputs(self) -> Callable[[Sequence[Value]], Sequence[Value]]:
         return picker(self.saved_outputs)
 
 

@@ -55,7 +55,7 @@ class ReadyBackward:
     """Positions of the gradients that it returns as None where eager returns zeros."""
 
     @functools.cached_property
-    def take_saved(self) -> Callable[[Sequence[TorchValue]], Sequence[TorchValue]]:
+    def take_saved(self) -> Callable[[Sequence[object]], Sequence[object]]:
         """Takes the saved values that it needs out of all."""
         return picker(self.saved)
 
@@ -221,7 +221,7 @@ class _Call(NamedTuple):
     kept: KeptInputs | None
     zeros: dict[int, tuple[torch.Size, torch.dtype, torch.device]]
     """For outputs that are not differentiable here: what a zero cotangent looks like."""
-    numbers: list[tuple[int, TorchValue]]
+    numbers: list[tuple[int, object]]
     """Places of saved values that are no tensors, and the values."""
 
 
@@ -262,7 +262,7 @@ class _Node(torch.autograd.Function):
     # A backward pass inside a frame that Dynamo compiles must not trace into this function.
     @staticmethod
     @left_alone_by_dynamo
-    def backward(ctx: AutogradContext, *cotangents: TorchValue) -> tuple[object, ...]:
+    def backward(ctx: AutogradContext, *cotangents: object) -> tuple[object, ...]:
         call: _Call = ctx.call
         program = call.program
         given = tuple([index for index in program.layout.order if cotangents[index] is not None])
@@ -316,7 +316,7 @@ def tensors_in(values: Sequence[object]) -> list[int]:
     return [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
 
 
-def _saved(ctx: AutogradContext, call: _Call, ready: ReadyBackward) -> list[TorchValue]:
+def _saved(ctx: AutogradContext, call: _Call, ready: ReadyBackward) -> list[object]:
     """The saved values that a backward graph takes."""
     values = ctx.saved_tensors
     if call.numbers:

@@ -103,7 +103,7 @@ class ReachedNodes:
     def __init__(self) -> None:
         self._assumed: dict[Hashable, _Assumed] = {}
 
-    def that_run(self, node: AutogradContext, kind: Hashable) -> tuple[int, ...]:
+    def that_run(self, node: Node, kind: Hashable) -> tuple[int, ...]:
         """Indices of the successors that will run; may include some that this run does not need.
 
         `kind`: a key that separates runs of this node that may need different gradients.
@@ -150,10 +150,10 @@ class _Assumed:
 
 _RETURNED = "returned"
 
-_will_execute: Callable[[AutogradContext], bool] = torch._C._will_engine_execute_node
+_will_execute: Callable[[Node], bool] = torch._C._will_engine_execute_node
 
 
-def _will_run(node: AutogradContext) -> bool | str:
+def _will_run(node: Node | None) -> bool | str:
     """Whether autograd will execute `node`; `_RETURNED` if it returns the node's gradient."""
     if node is None:
         return True

@@ -10,7 +10,8 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from adjoint.open_types import TorchValue
 
 # Whether a tensor is a batched cotangent, of a backward under `is_grads_batched=True`.
-is_batched_tensor: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+is_batched_tensor: Callable[[object], bool]
+is_batched_tensor = torch._C._functorch.is_legacy_batchedtensor  # type: ignore[assignment]
 
 
 def is_batched(value: object) -> bool:

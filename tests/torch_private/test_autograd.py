@@ -96,7 +96,7 @@ def test_what_was_reached_is_for_some_runs(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(autograd, "_will_execute", answered)
     following = autograd.ReachedNodes()
-    abc = SimpleNamespace(next_functions=[("a", 0), ("b", 0), ("c", 0), (None, 0)])
+    abc: Any = SimpleNamespace(next_functions=[("a", 0), ("b", 0), ("c", 0), (None, 0)])
     for _ in range(autograd.MAX_RUNS_UNASKED):
         assert following.that_run(abc, "all") == (0, 1, 2, 3)
     assert asked == ["a", "b", "c"]
@@ -115,6 +115,7 @@ def test_what_was_reached_is_for_some_runs(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_only_the_error_about_leaves_is_an_answer() -> None:
     node = torch.ones(1, requires_grad=True).exp().exp().grad_fn
+    assert node is not None
     with pytest.raises(RuntimeError, match="backward pass"):
         autograd.ReachedNodes().that_run(node, 0)
 
