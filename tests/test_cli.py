@@ -210,7 +210,9 @@ def test_one_pass_before_and_after(own: Path, capsys: pytest.CaptureFixture[str]
     assert "-    mul_tensor: f32[3] = aten.mul.Tensor(sin_default, 2)" in printed
     assert "+    add_tensor: f32[3] = aten.add.Tensor(" in printed
     assert main(["run-pass", "no-such-pass", f"{own}:function"]) == 1
-    assert "no pass 'no-such-pass' ran; there were split-convolution-bias" in capsys.readouterr().err
+    assert (
+        "no pass 'no-such-pass' ran; there were split-convolution-bias" in capsys.readouterr().err
+    )
     assert main(["show", "--stages", f"{own}:function", "--passes", f"{own}:function"]) == 1
     assert "is no pass" in capsys.readouterr().err
 
