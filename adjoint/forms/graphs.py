@@ -41,7 +41,7 @@ from adjoint.graph.metadata import (
     value_or_none,
 )
 from adjoint.graph.origins import Origin, origins_of
-from adjoint.open_types import FromText, TorchValue
+from adjoint.open_types import TorchValue
 from adjoint.store.entries import digest_of
 from adjoint.torch_private import expressions, trees
 from adjoint.torch_private.fake import (
@@ -304,14 +304,14 @@ class GraphWriting(Writing):
             case _:
                 return None
 
-    def record(self, value: FromText) -> Tree:
+    def record(self, value: object) -> Tree:
         """A dataclass; many nodes have equal ones."""
         if type(value) in REPEATED:
             write = super().record
             return self._once(value, value, lambda each: ["once", write(each)])
         return super().record(value)
 
-    def _once(self, key: Hashable, value: FromText, write: Callable[[FromText], Tree]) -> Tree:
+    def _once(self, key: Hashable, value: object, write: Callable[..., Tree]) -> Tree:
         """The tree of a value, or the number of one that was written before for this key."""
         place = self._written.get(key)
         if place is not None:
