@@ -19,7 +19,8 @@ In the order in which `planning.py` does it:
 4. **Scheduling** (`scheduling.py`) orders groups and library calls.
 5. **Loop nests**: `nests.py` for the CPU, `grids.py` for the GPU.  Sums over rows and scatters have
    one partial result per thread, combined in a fixed order (`partial_sums.py`): results depend on
-   the number of threads and on nothing else.
+   the number of threads and on nothing else.  Reductions over columns that are strided in memory
+   take a block of rows at once (`strided_rows.py`).
 
 **Row tiles, CPU** (`row_tiles.py`).  Kernels and matrix products over the same rows run tile by
 tile: each thread takes a tile of rows that fits its cache through all of them.  Products call

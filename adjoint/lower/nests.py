@@ -1,4 +1,4 @@
-"""Loop nests for the CPU: the loops that compute one fusion group.
+"""Loop nests for the CPU: the loops that compute one fusion group (`strided_rows` has another way).
 
 parallel for t in range(chunks):        each thread has a contiguous range of rows
     for r in range(first, last):
@@ -38,7 +38,7 @@ from adjoint.lower.definitions import Mapped, Reduced, Scattered
 from adjoint.lower.groups import Group, Level
 from adjoint.lower.index import Axis
 from adjoint.lower.items import Item
-from adjoint.lower.operands import CHUNKS, Nest, Operands
+from adjoint.lower.operands import Nest, Operands
 from adjoint.lower.partial_sums import (
     BLOCK_ROWS,
     PartialSums,
@@ -59,16 +59,6 @@ BLOCK_ELEMENTS = 16384
 
 # Extents of a kernel in row tiles, after the number of chunks: the thread, and the range of rows.
 TILE = ("t", "first", "last")
-
-
-def nest_of(group: Group, stored: set[fx.Node], name: str = "kernel") -> Nest:
-    """The loops that compute `group`; `stored` are those of its values that others need."""
-    dry = Builder(group, stored, None)
-    dry.build()
-    builder = Builder(group, stored, dry.merged())
-    begin, rows, finale = builder.build()
-    parallel = Loop("t", integer(0), Extent(CHUNKS), (*begin, *rows), Mapping.PARALLEL)
-    return builder.nest(name, (parallel, *finale))
 
 
 @dataclass(frozen=True, eq=False)

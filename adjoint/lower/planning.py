@@ -56,13 +56,14 @@ from adjoint.lower.in_place import new_values, overwrite_inputs
 from adjoint.lower.in_place_calls import write_in_place
 from adjoint.lower.index_sets import split_index_sets
 from adjoint.lower.items import Item, base_of, strides_of
-from adjoint.lower.nests import nest_of, partial_product, tile_nests
+from adjoint.lower.nests import partial_product, tile_nests
 from adjoint.lower.operands import Nest
 from adjoint.lower.products import product_nests
 from adjoint.lower.row_tiles import RowTiling, Unit, is_product, row_stride, side_of, with_row_tiles
 from adjoint.lower.scheduling import Schedule
 from adjoint.lower.selection import is_plain
 from adjoint.lower.sizes import Size, is_one, product, same, simplified, size_of, sizes
+from adjoint.lower.strided_rows import nest_of
 from adjoint.lower.titles import title_of
 from adjoint.lower.views import PARTS, dtype_of, shape_of, view_of
 from adjoint.target import Target

@@ -30,9 +30,10 @@ def test_eager_runs_it_in_both_precisions(model: str) -> None:
     found = computed(model, "eager", torch.float32)
     right = computed(model, "eager", torch.float64)
     assert all(x.isfinite().all() for x in right.values())
-    # In the first layer of an equivariant network, all but the scalars are zero.
+    # In the first layer of an equivariant network, all but the scalars are zero; derivatives of a
+    # wave function do not depend on its last bias.
     zeros = [name for name, x in right.items() if not x.any()]
-    assert zeros == [] or model == "equivariant"
+    assert zeros == [] or model in ("equivariant", "laplacian")
     assert len(zeros) < len(right) / 5
     assert 0 < relative_error(found, right) < 1e-3
 
@@ -40,7 +41,9 @@ def test_eager_runs_it_in_both_precisions(model: str) -> None:
 @pytest.mark.parametrize(("model", "system"), QUICK)
 def test_adjoint_computes_what_eager_does(model: str, system: str) -> None:
     right = computed(model, "eager", torch.float64)
-    assert relative_error(computed(model, system, torch.float64), right) < 1e-9
+    # Networks of transformers compute norms and losses in single precision, whatever they are given.
+    bound = 1e-5 if MODELS[model].needs == "transformers" else 1e-9
+    assert relative_error(computed(model, system, torch.float64), right) < bound
 
 
 @pytest.mark.slow
