@@ -41,7 +41,7 @@ def test_eager_runs_it_in_both_precisions(model: str) -> None:
 @pytest.mark.parametrize(("model", "system"), QUICK)
 def test_adjoint_computes_what_eager_does(model: str, system: str) -> None:
     right = computed(model, "eager", torch.float64)
-    # Networks of transformers compute norms and losses in single precision, whatever they are given.
+    # Networks of transformers compute norms and losses in single precision, given any.
     bound = 1e-5 if MODELS[model].needs == "transformers" else 1e-9
     assert relative_error(computed(model, system, torch.float64), right) < bound
 
