@@ -39,23 +39,23 @@ _DEPENDS_ON_DATA = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_out
 def fold_literals(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Compute what depends on literals alone; the graph itself if there is nothing to do."""
     nodes = graph_module.graph.nodes
-    if not any(node.target is LITERAL or _host_numbers(node) for node in nodes):
-        return graph_module
-    made = copied(graph_module)
     with fake_mode_of(graph_module):
-        changed = _fold(made)
+        has_literals = any(node.target is LITERAL for node in nodes)
+        folds = has_literals and bool(_new_literals(graph_module))
+        if not folds and not any(map(_host_numbers, nodes)):
+            return graph_module
+        made = copied(graph_module)
+        for node, value in _new_literals(made).items() if folds else ():
+            replace(node, _constant(made, node, value))
         for node in list(made.graph.nodes):
             for number in _host_numbers(node):
                 node.replace_input_with(number, _moved(number, tensor_of(node).device))
-                changed = True
-    if not changed:
-        return graph_module
     remove_dead_code(made.graph)
     return made
 
 
-def _fold(graph_module: fx.GraphModule) -> bool:
-    """Fold literals in place; returns whether there were any to fold."""
+def _new_literals(graph_module: fx.GraphModule) -> dict[fx.Node, torch.Tensor]:
+    """The values that depend on literals alone and that something else uses."""
     known: dict[fx.Node, torch.Tensor] = {}
     for node in graph_module.graph.nodes:
         found = _literal(graph_module, node, known)
@@ -63,11 +63,11 @@ def _fold(graph_module: fx.GraphModule) -> bool:
             known[node] = found
     # Literals with axes stay as they are; values that only other literals use are removed.
     is_new = {node: node.target is not LITERAL or not each.dim() for node, each in known.items()}
-    new = {node: each for node, each in known.items() if is_new[node]}
-    for node, value in new.items():
-        if any(user not in known for user in node.users):
-            replace(node, _constant(graph_module, node, value))
-    return bool(new)
+    return {
+        node: each
+        for node, each in known.items()
+        if is_new[node] and any(user not in known for user in node.users)
+    }
 
 
 @works_on("node")

@@ -46,7 +46,8 @@ def replaces(
     """Make a pass of a torch function that computes what the torch function `pattern` computes.
 
     Both take the same parameters; `examples` are arguments that `pattern` is traced with.  A tensor
-    stands for one of any sizes, a number for any number.  `where`: what has to hold for a match.
+    stands for one of any sizes, a number for any number.  Operators that work on several axes, such
+    as `linear`, are other calls for another number of axes.  `where`: what has to hold for a match.
     The name of the pass is that of the function.  At `primal`, before differentiation, derivatives
     are those of the new function.
 
