@@ -23,6 +23,7 @@ from adjoint.observing import Sighting, watching
 from adjoint.pipeline import JOINT, POST, primal
 
 
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8:UserWarning")
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool])
 def test_a_mask_of_bytes_is_a_mask(dtype: torch.dtype) -> None:
     """An index of `uint8` is a mask; torch's test for masks asks for `int8`."""

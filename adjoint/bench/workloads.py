@@ -101,7 +101,7 @@ def training_step(
     `options`: those of adjoint, or of Inductor.
     """
     settings = Settings(dynamic=dynamic, options=options)
-    if system in problem.inside:
+    if system in problem.inside or system.startswith("func_"):
         return _inside_step(problem, system, settings)
     net: UserFunction = problem.net
     if system != "eager":

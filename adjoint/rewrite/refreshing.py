@@ -102,6 +102,9 @@ def refresh_users(changed: fx.Node, but: Container[fx.Node] = ()) -> int:
     return count
 
 
+_DEPENDS_ON_DATA = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+
+
 def wrong_value(graph_module: fx.GraphModule) -> tuple[fx.Node, str] | None:
     """The first node whose shape or dtype is not what its operator computes, and why."""
     with (
@@ -114,7 +117,8 @@ def wrong_value(graph_module: fx.GraphModule) -> tuple[fx.Node, str] | None:
         for node in graph_module.graph.nodes:
             if node.op != "call_function" or not isinstance(node.target, OpOverload):
                 continue
-            if is_impure(node) or torch.Tag.dynamic_output_shape in node.target.tags:
+            if is_impure(node) or _DEPENDS_ON_DATA & {*node.target.tags}:
+                # Each time it is computed, its size or number is a new symbol.
                 continue
             try:
                 value = fake_value(node)
