@@ -23,11 +23,8 @@ from adjoint.graph.metadata import computes_tensor, set_value, tensor_of, value_
 from adjoint.graph.operations import has_bodies
 from adjoint.graph.origins import for_part_of
 from adjoint.graph.purity import is_impure
-from adjoint.graph.sizes import assuming
-from adjoint.rewrite.refreshing import fake_value, same_values
+from adjoint.rewrite.refreshing import computing_fakes_of, fake_value, same_values
 from adjoint.torch_private import trees
-from adjoint.torch_private.fake import fake_mode_of
-from adjoint.torch_private.modes import enable_python_dispatcher, isolated
 from adjoint.torch_private.operators import HigherOrderOperator
 from adjoint.torch_private.symbols import hint, same_numbers
 
@@ -61,13 +58,7 @@ def choose_memory_format(graph_module: fx.GraphModule) -> fx.GraphModule:
     if not pays(list(_convolutions(graph_module.graph))):
         return graph_module
     made = copied(graph_module)
-    with (
-        isolated(),
-        assuming(graph_module),
-        fake_mode_of(graph_module),
-        enable_python_dispatcher(),
-        torch.no_grad(),
-    ):
+    with computing_fakes_of(graph_module):
         formats = _Formats(made.graph)
         for node in list(made.graph.nodes):
             formats.visit(node)

@@ -39,15 +39,17 @@ from adjoint.graph.metadata import (
 from adjoint.graph.origins import replace
 from adjoint.graph.purity import remove_dead_code
 from adjoint.graph.show import show_call
-from adjoint.graph.sizes import assuming
 from adjoint.rewrite.building import Builder, WrongReplacement
 from adjoint.rewrite.patterns import Match, NoMatch, can_return, depth, match_at
-from adjoint.rewrite.refreshing import NotRefreshed, refresh_users, same_values
+from adjoint.rewrite.refreshing import (
+    NotRefreshed,
+    computing_fakes_of,
+    refresh_users,
+    same_values,
+)
 from adjoint.rewrite.rules import Edit, Rule, roots_of
 from adjoint.torch_private import trees
-from adjoint.torch_private.fake import fake_mode_of
 from adjoint.torch_private.graph_modules import is_erased
-from adjoint.torch_private.modes import enable_python_dispatcher, isolated
 from adjoint.torch_private.operators import OpOverload
 
 _GETITEM = operator.getitem
@@ -86,13 +88,7 @@ def rewriting(graph_module: fx.GraphModule, rules: Sequence[Rule], name: str) ->
         return Rewriting(graph_module)
     made = Rewriting(copied(graph_module))
     first = {each for place, each in enumerate(made.graph_module.graph.nodes) if place in places}
-    with (
-        isolated(),
-        assuming(graph_module),
-        fake_mode_of(graph_module),
-        enable_python_dispatcher(),
-        torch.no_grad(),
-    ):
+    with computing_fakes_of(graph_module):
         engine.run(made, first)
     if not made.matches:
         return Rewriting(graph_module)

@@ -6,9 +6,10 @@ are computed from it may have other strides, too, up to the first whose value is
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
-from collections.abc import Container
+from collections.abc import Container, Iterator
 
 import torch
 from torch import fx
@@ -102,11 +103,9 @@ def refresh_users(changed: fx.Node, but: Container[fx.Node] = ()) -> int:
     return count
 
 
-_DEPENDS_ON_DATA = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
-
-
-def wrong_value(graph_module: fx.GraphModule) -> tuple[fx.Node, str] | None:
-    """The first node whose shape or dtype is not what its operator computes, and why."""
+@contextlib.contextmanager
+def computing_fakes_of(graph_module: fx.GraphModule) -> Iterator[None]:
+    """Fake values of nodes of a graph are computed here, unaffected by the caller's modes."""
     with (
         isolated(),
         assuming(graph_module),
@@ -114,6 +113,15 @@ def wrong_value(graph_module: fx.GraphModule) -> tuple[fx.Node, str] | None:
         enable_python_dispatcher(),
         torch.no_grad(),
     ):
+        yield
+
+
+_DEPENDS_ON_DATA = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+
+
+def wrong_value(graph_module: fx.GraphModule) -> tuple[fx.Node, str] | None:
+    """The first node whose shape or dtype is not what its operator computes, and why."""
+    with computing_fakes_of(graph_module):
         for node in graph_module.graph.nodes:
             if node.op != "call_function" or not isinstance(node.target, OpOverload):
                 continue
