@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from adjoint.backend import compile
-    from adjoint.compiler import capture, run
+    from adjoint.capture.direct import capture
     from adjoint.errors import (
         CaptureError,
         DifferentiationError,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from adjoint.passes import Pass, graph_pass
     from adjoint.rewrite.passes import replaces
     from adjoint.rules.registry import vjp_rule
+    from adjoint.runtime.reference import run
     from adjoint.transforms import (
         grad,
         hessian,
@@ -83,7 +84,7 @@ __all__ = [
 # Module: the names of `__all__` that it has.
 _HOMES = {
     "adjoint.backend": ("compile",),
-    "adjoint.compiler": ("capture", "run"),
+    "adjoint.capture.direct": ("capture",),
     "adjoint.errors": (
         "CaptureError",
         "DifferentiationError",
@@ -101,6 +102,7 @@ _HOMES = {
     "adjoint.passes": ("Pass", "graph_pass"),
     "adjoint.rewrite.passes": ("replaces",),
     "adjoint.rules.registry": ("vjp_rule",),
+    "adjoint.runtime.reference": ("run",),
     "adjoint.transforms": (
         "grad",
         "hessian",

@@ -11,18 +11,21 @@ import torch
 from torch import fx
 
 from adjoint.checking import Checker
-from adjoint.compiler import compile_graph
+from adjoint.compiler import Compiler
 from adjoint.errors import CaptureError, SourceLine
 from adjoint.graph.boundary import capturing, location_of_graph, warn_of_fallback
-from adjoint.observing import Compilation, Observer, timed_compilation
+from adjoint.graph.captured import CapturedProgram
+from adjoint.observing import Compilation, Observer, timed_compilation, unobserved
 from adjoint.open_types import UserFunction
 from adjoint.options import Options
 from adjoint.progress import PROGRESS
 from adjoint.reasons import phrased
-from adjoint.runtime import profiling
+from adjoint.runtime import executable, profiling
+from adjoint.runtime.entry import EntryPoint
 from adjoint.torch_private.dynamo import (
     DynamoError,
     adapt_frames,
+    compiled_function,
     in_eager,
     is_general_attempt,
     recompilation_reasons,
@@ -102,6 +105,29 @@ def adjoint(
         source = error.source if isinstance(error, CaptureError) else None
         warn_of_fallback(f"runs in eager torch: {error}", source)
         return in_eager(graph_module)
+
+
+def compile_graph(
+    graph_module: fx.GraphModule,
+    examples: Sequence[object],
+    options: Options,
+    observer: Observer | None = None,
+    checker: executable.Checker | None = None,
+) -> EntryPoint:
+    """Compile a graph of Dynamo's; `checker`: compares gradients with eager's."""
+    function = compiled_function()
+    compiler = Compiler(options, observer or unobserved, function, set(), checker)
+    primal = compiler.captured(graph_module, examples)
+
+    def captured_anew(inputs: Sequence[object]) -> CapturedProgram:
+        place = functools.partial(location_of_graph, graph_module)
+        reason = "arguments share memory in another pattern"
+        again = Compilation(function, "capture", place().source, reason)
+        with capturing(place, checked=True), timed_compilation(again):
+            return compiler.captured(graph_module, inputs, anew=True)
+
+    eager = in_eager(graph_module) if options.unsupported == "eager" else None
+    return EntryPoint(primal, captured_anew, compiler.differentiable, eager)
 
 
 def _runs_in_eager(error: Exception) -> bool:

@@ -23,7 +23,8 @@ from pathlib import Path
 from adjoint import bench
 from adjoint.atlas import command as atlas
 from adjoint.bisecting import Bisection
-from adjoint.compiler import Compiler, capture
+from adjoint.capture.direct import capture
+from adjoint.compiler import Compiler
 from adjoint.errors import CaptureError, MismatchError
 from adjoint.explaining import explain, watched_program
 from adjoint.explaining.calling import call

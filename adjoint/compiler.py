@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from torch import fx
 
@@ -21,125 +21,41 @@ from adjoint.differentiate.eager import is_left_to_eager
 from adjoint.differentiate.segments import cut_into_segments
 from adjoint.differentiate.selections import with_finite_factors
 from adjoint.differentiate.sweep import differentiate, differentiate_where_possible
-from adjoint.errors import RewriteError
 from adjoint.failing import call_user_code
-from adjoint.forms.form import check_of
-from adjoint.graph.boundary import (
-    attempt,
-    capturing,
-    differentiating,
-    location_of_graph,
-)
+from adjoint.graph.boundary import attempt, differentiating
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.copying import copied
 from adjoint.graph.derivative import Backward, Derivative, Joint, order_of_graph
 from adjoint.graph.evaluation import evaluate, evaluate_taking
 from adjoint.graph.metadata import inputs_of, outputs_of
 from adjoint.graph.sizes import assuming, size_hints
-from adjoint.kept import CompiledProgram, Kept
+from adjoint.kept import CompiledProgram, Kept, NothingKept, kept_for
 from adjoint.kernels import CompiledKernels, compile_kernels
-from adjoint.loops.footprint import ChainFootprint, Footprint, Held, footprint
+from adjoint.loops.footprint import ChainFootprint, Footprint
 from adjoint.loops.plan import Plan
-from adjoint.loops.runs import why_not_captured
 from adjoint.lower.assumptions import noting_assumptions
 from adjoint.lower.planning import lower
-from adjoint.observing import (
-    Compilation,
-    Observer,
-    count_with,
-    is_watched,
-    timed_compilation,
-    unobserved,
-)
-from adjoint.open_types import TorchValue
 from adjoint.optimize.compositions import compose_for_torch
-from adjoint.options import Options
 from adjoint.partition.extraction import NotSaved
 from adjoint.partition.split import Split, narrowed
-from adjoint.passes import Pass, Place, extended
-from adjoint.pipeline import JOINT, LINEAR, PASS_NAMES, POST, lowering, primal
+from adjoint.passes import Pass, extended
+from adjoint.pipeline import JOINT, LINEAR, POST, lowering, primal, require_known_passes
+from adjoint.predicting import footprint_of_pair, footprint_of_plan
 from adjoint.runtime.bridge import DifferentiableGraph
 from adjoint.runtime.calling import Runnable
-from adjoint.runtime.cpu.program import this_processor
-from adjoint.runtime.entry import EntryPoint
 from adjoint.runtime.executable import Checker, Executable
 from adjoint.runtime.loading import load_program
-from adjoint.runtime.plans.layout import bytes_of_layout
 from adjoint.runtime.plans.program import PlanProgram
-from adjoint.runtime.reference import run_call
 from adjoint.runtime.sized_programs import SizedPrograms
 from adjoint.splitting import Splitting
 from adjoint.stage_runner import StageRunner
 from adjoint.store.keeping import Store, keeping_in, store_for
 from adjoint.target import Target
 from adjoint.targets import target_of
-from adjoint.torch_private.counters import counted
-from adjoint.torch_private.dynamo import compiled_function, in_eager
 from adjoint.torch_private.modes import isolated
-
-Value = TypeVar("Value")
 
 # A graph that is about to run, after the passes on such graphs.
 Optimize: TypeAlias = Callable[[fx.GraphModule], fx.GraphModule]
-
-# Compilations and fallbacks are counted where Dynamo counts its own.
-count_with(counted)
-
-
-def freed(
-    derivative: Derivative, forward: Footprint, backward: Backward, program: int = 0, until: int = 0
-) -> tuple[Held | None, ...]:
-    """The memory of the forward program that each input of a backward program has, and frees."""
-    places = derivative.freed
-    slots = (forward.outputs[places[each]] if each in places else None for each in backward.inputs)
-    return tuple(None if slot is None else Held(program, slot, until) for slot in slots)
-
-
-def compile_graph(
-    graph_module: fx.GraphModule,
-    examples: Sequence[object],
-    options: Options,
-    observer: Observer | None = None,
-    checker: Checker | None = None,
-) -> EntryPoint:
-    """Compile a graph of Dynamo's; `checker`: compares gradients with eager's."""
-    function = compiled_function()
-    compiler = Compiler(options, observer or unobserved, function, set(), checker)
-    primal = compiler.captured(graph_module, examples)
-
-    def captured_anew(inputs: Sequence[object]) -> CapturedProgram:
-        place = partial(location_of_graph, graph_module)
-        reason = "arguments share memory in another pattern"
-        again = Compilation(function, "capture", place().source, reason)
-        with capturing(place, checked=True), timed_compilation(again):
-            return compiler.captured(graph_module, inputs, anew=True)
-
-    eager = in_eager(graph_module) if options.unsupported == "eager" else None
-    return EntryPoint(primal, captured_anew, compiler.differentiable, eager)
-
-
-def capture(
-    function: Callable[..., object], *args: object, dynamic: bool = False, **kwargs: object
-) -> CapturedProgram:
-    """The pure graph of `function(*args, **kwargs)`, with descriptors of its inputs and outputs.
-
-    >>> import torch, adjoint
-    >>> captured = adjoint.capture(lambda x: x.sin() * 2, torch.rand(3))
-    >>> "aten.sin.default" in captured.show()
-    True
-    """
-    return capture_call(function, args, kwargs, dynamic)
-
-
-def run(captured: CapturedProgram, *args: object, **kwargs: object) -> TorchValue:
-    """Call a captured function with the reference executor.
-
-    >>> import torch, adjoint
-    >>> captured = adjoint.capture(lambda x: x * 2, torch.ones(2))
-    >>> adjoint.run(captured, torch.tensor([3.0, 4.0]))
-    tensor([6., 8.])
-    """
-    return run_call(captured, args, kwargs)
 
 
 @dataclass(frozen=True)
@@ -152,19 +68,7 @@ class Compiler(StageRunner):
     """Compares gradients with eager's, with the option `check`."""
 
     def __post_init__(self) -> None:
-        known = {*PASS_NAMES, *(each.name for each in self.options.passes)}
-        for name in self.options.skip_passes:
-            if name not in known:
-                raise ValueError(
-                    f"option skip_passes names {name!r}; choose from: {', '.join(sorted(known))}"
-                )
-        # What `lowering` has depends on the target.
-        own: dict[Place, tuple[Pass, ...]] = {"primal": primal(()), "joint": JOINT, "post": POST}
-        try:
-            for place, passes in own.items():
-                extended(passes, place, self.options.passes)
-        except ValueError as error:
-            raise RewriteError(None, None, None, str(error)) from None
+        require_known_passes(self.options)
 
     # capture
 
@@ -172,7 +76,7 @@ class Compiler(StageRunner):
         self, graph_module: fx.GraphModule, examples: Sequence[object], anew: bool = False
     ) -> CapturedProgram:
         """A graph of Dynamo's as a functional graph with its calling convention."""
-        make = partial(capture_graph, graph_module, examples, anew, self._kept)
+        make = partial(capture_graph, graph_module, examples, anew, self.kept)
         with self.during("capturing", graph_module):
             return self.stage("capture", 0, make)
 
@@ -211,7 +115,7 @@ class Compiler(StageRunner):
         asked = f"derivative wrt {tuple(wrt)}{' in segments' * segmented}{' inside' * inner}"
         make = partial(self._derived, graph_module, wrt, segmented, inner)
         with self._differentiating(graph_module):
-            return self._kept_or_made(graph_module, asked, make, Derivative | None)
+            return self.kept.derived(graph_module, asked, make, Derivative | None)
 
     def _derived(
         self, graph_module: fx.GraphModule, wrt: Sequence[int], segmented: bool, inner: bool
@@ -260,7 +164,7 @@ class Compiler(StageRunner):
         with self._differentiating(graph_module):
             try:
                 make = partial(self._backward, derivative, of, wrt)
-                return self._kept_or_made(graph_module, asked, make, Backward)
+                return self.kept.derived(graph_module, asked, make, Backward)
             except NotSaved:
                 # The first backward graph needs only saved values; missing cotangents are zeros.
                 if first is None or not set(of) <= set(derivative.cotangents_of(first)):
@@ -289,7 +193,7 @@ class Compiler(StageRunner):
         make = partial(self._transposed, backward, saved)
         with self._differentiating(backward):
             asked = f"transpose after {saved} inputs"
-            return self._kept_or_made(backward, asked, make, tuple[fx.GraphModule, list[int]])
+            return self.kept.derived(backward, asked, make, tuple[fx.GraphModule, list[int]])
 
     def _transposed(self, backward: fx.GraphModule, saved: int) -> tuple[fx.GraphModule, list[int]]:
         gradients = outputs_of(backward.graph)
@@ -395,9 +299,7 @@ class Compiler(StageRunner):
             return self._compiled(ready, target, overwrites, called)
 
         with keeping_in(self.store):
-            kept = None if called else self._kept
-            if kept is None:
-                return make().program
+            kept = NothingKept() if called else self.kept
             return kept.program(graph_module, target, overwrites, make)
 
     def _compiled(
@@ -450,52 +352,33 @@ class Compiler(StageRunner):
             plan = self.stage("lower", order, partial(lower, rewritten, target, called, overwrites))
         return noted.usable(plan, needs_kernels)
 
-    # What earlier processes have kept
+    # The cache, and predicted memory
 
     @property
     def store(self) -> Store | None:
-        """Where what is compiled is kept for later processes, if anywhere."""
+        """The folder of the cache; None: there is no cache."""
         return store_for(self.options.cache or False, int(self.options.cache_limit))
 
     @property
-    def _kept(self) -> Kept | None:
-        """What is kept; None: nothing is, or an observer wants to see how it is made."""
-        store = self.store
-        if store is None or self.observer is not unobserved or is_watched():
-            return None
-        return Kept(store, self.options)
-
-    def _kept_or_made(
-        self, graph_module: fx.GraphModule, asked: str, make: Callable[[], Value], kind: object
-    ) -> Value:
-        """What `make` derives of a graph, a `kind`, unless an earlier process has kept it."""
-        kept = self._kept
-        return make() if kept is None else kept.derived(graph_module, asked, make, check_of(kind))
-
-    # Memory, predicted
+    def kept(self) -> Kept | NothingKept:
+        """The cache entries of captures, derivatives and programs, if they may be used."""
+        return kept_for(self.store, self.options, self.observer)
 
     def footprint(self, derivative: Derivative) -> ChainFootprint | None:
         """The memory of the forward and the first backward program; None: one runs op by op."""
-        backward = derivative.first_backward
-        graphs = (derivative.runs, backward.graph_module)
-        forward, after = map(self.footprint_of, graphs)
-        if forward is None or after is None:
+        forward = self.footprint_of(derivative.runs)
+        backward = self.footprint_of(derivative.first_backward.graph_module)
+        if forward is None or backward is None:
             return None
-        taken = freed(derivative, forward, backward)
-        return ChainFootprint((forward, after), ((None,) * len(forward.inputs), taken))
+        return footprint_of_pair(derivative, forward, backward)
 
     def footprint_of(self, graph_module: fx.GraphModule) -> Footprint | None:
         """The memory of one program; None: it runs op by op."""
         graph_module = self.ready_to_run(graph_module)
         target = target_of(graph_module, self.options)
         plan = self.plan(graph_module, target)
-        if plan is None:
-            return None
-        processor = None if target.has_grid else this_processor()
-        captured = target.captures_cuda_graphs and not why_not_captured(plan)
         sizes = size_hints(graph_module.graph)
-        made = footprint(plan, sizes, bytes_of_layout, processor, captured)
-        return replace(made, shares_memory=target.shares_memory)
+        return None if plan is None else footprint_of_plan(plan, target, sizes)
 
     @contextlib.contextmanager
     def _differentiating(self, graph_module: fx.GraphModule) -> Iterator[None]:

@@ -47,6 +47,7 @@ from adjoint.graph.show import show_source
 from adjoint.graph.sizes import size_hints
 from adjoint.kernels import CompiledKernels, load_kept
 from adjoint.loops.plan import Launch, Plan, RowTiles, Step
+from adjoint.observing import Observer, is_watched, unobserved
 from adjoint.options import Options
 from adjoint.rules.registry import USER_RULES
 from adjoint.runtime.code import CodeSource
@@ -148,10 +149,11 @@ class Kept:
     # Captures
 
     def captured(
-        self, ground: DynamoGround, make: Callable[[], CapturedProgram]
+        self, ground_of: Callable[[], DynamoGround], make: Callable[[], CapturedProgram]
     ) -> CapturedProgram:
         """The captured program of a graph of Dynamo's that is kept, or what `make` captures."""
-        if self._with_digest(lambda: ground) is None:
+        ground = self._with_digest(ground_of)
+        if ground is None:
             return make()
         facts = {
             "subject": ground.digest,
@@ -197,11 +199,11 @@ class Kept:
         graph_module: fx.GraphModule,
         asked: str,
         make: Callable[[], Value],
-        is_sound: Callable[[object], bool],
+        kind: object,
     ) -> Value:
         """What `make` derives of a graph, or what was kept of it; `asked` says what that is.
 
-        `is_sound`: whether something that was read may be what `make` returns.
+        `kind`: the type of what `make` returns, which is checked of what is read.
         """
         ground = self.ground_of(graph_module)
         if ground is None or USER_RULES or not ground.namespaces <= KNOWN_NAMESPACES:
@@ -213,7 +215,7 @@ class Kept:
             facts["memory budget, target and generator"] = str(asked_of)
             facts["processor"] = f"{torch.get_num_threads()} threads, {cache_bytes()} bytes"
             facts["sizes"] = str(size_hints(graph_module.graph))
-        find = functools.partial(self._find_made, "derivative", facts, ground, is_sound)
+        find = functools.partial(self._find_made, "derivative", facts, ground, check_of(kind))
 
         def made(claim: Claim) -> tuple[Value]:
             known = ground.guards()
@@ -329,6 +331,36 @@ class Kept:
         except Exception as error:  # noqa: BLE001 - told; the graph is compiled
             self.store.fail(error)
             return None
+
+
+class NothingKept:
+    """The cache of a compiler that has none: everything is made."""
+
+    def captured(
+        self, ground_of: Callable[[], DynamoGround], make: Callable[[], CapturedProgram]
+    ) -> CapturedProgram:
+        return make()
+
+    def derived(
+        self, graph_module: fx.GraphModule, asked: str, make: Callable[[], Value], kind: object
+    ) -> Value:
+        return make()
+
+    def program(
+        self,
+        graph_module: fx.GraphModule,
+        target: Target,
+        overwrites: bool,
+        make: Callable[[], CompiledProgram],
+    ) -> PlanProgram | None:
+        return make().program
+
+
+def kept_for(store: Store | None, options: Options, observer: Observer) -> Kept | NothingKept:
+    """The entries of a store, unless somebody wants to see how everything is made."""
+    if store is None or observer is not unobserved or is_watched():
+        return NothingKept()
+    return Kept(store, options)
 
 
 @contextlib.contextmanager

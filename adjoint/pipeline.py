@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from adjoint.errors import RewriteError
 from adjoint.lower.decompositions import decompose
 from adjoint.lower.draws import draw_in_kernels
 from adjoint.lower.partial_writes import join_writes
@@ -42,9 +43,10 @@ from adjoint.optimize.quantized import multiply_integers
 from adjoint.optimize.softmax import recognize_softmax
 from adjoint.optimize.uniform import fold_uniform_values
 from adjoint.optimize.views import merge_views
+from adjoint.options import Options
 from adjoint.partition.dropout import open_dropout
 from adjoint.partition.softmax import close_softmax, open_softmax
-from adjoint.passes import Pass
+from adjoint.passes import Pass, Place, extended
 from adjoint.target import Target
 
 MERGE = Pass("merge-common-subexpressions", merge_common_subexpressions)
@@ -147,3 +149,20 @@ PASS_NAMES = frozenset(
     {"join-writes", "draw-in-kernels", "decompose", "merge-equal-values"}
     | {each.name for passes in (primal(()), JOINT, POST, FORWARD, LINEAR) for each in passes}
 )
+
+
+def require_known_passes(options: Options) -> None:
+    """Raise an error if options name a pass, or a place among passes, that does not exist."""
+    known = {*PASS_NAMES, *(each.name for each in options.passes)}
+    for name in options.skip_passes:
+        if name not in known:
+            raise ValueError(
+                f"option skip_passes names {name!r}; choose from: {', '.join(sorted(known))}"
+            )
+    # The passes at `lowering` depend on the target, which is not known yet.
+    own: dict[Place, tuple[Pass, ...]] = {"primal": primal(()), "joint": JOINT, "post": POST}
+    try:
+        for place, passes in own.items():
+            extended(passes, place, options.passes)
+    except ValueError as error:
+        raise RewriteError(None, None, None, str(error)) from None

@@ -21,14 +21,18 @@ from adjoint.graph.boundary import location_of_graph
 from adjoint.graph.metadata import source_of
 from adjoint.graph.show import show_call
 from adjoint.graph.verify import GraphError, verify, verify_made
-from adjoint.observing import Observer, Sighting, tell, unobserved
+from adjoint.observing import Observer, Sighting, count_with, tell, unobserved
 from adjoint.options import Options
 from adjoint.passes import Pass
 from adjoint.progress import PROGRESS
 from adjoint.rewrite.engine import MATCHES
 from adjoint.rewrite.refreshing import wrong_value
+from adjoint.torch_private.counters import counted
 
 Value = TypeVar("Value")
+
+# Compilations and fallbacks are counted where Dynamo counts its own.
+count_with(counted)
 
 
 @dataclass(frozen=True)

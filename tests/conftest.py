@@ -46,16 +46,16 @@ def _read_everything_back() -> None:
     """Every capture, derivative and program that can be kept is the one that was kept."""
     captured, derived, native = Kept.captured, Kept.derived, Compiler.native
 
-    def captured_twice(self: Kept, ground: Any, make: Any) -> Any:
+    def captured_twice(self: Kept, ground_of: Any, make: Any) -> Any:
         made: list[Any] = []
 
         def once() -> Any:
             made[:] = made or [make()]
             return made[0]
 
-        captured(self, ground, once)
+        captured(self, ground_of, once)
         self.store.flush()
-        return captured(self, ground, once)
+        return captured(self, ground_of, once)
 
     def derived_twice(self: Kept, graph_module: Any, asked: str, make: Any, check: Any) -> Any:
         made: list[Any] = []

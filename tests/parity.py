@@ -20,7 +20,6 @@ from torch.utils import _pytree
 
 import adjoint
 import adjoint.backend as backend
-import adjoint.compiler
 from adjoint.errors import CaptureError
 from adjoint.torch_private.modes import is_traceable_wrapper_subclass
 
@@ -202,7 +201,7 @@ def through(inputs: Inputs, route: Route, compiles: bool) -> Iterator[Callable[[
 
         return counted
 
-    original = adjoint.compiler.compile_graph
+    original = backend.compile_graph
     torch._dynamo.reset()
     with (
         mock.patch.object(backend, "compile_graph", counting),

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils import _pytree
 
 import adjoint.backend as backend
-import adjoint.compiler
 
 Compiler = Callable[..., Any]
 Scenario = Callable[[Compiler], Any]
@@ -57,7 +56,7 @@ def compiled(scenario: Scenario) -> Any:
 
         return counted
 
-    original = adjoint.compiler.compile_graph
+    original = backend.compile_graph
     with (
         mock.patch.object(backend, "compile_graph", counting),
         torch._dynamo.config.patch(suppress_errors=False),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import adjoint
 from adjoint import backend
-from adjoint.compiler import compile_graph
+from adjoint.backend import compile_graph
 from adjoint.errors import CaptureError
 from tests.parity import leaf
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, fx
 
 import adjoint
-from adjoint.compiler import Compiler, compile_graph
+from adjoint.backend import compile_graph
+from adjoint.compiler import Compiler
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.derivative import Backward, Derivative, Joint
 from adjoint.graph.origins import for_part_of, origins_of, replace

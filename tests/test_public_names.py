@@ -33,8 +33,8 @@ def test_every_public_name_is_there() -> None:
 def test_capture_is_the_function_whatever_was_imported_first() -> None:
     for first in ("adjoint.capture", "adjoint.backend", "adjoint.capture.dynamo"):
         run(
-            f"import {first}\nimport adjoint\n"
-            "assert adjoint.capture is adjoint.compiler.capture, adjoint.capture"
+            f"import {first}\nimport adjoint\nfrom adjoint.capture.direct import capture\n"
+            "assert adjoint.capture is capture, adjoint.capture"
         )
 
 

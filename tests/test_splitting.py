@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from adjoint.compiler import Compiler, capture
+from adjoint.capture.direct import capture
+from adjoint.compiler import Compiler
 from adjoint.errors import DifferentiationError
 from adjoint.graph.derivative import Derivative, Joint
 from adjoint.graph.evaluation import evaluate

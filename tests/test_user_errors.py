@@ -12,7 +12,7 @@ import torch._dynamo
 from torch import Tensor, fx
 
 import adjoint
-from adjoint.compiler import compile_graph
+from adjoint.backend import compile_graph
 from adjoint.errors import CaptureError, DifferentiationError, FallbackWarning, RewriteError
 from adjoint.observing import Sighting
 from adjoint.options import Options

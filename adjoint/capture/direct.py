@@ -26,6 +26,19 @@ from adjoint.torch_private.modes import without_observers
 Dynamic: TypeAlias = bool | Callable[[torch.Tensor], Sequence[bool]]
 
 
+def capture(
+    function: Callable[..., object], *args: object, dynamic: bool = False, **kwargs: object
+) -> CapturedProgram:
+    """The pure graph of `function(*args, **kwargs)`, with descriptors of its inputs and outputs.
+
+    >>> import torch, adjoint
+    >>> captured = adjoint.capture(lambda x: x.sin() * 2, torch.rand(3))
+    >>> "aten.sin.default" in captured.show()
+    True
+    """
+    return capture_call(function, args, kwargs, dynamic)
+
+
 def capture_call(
     function: Callable[..., object],
     args: tuple[object, ...],

@@ -24,7 +24,7 @@ class Keeping(Protocol):
     """Captures that are kept."""
 
     def captured(
-        self, ground: DynamoGround, make: Callable[[], CapturedProgram]
+        self, ground_of: Callable[[], DynamoGround], make: Callable[[], CapturedProgram]
     ) -> CapturedProgram:
         """The captured program of a graph, or what `make` captures, which is then kept."""
         ...
@@ -71,7 +71,7 @@ def _capture_graph(
     inputs = [
         (given, leaf.value, leaf.descriptor) for given, leaf in zip(examples, leaves, strict=True)
     ]
-    return kept.captured(DynamoGround(graph_module, fake_mode, inputs), make)
+    return kept.captured(partial(DynamoGround, graph_module, fake_mode, inputs), make)
 
 
 def _captured(

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
+from adjoint.capture.direct import capture
 from adjoint.checking.comparing import Mismatch, compare, compare_one, tolerance_of
 from adjoint.checking.copies import copied_inputs, same_draws
 from adjoint.checking.narrowing import guilty_match, guilty_pass
 from adjoint.checking.reproduction import of_nodes
-from adjoint.compiler import Compiler, capture
+from adjoint.compiler import Compiler
 from adjoint.errors import SourceLine
 from adjoint.graph.copying import copied
 from adjoint.graph.derivative import Derivative

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adjoint.compiler import Compiler, freed
+from adjoint.compiler import Compiler
 from adjoint.graph.derivative import Backward, Derivative
 from adjoint.graph.descriptors import Output, SavedInput, Tangent
 from adjoint.graph.metadata import input_descriptors, outputs_of
 from adjoint.loops.footprint import ChainFootprint, Footprint, Held
+from adjoint.predicting import freed
 
 # The number of the last of the four programs of a second derivative.
 _LAST = 3

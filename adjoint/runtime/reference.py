@@ -13,16 +13,20 @@ from adjoint.runtime.calling import call
 from adjoint.torch_private import trees
 
 
-def run(captured: CapturedProgram, given: Sequence[object]) -> list[TorchValue]:
+def run_flat(captured: CapturedProgram, given: Sequence[object]) -> list[TorchValue]:
     """The results of the program for the flat inputs `given`."""
     leaves = captured.leaves(given)
     return call(lambda inputs: evaluate(captured.graph_module, inputs), captured.calling, leaves)
 
 
-def run_call(
-    captured: CapturedProgram, args: tuple[object, ...], kwargs: dict[str, object]
-) -> TorchValue:
-    """Call the program as the Python function that it was captured from."""
+def run(captured: CapturedProgram, *args: object, **kwargs: object) -> TorchValue:
+    """Call a captured function with the reference executor.
+
+    >>> import torch, adjoint
+    >>> captured = adjoint.capture(lambda x: x * 2, torch.ones(2))
+    >>> adjoint.run(captured, torch.tensor([3.0, 4.0]))
+    tensor([6., 8.])
+    """
     assert captured.signature is not None
     given, spec = trees.flatten((args, kwargs))
     if spec != captured.signature.in_spec:
@@ -42,4 +46,4 @@ def run_call(
                 f"{place.nbytes} bytes, called with one at {now[0]} of {now[1]}: as_strided or a "
                 "write to shared memory looked at that"
             )
-    return trees.unflatten(run(captured, tensors), captured.signature.out_spec)
+    return trees.unflatten(run_flat(captured, tensors), captured.signature.out_spec)

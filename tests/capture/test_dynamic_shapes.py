@@ -10,7 +10,8 @@ import torch._dynamo
 from torch import Tensor, nn
 
 import adjoint
-from adjoint import backend, compiler
+from adjoint import backend
+from adjoint.backend import compile_graph
 from adjoint.graph.descriptors import SymbolicSize
 
 Program = Callable[..., Any]
@@ -27,7 +28,7 @@ class Counting:
     def __call__(self, *args: Any) -> Any:
         def count(*given: Any, **options: Any) -> Any:
             self.graphs += 1
-            return compiler.compile_graph(*given, **options)
+            return compile_graph(*given, **options)
 
         with mock.patch.object(backend, "compile_graph", count):
             return self.compiled(*args)
@@ -207,7 +208,7 @@ def test_a_number_is_an_input_with_a_name() -> None:
     found: list[Any] = []
 
     def keep(*given: Any, **options: Any) -> Any:
-        program = compiler.compile_graph(*given, **options)
+        program = compile_graph(*given, **options)
         found.append(program.first)
         return program
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from adjoint.capture.direct import capture
 from adjoint.checking.comparing import TOLERANCE, compare, compare_one, tolerance_of
-from adjoint.compiler import capture
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

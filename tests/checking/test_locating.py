@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from adjoint.capture.direct import capture
 from adjoint.checking.locating import Lowering, one_op
-from adjoint.compiler import capture
 from adjoint.options import Options
 from tests.checking.planting import wrong_kernel
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from adjoint.capture.direct import capture
 from adjoint.checking.reproduction import of_nodes
-from adjoint.compiler import capture
 
 
 def gathered(x: Tensor, index: Tensor, mask: Tensor) -> Tensor:

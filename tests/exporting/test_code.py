@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from adjoint.compiler import Compiler, capture
+from adjoint.capture.direct import capture
+from adjoint.compiler import Compiler
 from adjoint.errors import ExportError
 from adjoint.exporting.code import Code, GpuModules, capabilities, levels
 from adjoint.exporting.graphs import Exporting

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from adjoint.compiler import Compiler, capture
+from adjoint.capture.direct import capture
+from adjoint.compiler import Compiler
 from adjoint.exported.records import GraphRecord
 from adjoint.exporting.code import Code, machine
 from adjoint.exporting.graphs import Constants, Exporting

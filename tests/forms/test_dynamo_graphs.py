@@ -19,9 +19,9 @@ class Texts:
     def __init__(self) -> None:
         self.found: list[str | Unwritable] = []
 
-    def captured(self, ground: DynamoGround, make: Callable[[], Any]) -> Any:
+    def captured(self, ground_of: Callable[[], DynamoGround], make: Callable[[], Any]) -> Any:
         try:
-            self.found.append(ground.text)
+            self.found.append(ground_of().text)
         except Unwritable as error:
             self.found.append(error)
         return make()

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from adjoint.compiler import capture
+from adjoint.capture.direct import capture
 from adjoint.forms.form import Malformed
 from adjoint.forms.graph_reading import Inapplicable, read
 from adjoint.forms.graphs import Ground, written

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import fx
 
-from adjoint.compiler import Compiler, capture
+from adjoint.capture.direct import capture
+from adjoint.compiler import Compiler
 from adjoint.forms.form import Unwritable
 from adjoint.forms.graph_reading import read
 from adjoint.forms.graphs import Ground, content_of, written

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import fx
 
-from adjoint.compiler import Compiler, capture
+from adjoint.capture.direct import capture
+from adjoint.compiler import Compiler
 from adjoint.forms.form import Malformed, Unwritable
 from adjoint.forms.graph_reading import Inapplicable
 from adjoint.forms.graphs import Ground

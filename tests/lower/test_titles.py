@@ -3,7 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from adjoint.compiler import Compiler, capture
+from adjoint.capture.direct import capture
+from adjoint.compiler import Compiler
 from adjoint.loops.plan import Plan
 from adjoint.lower.titles import MAX_NAMED_OPS
 from adjoint.observing import Sighting

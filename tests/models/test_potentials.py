@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._dynamo import config
 from torch_geometric.nn import SchNet
 
-from adjoint.compiler import compile_graph
+from adjoint.backend import compile_graph
 from adjoint.runtime.bridge import DifferentiableGraph
 
 # What nequip makes torch warn about, when it prepares itself.

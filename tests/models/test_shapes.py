@@ -118,7 +118,7 @@ def compilations() -> Iterator[Count]:
 
     def graph(*args: Any, **options: Any) -> Any:
         count.graphs += 1
-        return adjoint.compiler.compile_graph(*args, **options)
+        return adjoint.backend.compile_graph(*args, **options)
 
     native = Compiler.native
 

@@ -17,7 +17,7 @@ from torch._dynamo import config
 from torch.utils import _pytree as pytree
 
 import adjoint
-from adjoint.compiler import compile_graph
+from adjoint.backend import compile_graph
 from adjoint.observing import watching
 from tests.rewriting import Growth
 from tests.versions import TORCH

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adjoint.compiler import compile_graph
+from adjoint.backend import compile_graph
 from adjoint.runtime.bridge import DifferentiableGraph
 
 # Packages warn of much, and their warnings are not ours.  That something of ours runs in eager is.

@@ -14,7 +14,8 @@ from torch._dynamo import convert_frame
 from torch._dynamo.utils import get_metrics_context
 from torch.fx.experimental import _config as shape_config
 
-from adjoint import backend, compiler
+from adjoint import backend
+from adjoint.backend import compile_graph
 from adjoint.torch_private import dynamo
 from adjoint.torch_private.dynamo import dict_version
 
@@ -242,7 +243,7 @@ def test_guards_on_a_number_that_an_input_holds(
     graphs: list[Any] = []
 
     def compile_and_count(*given: Any) -> Any:
-        graphs.append(compiler.compile_graph(*given))
+        graphs.append(compile_graph(*given))
         return graphs[-1]
 
     monkeypatch.setattr(backend, "compile_graph", compile_and_count)

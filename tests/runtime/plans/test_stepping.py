@@ -3,7 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from adjoint.compiler import Compiler, capture
+from adjoint.capture.direct import capture
+from adjoint.compiler import Compiler
 from adjoint.kernels import compile_kernels
 from adjoint.loops.plan import Argument, LibraryCall, Plan, RowTiles
 from adjoint.options import Options
