@@ -21,6 +21,7 @@ from adjoint.partition.budget import within_budget
 from adjoint.partition.split import Forward, Split
 from adjoint.pipeline import FORWARD, LINEAR
 from adjoint.stage_runner import StageRunner
+from adjoint.targets import target_of
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Splitting:
         # Derivatives of a backward graph recompute what it recomputes: its nodes are marked.
         if budget is None or joint.order > 1:
             return self._split(joint)
-        return within_budget(budget, joint, self._split, self.footprint)
+        rates = target_of(joint.graph_module, self.runner.options).rates
+        return within_budget(budget, joint, self._split, self.footprint, rates)
 
     def _split(self, joint: Joint, recomputes: bool = True) -> Derivative:
         split = Split(joint, recomputes)

@@ -18,8 +18,8 @@ backward graph are a run of their own; otherwise, under a transform, where forwa
 one graph, a recomputed value would be merged with the one computed first.
 
 **Memory budget** (`budget.py`, option `memory_budget`).  The forward nodes are divided into parts
-where few bytes cross, and parts are marked as if they were checkpoints.  The choices form a ladder:
-each recomputes more than the one before.  The first whose predicted peak (`Compiler.footprint`) is
-within the budget is taken, so a larger budget never makes a step slower.  The budget holds for the
-program and its first derivative; a second derivative recomputes what is marked.
+where few bytes cross, and parts are marked as if they were checkpoints.  Of several choices of
+parts, those whose predicted peak (`Compiler.footprint`) is within the budget are compared, and the
+one of least predicted time is taken: a larger budget never makes a step slower.  The budget holds
+for the program and its first derivative; a second derivative recomputes what is marked.
 """

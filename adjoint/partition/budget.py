@@ -2,17 +2,22 @@
 
 The forward nodes are divided into parts where few bytes cross from one to the next.  In a marked
 part only the results of products are saved, or nothing at all; the backward graph recomputes the
-rest part by part, as it does for the user's own checkpoints (`partition/marks.py`).  The choices
-form a ladder: each takes longer than the one before and holds less.
+rest part by part, as it does for the user's own checkpoints (`partition/marks.py`).
+
+The choices of parts to mark do not depend on the budget.  Of those whose predicted peak is within
+it, the one of least predicted time is taken, so a larger budget never gives a longer time, and a
+smaller one never a larger peak.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
+from typing import Generic, TypeVar
 
 from torch import fx
 from torch.utils.flop_counter import flop_registry
@@ -25,6 +30,7 @@ from adjoint.graph.metadata import (
     CheckpointRegion,
     computes_tensor,
     grad_of,
+    outputs_of,
     region_of,
     set_region,
     value_of,
@@ -33,16 +39,20 @@ from adjoint.graph.origins import origins_of
 from adjoint.loops.footprint import ChainFootprint
 from adjoint.partition.marks import producer_of
 from adjoint.partition.split import Split, is_free
+from adjoint.rules.costs import seconds_of
+from adjoint.target import Rates
 from adjoint.torch_private.operators import OpOverload
 from adjoint.torch_private.symbols import hint
+
+Made = TypeVar("Made")
 
 # Products in one part, where there are enough of them: about as many as in a layer.
 PRODUCTS_PER_PART = 4
 
 MAX_PARTS = 64
 
-# Steps of the ladder from marking no part to marking all of them.
-LADDER_STEPS = 4
+# Choices between marking no part and marking all of them.
+STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -58,39 +68,47 @@ class Choice:
     """How many of these recompute products, too."""
 
 
-def ladder(joint: Joint) -> list[Choice]:
-    """Choices in the order of the time they take, down to one that recomputes nearly everything."""
+@dataclass(frozen=True, eq=False)
+class Candidate(Generic[Made]):
+    """What a choice makes of a graph."""
+
+    made: Made
+    seconds: float
+    """The predicted time of the forward and the backward graph."""
+    least: int
+    """Bytes that are in memory between the two, so that no peak is smaller."""
+
+
+def choices(joint: Joint) -> list[Choice]:
+    """Choices from one that marks nothing to one that recomputes nearly everything."""
     products = sum(map(_is_product, Split(joint).forward_nodes))
     parts = max(2, min(products // PRODUCTS_PER_PART, MAX_PARTS))
-    counts = sorted({math.ceil(parts * step / LADDER_STEPS) for step in range(1, LADDER_STEPS + 1)})
+    counts = sorted({math.ceil(parts * step / STEPS) for step in range(1, STEPS + 1)})
     found = [Choice(parts)]
     found += [Choice(parts, count) for count in counts]
     found += [Choice(parts, parts, count) for count in counts]
+    # Coarser parts save fewer values, but hold more of each part.
     while parts > 3:
         parts = parts // 2
         found.append(Choice(parts, parts, parts))
     return found
 
 
-def first_within(
-    budget: int, choices: Sequence[Choice], peak_of: Callable[[Choice], int]
-) -> tuple[Choice | None, int]:
-    """The first choice whose peak is within the budget; and its peak, or the least of all.
+def quickest_within(
+    budget: int,
+    candidates: Iterable[Candidate[Made]],
+    peak_of: Callable[[Candidate[Made]], int],
+) -> tuple[Candidate[Made] | None, int]:
+    """The candidate of least time within the budget; and its peak, or the least of all.
 
-    Peaks fall along the ladder, so that not all of them have to be predicted.
+    Of several that take as long, the first.  Predicting a peak takes long, so it is not predicted
+    for candidates that cannot be within the budget.
     """
-    if peak_of(choices[0]) <= budget:
-        return choices[0], peak_of(choices[0])
-    # Coarser parts save fewer values, but hold more of each part; which is less is not known.
-    fine = [each for each in choices if each.parts == choices[0].parts]
-    coarse = [each for each in choices if each.parts != choices[0].parts]
-    if peak_of(fine[-1]) > budget:
-        for each in coarse:
-            if peak_of(each) <= budget:
-                return each, peak_of(each)
-        return None, min(map(peak_of, (fine[-1], *coarse)))
-    place = bisect_left(fine, True, key=lambda each: peak_of(each) <= budget)
-    return fine[place], peak_of(fine[place])
+    by_time = sorted(candidates, key=lambda each: each.seconds)
+    for each in by_time:
+        if each.least <= budget and peak_of(each) <= budget:
+            return each, peak_of(each)
+    return None, min(map(peak_of, by_time))
 
 
 def within_budget(
@@ -98,25 +116,37 @@ def within_budget(
     joint: Joint,
     make: Callable[..., Derivative],
     footprint: Callable[[Derivative], ChainFootprint | None],
+    rates: Rates,
 ) -> Derivative:
     """The derivative that takes the least time of those within the memory budget."""
-    made: dict[Choice, tuple[Derivative, ChainFootprint | None]] = {}
+    op_by_op = False
 
-    def peak_of(choice: Choice) -> int:
-        if choice not in made:
-            derivative = make(marked(joint, choice))
-            made[choice] = derivative, footprint(derivative)
-        pair = made[choice][1]
-        return 0 if pair is None else pair.peak
+    @cache
+    def peak_of(candidate: Candidate[Derivative]) -> int:
+        nonlocal op_by_op
+        pair = footprint(candidate.made)
+        op_by_op |= pair is None
+        return candidate.least if pair is None else max(candidate.least, pair.peak)
+
+    def candidate(choice: Choice) -> Candidate[Derivative]:
+        made = make(marked(joint, choice))
+        graphs = made.runs.graph, made.first_backward.graph_module.graph
+        seconds = sum(seconds_of(each, rates) for each in graphs)
+        return Candidate(made, seconds, _returned(made.runs.graph))
 
     budget = asked
     if isinstance(budget, float):
         everything = footprint(make(marked(joint, Choice(1)), recomputes=False))
         budget = 0 if everything is None else int(budget * everything.peak)
     assert isinstance(budget, int)
-    choice, peak = first_within(budget, ladder(joint), peak_of)
+    candidates = [candidate(each) for each in choices(joint)]
+    found, peak = quickest_within(budget, candidates, peak_of)
     place = location_of_graph(joint.graph_module)
-    if choice is None:
+    if op_by_op:
+        message = f"memory_budget has no effect on {place.op}, which runs op by op"
+        warn_of_fallback(message, place.source)
+        return candidates[0].made
+    if found is None:
         raise DifferentiationError(
             f"{place.op} within memory_budget={asked!r}",
             joint.order,
@@ -124,11 +154,13 @@ def within_budget(
             place.source,
             f"allow memory_budget={peak}, or compute with less at a time",
         )
-    derivative, pair = made[choice]
-    if pair is None:
-        message = f"memory_budget has no effect on {place.op}, which runs op by op"
-        warn_of_fallback(message, place.source)
-    return derivative
+    return found.made
+
+
+def _returned(graph: fx.Graph) -> int:
+    """The bytes that a forward graph computes and returns, results of the program included."""
+    returned = {node for node in outputs_of(graph) if isinstance(node, fx.Node)}
+    return sum(_bytes(node) for node in returned if node.op == "call_function")
 
 
 def marked(joint: Joint, choice: Choice) -> Joint:

@@ -83,9 +83,32 @@ def cost_of(node: fx.Node) -> Cost:
     if counted is not None:
         args, kwargs = values
         return Cost(hint(counted(*args, **kwargs, out_val=value_of(node))), traffic)
-    is_pointwise = torch.Tag.pointwise in target.tags and computes_tensor(node)
-    operators = FUNCTION_COST_IN_OPERATORS if is_pointwise and not is_quick(node) else 1
+    operators = FUNCTION_COST_IN_OPERATORS if _is_pointwise(node) and not is_quick(node) else 1
     return Cost(operators * max(map(_count, (*results, *tensors)), default=0), traffic)
+
+
+def seconds_of(graph: fx.Graph, rates: Rates) -> float:
+    """The time of a graph at nominal rates, as kernels fuse it.
+
+    The result of a pointwise op is stored only for readers that are not pointwise.
+    """
+    return sum(_fused_cost(node).seconds(rates) for node in graph.nodes)
+
+
+def _fused_cost(node: fx.Node) -> Cost:
+    cost = cost_of(node)
+    if not _is_pointwise(node):
+        return cost
+    is_stored = not all(map(_is_pointwise, node.users))
+    value = value_of(node)
+    return Cost(cost.flops, _count(value) * value.dtype.itemsize if is_stored else 0)
+
+
+def _is_pointwise(node: fx.Node) -> bool:
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, OpOverload):
+        return False
+    return torch.Tag.pointwise in target.tags and computes_tensor(node)
 
 
 def _count(tensor: torch.Tensor) -> int:

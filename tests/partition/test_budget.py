@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 import adjoint
@@ -15,7 +17,7 @@ from adjoint.errors import DifferentiationError, FallbackWarning
 from adjoint.graph.derivative import Derivative, Joint
 from adjoint.graph.metadata import region_of
 from adjoint.options import Options
-from adjoint.partition.budget import Choice, first_within, ladder, marked
+from adjoint.partition.budget import Candidate, Choice, choices, marked, quickest_within
 from adjoint.partition.split import Split
 from tests.partition.test_split import saved_nodes
 
@@ -112,41 +114,71 @@ def test_marks_of_the_user_stay() -> None:
     assert 0 in [region.index for region in found if region is not None]
 
 
-def test_the_ladder_recomputes_more_and_more() -> None:
-    choices = ladder(joint_of())
-    assert choices[0] == Choice(choices[0].parts)
-    fine = [each for each in choices if each.parts == choices[0].parts]
+def test_the_choices_recompute_more_and_more() -> None:
+    found = choices(joint_of())
+    assert found[0] == Choice(found[0].parts)
+    fine = [each for each in found if each.parts == found[0].parts]
     assert fine[-1] == Choice(fine[0].parts, fine[0].parts, fine[0].parts)
     counts = [(each.whole, each.selective) for each in fine]
     assert counts == sorted(counts)
 
 
-PEAKS = {
-    Choice(8): 100,
-    Choice(8, 4): 80,
-    Choice(8, 8): 60,
-    Choice(8, 8, 8): 40,
-    Choice(4, 4, 4): 30,
-    Choice(2, 2, 2): 50,
+# Of each candidate the time, the bytes that are saved, and the peak, which need not fall.
+CANDIDATES = {
+    Candidate("nothing", 1.0, 80): 100,
+    Candidate("some", 1.2, 60): 80,
+    Candidate("more, but no better", 1.3, 50): 90,
+    Candidate("products", 1.5, 40): 60,
+    Candidate("all", 2.0, 20): 40,
+    Candidate("coarse", 2.1, 10): 50,
+    Candidate("as long as coarse", 2.1, 5): 30,
 }
 
 
 @pytest.mark.parametrize(
     ("budget", "expected"),
     [
-        (1000, Choice(8)),
-        (100, Choice(8)),
-        (99, Choice(8, 4)),
-        (60, Choice(8, 8)),
-        (59, Choice(8, 8, 8)),
-        (39, Choice(4, 4, 4)),
+        (1000, "nothing"),
+        (100, "nothing"),
+        (99, "some"),
+        (79, "products"),
+        (59, "all"),
+        (39, "as long as coarse"),
         (29, None),
     ],
 )
-def test_the_first_choice_within_a_budget(budget: int, expected: Choice | None) -> None:
-    found, peak = first_within(budget, list(PEAKS), PEAKS.__getitem__)
-    assert found == expected
-    assert peak == (min(PEAKS.values()) if expected is None else PEAKS[expected])
+def test_the_quickest_within_a_budget(budget: int, expected: str | None) -> None:
+    reordered = reversed(list(CANDIDATES))
+    found, peak = quickest_within(budget, reordered, CANDIDATES.__getitem__)
+    assert (found and found.made) == expected
+    assert peak == (30 if found is None else CANDIDATES[found])
+
+
+def test_peaks_are_predicted_only_where_they_may_be_within_the_budget() -> None:
+    predicted = []
+
+    def peak_of(candidate: Candidate[str]) -> int:
+        predicted.append(candidate.made)
+        return CANDIDATES[candidate]
+
+    quickest_within(45, CANDIDATES, peak_of)
+    assert {*predicted} == {"products", "all"}
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9), st.integers(0, 9)), min_size=1),
+    st.lists(st.integers(0, 20), min_size=2),
+)
+def test_a_larger_budget_is_never_slower_and_a_smaller_one_never_takes_more(
+    rows: list[tuple[int, int, int]], budgets: list[int]
+) -> None:
+    peaks = {Candidate(0, float(time), least): least + more for time, least, more in rows}
+    found = [quickest_within(each, peaks, peaks.__getitem__) for each in sorted(budgets)]
+    taken = [(candidate.seconds, peak) for candidate, peak in found if candidate is not None]
+    # None is within the smallest budgets alone.
+    assert [each for each, _ in found[len(found) - len(taken) :]].count(None) == 0
+    assert [seconds for seconds, _ in taken] == sorted((each for each, _ in taken), reverse=True)
+    assert [peak for _, peak in taken] == sorted(peak for _, peak in taken)
 
 
 def test_a_smaller_budget_holds_less_and_means_the_same() -> None:

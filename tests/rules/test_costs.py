@@ -15,6 +15,7 @@ from adjoint.rules.costs import (
     effort,
     functions_in,
     is_quick,
+    seconds_of,
 )
 from adjoint.target import Rates
 from adjoint.torch_private.fake import new_fake_mode
@@ -140,3 +141,16 @@ def test_the_cost_of_a_node() -> None:
     assert cost_of(scaled) == Cost(64, 4 * 2 * 64)
     assert cost_of(view) == Cost()
     assert (cost_of(scaled) + cost_of(view)).seconds(Rates(512.0, 1e9)) == 1
+
+
+def test_fused_results_are_not_stored() -> None:
+    """The product is stored, and the last of two pointwise ops after it, which a sum reads."""
+    captured = adjoint.capture(
+        lambda x, w: (x @ w).neg().abs().sum(), *map(torch.ones, [(8, 8)] * 2)
+    )
+    graph = captured.graph_module.graph
+    traffic_alone = Rates(bytes_per_second=1, operators_per_second=1e30)
+    matrix = 8 * 8 * 4
+    expected = 3 * matrix + matrix + (matrix + 4)
+    assert seconds_of(graph, traffic_alone) == expected
+    assert sum(cost_of(node).bytes for node in graph.nodes) == expected + 3 * matrix
