@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from adjoint.memory import MemoryReport, saved_values
     from adjoint.options import Options
     from adjoint.passes import Pass, graph_pass
-    from adjoint.rewrite.passes import replaces
+    from adjoint.replacing import replaces
     from adjoint.rules.registry import vjp_rule
     from adjoint.runtime.reference import run
     from adjoint.transforms import (
@@ -100,7 +100,7 @@ _HOMES = {
     "adjoint.memory": ("MemoryReport", "saved_values"),
     "adjoint.options": ("Options",),
     "adjoint.passes": ("Pass", "graph_pass"),
-    "adjoint.rewrite.passes": ("replaces",),
+    "adjoint.replacing": ("replaces",),
     "adjoint.rules.registry": ("vjp_rule",),
     "adjoint.runtime.reference": ("run",),
     "adjoint.transforms": (

@@ -51,7 +51,8 @@ class Pass:
     run: Run
     place: Place = "post"
     after: str | None = None
-    """The name of the pass that it comes after; None: it comes last."""
+    """The name of the pass that it comes after; None: it comes last, but first at `primal`, where
+    it sees the program as it was written."""
     rules: tuple[Described, ...] = field(default=(), compare=False, repr=False)
     """The rules that it applies, if it is made of rules."""
     defined_by: tuple[Callable[..., object], ...] = field(default=(), compare=False, repr=False)
@@ -98,6 +99,7 @@ def graph_pass(name: str, place: Place = "post", after: str | None = None) -> Ca
 def extended(pipeline: Sequence[Pass], place: Place, more: Iterable[Pass]) -> tuple[Pass, ...]:
     """`pipeline`, which runs at `place`, with the passes of `more` for this place inserted."""
     passes = list(pipeline)
+    first = 0
     for each in more:
         if each.place != place:
             continue
@@ -110,8 +112,13 @@ def extended(pipeline: Sequence[Pass], place: Place, more: Iterable[Pass]) -> tu
                 f"pass {each.name!r} comes after {each.after!r}, which does not run at {place!r}; "
                 f"choose from: {known}"
             )
-        # After the last of that name: a pass may run more than once.
-        index = len(passes) if each.after is None else _last(names, each.after) + 1
+        if each.after is not None:
+            # After the last of that name: a pass may run more than once.
+            index = _last(names, each.after) + 1
+        elif place == "primal":
+            index, first = first, first + 1
+        else:
+            index = len(passes)
         passes.insert(index, each)
     return tuple(passes)
 

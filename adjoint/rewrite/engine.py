@@ -249,10 +249,12 @@ class _Engine:
         builder = Builder(match.root, _place(match), match.bound)
         try:
             new = builder.built(replacement)
-            if len(new) != len(match.roots):
+            outputs = len(match.roots) + len(match.unused)
+            if len(new) != outputs:
                 raise WrongReplacement(
-                    f"the replacement has {len(new)} outputs, the pattern {len(match.roots)}"
+                    f"the replacement has {len(new)} outputs, the pattern {outputs}"
                 )
+            new = [each for n, each in enumerate(new) if n not in match.unused]
             for old, value in zip(match.roots, new, strict=True):
                 _check_value(old, value)
                 if not _may_replace(old, value, builder):

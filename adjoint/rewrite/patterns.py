@@ -20,6 +20,7 @@ passes them by position, by keyword, or leaves them to their defaults.  A patter
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -141,11 +142,13 @@ class Match:
     """A place where a pattern matches."""
 
     roots: tuple[fx.Node, ...]
-    """The nodes of the outputs of the pattern, which the rule replaces."""
+    """The nodes of the outputs of the pattern that are used, which the rule replaces."""
     bound: Mapping[str, OpArgument]
     """What each wildcard matches."""
     nodes: dict[fx.Node, None] = field(default_factory=dict)
     """The nodes that the pattern matches, roots included, in the order they were found."""
+    unused: frozenset[int] = frozenset()
+    """The positions of outputs that nothing uses, such as the indices of a maximum."""
 
     @property
     def root(self) -> fx.Node:
@@ -211,8 +214,13 @@ class _Bindings:
 def match_at(patterns: Sequence[object], node: fx.Node) -> Iterator[Match]:
     """The matches in which `node` is the first output of the pattern."""
     for found in _match_outputs(patterns, node):
-        roots = tuple(_root_node(pattern, found) for pattern in patterns)
-        match = Match(roots, found.values, {each: None for _, each in found.nodes.values()})
+        roots = [_root_node(pattern, found) for pattern in patterns]
+        match = Match(
+            tuple(each for each in roots if each is not None),
+            found.values,
+            {each: None for _, each in found.nodes.values()},
+            frozenset(n for n, each in enumerate(roots) if each is None),
+        )
         if _is_legal(match, found):
             yield match
 
@@ -222,6 +230,9 @@ def _match_outputs(patterns: Sequence[object], node: fx.Node) -> Iterator[_Bindi
         if not rest:
             yield found
             return
+        if _is_unused(rest[0], found):
+            yield from more(rest[1:], found)
+            return
         for candidate in _candidates(rest[0], found):
             for next_found in _match(rest[0], candidate, found):
                 yield from more(rest[1:], next_found)
@@ -229,6 +240,17 @@ def _match_outputs(patterns: Sequence[object], node: fx.Node) -> Iterator[_Bindi
     further = [each for each in patterns[1:] if isinstance(each, Call)]
     for found in _match(patterns[0], node, _Bindings()):
         yield from more(further, found)
+
+
+def _is_unused(pattern: Call, found: _Bindings) -> bool:
+    """Whether an output is a result of an operator that is bound already, and nothing uses it."""
+    if pattern.ops != (operator.getitem,):
+        return False
+    of, place = pattern.args
+    known = found.nodes.get(id(of))
+    return known is not None and not any(
+        user.target is operator.getitem and user.args[1] == place for user in known[1].users
+    )
 
 
 def _candidates(pattern: Call, found: _Bindings) -> Iterator[fx.Node]:
@@ -257,11 +279,12 @@ def depth(pattern: object) -> int:
             return 0
 
 
-def _root_node(pattern: object, found: _Bindings) -> fx.Node:
+def _root_node(pattern: object, found: _Bindings) -> fx.Node | None:
+    """The node of an output; None if nothing uses it."""
     for each in pattern.of if isinstance(pattern, OneOf) else (pattern,):
         if id(each) in found.nodes:
             return found.nodes[id(each)][1]
-    raise AssertionError("a pattern that matched has a root")
+    return None
 
 
 def _is_legal(match: Match, found: _Bindings) -> bool:

@@ -124,12 +124,10 @@ def traced_rules(
     pattern: Callable[..., object],
     replacement: Callable[..., object],
     examples: Sequence[object],
-    where: Callable[[Match], bool] | None = None,
-    name: str | None = None,
+    name: str,
 ) -> list[Rule]:
     """Rules that replace what one torch function does by what another, of the same parameters,
     does."""
-    name = name or replacement.__name__.replace("_", "-").strip("-")
     try:
         wanted = parameters_of(replacement)
         found = pattern_of(pattern, examples)
@@ -146,7 +144,7 @@ def traced_rules(
                 why = f"its pattern does not use a parameter {parameter!r}"
                 raise malformed(name, why, line_of_function(replacement))
     meaning = inspect.getdoc(replacement) or ""
-    return [_traced_rule(name, each, replacement, wanted, where, meaning) for each in found]
+    return [_traced_rule(name, each, replacement, wanted, meaning) for each in found]
 
 
 def _traced_rule(
@@ -154,13 +152,10 @@ def _traced_rule(
     pattern: TracedPattern,
     replacement: Callable[..., object],
     wanted: Sequence[str],
-    where: Callable[[Match], bool] | None,
     meaning: str,
 ) -> Rule:
     def make(match: Match) -> object:
         if not pattern.has_right_sizes(match):
-            return None
-        if where is not None and not call_user_code(where, match):
             return None
         return Traced(replacement, [match.bound[each] for each in wanted])
 

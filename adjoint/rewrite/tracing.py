@@ -4,25 +4,33 @@ A pattern is traced with symbolic sizes, so it matches any; what the function do
 on them.  A number among the examples stands for any number: the function is traced with two values
 of it, and where the calls differ is where it goes.
 
+Some functions call other operators for tensors that require grad, and some have a definition of
+torch's for symbolic sizes besides the one in C++, which capture uses where sizes are numbers.  So a
+function is traced in each of these ways, and is one pattern for each set of calls.
+
 A write to a tensor that the function has made, as in `relu(x + y, inplace=True)`, is recorded as a
 new value of it, because graphs have no operators that write.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import sympy
 import torch
 
-from adjoint.graph.leaves import detached
-from adjoint.graph.metadata import value_of
+from adjoint.graph.leaves import detached, is_floating
+from adjoint.graph.metadata import value_at, value_of
 from adjoint.open_types import Callee, OpArgument, OpArguments, OpKeywords, TorchValue
 from adjoint.rewrite.patterns import Call, Match, Size, Wildcard
 from adjoint.torch_private import size_evaluation, symbols, trees
+from adjoint.torch_private.composites import composites_as_in_eager
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import (
     FakeTensor,
@@ -33,6 +41,7 @@ from adjoint.torch_private.fake import (
 )
 from adjoint.torch_private.modes import TorchDispatchMode, enable_python_dispatcher, isolated
 from adjoint.torch_private.operators import OpOverload, written_arguments
+from adjoint.torch_private.symbols import Number
 from adjoint.trace.mutation import functional_variant
 
 
@@ -110,6 +119,8 @@ class Recorder(TorchDispatchMode):
     ) -> torch.Tensor:
         """A call of `op` that writes to `target`, as one of `pure` that computes its new value."""
         before = args[0]
+        if target.requires_grad and not torch.is_grad_enabled():
+            raise Untraceable(f"it calls {op} on a tensor that requires grad, without its history")
         memories = {_memory(target), _memory(before)}
         if any(_memory(each) in memories for each in self._given.values()):
             raise Untraceable(f"it calls {op}, which writes to its argument")
@@ -150,9 +161,12 @@ class TracedPattern:
     parameters: tuple[str, ...]
     outputs: tuple[object, ...]
     sizes: Mapping[str, sympy.Basic]
-    """The sizes among the arguments of its calls, by the names of their patterns."""
+    """The sizes, and numbers computed from them, among the arguments of its calls, by the names of
+    their patterns."""
     symbols: Mapping[sympy.Symbol, tuple[str, int]]
     """The symbols of the sizes: each is the size of a parameter along an axis."""
+    fixed: frozenset[tuple[str, int]]
+    """The axes of parameters that have the size of the example in every match."""
 
     def has_right_sizes(self, match: Match) -> bool:
         """Whether the sizes in a match are what the function would compute from its arguments."""
@@ -163,9 +177,20 @@ class TracedPattern:
                 return False
             known[symbol] = value.shape[axis]
         return all(
-            symbols.same_number(size_evaluation.evaluate(expr, known), match.bound[name])
+            _same_number(size_evaluation.evaluate(expr, known), value_at(match.bound[name]))
             for name, expr in self.sizes.items()
         )
+
+
+def _same_number(one: Number, other: Number) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        # C++ and Python may compute the square root of a size with another last digit.
+        return math.isclose(one, other, rel_tol=1e-14)
+    return symbols.same_number(one, other)
+
+
+def _is_real(argument: object) -> bool:
+    return isinstance(value_at(argument), (float, torch.SymFloat))
 
 
 def parameters_of(function: Callable[..., object]) -> tuple[str, ...]:
@@ -177,10 +202,7 @@ def parameters_of(function: Callable[..., object]) -> tuple[str, ...]:
 
 
 def pattern_of(function: Callable[..., object], examples: Sequence[object]) -> list[TracedPattern]:
-    """The patterns of a torch function called with arguments like `examples`.
-
-    There are two if operators choose another way for tensors that require grad.
-    """
+    """The patterns of a torch function called with arguments like `examples`."""
     names = parameters_of(function)
     if len(names) != len(examples):
         raise Untraceable(f"it takes {len(names)} arguments and has {len(examples)} examples")
@@ -188,8 +210,39 @@ def pattern_of(function: Callable[..., object], examples: Sequence[object]) -> l
         if isinstance(example, (list, tuple, dict)):
             kind = type(example).__name__
             raise Untraceable(f"its example for {name} is a {kind}; give each tensor a parameter")
-    made = [_traced(function, names, examples, requires) for requires in (False, True)]
-    return made[:1] if _shown(made[0]) == _shown(made[1]) else made
+    made: list[TracedPattern] = []
+    for definitions in (composites_as_in_eager, contextlib.nullcontext):
+        trace = partial(_traced, function, names, examples, definitions)
+        try:
+            found = [trace(()), _traced_with_grad(trace, examples)]
+        except (RuntimeError, Untraceable):
+            # Not all of C++ takes symbolic sizes.
+            if definitions is composites_as_in_eager:
+                raise
+            continue
+        # Some of it reads them as numbers.
+        made += [each for each in found if not made or each.fixed <= made[0].fixed]
+    return list({_shown(each): each for each in made}.values())
+
+
+def _traced_with_grad(
+    trace: Callable[[Sequence[int]], TracedPattern], examples: Sequence[object]
+) -> TracedPattern:
+    """The pattern for tensors that require grad."""
+    places = [n for n, each in enumerate(examples) if is_floating(each)]
+    try:
+        return trace(places)
+    except RuntimeError:
+        # An operator has no derivative for some of them, such as the mean of a normalization.
+        return trace([place for place in places if _succeeds(partial(trace, [place]))])
+
+
+def _succeeds(run: Callable[[], object]) -> bool:
+    try:
+        run()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _shown(pattern: TracedPattern) -> str:
@@ -220,19 +273,20 @@ def _traced(
     function: Callable[..., object],
     names: Sequence[str],
     examples: Sequence[object],
-    requires: bool,
+    definitions: Callable[[], contextlib.AbstractContextManager[object]],
+    requiring: Sequence[int],
 ) -> TracedPattern:
+    """`definitions`: of composite operators; `requiring`: the positions of what requires grad."""
     mode = new_fake_mode()
     values: list[object] = []
     symbol_places: dict[sympy.Symbol, tuple[str, int]] = {}
     with torch.no_grad():
         examples = list(map(detached, examples))
-    with isolated(), general_shapes(), mode, enable_python_dispatcher(), torch.enable_grad():
-        for name, example in zip(names, examples, strict=True):
+    with isolated(), general_shapes(), mode, definitions(), torch.enable_grad():
+        for place, (name, example) in enumerate(zip(names, examples, strict=True)):
             if isinstance(example, torch.Tensor):
                 fake = make_fake(mode, example, True, name)
-                if requires and (fake.is_floating_point() or fake.is_complex()):
-                    fake.requires_grad_()
+                fake.requires_grad_(place in requiring)
                 values.append(fake)
                 for axis, size in enumerate(fake.shape):
                     expr = symbols.unsimplified(size)
@@ -259,7 +313,18 @@ def _traced(
         making.add(step, changing.get(place, {}))
     outputs = results if isinstance(results, (tuple, list)) else (results,)
     made = tuple(making.output(each) for each in outputs)
-    return TracedPattern(tuple(names), made, making.sizes, making.used_symbols())
+    sizes: dict[tuple[str, int], object] = {
+        (name, axis): size
+        for name, value in zip(names, values, strict=True)
+        if isinstance(value, torch.Tensor)
+        for axis, size in enumerate(value.shape)
+    }
+    fixed = frozenset(
+        place
+        for place, size in sizes.items()
+        if isinstance(size, torch.SymInt) and not symbols.expression(size).free_symbols
+    )
+    return TracedPattern(tuple(names), made, making.sizes, making.used_symbols(), fixed)
 
 
 def _recorded(
@@ -337,6 +402,10 @@ class _PatternMaker:
             assert expr is not None
             self.sizes[str(expr)] = expr
             return Size(str(expr))
+        if isinstance(value, torch.SymFloat):
+            expr = symbols.expression(value)
+            self.sizes[str(expr)] = expr
+            return Wildcard(str(expr), where=_is_real)
         return value
 
     def output(self, value: object) -> Call:

@@ -60,17 +60,6 @@ def test_two_torch_functions() -> None:
         assert calls(made.graph_module, NEG) == 1
 
 
-def test_a_guard_on_the_match() -> None:
-    rules = traced_rules(
-        lambda x: x.neg().neg(),
-        lambda x: x.neg().neg(),
-        [torch.ones(2)],
-        where=lambda match: False,
-        name="never",
-    )
-    assert rewritten(rules, lambda a: a.neg().neg(), torch.ones(2)).matches == {}
-
-
 def test_the_operators_that_a_pattern_ends_in() -> None:
     assert roots_of(one_of(call(NEG, x), call(aten.sin.default, x))) == [NEG, aten.sin.default]
     assert roots_of(one_of(call(NEG, x), x)) == []

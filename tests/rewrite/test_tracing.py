@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from adjoint.rewrite.patterns import Call, match_at
@@ -134,3 +136,61 @@ def test_numbers_that_are_computed_are_refused() -> None:
         pattern_of(lambda x, n: x * (n + 1.0), [MATRIX, 2.0])
     with pytest.raises(Untraceable, match="other operators for another value of n"):
         pattern_of(lambda x, n: x.sin() if n < 3 else x.cos(), [MATRIX, 2.0])
+
+
+MATRICES = [torch.ones(2, 3, 4, 5)] * 3
+IMAGES = torch.ones(2, 3, 8, 8)
+CHANNELS = torch.ones(3)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("needed", [False, True])
+@pytest.mark.parametrize(
+    ("pattern", "examples"),
+    [
+        (lambda x, w: F.batch_norm(x, None, None, w, None, True), [IMAGES, CHANNELS]),
+        (
+            lambda x, mean, var: F.relu(F.batch_norm(x, mean, var)),
+            [IMAGES, *[torch.ones(3)] * 2],
+        ),
+        (lambda x: F.instance_norm(x), [IMAGES]),
+        (lambda x: F.dropout(x, 0.5, training=False).sin(), [MATRIX]),
+        (lambda x, w: F.layer_norm(x, (x.shape[-1],), w), [MATRIX, CHANNELS]),
+        # The scale is computed from a size, in C++ or in Python.
+        (
+            lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask),
+            [*MATRICES, torch.ones(4, 4)],
+        ),
+        (lambda x: torch.relu(x.max(0).values + x.max(0).indices), [MATRIX]),
+    ],
+)
+def test_functions_that_torch_computes_in_several_ways(
+    pattern: Any, examples: list[Any], needed: bool, dynamic: bool
+) -> None:
+    """By other operators where sizes are symbols, or where tensors require grad."""
+    names = inspect.signature(pattern).parameters
+    inputs = [
+        each.clone().requires_grad_(needed and name not in ("mean", "var"))
+        for name, each in zip(names, examples, strict=True)
+    ]
+
+    def program(*given: Any) -> Any:
+        # A result that is a view is made by the caller.
+        return pattern(*given) * 2
+
+    assert matched(pattern, examples, program, *inputs, dynamic=dynamic) == 1
+
+
+def test_results_that_nothing_uses() -> None:
+    def both(x: Tensor) -> Any:
+        return tuple(x.max(0))
+
+    assert matched(both, [MATRIX], lambda x: x.max(0).values * 2, MATRIX) == 1
+    assert (
+        matched(both, [MATRIX], lambda x: x.max(0).values * x.max(1).indices, torch.ones(3, 3)) == 1
+    )
+
+
+def test_a_write_without_history_is_refused() -> None:
+    with pytest.raises(Untraceable, match="requires grad, without its history"):
+        pattern_of(lambda x, y: F.cosine_similarity(x, y), [MATRIX, MATRIX])
