@@ -23,6 +23,18 @@ def is_floating(leaf: object) -> TypeGuard[torch.Tensor]:
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
-    """The elements of a tensor in row-major order."""
+    """The bytes of the elements of a tensor, in row-major order."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return plain.view(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+
+
+def copy_with_strides(value: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, so that it has the same views, unless elements overlap."""
+    copy = value.clone()
+    if copy.layout is not torch.strided or copy.stride() == value.stride():
+        return copy
+    # Stride 0: elements of a copy cannot overlap.
+    if any(size > 1 and step == 0 for size, step in zip(value.shape, value.stride(), strict=True)):
+        return copy
+    same = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return same.copy_(value)

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import torch
 
+from adjoint.graph.leaves import copy_with_strides
 from adjoint.torch_private.operators import OpOverload
 
 aten = torch.ops.aten
@@ -85,7 +86,7 @@ def written(
     there is added to `undo`.
     """
     if out is None:
-        out = _copied(base)
+        out = copy_with_strides(base)
     elif out.data_ptr() != base.data_ptr():
         out.copy_(base)
     # Kernels that write to an input do not advance its version counter either.
@@ -121,13 +122,3 @@ def put_back(undo: Undo) -> None:
     """Undo writes, the last one first."""
     for write, args in reversed(undo):
         write(*args)
-
-
-def _copied(base: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides, so that it has the same views, unless elements overlap."""
-    copy = base.clone()
-    axes = zip(base.shape, base.stride(), strict=True)
-    if copy.stride() == base.stride() or any(step == 0 and size > 1 for size, step in axes):
-        return copy
-    same = torch.empty_strided(base.shape, base.stride(), dtype=base.dtype, device=base.device)
-    return same.copy_(base)

@@ -3,7 +3,8 @@
 A call of a compiled graph passes these, from the outside in:
 
 * `entry.py` finds the capture for the pattern in which the inputs alias, or captures again;
-* `calling.py` carries out the calling convention around a pure graph;
+* `calling.py` carries out the calling convention around a pure graph: `input_changes.py` mutates
+  the caller's inputs, `recipes.py` makes results;
 * `bridge.py` runs the graph as a node of autograd's graph (`autograd_node.py`): an
   `autograd.Function` whose outputs include the saved values.  Its backward is a graph too and,
   under `create_graph=True`, runs as such a function in turn; cotangents of saved values come back

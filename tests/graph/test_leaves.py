@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from adjoint.graph.leaves import bytes_of, detached, is_floating, requires_grad
+from adjoint.graph.leaves import bytes_of, copy_with_strides, detached, is_floating, requires_grad
 
 
 def test_only_a_tensor_requires_grad() -> None:
@@ -36,3 +36,13 @@ def test_elements_in_row_major_order() -> None:
     assert bytes_of(x[:0]) == b""
     z = torch.tensor([1 + 2j])
     assert bytes_of(z.conj()) == bytes_of(torch.tensor([1 - 2j]))
+
+
+def test_a_copy_has_the_strides_of_what_it_copies() -> None:
+    for each in (torch.rand(3, 4), torch.rand(3, 4).t(), torch.rand(4, 6)[::2, 1:5]):
+        copy = copy_with_strides(each)
+        assert copy.equal(each)
+        assert copy.stride() == each.stride()
+        assert copy.data_ptr() != each.data_ptr()
+    expanded = torch.rand(3, 1).expand(3, 4)
+    assert copy_with_strides(expanded).is_contiguous()

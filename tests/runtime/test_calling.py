@@ -65,25 +65,6 @@ def test_what_a_graph_returns_as_a_view_or_twice_is_made_separate() -> None:
     assert same is not x
 
 
-def test_what_an_op_laid_out_otherwise_than_its_fake_is_copied_as_eager_copies_it() -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return x.sin().reshape(-1)
-
-    x = torch.rand(3, 4)
-    made = call(lambda inputs: [inputs[0].sin().T.contiguous().T], convention(program, x), [x])
-    torch.testing.assert_close(made[0], program(x))
-
-
-def test_versions_advance_as_often_as_the_program_wrote() -> None:
-    def program(x: torch.Tensor) -> None:
-        x.add_(1).mul_(2)
-        x[0].zero_()
-
-    x = torch.ones(3)
-    call(lambda inputs: [inputs[0] * 4], convention(program, x), [x])
-    assert x._version == 3
-
-
 def test_autocast_does_not_reach_the_graph() -> None:
     def graph(inputs: Sequence[Any]) -> Sequence[Any]:
         return [inputs[0] @ inputs[0]]

@@ -1,0 +1,116 @@
+"""Changing the caller's inputs as the program did: metadata, data, `requires_grad`, versions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import torch
+
+from adjoint.graph.calling import (
+    AssignData,
+    BaseOf,
+    CallingConvention,
+    FromCaller,
+    FromGraph,
+    FromRecipe,
+    MemoryOf,
+    ReplayMetadataOp,
+    View,
+    Write,
+)
+from adjoint.graph.metadata import Mode
+from adjoint.open_types import TorchValue
+from adjoint.runtime.recipes import Results, autograd_mode
+from adjoint.torch_private import trees
+from adjoint.torch_private.autograd import set_version
+from adjoint.torch_private.storages import foreach_copy
+
+
+def mutate_inputs(
+    calling: CallingConvention, inputs: Sequence[TorchValue], results: Results
+) -> None:
+    """Apply the program's mutations to the caller's inputs."""
+    counted = [(inputs[i], by) for i, by in calling.versions if not inputs[i].is_inference()]
+    versions = [(tensor, tensor._version) for tensor, _ in counted]
+    # Views of an input are made before a metadata op changes the memory that the input covers.
+    results.make_views_of({move.index for move in calling.metadata_changes})
+    for move in calling.metadata_changes:
+        if isinstance(move, AssignData):
+            inputs[move.index].data = results.make(move.value)
+        else:
+            _replay_metadata_op(move, inputs, results)
+    _write(calling.writes, inputs, results.outputs)
+    for flag in calling.requires_grad_changes:
+        inputs[flag.index].requires_grad_(flag.requires_grad)
+    # Set in two steps: tensors that are not views of each other may share a version counter.
+    for tensor, version in versions:
+        set_version(tensor, version)
+    for tensor, by in counted:
+        set_version(tensor, tensor._version + by)
+
+
+def _write(
+    writes: Sequence[Write], inputs: Sequence[object], outputs: Sequence[TorchValue]
+) -> None:
+    """Copy outputs of the graph into the caller's inputs, those without a history all at once."""
+    plain: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for write in writes:
+        target, value = _target(write.to, inputs), outputs[write.value]
+        if value is target:
+            # A kernel has stored the new value there; a recorded write also ends its history.
+            if not (write.recorded and target.requires_grad):
+                continue
+            value = value.detach()
+        if not (write.recorded or target._is_view()) and _are_alike(target, value):
+            plain.append((target, value))
+            continue
+        with autograd_mode(Mode(grad_enabled=write.recorded)):
+            _update_history(target)
+            target.copy_(value)
+    if plain:
+        with autograd_mode(Mode(grad_enabled=False)):
+            foreach_copy(plain)
+
+
+def _are_alike(target: torch.Tensor, value: torch.Tensor) -> bool:
+    if type(target) not in (torch.Tensor, torch.nn.Parameter) or type(value) is not torch.Tensor:
+        return False
+    return (target.dtype, target.device, target.shape) == (value.dtype, value.device, value.shape)
+
+
+def _update_history(view: torch.Tensor) -> None:
+    """Update the history of `view` after a write to its base; in-place ops do not do that."""
+    with contextlib.suppress(RuntimeError):
+        _ = view.grad_fn
+
+
+def _target(to: FromCaller | BaseOf | MemoryOf, inputs: Sequence[TorchValue]) -> torch.Tensor:
+    tensor: torch.Tensor = inputs[to.index]
+    match to:
+        case FromCaller():
+            return tensor
+        case BaseOf():
+            assert tensor._base is not None
+            return tensor._base
+        case MemoryOf(_, dtype):
+            return whole_memory(tensor, dtype)
+
+
+def _replay_metadata_op(move: ReplayMetadataOp, inputs: Sequence[object], results: Results) -> None:
+    def filled(leaf: object) -> object:
+        if isinstance(leaf, FromCaller | FromGraph | FromRecipe | View):
+            return results.make(leaf)
+        return leaf
+
+    args, kwargs = trees.map_leaves(filled, (move.args, dict(move.kwargs)))
+    with autograd_mode(move.mode):
+        move.op(inputs[move.index], *args, **kwargs)
+
+
+def whole_memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The whole storage of a tensor, as a flat tensor of `dtype`."""
+    storage = tensor.untyped_storage()
+    flat = torch.empty(0, dtype=dtype, device=tensor.device)
+    with torch.no_grad():
+        return flat.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
