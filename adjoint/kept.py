@@ -22,17 +22,18 @@ import sympy
 import torch
 from torch import fx
 
+from adjoint.forms.annotations import check_of
 from adjoint.forms.dynamo_graphs import DynamoGround
 from adjoint.forms.form import (
     Malformed,
     Unwritable,
-    check_of,
     malformed_if_it_fails,
     require,
 )
 from adjoint.forms.graph_reading import Inapplicable, read
-from adjoint.forms.graphs import KNOWN_NAMESPACES, Ground, written
+from adjoint.forms.graphs import Ground, written
 from adjoint.forms.plans import read_plan, written_plan
+from adjoint.forms.vocabulary import KNOWN_NAMESPACES
 from adjoint.graph.calling import (
     BaseOf,
     CallingConvention,

@@ -1,9 +1,9 @@
-"""Graphs of Dynamo's as text: all that a capture of them depends on.
+"""Dynamo's graphs as text: the cache key of a capture.
 
-Such a text is not read back.  It is what captures are found by, so it says everything that capture
-may look at: the calls, in the names of torch's functions, the kind of each input, and which nodes
-are of one line of the user's.  What it cannot say - functions of the user's, tensors that a graph
-closes over, inputs that share memory, subclasses - makes the graph unwritable.
+Such a text is not read back.  It contains everything that capture may look at: the calls, by the
+names of torch's functions, the kind of each input, and which nodes share a line of the user's.  A
+graph with something that has no text - functions of the user's, tensors that it closes over, inputs
+that share memory, subclasses - is unwritable, and its capture is not cached.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 from torch import fx
 
 from adjoint.forms.form import Tree, Unwritable
-from adjoint.forms.graphs import KNOWN_NAMESPACES, GraphWriting, Ground, attribute_of
+from adjoint.forms.graphs import GraphWriting, Ground, attribute_of
+from adjoint.forms.vocabulary import KNOWN_NAMESPACES
 from adjoint.source import line_of_stack_trace, user_line
 from adjoint.torch_private.fake import FakeTensor, FakeTensorMode, storage_key
 from adjoint.torch_private.functions import method_is_torchs, name_of
@@ -28,7 +29,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 class DynamoGround(Ground):
-    """A graph of Dynamo's and its inputs: the ground that captured programs are written on."""
+    """A graph of Dynamo's and its inputs: the ground of a captured program."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class DynamoGround(Ground):
 
     @property
     def fakes(self) -> list[FakeTensor]:
-        """None: the values of a captured program are its own."""
+        """None: a captured program has fake values of its own."""
         return []
 
     @property
@@ -78,14 +79,14 @@ class DynamoGround(Ground):
 
 
 class DynamoWriting(GraphWriting):
-    """A graph of Dynamo's that is being written."""
+    """Writes a graph of Dynamo's."""
 
     def __init__(self, ground: DynamoGround) -> None:
         super().__init__(ground)
         self._storages: set[object] = set()
 
     def input(self, example: object, value: object, descriptor: object) -> Tree:
-        """One of the inputs: what the program may find out about it."""
+        """One of the inputs: everything that the program can observe of it."""
         if not isinstance(value, torch.Tensor):
             return [self.tree(value), self.tree(descriptor)]
         if type(example) not in _PLAIN or type(value) is not FakeTensor:

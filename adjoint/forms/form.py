@@ -10,8 +10,8 @@
     Slot(0, ...)                    ["Slot", 0, ...], a dataclass with its fields in order
     a shared expression             ["shared", 5], an earlier entry of the table of the document
 
-Each field of a dataclass is checked against its annotation.  What is written twice at one address
-is read as one object, where the form says that the type is compared by identity.
+Each field of a dataclass is checked against its annotation.  A value of a type that is compared by
+identity is written once, and each use of it is read as the same object.
 """
 
 from __future__ import annotations
@@ -19,24 +19,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import (
     TYPE_CHECKING,
-    Literal,
     TypeAlias,
-    Union,
     cast,
-    get_args,
-    get_origin,
-    get_type_hints,
 )
 
 import sympy
 import torch
 
-from adjoint.open_types import FromText, TorchValue
+from adjoint.forms.annotations import checks_of_fields
+from adjoint.open_types import FromText
 from adjoint.torch_private import expressions
 from adjoint.torch_private.operators import OpOverload, operator_by_name, operator_name
 
@@ -48,7 +43,7 @@ Tree: TypeAlias = FromText
 
 
 class Unwritable(Exception):
-    """The value has no form: an object of Python's that no text stands for."""
+    """The value cannot be serialized: the form has no text for an object of this type."""
 
 
 class Malformed(Exception):
@@ -56,7 +51,7 @@ class Malformed(Exception):
 
 
 def require(holds: bool, what: str) -> None:
-    """Refuse a text in which something does not hold that must."""
+    """Raise `Malformed`, which says what should hold, unless it does."""
     if not holds:
         raise Malformed(f"not so: {what}")
 
@@ -100,7 +95,9 @@ class Form:
         self._functions = dict(functions or {})
         self._names = {function: name for name, function in self._functions.items()}
         self._fields = {
-            cls: _checks(cls) for cls in self._records.values() if dataclasses.is_dataclass(cls)
+            cls: checks_of_fields(cls)
+            for cls in self._records.values()
+            if dataclasses.is_dataclass(cls)
         }
         self._readers: Readers = {
             **{name: _reader_of(cls) for name, cls in self._records.items()},
@@ -108,7 +105,7 @@ class Form:
         }
 
     def schema(self) -> str:
-        """What the form can say: its types with their fields, and its functions."""
+        """A description of the form: its types with their fields, and its functions."""
         said = {
             name: [each.name for each in cls]
             if issubclass(cls, Enum)
@@ -147,7 +144,7 @@ class Writing:
         self.table: list[Tree] = []
         self._places: dict[int, int] = {}
         self._kept: list[object] = []
-        """What `_places` knows by address."""
+        """Keeps alive the values that `_places` refers to by id."""
 
     def tree(self, value: FromText) -> Tree:
         kind = type(value)
@@ -195,7 +192,7 @@ class Writing:
         raise Unwritable(f"{kind.__module__}.{kind.__qualname__} has no form")
 
     def special(self, value: object) -> Tree | None:
-        """The tree of a value that only this document has a form for; None: it has none."""
+        """The tree of a value that this kind of document handles itself; None: it does not."""
         return None
 
     def record(self, value: FromText) -> Tree:
@@ -344,76 +341,3 @@ def _hashable(value: object) -> bool:
     except TypeError:
         return False
     return True
-
-
-# Annotations ------------------------------------------------------------------------------------
-
-Check: TypeAlias = Callable[[object], bool]
-
-
-def _checks(cls: type) -> list[tuple[str, Check]]:
-    """The fields of a dataclass that its constructor takes, and what each may be."""
-    hints = get_type_hints(cls)
-    fields = [field for field in dataclasses.fields(cls) if field.init]
-    return [(field.name, check_of(hints[field.name])) for field in fields]
-
-
-def check_of(hint: object) -> Check:
-    """Whether a value is of an annotated type: exactly, so that True is no int."""
-    origin, args = get_origin(hint), get_args(hint)
-    if hint is TorchValue:  # As any of `open_types.py`.
-        return lambda value: True
-    if hint is None:
-        return lambda value: value is None
-    if origin in (Union, types.UnionType):
-        return _any(args)
-    if origin is Literal:
-        return lambda value: value in args
-    if origin is tuple:
-        return _tuple(args)
-    if origin in (frozenset, list):
-        inside = check_of(args[0])
-        return lambda value: isinstance(value, origin) and all(map(inside, value))
-    if origin is not None and issubclass(origin, Mapping):
-        keys, values = map(check_of, args)
-        return lambda value: (
-            isinstance(value, dict) and all(map(keys, value)) and all(map(values, value.values()))
-        )
-    if origin is not None:
-        return callable
-    kind = cast("type", hint)
-    if kind in _EXACT:
-        return lambda value: type(value) is kind
-    return lambda value: isinstance(value, kind)
-
-
-_EXACT = (bool, int, float, str, types.NoneType)
-
-
-def _any(hints: Sequence[object]) -> Check:
-    """One of several types; classes are compared without a call for each."""
-    exact = frozenset(each for each in hints if each in _EXACT)
-    classes = tuple(
-        each
-        for each in hints
-        if isinstance(each, type)
-        and get_origin(each) is None
-        and each not in exact
-        and each is not TorchValue
-    )
-    others = [check_of(each) for each in hints if each not in exact and each not in classes]
-    return lambda value: (
-        type(value) in exact or isinstance(value, classes) or any(check(value) for check in others)
-    )
-
-
-def _tuple(args: Sequence[object]) -> Check:
-    if len(args) == 2 and args[1] is Ellipsis:
-        inside = check_of(args[0])
-        return lambda value: isinstance(value, tuple) and all(map(inside, value))
-    checks = [check_of(each) for each in args]
-    return lambda value: (
-        isinstance(value, tuple)
-        and len(value) == len(checks)
-        and all(check(each) for check, each in zip(checks, value, strict=True))
-    )

@@ -1,4 +1,4 @@
-"""Reading graphs that were made of a ground (`graphs.py`) like the one at hand."""
+"""Deserializing graphs (`graphs.py`), given a ground equal to the one they were written for."""
 
 from __future__ import annotations
 
@@ -9,22 +9,15 @@ import torch
 from torch import fx
 
 from adjoint.errors import SourceLine
+from adjoint.forms.constants import constant_of
 from adjoint.forms.form import (
     Malformed,
     Reading,
     Tree,
     malformed_if_it_fails,
 )
-from adjoint.forms.graphs import (
-    GRAPH_FORM,
-    KNOWN_META,
-    PLAIN_META,
-    Ground,
-    attribute_of,
-    constant_of,
-    memory_of,
-    name_graphs,
-)
+from adjoint.forms.graphs import Ground, attribute_of, memory_of, name_graphs
+from adjoint.forms.vocabulary import GRAPH_FORM, KNOWN_META, PLAIN_META
 from adjoint.graph import descriptors as d
 from adjoint.graph.metadata import CheckpointRegion, GradOf, Mode, next_run, set_entry_mode
 from adjoint.graph.origins import Origin, next_number
@@ -37,11 +30,11 @@ from adjoint.torch_private.operators import HigherOrderOperator, OpOverload
 
 
 class Inapplicable(Exception):
-    """What a text says holds for other sizes than those of the captured call."""
+    """The text assumes sizes other than those of the captured call."""
 
 
 class GraphReading(Reading):
-    """Graphs that were made of a ground like the one at hand."""
+    """Reads graphs that were derived from a ground equal to this one."""
 
     def __init__(self, ground: Ground) -> None:
         super().__init__(GRAPH_FORM)
@@ -57,7 +50,7 @@ class GraphReading(Reading):
             self._memories.setdefault(places.setdefault(memory_of(fake), len(places)), fake)
         self._numbers: dict[str, object] = {}
         self.graphs: list[fx.GraphModule] = []
-        """The graphs that were read, in their order."""
+        """The graphs read so far, in order."""
 
     @property
     def has_symbols(self) -> bool:
@@ -271,7 +264,7 @@ def _require_meta(meta: dict[str, FromText]) -> None:
 
 
 def read(text: str | bytes, ground: Ground) -> FromText:
-    """The value of a text that was written for a graph like the ground.
+    """The value of a text that was written for a graph equal to the ground.
 
     What it assumes about sizes is assumed from now on.  Raises `Malformed`, `Inapplicable`.
     """

@@ -1,23 +1,19 @@
-"""Graphs as text, and back.
+"""Serializing graphs; `graph_reading.py` reads them back.
 
-A graph is written relative to a *ground*: the graph that something is made of.  The user's lines,
-the origins of values and the attributes of the ground are written as numbers and names of it.  So
-the text of a graph is the same wherever its source file lies, and a graph that was made of it and
-kept is read with the lines and origins of the graph at hand.
+A graph is written relative to its *ground*: the graph that it was derived from, which the process
+that reads the text has as well.  The user's lines, the origins of values and the constants of the
+ground are written as numbers and names of the ground.  So the text does not depend on where the
+source file is, and what is read refers to the lines and origins of the reading process.
 
-The text says everything that a stage may look at.  What it cannot say - hooks, subclasses, sparse
-tensors - makes the graph unwritable, and what is made of it is not kept.
+The text contains everything that a stage may look at.  A graph with something that has no text -
+hooks, subclasses, sparse tensors - is unwritable, and nothing derived from it is cached.
 """
 
 from __future__ import annotations
 
-import base64
-import builtins
 import dataclasses
 import functools
 import json
-import math
-import operator
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -27,19 +23,11 @@ import torch
 from torch import fx
 
 from adjoint.errors import SourceLine
-from adjoint.forms.form import Form, Malformed, Tree, Unwritable, Writing
-from adjoint.graph import calling as c
-from adjoint.graph import descriptors as d
-from adjoint.graph import operations
-from adjoint.graph.derivative import Backward, Derivative, Segments
-from adjoint.graph.leaves import bytes_of
-from adjoint.graph.metadata import (
-    CheckpointRegion,
-    GradOf,
-    Mode,
-    entry_mode,
-    value_or_none,
-)
+from adjoint.forms.constants import content_of, elements_of
+from adjoint.forms.form import Tree, Unwritable, Writing
+from adjoint.forms.vocabulary import GRAPH_FORM, KNOWN_META, PLAIN_META, REPEATED
+from adjoint.graph.derivative import Backward, Derivative
+from adjoint.graph.metadata import entry_mode, value_or_none
 from adjoint.graph.origins import Origin, origins_of
 from adjoint.open_types import TorchValue
 from adjoint.store.entries import digest_of
@@ -51,82 +39,17 @@ from adjoint.torch_private.fake import (
     storage_key,
 )
 from adjoint.torch_private.modes import isolated
-from adjoint.torch_private.operators import OpOverload, operator_name, recorded_loop
+from adjoint.torch_private.operators import OpOverload, operator_name
 from adjoint.torch_private.size_guards import guards_of
 
 Key = TypeVar("Key", bound=Hashable)
 
-# Operators of Python that graphs of symbolic sizes have.
-_PYTHON = (
-    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "getitem", "eq"),
-    *("ne", "lt", "le", "gt", "ge", "and_", "or_", "xor", "not_", "invert", "lshift", "rshift"),
-)
-GRAPH_FUNCTIONS: dict[str, Callable[..., object]] = {
-    **{f"operator.{name}": getattr(operator, name) for name in _PYTHON},
-    **{f"builtins.{name}": getattr(builtins, name) for name in ("abs", "max", "min", "round")},
-    **{f"math.{name}": getattr(math, name) for name in ("ceil", "floor", "trunc", "sqrt")},
-    **{
-        f"torch.{name}": getattr(torch, name)
-        for name in (
-            *("sym_max", "sym_min", "sym_int", "sym_float", "sym_ite", "sym_not", "sym_sum"),
-            "sym_sqrt",
-        )
-        if hasattr(torch, name)
-    },
-    **{
-        f"adjoint.{each.__name__}": each
-        for each in (
-            operations.as_leaf,
-            operations.on_copies,
-            operations.in_order,
-            operations.take_attribute,
-            operations.apply_function,
-            operations.with_backward,
-        )
-    },
-    **{
-        f"higher_order.{name}": getattr(torch.ops.higher_order, name)
-        for name in ("cond", "scan", "map_impl", "while_loop")
-    },
-    "adjoint.recorded_loop": recorded_loop,
-}
-
-# Their derivatives and fakes are in torch or in adjoint; those of others may be the user's Python
-# code.
-KNOWN_NAMESPACES = frozenset({"aten", "prims", "adjoint", "torch_nn", "_c10d_functional"})
-
-# A constant that a graph has and its ground has not is written with its elements, if these are few.
-MAX_CONSTANT_BYTES = 1 << 20
-
-DESCRIPTORS = (
-    *(d.Argument, d.Parameter, d.Buffer, d.ClosedOver, d.SymbolicSize, d.Result),
-    *(d.ViewBase, d.SyntheticBase, d.InputMutation, d.MetadataMutation, d.IntermediateBase),
-    *(d.ViewArgument, d.ViewValue, d.Saved, d.SavedInput, d.EarlierResult, d.Tangent),
-    *(d.Gradient, d.Seeds, d.EffectToken, d.EffectTokenOut),
-)
-
-GRAPH_FORM = Form(
-    [
-        *DESCRIPTORS,
-        *(Mode, CheckpointRegion, GradOf, SourceLine, Segments, Backward, Derivative),
-        *c.RECORDS,
-    ],
-    functions=GRAPH_FUNCTIONS,
-)
-
-# Written once in a document: most nodes have one that another node has, too.
-REPEATED = frozenset({Mode, GradOf, SourceLine, *DESCRIPTORS})
-
-# The metadata of a node that is written as it is; others are handled one by one.
-PLAIN_META = frozenset({"mode", "grad_of", "order", "part_of", "forward", "descriptor"})
-KNOWN_META = PLAIN_META | {"val", "source", "region", "origin", "descriptors"}
-
 
 class Ground:
-    """A graph, and the numbers of its lines, origins and runs of checkpoints."""
+    """The graph that texts refer to, with numbers for its lines, origins and checkpoint runs."""
 
     guards_are_checked = False
-    """Whether Dynamo checks what is assumed about sizes from now on."""
+    """Whether Dynamo will guard on what is assumed about sizes from now on."""
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
         self.graph_module = graph_module
@@ -151,7 +74,7 @@ class Ground:
 
     @functools.cached_property
     def fakes(self) -> list[FakeTensor]:
-        """The values of its nodes, each once: graphs that are made of it have many of them, too."""
+        """The values of its nodes, each once; graphs derived from it share many of them."""
         values = map(value_or_none, self.graph_module.graph.nodes)
         found = {id(leaf): leaf for value in values for leaf in trees.leaves(value)}
         return [leaf for leaf in found.values() if isinstance(leaf, FakeTensor)]
@@ -162,14 +85,14 @@ class Ground:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Equal for graphs that any stage treats alike: a digest of all that the graph is."""
+        """A digest of the text: equal for graphs that no stage can tell apart."""
         return _DIGESTS.get(self.graph_module) or digest_of(self.text)
 
     @functools.cached_property
     def text(self) -> str:
         """The text of the graph itself; raises `Unwritable`."""
         writing = GraphWriting(self)
-        # A program may be being captured.
+        # A capture may be under way, which must not see these operations.
         with isolated():
             tree = writing.tree(self.graph_module)
         self._symbolic = writing.symbolic
@@ -205,19 +128,19 @@ class Ground:
 
 
 def _numbered(values: Iterable[Key]) -> dict[Key, int]:
-    """Each value with its place among those that differ."""
+    """A number for each distinct value, in order."""
     return {value: place for place, value in enumerate(dict.fromkeys(values))}
 
 
-# The digests of graphs that are part of a document.  Graphs do not change once they are in one.
+# The digests of graphs that are part of a document; they do not change any more.
 _DIGESTS: weakref.WeakKeyDictionary[fx.GraphModule, str] = weakref.WeakKeyDictionary()
 
 
 def name_graphs(graphs: Sequence[fx.GraphModule], ground: Ground, text: str | bytes) -> None:
-    """Let the graphs of a document have digests without a text of their own.
+    """Give the graphs of a document digests, so that they need no text of their own.
 
-    Each is determined by the ground, the document, and its place in that.  This does not hold for
-    symbolic sizes, of which more may be known later.
+    A graph is determined by the ground, the document and its position there.  This does not hold
+    for symbolic sizes, about which guards may say more later.
     """
     document = digest_of(text)
     for place, graph_module in enumerate(graphs):
@@ -256,7 +179,7 @@ def _graphs_in(value: object) -> Iterator[fx.GraphModule]:
 
 
 def attribute_of(graph_module: fx.GraphModule, name: str) -> object:
-    """The attribute of a graph with this name, whose parts have points between them."""
+    """The attribute of a graph with this dotted name."""
     found: object = graph_module
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -264,10 +187,10 @@ def attribute_of(graph_module: fx.GraphModule, name: str) -> object:
 
 
 class GraphWriting(Writing):
-    """Graphs that were made of a ground, and what is said of them."""
+    """Writes graphs that were derived from a ground, and records that hold such graphs."""
 
     def __init__(self, ground: Ground, refers: bool = False) -> None:
-        """`refers`: attributes that the ground has are written as their names alone."""
+        """`refers`: attributes that the ground has as well are written by name alone."""
         super().__init__(GRAPH_FORM)
         self.ground = ground
         self.refers = refers
@@ -279,7 +202,7 @@ class GraphWriting(Writing):
         self._memories: dict[object, int] = {}
         self._written: dict[Hashable, int] = {}
         self.graphs: list[fx.GraphModule] = []
-        """The graphs that were written, in their order."""
+        """The graphs written so far, in order."""
         for fake in ground.fakes if refers else ():
             self._written[id(fake)] = len(self._written)
             self._memories.setdefault(memory_of(fake), len(self._memories))
@@ -312,7 +235,7 @@ class GraphWriting(Writing):
         return super().record(value)
 
     def _once(self, key: Hashable, value: object, write: Callable[..., Tree]) -> Tree:
-        """The tree of a value, or the number of one that was written before for this key."""
+        """The tree of a value; if this key was written before, a reference to that tree."""
         place = self._written.get(key)
         if place is not None:
             return ["again", place]
@@ -341,7 +264,7 @@ class GraphWriting(Writing):
         return ["graph", *self._whole(graph_module), attributes, nodes]
 
     def _whole(self, graph_module: fx.GraphModule) -> list[Tree]:
-        """What is said of a graph as a whole: the autograd mode that it starts in."""
+        """The properties of a graph as a whole: the autograd mode that it starts in."""
         return [self.tree(entry_mode(graph_module))]
 
     def _node(self, node: fx.Node) -> Tree:
@@ -430,42 +353,8 @@ def memory_of(fake: FakeTensor) -> object:
     return storage_key(fake), fake.dtype
 
 
-def content_of(tensor: torch.Tensor) -> list[Tree]:
-    """What a constant is: its type, and a digest of its elements."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-        raise Unwritable("a constant that is a tensor subclass, or not strided")
-    data = bytes_of(tensor)
-    strides = list(tensor.stride())
-    return [str(tensor.dtype), list(tensor.shape), strides, str(tensor.device), digest_of(data)]
-
-
-def elements_of(tensor: torch.Tensor) -> Tree:
-    """A constant with its elements."""
-    data = bytes_of(tensor) if type(tensor) is torch.Tensor else b""
-    is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
-    if not is_plain or tensor.requires_grad or tensor.is_quantized:
-        raise Unwritable("a constant that is no plain tensor")
-    if not tensor.is_contiguous() or len(data) > MAX_CONSTANT_BYTES:
-        raise Unwritable("a constant that is large, or not contiguous")
-    dtype, elements = str(tensor.dtype).removeprefix("torch."), base64.b64encode(data).decode()
-    return ["tensor", dtype, list(tensor.shape), elements, str(tensor.device)]
-
-
-def constant_of(dtype: Tree, shape: Tree, elements: Tree, device: Tree) -> torch.Tensor:
-    """A constant that was written with its elements."""
-    kind = getattr(torch, dtype, None)
-    data = base64.b64decode(elements, validate=True)
-    sizes = [size for size in shape if type(size) is int and size >= 0]
-    if not isinstance(kind, torch.dtype) or len(sizes) != len(shape):
-        raise Malformed("a constant has a dtype and sizes")
-    if math.prod(sizes) * kind.itemsize != len(data):
-        raise Malformed("a constant has as many elements as its sizes say")
-    flat = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
-    return flat.reshape(sizes).to(torch.device(device))
-
-
 def written(value: object, ground: Ground, assumed: Sequence[sympy.Basic] = ()) -> str:
-    """The text of graphs, and what is said of them; raises `Unwritable`.
+    """The text of graphs, or of a record that holds graphs; raises `Unwritable`.
 
     `assumed`: what was assumed about sizes when they were made.
     """

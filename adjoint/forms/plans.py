@@ -1,7 +1,7 @@
-"""Plans and kernels as text, and back.
+"""Serializing plans and kernels, and reading them back.
 
-What a plan refers to in its graph - constants, the user's lines - is written as a name or number of
-that graph (`graphs.Ground`).  Library calls are written by their operators.
+Constants and the user's lines are written as names and numbers of the graph that the plan was
+lowered from (`graphs.Ground`), library calls by the names of their operators.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sympy
 import torch
 
 from adjoint.errors import SourceLine
+from adjoint.forms.constants import constant_of, elements_of
 from adjoint.forms.form import (
     Form,
     Malformed,
@@ -23,7 +24,7 @@ from adjoint.forms.form import (
     malformed_if_it_fails,
     require,
 )
-from adjoint.forms.graphs import GRAPH_FUNCTIONS, constant_of, elements_of
+from adjoint.forms.vocabulary import GRAPH_FUNCTIONS
 from adjoint.graph.convolutions import convolution_into
 from adjoint.graph.evaluation import eager_callable
 from adjoint.graph.operations import require_within
@@ -97,7 +98,7 @@ class PlanWriting(Writing):
                 raise Unwritable("a constant without its graph")
             if self.ground.held(held.name) is held.value:
                 return ["held", held.name]
-            # A pass made it: the graph before that does not have it.
+            # A pass made the constant, so the ground does not have it.
             if not isinstance(held.value, torch.Tensor):
                 raise Unwritable(f"{held.name} is no constant of the graph")
             return ["constant", held.name, *elements_of(held.value)[1:]]
@@ -165,7 +166,7 @@ def read_plan(text: str | bytes, ground: PlanGround | None = None) -> p.Plan:
 
 
 def check(plan: p.Plan) -> None:
-    """Raise `Malformed` unless every number in the plan is that of something there."""
+    """Raise `Malformed` unless every slot, size and line that the plan refers to exists."""
     slots = plan.slots
     require([slot.number for slot in slots] == [*range(len(slots))], "slots are numbered")
     for place in plan.inputs:

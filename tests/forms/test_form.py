@@ -4,7 +4,7 @@ import json
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import sympy
@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adjoint.forms.form import Form, Malformed, Unwritable, check_of
+from adjoint.forms.form import Form, Malformed, Unwritable
 
 
 class Colour(Enum):
@@ -172,27 +172,3 @@ def test_what_is_no_form(tree: Any) -> None:
 def test_what_is_no_json(text: str) -> None:
     with pytest.raises(Malformed):
         FORM.value(text)
-
-
-@pytest.mark.parametrize(
-    ("hint", "right", "wrong"),
-    [
-        (int, [1, -1], [True, 1.0, "1", None]),
-        (bool, [True], [1, 0]),
-        (float, [1.0], [1]),
-        (str | None, ["a", None], [1]),
-        (tuple[int, ...], [(), (1, 2)], [[1], (1, "a"), 1]),
-        (tuple[int, str], [(1, "a")], [(1,), ("a", 1), (1, "a", 2)]),
-        (frozenset[int], [frozenset({1})], [{1}, frozenset({"a"})]),
-        (list[int], [[], [1]], [(1,), ["a"]]),
-        (dict[int, str], [{}, {1: "a"}], [{"a": "a"}, {1: 1}, []]),
-        (Literal["a", "b"], ["a"], ["c", 1]),
-        (Point, [Point(1)], [1, Colour.RED]),
-        (Any, [1, None, object()], []),
-        (torch.dtype, [torch.int64], ["int64"]),
-    ],
-)
-def test_annotations(hint: Any, right: list[Any], wrong: list[Any]) -> None:
-    check = check_of(hint)
-    assert [check(value) for value in right] == [True] * len(right)
-    assert [check(value) for value in wrong] == [False] * len(wrong)

@@ -14,7 +14,7 @@ from adjoint.capture.direct import capture
 from adjoint.compiler import Compiler
 from adjoint.forms.form import Unwritable
 from adjoint.forms.graph_reading import read
-from adjoint.forms.graphs import Ground, content_of, written
+from adjoint.forms.graphs import Ground, written
 from adjoint.graph.derivative import Derivative
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import region_of
@@ -201,14 +201,3 @@ def test_what_no_text_says() -> None:
     node.meta = {**changed, "val": torch.ones(2)}
     with pytest.raises(Unwritable):
         Ground(graph_module).text  # noqa: B018
-
-
-def test_constants_by_their_content() -> None:
-    one = content_of(torch.tensor([1.0, 2.0]))
-    assert one == content_of(torch.tensor([1.0, 2.0]))
-    assert one != content_of(torch.tensor([1.0, 3.0]))
-    assert one != content_of(torch.tensor([1.0, 2.0]).double())
-    assert content_of(torch.empty(0)) != content_of(torch.empty(0, 1))
-    assert content_of(torch.tensor(True)) != content_of(torch.tensor(False))
-    with pytest.raises(Unwritable):
-        content_of(torch.eye(2).to_sparse())
