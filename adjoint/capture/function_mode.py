@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
-from adjoint.capture import control_flow, functions
+from adjoint.capture import attention, control_flow, functions
 from adjoint.errors import CaptureError, OutsideLevelError
 from adjoint.failing import call_user_code
 from adjoint.open_types import Callee, OpArguments, OpKeywords
@@ -105,6 +106,8 @@ class CaptureFunctionMode(TorchFunctionMode):
                 "register it outside the compiled function",
                 self.tracer.emitter.source(),
             )
+        if function is scaled_dot_product_attention:
+            return attention.attend(function, args, kwargs)
         if isinstance(function, HigherOrderOperator):
             with self:
                 return control_flow.call(self.tracer, function, args, kwargs)

@@ -188,7 +188,7 @@ class _Fusion:
         return whole
 
     def enter(self, item: Item, group: Group) -> Level | None:
-        return enter(item, group, equal_row_sums=self.target.has_grid)
+        return enter(item, group, on_grid=self.target.has_grid)
 
     def producers(self, items: Sequence[Item]) -> list[Group]:
         """Groups that compute what items read, the latest first."""

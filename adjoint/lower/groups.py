@@ -17,8 +17,12 @@ from torch import fx
 from adjoint.lower.definitions import Multiplied, Scattered
 from adjoint.lower.index import Index, linear, refined, row_major
 from adjoint.lower.items import Item
-from adjoint.lower.sizes import Size, is_one, product, quotient, same
+from adjoint.lower.sizes import Size, estimate, is_one, product, quotient, same
 from adjoint.lower.views import MultiIndex, shape_of
+
+# The most rows of results that a reduction over rows may have on a grid, in a group with reductions
+# over columns: each of thousands of chunks of rows has partial results of its own, in memory.
+MAX_SUMMED_ROWS = 4
 
 # Tensors of full size that the epilogue of a product may read: it has few threads to hide latency.
 MAX_EPILOGUE_READS = 6
@@ -74,22 +78,30 @@ class _Fit(NamedTuple):
     """At which the item is computed."""
 
 
-def enter(item: Item, group: Group, equal_row_sums: bool) -> Level | None:
+def enter(item: Item, group: Group, on_grid: bool) -> Level | None:
     """The level at which the group can compute the item; adapts the group's shape to it.
 
-    `equal_row_sums`: all reductions over rows in a group must have as many results.
+    `on_grid`: all reductions over rows in a group must have as many results, and only few.
     """
     for level in (Level.FULL, Level.ROW):
         fit = _fit(item, group, level)
         if fit is not None:
-            if equal_row_sums and any(
-                not same(one, other) for one in fit.row_sums for other in group.row_sums
-            ):
+            if on_grid and not _suits_grid(fit, group):
                 return None
             group.shape, group.columns = fit.shape, fit.columns
             group.row_sums += fit.row_sums
             return fit.level
     return None
+
+
+def _suits_grid(fit: _Fit, group: Group) -> bool:
+    """Whether all reductions over rows have as many results, in few rows if there are columns."""
+    if any(not same(one, other) for one in fit.row_sums for other in group.row_sums):
+        return False
+    if fit.columns is None:
+        return True
+    rows = [quotient(each, fit.columns) for each in (*group.row_sums, *fit.row_sums)]
+    return all(each is None or estimate(each) <= MAX_SUMMED_ROWS for each in rows)
 
 
 def _fit(item: Item, group: Group, level: Level) -> _Fit | None:

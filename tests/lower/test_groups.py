@@ -21,12 +21,12 @@ def items(function: object, *inputs: torch.Tensor) -> list[Item]:
     return found
 
 
-def grouped(given: list[Item], equal_row_sums: bool = False) -> list[Level | None]:
+def grouped(given: list[Item], on_grid: bool = False) -> list[Level | None]:
     """The level at which a group computes each item, in order."""
     group = Group(given[0].shape)
     levels: list[Level | None] = []
     for item in given:
-        level = enter(item, group, equal_row_sums)
+        level = enter(item, group, on_grid)
         if level is not None:
             group.members[item.node] = (item, level)
         levels.append(level)
@@ -46,7 +46,17 @@ def test_what_is_complete_only_after_the_group_is_not_read_in_it() -> None:
 def test_sums_over_rows_may_have_to_have_as_many_results() -> None:
     given = items(lambda x: [x.sum(0), x.sum()], torch.ones(6, 8))
     assert grouped(given) == [Level.AFTER, Level.AFTER]
-    assert grouped(given, equal_row_sums=True) == [Level.AFTER, None]
+    assert grouped(given, on_grid=True) == [Level.AFTER, None]
+
+
+def test_on_a_grid_sums_over_rows_with_many_results_are_not_fused_with_sums_of_rows() -> None:
+    """As the gradient of a bias of attention scores: all rows of one sample are its results."""
+    given = items(lambda x: [x.sum(-1), x.sum(0)], torch.ones(6, 16, 8))
+    assert grouped(given) == [Level.ROW, Level.AFTER]
+    assert grouped(given, on_grid=True) == [Level.ROW, None]
+    assert grouped(given[::-1], on_grid=True) == [Level.AFTER, None]
+    few = items(lambda x: [x.sum(-1), x.sum(0)], torch.ones(6, 2, 8))
+    assert grouped(few, on_grid=True) == [Level.ROW, Level.AFTER]
 
 
 def test_indices_are_equal_term_by_term() -> None:
