@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import SupportsInt
 
 import numpy as np
 import torch
@@ -96,10 +97,10 @@ class _Evaluation:
                 element = self.team_element(buffer, offset, names)
                 self.team[buffer][element] = self.value(value, names)
             case Store(buffer, offset, value):
-                element = int(self.value(offset, names))
+                element = _element(self.value(offset, names))
                 self.buffers[buffer][element] = _item(self.value(value, names))
             case Merge(buffer, offset, operator, value):
-                element = int(self.value(offset, names))
+                element = _element(self.value(offset, names))
                 old = _scalar(self.buffers[buffer][element].item(), value.dtype)
                 new = self.combined(operator, old, self.value(value, names), value.dtype)
                 self.buffers[buffer][element] = _item(new)
@@ -133,7 +134,7 @@ class _Evaluation:
                 assert stored is not None, f"nothing was stored in {buffer}"
                 return stored
             case Load(buffer, offset, dtype):
-                element = self.buffers[buffer][int(self.value(offset, names))]
+                element = self.buffers[buffer][_element(self.value(offset, names))]
                 return _scalar(element.item(), dtype)
             case Cast(arg, dtype):
                 return _converted(self.value(arg, names), arg.dtype, dtype)
@@ -166,6 +167,13 @@ class _Scope(dict[str, Scalar]):
                 self.outer[name] = value
         else:
             super().__setitem__(name, value)
+
+
+def _element(offset: SupportsInt) -> int:
+    """An offset in a buffer.  A negative one would count from the end, as indices of tensors do."""
+    element = int(offset)
+    assert element >= 0, f"a buffer has no element at {element}"
+    return element
 
 
 def _item(value: Scalar) -> Scalar:

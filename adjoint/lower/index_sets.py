@@ -103,9 +103,10 @@ def _parts(loop: Loop, kept: set[str]) -> list[Loop]:
         return [loop]
     inside = _all(loop.body)
     cuts = {cut for each in inside for cut in _cuts(each, loop.counter)}
-    if isinstance(loop.start, Constant) and isinstance(loop.stop, Constant):
-        start, stop = int(loop.start.value), int(loop.stop.value)
-        cuts = {cut for cut in cuts if start < cut < stop}
+    if isinstance(loop.start, Constant):
+        cuts = {cut for cut in cuts if cut > int(loop.start.value)}
+    if isinstance(loop.stop, Constant):
+        cuts = {cut for cut in cuts if cut < int(loop.stop.value)}
     if not cuts or len(cuts) >= MAX_PARTS:
         return [loop]
     bounds = itertools.pairwise([None, *sorted(cuts), None])

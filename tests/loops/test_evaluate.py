@@ -15,7 +15,7 @@ from adjoint.loops.expressions import (
     constant,
     integer,
 )
-from adjoint.loops.statements import Accumulator, Assign, Mapping, Merge, Store, Update
+from adjoint.loops.statements import Accumulator, Assign, Mapping, Merge, Statement, Store, Update
 from tests.kernels import HERE, N, at, kernel, meaning, over, pointwise, reversing
 
 F16, F32, I64 = torch.float16, torch.float32, torch.int64
@@ -110,3 +110,17 @@ def test_memory_of_a_team_has_nothing_at_first() -> None:
         evaluate(reversing(4, stored=3), buffers, {"n": 2})
     with pytest.raises(AssertionError, match="tile has 4 elements, not one at 4"):
         evaluate(reversing(4, stored=5), buffers, {"n": 1})
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        Store("out", HERE, Load("x", HERE - 1, F32)),
+        Store("out", HERE - 1, at("x", F32)),
+        Merge("out", HERE - 1, "add", at("x", F32)),
+    ],
+)
+def test_there_is_nothing_before_a_buffer(statement: Statement) -> None:
+    made = kernel([over(integer(3), statement)], {"x": F32}, {"out": F32}, ())
+    with pytest.raises(AssertionError, match="no element at -1"):
+        evaluate(made, {"x": torch.ones(3), "out": torch.zeros(3)}, {})

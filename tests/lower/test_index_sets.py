@@ -14,7 +14,7 @@ from adjoint.loops.statements import Accumulator, Kernel, Loop, Store, Update, e
 from adjoint.lower import index_sets
 from adjoint.lower.definitions import pieces
 from adjoint.lower.index_sets import split_index_sets
-from tests.kernels import HERE, at, kernel, meaning, over, same
+from tests.kernels import HERE, N, at, kernel, meaning, over, same
 from tests.lowering import check, launches, loop_program_of
 
 F32 = torch.float32
@@ -70,6 +70,16 @@ def test_where_a_condition_changes(condition: Expression, expected: Any) -> None
     if len(expected) > 1:
         assert loops(after) == expected
         assert conditions(after) == []
+
+
+@pytest.mark.parametrize("condition", [HERE + 1 >= 0, HERE >= 0, HERE + 1 < 5, HERE > 5])
+@pytest.mark.parametrize("count", [0, 1, 3, 12])
+def test_a_loop_of_any_length_starts_where_it_did(condition: Expression, count: int) -> None:
+    value = Guarded(condition, X * 2.0, X + 1.0)
+    before = kernel([over(N, Store("out", HERE, value))], {"x": F32}, {"out": F32})
+    given = {"x": torch.randn(count), "out": torch.zeros(count)}
+    expected = meaning(before, given, {"n": count})["out"]
+    assert same(expected, meaning(split_index_sets(before), given, {"n": count})["out"])
 
 
 def test_a_condition_on_something_else_stays() -> None:
