@@ -4,7 +4,8 @@
 rule of `adjoint.rules` only states a vector-Jacobian product in ordinary torch, which is traced.
 The joint graph consists of the same ops as any graph, so one table of rules serves every order.  A
 missing cotangent is a symbolic zero, never a tensor, and a node that only zeros reach has no
-reverse region.
+reverse region.  `activity.py` says beforehand which values a derivative flows through,
+`dependence.py` afterwards what derivatives of other sets of outputs may read.
 
 **Forward mode is the transpose.**  A backward graph is linear in its tangents; its derivative with
 respect to them is the Jacobian-vector product (`Compiler.transposed`).  `selections.py` masks

@@ -20,6 +20,7 @@ from adjoint.differentiate.bodies import LoopCall, reverse_cond, reverse_loop
 from adjoint.differentiate.checks import FormulaTracer, where_checks_hold
 from adjoint.differentiate.copying import inline, refuse_outside
 from adjoint.differentiate.cotangents import Cotangents
+from adjoint.differentiate.dependence import entangled, visited_by_autograd
 from adjoint.differentiate.expansion import expand
 from adjoint.errors import DifferentiationError
 from adjoint.failing import call_user_code, works_on
@@ -33,7 +34,6 @@ from adjoint.graph.metadata import (
     Mode,
     arguments_of,
     callee_of,
-    computes_tensor,
     derivative_order,
     descriptor_of,
     entry_mode,
@@ -52,8 +52,8 @@ from adjoint.graph.metadata import (
     value_of,
     value_or_none,
 )
-from adjoint.graph.operations import LOOPS, has_bodies, with_backward, with_data
-from adjoint.graph.origins import Origin, begin, origins_of
+from adjoint.graph.operations import LOOPS, has_bodies, with_backward
+from adjoint.graph.origins import begin, origins_of
 from adjoint.graph.sizes import assuming
 from adjoint.open_types import OpArgument, TorchValue
 from adjoint.rules.derived import pull_back
@@ -76,15 +76,15 @@ def differentiate(graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence
     with isolated(), assuming(graph_module):
         joint = sweep.run()
     gradients = outputs_of(joint.graph)[-len(wrt) :] if wrt else ()
-    missing = [place for place, gradient in enumerate(gradients) if gradient is None]
-    zeros = sweep.depended_on(missing) if missing else []
+    missing = [wrt[place] for place, gradient in enumerate(gradients) if gradient is None]
+    visited = visited_by_autograd(sweep.primal, of, sweep.active, sweep.given) if missing else ()
     described = input_descriptors(sweep.primal.graph)
     return Joint(
         joint,
         sweep.order,
         frozenset(origin for node in sweep.cotangents.reached for origin in origins_of(node)),
-        frozenset(sweep.entangled()),
-        frozenset(described[wrt[place]] for place in zeros),
+        frozenset(entangled(sweep.primal.graph, sweep.active)),
+        frozenset(described[place] for place in missing if sweep.inputs[place] in visited),
     )
 
 
@@ -168,56 +168,6 @@ class Sweep:
         new = [Gradient(each, order=self.order) for each in entering]  # type: ignore[arg-type]
         set_output_descriptors(emitter.graph, (*described, *new))
         return finish_graph(emitter, entry_mode(self.primal))
-
-    def entangled(self) -> list[Origin]:
-        """Arguments and results of operators with several differentiable results.
-
-        Which of them a derivative reads depends on which results have cotangents.  That of a view
-        reads none.
-        """
-        found: list[fx.Node] = []
-        for node in self.primal.graph.nodes:
-            if isinstance(node.target, OpOverload) and node.target.is_view:
-                continue
-            items = [n for n in _selected(node) if n in self.active]
-            if node in self.active and len(items) > 1:
-                # The results of a custom function are saved as its outputs, not as its operands.
-                own = node.args[2] if node.target is with_backward else ()
-                values = [n for n in node.all_input_nodes if computes_tensor(n) and n not in own]
-                found += [*values, *items]
-        return [origin for node in found for origin in origins_of(node)]
-
-    def depended_on(self, places: Sequence[int]) -> list[int]:
-        """Which of the inputs `wrt[place]` the outputs `of` depend on, by differentiable steps."""
-        outputs = outputs_of(self.primal.graph)
-        work = [(outputs[place], True) for place in self.of]
-        found: set[tuple[fx.Node, bool]] = set()
-        while work:
-            node, given = work.pop()
-            if node in self.active and (node, given) not in found:
-                found.add((node, given))
-                work += self._depends_on(node, given)
-        return [place for place in places if (self.inputs[self.wrt[place]], True) in found]
-
-    def _depends_on(self, node: fx.Node, given: bool) -> list[tuple[fx.Node, bool]]:
-        """The arguments that autograd visits after `node`, each with whether it gets a cotangent.
-
-        `given`: whether `node` has a cotangent.  A custom function takes zeros for missing ones,
-        and may return None.  Which arguments of an op get one may depend on which of its results
-        do.
-        """
-        if node in self.given:
-            return [(each, given) for each in self.given[node]]
-        if node.target is with_data:
-            return [(node.all_input_nodes[0], given)]
-        if node.target is not with_backward:
-            return [(each, given) for each in node.all_input_nodes]
-        body, _, _, _, *operands = node.args
-        gradients = outputs_of(getattr(self.primal, str(body.target)).graph)  # type: ignore[union-attr]
-        pairs = zip(operands, gradients, strict=True)
-        return [
-            (each, gradient is not None) for each, gradient in pairs if isinstance(each, fx.Node)
-        ]
 
     def _seed(self, node: fx.Node, descriptor: DifferentiableOutput) -> None:
         """The tangent of an output is the first cotangent of its node."""
@@ -471,13 +421,6 @@ class Sweep:
 def _without_policy(region: CheckpointRegion | None) -> CheckpointRegion | None:
     """The region of a derivative: a policy is about the operators of the program alone."""
     return region if region is None or not region.policy else replace(region, policy="")
-
-
-def _selected(node: fx.Node) -> list[fx.Node]:
-    """The `getitem` nodes that select tensors from the result of `node`, at any depth."""
-    items = [user for user in node.users if user.target is operator.getitem]
-    inner = [each for item in items for each in _selected(item)]
-    return [*(n for n in items if computes_tensor(n)), *inner]
 
 
 def _attributes(module: fx.GraphModule) -> dict[str, object]:

@@ -168,14 +168,6 @@ def test_what_a_derivative_is_computed_from_counts_whatever_way_torch_computes_i
     check(lambda x: x.as_strided((4, 3), (2, 1)).sin(), [leaf(9)], 2)
 
 
-def test_depended_on() -> None:
-    def function(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        return x.floor() * y.detach(), z
-
-    module = adjoint.capture(function, leaf(3), leaf(3), leaf(3)).graph_module
-    assert Sweep(module, [0], [0, 1, 2]).depended_on([0, 1, 2]) == [0]
-
-
 # Errors -------------------------------------------------------------------------------------------
 
 
