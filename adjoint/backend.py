@@ -13,11 +13,12 @@ from torch import fx
 from adjoint.checking import Checker
 from adjoint.compiler import Compiler
 from adjoint.errors import CaptureError, SourceLine
+from adjoint.garbage import full_collections_wait
 from adjoint.graph.boundary import capturing, location_of_graph, warn_of_fallback
 from adjoint.graph.captured import CapturedProgram
 from adjoint.observing import Compilation, Observer, timed_compilation, unobserved
 from adjoint.open_types import UserFunction
-from adjoint.options import Options
+from adjoint.options import Options, options_given
 from adjoint.progress import PROGRESS
 from adjoint.reasons import phrased
 from adjoint.runtime import executable, profiling
@@ -41,12 +42,12 @@ MODES: dict[str, dict[str, object]] = {
 }
 
 
-def _parse(options: Mapping[str, object] | None, mode: str | None) -> Options:
+def _parse(given: Mapping[str, object] | Options | None, mode: str | None) -> Options:
     """The options of a user's mapping and mode."""
     if mode is not None and mode not in MODES:
         raise ValueError(f"unknown mode {mode!r}; choose from: {', '.join(MODES)}")
     asked = {} if mode is None else MODES[mode]
-    options = options or {}
+    options = options_given(given)
     for name, value in asked.items():
         if name in options and options[name] != value:
             raise ValueError(f"mode {mode!r} means {name}={value}, and options say {options[name]}")
@@ -62,11 +63,12 @@ def _is_final(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def _tracing(options: Mapping[str, object], code: CodeType) -> Iterator[None]:
-    """The context around Dynamo's tracing of a frame: progress is shown and watchers told."""
+    """The context around Dynamo's tracing of a frame: progress is shown, watchers are told, and
+    garbage is left for later."""
     line = SourceLine(code.co_filename, code.co_firstlineno, code.co_name, "")
     compilation = Compilation(code.co_name, "torch.compile", line)
-    with timed_compilation(compilation, _reason):
-        if options.get("progress") is False:
+    with full_collections_wait(), timed_compilation(compilation, _reason):
+        if options_given(options).get("progress") is False:
             yield
             return
         with PROGRESS.during("tracing", lambda: line):
@@ -87,7 +89,7 @@ def adjoint(
     graph_module: fx.GraphModule,
     examples: Sequence[object],
     *,
-    options: Mapping[str, object] | None = None,
+    options: Mapping[str, object] | Options | None = None,
     mode: str | None = None,
     observer: Observer | None = None,
 ) -> UserFunction:

@@ -8,12 +8,10 @@ whose meaning no text says, is not kept.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import json
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias, TypeVar, cast
@@ -234,8 +232,7 @@ class Kept:
         if text is None:
             return None
         try:
-            with _without_collection():
-                found = read(text, ground)
+            found = read(text, ground)
             if not is_sound(found):
                 raise Malformed(f"it is a {type(found).__name__}")
             return (found,)
@@ -362,18 +359,6 @@ def kept_for(store: Store | None, options: Options, observer: Observer) -> Kept 
     if store is None or observer is not unobserved or is_watched():
         return NothingKept()
     return Kept(store, options)
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """Reading makes many objects and no garbage: looking for it would take longer than reading."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def require_fitting(calling: CallingConvention, inputs: int, graph_module: fx.GraphModule) -> None:

@@ -89,13 +89,25 @@ class Options:
                 raise ValueError(f"option {name}={value!r} is not legal; choose from: {choices}")
 
     @classmethod
-    def parse(cls, mapping: Mapping[str, object]) -> Options:
-        """Read options from a user's mapping, as in `torch.compile(f, options=mapping)`."""
+    def parse(cls, options: Mapping[str, object] | Options | None) -> Options:
+        """Read options as a user gives them, as in `torch.compile(f, options=options)`."""
+        mapping = options_given(options)
         names = [field.name for field in fields(cls)]
         for name in mapping:
             if name not in names:
                 raise ValueError(_unknown_name(str(name), names))
         return cls(**mapping)  # type: ignore[arg-type]
+
+
+def options_given(options: object) -> dict[str, object]:
+    """Options as a user gives them: a mapping, `Options` or None."""
+    if isinstance(options, Options):
+        return dict(vars(options))
+    if options is None or isinstance(options, Mapping):
+        return dict(options or {})
+    raise ValueError(
+        f"options={options!r} is not legal; they are a mapping such as {{'verify': True}}"
+    )
 
 
 def _passes(value: object) -> tuple[Pass, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -17,6 +17,7 @@ from torch import fx
 
 from adjoint.errors import RewriteError
 from adjoint.failing import call_user_code
+from adjoint.garbage import full_collections_wait
 from adjoint.graph.boundary import location_of_graph
 from adjoint.graph.metadata import source_of
 from adjoint.graph.show import show_call
@@ -74,7 +75,8 @@ class StageRunner:
         self._nested_seconds.append(0.0)
         begun = time.perf_counter()
         try:
-            made = make()
+            with full_collections_wait():
+                made = make()
         finally:
             seconds = time.perf_counter() - begun
             own = seconds - self._nested_seconds.pop()
@@ -97,13 +99,15 @@ class StageRunner:
         if self.options.progress:
             PROGRESS(sighting)
 
-    def during(
-        self, doing: str, graph_module: fx.GraphModule
-    ) -> contextlib.AbstractContextManager[None]:
-        """The context around work on a graph, for reporting progress."""
-        if not self.options.progress:
-            return contextlib.nullcontext()
-        return PROGRESS.during(doing, lambda: location_of_graph(graph_module).source)
+    @contextlib.contextmanager
+    def during(self, doing: str, graph_module: fx.GraphModule) -> Iterator[None]:
+        """The context around work on a graph: progress is reported, garbage is left for later."""
+        with full_collections_wait():
+            if self.options.progress:
+                with PROGRESS.during(doing, lambda: location_of_graph(graph_module).source):
+                    yield
+            else:
+                yield
 
 
 def _checked(each: Pass, run: Callable[[], object]) -> fx.GraphModule:

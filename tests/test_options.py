@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from adjoint.options import Options
 
@@ -102,6 +103,21 @@ def test_options_do_not_change() -> None:
     options = Options()
     with pytest.raises(FrozenInstanceError):
         options.unsupported = "eager"  # type: ignore[misc]
+
+
+def test_options_are_given_as_a_mapping_or_as_themselves() -> None:
+    options = Options(verify=True)
+    assert Options.parse(options) == Options.parse({"verify": True}) == options
+    assert Options.parse(None) == Options()
+
+
+@pytest.mark.parametrize("given", [5, "loops", ["target"]])
+def test_other_options_are_refused(given: Any) -> None:
+    message = f"options={given!r} is not legal; they are a mapping such as {{'verify': True}}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Options.parse(given)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        torch.compile(torch.sin, backend="adjoint", options=given)(torch.ones(3))
 
 
 def test_equal_options_are_one_key() -> None:

@@ -21,7 +21,7 @@ from adjoint.kernels import CompiledKernels
 from adjoint.memory.report import MemoryReport, report_of
 from adjoint.observing import Compilation, Event, Fallback, Sighting, watching
 from adjoint.open_types import FromText
-from adjoint.options import Options
+from adjoint.options import Options, options_given
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.plans.tapping import TappedProgram
 from adjoint.target import Rates
@@ -190,7 +190,7 @@ def explain(
     *args: object,
     order: int | None = None,
     dynamic: bool = False,
-    options: Mapping[str, object] | None = None,
+    options: Mapping[str, object] | Options | None = None,
     **kwargs: object,
 ) -> Explanation:
     """What the compiler makes of `function(*args, **kwargs)` and its derivatives.
@@ -205,7 +205,7 @@ def explain(
         >>> [graph.role for graph in explanation.graphs]
         ['captured', 'joint', 'forward', 'backward']
     """
-    parsed = dict(options or {})
+    parsed = options_given(options)
     if order is None:
         given: object = function
         order = 0 if isinstance(given, Transformed) else 1

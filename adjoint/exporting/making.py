@@ -45,7 +45,7 @@ def export(
     cpus: Sequence[str] | None = None,
     gpus: Sequence[str] | None = None,
     parameters: Literal["inside", "beside"] = "inside",
-    options: Mapping[str, object] | None = None,
+    options: Mapping[str, object] | Options | None = None,
 ) -> Path:
     """Write `function`, as called with these example arguments, and its derivatives to a file.
 
@@ -80,7 +80,7 @@ def export(
         raise ExportError(f"orders={orders!r}; choose 0, 1, 2, ...")
     file = Path(path)
     chosen = levels(cpus)
-    settings = Options.parse(options or {})
+    settings = Options.parse(options)
     if settings.target != "native":
         raise ExportError(f"an exported program is native: not target={settings.target!r}")
     asked = asked_for(function, tuple(args), dict(kwargs or {}), dynamic, wrt, orders)

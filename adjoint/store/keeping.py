@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from adjoint.errors import CacheWarning
+from adjoint.garbage import full_collections_wait
 from adjoint.store.claims import Claim
 from adjoint.store.entries import DamagedEntry, Entry, Facts, Header
 from adjoint.store.folder import Folder, NotTrusted
@@ -130,7 +131,8 @@ class Store:
     def _write(self, header: Header, payload: bytes | Payload, claim: Claim | None) -> None:
         try:
             if self._can_write:
-                self._write_now(header, payload)
+                with full_collections_wait():
+                    self._write_now(header, payload)
         finally:
             if claim is not None:
                 claim.release()

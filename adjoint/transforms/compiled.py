@@ -39,7 +39,7 @@ from adjoint.transforms.reachable import Transformed
 from adjoint.transforms.table import Programs, TooManyPrograms, programs_of, tell
 
 # Options as a user gives them: `{"target": "reference"}`.
-OptionMapping: TypeAlias = Mapping[str, object] | None
+OptionMapping: TypeAlias = Mapping[str, object] | Options | None
 
 
 class Setting:

@@ -126,6 +126,7 @@ class CpuHost(NativeHost):
         """`max_threads`: row tiles have arguments for this many threads."""
         self.max_threads = max_threads
         self._local: dict[RowTiles, tuple[dict[int, Value], Value]] = {}
+        self._tile_rows: dict[RowTiles, Value] = {}
         super().__init__(plan, runs, functions)
 
     def chunks(self, step: NativeStep) -> Value:
@@ -194,6 +195,12 @@ class CpuHost(NativeHost):
 
     def tile_rows(self, tiles: RowTiles) -> Value:
         """The rows of a tile: what they read and write should stay in the L2 cache."""
+        # Every local operand asks for it.
+        if tiles not in self._tile_rows:
+            self._tile_rows[tiles] = self._fitting_rows(tiles)
+        return self._tile_rows[tiles]
+
+    def _fitting_rows(self, tiles: RowTiles) -> Value:
         row_bytes = self._local_rows(tiles)[1]
         for number in tiles.strides:
             if self.plan.slots[number].kind is not SlotKind.LOCAL:
