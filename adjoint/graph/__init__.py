@@ -4,7 +4,8 @@
 * `metadata` - what each node carries: fake value, source line, autograd mode, checkpoint region.
 * `captured`, `calling` - a captured program: its graph and its calling convention.
 * `operations` - the operations that ATen lacks; `contiguity` - kernels that assume a layout.
-* `evaluation` - the interpreter that runs a graph op by op in eager torch.
+* `evaluation` - the interpreter that runs a graph op by op in eager torch; `eager_functions` - the
+  functions that it calls in place of some operators.
 * `purity`, `capturable` - which nodes may be removed, rerun, or captured in a CUDA graph.
 * `copying`, `subgraphs`, `reachability` - copies, bodies of higher-order operators, dependents.
 * `sizes` - specialization to sizes: assumptions, guards, resizing.

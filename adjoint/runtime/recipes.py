@@ -22,7 +22,7 @@ from adjoint.graph.calling import (
     View,
     Window,
 )
-from adjoint.graph.evaluation import strided_from_start
+from adjoint.graph.eager_functions import strided_from_start
 from adjoint.graph.metadata import Mode
 from adjoint.open_types import Callee, TorchValue
 from adjoint.torch_private.autograd import set_version
