@@ -35,7 +35,7 @@ Key: TypeAlias = "tuple[torch.device, Machine | None, str]"
 # lives as long as a program that calls it.
 _KERNELS: weakref.WeakValueDictionary[Key, NativeFunction] = weakref.WeakValueDictionary()
 
-# Each compiles a kernel, first by LLVM and then by the driver.
+# Threads that compile kernels for a GPU, first by LLVM and then by the driver.
 ASSEMBLERS = 16
 _LOCK = threading.Lock()
 
@@ -47,7 +47,7 @@ class CompiledKernels:
     code: dict[Launch, NativeFunction]
     refused: dict[Launch, Exception]
     digests: dict[Launch, str] = field(default_factory=dict)
-    """Of what each kernel computes."""
+    """For each kernel, a digest of what it computes."""
 
     def __len__(self) -> int:
         return len(self.code) + len(self.refused)
@@ -87,9 +87,9 @@ def key_of(kernel: Kernel, target: Target) -> Key:
 def load_kept(
     wanted: Sequence[tuple[str, CodeSource]], target: Target, store: Store
 ) -> list[NativeFunction] | None:
-    """The code of kernels that are kept, each with the digest of its identity.
+    """Load the code of kernels from the cache, given the digest of each kernel and its entry.
 
-    None if some of it is no longer there.
+    None if an entry was evicted.
     """
     keys = [(target.device, target.machine, digest) for digest, _ in wanted]
     found: dict[Key, NativeFunction] = {}
@@ -119,7 +119,7 @@ def load_kept(
 def _load_entry(
     sources: Sequence[CodeSource], target: Target, store: Store
 ) -> list[NativeFunction] | None:
-    """Functions of one entry."""
+    """Load functions of one cache entry; None if it is gone or cannot be loaded."""
     kind, facts, names = sources[0].kind, sources[0].facts, [each.name for each in sources]
     if kind != ("object" if target.loader is Loader.LLVM else "ptx"):
         return None
@@ -150,7 +150,7 @@ def compile_kernels(plan: Plan, target: Target) -> CompiledKernels:
             if function is not None:
                 found[key] = function
             elif key not in new:
-                # The same in every process: the store finds code by its text.
+                # The name is part of the cache key, so it must be the same in every process.
                 name = f"{launch.title}_{len(new)}"
                 new[key] = replace(launch.kernel, name=name)
         load_all = _load if target.loader is Loader.LLVM else _load_on_gpu
@@ -192,13 +192,13 @@ def _load(kernels: Mapping[Key, Kernel], target: Target) -> Loaded:
 
 
 def _load_on_gpu(kernels: Mapping[Key, Kernel], target: Target) -> Loaded:
-    """Each by itself: the driver assembles several at a time.  Also returns those that fail."""
+    """Compile each kernel as a module of its own, several at a time; and those that failed."""
     made: dict[Key, NativeFunction] = {}
     failed: dict[Key, Exception] = {}
     loading: dict[Key, Future[NativeFunction]] = {}
     with ThreadPoolExecutor(max_workers=ASSEMBLERS) as pool:
         for key, kernel in kernels.items():
-            # The thread has the store of this compilation.
+            # The new thread needs the context variable that holds the cache of this compilation.
             run = contextvars.copy_context().run
             loading[key] = pool.submit(run, _loaded_on_gpu, kernel, target)
     for key, future in loading.items():

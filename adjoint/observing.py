@@ -1,8 +1,7 @@
 """Observers: they are shown the result of each stage.  No stage prints or times itself.
 
-An observer is given to one compilation, or watches the whole process (`watching`).  The latter is
-also told of fallbacks and of functions that are compiled, with the reason if it is not the first
-time.
+An observer belongs to one compilation; a watcher (`watching`) sees those of the whole process, and
+also fallbacks and recompilations, with their reasons.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Fallback:
-    """Something that runs in eager torch, which the user is warned of."""
+    """Something runs in eager torch, and the user is warned."""
 
     message: str
     source: SourceLine | None
@@ -49,11 +48,11 @@ class Fallback:
 
 @dataclass(frozen=True)
 class Compilation:
-    """One time that a function, or a part of it, was compiled."""
+    """One compilation of a function, or of a part of it."""
 
     function: str
     what: str
-    """`torch.compile`, a transform, or what of a function was compiled again."""
+    """`torch.compile`, a transform, or the part of a function that was compiled again."""
     source: SourceLine | None
     reason: str = ""
     """Why it was compiled again; empty: it was not compiled before."""
@@ -72,7 +71,7 @@ Watcher: TypeAlias = Callable[[Event], None]
 
 _WATCHERS: list[Watcher] = []
 
-# Told of every event, also if nobody watches: they only count.
+# Counters are told of every event, whether or not anything watches.
 _COUNTERS: list[Watcher] = []
 
 # The channels of `logging`; the name says what is logged.

@@ -70,11 +70,12 @@ class Options:
     """Whether a compilation that takes more than two seconds reports progress on a terminal."""
 
     cache: str | bool | None = True
-    """Where compiled programs are kept for later processes.  True: the user's cache folder, or what
-    the environment variable `ADJOINT_CACHE` says; a path: that folder; False or None: nowhere."""
+    """Where compiled programs are cached for later processes.  True: in the user's cache folder, or
+    as the environment variable `ADJOINT_CACHE` says; a path: in that folder; False or None:
+    nowhere."""
 
     cache_limit: int | str = 1 << 30
-    """The bytes of all that is kept there (an integer, or a text such as "4GiB"); what was used
+    """The bytes of all cache entries (an integer, or a text such as "4GiB"); what was used
     longest ago is removed first."""
 
     def __post_init__(self) -> None:

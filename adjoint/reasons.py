@@ -18,7 +18,7 @@ _GLOBAL = re.compile(r"\bG\['(\w+)'\]")
 def phrased(guard: str, becomes_symbol: bool = False) -> str:
     """One line about a guard that failed, such as "argument x: size 7 in dimension 0, was 5".
 
-    `becomes_symbol`: a size that has another value is a symbol in what is compiled now.
+    `becomes_symbol`: a size that changed is symbolic in what is compiled now.
     """
     text = _NUMBERS.sub("", guard.strip())
     for pattern, phrase in _PHRASES:

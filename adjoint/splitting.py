@@ -1,7 +1,7 @@
-"""Splitting a joint graph into a `Derivative`: what the forward graph saves, for every order.
+"""Splitting a joint graph into a `Derivative`: which values the forward graph saves.
 
-The partition says which values the first derivative needs.  At the second order the saved values
-have cotangents themselves, so what their derivatives need is saved at the first order, too.
+The minimum cut finds the values that the first derivative needs.  At the second order the saved
+values have cotangents themselves, so values that their derivatives need are saved as well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from adjoint.targets import target_of
 
 @dataclass(frozen=True)
 class Splitting:
-    """How the joint graphs of one program are split."""
+    """Splits the joint graphs of one program."""
 
     runner: StageRunner
     """The compiler, which runs passes."""

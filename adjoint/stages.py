@@ -91,7 +91,7 @@ class StageLog:
 
     @property
     def names(self) -> list[str]:
-        """The stages and passes that ran, each once."""
+        """The names of the stages and passes that ran, each once."""
         return list(dict.fromkeys(each.stage for each in self.shown))
 
 

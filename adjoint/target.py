@@ -63,7 +63,7 @@ class Machine:
 
     @property
     def vector_bytes(self) -> int:
-        """The bytes of the widest vector register that is known to be there."""
+        """The bytes of the widest vector register that the features imply."""
         features = {*self.features.split(",")}
         if "+avx512f" in features or self.cpu == "x86-64-v4":
             return 64

@@ -21,12 +21,12 @@ from adjoint.trace.interpretation import Interpreter
 
 
 class Keeping(Protocol):
-    """Captures that are kept."""
+    """The cache of captures."""
 
     def captured(
         self, ground_of: Callable[[], DynamoGround], make: Callable[[], CapturedProgram]
     ) -> CapturedProgram:
-        """The captured program of a graph, or what `make` captures, which is then kept."""
+        """The cached capture of a graph, or what `make` captures, which is then cached."""
         ...
 
 
@@ -39,7 +39,7 @@ def capture_graph(
     """Capture a graph from Dynamo for inputs like `examples`.
 
     `anew`: a later capture, outside of Dynamo, for inputs that alias in another pattern.  `kept`:
-    where captures are looked for.
+    the cache of captures, if there is one.
     """
     with dynamo.COMPILING, without_observers():
         return _capture_graph(graph_module, examples, anew, kept)

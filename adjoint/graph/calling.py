@@ -108,7 +108,7 @@ class Replay:
 
     @functools.cached_property
     def is_plain(self) -> bool:
-        """Whether to replay it is to call the op with these arguments."""
+        """Whether it is replayed by one call of the op with these arguments."""
         is_relative = self.op is torch.ops.aten.as_strided.default
         return self.is_fixed and not is_relative and torch.Tag.inplace_view not in self.op.tags
 

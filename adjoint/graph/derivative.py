@@ -49,8 +49,8 @@ class Joint:
     reached: frozenset[Origin] = frozenset()
     """The forward values that had a cotangent."""
     entangled: frozenset[Origin] = frozenset()
-    """Arguments and results of operators with several differentiable results.  A derivative reads
-    other ones of them for other sets of results that have cotangents."""
+    """Arguments and results of operators with several differentiable results.  Which of them a
+    derivative reads depends on the set of results that have cotangents."""
     zeros: frozenset[Input] = frozenset()
     """Inputs whose gradient is the constant None though the outputs depend on them: eager returns
     zeros there, not None."""

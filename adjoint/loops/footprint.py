@@ -50,7 +50,7 @@ class Block:
     is_pooled: bool = False
     """It is an output in memory that the program may keep for its next call."""
     made_by: str = ""
-    """The nodes that the kernel computes which writes it, or the operator and the user's line."""
+    """The nodes of the kernel that writes it, or the operator and the user's line."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Keeping(Enum):
     """What programs keep between their calls."""
 
     OWN = "own"
-    """Each its temporaries' memory, and that of its outputs, for its next call."""
+    """Each program keeps the memory of its temporaries and outputs for its next call."""
     SHARED = "shared"
     """Programs share one memory for temporaries, and outputs are freed."""
     NOTHING = "nothing"
@@ -223,12 +223,12 @@ def profile(count: int, spans: Iterable[tuple[int, int, int]]) -> list[int]:
 
 @dataclass(frozen=True)
 class Processor:
-    """What the memory of a plan on a CPU depends on besides its sizes."""
+    """The properties of a CPU on which the memory of a plan depends."""
 
     threads: int
     """How many parts the workspaces of kernels have."""
     tile_bytes: int
-    """What the values that a thread computes for one tile of rows should have together."""
+    """The target size of all values that a thread computes for one tile of rows."""
     min_tile_rows: int
     """The fewest rows of a tile."""
 
@@ -369,7 +369,7 @@ def _bytes(
 
 
 def _kind(kind: SlotKind, last: int, end: int) -> SlotKind:
-    """What the program returns is an output; what it frees is not, whoever allocates it."""
+    """A slot that is returned is an output; one that is freed in between is a result."""
     allocated = (SlotKind.RESULT, SlotKind.OUTPUT)
     if kind not in allocated:
         return kind

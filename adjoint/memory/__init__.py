@@ -1,9 +1,10 @@
 """What a function saves for its derivative, why, and the memory that it will need.
 
 The *footprint* of a plan is its slots with their bytes and lifetimes (`loops/footprint.py`); a
-*pair footprint* is that of a forward and a backward program, with the memory reserved for
-temporaries and the saved values that the backward frees as it goes.  `adjoint.saved_values`
-(`report.py`) shows it together with each saved value: its line, for which derivative, and why.
+*chain footprint* is that of programs that run one after the other, such as a forward and a
+backward, with the memory reserved for temporaries and the saved values that the backward frees as
+it goes (`chains.py`).  `adjoint.saved_values` (`report.py`) shows it together with each saved
+value: its line, for which derivative, and why.
 """
 
 from adjoint.memory.report import MemoryReport, saved_values

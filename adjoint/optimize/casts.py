@@ -6,7 +6,7 @@
 
 where `wider` holds every number of the dtype of x, so the inner cast loses nothing.  Autocast makes
 such pairs: a result in bfloat16 is cast to float32 for a normalization, and back for the next
-product.  Such a copy is left of a transpose that attention needed before it was fused.
+product.  Fusing attention leaves copies behind, of transposes that it no longer needs.
 """
 
 from __future__ import annotations

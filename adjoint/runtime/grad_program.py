@@ -43,9 +43,9 @@ from adjoint.runtime.specializations import (
 )
 from adjoint.torch_private.dynamo import compiling
 
-# Patterns of missing cotangents that have a backward graph at a time, or as many as there are
-# outputs.  Zeros in place of what is missing would do only where all factors are finite, and give
-# zeros where eager gives no gradient.
+# Patterns of missing cotangents that have a backward graph of their own, or as many as there are
+# outputs.  Zeros in place of missing cotangents would be wrong where a factor is infinite or NaN,
+# and would return zeros where eager returns no gradient.
 MAX_PATTERNS = 64
 
 # Sets of needed gradients that have a backward graph of their own; others take all gradients.

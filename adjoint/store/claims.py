@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-# Seconds between two looks, and in all.
+# Seconds between two checks of a claim, and the most that a process waits.
 INTERVAL = 0.05
 MAX_WAIT = 60.0
 

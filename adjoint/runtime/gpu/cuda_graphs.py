@@ -57,7 +57,8 @@ MAX_CONSECUTIVE_MISSES = 16
 # Kinds and keys of calls that are remembered.
 MAX_REMEMBERED_KEYS = 16
 
-# With more small results referenced, all results of a step are: copying would not end that.
+# If more small results stay referenced, the caller keeps all results of a step: copying some of
+# them would not make the graph replayable.
 MAX_COPIED_RESULTS = 4
 
 
@@ -241,7 +242,8 @@ class CudaGraphs:
     def _copied_inputs_of(self, kind: CallKind, inputs: Sequence[TorchValue]) -> list[int]:
         """The inputs that are copied into buffers of a graph: small ones, of changing addresses.
 
-        Those that another graph computes were elsewhere before it was captured, and are not again.
+        Not inputs that another CUDA graph computes: their addresses changed only until that graph
+        was captured.
         """
         if self._copied_inputs is None or self._copied_inputs[0] is not kind:
             self._copied_inputs = (
