@@ -12,7 +12,8 @@ from torch import fx
 
 from adjoint.checking.comparing import Mismatch, compare, tolerance_of
 from adjoint.checking.copies import copied_inputs, same_draws
-from adjoint.checking.locating import Culprit, Differentiation, Lowering, Rewriting
+from adjoint.checking.locating import Culprit, Lowering, Rewriting
+from adjoint.checking.locating_derivatives import Differentiation
 from adjoint.compiler import Compiler
 from adjoint.errors import MismatchError
 from adjoint.graph.derivative import Derivative, order_of_graph
