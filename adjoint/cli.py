@@ -17,7 +17,7 @@ import argparse
 import functools
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from adjoint import bench
@@ -30,6 +30,7 @@ from adjoint.explaining import explain, watched_program
 from adjoint.explaining.calling import call
 from adjoint.exported import command as inspection
 from adjoint.finding import EXAMPLES, UsageError, called, find
+from adjoint.graph.captured import CapturedProgram
 from adjoint.loops.show import show_plan
 from adjoint.observing import unobserved
 from adjoint.options import Options
@@ -86,23 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     inspection.add_command(commands)
     parsed = parser.parse_args(arguments)
     try:
-        if parsed.command == "bench":
-            return bench.run(parsed)
-        if parsed.command == "atlas":
-            return atlas.run(parsed)
-        if parsed.command in ("cache", "inspect"):
-            run = cache.run if parsed.command == "cache" else inspection.run
-            text, status = run(parsed)
-            print(text)
-            return status
-        if parsed.command in _COMMANDS:
-            print(_COMMANDS[parsed.command](parsed))
-            return 0
-        print(_capture(parsed.function, parsed.args, parsed.dynamic, parsed.kernels))
+        return _COMMANDS[parsed.command](parsed)
     except (UsageError, CaptureError, MismatchError, atlas.AtlasError) as error:
         print(f"adjoint: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
 def _add_passes(parser: argparse.ArgumentParser) -> None:
@@ -129,7 +117,7 @@ def _add_function(parser: argparse.ArgumentParser) -> None:
 
 def _show(parsed: argparse.Namespace) -> str:
     if not (parsed.stages or parsed.only or parsed.diff):
-        return _capture(parsed.function, parsed.args, parsed.dynamic, False)
+        return _captured(parsed).show()
     function, args, kwargs = called(parsed.function, parsed.args)
     passes = _own_passes(parsed)
     log = watched(function, args, kwargs, parsed.order, parsed.dynamic, passes)
@@ -217,22 +205,46 @@ def _report(parsed: argparse.Namespace) -> str:
     return f"{report}\nwritten to {parsed.out}" if parsed.out else str(report)
 
 
-_COMMANDS = {
-    "check": _check,
-    "report": _report,
-    "explain": _explain,
-    "show": _show,
-    "passes": _list_passes,
-    "run-pass": _run_pass,
-    "bisect": _bisect,
-}
+def _captured(parsed: argparse.Namespace) -> CapturedProgram:
+    function, args, kwargs = called(parsed.function, parsed.args)
+    return capture(function, *args, dynamic=parsed.dynamic, **kwargs)
 
 
-def _capture(target: str, expression: str | None, dynamic: bool, kernels: bool) -> str:
-    function, args, kwargs = called(target, expression)
-    captured = capture(function, *args, dynamic=dynamic, **kwargs)
-    if not kernels:
+def _capture(parsed: argparse.Namespace) -> str:
+    captured = _captured(parsed)
+    if not parsed.kernels:
         return captured.show()
     graph_module = captured.graph_module
     plan = Compiler().plan(graph_module, target_of(graph_module, Options()))
     return "It has no kernels: it runs op by op." if plan is None else show_plan(plan)
+
+
+def _printed(
+    run: Callable[[argparse.Namespace], str | tuple[str, int]],
+) -> Callable[[argparse.Namespace], int]:
+    """A command that prints what `run` returns: a text, perhaps with the exit status."""
+
+    def command(parsed: argparse.Namespace) -> int:
+        returned = run(parsed)
+        text, status = (returned, 0) if isinstance(returned, str) else returned
+        print(text)
+        return status
+
+    return command
+
+
+# By name: runs a command, and returns the exit status.
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "atlas": atlas.run,
+    "bench": bench.run,
+    "bisect": _printed(_bisect),
+    "cache": _printed(cache.run),
+    "capture": _printed(_capture),
+    "check": _printed(_check),
+    "explain": _printed(_explain),
+    "inspect": _printed(inspection.run),
+    "passes": _printed(_list_passes),
+    "report": _printed(_report),
+    "run-pass": _printed(_run_pass),
+    "show": _printed(_show),
+}
