@@ -1,4 +1,4 @@
-"""What is kept between processes: compiled code and programs, as files in a folder.
+"""The cache on disk: compiled code and programs that later processes reuse, as files in a folder.
 
 An entry is found by the *facts* that it depends on, such as the digest of a text, the CPU and the
 version of LLVM.  It is one file (`entries.py`): a digest of the rest, a header with the facts, and

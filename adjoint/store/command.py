@@ -1,4 +1,4 @@
-"""`adjoint cache`: list what is kept, explain why it was compiled, verify it, and prune it."""
+"""`adjoint cache`: list entries, explain why each was compiled, verify them, and prune them."""
 
 from __future__ import annotations
 

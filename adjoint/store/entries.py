@@ -1,9 +1,9 @@
-"""The file of one entry: a digest of the rest, a header, and the payload.
+"""The file of one cache entry: a digest of the rest, a header, and the payload.
 
     adjoint entry 1\\n | SHA-256 of the rest | length of the header | header, JSON | payload
 
-The digest finds damage, such as flipped bits and missing ends.  It does not find intent: who may
-write the file is a question of its owner and mode (`folder.py`).
+The digest detects damage, such as flipped bits and truncation.  It does not detect forgery: who can
+write the file is checked by its owner and mode (`folder.py`).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _DIGEST_BYTES = 32
 _LENGTH = struct.Struct("<I")
 _PREFIX_BYTES = len(MAGIC) + _DIGEST_BYTES + _LENGTH.size
 
-# A header has a few facts, each a line at most.
+# A header has a few facts, of at most a line each.
 MAX_HEADER_BYTES = 1 << 18
 
-# Each fact by its name.  One has the name `subject`: the digest of what was compiled.
+# Facts by name.  `subject` is the digest of what was compiled.
 Facts: TypeAlias = Mapping[str, str]
 
 
 class DamagedEntry(Exception):
-    """The bytes are not those of an entry; the message says why."""
+    """The file is not a valid entry; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Header:
     """`object`, `program`, ..."""
     facts: Facts
     label: str = ""
-    """What it was made for, in words."""
+    """The user's line that it was compiled for."""
     because: str = ""
-    """Why it was made, although there were entries of the same subject."""
+    """Why it was compiled although there were entries of the same subject."""
 
     @property
     def key(self) -> str:
@@ -55,7 +55,7 @@ class Entry:
 
 
 def digest_of(content: bytes | str) -> str:
-    """The digest by which facts name a content."""
+    """The digest that stands for a text or payload among facts."""
     data = content.encode() if isinstance(content, str) else content
     return hashlib.sha256(data).hexdigest()
 
@@ -80,7 +80,7 @@ def packed(entry: Entry) -> bytes:
 
 
 def unpacked(data: bytes) -> Entry:
-    """The entry that these bytes are; raises `DamagedEntry`."""
+    """The entry in these bytes; raises `DamagedEntry`."""
     if not data.startswith(MAGIC):
         raise DamagedEntry("it does not begin as an entry does")
     start = len(MAGIC) + _DIGEST_BYTES
@@ -92,7 +92,7 @@ def unpacked(data: bytes) -> Entry:
 
 
 def header_of(beginning: bytes) -> Header:
-    """The header alone, of the first `header_bytes` of a file; nothing of it is verified."""
+    """The header alone, from the first bytes of a file; it is not verified."""
     if not beginning.startswith(MAGIC):
         raise DamagedEntry("it does not begin as an entry does")
     return _header(beginning[len(MAGIC) + _DIGEST_BYTES :])[0]

@@ -1,4 +1,4 @@
-"""Why an entry that exists is not the one that is needed: the facts in which they differ."""
+"""Why there was a cache miss: the facts in which existing entries differ from the one needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FEATURES = "features"
 
 
 def differences(wanted: Facts, kept: Facts) -> list[str]:
-    """What is otherwise now than when an entry was kept, a phrase for each fact."""
+    """The facts that have changed since an entry was written, a phrase for each."""
     found: list[str] = []
     for name in sorted({*wanted, *kept}):
         now, then = wanted.get(name), kept.get(name)
@@ -29,7 +29,7 @@ def differences(wanted: Facts, kept: Facts) -> list[str]:
 
 
 def nearest(wanted: Facts, kept: Sequence[Facts]) -> list[str]:
-    """The fewest differences from any of the kept facts; none if there are none kept."""
+    """The differences from the most similar entry; none if there is no entry."""
     return min((differences(wanted, each) for each in kept), key=len, default=[])
 
 

@@ -1,4 +1,4 @@
-"""A folder of entries: found by their facts, written at once or not at all, bounded in bytes.
+"""A folder of cache entries: found by their facts, written atomically, bounded in bytes.
 
     FOLDER/1/KIND/SS/SUBJECT.KEY        an entry; SS: the first letters of its subject
     FOLDER/1/new/...                    what is being written, and claims to make an entry
@@ -33,16 +33,16 @@ from adjoint.store.entries import (
 )
 from adjoint.store.explaining import nearest
 
-# Also the version of the form of files: another one lies beside it.
+# The version of the file format; other versions have folders of their own.
 VERSION = "1"
 
-# An entry that is larger is not kept, nor read.
+# A larger entry is neither written nor read.
 MAX_ENTRY_BYTES = 1 << 28
 
-# What is left of a write that never ended is removed after an hour.
+# Unfinished writes are removed after an hour.
 MAX_WRITE_SECONDS = 3600
 
-# After pruning there is room for some more, so that not every write prunes.
+# Pruning makes room for more than one entry, so that not every write prunes.
 _KEPT_SHARE = 0.9
 
 # Entries of one subject that are compared to explain why another one was needed.
@@ -50,7 +50,7 @@ _MAX_COMPARED = 16
 
 
 class NotTrusted(Exception):
-    """A file or folder is not used, because others may have written it."""
+    """A file or folder is not used, because other users could have written it."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Folder:
         self.limit = limit
         self._root = path / VERSION
         self._unseen = 0
-        """Bytes written since the sizes of all entries were last added up."""
+        """Bytes written since the sizes of all entries were last summed."""
         self._has_pruned = False
 
     def read(self, kind: str, facts: Facts) -> Entry | None:
@@ -235,7 +235,7 @@ class Folder:
             file.write(data)
 
     def _remove_unfinished(self) -> None:
-        """Remove what is left of writes that never ended, by the file system's own clock."""
+        """Remove unfinished writes; their age is by the file system's own clock."""
         unfinished = self._root / "new"
         try:
             there = list(unfinished.iterdir())
@@ -247,7 +247,7 @@ class Folder:
             return
         for path in there:
             with contextlib.suppress(OSError):
-                # A clock may have been set back since.
+                # The clock may have been set back since.
                 if abs(now - path.lstat().st_mtime) > MAX_WRITE_SECONDS:
                     path.unlink()
 

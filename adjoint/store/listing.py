@@ -1,4 +1,4 @@
-"""What `adjoint cache` prints: the entries of a folder, why each was made, and what is damaged."""
+"""What `adjoint cache` prints: entries of a folder, why each was compiled, and damaged files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where entries are kept, if the option `cache` names no folder.
+"""The default folder of the cache, if the option `cache` names none.
 
 The user's cache folder, by the convention of the platform.  The environment variable
 `ADJOINT_CACHE` names another one, or says `off`.  What a compilation computes does not depend on
@@ -19,7 +19,7 @@ OFF = frozenset({"", "0", "off", "none", "false", "no"})
 def default_folder(
     environment: Mapping[str, str] = os.environ, platform: str = sys.platform
 ) -> Path | None:
-    """The folder; None: nothing is kept."""
+    """The folder; None: there is no cache."""
     asked = environment.get(VARIABLE)
     if asked is not None:
         return None if asked.strip().lower() in OFF else Path(asked).expanduser()
