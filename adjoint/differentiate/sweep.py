@@ -171,11 +171,25 @@ class Sweep:
 
     def _seed(self, node: fx.Node, descriptor: DifferentiableOutput) -> None:
         """The tangent of an output is the first cotangent of its node."""
-        tangent = self.tracer.emitter.placeholder("tangent", value_of(node))
+        tangent = self.tracer.emitter.placeholder("tangent", self._like_cotangent(value_of(node)))
         set_descriptor(tangent, Tangent(descriptor, order=self.order))
         value = value_of(tangent)
         self.tracer.scope.new(value, tangent)
         self.cotangents.add(node, value)
+
+    def _like_cotangent(self, value: torch.Tensor) -> torch.Tensor:
+        """A fake tensor as a cotangent of `value` is: without the gaps that a part of a tensor has.
+
+        A program copies what has other strides than it expects, and the copy would have the gaps.
+        """
+        numbers = [*value.shape, *value.stride()] if value.layout is torch.strided else []
+        if 0 in numbers or not all(isinstance(each, int) for each in numbers):
+            return value
+        extents = zip(value.shape, value.stride(), strict=True)
+        if 1 + sum((size - 1) * stride for size, stride in extents) == value.numel():
+            return value
+        with self.tracer.untraced():
+            return torch.empty_like(value, memory_format=torch.preserve_format)
 
     def _copy_forward(self) -> None:
         emitter = self.tracer.emitter

@@ -13,7 +13,15 @@ from adjoint.differentiate.sweep import Sweep, differentiate
 from adjoint.errors import DifferentiationError
 from adjoint.graph.descriptors import Gradient, Result, Tangent
 from adjoint.graph.evaluation import evaluate
-from adjoint.graph.metadata import input_descriptors, output_descriptors, outputs_of, source_of
+from adjoint.graph.metadata import (
+    descriptor_of,
+    input_descriptors,
+    inputs_of,
+    output_descriptors,
+    outputs_of,
+    source_of,
+    value_of,
+)
 from adjoint.graph.purity import remove_dead_code
 from adjoint.rules.registry import VJPS
 from tests.differentiation import check, joint_of, reverse_nodes, targets
@@ -66,6 +74,25 @@ def test_tangents_are_those_of_results_though_new_values_of_inputs_come_first() 
     assert [each.of for each in tangents] == [described[place] for place in results]
     *_, gradient = evaluate(joint, [x.detach(), plain(3), plain(3), first, second])
     torch.testing.assert_close(gradient, first * x.detach().cos() - second * x.detach().sin())
+
+
+@pytest.mark.parametrize(
+    ("function", "strides"),
+    [
+        # Of a part of a tensor, without the gaps between its rows; else as the output has them.
+        (lambda x: (x * 2)[:, :2], (2, 1)),
+        (lambda x: (x * 2)[:, :2].t(), (1, 2)),
+        (lambda x: (x * 2).t(), (1, 4)),
+        (lambda x: (x * 2)[:1].expand(3, 4), (0, 1)),
+    ],
+)
+def test_a_tangent_has_no_gaps(
+    function: Callable[[Tensor], Tensor], strides: tuple[int, ...]
+) -> None:
+    joint = joint_of(function, leaf(3, 4))
+    (_, tangent) = inputs_of(joint.graph_module.graph)
+    assert isinstance(descriptor_of(tangent), Tangent)
+    assert value_of(tangent).stride() == strides
 
 
 def test_every_reverse_node_names_its_forward_node() -> None:
