@@ -6,6 +6,8 @@ from typing import TypeGuard
 
 import torch
 
+from adjoint.torch_private.fake import detached_fake
+
 
 def requires_grad(leaf: object) -> TypeGuard[torch.Tensor]:
     """Whether it is a tensor that requires grad."""
@@ -13,8 +15,14 @@ def requires_grad(leaf: object) -> TypeGuard[torch.Tensor]:
 
 
 def detached(leaf: object) -> object:
-    """A tensor without its autograd history; anything else is itself."""
-    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+    """A tensor without its autograd history; anything else is itself.
+
+    A tracer does not see it if the tensor is a fake.
+    """
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    fake = detached_fake(leaf)
+    return leaf.detach() if fake is None else fake
 
 
 def is_floating(leaf: object) -> TypeGuard[torch.Tensor]:

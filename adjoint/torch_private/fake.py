@@ -35,6 +35,7 @@ __all__ = [
     "DATA_DEPENDENT",
     "FakeTensor",
     "FakeTensorMode",
+    "detached_fake",
     "detect_fake_mode",
     "fake_call",
     "fake_like",
@@ -130,6 +131,24 @@ def fake_view(
     with torch.no_grad(), in_kernel_invocation_manager(mode):
         meta = fake.as_strided(*window)
     return fake_like(mode, meta, device)
+
+
+def detached_fake(fake: torch.Tensor) -> torch.Tensor | None:
+    """`fake.detach()`, in a sixth of the time; None where only the dispatcher can make it.
+
+    Modes do not see it.
+    """
+    if (
+        type(fake) is not FakeTensor
+        or fake.constant is not None
+        or fake.layout is not torch.strided
+        or fake.is_inference()
+    ):
+        return None
+    mode = fake.fake_mode
+    with torch.no_grad(), in_kernel_invocation_manager(mode):
+        meta = fake.detach()
+    return fake_like(mode, meta, fake.fake_device)
 
 
 def with_full_storage(fake: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

@@ -59,6 +59,19 @@ def same_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
+def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both show the same elements of the same storage, so that views of them do, too."""
+    memory = storage_key(one)
+    return (
+        type(one) is type(other)
+        and memory is not None
+        and memory == storage_key(other)
+        and one.is_conj() == other.is_conj()
+        and one.is_neg() == other.is_neg()
+        and same_elements(one, other)
+    )
+
+
 def locate(aliases: Iterable[Alias], tensor: torch.Tensor) -> Alias | None:
     """A new alias for `tensor`, made from one of `aliases` in its storage."""
     memory = storage_key(tensor)

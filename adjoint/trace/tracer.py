@@ -386,7 +386,9 @@ class Tracer(TorchDispatchMode):
             self.scope.add(result, alias)
             return result
         # To evaluate the op again would create new unbacked symbols.
-        value = result if symbols.has_new_symbols(result, args[0]) else None
+        has_new_symbols = symbols.has_new_symbols(result, args[0])
+        is_known = has_new_symbols or geometry.same_memory(tensor_of(viewed), args[0])
+        value = result if is_known else None
         link = Link.FOREIGN if op in UNSAFE_SPLITS else Link.AUTOGRAD
         op = UNSAFE_SPLITS.get(op, op)
         node = self.emitter.view(op, viewed, numbers, named, mode, value)
@@ -395,7 +397,7 @@ class Tracer(TorchDispatchMode):
             step = ViewStep(op, numbers, named, index if several else None, mode)
             alias = self.scope.add(output, Alias(parent.storage, output, parent, step, link=link))
             alias.node = self.emitter.item(node, index) if several else node
-            if value is not None:
+            if has_new_symbols:
                 self.emitter.bind_symbols(alias.node, output)
         return result
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from adjoint.torch_private.fake import (
     FakeTensor,
+    detached_fake,
     make_fake,
     new_fake_mode,
     op_without_fake,
@@ -25,6 +26,38 @@ def test_fakes_alias_as_the_real_ones(dynamic: bool) -> None:
     assert isinstance(first, FakeTensor)
     assert storage_key(first) == storage_key(second) != storage_key(other)
     assert first._is_view()
+
+
+def _seen(tensor: Tensor) -> tuple[object, ...]:
+    """All that can be seen of a fake."""
+    return (
+        *(type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride()),
+        *(tensor.storage_offset(), tensor.requires_grad, tensor._is_view(), tensor._version),
+        *(tensor.is_conj(), tensor.is_neg(), storage_key(tensor)),
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_fake_is_detached_as_by_the_dispatcher(dynamic: bool) -> None:
+    mode = new_fake_mode()
+    x = torch.randn(4, 5, dtype=torch.complex64, requires_grad=True)
+    images = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    for real in (x, x.conj(), x.conj().imag, x.t()[1:], torch.zeros(3, 0), images):
+        fake = make_fake(mode, real, dynamic, "x")
+        with mode, torch.no_grad():
+            expected = fake.detach()
+        bare = detached_fake(fake)
+        assert bare is not None
+        assert _seen(bare) == _seen(expected)
+
+
+def test_only_a_strided_fake_is_detached_without_the_dispatcher() -> None:
+    mode = new_fake_mode()
+    assert detached_fake(torch.ones(2)) is None
+    assert detached_fake(make_fake(mode, torch.eye(2).to_sparse(), False, "x")) is None
+    with mode:
+        constant = torch.tensor(3)
+    assert detached_fake(constant) is None
 
 
 def test_sizes_are_symbols_when_asked() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import adjoint
-from adjoint.trace.geometry import dense_order, extent, same_elements, same_layout
+from adjoint.trace.geometry import dense_order, extent, same_elements, same_layout, same_memory
 from tests.parity import ROUTES, Route, Row, Table, check, grown, leaf, plain, refused
 
 
@@ -30,6 +30,15 @@ from tests.parity import ROUTES, Route, Row, Table, check, grown, leaf, plain, r
 )
 def test_the_order_of_axes_in_memory(tensor: Tensor, order: list[int] | None) -> None:
     assert dense_order(tensor) == order
+
+
+def test_the_same_memory() -> None:
+    x = torch.zeros(4, 5, dtype=torch.complex64)
+    assert same_memory(x, x.detach())
+    for other in (x.clone(), x[1:], x.t(), x.view(20), x.conj(), torch.eye(4, 5).to_sparse()):
+        assert not same_memory(x, other)
+    imaginary = x.conj().imag
+    assert not same_memory(imaginary, imaginary.conj().view(4, 5).neg())
 
 
 def test_extent() -> None:
