@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,10 @@ _KERNELS: weakref.WeakValueDictionary[Key, NativeFunction] = weakref.WeakValueDi
 
 # Threads that compile kernels for a GPU, first by LLVM and then by the driver.
 ASSEMBLERS = 16
+
+# Kernels for the CPU are compiled together, and on another core if there are more than these: what
+# they call is compiled once for each module.
+MIN_KERNELS_OF_MODULE = 16
 _LOCK = threading.Lock()
 
 
@@ -168,9 +173,38 @@ Loaded: TypeAlias = tuple[dict[Key, NativeFunction], dict[Key, Exception]]
 
 
 def _load(kernels: Mapping[Key, Kernel], target: Target) -> Loaded:
+    """Compile a module on each core, if there are enough kernels.  Also returns those that fail."""
+    given = list(kernels.items())
+    count = min(_cores(), -(-len(given) // MIN_KERNELS_OF_MODULE))
+    modules = [dict(given[number::count]) for number in range(count)]
+    if count < 2:
+        parts = [_load_module(each, target) for each in modules]
+    else:
+        with ThreadPoolExecutor(max_workers=count) as pool:
+            # The threads have the store of this compilation.
+            runs = [contextvars.copy_context().run for _ in modules]
+            loading = [
+                pool.submit(run, _load_module, each, target)
+                for run, each in zip(runs, modules, strict=True)
+            ]
+        parts = [each.result() for each in loading]
+    made: dict[Key, NativeFunction] = {}
+    failed: dict[Key, Exception] = {}
+    for functions, failures in parts:
+        made.update(functions)
+        failed.update(failures)
+    return made, failed
+
+
+def _cores() -> int:
+    """How many threads of this process can run at a time."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _load_module(kernels: Mapping[Key, Kernel], target: Target) -> Loaded:
     """Compile all as one module; if that fails, each by itself.  Also returns those that fail."""
-    if not kernels:
-        return {}, {}
     machine = target.machine
     assert machine is not None
     try:
@@ -184,7 +218,7 @@ def _load(kernels: Mapping[Key, Kernel], target: Target) -> Loaded:
         made: dict[Key, NativeFunction] = {}
         failed: dict[Key, Exception] = {}
         for key, kernel in kernels.items():
-            alone, failures = _load({key: kernel}, target)
+            alone, failures = _load_module({key: kernel}, target)
             made.update(alone)
             failed.update(failures)
         return made, failed

@@ -166,6 +166,64 @@ def test_a_refusal_leaves_the_next_compilation_right() -> None:
     check(lambda x: (x * 9.25).tanh(), X)
 
 
+def _unequal(count: int, factor: float = 0.375) -> Callable[[torch.Tensor], list[torch.Tensor]]:
+    """As many kernels, none equal to another: there is a sort after each."""
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        values = [x]
+        for number in range(count):
+            values.append((values[-1] * (number + factor)).tanh().sort(1).values)
+        return values[1:]
+
+    return function
+
+
+@pytest.mark.parametrize(("cores", "modules"), [(1, 1), (2, 2), (16, 3)])
+def test_many_kernels_are_compiled_in_several_modules_at_a_time(cores: int, modules: int) -> None:
+    sizes: list[int] = []
+
+    def counted(text: str, names: Sequence[str]) -> list[NativeFunction]:
+        sizes.append(len(names))
+        return load(text, names)
+
+    count = 3 * kernels.MIN_KERNELS_OF_MODULE
+    with (
+        mock.patch.object(kernels, "load", counted),
+        mock.patch.object(kernels, "_cores", return_value=cores),
+    ):
+        function = _unequal(count, cores / 64)
+        program = native_program(graph_of(function, [X]))
+    assert program is not None
+    assert sizes == [count // modules] * modules
+    torch.testing.assert_close(list(program([X])), function(X))
+
+
+def test_of_several_modules_only_the_kernels_that_fail_are_run_op_by_op() -> None:
+    def one_refused(text: str, names: Sequence[str]) -> list[NativeFunction]:
+        if any(name.endswith("_5") for name in names):
+            raise LLVMError("not this one")
+        return load(text, names)
+
+    function = _unequal(kernels.MIN_KERNELS_OF_MODULE + 2)
+    with (
+        mock.patch.object(kernels, "load", one_refused),
+        mock.patch.object(kernels, "_cores", return_value=2),
+        pytest.warns(FallbackWarning, match="not this one") as caught,
+    ):
+        program = native_program(graph_of(lambda x: function(x * 1.0625), [X]))
+    assert len(caught) == 1
+    assert program is not None
+    torch.testing.assert_close(list(program([X])), function(X * 1.0625))
+
+
+def test_an_interrupt_while_several_modules_are_compiled_ends_the_compilation() -> None:
+    function = _unequal(kernels.MIN_KERNELS_OF_MODULE + 3)
+    killed = mock.patch.object(kernels, "load", side_effect=KeyboardInterrupt)
+    with killed, pytest.raises(KeyboardInterrupt):
+        native_program(graph_of(lambda x: function(x * 1.125), [X]))
+    check(lambda x: function(x * 1.125), X)
+
+
 @pytest.mark.parametrize("target", ["native", "reference"])
 def test_the_target_decides(target: str) -> None:
     native = Compiler.native

@@ -12,13 +12,14 @@ before it is loaded.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import llvmlite
 import llvmlite.binding as llvm
-from llvmlite.binding import newpassmanagers
+from llvmlite.binding import ffi, newpassmanagers
 
 from adjoint.runtime.code import CodeSource, NativeFunction
 from adjoint.runtime.cpu import machines
@@ -64,9 +65,8 @@ def compile_object(
         module.data_layout = str(target.target_data)
         builder = pass_builder(target, vectorize_loops=is_tuned)
         with pass_manager(builder, is_tuned) as passes:
-            passes.run(module, builder)
-        image: bytes = target.emit_object(module)
-        return image
+            run_passes(passes, module, builder)
+        return emitted(target, module, is_object=True)
 
 
 @contextlib.contextmanager
@@ -122,22 +122,57 @@ def pass_manager(
         newpassmanagers.NewPassManager._dispose(passes)
 
 
+def run_passes(
+    passes: llvm.ModulePassManager, module: llvm.ModuleRef, builder: llvm.PassBuilder
+) -> None:
+    """Optimize a module; other threads may do the same."""
+    _unlocked("LLVMPY_RunNewModulePassManager")(passes, module, builder)
+
+
+def emitted(target: llvm.TargetMachine, module: llvm.ModuleRef, is_object: bool) -> bytes:
+    """The object file, or else the assembly, of a module; other threads may do the same."""
+    with ffi.OutputString() as error:
+        buffer = _unlocked("LLVMPY_TargetMachineEmitToMemory")(target, module, is_object, error)
+        if not buffer:
+            raise LLVMError(str(error))
+    try:
+        start, size = ffi.lib.LLVMPY_GetBufferStart(buffer), ffi.lib.LLVMPY_GetBufferSize(buffer)
+        return ctypes.string_at(start, size)
+    finally:
+        ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
+
+
+def _unlocked(name: str) -> Callable[..., int]:
+    """A function of LLVM, without the global lock that llvmlite holds during every call.
+
+    The lock protects contexts that are shared; here each compilation has its own.  With the lock,
+    threads would compile one after another.
+    """
+    function = getattr(ffi.lib, name)
+    unlocked: Callable[..., int] = getattr(function, "_cfn", function)
+    return unlocked
+
+
 def load(text: str, names: Sequence[str], is_tuned: bool = True) -> list[NativeFunction]:
-    """Compile `text` for this machine and load the functions `names` that it defines."""
+    """Compile `text` for this machine and load the functions `names` that it defines.
+
+    Several threads may compile at the same time; what they compiled is loaded one by one.
+    """
     with _LOCK:
         _prepare()
         machine = machines.host()
-        facts = None
-        if current_store() is not None:
-            facts = {**facts_of(text, machine), "tuned": str(is_tuned)}
-        image = kept_or_made(
-            "object",
-            facts,
-            lambda: compile_object(text, machine, is_tuned),
-            lambda image: _checked(image, names),
-            LLVMError,
-            ", ".join(names[:3]),
-        )
+    facts = None
+    if current_store() is not None:
+        facts = {**facts_of(text, machine), "tuned": str(is_tuned)}
+    image = kept_or_made(
+        "object",
+        facts,
+        lambda: compile_object(text, machine, is_tuned),
+        lambda image: _checked(image, names),
+        LLVMError,
+        ", ".join(names[:3]),
+    )
+    with _LOCK:
         return _loaded(image, names, facts)
 
 
@@ -207,13 +242,14 @@ def _require_symbols(image: bytes, names: Sequence[str]) -> None:
 
 def _is_known(name: str) -> bool:
     """Whether generated code can call `name`; support functions are compiled at their first use."""
-    known = _KNOWN.get(name)
-    address: int | None
-    if name in SUPPORT:
-        address = load_resident(SUPPORT[name], name) if known is None else known
-    else:
-        address = external(name)
-    if address and address != known:
-        llvm.add_symbol(name, address)
-        _KNOWN[name] = address
-    return bool(address)
+    with _LOCK:
+        known = _KNOWN.get(name)
+        address: int | None
+        if name in SUPPORT:
+            address = load_resident(SUPPORT[name], name) if known is None else known
+        else:
+            address = external(name)
+        if address and address != known:
+            llvm.add_symbol(name, address)
+            _KNOWN[name] = address
+        return bool(address)

@@ -5,20 +5,19 @@ Several threads may compile at the same time: each has an LLVM context of its ow
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import threading
-from collections.abc import Callable
 
 import llvmlite.binding as llvm
-from llvmlite.binding import ffi
 
 from adjoint.runtime.cpu.engine import (
     LLVMError,
+    emitted,
     facts_of,
     parsed_module,
     pass_builder,
     pass_manager,
+    run_passes,
 )
 from adjoint.store.keeping import kept_or_made
 from adjoint.target import Machine
@@ -61,28 +60,5 @@ def _compiled(text: str, machine: Machine) -> bytes:
         module.data_layout = str(target.target_data)
         builder = pass_builder(target, vectorize_loops=False)
         with pass_manager(builder) as passes:
-            _unlocked("LLVMPY_RunNewModulePassManager")(passes, module, builder)
-        return _emit_ptx(target, module)
-
-
-def _emit_ptx(target: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:
-    with ffi.OutputString() as error:
-        buffer = _unlocked("LLVMPY_TargetMachineEmitToMemory")(target, module, 0, error)
-        if not buffer:
-            raise LLVMError(str(error))
-    try:
-        start, size = ffi.lib.LLVMPY_GetBufferStart(buffer), ffi.lib.LLVMPY_GetBufferSize(buffer)
-        return ctypes.string_at(start, size)
-    finally:
-        ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
-
-
-def _unlocked(name: str) -> Callable[..., int]:
-    """A function of LLVM, without the global lock that llvmlite holds during every call.
-
-    The lock protects contexts that are shared; here each compilation has its own.  With the lock,
-    threads would compile one after another.
-    """
-    function = getattr(ffi.lib, name)
-    unlocked: Callable[..., int] = getattr(function, "_cfn", function)
-    return unlocked
+            run_passes(passes, module, builder)
+        return emitted(target, module, is_object=False)
