@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -31,13 +32,9 @@ def is_impure(node: fx.Node) -> bool:
     """
     if node.op != "call_function":
         return False
-    if node.target is in_order or any(map(is_impure, _in_bodies(node))):
-        return True
-    if not isinstance(node.target, OpOverload):
-        return False
-    if not node.target._schema.returns:
-        return True
-    return draws(node)
+    if isinstance(node.target, OpOverload):
+        return _returns_nothing(node.target) or draws(node)
+    return node.target is in_order or any(map(is_impure, _in_bodies(node)))
 
 
 def draws(node: fx.Node) -> bool:
@@ -58,6 +55,16 @@ def is_impure_graph(graph: fx.Graph) -> bool:
     return any(is_impure(node) or is_collective(node) for node in graph.nodes)
 
 
+# Kinds of operators that are remembered: passes ask about each node.
+MAX_OPERATORS = 4096
+
+
+@functools.lru_cache(maxsize=MAX_OPERATORS)
+def _returns_nothing(op: OpOverload) -> bool:
+    return not op._schema.returns
+
+
+@functools.lru_cache(maxsize=MAX_OPERATORS)
 def _draws_random_numbers(op: OpOverload) -> bool:
     """Whether the op draws from a generator.  A backward op that is given `philox_seed` repeats the
     draws of the forward op instead."""

@@ -353,6 +353,11 @@ def _match_call(pattern: Call, node: object, found: _Bindings) -> Iterator[_Bind
         yield from _match_arguments(node.target, args, pattern.kwargs, given, found)
 
 
+def _may_be(pattern: Call, value: object) -> bool:
+    """Whether `value` is a call of such an operator; most are not, and binding costs more."""
+    return isinstance(value, fx.Node) and value.target in pattern.ops
+
+
 def _orders(pattern: Call) -> Iterator[Sequence[object]]:
     yield pattern.args
     if pattern.commutes:
@@ -372,6 +377,8 @@ def _match_arguments(
     is_open = last is ... or isinstance(last, Rest)
     wanted = arguments(target, args[:-1] if is_open else args, kwargs, defaults=not is_open)
     if not (wanted.keys() <= given.keys() if is_open else wanted.keys() == given.keys()):
+        return
+    if any(isinstance(each, Call) and not _may_be(each, given[k]) for k, each in wanted.items()):
         return
     bound: _Bindings | None = found
     if isinstance(last, Rest):
