@@ -7,13 +7,15 @@ are compiled on demand: for each order autograd, through the runtime, calls the 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import TypeAlias
 
 from torch import fx
 
+from adjoint.cache import Cache, CompiledProgram, NoCache, cache_for
 from adjoint.capture.direct import Dynamic, capture_call
 from adjoint.capture.dynamo import capture_graph
 from adjoint.differentiate.activity import outputs_requiring_grad, outputs_with_derivative
@@ -29,7 +31,6 @@ from adjoint.graph.derivative import Backward, Derivative, Joint, order_of_graph
 from adjoint.graph.evaluation import evaluate, evaluate_taking
 from adjoint.graph.metadata import inputs_of, outputs_of
 from adjoint.graph.sizes import assuming, size_hints
-from adjoint.kept import CompiledProgram, Kept, NothingKept, kept_for
 from adjoint.kernels import CompiledKernels, compile_kernels
 from adjoint.loops.footprint import ChainFootprint, Footprint
 from adjoint.loops.plan import Plan
@@ -76,7 +77,7 @@ class Compiler(StageRunner):
         self, graph_module: fx.GraphModule, examples: Sequence[object], anew: bool = False
     ) -> CapturedProgram:
         """A graph of Dynamo's as a functional graph with its calling convention."""
-        make = partial(capture_graph, graph_module, examples, anew, self.kept)
+        make = partial(capture_graph, graph_module, examples, anew, self.cache)
         with self.during("capturing", graph_module):
             return self.stage("capture", 0, make)
 
@@ -115,7 +116,7 @@ class Compiler(StageRunner):
         asked = f"derivative wrt {tuple(wrt)}{' in segments' * segmented}{' inside' * inner}"
         make = partial(self._derived, graph_module, wrt, segmented, inner)
         with self._differentiating(graph_module):
-            return self.kept.derived(graph_module, asked, make, Derivative | None)
+            return self.cache.derived(graph_module, asked, make, Derivative | None)
 
     def _derived(
         self, graph_module: fx.GraphModule, wrt: Sequence[int], segmented: bool, inner: bool
@@ -164,7 +165,7 @@ class Compiler(StageRunner):
         with self._differentiating(graph_module):
             try:
                 make = partial(self._backward, derivative, of, wrt)
-                return self.kept.derived(graph_module, asked, make, Backward)
+                return self.cache.derived(graph_module, asked, make, Backward)
             except NotSaved:
                 # The first backward graph needs only saved values; missing cotangents are zeros.
                 if first is None or not set(of) <= set(derivative.cotangents_of(first)):
@@ -193,7 +194,7 @@ class Compiler(StageRunner):
         make = partial(self._transposed, backward, saved)
         with self._differentiating(backward):
             asked = f"transpose after {saved} inputs"
-            return self.kept.derived(backward, asked, make, tuple[fx.GraphModule, list[int]])
+            return self.cache.derived(backward, asked, make, tuple[fx.GraphModule, list[int]])
 
     def _transposed(self, backward: fx.GraphModule, saved: int) -> tuple[fx.GraphModule, list[int]]:
         gradients = outputs_of(backward.graph)
@@ -256,7 +257,7 @@ class Compiler(StageRunner):
             ready = self.ready_to_run(graph_module)
             return SizedPrograms(ready, native, self.during, self.reported)
         # Our own passes run only where a program is compiled: one that is kept needs none.
-        optimize = cache(self.ready_to_run)
+        optimize = functools.cache(self.ready_to_run)
         native = partial(self.native, overwrites=overwrites, optimize=optimize)
         programs = SizedPrograms(graph_module, native, self.during, self.reported)
         if not programs.is_native:
@@ -299,8 +300,8 @@ class Compiler(StageRunner):
             return self._compiled(ready, target, overwrites, called)
 
         with keeping_in(self.store):
-            kept = NothingKept() if called else self.kept
-            return kept.program(graph_module, target, overwrites, make)
+            entries = NoCache() if called else self.cache
+            return entries.program(graph_module, target, overwrites, make)
 
     def _compiled(
         self,
@@ -360,9 +361,9 @@ class Compiler(StageRunner):
         return store_for(self.options.cache or False, int(self.options.cache_limit))
 
     @property
-    def kept(self) -> Kept | NothingKept:
+    def cache(self) -> Cache | NoCache:
         """The cache entries of captures, derivatives and programs, if they may be used."""
-        return kept_for(self.store, self.options, self.observer)
+        return cache_for(self.store, self.options, self.observer)
 
     def footprint(self, derivative: Derivative) -> ChainFootprint | None:
         """The memory of the forward and the first backward program; None: one runs op by op."""

@@ -14,8 +14,8 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from adjoint.cache import Cache
 from adjoint.compiler import Compiler
-from adjoint.kept import Kept
 from adjoint.options import Options
 from adjoint.runtime.cpu import machines
 from adjoint.runtime.cpu.levels import LEVELS
@@ -44,9 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def _read_everything_back() -> None:
     """Every capture, derivative and program that can be kept is the one that was kept."""
-    captured, derived, native = Kept.captured, Kept.derived, Compiler.native
+    captured, derived, native = Cache.captured, Cache.derived, Compiler.native
 
-    def captured_twice(self: Kept, ground_of: Any, make: Any) -> Any:
+    def captured_twice(self: Cache, ground_of: Any, make: Any) -> Any:
         made: list[Any] = []
 
         def once() -> Any:
@@ -57,7 +57,7 @@ def _read_everything_back() -> None:
         self.store.flush()
         return captured(self, ground_of, once)
 
-    def derived_twice(self: Kept, graph_module: Any, asked: str, make: Any, check: Any) -> Any:
+    def derived_twice(self: Cache, graph_module: Any, asked: str, make: Any, check: Any) -> Any:
         made: list[Any] = []
 
         def once() -> Any:
@@ -78,8 +78,8 @@ def _read_everything_back() -> None:
         raise error
 
     Store.fail = fail  # type: ignore[method-assign]
-    Kept.captured = captured_twice  # type: ignore[method-assign]
-    Kept.derived = derived_twice  # type: ignore[method-assign, assignment]
+    Cache.captured = captured_twice  # type: ignore[method-assign]
+    Cache.derived = derived_twice  # type: ignore[method-assign, assignment]
     Compiler.native = native_twice  # type: ignore[method-assign]
 
 

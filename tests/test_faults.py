@@ -21,7 +21,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from adjoint import kept, kernels
+from adjoint import cache, kernels
 from adjoint.errors import CacheWarning
 from adjoint.forms.form import Malformed
 from adjoint.forms.graph_reading import Inapplicable
@@ -31,7 +31,7 @@ from adjoint.store.entries import DamagedEntry, unpacked
 from adjoint.store.folder import Folder
 from adjoint.store.keeping import Store, store_for
 from tests.forms.test_plans import mutated
-from tests.test_kept import Network, fresh, gradients
+from tests.test_cache import Network, fresh, gradients
 
 TIMES = [2, pytest.param(200, marks=pytest.mark.slow)]
 
@@ -245,8 +245,8 @@ class Readings:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, Callable[..., object], bytes, tuple[object, ...]]] = []
-        self._record(monkeypatch, "graphs", kept, "read")
-        self._record(monkeypatch, "program", kept, "_read")
+        self._record(monkeypatch, "graphs", cache, "read")
+        self._record(monkeypatch, "program", cache, "_read")
         self._record(monkeypatch, "object", engine, "_checked")
 
     def _record(

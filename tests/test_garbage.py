@@ -7,7 +7,7 @@ import torch
 from adjoint.garbage import full_collections_wait
 from adjoint.stage_runner import StageRunner
 from adjoint.store.keeping import Store
-from tests.test_kept import Network, fresh, gradients
+from tests.test_cache import Network, fresh, gradients
 
 
 @pytest.fixture

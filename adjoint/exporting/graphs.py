@@ -17,11 +17,10 @@ from adjoint.exported.file import PlanText
 from adjoint.exported.records import BackwardRecord, GraphRecord, NodeRecord
 from adjoint.exporting.code import Code
 from adjoint.forms.form import Unwritable
-from adjoint.forms.plans import written_plan
+from adjoint.forms.plans import without_bodies, written_plan
 from adjoint.graph.boundary import location_of_graph, warn_of_fallback
 from adjoint.graph.derivative import Backward, Derivative
 from adjoint.graph.metadata import inputs_of, value_or_none
-from adjoint.kept import without_bodies
 from adjoint.loops.plan import HeldConstant, LibraryCall, Plan
 from adjoint.target import Target
 

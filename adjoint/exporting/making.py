@@ -23,10 +23,10 @@ from adjoint.exporting.graphs import Exporting
 from adjoint.exporting.recording import Recording
 from adjoint.forms.form import Unwritable
 from adjoint.graph.boundary import location_of_function
-from adjoint.kept import versions
 from adjoint.options import Options
 from adjoint.runtime.cpu.products import has_blas
 from adjoint.store.entries import digest_of
+from adjoint.store.versions import versions
 from adjoint.target import CPU, cpu_target, cuda_target
 
 # Axes of a tensor whose sizes may vary: all of them, some, or some with bounds.

@@ -15,11 +15,28 @@ from adjoint.forms.form import (
     Reading,
     Tree,
     malformed_if_it_fails,
+    require,
 )
 from adjoint.forms.graphs import Ground, attribute_of, memory_of, name_graphs
 from adjoint.forms.vocabulary import GRAPH_FORM, KNOWN_META, PLAIN_META
 from adjoint.graph import descriptors as d
-from adjoint.graph.metadata import CheckpointRegion, GradOf, Mode, next_run, set_entry_mode
+from adjoint.graph.calling import (
+    BaseOf,
+    CallingConvention,
+    FromCaller,
+    FromGraph,
+    MemoryOf,
+    View,
+)
+from adjoint.graph.metadata import (
+    CheckpointRegion,
+    GradOf,
+    Mode,
+    inputs_of,
+    next_run,
+    outputs_of,
+    set_entry_mode,
+)
 from adjoint.graph.origins import Origin, next_number
 from adjoint.open_types import FromText, TorchValue
 from adjoint.torch_private import expressions
@@ -282,3 +299,24 @@ def read(text: str | bytes, ground: Ground) -> FromText:
     if not ground.symbols and not reading.has_symbols:
         name_graphs(reading.graphs, ground, text)
     return value
+
+
+def require_fitting(calling: CallingConvention, inputs: int, graph_module: fx.GraphModule) -> None:
+    """Raise `Malformed` unless the calling convention fits this graph and number of inputs."""
+    outputs = len(outputs_of(graph_module.graph))
+    recipes = calling.recipes
+    of_graph = [write.value for write in calling.writes]
+    of_caller: list[int] = [each.index for each in calling.placements]
+    of_caller += [place for place, _ in calling.versions]
+    for each in (*calling.sources, *recipes, *(e.of for e in recipes if isinstance(e, View))):
+        match each:
+            case FromGraph(index):
+                of_graph.append(index)
+            case FromCaller(index) | BaseOf(index) | MemoryOf(index):
+                of_caller.append(index)
+            case _:
+                pass
+    require(len(calling.sources) == len(inputs_of(graph_module.graph)), "each input has a source")
+    require(all(0 <= index < outputs for index in of_graph), "an output of the graph")
+    require(all(0 <= index < inputs for index in of_caller), "an input of the caller's")
+    require(all(0 <= place < len(recipes) for place in calling.results), "a result has a recipe")

@@ -7,6 +7,7 @@ lowered from (`graphs.Ground`), library calls by the names of their operators.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import sympy
@@ -242,3 +243,22 @@ def _tensor(plan: p.Plan, number: int, dtype: torch.dtype) -> None:
 def _sizes(known: set[sympy.Symbol], sizes: Iterable[p.Size]) -> None:
     for size in sizes:
         require(isinstance(size, int) or size.free_symbols <= known, "a size of the inputs")
+
+
+def without_bodies(plan: p.Plan) -> p.Plan:
+    """The plan with signatures of kernels alone: their code is stored elsewhere."""
+
+    def launch(step: p.Launch) -> p.Launch:
+        return replace(step, kernel=replace(step.kernel, body=()))
+
+    def changed(step: p.Step) -> p.Step:
+        match step:
+            case p.Launch():
+                return launch(step)
+            case p.RowTiles():
+                body = tuple(launch(s) if isinstance(s, p.Launch) else s for s in step.body)
+                return replace(step, begin=tuple(map(launch, step.begin)), body=body)
+            case _:
+                return step
+
+    return replace(plan, steps=tuple(map(changed, plan.steps)))

@@ -19,6 +19,6 @@ compilation (`keeping.py`).
     capture     a graph of Dynamo's                               capture
 
 A new kind is a name and a payload: the facts and the reading of the last three are in
-`adjoint.kept`, those of the first two where code is compiled (`runtime/cpu/engine.py`,
+`adjoint.cache`, those of the first two where code is compiled (`runtime/cpu/engine.py`,
 `runtime/gpu/assembly.py`).
 """

@@ -54,8 +54,8 @@ class NotTrusted(Exception):
 
 
 @dataclass(frozen=True)
-class Kept:
-    """An entry, as the folder lists it."""
+class StoredEntry:
+    """An entry, as the folder lists it: its file, header, size and time of use."""
 
     path: Path
     header: Header
@@ -129,14 +129,14 @@ class Folder:
         """Remove the entry of these facts, if it is there."""
         self._path(kind, facts).unlink(missing_ok=True)
 
-    def entries(self) -> list[Kept]:
+    def entries(self) -> list[StoredEntry]:
         """All entries, the one used longest ago first; what is no entry is left out."""
-        found: list[Kept] = []
+        found: list[StoredEntry] = []
         for path in self._files():
             with contextlib.suppress(OSError, DamagedEntry, NotTrusted):
                 header = header_of(self._content(path, header_bytes))
                 status = path.stat()
-                found.append(Kept(path, header, status.st_size, status.st_mtime))
+                found.append(StoredEntry(path, header, status.st_size, status.st_mtime))
         return sorted(found, key=lambda each: each.used)
 
     def damaged(self) -> dict[Path, str]:

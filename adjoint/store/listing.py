@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from adjoint.quantities import in_bytes
-from adjoint.store.folder import Folder, Kept
+from adjoint.store.folder import Folder, StoredEntry
 
 
 def listed(folder: Folder) -> str:
@@ -40,7 +40,7 @@ def explained(folder: Folder) -> str:
     return "\n".join(lines)
 
 
-def reason(entry: Kept, entries: Sequence[Kept]) -> str:
+def reason(entry: StoredEntry, entries: Sequence[StoredEntry]) -> str:
     """Why an entry was made, given all entries of its folder."""
     header = entry.header
     if header.because:

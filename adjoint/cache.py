@@ -1,19 +1,17 @@
-"""What is kept of compilations: captures, derivatives and programs, by what they were made of.
+"""The cache of captures, derivatives and programs, for later processes.
 
-Each depends on its graph and on the versions of adjoint and torch; a capture also on modes and
-settings of torch, a derivative and a program on options and passes, a program on its target.  These
-are its facts (`store/`).  What cannot be written as text, and what depends on code of the user's
-whose meaning no text says, is not kept.
+Every entry depends on its graph and on the versions of adjoint and torch; a capture also on modes
+and settings of torch, a derivative and a program on options and passes, a program on its target.
+These are the facts by which it is found (`store/`).  Not cached is what has no text (`forms/`), and
+what depends on the user's code: no digest of a function tells everything that it reads.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeAlias, TypeVar, cast
 
 import sympy
@@ -22,30 +20,18 @@ from torch import fx
 
 from adjoint.forms.annotations import check_of
 from adjoint.forms.dynamo_graphs import DynamoGround
-from adjoint.forms.form import (
-    Malformed,
-    Unwritable,
-    malformed_if_it_fails,
-    require,
-)
-from adjoint.forms.graph_reading import Inapplicable, read
+from adjoint.forms.form import Malformed, Unwritable, malformed_if_it_fails
+from adjoint.forms.graph_reading import Inapplicable, read, require_fitting
 from adjoint.forms.graphs import Ground, written
-from adjoint.forms.plans import read_plan, written_plan
+from adjoint.forms.plans import read_plan, without_bodies, written_plan
 from adjoint.forms.vocabulary import KNOWN_NAMESPACES
-from adjoint.graph.calling import (
-    BaseOf,
-    CallingConvention,
-    FromCaller,
-    FromGraph,
-    MemoryOf,
-    View,
-)
+from adjoint.graph.calling import CallingConvention
 from adjoint.graph.captured import CapturedProgram
-from adjoint.graph.metadata import inputs_of, outputs_of
+from adjoint.graph.metadata import inputs_of
 from adjoint.graph.show import show_source
 from adjoint.graph.sizes import size_hints
 from adjoint.kernels import CompiledKernels, load_kept
-from adjoint.loops.plan import Launch, Plan, RowTiles, Step
+from adjoint.loops.plan import Plan
 from adjoint.observing import Observer, is_watched, unobserved
 from adjoint.options import Options
 from adjoint.rules.registry import USER_RULES
@@ -56,6 +42,7 @@ from adjoint.runtime.plans.program import PlanProgram
 from adjoint.store.claims import Claim
 from adjoint.store.entries import digest_of
 from adjoint.store.keeping import Store
+from adjoint.store.versions import versions
 from adjoint.target import Loader, Target
 from adjoint.torch_private.corrected_fakes import learned
 from adjoint.torch_private.dynamo import is_general_attempt
@@ -65,35 +52,13 @@ from adjoint.torch_private.modes import settings
 Value = TypeVar("Value")
 AnyGround = TypeVar("AnyGround", bound=Ground)
 
-# The graph, how it is called, and what is known of sizes after the capture.
-KeptCapture: TypeAlias = tuple[fx.GraphModule, CallingConvention, Ranges, list[str]]
-
-
-@functools.cache
-def versions() -> dict[str, str]:
-    """The versions of all that has a part in a compilation."""
-    return {
-        "adjoint": source_digest(),
-        "torch": f"{torch.__version__} {torch.version.cuda or ''}".strip(),
-        "python": platform.python_version(),
-    }
-
-
-@functools.cache
-def source_digest() -> str:
-    """A digest of adjoint's own source: any change of it may change what is compiled."""
-    folder = Path(__file__).parent
-    parts = [
-        f"{path.relative_to(folder).as_posix()} {digest_of(path.read_bytes())}"
-        for path in sorted(folder.rglob("*.py"))
-        if path.relative_to(folder).parts[0] not in ("atlas", "bench")
-    ]
-    return digest_of("\n".join(parts))[:16]
+# The graph, its calling convention, the ranges of its sizes, and what torch knows of them.
+CachedCapture: TypeAlias = tuple[fx.GraphModule, CallingConvention, Ranges, list[str]]
 
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """What compiling a graph gave."""
+    """The result of compiling a graph."""
 
     program: PlanProgram | None
     """None: it runs op by op."""
@@ -103,29 +68,29 @@ class CompiledProgram:
 
 @dataclass(frozen=True)
 class NoProgram:
-    """It was found before that the graph has no native program: it runs op by op."""
+    """An entry that says: the graph has no native program, and runs op by op."""
 
 
-# A fact of more letters is a digest.
+# A longer fact is replaced by its digest.
 _LONG_FACT_CHARACTERS = 400
 
 
-class Kept:
-    """The derivatives and programs of one compiler that are kept in a store."""
+class Cache:
+    """The cache of one compiler."""
 
     def __init__(self, store: Store, options: Options) -> None:
         self.store = store
         self.options = options
 
     def ground_of(self, graph_module: fx.GraphModule) -> Ground | None:
-        """The graph, ready to find what was made of it; None if its text does not say it all."""
-        # The code of a pass does not tell what it reads.
+        """The graph as the ground of cache entries; None if it has no text."""
+        # No digest of a pass tells everything that it reads.
         if self.options.passes:
             return None
         return self._with_digest(lambda: Ground(graph_module))
 
     def _with_digest(self, make: Callable[[], AnyGround]) -> AnyGround | None:
-        """A ground that has a text; None: it has none."""
+        """The ground, if it has a text; else None."""
         try:
             ground = make()
             _ = ground.digest
@@ -150,7 +115,7 @@ class Kept:
     def captured(
         self, ground_of: Callable[[], DynamoGround], make: Callable[[], CapturedProgram]
     ) -> CapturedProgram:
-        """The captured program of a graph of Dynamo's that is kept, or what `make` captures."""
+        """The cached capture of a graph of Dynamo's, or what `make` captures."""
         ground = self._with_digest(ground_of)
         if ground is None:
             return make()
@@ -166,7 +131,7 @@ class Kept:
         def made(claim: Claim) -> CapturedProgram:
             known = ground.guards()
             found = make()
-            # The tensors that a program closes over are not in the text.
+            # The text does not hold the tensors that a program closes over.
             if not found.closed_over and not found.bound:
                 bounds = ranges(ground.fake_mode.shape_env, ground.symbols)
                 value = (found.graph_module, found.calling, bounds, ground.sizes())
@@ -177,18 +142,18 @@ class Kept:
         return self.store.found_or_made("capture", facts, find, made)
 
     def _find_captured(self, facts: dict[str, str], ground: DynamoGround) -> CapturedProgram | None:
-        is_sound = check_of(KeptCapture)
+        is_sound = check_of(CachedCapture)
         found = self._find_made("capture", facts, ground, is_sound)
         if found is None:
             return None
-        graph_module, calling, bounds, sizes = cast("KeptCapture", found[0])
+        graph_module, calling, bounds, sizes = cast("CachedCapture", found[0])
         try:
             require_fitting(calling, len(ground.inputs), graph_module)
         except Malformed as error:
             self.store.reject("capture", facts, error)
             return None
         narrow(ground.fake_mode.shape_env, ground.symbols, bounds)
-        # Dynamo's guards have to be those that the capture led to.
+        # Dynamo must have the guards that the original capture led to.
         return CapturedProgram(graph_module, calling) if ground.sizes() == sizes else None
 
     # Derivatives
@@ -200,9 +165,10 @@ class Kept:
         make: Callable[[], Value],
         kind: object,
     ) -> Value:
-        """What `make` derives of a graph, or what was kept of it; `asked` says what that is.
+        """The cached result of `make`, which derives something from a graph, or a new one.
 
-        `kind`: the type of what `make` returns, which is checked of what is read.
+        `asked`: what is derived, as one of the facts.  `kind`: the type of the result, against
+        which a cached one is checked.
         """
         ground = self.ground_of(graph_module)
         if ground is None or USER_RULES or not ground.namespaces <= KNOWN_NAMESPACES:
@@ -227,7 +193,7 @@ class Kept:
     def _find_made(
         self, kind: str, facts: dict[str, str], ground: Ground, is_sound: Callable[[object], bool]
     ) -> tuple[object] | None:
-        """What was made of a graph and is kept for these facts; None: nothing."""
+        """The cached value for these facts, in a tuple; None: a miss."""
         text = self.store.get(kind, facts)
         if text is None:
             return None
@@ -252,7 +218,7 @@ class Kept:
         claim: Claim,
     ) -> None:
         try:
-            # Now, because graphs may change later.
+            # Serialized at once, because later passes may change the graphs.
             content = written(made, ground, assumed).encode()
         except Unwritable:
             return
@@ -271,11 +237,11 @@ class Kept:
         overwrites: bool,
         make: Callable[[], CompiledProgram],
     ) -> PlanProgram | None:
-        """The program of a graph that is kept, or else the one that `make` compiles.
+        """The cached program of a graph, or the one that `make` compiles.
 
         `overwrites`: new values of inputs may be stored in the inputs.
         """
-        ground = self.ground_of(graph_module) if is_keepable(target) else None
+        ground = self.ground_of(graph_module) if is_cacheable(target) else None
         if ground is None:
             return make().program
         facts = {**self._program_facts(ground, target), "overwrites": str(overwrites)}
@@ -284,7 +250,7 @@ class Kept:
             found = make()
             if found.kernels is None or not found.kernels.refused:
                 payload = functools.partial(_written, ground, found)
-                # Another thread must not read constants of a GPU, whose work may be captured.
+                # The writing thread must not read constants of a GPU: a capture may be under way.
                 now = payload if target.loader is Loader.LLVM else payload()
                 if now is not None:
                     self.store.put("program", facts, now, label_of(graph_module), claim)
@@ -307,7 +273,7 @@ class Kept:
     def _find(
         self, ground: Ground, target: Target, facts: dict[str, str]
     ) -> PlanProgram | NoProgram | None:
-        """The program that is kept for these facts; None: there is none."""
+        """The cached program for these facts; None: a miss."""
         text = self.store.get("program", facts)
         if text is None:
             return None
@@ -331,8 +297,8 @@ class Kept:
             return None
 
 
-class NothingKept:
-    """The cache of a compiler that has none: everything is made."""
+class NoCache:
+    """No cache: every lookup is a miss, and nothing is stored."""
 
     def captured(
         self, ground_of: Callable[[], DynamoGround], make: Callable[[], CapturedProgram]
@@ -354,36 +320,15 @@ class NothingKept:
         return make().program
 
 
-def kept_for(store: Store | None, options: Options, observer: Observer) -> Kept | NothingKept:
-    """The entries of a store, unless somebody wants to see how everything is made."""
+def cache_for(store: Store | None, options: Options, observer: Observer) -> Cache | NoCache:
+    """The cache in a store; none if an observer or watcher wants to see every stage."""
     if store is None or observer is not unobserved or is_watched():
-        return NothingKept()
-    return Kept(store, options)
-
-
-def require_fitting(calling: CallingConvention, inputs: int, graph_module: fx.GraphModule) -> None:
-    """Raise `Malformed` unless the calling convention fits this graph and number of inputs."""
-    outputs = len(outputs_of(graph_module.graph))
-    recipes = calling.recipes
-    of_graph = [write.value for write in calling.writes]
-    of_caller: list[int] = [each.index for each in calling.placements]
-    of_caller += [place for place, _ in calling.versions]
-    for each in (*calling.sources, *recipes, *(e.of for e in recipes if isinstance(e, View))):
-        match each:
-            case FromGraph(index):
-                of_graph.append(index)
-            case FromCaller(index) | BaseOf(index) | MemoryOf(index):
-                of_caller.append(index)
-            case _:
-                pass
-    require(len(calling.sources) == len(inputs_of(graph_module.graph)), "each input has a source")
-    require(all(0 <= index < outputs for index in of_graph), "an output of the graph")
-    require(all(0 <= index < inputs for index in of_caller), "an input of the caller's")
-    require(all(0 <= place < len(recipes) for place in calling.results), "a result has a recipe")
+        return NoCache()
+    return Cache(store, options)
 
 
 def label_of(graph_module: fx.GraphModule) -> str:
-    """The first line of the user's that a graph computes."""
+    """The first of the user's lines that a graph computes."""
     for node in graph_module.graph.nodes:
         if node.op == "call_function" and node.meta.get("source") is not None:
             return show_source(node.meta["source"])
@@ -391,18 +336,18 @@ def label_of(graph_module: fx.GraphModule) -> str:
 
 
 def _described(target: Target) -> str:
-    """A target without its machine; the same text in every process."""
+    """A target without its machine, as a text that is the same in every process."""
     features = sorted(each.value for each in target.features)
     return f"{replace(target, machine=None, features=frozenset())} {features}"
 
 
-def is_keepable(target: Target) -> bool:
-    """Whether programs for a target are kept: those that have machine code."""
+def is_cacheable(target: Target) -> bool:
+    """Whether programs for a target are cached: those that have machine code."""
     return target.loader in (Loader.LLVM, Loader.CUDA)
 
 
 def _written(ground: Ground, made: CompiledProgram) -> bytes | None:
-    """The text of a program, or that there is none; None: it cannot be written."""
+    """The payload of a program, or of there being none; None: it has no text."""
     plan, kernels = made.plan, made.kernels
     if plan is None or kernels is None:
         return json.dumps({"plan": None, "code": []}).encode()
@@ -419,27 +364,8 @@ def _written(ground: Ground, made: CompiledProgram) -> bytes | None:
     return json.dumps({"plan": text, "code": code}).encode()
 
 
-def without_bodies(plan: Plan) -> Plan:
-    """The plan, with kernels that say what they take and not what they compute: there is code."""
-
-    def launch(step: Launch) -> Launch:
-        return replace(step, kernel=replace(step.kernel, body=()))
-
-    def changed(step: Step) -> Step:
-        match step:
-            case Launch():
-                return launch(step)
-            case RowTiles():
-                body = tuple(launch(s) if isinstance(s, Launch) else s for s in step.body)
-                return replace(step, begin=tuple(map(launch, step.begin)), body=body)
-            case _:
-                return step
-
-    return replace(plan, steps=tuple(map(changed, plan.steps)))
-
-
 def _read(text: bytes, ground: Ground) -> tuple[Plan | None, list[tuple[str, CodeSource]]]:
-    """The plan and the code of its launches; raises `Malformed`."""
+    """The plan, and where the code of its launches is cached; raises `Malformed`."""
     with malformed_if_it_fails():
         fields = json.loads(text)
         plan_text, code = fields["plan"], fields["code"]

@@ -1,0 +1,33 @@
+"""The versions of everything that takes part in a compilation: facts of every cache entry."""
+
+from __future__ import annotations
+
+import functools
+import platform
+from pathlib import Path
+
+import torch
+
+from adjoint.store.entries import digest_of
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """The versions of adjoint, torch and Python, by name."""
+    return {
+        "adjoint": source_digest(),
+        "torch": f"{torch.__version__} {torch.version.cuda or ''}".strip(),
+        "python": platform.python_version(),
+    }
+
+
+@functools.cache
+def source_digest() -> str:
+    """A digest of adjoint's own source: any change of it may change what is compiled."""
+    folder = Path(__file__).parent.parent
+    parts = [
+        f"{path.relative_to(folder).as_posix()} {digest_of(path.read_bytes())}"
+        for path in sorted(folder.rglob("*.py"))
+        if path.relative_to(folder).parts[0] not in ("atlas", "bench")
+    ]
+    return digest_of("\n".join(parts))[:16]
