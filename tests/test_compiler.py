@@ -72,6 +72,25 @@ def test_the_observer_is_shown_each_stage_of_each_order() -> None:
     assert stages(seen) == [(name, 2) for name in RUN]
 
 
+def test_the_observer_is_shown_each_stage_of_a_transform() -> None:
+    """The function inside is differentiated while the transform is captured."""
+    seen: list[Sighting] = []
+    x = torch.rand(3)
+    transform: Any = adjoint.grad(lambda x: program(x).sum())
+    gradient = transform.observed(seen.append, {"target": "native"})(x)
+    torch.testing.assert_close(gradient, x.cos() * 2)
+    before = [(each.name, 0) for each in primal(())]
+    assert stages(seen) == [
+        *before,
+        *((name, 1) for name in DIFFERENTIATED),
+        ("close-softmax", 0),
+        ("partition", 1),
+        ("capture", 0),
+        *before,
+        *((name, 0) for name in RUN),
+    ]
+
+
 def test_what_is_shown_is_what_was_made_and_how_long_it_took() -> None:
     seen: list[Sighting] = []
     x = leaf(3)
