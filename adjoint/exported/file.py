@@ -44,7 +44,7 @@ KIND = "export"
 FORMAT = "2"
 
 _LENGTH = struct.Struct("<Q")
-_ALIGNMENT = 64
+_ALIGNMENT_BYTES = 64
 
 # A larger file is not read.
 MAX_BYTES = 1 << 36
@@ -152,10 +152,10 @@ def written(exported: Exported) -> bytes:
     at = 0
     for each in blobs:
         places.append([at, len(each)])
-        at += len(each) + -len(each) % _ALIGNMENT
+        at += len(each) + -len(each) % _ALIGNMENT_BYTES
     index["blobs"] = places
     text = json.dumps(index, separators=(",", ":")).encode()
-    body = b"".join(each + b"\0" * (-len(each) % _ALIGNMENT) for each in blobs)
+    body = b"".join(each + b"\0" * (-len(each) % _ALIGNMENT_BYTES) for each in blobs)
     payload = _LENGTH.pack(len(text)) + text + body
     facts = {**exported.facts, "subject": digest_of(payload)}
     return packed(Entry(Header(KIND, facts, exported.label), payload))

@@ -16,7 +16,7 @@ from adjoint.graph.leaves import bytes_of
 from adjoint.store.headers import BadHeader, read_header
 
 _LENGTH = struct.Struct("<Q")
-_ALIGNMENT = 8
+_ALIGNMENT_BYTES = 8
 
 # A header has a line for each tensor.
 MAX_HEADER_BYTES = 100_000_000
@@ -58,7 +58,7 @@ def written(tensors: Mapping[str, torch.Tensor]) -> bytes:
         parts.append(data)
         at += len(data)
     header = json.dumps(fields, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % _ALIGNMENT)
+    header += b" " * (-len(header) % _ALIGNMENT_BYTES)
     return b"".join([_LENGTH.pack(len(header)), header, *parts])
 
 

@@ -77,7 +77,7 @@ aten = torch.ops.aten
 BLAS_DTYPES = (torch.float32, torch.float64)
 
 # How many elements a row of row tiles counts as, when the number of threads is decided.
-WORK_OF_A_ROW = 256
+ROW_WORK_ELEMENTS = 256
 
 
 def lower(
@@ -282,7 +282,7 @@ class _Planning(Schedule):
         return Launch(kernel, operands, nest.extents, work, nest.grid, names, title)
 
     def _tile(self, tiling: RowTiling) -> None:
-        work = simplified(tiling.rows * WORK_OF_A_ROW)
+        work = simplified(tiling.rows * ROW_WORK_ELEMENTS)
         begin: list[Launch] = []
         body: list[Launch | Product] = []
         finale: list[Launch] = []

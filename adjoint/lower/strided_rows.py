@@ -31,10 +31,10 @@ from adjoint.lower.partial_sums import BLOCK_ROWS, kept_index
 from adjoint.lower.sizes import is_one, product
 
 # Rows that are reduced at once: their accumulators stay in the L1 cache.
-BLOCK = 1024
+ROWS_AT_ONCE = 1024
 
 # Fewer contiguous rows are not worth a vectorized loop.
-MIN_ROWS = 32
+MIN_CONTIGUOUS_ROWS = 32
 
 
 def nest_of(group: Group, stored: set[fx.Node], name: str = "kernel") -> Nest:
@@ -57,7 +57,7 @@ def reduces_strided_columns(dry: Builder) -> bool:
     if dry.kept_rows or not all(_is_supported(dry, *member) for member in group.members.values()):
         return False
     row = next((axis for axis in reversed(dry.axes[: dry.split]) if not is_one(axis.extent)), None)
-    if row is None or not isinstance(row.extent, int) or row.extent < MIN_ROWS:
+    if row is None or not isinstance(row.extent, int) or row.extent < MIN_CONTIGUOUS_ROWS:
         return False
     inner = dry.axes[dry.split :]
     over_columns = [i for i in dry.accesses if any(i.coefficient(axis) != 0 for axis in inner)]
@@ -100,9 +100,9 @@ class StridedBuilder(Builder):
         self.counters[last_run[-1]] = begin + Counter("j")
         for run in self.inner:
             self.counters[run[-1]] = Counter(run[-1].name)
-        self.count = apply("minimum", high - begin, integer(BLOCK))
-        block = (Assign("begin", low + Counter("b") * integer(BLOCK)), *self.row())
-        blocks = apply("floordiv", high - low + (BLOCK - 1), integer(BLOCK))
+        self.count = apply("minimum", high - begin, integer(ROWS_AT_ONCE))
+        block = (Assign("begin", low + Counter("b") * integer(ROWS_AT_ONCE)), *self.row())
+        blocks = apply("floordiv", high - low + (ROWS_AT_ONCE - 1), integer(ROWS_AT_ONCE))
         body = (
             *set_row,
             Assign("low", apply("maximum", first - outer * extent, integer(0))),
@@ -123,8 +123,11 @@ class StridedBuilder(Builder):
         for item, level in members:
             definition = item.definition
             if isinstance(definition, Reduced):
-                scratch = Scratch(f"rows.{item.node.name}", definition.start.dtype, BLOCK)
-                name, place = self.operand(scratch), self.thread * integer(BLOCK) + Counter("j")
+                scratch = Scratch(f"rows.{item.node.name}", definition.start.dtype, ROWS_AT_ONCE)
+                name, place = (
+                    self.operand(scratch),
+                    self.thread * integer(ROWS_AT_ONCE) + Counter("j"),
+                )
                 starts.append(Store(name, place, definition.start))
                 value = definition.element(self.index_of(item), self)
                 inside.append(Merge(name, place, definition.operator, value))

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 # Seconds between two checks of a claim, and the most that a process waits.
-INTERVAL = 0.05
-MAX_WAIT = 60.0
+POLL_SECONDS = 0.05
+MAX_WAIT_SECONDS = 60.0
 
 
 class Claim:
@@ -62,14 +62,14 @@ def claimed(path: Path, is_there: Callable[[], bool]) -> Claim | None:
             return Claim(None)
         if is_there():
             return None
-        if waited >= MAX_WAIT or _has_ended(_holder(path)):
+        if waited >= MAX_WAIT_SECONDS or _has_ended(_holder(path)):
             with contextlib.suppress(OSError):
                 path.unlink()
-            if waited >= MAX_WAIT:
+            if waited >= MAX_WAIT_SECONDS:
                 return Claim(None)
             continue
-        threading.Event().wait(INTERVAL)
-        waited += INTERVAL
+        threading.Event().wait(POLL_SECONDS)
+        waited += POLL_SECONDS
         if not os.path.lexists(path):
             return None if is_there() else Claim(None)
 

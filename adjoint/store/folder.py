@@ -43,7 +43,7 @@ MAX_ENTRY_BYTES = 1 << 28
 MAX_WRITE_SECONDS = 3600
 
 # Pruning makes room for more than one entry, so that not every write prunes.
-_KEPT_SHARE = 0.9
+_SHARE_AFTER_PRUNING = 0.9
 
 # Entries of one subject that are compared to explain why another one was needed.
 _MAX_COMPARED = 16
@@ -112,8 +112,8 @@ class Folder:
                 new.unlink()
             raise
         self._unseen += len(data)
-        if not self._has_pruned or self._unseen > self.limit * (1 - _KEPT_SHARE):
-            self.prune(self.limit, int(self.limit * _KEPT_SHARE))
+        if not self._has_pruned or self._unseen > self.limit * (1 - _SHARE_AFTER_PRUNING):
+            self.prune(self.limit, int(self.limit * _SHARE_AFTER_PRUNING))
             self._has_pruned = True
 
     def claim(self, kind: str, facts: Facts) -> Claim | None:

@@ -28,7 +28,7 @@ Value = TypeVar("Value")
 
 # Entries that wait to be written.  With a disk slower than compilation further ones are not kept:
 # each holds what it is made of in memory, and the interpreter waits for all of them at exit.
-MAX_PENDING = 32
+MAX_PENDING_WRITES = 32
 
 
 class Payload(Protocol):
@@ -91,7 +91,7 @@ class Store:
         # The interpreter is about to exit and takes no more work.
         with contextlib.suppress(RuntimeError):
             self._pending = [each for each in self._pending if not each.done()]
-            if len(self._pending) < MAX_PENDING:
+            if len(self._pending) < MAX_PENDING_WRITES:
                 self._pending.append(_writer().submit(write))
                 if claim is not None:
                     claim.is_passed_on = True

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from adjoint.loops.show import show_plan as shown
-from adjoint.lower.strided_rows import BLOCK
+from adjoint.lower.strided_rows import ROWS_AT_ONCE
 from tests.lowering import check, graph_of, lower
 
 
@@ -65,7 +65,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], object]] = {
 }
 
 
-@pytest.mark.parametrize("shape", [(3, 16, 40), (2, 16, 2 * BLOCK + 7), (1, 16, 33)])
+@pytest.mark.parametrize("shape", [(3, 16, 40), (2, 16, 2 * ROWS_AT_ONCE + 7), (1, 16, 33)])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_reductions_over_channels(name: str, shape: tuple[int, ...]) -> None:
     check(FUNCTIONS[name], halves(*shape))

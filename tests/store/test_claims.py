@@ -73,7 +73,7 @@ def test_a_process_that_fails_leaves_it_to_others(tmp_path: Path, other: int) ->
 def test_nobody_waits_for_a_process_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "INTERVAL", 1000.0)
+    monkeypatch.setattr(claims, "POLL_SECONDS", 1000.0)
     path = tmp_path / "claim"
     os.symlink(of(ended()), path)
     claim = claimed(path, never)
@@ -83,7 +83,7 @@ def test_nobody_waits_for_a_process_that_has_ended(
 
 @pytest.mark.parametrize("holder", ["", "no number", "elsewhere 1", "elsewhere 99999999999999"])
 def test_nobody_waits_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holder: str) -> None:
-    monkeypatch.setattr(claims, "MAX_WAIT", 0.2)
+    monkeypatch.setattr(claims, "MAX_WAIT_SECONDS", 0.2)
     path = tmp_path / "claim"
     if holder:
         os.symlink(holder, path)

@@ -11,7 +11,7 @@ from adjoint.errors import CacheWarning
 from adjoint.store.entries import digest_of
 from adjoint.store.folder import NotTrusted
 from adjoint.store.keeping import (
-    MAX_PENDING,
+    MAX_PENDING_WRITES,
     Store,
     current_store,
     keeping_in,
@@ -178,9 +178,9 @@ def test_what_waits_to_be_written_is_bounded(store: Store) -> None:
         return b"code"
 
     try:
-        for number in range(2 * MAX_PENDING):
+        for number in range(2 * MAX_PENDING_WRITES):
             store.put("object", {"subject": digest_of(str(number))}, slow)
     finally:
         disk.set()
     store.flush()
-    assert len(store.folder.entries()) == MAX_PENDING
+    assert len(store.folder.entries()) == MAX_PENDING_WRITES

@@ -21,8 +21,8 @@ from adjoint.lower.compositions.registry import (
 
 aten = torch.ops.aten
 
-# How far the two sums of a variance of equal elements may be apart, in units of precision.
-ROUNDING = 64
+# How far the two sums of a variance of equal elements may be apart.
+MAX_ROUNDING_ULPS = 64
 
 
 def _unbiased(
@@ -42,7 +42,7 @@ def _unbiased(
     # the squares are rounding errors alone, and the variance has to be exactly zero: the derivative
     # of the deviation tests for that.
     rest = squares - centered.sum(axes, keepdim=keepdim).square() / count
-    is_rounding = rest <= ROUNDING * torch.finfo(wide.dtype).eps * squares
+    is_rounding = rest <= MAX_ROUNDING_ULPS * torch.finfo(wide.dtype).eps * squares
     variance = rest.masked_fill(is_rounding, 0) / (count - correction)
     return variance, mean if keepdim else mean.squeeze(axes)
 

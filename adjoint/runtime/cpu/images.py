@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-WORD = 8
+WORD_BYTES = 8
 
 
 class Unmappable(Exception):
@@ -34,8 +34,8 @@ class Image:
 
     def check(self) -> None:
         """Raise `Unmappable` unless every offset is one in the code."""
-        end = self.table + WORD * len(self.imports)
-        if self.table % WORD or not 0 <= self.table <= end <= len(self.code):
+        end = self.table + WORD_BYTES * len(self.imports)
+        if self.table % WORD_BYTES or not 0 <= self.table <= end <= len(self.code):
             raise Unmappable("the table of addresses lies outside of the code")
         for name, offset in self.functions.items():
             if not 0 <= offset < len(self.code):
@@ -62,8 +62,8 @@ class MappedImage:
         except (OSError, AttributeError) as error:
             raise Unmappable(f"there is no memory for it: {error}") from error
         self._memory[:] = image.code
-        words = [(address or 0).to_bytes(WORD, "little") for address in addresses.values()]
-        self._memory[image.table : image.table + WORD * len(words)] = b"".join(words)
+        words = [(address or 0).to_bytes(WORD_BYTES, "little") for address in addresses.values()]
+        self._memory[image.table : image.table + WORD_BYTES * len(words)] = b"".join(words)
         self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         _protect(self._start, len(image.code))
 

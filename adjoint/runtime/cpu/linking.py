@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from adjoint.runtime.cpu.images import WORD, Image
+from adjoint.runtime.cpu.images import WORD_BYTES, Image
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -37,7 +37,7 @@ _JUMP_BYTES = 8
 # Sections that only say how to unwind the stack, which nothing here does.
 _IGNORED = (".eh_frame",)
 
-ALIGNMENT = 64
+ALIGNMENT_BYTES = 64
 
 
 class Unlinkable(Exception):
@@ -138,7 +138,7 @@ def linked(objects: Sequence[tuple[str, bytes]]) -> Image:
     places: dict[tuple[int, int], int] = {}
     for number, each in enumerate(read):
         for index, (section, content) in each.in_memory().items():
-            code += b"\0" * (-len(code) % max(section.alignment, ALIGNMENT))
+            code += b"\0" * (-len(code) % max(section.alignment, ALIGNMENT_BYTES))
             places[number, index] = len(code)
             code += content
     functions: dict[str, int] = {}
@@ -158,15 +158,15 @@ def linked(objects: Sequence[tuple[str, bytes]]) -> Image:
             if symbol.section == _UNDEFINED and symbol.name and symbol.name not in functions
         }
     )
-    code += b"\0" * (-len(code) % ALIGNMENT)
+    code += b"\0" * (-len(code) % ALIGNMENT_BYTES)
     jumps = len(code)
     table = jumps + _JUMP_BYTES * len(imports)
-    words = {name: table + WORD * place for place, name in enumerate(imports)}
+    words = {name: table + WORD_BYTES * place for place, name in enumerate(imports)}
     stubs = {name: jumps + _JUMP_BYTES * place for place, name in enumerate(imports)}
     for name in imports:
         distance = words[name] - (stubs[name] + len(_JUMP) + _DISTANCE.size)
         code += (_JUMP + _DISTANCE.pack(distance)).ljust(_JUMP_BYTES, b"\xcc")
-    code += b"\0" * (WORD * len(imports))
+    code += b"\0" * (WORD_BYTES * len(imports))
     for number, each in enumerate(read):
         for index, offset, kind, symbol, addend in each.relocations():
             if (number, index) not in places:
