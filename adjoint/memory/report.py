@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,7 +20,9 @@ from adjoint.memory.chains import second_derivative
 from adjoint.memory.picture import Span, page
 from adjoint.memory.values import SavedValue, explained
 from adjoint.options import Options
+from adjoint.partition.budget import seconds_of_pair
 from adjoint.quantities import counted, in_bytes, in_flops
+from adjoint.rules.costs import seconds_of
 from adjoint.runtime.calling import graph_inputs
 from adjoint.target import Rates
 from adjoint.targets import target_of
@@ -61,6 +63,9 @@ class MemoryReport:
     """What is in memory, and when: in steps of the forward, then of the programs after it."""
     rates: Rates
     """The nominal rates of the target, for estimates of time."""
+    seconds: float
+    """The time of the function and its first backward at these rates: a memory budget chooses what
+    is recomputed by it.  It compares choices, and is not what a clock would show."""
 
     @property
     def bytes(self) -> int:
@@ -162,7 +167,11 @@ class MemoryReport:
 
 
 def saved_values(
-    function: Callable[..., object], *args: object, order: int = 1, **kwargs: object
+    function: Callable[..., object],
+    *args: object,
+    order: int = 1,
+    options: Mapping[str, object] | None = None,
+    **kwargs: object,
 ) -> MemoryReport:
     """What `function(*args, **kwargs)` saves for its derivative, and the memory that it needs.
 
@@ -174,6 +183,8 @@ def saved_values(
     parameters) is differentiated again.  With 0, it is that of the function alone, which may
     itself compute derivatives.
 
+    `options`: those of `torch.compile(backend="adjoint", options=...)`, such as a memory budget.
+
         >>> import torch, adjoint
         >>> x = torch.rand(4, requires_grad=True)
         >>> adjoint.saved_values(lambda x: x.exp().sum(), x).bytes
@@ -181,14 +192,16 @@ def saved_values(
     """
     if order not in (0, 1, 2):
         raise ValueError(f"order={order!r} is not legal; choose 0, 1 or 2")
-    compiler = Compiler(Options(progress=False))
+    compiler = Compiler(replace(Options.parse(options or {}), progress=False))
     captured = compiler.captured_call(function, args, kwargs, False)
     graph_module = captured.graph_module
     rates = target_of(graph_module, compiler.options).rates
     if order == 0:
-        made = compiler.footprint_of(compiler.undifferentiated(graph_module))
+        whole = compiler.undifferentiated(graph_module)
+        made = compiler.footprint_of(whole)
         chain = None if made is None else ChainFootprint((made,), ((None,) * len(made.inputs),))
-        return MemoryReport((), chain, _spans({}, chain), rates)
+        seconds = seconds_of(whole.graph, rates)
+        return MemoryReport((), chain, _spans({}, chain), rates, seconds)
     wrt = _wrt(captured, args, kwargs)
     derivative = compiler.derivative(graph_module, wrt, segmented=True)
     if derivative is None:
@@ -201,18 +214,19 @@ def saved_values(
         return report_of(derivative, compiler)
     first = _wrt_arguments(captured, args, kwargs) or wrt
     chain = second_derivative(compiler, derivative, wrt, first)
-    values = explained(derivative)
-    return MemoryReport(
-        values, chain, _spans(_saved_slots(derivative, chain, values), chain), rates
-    )
+    return _report(derivative, chain, rates)
 
 
 def report_of(derivative: Derivative, compiler: Compiler) -> MemoryReport:
     """What a derivative saves, and the memory of its programs."""
-    pair = compiler.footprint(derivative)
     rates = target_of(derivative.runs, compiler.options).rates
+    return _report(derivative, compiler.footprint(derivative), rates)
+
+
+def _report(derivative: Derivative, chain: ChainFootprint | None, rates: Rates) -> MemoryReport:
     values = explained(derivative)
-    return MemoryReport(values, pair, _spans(_saved_slots(derivative, pair, values), pair), rates)
+    spans = _spans(_saved_slots(derivative, chain, values), chain)
+    return MemoryReport(values, chain, spans, rates, seconds_of_pair(derivative, rates))
 
 
 def _wrt_arguments(captured: CapturedProgram, args: object, kwargs: object) -> tuple[int, ...]:

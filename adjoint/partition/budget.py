@@ -130,9 +130,7 @@ def within_budget(
 
     def candidate(choice: Choice) -> Candidate[Derivative]:
         made = make(marked(joint, choice))
-        graphs = made.runs.graph, made.first_backward.graph_module.graph
-        seconds = sum(seconds_of(each, rates) for each in graphs)
-        return Candidate(made, seconds, _returned(made.runs.graph))
+        return Candidate(made, seconds_of_pair(made, rates), _returned(made.runs.graph))
 
     budget = asked
     if isinstance(budget, float):
@@ -155,6 +153,12 @@ def within_budget(
             f"allow memory_budget={peak}, or compute with less at a time",
         )
     return found.made
+
+
+def seconds_of_pair(derivative: Derivative, rates: Rates) -> float:
+    """The predicted time of the forward and the first backward graph."""
+    graphs = derivative.runs.graph, derivative.first_backward.graph_module.graph
+    return sum(seconds_of(each, rates) for each in graphs)
 
 
 def _returned(graph: fx.Graph) -> int:

@@ -161,6 +161,19 @@ def test_the_memory_of_a_function_alone() -> None:
         adjoint.saved_values(function, torch.rand(4, 4), order=3)
 
 
+def test_a_budget_recomputes_and_takes_longer() -> None:
+    net, x = Net([Layer(64) for _ in range(3)]), torch.randn(2048, 64)
+    free = adjoint.saved_values(net, x)
+    within = adjoint.saved_values(net, x, options={"memory_budget": 0.5})
+    assert free.peak is not None
+    assert within.peak is not None
+    assert within.peak <= 0.5 * free.peak
+    assert within.bytes < free.bytes
+    assert within.seconds > free.seconds
+    with pytest.raises(ValueError, match="memory_budget"):
+        adjoint.saved_values(net, x, options={"memory_budgets": 0.5})
+
+
 def program(x: Tensor, w: Tensor) -> Tensor:
     hidden = torch.tanh(x @ w)
     return (hidden @ w.t()).sum()
