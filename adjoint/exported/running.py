@@ -14,7 +14,7 @@ from adjoint.open_types import AutogradContext, TorchValue
 from adjoint.runtime.autograd_node import Kinds, NodeProgram, ReadyBackward, tensors_in
 from adjoint.runtime.calling import BetweenSegments
 from adjoint.runtime.executable import Executable, Sizes
-from adjoint.torch_private.autograd import apply_node, set_grad_enabled
+from adjoint.torch_private.autograd import applying, set_grad_enabled
 
 
 class Programs(Protocol):
@@ -163,7 +163,7 @@ def _ending(outputs: Sequence[object], inputs: Sequence[object], order: int) -> 
     """The outputs with a history that cannot be differentiated."""
     floating = [place for place, each in enumerate(outputs) if is_floating(each)]
     traced = [each for each in inputs if requires_grad(each)]
-    noted = apply_node(_End, order, [outputs[place] for place in floating], *traced)
+    noted = _APPLY_END(order, [outputs[place] for place in floating], *traced)
     found = list(outputs)
     for place, each in zip(floating, noted, strict=True):
         found[place] = each
@@ -186,3 +186,6 @@ class _End(torch.autograd.Function):
             f"the program was exported with orders={ctx.order}, and its derivative of order "
             f"{ctx.order + 1} is asked for: export it with orders={ctx.order + 1}"
         )
+
+
+_APPLY_END = applying(_End)

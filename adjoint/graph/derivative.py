@@ -112,11 +112,14 @@ class Segments:
     """For each segment, positions of the inputs that its outputs depend on."""
 
 
-def picker(places: Sequence[int]) -> Callable[[Sequence[Value]], Sequence[Value]]:
+def picker(places: Sequence[int]) -> Callable[[Sequence[Value]], tuple[Value, ...]]:
     """A function that takes the values at `places` out of a sequence; it runs in every call."""
     if len(places) > 1:
         return operator.itemgetter(*places)
-    return lambda values: [values[place] for place in places]
+    if not places:
+        return lambda values: ()
+    (place,) = places
+    return lambda values: (values[place],)
 
 
 @dataclass(frozen=True)
@@ -136,16 +139,14 @@ class NodeLayout:
     segments: Segments | None = None
     """Set if results are computed from results."""
 
-    def saved_from(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> list[Value]:
-        """The saved values among inputs and outputs: inputs first."""
-        return [*self._take_inputs(inputs), *self._take_outputs(outputs)]
-
     @functools.cached_property
-    def _take_inputs(self) -> Callable[[Sequence[Value]], Sequence[Value]]:
+    def take_saved_inputs(self) -> Callable[[Sequence[Value]], tuple[Value, ...]]:
+        """Takes the saved inputs out of all inputs."""
         return picker(self.saved_inputs)
 
     @functools.cached_property
-    def _take_outputs(self) -> Callable[[Sequence[Value]], Sequence[Value]]:
+    def take_saved_outputs(self) -> Callable[[Sequence[Value]], tuple[Value, ...]]:
+        """Takes the saved outputs out of all outputs."""
         return picker(self.saved_outputs)
 
 
@@ -259,9 +260,9 @@ class Derivative:
         """Positions of the outputs whose cotangents a backward graph takes."""
         return tuple(self._output_places[each] for each in backward.of)
 
-    def saved_from(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> list[Value]:
+    def saved_from(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> tuple[Value, ...]:
         """The saved values among the inputs and outputs of the forward graph: inputs first."""
-        return self.layout.saved_from(inputs, outputs)
+        return self.layout.take_saved_inputs(inputs) + self.layout.take_saved_outputs(outputs)
 
     def saved_for(self, backward: Backward) -> list[int]:
         """Which of the saved values - inputs, then outputs - a backward graph takes."""

@@ -79,6 +79,7 @@ class Sizing:
             assumed = size_guards.assumed(fake_mode_of(graph_module).shape_env)
         self.assumptions = assumed
         """A list that may grow."""
+        self._symbols = frozenset(symbol for symbol, _, _ in self._shown)
         self._known: tuple[int, Sizes] | None = None
         """The number of assumptions, and sizes that satisfied them all: most calls repeat these."""
 
@@ -90,6 +91,10 @@ class Sizing:
             symbol: inputs[place] if axis is None else inputs[place].shape[axis]
             for symbol, place, axis in self._shown
         }
+
+    def is_known_by(self, sizes: Sizes) -> bool:
+        """Whether `sizes` has the value of each size symbol."""
+        return sizes.keys() >= self._symbols
 
     def violated(self, sizes: Sizes) -> str | None:
         """An assumption that `sizes` violate; None if all hold."""

@@ -11,7 +11,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -24,7 +24,7 @@ from adjoint.runtime.executable import Checker, Executable, Sizes
 from adjoint.torch_private.autograd import (
     CAN_CLEAR_SAVED,
     ReachedNodes,
-    apply_node,
+    applying,
     run_backward_by,
     set_grad_enabled,
     zero_cotangent,
@@ -55,9 +55,14 @@ class ReadyBackward:
     """Positions of the gradients that it returns as None where eager returns zeros."""
 
     @functools.cached_property
-    def take_saved(self) -> Callable[[Sequence[object]], Sequence[object]]:
+    def take_saved(self) -> Callable[[Sequence[object]], tuple[object, ...]]:
         """Takes the saved values that it needs out of all."""
         return picker(self.saved)
+
+    @functools.cached_property
+    def take_cotangents(self) -> Callable[[Sequence[object]], tuple[object, ...]]:
+        """Takes the cotangents that it needs out of those of all outputs."""
+        return picker(self.of)
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,11 @@ class Kinds:
     """Outputs of other segments."""
     constant: list[int] = field(default_factory=list)
     """Differentiable outputs that depend on none of the inputs that require grad."""
+
+    @property
+    def are_usual(self) -> bool:
+        """Whether all outputs and saved values are tensors, and the outputs have histories."""
+        return not (self.fixed or self.numbers or self.others or self.constant)
 
 
 class KeptInputs:
@@ -99,10 +109,13 @@ class NodeProgram(ABC):
     keeps_inputs = False
     """Whether eager autograd may have to run the graph again."""
     checker: Checker | None = None
+    is_usual = False
+    """Whether a call keeps nothing but saved tensors: known after the first."""
 
     def __init__(self, layout: NodeLayout, wrt: tuple[int, ...]) -> None:
         self.layout = layout
         self.wrt = wrt
+        self._take_traced = picker(wrt)
         self.following = ReachedNodes()
         self.segments: Sequence[NodeProgram] = ()
         self._kinds: Kinds | None = None
@@ -150,14 +163,19 @@ class NodeProgram(ABC):
         try:
             # Before the autograd node is made: a GPU computes meanwhile.
             set_grad_enabled(False)
-            outputs = self.forward(inputs)
+            loaded = self._forward or self._load()
+            # Ops under `enable_grad` inside the graph must not record: this node has the
+            # derivative.
+            given = InputsWithHistory(inputs)
+            if not getattr(loaded, "forgets_histories", False):
+                detach_inputs(given)
+            outputs = loaded(given)
             set_grad_enabled(True)
             if self.layout.segments is not None:
                 outputs = list(outputs) if between is None else between.separate(outputs)
                 segments = self.layout.segments
                 return self._in_segments(segments, list(inputs), outputs, sizes, between)
-            traced = [inputs[index] for index in self.wrt]
-            noted = apply_node(_Node, self, sizes, inputs, outputs, *traced)
+            noted = _APPLY((self, sizes, inputs, outputs), *self._take_traced(inputs))
         finally:
             set_grad_enabled(is_grad_enabled)
         results = noted[: self.layout.results]
@@ -180,7 +198,7 @@ class NodeProgram(ABC):
             own = [n for n, each in enumerate(of_output) if each == number]
             there = [v if n <= number else None for v, n in zip(outputs, of_output, strict=True)]
             traced = [inputs[index] for index in segment.wrt]
-            noted = apply_node(_Node, segment, sizes, inputs, there, *traced)
+            noted = _APPLY((segment, sizes, inputs, there), *traced)
             for place in own:
                 outputs[place] = noted[place]
             for place, cut in enumerate(segments.cuts):
@@ -188,15 +206,6 @@ class NodeProgram(ABC):
                     found = outputs[cut] if between is None else between.at(cut, outputs)
                     inputs[count + place] = found
         return outputs[: self.layout.results]
-
-    def forward(self, inputs: Sequence[object]) -> Sequence[object]:
-        """All outputs, saved values included."""
-        loaded = self._forward or self._load()
-        # Ops under `enable_grad` inside the graph must not record: this node has the derivative.
-        given = InputsWithHistory(inputs)
-        if not getattr(loaded, "forgets_histories", False):
-            detach_inputs(given)
-        return loaded(given)
 
     def kinds(
         self, inputs: Sequence[object], outputs: Sequence[object], saved: Sequence[object]
@@ -210,19 +219,22 @@ class NodeProgram(ABC):
                 sorted({*range(len(saved))} - {*tensors_in(saved)}),
                 [i for i in range(len(outputs)) if i not in own],
             )
+            self.is_usual = self._kinds.are_usual and not self.keeps_inputs
         return self._kinds
 
 
-class _Call(NamedTuple):
-    """What one run of a graph leaves for its backward, besides the saved tensors."""
+class _Unusual(NamedTuple):
+    """What an unusual run of a graph leaves for its backward, besides the saved tensors."""
 
-    program: NodeProgram
-    sizes: Sizes
     kept: KeptInputs | None
     zeros: dict[int, tuple[torch.Size, torch.dtype, torch.device]]
     """For outputs that are not differentiable here: what a zero cotangent looks like."""
     numbers: list[tuple[int, object]]
     """Places of saved values that are no tensors, and the values."""
+
+
+# The program that ran, and the values of its size symbols.
+_Call: TypeAlias = tuple[NodeProgram, Sizes, _Unusual | None]
 
 
 class _Node(torch.autograd.Function):
@@ -231,27 +243,32 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: AutogradContext,
-        program: NodeProgram,
-        sizes: Sizes,
-        inputs: Sequence[object],
-        outputs: Sequence[TorchValue],
+        run: tuple[NodeProgram, Sizes, Sequence[object], Sequence[TorchValue]],
         *_: torch.Tensor,
     ) -> tuple[object, ...]:
-        """The last arguments are the inputs that require grad: autograd has to see them."""
-        saved = program.layout.saved_from(inputs, outputs)
-        kinds = program.kinds(inputs, outputs, saved)
-        kept = KeptInputs(inputs) if program.keeps_inputs else None
+        """`run`: the program, the values of its size symbols, its inputs and its outputs.
+
+        The last arguments are the inputs that require grad: autograd has to see them.
+        """
+        program, sizes, inputs, outputs = run
+        layout = program.layout
+        saved = layout.take_saved_inputs(inputs) + layout.take_saved_outputs(outputs)
         # As `set_materialize_grads` and `save_for_backward`, which are functions in Python.
         ctx.materialize_grads = False
+        if program.is_usual:
+            ctx.call = (program, sizes, None)
+            ctx.to_save = saved
+            return tuple(outputs)
+        kinds = program.kinds(inputs, outputs, saved)
+        kept = KeptInputs(inputs) if program.keeps_inputs else None
         if kinds.fixed:
             ctx.mark_non_differentiable(*[outputs[i] for i in kinds.fixed])
         # Torch forgets the shapes of outputs that are not differentiable.
         zeros = {i: (outputs[i].shape, outputs[i].dtype, outputs[i].device) for i in kinds.constant}
         numbers = [(place, saved[place]) for place in kinds.numbers]
-        for place in kinds.numbers:
-            saved[place] = None
-        ctx.call = _Call(program, sizes, kept, zeros, numbers)
-        ctx.to_save = tuple(saved)
+        ctx.call = (program, sizes, _Unusual(kept, zeros, numbers))
+        places = enumerate(saved)
+        ctx.to_save = tuple([None if n in kinds.numbers else each for n, each in places])
         if not kinds.others:
             return tuple(outputs)
         returned = list(outputs)
@@ -264,24 +281,29 @@ class _Node(torch.autograd.Function):
     @left_alone_by_dynamo
     def backward(ctx: AutogradContext, *cotangents: object) -> tuple[object, ...]:
         call: _Call = ctx.call
-        program = call.program
+        program, sizes, unusual = call
+        kept = None if unusual is None else unusual.kept
         given = tuple([index for index in program.layout.order if cotangents[index] is not None])
         if not given:
-            return _NO_TENSORS + (None,) * len(program.wrt)
+            return (None,) * (1 + len(program.wrt))
         wanted = program.following.that_run(ctx, given)
         try:
-            ready, sizes = program.backward(given, wanted, call.sizes)
+            ready, sizes = program.backward(given, wanted, sizes)
         except DifferentiationError as error:
             pairs = [(index, cotangents[index]) for index in given]
-            return (*_NO_TENSORS, *program.in_eager(call.kept, pairs, wanted, error))
-        arguments = _saved(ctx, call, ready)
-        arguments += [
-            _zero(ctx, index) if cotangents[index] is None else cotangents[index]
-            for index in ready.of
-        ]
-        batched = any(map(is_batched_tensor, [cotangents[index] for index in given]))
+            return (None, *program.in_eager(kept, pairs, wanted, error))
+        saved = ctx.saved_tensors if unusual is None else _saved(ctx, unusual)
+        if given == ready.of:
+            taken = ready.take_cotangents(cotangents)
+        else:
+            taken = tuple([_zero(ctx, n) if (c := cotangents[n]) is None else c for n in ready.of])
+        arguments = [*ready.take_saved(saved), *taken]
+        if CAN_CLEAR_SAVED:
+            # Unless autograd retains the graph, saved tensors are freed while the backward runs.
+            ctx.maybe_clear_saved_tensors()
+        batched = True in map(is_batched_tensor, taken)
         checked = [(i, cotangents[i]) for i in given] if program.checker and not batched else None
-        del cotangents
+        del cotangents, saved, taken
         if is_autocast_enabled():
             with without_autocast():
                 gradients = ready.graph.backward(arguments, sizes, batched)
@@ -293,21 +315,21 @@ class _Node(torch.autograd.Function):
             for place in ready.zeros:
                 gradients[place] = zero_cotangent(*following[place])
         if checked is not None:
-            program.check(call.kept, checked, wanted, gradients)
-        return (*_NO_TENSORS, *gradients)
+            program.check(kept, checked, wanted, gradients)
+        # The first argument of `forward` is no tensor.
+        return (None, *gradients)
 
 
 run_backward_by(_Node, _Node.backward)
 
-# Gradients of the arguments of `_Node.forward` that are not tensors.
-_NO_TENSORS = (None,) * 4
+_APPLY = applying(_Node)
 
 
 def _zero(ctx: AutogradContext, index: int) -> torch.Tensor:
     """A zero cotangent for an output."""
-    zeros = ctx.call.zeros
-    if index in zeros:
-        shape, dtype, device = zeros[index]
+    _, _, unusual = ctx.call
+    if unusual is not None and index in unusual.zeros:
+        shape, dtype, device = unusual.zeros[index]
         return torch.zeros(shape, dtype=dtype, device=device)
     return zero_cotangent(ctx, index)
 
@@ -316,14 +338,9 @@ def tensors_in(values: Sequence[object]) -> list[int]:
     return [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
 
 
-def _saved(ctx: AutogradContext, call: _Call, ready: ReadyBackward) -> list[object]:
-    """The saved values that a backward graph takes."""
-    values = ctx.saved_tensors
-    if call.numbers:
-        values = list(values)
-        for place, number in call.numbers:
-            values[place] = number
-    if CAN_CLEAR_SAVED:
-        # Unless autograd retains the graph, saved tensors are freed while the backward graph runs.
-        ctx.maybe_clear_saved_tensors()
-    return list(ready.take_saved(values))
+def _saved(ctx: AutogradContext, unusual: _Unusual) -> Sequence[object]:
+    """The saved values, with those that are no tensors."""
+    values = list(ctx.saved_tensors)
+    for place, number in unusual.numbers:
+        values[place] = number
+    return values

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import operator
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -28,10 +30,12 @@ from adjoint.graph.boundary import (
     warn_of_failure,
     warn_of_fallback,
 )
+from adjoint.graph.derivative import picker
 from adjoint.graph.evaluation import evaluate
-from adjoint.graph.metadata import entry_mode
+from adjoint.graph.metadata import entry_mode, inputs_of, value_of
 from adjoint.graph.sizes import NotResizable, Sizes, Sizing, resized
 from adjoint.open_types import TorchValue
+from adjoint.runtime.autograd_node import tensors_in
 from adjoint.runtime.calling import BetweenSegments
 from adjoint.runtime.checking import UnexpectedResult
 from adjoint.runtime.executable import Derivatives, Executable
@@ -50,6 +54,8 @@ from adjoint.torch_private.dynamo import compiling
 from adjoint.torch_private.functorch import functorch_is_active
 from adjoint.torch_private.modes import are_ops_observed
 
+_requires_grad = operator.attrgetter("requires_grad")
+
 # Recompilations of a graph because a library op returned something else than its fake predicted.
 MAX_REMAKES = 16
 
@@ -66,6 +72,8 @@ class _LastCall(NamedTuple):
 
     wrt: tuple[int, ...]
     version: Version[_GradPrograms]
+    guards: Sequence[object]
+    """If there are none, the version fits all sizes, by the symbols of the graph itself."""
     program: GradProgram
 
 
@@ -82,6 +90,12 @@ class DifferentiableGraph:
         self._plain: Executable | None = None
         self._ops: fx.GraphModule | None = None
         self._sizing = Sizing(graph_module)
+        self._is_sized = not self._sizing.is_known_by({})
+        """Whether inputs have symbolic sizes."""
+        tensors = tensors_in([value_of(node) for node in inputs_of(graph_module.graph)])
+        self._tensors = tensors
+        """Positions of the inputs that are tensors."""
+        self._take_tensors = picker(tensors)
         self._remakes = 0
         self._versions = self._no_versions()
         self._versions.add(graph_module, None)
@@ -111,12 +125,12 @@ class DifferentiableGraph:
             wrt = self._inputs_of_interest(inputs)
             if not wrt:
                 return self._run(list(inputs), known)
-            sizes = self._sizing.of(inputs)
-            if known:
-                sizes = {**known, **sizes}
+            sizes = self._sizes(inputs, known) if self._is_sized else known or {}
             last = self._last
-            if last is not None and last.wrt == wrt and last.version.violated(sizes) is None:
-                return last.program(inputs, last.version.own(sizes), between)
+            if last is not None and last.wrt == wrt:
+                own = last.version.fitted(sizes) if last.guards else sizes
+                if own is not None:
+                    return last.program(inputs, own, between)
             return self._called(inputs, wrt, sizes, between)
         except UnexpectedResult as error:
             self._remake(error, self._sizes(inputs, known))
@@ -163,7 +177,8 @@ class DifferentiableGraph:
         grad_program, version = found
         if grad_program is None:
             return self.run(list(inputs), sizes)
-        self._last = _LastCall(wrt, version, grad_program)
+        guards = version.sizing.assumptions if version.names is None else ("other symbols",)
+        self._last = _LastCall(wrt, version, guards, grad_program)
         return grad_program(inputs, version.own(sizes), between)
 
     def run(self, inputs: list[object], known: Sizes | None = None) -> Sequence[object]:
@@ -220,7 +235,13 @@ class DifferentiableGraph:
             return vmap_over_batch(self._by_ops, inputs)
         if torch.is_grad_enabled():
             return self(inputs, known)
-        return self.run(inputs, known) if are_ops_observed() else self._run(inputs, known)
+        if are_ops_observed():
+            return self.run(inputs, known)
+        try:
+            return (self._plain or self._load())(inputs)
+        except UnexpectedResult as error:
+            self._remake(error, self._sizes(inputs, known))
+        return self._run(inputs, known)
 
     def _by_ops(self, inputs: Sequence[object]) -> Sequence[object]:
         """The outputs, op by op: `torch.func` or forward mode differentiates and batches each."""
@@ -235,6 +256,8 @@ class DifferentiableGraph:
         return [each for each in made if each is not None]
 
     def _sizes(self, inputs: Sequence[object], known: Sizes | None) -> Sizes:
+        if known and self._sizing.is_known_by(known):
+            return known
         found = self._sizing.of(inputs)
         return {**known, **found} if known else found
 
@@ -289,11 +312,11 @@ class DifferentiableGraph:
         warn_of_fallback(f"eager autograd takes over: {error}", error.source)
         self._eager, self._last = True, None
 
-    def _inputs_of_interest(self, inputs: Sequence[object]) -> tuple[int, ...]:
+    def _inputs_of_interest(self, inputs: Sequence[TorchValue]) -> tuple[int, ...]:
         """Positions of the inputs that require grad; none if autograd is off."""
         if self._records and not torch.is_grad_enabled():
             return ()
-        places = enumerate(inputs)
-        found = tuple([i for i, v in places if isinstance(v, torch.Tensor) and v.requires_grad])
+        flags = map(_requires_grad, self._take_tensors(inputs))
+        found = tuple(itertools.compress(self._tensors, flags))
         # Inference mode turns autograd off even under `enable_grad`.
         return () if found and torch.is_inference_mode_enabled() else found

@@ -12,6 +12,7 @@ from torch import fx
 from adjoint.errors import CaptureError, DifferentiationError
 from adjoint.graph.boundary import warn_of_fallback
 from adjoint.graph.captured import CapturedProgram
+from adjoint.graph.derivative import picker
 from adjoint.graph.evaluation import InOwnMemory
 from adjoint.open_types import TorchValue
 from adjoint.runtime.calling import Runnable, call, finish
@@ -20,8 +21,10 @@ from adjoint.runtime.specializations import Specializations
 from adjoint.torch_private.dynamo import COMPILING
 from adjoint.torch_private.modes import is_autocast_enabled
 
-# A graph, the positions of its inputs, and the positions of the results among its outputs.
-DirectCall: TypeAlias = tuple[Runnable, list[int], list[int]]
+Pick: TypeAlias = Callable[[Sequence[object]], tuple[object, ...]]
+
+# A graph, and what takes its inputs out of the caller's and the results out of its outputs.
+DirectCall: TypeAlias = tuple[Runnable, Pick, Pick]
 
 # Captures of one function, each for another pattern in which inputs alias.
 MAX_SHARING_PATTERNS = 16
@@ -71,10 +74,10 @@ class EntryPoint:
 
     def __call__(self, *inputs: object) -> TorchValue:
         if self._direct is not None and not is_autocast_enabled():
-            graph, places, results = self._direct
-            outputs = graph([inputs[place] for place in places])
+            graph, take_inputs, take_results = self._direct
+            outputs = graph(take_inputs(inputs))
             if isinstance(outputs, InOwnMemory):
-                return [outputs[place] for place in results]
+                return take_results(outputs)
             return finish(self.first.calling, inputs, outputs)
         try:
             variant = self._for(inputs)
@@ -105,7 +108,7 @@ class EntryPoint:
             return None
         if calling.plain_inputs is None or calling.plain_results is None or calling.view_values:
             return None
-        return runnable, calling.plain_inputs, calling.plain_results
+        return runnable, picker(calling.plain_inputs), picker(calling.plain_results)
 
     def _in_eager(
         self, error: CaptureError | DifferentiationError, inputs: Sequence[object]

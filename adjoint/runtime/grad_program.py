@@ -149,9 +149,10 @@ class GradProgram(NodeProgram):
         `wanted`: positions in `wrt` of the inputs whose gradients this backward pass needs.
         """
         for recent in self._recent:
-            is_alike = recent.of == of and recent.wanted == wanted
-            if is_alike and recent.version.violated(sizes) is None:
-                return recent.ready, recent.version.own(sizes)
+            if recent.of == of and recent.wanted == wanted:
+                own = recent.version.fitted(sizes)
+                if own is not None:
+                    return recent.ready, own
         with differentiating(self.derivative.graph_module):
             versions = self._backwards.get(of)
             found = None if versions is None else versions.find(sizes)

@@ -14,7 +14,7 @@ from adjoint.loops.evaluate import evaluate
 from adjoint.loops.plan import Launch, NativeStep, Plan, Scratch, SlotKind
 from adjoint.loops.runs import Run
 from adjoint.open_types import TorchValue
-from adjoint.runtime.plans.binding import MakeTensors, PythonBinding, binding_failures, span_of
+from adjoint.runtime.plans.binding import BINDING_FAILURES, MakeTensors, PythonBinding, span_of
 from adjoint.runtime.plans.host import Host
 from adjoint.runtime.plans.hostcode import Value
 from adjoint.runtime.plans.program import PlanProgram
@@ -29,7 +29,7 @@ class LoopProgram(PlanProgram):
         super().__init__(plan, target.device)
 
     def __call__(self, inputs: list[TorchValue]) -> TorchValue:
-        with binding_failures():
+        with BINDING_FAILURES:
             binding = LoopBinding(self.host, self.runs, self._bind)
             binding.bind((*self._sizes(inputs), 2))
         return (self._run if binding.is_checked else self._run_checked)(inputs, binding)

@@ -104,6 +104,13 @@ class Version(Generic[Value]):
         """`sizes` by the symbols of this version."""
         return sizes if self.names is None else renamed(sizes, self.names)
 
+    def fitted(self, sizes: Sizes) -> Sizes | None:
+        """`sizes` by the symbols of this version; None if they violate an assumption."""
+        if self.names is None and not self.sizing.assumptions:
+            return sizes
+        own = self.own(sizes)
+        return own if self.sizing.violated(own) is None else None
+
 
 class SizeSpecializations(Generic[Value]):
     """Versions of one graph; another is made for sizes that violate assumptions of each.

@@ -174,12 +174,12 @@ def applied(function: type[torch.autograd.Function], *args: object) -> TorchValu
     return function.apply(*args)
 
 
-def apply_node(function: type[torch.autograd.Function], *args: object) -> TorchValue:
-    """`function.apply(*args)`, where no `torch.func` transform is active.
+def applying(function: type[torch.autograd.Function]) -> Callable[..., TorchValue]:
+    """`function.apply`, for where no `torch.func` transform is active.
 
     Torch's own method looks for tensors of transforms that have ended, in Python.
     """
-    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
 
 
 def run_backward_by(

@@ -36,6 +36,11 @@ __all__ = [
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
+# How many dispatch modes are active: they would not see kernels that bypass the dispatcher.
+count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+
+_has_transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active
+
 
 def is_traceable_wrapper_subclass(tensor: object) -> bool:
     """Whether this is a subclass that wraps tensors and implements `__tensor_flatten__`."""
@@ -44,11 +49,7 @@ def is_traceable_wrapper_subclass(tensor: object) -> bool:
 
 def are_ops_observed() -> bool:
     """Whether a `torch.func` transform, forward mode or a dispatch mode has to see each op."""
-    return (
-        torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or forward_ad._current_level >= 0
-    )
+    return _has_transforms() or count_dispatch_modes() > 0 or forward_ad._current_level >= 0
 
 
 def dispatch_modes() -> list[object]:
@@ -157,7 +158,3 @@ def settings() -> dict[str, str]:
             ]
         ),
     }
-
-
-# How many dispatch modes are active: they would not see kernels that bypass the dispatcher.
-count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack

@@ -32,7 +32,7 @@ from adjoint.runtime.cpu.memory import (
 )
 from adjoint.runtime.cpu.products import gemm, whole_product_words
 from adjoint.runtime.cpu.tiles import row_tile_words, tile_runner
-from adjoint.runtime.plans.binding import MakeTensors, NativeBinding, binding_failures
+from adjoint.runtime.plans.binding import BINDING_FAILURES, MakeTensors, NativeBinding
 from adjoint.runtime.plans.host import Addresses, Host, NativeHost
 from adjoint.runtime.plans.hostcode import Value, Word
 from adjoint.runtime.plans.layout import ALIGNMENT_BYTES
@@ -86,7 +86,7 @@ class CpuProgram(PlanProgram):
         return CpuWriter(self.host, self.runs, checks)
 
     def _binding(self, threads: int) -> CpuBinding:
-        with binding_failures():
+        with BINDING_FAILURES:
             if threads > self.host.max_threads:
                 self.host = self._host()
             return CpuBinding(self.host, self._bind)
@@ -103,7 +103,7 @@ class CpuProgram(PlanProgram):
             binding = self._binding(threads)
         try:
             if binding.sizes != sizes:
-                with binding_failures():
+                with BINDING_FAILURES:
                     binding.bind(sizes)
             if binding.is_checked:
                 return self._run(inputs, binding, threads)

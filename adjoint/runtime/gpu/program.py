@@ -31,7 +31,7 @@ from adjoint.runtime.gpu.capture import CudaCapturer
 from adjoint.runtime.gpu.cuda_graphs import CudaGraphs
 from adjoint.runtime.gpu.driver import check, launch_address, use_in_this_thread
 from adjoint.runtime.gpu.memory import NO_MEMORY, Arena, Lease, arena_of
-from adjoint.runtime.plans.binding import MakeTensors, NativeBinding, binding_failures
+from adjoint.runtime.plans.binding import BINDING_FAILURES, MakeTensors, NativeBinding
 from adjoint.runtime.plans.host import Addresses, Host, NativeHost
 from adjoint.runtime.plans.hostcode import Value, Word, WordAddress
 from adjoint.runtime.plans.layout import ALIGNMENT_BYTES
@@ -99,12 +99,12 @@ class GpuProgram(PlanProgram):
             return binding
         sizes = (*self._sizes(inputs), 1)
         if binding.sizes != sizes or binding.lease.is_stale:
-            with binding_failures():
+            with BINDING_FAILURES:
                 binding.bind(sizes)
         return binding
 
     def _binding(self, arena: Arena, inputs: Sequence[object]) -> GpuBinding:
-        with binding_failures():
+        with BINDING_FAILURES:
             binding = GpuBinding(self.host, self._bind, arena)
             binding.bind((*self._sizes(inputs), 1))
             return binding

@@ -6,10 +6,9 @@ of earlier calls.
 
 from __future__ import annotations
 
-import contextlib
-import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import TypeAlias
 
 import numpy as np
@@ -42,15 +41,26 @@ class BindingFailed(Exception):
     """A program cannot run for some sizes; `__cause__` says why.  Nothing has run."""
 
 
-@contextlib.contextmanager
-def binding_failures() -> Iterator[None]:
-    """Raise `BindingFailed` for any failure inside."""
-    try:
-        yield
-    except Exception as error:
-        if passes_through(error):
-            raise
-        raise BindingFailed from error
+class _BindingFailures:
+    """Raises `BindingFailed` for any failure inside.
+
+    Every call with other sizes enters it, so it is no generator.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception) and not passes_through(error):
+            raise BindingFailed from error
+
+
+BINDING_FAILURES = _BindingFailures()
 
 
 class Binding(ABC):
@@ -62,7 +72,6 @@ class Binding(ABC):
         self._memory_of_words = np.array([*host.code.words, 0], dtype=np.int64)
         self.words = memoryview(self._memory_of_words.data)
         """The words of the host code; generated functions read sizes from them."""
-        self._set_sizes = struct.Struct(f"{len(host.symbols) + 1}q").pack_into
         self.sizes: tuple[int, ...] | None = None
         """The input sizes and, last, the number of threads that the words are computed for."""
         self.arena = torch.empty(0, dtype=torch.uint8, device="cpu")
@@ -74,8 +83,8 @@ class Binding(ABC):
         """Whether the results of library calls were checked for sizes of this kind."""
 
     @abstractmethod
-    def _compute_sizes(self) -> None:
-        """Execute the host code up to where it depends on addresses."""
+    def _compute_sizes(self, sizes: tuple[int, ...]) -> None:
+        """Store the sizes, and execute the host code up to where it depends on addresses."""
 
     @abstractmethod
     def _compute_addresses(self) -> None:
@@ -90,13 +99,12 @@ class Binding(ABC):
             return
         self.sizes = None
         host, words = self.host, self.words
-        self._set_sizes(words, 0, *sizes)
         if host.code.in_python:
             pairs = zip(host.plan.symbols, sizes, strict=False)
             known = {symbol: size for (symbol, _, _), size in pairs}
             for index, expr in host.code.in_python:
                 words[index] = int(size_evaluation.evaluate(expr, known))
-        self._compute_sizes()
+        self._compute_sizes(sizes)
         self._take_memory(words[host.total.index])
         self._make_tensors(self)
         self._compute_addresses()
@@ -185,15 +193,16 @@ class NativeBinding(Binding):
     def _interpreted(self, start: int, stop: int) -> tuple[Callable[..., int], Words]:
         """A callable that executes some instructions, and the words it depends on."""
         base, code = self._memory_of_words.ctypes.data, self._code.ctypes.data + 32 * start
-        words = words_of(base, 0, 0, code, stop - start)
+        # The sizes are the first words, so that a call stores its arguments there.
+        words = words_of(base, 0, base, code, stop - start)
         return interpreter()(words.ctypes.data), words
 
-    def _compute_sizes(self) -> None:
-        self._execute(self._sizes_code)
+    def _compute_sizes(self, sizes: tuple[int, ...]) -> None:
+        self._execute(self._sizes_code, *sizes)
 
-    def _execute(self, code: tuple[Callable[..., int], Words]) -> None:
+    def _execute(self, code: tuple[Callable[..., int], Words], *sizes: int) -> None:
         run, _ = code
-        if run(0):
+        if run(*sizes, 0):
             raise Undefined("a size is divided by zero, or does not fit into memory")
 
     def _compute_addresses(self) -> None:
@@ -220,7 +229,9 @@ class NativeBinding(Binding):
 class PythonBinding(Binding):
     """A binding whose host code runs in Python."""
 
-    def _compute_sizes(self) -> None:
+    def _compute_sizes(self, sizes: tuple[int, ...]) -> None:
+        for place, size in enumerate(sizes):
+            self.words[place] = size
         execute(self.host.code.instructions, self.words)
 
     def _compute_addresses(self) -> None:

@@ -63,9 +63,12 @@ def fit(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) 
 
 def _has_strides(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     found = tensor.stride()
-    return found == strides or all(
-        size == 1 or one == other for size, one, other in zip(shape, strides, found, strict=True)
-    )
+    if found == strides:
+        return True
+    for size, one, other in zip(shape, strides, found, strict=True):
+        if one != other and size != 1:
+            return False
+    return True
 
 
 def _is_readable(tensor: torch.Tensor) -> bool:
@@ -193,7 +196,8 @@ class Writer(ABC):
                 place_of_number += len(list(numbers_in(step)))
             elif place in first_of:
                 self.run(first_of[place])
-            for slot in ends.get(place, ()):
+            # After the last step the function returns, and all are freed.
+            for slot in ends.get(place, ()) if place + 1 < len(plan.steps) else ():
                 if slot not in self.fixed and plan.slots[slot].kind not in INNER:
                     self.line(f"s{slot} = None")
         returned = self.tree(plan.outputs)

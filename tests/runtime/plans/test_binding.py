@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from adjoint.loops.plan import SlotKind
-from adjoint.runtime.plans.binding import BindingFailed, binding_failures, span_of
+from adjoint.runtime.plans.binding import BINDING_FAILURES, BindingFailed, span_of
 from adjoint.runtime.plans.hostcode import Undefined
 from adjoint.runtime.plans.layout import ALIGNMENT_BYTES
 from tests.lowering import program_of
@@ -21,10 +21,10 @@ def test_an_extent_reaches_from_the_first_element_to_the_last(
 
 
 def test_what_fails_is_not_bound_and_interruptions_are_not_failures() -> None:
-    with pytest.raises(BindingFailed) as caught, binding_failures():
+    with pytest.raises(BindingFailed) as caught, BINDING_FAILURES:
         raise IndexError("3")
     assert type(caught.value.__cause__) is IndexError
-    with pytest.raises(KeyboardInterrupt), binding_failures():
+    with pytest.raises(KeyboardInterrupt), BINDING_FAILURES:
         raise KeyboardInterrupt
 
 
@@ -63,7 +63,7 @@ def test_undefined_host_code_binds_nothing() -> None:
     for phase in ("_sizes_code", "_addresses_code"):
         binding = program._binding(1)
         _, words = getattr(binding, phase)
-        setattr(binding, phase, (lambda last: 1, words))
+        setattr(binding, phase, (lambda *sizes: 1, words))
         with pytest.raises(Undefined):
             binding.bind((1,))
         assert binding.sizes is None
