@@ -36,9 +36,13 @@ from adjoint.torch_private.operators import HigherOrderOperator, recorded_loop
 class InputsWithHistory(list[TorchValue]):
     """Inputs that may have autograd history, which the results must not inherit."""
 
+    __slots__ = ()
+
 
 class InOwnMemory(list[object]):
     """Outputs of a graph that alias neither each other nor an input."""
+
+    __slots__ = ()
 
 
 def detach_inputs(inputs: list[object]) -> None:

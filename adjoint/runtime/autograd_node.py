@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
+from torch.autograd.graph import Node
 
 from adjoint.errors import DifferentiationError
 from adjoint.graph.derivative import NodeLayout, Segments, picker
 from adjoint.graph.evaluation import InOwnMemory, InputsWithHistory, detach_inputs
 from adjoint.open_types import AutogradContext, TorchValue
 from adjoint.runtime.calling import BetweenSegments
+from adjoint.runtime.cpu.reached import reached_inputs
 from adjoint.runtime.executable import Checker, Executable, Sizes
 from adjoint.torch_private.autograd import (
     CAN_CLEAR_SAVED,
@@ -116,7 +118,8 @@ class NodeProgram(ABC):
         self.layout = layout
         self.wrt = wrt
         self._take_traced = picker(wrt)
-        self.following = ReachedNodes()
+        self._reached = reached_inputs()
+        self._following = ReachedNodes()
         self.segments: Sequence[NodeProgram] = ()
         self._kinds: Kinds | None = None
         self._forward: Executable | None = None
@@ -207,6 +210,15 @@ class NodeProgram(ABC):
                     inputs[count + place] = found
         return outputs[: self.layout.results]
 
+    def wanted(self, node: Node, given: tuple[int, ...]) -> tuple[int, ...]:
+        """Positions in `wrt` of the inputs whose gradients the current backward pass needs.
+
+        It may include others, if torch has to be asked in Python.
+        """
+        if self._reached is not None:
+            return self._reached(node, len(self.wrt))
+        return self._following.that_run(node, given)
+
     def kinds(
         self, inputs: Sequence[object], outputs: Sequence[object], saved: Sequence[object]
     ) -> Kinds:
@@ -286,7 +298,7 @@ class _Node(torch.autograd.Function):
         given = tuple([index for index in program.layout.order if cotangents[index] is not None])
         if not given:
             return (None,) * (1 + len(program.wrt))
-        wanted = program.following.that_run(ctx, given)
+        wanted = program.wanted(ctx, given)
         try:
             ready, sizes = program.backward(given, wanted, sizes)
         except DifferentiationError as error:

@@ -312,7 +312,7 @@ class DifferentiableGraph:
         warn_of_fallback(f"eager autograd takes over: {error}", error.source)
         self._eager, self._last = True, None
 
-    def _inputs_of_interest(self, inputs: Sequence[TorchValue]) -> tuple[int, ...]:
+    def _inputs_of_interest(self, inputs: Sequence[object]) -> tuple[int, ...]:
         """Positions of the inputs that require grad; none if autograd is off."""
         if self._records and not torch.is_grad_enabled():
             return ()

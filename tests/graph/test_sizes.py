@@ -34,6 +34,8 @@ def test_sizes_are_read_off_the_inputs() -> None:
     sizes = sizing.of([torch.ones(5, 7), torch.ones(6, 7)])
     assert sorted(sizes.values()) in ([5, 6, 7], [5, 6, 7, 7])
     assert sizing.violated(sizes) is None
+    assert sizing.is_known_by(sizes)
+    assert not sizing.is_known_by(dict(list(sizes.items())[1:]))
 
 
 def test_what_is_assumed_of_a_size_holds_for_some() -> None:

@@ -62,6 +62,6 @@ def test_a_backward_that_is_not_there_is_its_error() -> None:
 
 def test_a_zero_cotangent_is_where_the_output_is() -> None:
     device = torch.device("meta")
-    call = SimpleNamespace(zeros={0: ((2, 3), torch.float64, device)})
-    made = autograd_node._zero(SimpleNamespace(call=call), 0)
+    unusual = SimpleNamespace(zeros={0: ((2, 3), torch.float64, device)})
+    made = autograd_node._zero(SimpleNamespace(call=(None, {}, unusual)), 0)
     assert (made.shape, made.dtype, made.device) == ((2, 3), torch.float64, device)

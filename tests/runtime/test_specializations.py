@@ -58,6 +58,9 @@ def test_a_version_for_each_kind_of_sizes() -> None:
         assert version is not None
         assert version.value == expected
         assert list(version.own(sizes).values()) == [size]
+        assert version.fitted(sizes) == version.own(sizes)
+        others = [each for each in versions.versions if each is not version]
+        assert all(each.fitted(sizes) is None for each in others)
         assert len(versions.versions) == count
     assert "= 6" not in shown(sizes)
     assert shown(sizes).endswith("=6")

@@ -31,3 +31,25 @@ def test_where_objects_look_otherwise_nothing_is_assumed(monkeypatch: pytest.Mon
         assert handles.tensor_objects() is None
     finally:
         handles.tensor_objects.cache_clear()
+
+
+def test_nodes_are_where_they_are_looked_for() -> None:
+    assert handles.node_offset() is not None
+
+
+@pytest.mark.parametrize("found", [[], [16, 24]])
+def test_where_nodes_look_otherwise_nothing_is_assumed(
+    found: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handles, "_references", lambda *_: set(found))
+    handles.node_offset.cache_clear()
+    try:
+        assert handles.node_offset() is None
+    finally:
+        handles.node_offset.cache_clear()
+
+
+def test_addresses_without_memory_are_not_read() -> None:
+    with open("/proc/self/mem", "rb", 0) as memory:
+        assert handles._words_at(8, memory) == []
+        assert handles._words_at(2**64 - 8, memory) == []

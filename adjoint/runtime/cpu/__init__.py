@@ -2,7 +2,8 @@
 
 A program calls its kernels through built-in functions of generated code (`callables.py`), because a
 call through ctypes takes as long as a small kernel.  Matrix products are among the native steps
-(`products.py`), and row tiles run both (`tiles.py`).
+(`products.py`), and row tiles run both (`tiles.py`).  Autograd is asked in native code, too, which
+gradients a backward pass needs (`reached.py`).
 
 **An image is machine code without a loader** (`images.py`).  `linking.py` links the
 position-independent objects that LLVM made with the glue between kernels (`residents.py`) and with

@@ -294,7 +294,7 @@ def runner(text: str, target: str) -> Callable[[int], Callable[..., int]]:
     the tensors that are there, and one more integer that is passed on; it returns what `target`
     does.
     """
-    return _maker(resident(*called(text, target)), b"run", b"Run kernels.")
+    return builtin_maker(resident(*called(text, target)), b"run", b"Run kernels.")
 
 
 @functools.cache
@@ -305,10 +305,11 @@ def misfit_finder() -> Callable[[int], Callable[..., int]]:
     is expected (`MISFITS_TEXT`).  A callable returns bits, the lowest for the first tensor.
     """
     doc = b"Which tensors cannot be read as they are."
-    return _maker(resident(MISFITS_TEXT, MISFITS), b"misfits", doc)
+    return builtin_maker(resident(MISFITS_TEXT, MISFITS), b"misfits", doc)
 
 
-def _maker(code: int, name: bytes, doc: bytes) -> Callable[[int], Callable[..., int]]:
+def builtin_maker(code: int, name: bytes, doc: bytes) -> Callable[[int], Callable[..., int]]:
+    """Makes built-in functions of native code, each given the address of its words."""
     definition = _MethodDef(name, code, _METH_FASTCALL, doc)
     _DEFINITIONS.append(definition)
     return lambda words: _new()(ctypes.addressof(definition), words, None)

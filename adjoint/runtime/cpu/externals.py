@@ -10,7 +10,7 @@ import torch
 
 from adjoint.runtime.cpu.support import C_FUNCTIONS, c_function
 from adjoint.runtime.cpu.threads import openmp
-from adjoint.torch_private.handles import TENSOR_FUNCTIONS
+from adjoint.torch_private.handles import NODE_FUNCTION, TENSOR_FUNCTIONS
 
 # Functions of CPython's stable interface.
 PYTHON_FUNCTIONS = frozenset(
@@ -22,6 +22,8 @@ PYTHON_FUNCTIONS = frozenset(
         "PyErr_Occurred",
         "PyEval_SaveThread",
         "PyEval_RestoreThread",
+        "PyTuple_New",
+        "PyTuple_SetItem",
         "PyType_IsSubtype",
     }
 )
@@ -45,7 +47,7 @@ def external(name: str) -> int | None:
         return c_function(name)
     if name in PYTHON_FUNCTIONS:
         return _in(ctypes.pythonapi, name)
-    if name in BLAS_FUNCTIONS or name in TENSOR_FUNCTIONS:
+    if name in BLAS_FUNCTIONS or name in TENSOR_FUNCTIONS or name == NODE_FUNCTION:
         library = _torch_library()
         return None if library is None else _in(library, name)
     return openmp().get(name)

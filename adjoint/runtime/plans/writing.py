@@ -38,12 +38,14 @@ INPUT_ALIGNMENT_BYTES = 16
 
 def fit(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
     """`tensor` with the strides that kernels expect: a copy, unless only others do not matter."""
-    alike = _has_strides(tensor, shape, strides)
+    found = tensor.stride()
+    alike = found == strides or _are_alike(shape, strides, found)
     if not tensor.is_neg():
         if alike and _is_readable(tensor):
             return tensor
         dense = tensor.contiguous()
-        if _has_strides(dense, shape, strides) and _is_readable(dense):
+        found = dense.stride()
+        if (found == strides or _are_alike(shape, strides, found)) and _is_readable(dense):
             return dense
     if alike and tensor.numel():
         # Elements may overlap, and nothing can be copied into overlapping strides: so their memory
@@ -61,10 +63,8 @@ def fit(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) 
     return copy.copy_(tensor)
 
 
-def _has_strides(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    found = tensor.stride()
-    if found == strides:
-        return True
+def _are_alike(shape: tuple[int, ...], strides: tuple[int, ...], found: tuple[int, ...]) -> bool:
+    """Whether strides differ only where a size is 1."""
     for size, one, other in zip(shape, strides, found, strict=True):
         if one != other and size != 1:
             return False
