@@ -16,7 +16,7 @@ import torch
 
 from adjoint.capture.direct import capture_call
 from adjoint.compiler import Compiler
-from adjoint.errors import CaptureError, RewriteError
+from adjoint.errors import RewriteError
 from adjoint.failing import call_user_code
 from adjoint.graph.leaves import detached, is_floating
 from adjoint.options import Options
@@ -43,7 +43,9 @@ def replaces(
     The name of the pass is that of the function.  At `primal`, before differentiation, derivatives
     are those of the new function; without `after` the pass runs first there, and last elsewhere.
     A pattern that does not match itself at `primal` is an error; at `joint` and `post`, where
-    derivatives and other passes may change or use what is inside it, there is a warning.
+    derivatives and other passes may change or use what is inside it, there is a warning.  So there
+    is if it reads a size as a number, as `math.sqrt(x.shape[-1])` does: `x.shape[-1] ** 0.5` fits
+    any size.
 
         >>> import torch, adjoint
         >>> @adjoint.replaces(lambda x: torch.exp(torch.log(x)), torch.ones(2))
@@ -127,7 +129,7 @@ def _matches(
     called = partial(_copies, pattern)
     try:
         graph = capture_call(called, tuple(given), {}, False).graph_module
-    except CaptureError:
+    except RuntimeError:
         # An operator has no derivative for one of them, such as the mean of a normalization.
         return with_grad
     if with_grad:

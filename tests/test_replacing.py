@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from adjoint.torch_private import trees
 from tests.rewriting import calls
 
 MATRIX = torch.ones(2, 3)
+IMAGE = torch.ones(2, 3, 8, 8)
 
 
 @torch.library.custom_op("adjoint_tests::add_relu", mutates_args=())
@@ -178,3 +180,27 @@ def test_a_pattern_that_does_not_match_itself(place: Any, after: Any, pattern: A
     else:
         with pytest.warns(UserWarning, match=f"at '{place}' its pattern {why}"):
             made(lambda x: pattern(x))
+
+
+def test_a_size_that_is_read_as_a_number_is_warned_of() -> None:
+    def scaled(x: Tensor) -> Tensor:
+        return x / math.sqrt(x.shape[-1])
+
+    with pytest.warns(UserWarning, match=r"'by-size'.*reads x.shape\[1\] as a number"):
+
+        @adjoint.replaces(scaled, torch.ones(2, 4))
+        def by_size(x: Tensor) -> Tensor:
+            return x.clone()
+
+
+def test_arguments_without_a_derivative() -> None:
+    """The mean and the variance of a normalization cannot require grad."""
+
+    @adjoint.replaces(
+        lambda x, mean, var: F.relu(F.batch_norm(x, mean, var)), IMAGE, *[torch.ones(3)] * 2
+    )
+    def doubled(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return x * 2
+
+    net = torch.nn.Sequential(torch.nn.BatchNorm2d(3, affine=False), torch.nn.ReLU()).eval()
+    torch.testing.assert_close(adjoint.compile(net, passes=[doubled])(IMAGE), IMAGE * 2)

@@ -107,6 +107,19 @@ class Dropped(nn.Module):
         return checkpoint(self.inside, x, use_reentrant=False).square().mean()
 
 
+class WrittenSoftmax(nn.Module):
+    """The loss of a classifier, with the softmax written out."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.linear(x)
+        powers = (scores - scores.amax(-1, keepdim=True)).exp()
+        return (powers / powers.sum(-1, keepdim=True)).square().mean()
+
+
 class Mixed(nn.Module):
     """Attention weights in bfloat16, as autocast computes them."""
 
@@ -208,6 +221,7 @@ WORKLOADS: dict[str, Callable[[], Callable[[Options], Run]]] = {
     "lstm": lambda: _trained(Recurrent(128), torch.randn(12, 16, 128, requires_grad=True)),
     "pooled": lambda: _trained(Pooled(256), torch.randn(4096, 256)),
     "checkpoint": lambda: _trained(Dropped(512), torch.randn(2048, 512)),
+    "softmax": lambda: _trained(WrittenSoftmax(128, 1000), torch.randn(1024, 128)),
     "mixed": lambda: _trained(Mixed(64), torch.randn(4, 512, 64)),
     "custom": lambda: _trained(Custom(256), torch.randn(2048, 256)),
     "convolution": lambda: _trained(Convolved(), torch.randn(4, 3, 64, 64)),

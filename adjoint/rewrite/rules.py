@@ -20,6 +20,7 @@ with several outputs returns a replacement for each.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -143,6 +144,13 @@ def traced_rules(
             if parameter not in used:
                 why = f"its pattern does not use a parameter {parameter!r}"
                 raise malformed(name, why, line_of_function(replacement))
+    if found[0].fixed:
+        sizes = ", ".join(f"{each}.shape[{axis}]" for each, axis in sorted(found[0].fixed))
+        warnings.warn(
+            f"rule {name!r}: its pattern reads {sizes} as a number, as `math.sqrt` does, and "
+            "matches only tensors with the sizes of the examples there",
+            stacklevel=3,
+        )
     meaning = inspect.getdoc(replacement) or ""
     return [_traced_rule(name, each, replacement, wanted, meaning) for each in found]
 
