@@ -19,6 +19,11 @@ from adjoint.graph.operations import apply_function
 from adjoint.open_types import AutogradContext, OpArguments, OpKeywords, UserFunction
 from adjoint.source import user_line
 from adjoint.torch_private.autograd import applied
+from adjoint.torch_private.custom_functions import (
+    MAX_NESTED_BACKWARDS,
+    is_once_differentiable,
+    was_once_differentiable,
+)
 from adjoint.torch_private.dynamo import differentiable_backward
 from adjoint.torch_private.patches import is_of_custom_op, materializes_grads
 from adjoint.trace.emission import as_under, current_mode
@@ -26,18 +31,8 @@ from adjoint.trace.interpretation import Interpreter
 from adjoint.trace.subgraph import Body, match_lifted, opaque
 from adjoint.trace.tracer import Tracer
 
-
-def _nothing(ctx: object) -> None: ...
-
-
-# A backward wrapped like this one may not be differentiated.
-_ONCE_DIFFERENTIABLE = once_differentiable(_nothing)
-
 # With at most this many results, a backward is captured for each pattern of missing cotangents.
 _MAX_RESULTS_FOR_PATTERNS = 4
-
-# The recursion depth to which backwards that apply their own function are captured.
-_MAX_NESTED_BACKWARDS = 2
 
 # The function by which torch implements backward hooks of modules.
 _MODULE_HOOK_FUNCTION = "BackwardHookFunction"
@@ -100,7 +95,7 @@ def apply(
         _check_count(tracer, function, args, found)
         return _by_operand(args, found)
 
-    is_nested = tracer.reversing.count(function) == _MAX_NESTED_BACKWARDS
+    is_nested = tracer.reversing.count(function) == MAX_NESTED_BACKWARDS
     patterns = [] if is_nested else _patterns(context, tensors)
     reverses: list[tuple[tuple[int, ...] | None, Body, dict[int, torch.Tensor]]] = []
     for pattern in patterns:
@@ -142,7 +137,7 @@ def apply(
             emitter.attribute("forward", forward),
             tuple((given, emitter.attribute("backward", each)) for given, each in backwards),
             fixed,
-            _is_once_differentiable(function),
+            is_once_differentiable(function.backward),  # type: ignore[attr-defined]
             *tracer.nodes(operands),
         ),
         value=tuple(tensors),
@@ -181,23 +176,51 @@ def apply_graphs(
     """Apply a custom function that Dynamo has traced into two graphs.
 
     Dynamo's backward takes a cotangent for each result, and does not tell whether the function
-    called `ctx.set_materialize_grads(False)`: missing cotangents are zeros.
+    called `ctx.set_materialize_grads(False)`: missing cotangents are zeros.  What the forward
+    writes to (`ctx.mark_dirty`) and returns is a copy, which is then written to the operand: so the
+    node has no effects, and autograd has the history of eager.
     """
     saved: list[object] = []
+    dirty = _dirty_operands(forward, marks.get("dirty_idx", ()))
 
     def run_forward(ctx: AutogradContext, *args: object) -> object:
-        results, saved[:] = Interpreter(forward, tracer).run(*args)
+        own = [_copy(arg) if place in dirty.values() else arg for place, arg in enumerate(args)]
+        results, saved[:] = Interpreter(forward, tracer).run(*own)
         fixed = marks.get("non_differentiable_idx", ())
         ctx.mark_non_differentiable(*(results[index] for index in fixed))
-        ctx.mark_dirty(*(results[index] for index in marks.get("dirty_idx", ())))
         return results
 
     def run_backward(ctx: object, *cotangents: object) -> object:
         return Interpreter(differentiable_backward(backward), tracer).run(*cotangents, *saved)
 
-    halves = {"forward": staticmethod(run_forward), "backward": staticmethod(run_backward)}
+    reverse = (
+        once_differentiable(run_backward) if was_once_differentiable(backward) else run_backward
+    )
+    halves = {"forward": staticmethod(run_forward), "backward": staticmethod(reverse)}
     function = type("CustomFunction", (torch.autograd.Function,), halves)
-    return applied(function, *operands)
+    results = applied(function, *operands)
+    if not dirty:
+        return results
+    written = list(results) if isinstance(results, tuple) else [results]
+    for index, place in dirty.items():
+        operand = operands[place]
+        assert isinstance(operand, torch.Tensor), "only tensors are marked as dirty"
+        written[index] = operand.copy_(written[index])
+    return tuple(written)
+
+
+def _dirty_operands(forward: fx.GraphModule, results: Sequence[int]) -> dict[int, int]:
+    """By the index of each result that is a dirty operand: the operand's."""
+    inputs = forward.graph.find_nodes(op="placeholder")
+    match forward.graph.output_node().args[0]:
+        case ((*returned,), _):
+            return {index: inputs.index(returned[index]) for index in results}
+        case other:
+            raise AssertionError(f"a forward returns results and saved values, not {other}")
+
+
+def _copy(value: object) -> object:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 class PermanentHook:
@@ -296,11 +319,6 @@ def _by_operand(
         if isinstance(arg, torch.Tensor) and gradient is not None:
             found[id(arg)] = found[id(arg)] + gradient if id(arg) in found else gradient
     return found
-
-
-def _is_once_differentiable(function: type) -> bool:
-    backward = function.backward  # type: ignore[attr-defined]
-    return getattr(backward, "__code__", None) is _ONCE_DIFFERENTIABLE.__code__
 
 
 def _checkpointed(

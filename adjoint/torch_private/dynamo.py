@@ -33,6 +33,7 @@ from torch.fx.experimental import _config as shape_config
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, StatefulSymbolicContext
 
 from adjoint.open_types import TorchValue
+from adjoint.torch_private.custom_functions import differentiable_backwards
 from adjoint.torch_private.fake import (
     fake_mode_with,
     forget_shapes,
@@ -291,7 +292,11 @@ def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool], durin
             return original(*args, **kwargs)
         _FRAME.code, _FRAME.reasons = given["code"], []
         try:
-            with during(_options_of(compiler), given["code"]), derivatives_in_graphs():
+            with (
+                during(_options_of(compiler), given["code"]),
+                derivatives_in_graphs(),
+                differentiable_backwards(),
+            ):
                 return compile_twice(*args, **kwargs)
         finally:
             _FRAME.code, _FRAME.reasons = None, []

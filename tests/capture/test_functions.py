@@ -16,7 +16,7 @@ Pair: TypeAlias = tuple[Tensor, Tensor]
 
 TABLE = Table()
 DIRECT = Table()
-"""What Dynamo does not trace, or traces without what a second derivative needs."""
+"""What Dynamo does not trace."""
 OUTSIDE = torch.arange(1, 4, dtype=torch.float64)
 
 
@@ -140,7 +140,7 @@ class Cosine(Function):
         return -cotangent * apply(Sine, x)
 
 
-@DIRECT(leaves, order=3)
+@TABLE(leaves, order=3)
 def functions_in_a_circle(x: Tensor, y: Tensor) -> Any:
     return apply(Sine, x * y)
 
@@ -368,7 +368,7 @@ def functions_in_functions(x: Tensor, y: Tensor) -> Any:
     return apply(Outer, x) * y
 
 
-@DIRECT(leaves, order=2)
+@TABLE(leaves, order=2)
 def functions_in_functions_twice(x: Tensor, y: Tensor) -> Any:
     return apply(Outer, x) * y
 
@@ -473,14 +473,35 @@ class ReturnsAView(Function):
         return cotangent * 2
 
 
-@DIRECT(leaves)
+@TABLE(leaves)
 def returns_its_argument(x: Tensor, y: Tensor) -> Any:
     return apply(ReturnsItsArgument, x) * y
 
 
-@DIRECT(leaves)
+@TABLE(leaves)
 def returns_a_view(x: Tensor, y: Tensor) -> Any:
     return apply(ReturnsAView, x * y) * y
+
+
+class HalfConstant(Function):
+    """A part of its backward is constant to autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Any:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        with torch.no_grad():
+            factor = x.cos()
+        return cotangent * factor * x
+
+
+@TABLE(leaves, order=3)
+def a_backward_with_a_part_without_grad(x: Tensor, y: Tensor) -> Any:
+    return apply(HalfConstant, x * y)
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -501,6 +522,15 @@ def test_what_is_differentiable_once_is_not_differentiated_twice() -> None:
         (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True)
         with pytest.raises(RuntimeError, match="once_differentiable"):
             gradient.sum().backward()
+
+
+def test_dynamo_keeps_that_a_function_is_differentiable_once() -> None:
+    x, y = leaves()
+    compiled: Any = torch.compile(differentiable_once, backend="adjoint", fullgraph=True)
+    result = compiled(x, y)
+    (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
 
 
 def test_a_missing_cotangent_is_zeros() -> None:

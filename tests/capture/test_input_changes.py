@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 import adjoint
 from adjoint.graph.calling import (
@@ -16,7 +19,8 @@ from adjoint.graph.calling import (
     StoragePlacement,
     Write,
 )
-from tests.parity import ROUTES, Route, Row, Table, grown, plain
+from tests.parity import ROUTES, Route, Row, Table, check, grown, leaf, plain
+from tests.versions import TORCH
 
 table = Table()
 
@@ -88,3 +92,32 @@ def test_a_storage_offset_that_the_program_used_is_assumed() -> None:
     x = torch.arange(8.0)[2:]
     calling = convention(lambda x: x.as_strided((2,), (1,), 3) * 2, x)
     assert calling.placements == (StoragePlacement(0, offset=2, nbytes=32),)
+
+
+class Double(Function):
+    """Writes to its argument, and saves what it wrote."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Any:
+        ctx.mark_dirty(x)
+        x.mul_(y)
+        ctx.save_for_backward(x, y)
+        return x, y * 2
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor, other: Tensor) -> Any:
+        x, y = ctx.saved_tensors
+        return cotangent * y, cotangent * x + 2 * other
+
+
+def writes_to_its_argument(x: Tensor, y: Tensor) -> Any:
+    z = x * 1
+    part, whole = z[:2], z.view(3, 1)
+    doubled, other = Double.apply(part, y[1:])  # type: ignore[no-untyped-call]
+    return doubled, other, part * 2, whole.sin(), z
+
+
+@pytest.mark.skipif(TORCH < (2, 13), reason="Dynamo breaks the graph at mark_dirty")
+@pytest.mark.parametrize("written", [leaf, plain])
+def test_what_is_marked_as_dirty_is_written(written: Any) -> None:
+    check(writes_to_its_argument, lambda: (written(3), leaf(3)), Route.DYNAMO, order=2)
