@@ -1,4 +1,9 @@
-"""Eigendecompositions: traced, torch's formula would lose the check of eigenvector phases."""
+"""Eigendecompositions and determinants, whose formulas in torch look at values.
+
+Traced, that of eigendecompositions would lose the check of eigenvector phases, and that of
+determinants would be the one for singular matrices, which has no derivative where singular values
+are equal.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +47,28 @@ def eigh(
     inner = _over_gaps(inner, values, cotangent[0])
     gradient = vectors @ inner.to(vectors.dtype) @ vectors.mH
     return (_without_phase(gradient, cotangent[1], vectors, "eigh"),)
+
+
+@vjp(aten._linalg_det.default)
+def det(cotangent: Sequence[Tensor | None], out: Sequence[Tensor], matrix: Tensor) -> Cotangents:
+    """g adj(A)^H: g conj(det A) A^-H, or by the singular values of A where it is singular.
+
+    Each formula is computed of a matrix at which it has derivatives where the other one is used.
+    """
+    value, gradient = out[0], cotangent[0]
+    if gradient is None:
+        return (None,)
+    size = matrix.shape[-1]
+    identity = torch.eye(size, dtype=matrix.dtype, device=matrix.device)
+    is_singular = (value.abs() < 100 * torch.finfo(matrix.dtype).eps)[..., None, None]
+    scaled = (gradient * value.conj())[..., None, None] * identity
+    inverse = torch.linalg.solve(torch.where(is_singular, identity, matrix).mH, scaled)
+    distinct = torch.arange(1, size + 1, device=matrix.device).to(matrix.dtype).diag_embed()
+    left, values, right = torch.linalg.svd(torch.where(is_singular, matrix, distinct))
+    others = torch.where(identity != 0, 1, values.unsqueeze(-2)).prod(-1)
+    phase = (torch.linalg.det(left) * torch.linalg.det(right)).conj() * gradient
+    adjugate = (left * (phase[..., None] * others).unsqueeze(-2)) @ right
+    return (torch.where(is_singular, adjugate, inverse),)
 
 
 def _over_gaps(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -25,6 +26,26 @@ from adjoint.torch_private.symbols import symbols_of
 
 class _Arithmetic(PythonReferenceAnalysis):
     """Torch's evaluation of expressions, extended by piecewise expressions and fx proxies."""
+
+    @staticmethod
+    def int_truediv(a: object, b: object) -> object:
+        return operator.truediv(a, b)
+
+    @staticmethod
+    def trunc_to_int(x: object, dtype: torch.dtype) -> object:
+        return _called(torch.sym_int, x)
+
+    @staticmethod
+    def floor_to_int(x: object, dtype: torch.dtype) -> object:
+        return _called(math.floor, x)
+
+    @staticmethod
+    def ceil_to_int(x: object, dtype: torch.dtype) -> object:
+        return _called(math.ceil, x)
+
+    @staticmethod
+    def round_to_int(a: object, dtype: torch.dtype) -> object:
+        return _called(round, a)
 
     @staticmethod
     def expr_cond_pair(value: object, holds: object) -> tuple[object, object]:
@@ -157,6 +178,12 @@ def evaluate_recorded(expr: sympy.Basic, bindings: Mapping[sympy.Symbol, object]
         if isinstance(part, sympy.Symbol) and part not in bindings:
             raise NotTraceable(str(part))
     return sympy_interp(_Recorded, dict(bindings), expr)
+
+
+def _called(function: Callable[..., object], x: object) -> object:
+    if isinstance(x, fx.Proxy):
+        return x.tracer.create_proxy("call_function", function, (x,), {})
+    return function(x)
 
 
 def _chosen(condition: object, value: object, otherwise: object) -> object:

@@ -231,3 +231,14 @@ def test_products_of_stacks_with_symbolic_sizes(shape: tuple[int, int]) -> None:
     assert torch.allclose(product, x @ x.mT)
     assert product._base is None
     assert same is x
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear"])
+def test_sizes_that_are_scaled_by_a_fraction(mode: str) -> None:
+    def program(x: Tensor) -> Tensor:
+        return nn.functional.interpolate(x * 2, scale_factor=1.7, mode=mode)
+
+    captured = adjoint.capture(program, torch.randn(2, 3, 4).double(), dynamic=True)
+    for length in (3, 4, 9, 20):
+        x = torch.randn(2, 3, length).double()
+        assert torch.allclose(adjoint.run(captured, x), program(x))

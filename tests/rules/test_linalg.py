@@ -45,6 +45,33 @@ def test_eigenvalues_and_vectors(name: str, dtype: torch.dtype) -> None:
         check(function, [matrices(2, 3, 3, dtype=dtype)], 2)
 
 
+def from_singular_values(*values: float) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    shape = (2, len(values), len(values))
+    left, right = torch.linalg.qr(torch.randn(shape, dtype=torch.float64, generator=generator))[0]
+    matrix: Tensor = left @ torch.tensor(values, dtype=torch.float64).diag() @ right
+    return matrix
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        matrices(3, 3, dtype=torch.float64),
+        matrices(2, 3, 3),
+        matrices(1, 1, dtype=torch.float64),
+        matrices(2, 0, 0, dtype=torch.float64),
+        2 * torch.eye(3, dtype=torch.float64),
+        from_singular_values(3, 2, 0),
+        from_singular_values(3, 0, 0),
+        torch.stack([from_singular_values(3, 2, 0), from_singular_values(2, 2, 1)]),
+    ],
+    ids=["any", "stack", "number", "empty", "equal", "singular", "rank-one", "mixed"],
+)
+def test_determinants(matrix: Tensor) -> None:
+    """To the second derivative, also where singular values are equal or zero."""
+    check(lambda a: torch.linalg.det(a).abs() ** 2, [matrix.detach().requires_grad_()], 2)
+
+
 @pytest.mark.parametrize("name", ["eig", "eigh", "svd"])
 def test_a_loss_that_depends_on_phases_is_refused_as_in_eager(name: str) -> None:
     def loss(a: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,3 +51,24 @@ def test_an_expression_as_nodes() -> None:
     assert len(made) == 2
     assert fx.GraphModule({}, graph)(5) == 11
     assert size_evaluation.as_nodes(n, {n: given}, fx.Graph()) == (given, [])
+
+
+@pytest.mark.parametrize(
+    "rounded",
+    [
+        lambda n: torch.sym_int(n * 1.7),
+        lambda n: torch.sym_int(n / 7),
+        lambda n: math.floor(n * 0.6),
+        lambda n: math.ceil(n / 2),
+        lambda n: round(n * 0.6),
+    ],
+)
+def test_numbers_with_fractions_become_sizes(rounded: Callable[[Any], Any]) -> None:
+    graph = fx.Graph()
+    node = graph.placeholder("n")
+    size: Any = make_fake(new_fake_mode(), torch.empty(5), True, "x").shape[0]
+    (symbol,) = symbols.symbols_of(symbols.expression(size))
+    result, _ = size_evaluation.as_nodes(symbols.expression(rounded(size)), {symbol: node}, graph)
+    graph.output(result)
+    computed = fx.GraphModule({}, graph)
+    assert [computed(count) for count in range(2, 30)] == [rounded(count) for count in range(2, 30)]
