@@ -51,6 +51,8 @@ class StandIn:
     def __init__(self) -> None:
         self.device = CPU
         self.somebody_records = False
+        self.device_bytes = 0
+        """With none, large results do not lie in memory of a graph."""
         self.told: Hashable = None
         self.error: RuntimeError | None = None
         self.made: list[Replayed] = []

@@ -9,6 +9,7 @@ advances it at each replay (`runtime/gpu/capture.py`).
 from __future__ import annotations
 
 import types
+from operator import getitem
 
 import torch
 from torch import fx
@@ -41,8 +42,9 @@ _OWN_OPERATORS = frozenset({with_data, exponential_scan, random_bits, linear_cro
 def why_not_capturable(node: fx.Node, device: torch.device) -> str:
     """Why a call cannot be captured in a CUDA graph on `device`; empty if it can."""
     target: object = node.target
-    nodes = (node, *node.all_input_nodes)
-    values = [value_of(each) for each in nodes if has_value(each)]
+    values = _used_results(node)
+    if target is not getitem:
+        values += [value_of(each) for each in node.all_input_nodes if has_value(each)]
     for tensor in (leaf for leaf in trees.leaves(values) if isinstance(leaf, torch.Tensor)):
         if tensor.device != device:
             return f"{target} has a tensor on {tensor.device}"
@@ -66,6 +68,21 @@ def why_not_capturable(node: fx.Node, device: torch.device) -> str:
     if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(target.tags):
         return f"{target} waits for values"
     return ""
+
+
+def _used_results(node: fx.Node) -> list[object]:
+    """The results of a call that something uses.
+
+    Fused attention also returns the state of the generator, in host memory, which nothing reads
+    without dropout.
+    """
+    if not has_value(node):
+        return []
+    value = value_of(node)
+    users = list(node.users)
+    if not isinstance(value, (list, tuple)) or any(u.target is not getitem for u in users):
+        return [value]
+    return [value_of(user) for user in users]
 
 
 def _indices(node: fx.Node) -> list[torch.Tensor]:

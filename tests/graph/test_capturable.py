@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import getitem
 from typing import Any
 
 import pytest
@@ -102,3 +103,19 @@ def test_a_function_in_python_is_not_looked_into() -> None:
     graph = fx.Graph()
     call = graph.call_function(graph_of, ())
     assert "runs Python" in why_not_capturable(call, CPU)
+
+
+def test_results_in_host_memory_that_nothing_uses() -> None:
+    """As the state of the random generator that fused attention returns."""
+    graph = fx.Graph()
+    given = graph.placeholder("x")
+    call = graph.call_function(aten.var_mean.default, (given,))
+    element = graph.call_function(getitem, (call, 0))
+    away = torch.empty(3, device="meta")
+    for node, value in ((given, away), (call, (away, torch.empty(()))), (element, away)):
+        node.meta["val"] = value
+    assert why_not_capturable(call, away.device) == ""
+    assert why_not_capturable(element, away.device) == ""
+    state = graph.call_function(getitem, (call, 1))
+    state.meta["val"] = torch.empty(())
+    assert why_not_capturable(call, away.device) == f"{aten.var_mean.default} has a tensor on cpu"

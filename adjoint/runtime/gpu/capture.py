@@ -90,6 +90,10 @@ class CudaCapturer:
         """Memory for the result at a slot; the capturer keeps no reference to it."""
         return empty_strided(shape, strides, dtype)
 
+    @functools.cached_property
+    def device_bytes(self) -> int:
+        return int(torch.cuda.get_device_properties(self.device).total_memory)
+
     def is_capturing(self) -> bool:
         return is_capturing()
 

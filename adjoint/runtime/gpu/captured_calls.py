@@ -1,7 +1,7 @@
 """A call of a program that was captured as a CUDA graph: what it is found by, how it is replayed.
 
-Its small results lie in memory of the graph, and small inputs whose addresses change are copied
-into buffers of it.
+Its small results, or all of them, lie in memory of the graph, and inputs whose addresses change are
+copied into buffers of it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ from adjoint.torch_private.storages import Holders, foreach_copy
 
 T = TypeVar("T")
 
-# Storage addresses of the small results of graphs, which stay the same.
+# Storage addresses of the results that lie in memory of graphs, which stay the same.
 _STATIC_STORAGES: Counter[int] = Counter()
+
+# How many bytes these are, on each device.
+STATIC_BYTES: Counter[torch.device] = Counter()
 
 
 class Launchable(Protocol):
@@ -41,6 +44,11 @@ class Capturer(Protocol):
     """Captures CUDA graphs."""
 
     device: torch.device
+
+    @property
+    def device_bytes(self) -> int:
+        """The memory of the device."""
+        ...
 
     def is_capturing(self) -> bool:
         """Whether the caller is capturing what runs now."""
@@ -104,12 +112,17 @@ class InputBuffer:
 
 
 def is_static_result(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is a small result in memory of a graph: its address stays the same."""
+    """Whether the tensor is a result in memory of a graph: its address stays the same."""
     return _STATIC_STORAGES[tensor.untyped_storage().data_ptr()] > 0
 
 
+def bytes_of(tensor: torch.Tensor) -> int:
+    """From the first to the last element."""
+    return span_of(tensor.shape, tensor.stride()) * tensor.element_size()
+
+
 def is_small(tensor: torch.Tensor) -> bool:
-    return span_of(tensor.shape, tensor.stride()) * tensor.element_size() <= MAX_SMALL_BYTES
+    return bytes_of(tensor) <= MAX_SMALL_BYTES
 
 
 class CapturedCall:
@@ -126,20 +139,25 @@ class CapturedCall:
         self._graph = graph
         self._input_buffers = input_buffers
         self._static_results = static_results
-        """Small results, in memory of the graph."""
+        """Results in memory of the graph."""
         self._holders = {number: Holders(tensor) for number, tensor in static_results.items()}
         addresses = [tensor.untyped_storage().data_ptr() for tensor in static_results.values()]
         _STATIC_STORAGES.update(addresses)
         weakref.finalize(self, _STATIC_STORAGES.subtract, addresses)
+        held: Counter[torch.device] = Counter()
+        for tensor in static_results.values():
+            held[tensor.device] += bytes_of(tensor)
+        STATIC_BYTES.update(held)
+        weakref.finalize(self, STATIC_BYTES.subtract, held)
 
     def held(self) -> list[int]:
-        """The numbers of the small results that are still referenced."""
+        """The numbers of the results in memory of the graph that are still referenced."""
         return [number for number, holders in self._holders.items() if not holders.are_gone()]
 
     def replay(
         self, inputs: Sequence[TorchValue], copied: Set[int], stream: int
     ) -> dict[int, torch.Tensor]:
-        """Replay the call for `inputs`; the small results, those in `copied` in new memory."""
+        """Replay the call for `inputs`; its static results, those in `copied` in new memory."""
         if self._input_buffers:
             foreach_copy(buffer.pair(inputs[n]) for n, buffer in self._input_buffers.items())
         self._graph.launch(stream)

@@ -8,6 +8,10 @@ CUDA graph.  So a graph keeps little memory, however large its inputs and result
 Small tensors get new addresses each time.  Small results therefore lie in memory of the graph,
 which is replayed only if nothing refers to them any more; a few that stay referenced from one step
 to the next (a loss) are copied, and so are small inputs whose addresses change.
+
+Where the allocator returns other addresses in each step, large results lie in memory of the graph,
+too, as long as all graphs hold only a small part of the device's memory.  Inputs that another graph
+computes then have the same addresses, and other inputs (a batch) are copied.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import torch
 from adjoint.graph.evaluation import detach_inputs
 from adjoint.open_types import TorchValue
 from adjoint.runtime.gpu.captured_calls import (
+    STATIC_BYTES,
     BoundSizes,
     CallInto,
     CallKey,
@@ -29,10 +34,12 @@ from adjoint.runtime.gpu.captured_calls import (
     Capturer,
     InputBuffer,
     Run,
+    bytes_of,
     is_small,
     is_static_result,
 )
 from adjoint.runtime.gpu.results import (
+    NewTensor,
     ResultAllocator,
     ResultLayout,
     Uncapturable,
@@ -42,20 +49,34 @@ from adjoint.runtime.gpu.results import (
 # Calls with the same addresses that run uncaptured before one is captured.
 CALLS_BEFORE_CAPTURE = 2
 
-# CUDA graphs that a program keeps.
-MAX_GRAPHS = 4
+# CUDA graphs that a program keeps: a layer's program is called with the weights of each layer.
+MAX_GRAPHS = 32
 
 # CUDA graphs for the same addresses: two alternate where results stay referenced for a step.
 MAX_GRAPHS_PER_KEY = 2
 
-# Captures of a program in total: with more, capturing takes longer than replays save.
-MAX_CAPTURES = 8
+# Captures that were not replayed: with more, capturing takes longer than replays save.
+MAX_UNUSED_CAPTURES = 8
 
 # Consecutive calls without a matching graph, after which the program gives up.
-MAX_CONSECUTIVE_MISSES = 16
+MAX_CONSECUTIVE_MISSES = 64
+
+# Calls with inputs that have come before, but large results at other addresses, after which large
+# results lie in memory of the graph.
+MISSES_BEFORE_HOLDING = 3
+
+# The part of the device's memory that graphs may hold for results.
+MAX_HELD_FRACTION = 1 / 32
+
+# Inputs of at most so many bytes together are copied if results lie in memory of the graph.
+MAX_COPIED_BYTES = 1 << 26
+
+# The part of a call's inputs, by bytes, that may change from step to step; where more does, it is
+# another call, such as that of another layer.
+MAX_CHANGING_FRACTION = 1 / 4
 
 # Kinds and keys of calls that are remembered.
-MAX_REMEMBERED_KEYS = 16
+MAX_REMEMBERED_KEYS = 64
 
 # If more small results stay referenced, the caller keeps all results of a step: copying some of
 # them would not make the graph replayable.
@@ -110,11 +131,15 @@ class CudaGraphs:
         """The key of the last call that was not replayed, and how many there had been."""
         self._missed = 0
         """Consecutive calls that were not replayed."""
+        self._moved = 0
+        """Calls with inputs that had come before, but large results at other addresses."""
+        self._holds_results = False
+        """Large results lie in memory of the graph, too."""
         self._copied_results: set[int] = set()
-        """Small results that were still referenced at a later call: copied from then on."""
+        """Static results that were still referenced at a later call: copied from then on."""
         self._addresses: dict[int, int] = {}
         self._moving_inputs: set[int] = set()
-        """Small inputs whose addresses change."""
+        """Inputs whose addresses change, small unless results are held."""
         self._copied_inputs: tuple[CallKind, list[int]] | None = None
         """The inputs that are copied into buffers of a graph, for one kind of call."""
         self._last_sizes: tuple[int, ...] | None = None
@@ -173,8 +198,7 @@ class CudaGraphs:
     def _run_known(
         self, kind: CallKind, layout: ResultLayout, inputs: list[object], stream: int
     ) -> object:
-        new = self._capturer.new
-        large = {n: new(each.shape, each.strides, each.dtype) for n, each in layout.large}
+        large = {} if self._holds_results else self._memory_for(layout.large)
         key = self._key(kind, inputs, large)
         captured = self._replayable(key)
         if captured is None:
@@ -190,7 +214,7 @@ class CudaGraphs:
             made = large | captured.replay(inputs, self._copied_results, stream)
         else:
             # Allocated as for a capture, so that programs that read them see the same addresses.
-            made = large | self._memory_for_small(layout)
+            made = large | self._memory_for(self._static(layout))
             work = CallInto(self._run, inputs, made, layout, kind.binding, self._capturer)
             try:
                 work(stream, checked=not layout.is_asked_for)
@@ -201,9 +225,13 @@ class CudaGraphs:
         inputs.clear()
         return results
 
-    def _memory_for_small(self, layout: ResultLayout) -> dict[int, torch.Tensor]:
+    def _static(self, layout: ResultLayout) -> list[tuple[int, NewTensor]]:
+        """The results that lie in memory of the graph, and their numbers."""
+        return layout.all if self._holds_results else layout.small
+
+    def _memory_for(self, results: Sequence[tuple[int, NewTensor]]) -> dict[int, torch.Tensor]:
         new = self._capturer.new
-        return {n: new(each.shape, each.strides, each.dtype) for n, each in layout.small}
+        return {n: new(each.shape, each.strides, each.dtype) for n, each in results}
 
     def _kind(self, inputs: Sequence[object], binding: BoundSizes) -> CallKind | None:
         """The kind of a call; None if it cannot be captured."""
@@ -246,14 +274,10 @@ class CudaGraphs:
         was captured.
         """
         if self._copied_inputs is None or self._copied_inputs[0] is not kind:
-            self._copied_inputs = (
-                kind,
-                [
-                    n
-                    for n in sorted(self._moving_inputs)
-                    if is_small(inputs[n]) and not is_static_result(inputs[n])
-                ],
-            )
+            moving = [n for n in sorted(self._moving_inputs) if not is_static_result(inputs[n])]
+            if sum(bytes_of(inputs[n]) for n in moving) > MAX_COPIED_BYTES:
+                moving = [n for n in moving if is_small(inputs[n])]
+            self._copied_inputs = (kind, moving)
         return self._copied_inputs[1]
 
     def _has_unsupported_input(self, inputs: Sequence[TorchValue]) -> bool:
@@ -297,6 +321,12 @@ class CudaGraphs:
             return None
         self._drop_stale()
         self._missed += 1
+        if not self._holds_results and self._has_moved_results(key, inputs):
+            self._moved += 1
+            if self._moved == MISSES_BEFORE_HOLDING and self._may_hold(layout):
+                self._holds_results = True
+                self._seen.clear()
+                return None
         if self._missed == MAX_CONSECUTIVE_MISSES:
             self._give_up(
                 f"for {MAX_CONSECUTIVE_MISSES} calls in a row, tensors were not where they had"
@@ -311,13 +341,41 @@ class CudaGraphs:
         if (
             seen >= CALLS_BEFORE_CAPTURE
             and turns < MAX_GRAPHS_PER_KEY
-            and self._captures < MAX_CAPTURES
+            and 2 * self._captures - self.replays < MAX_UNUSED_CAPTURES
         ):
             return self._capture(key, layout, inputs, large, stream)
         while len(self._seen) >= MAX_REMEMBERED_KEYS:
             self._seen.pop(next(iter(self._seen)))
         self._seen[key] = seen + 1
         return None
+
+    def _has_moved_results(self, key: CallKey, inputs: Sequence[TorchValue]) -> bool:
+        """Whether a call with the same inputs, but for few, had large results elsewhere."""
+        return any(
+            each.kind == key.kind
+            and each.made != key.made
+            and self._are_few(self._changed(key.inputs, each.inputs), inputs)
+            for each in reversed(self._seen)
+        )
+
+    def _changed(self, new: Sequence[int], old: Sequence[int]) -> list[int]:
+        """The inputs whose addresses differ."""
+        if new == old:
+            return []
+        pairs = zip(self._tensors, new, old, strict=True)
+        return [n for n, one, other in pairs if one != other]
+
+    def _are_few(self, changed: Sequence[int], inputs: Sequence[TorchValue]) -> bool:
+        """Whether some inputs are a small part of all, by bytes, as a batch is among weights."""
+        count = sum(bytes_of(inputs[n]) for n in changed)
+        total = sum(bytes_of(inputs[n]) for n in self._tensors) if count else 0
+        return count <= min(MAX_COPIED_BYTES, total * MAX_CHANGING_FRACTION)
+
+    def _may_hold(self, layout: ResultLayout) -> bool:
+        """Whether all results may lie in memory of graphs, of which there may be two that alternate
+        for each key."""
+        held = STATIC_BYTES[self._capturer.device] + MAX_GRAPHS_PER_KEY * layout.count_bytes
+        return held <= self._capturer.device_bytes * MAX_HELD_FRACTION
 
     def _continues_last(self, key: CallKey, inputs: Sequence[TorchValue]) -> bool:
         """Whether the call differs from the last one only in inputs that are copied or static."""
@@ -328,15 +386,22 @@ class CudaGraphs:
         return all(is_static_result(inputs[n]) for n, new, old in pairs if new not in (0, old))
 
     def _finds_moving_inputs(self, inputs: Sequence[TorchValue]) -> bool:
-        """Whether the address of a small input has changed for the first time."""
+        """Whether the address of an input that may be copied has changed for the first time."""
         before = len(self._moving_inputs)
         self._copied_inputs = None
+        large: list[int] = []
         for n in self._tensors:
-            if n in self._moving_inputs or not is_small(inputs[n]) or is_static_result(inputs[n]):
-                continue
             address = inputs[n].data_ptr()
-            if self._addresses.setdefault(n, address) != address:
+            if n in self._moving_inputs or not address or is_static_result(inputs[n]):
+                continue
+            if self._addresses.setdefault(n, address) == address:
+                continue
+            if is_small(inputs[n]):
                 self._moving_inputs.add(n)
+            else:
+                large.append(n)
+        if self._holds_results and self._are_few(large, inputs):
+            self._moving_inputs.update(large)
         return len(self._moving_inputs) > before
 
     def _capture(
@@ -351,12 +416,12 @@ class CudaGraphs:
         # Free the oldest first: the new graph may use its memory.
         del self._captured[: max(0, len(self._captured) - MAX_GRAPHS + 1)]
         copied = self._copied_inputs_of(key.kind, inputs)
-        buffers = {n: InputBuffer(inputs[n]) for n in copied}
-        given = [buffers[n].tensor if n in buffers else x for n, x in enumerate(inputs)]
-        static_results = self._memory_for_small(layout)
-        targets = large | static_results
-        work = CallInto(self._run, given, targets, layout, key.kind.binding, self._capturer)
         try:
+            buffers = {n: InputBuffer(inputs[n]) for n in copied}
+            given = [buffers[n].tensor if n in buffers else x for n, x in enumerate(inputs)]
+            static_results = self._memory_for(self._static(layout))
+            targets = large | static_results
+            work = CallInto(self._run, given, targets, layout, key.kind.binding, self._capturer)
             graph, _ = self._capturer.capture(work, stream)
         except RuntimeError as error:
             self._give_up(f"it cannot be captured: {error}")

@@ -84,8 +84,12 @@ class NewTensor:
     """The slot for which the program allocates it; None: a library call allocates it."""
 
     @functools.cached_property
+    def count_bytes(self) -> int:
+        return span_of(self.shape, self.strides) * self.dtype.itemsize
+
+    @property
     def is_small(self) -> bool:
-        return span_of(self.shape, self.strides) * self.dtype.itemsize <= MAX_SMALL_BYTES
+        return self.count_bytes <= MAX_SMALL_BYTES
 
 
 # Allocates the tensor of a slot: slot, shape, strides and dtype.
@@ -134,14 +138,22 @@ class ResultLayout:
         return [_as_seen(each, views.get(number, [])) for number, each in enumerate(self.made)]
 
     @functools.cached_property
+    def all(self) -> list[tuple[int, NewTensor]]:
+        """All new tensors, and their numbers."""
+        return list(enumerate(self.shown))
+
+    @functools.cached_property
     def large(self) -> list[tuple[int, NewTensor]]:
-        """New tensors allocated in every call, and their numbers."""
-        return [(number, each) for number, each in enumerate(self.shown) if not each.is_small]
+        return [(number, each) for number, each in self.all if not each.is_small]
 
     @functools.cached_property
     def small(self) -> list[tuple[int, NewTensor]]:
-        """New tensors in memory of the graph, and their numbers."""
-        return [(number, each) for number, each in enumerate(self.shown) if each.is_small]
+        return [(number, each) for number, each in self.all if each.is_small]
+
+    @functools.cached_property
+    def count_bytes(self) -> int:
+        """Of all new tensors."""
+        return sum(each.count_bytes for each in self.made)
 
     def for_program(self, number: int, tensor: torch.Tensor) -> torch.Tensor:
         """A result, with the shape and strides that the program uses for it."""

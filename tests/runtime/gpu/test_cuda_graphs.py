@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -7,13 +8,15 @@ import pytest
 import torch
 
 from adjoint.graph.evaluation import InputsWithHistory
+from adjoint.runtime.gpu.captured_calls import STATIC_BYTES
 from adjoint.runtime.gpu.cuda_graphs import (
     CALLS_BEFORE_CAPTURE,
-    MAX_CAPTURES,
     MAX_CONSECUTIVE_MISSES,
     MAX_COPIED_RESULTS,
     MAX_GRAPHS,
     MAX_GRAPHS_PER_KEY,
+    MAX_UNUSED_CAPTURES,
+    MISSES_BEFORE_HOLDING,
     CudaGraphs,
 )
 from adjoint.runtime.gpu.results import MAX_SMALL_BYTES, AllocateSlot
@@ -178,6 +181,78 @@ class TestInputsThatMove:
         torch.testing.assert_close(program(x, second)[0], x * 2)
         assert program.cuda_graphs._moving_inputs == {1}
         assert program.replays == 4
+
+
+class TestAnAllocatorThatReturnsOtherAddresses:
+    """Large results lie in memory of the graph, if that is a small part of the device's."""
+
+    @staticmethod
+    def moving(
+        function: Callable[..., Any], count: int = 1, device_bytes: int = 1 << 40
+    ) -> Program:
+        program = Program(function, count)
+        program.capturer.device_bytes = device_bytes
+        taken: list[torch.Tensor] = []
+
+        def new(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+            taken.append(torch.empty_strided(shape, strides, dtype=dtype))
+            return taken[-1]
+
+        program.capturer.new = new  # type: ignore[method-assign]
+        return program
+
+    def test_results_lie_in_memory_of_the_graph(self) -> None:
+        x = large()
+        program = self.moving(double)
+        for _ in range(4 * MISSES_BEFORE_HOLDING):
+            x += 1
+            (result,) = program(x.detach())
+            torch.testing.assert_close(result, 2 * x)
+            del result
+        assert program.replays > MISSES_BEFORE_HOLDING
+        assert STATIC_BYTES[x.device] >= LARGE * 4
+        before = STATIC_BYTES[x.device]
+        del program
+        gc.collect()
+        assert STATIC_BYTES[x.device] <= before - LARGE * 4
+
+    def test_results_that_stay_referenced_are_not_written_to(self) -> None:
+        x = large()
+        program = self.moving(double)
+        held = []
+        for step in range(4 * MISSES_BEFORE_HOLDING):
+            x.fill_(step)
+            held.append(program(x)[0])
+        for step, result in enumerate(held):
+            assert result.eq(2 * step).all()
+
+    def test_a_batch_is_copied(self) -> None:
+        weights = torch.rand(4, LARGE)
+        program = self.moving(lambda x, y: [x * y], 2)
+        batches = [large() for _ in range(4 * MISSES_BEFORE_HOLDING)]
+        for batch in batches:
+            torch.testing.assert_close(program(weights, batch)[0], weights * batch)
+        assert program.replays > MISSES_BEFORE_HOLDING
+        assert program.cuda_graphs._moving_inputs == {1}
+
+    def test_a_program_that_is_called_for_each_layer(self) -> None:
+        """Inputs are never copied, and each layer has a graph."""
+        layers = [torch.rand(2, LARGE) for _ in range(6)]
+        program = self.moving(double)
+        for _ in range(4 * MISSES_BEFORE_HOLDING):
+            for weights in layers:
+                torch.testing.assert_close(program(weights)[0], 2 * weights)
+        assert len(program.capturer.made) == len(layers)
+        assert program.replays > 4 * len(layers)
+        assert not program.cuda_graphs._moving_inputs
+
+    def test_not_if_it_is_much_of_the_memory(self) -> None:
+        x = large()
+        program = self.moving(double, device_bytes=LARGE * 4 * 32)
+        for _ in range(MAX_CONSECUTIVE_MISSES + 1):
+            torch.testing.assert_close(program(x)[0], 2 * x)
+        assert program.replays == 0
+        assert "not where they had been" in program.cuda_graphs.why
 
 
 class TestResults:
@@ -444,7 +519,7 @@ class TestGivingUp:
         held = [large() for _ in range(MAX_GRAPHS + 1)]
         program = Program(double)
         for x in held:
-            for _ in range(CALLS_BEFORE_CAPTURE + 1):
+            for _ in range(CALLS_BEFORE_CAPTURE + 2):
                 program(x)
         assert len(program.capturer.made) == MAX_GRAPHS + 1
         assert len(program.cuda_graphs._captured) == MAX_GRAPHS
@@ -455,11 +530,14 @@ class TestGivingUp:
         assert program.replays == before + 1
 
     def test_at_last_no_more_are_made(self) -> None:
-        held = [large() for _ in range(MAX_GRAPHS + 1)]
+        """Of graphs that are not replayed again."""
+        held = [large() for _ in range(MAX_UNUSED_CAPTURES + 3)]
         program = Program(double)
-        for _ in range(MAX_CAPTURES):
-            for x in held:
-                for _ in range(CALLS_BEFORE_CAPTURE + 1):
-                    torch.testing.assert_close(program(x)[0], 2 * x)
-        assert len(program.capturer.made) == MAX_CAPTURES
+        for x in held:
+            for _ in range(CALLS_BEFORE_CAPTURE):
+                torch.testing.assert_close(program(x)[0], 2 * x)
+        assert len(program.capturer.made) == MAX_UNUSED_CAPTURES
         assert program.cuda_graphs.why == ""
+        for x in held:
+            program(x)
+        assert len(program.capturer.made) > MAX_UNUSED_CAPTURES
