@@ -1,4 +1,4 @@
-"""Stacking, indexing without checks, copies."""
+"""Stacking, rolling, indexing without checks, copies."""
 
 from __future__ import annotations
 
@@ -17,6 +17,23 @@ aten = torch.ops.aten
 def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     dim = dim % (tensors[0].dim() + 1)
     return torch.cat([each.unsqueeze(dim) for each in tensors], dim)
+
+
+@composition(aten.roll.default)
+def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    """roll(x, s) = cat(x[-s:], x[:-s]), along each of the axes"""
+    if not dims:
+        flat: Tensor = _roll(x.reshape(-1), shifts, [0])
+        return flat.reshape(x.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        size: object = x.shape[dim]
+        if not isinstance(size, int) or not size:
+            raise NoComposition
+        start = -shift % size
+        if start:
+            parts = [x.narrow(dim, start, size - start), x.narrow(dim, 0, start)]
+            x = torch.cat(parts, dim)
+    return x.clone()
 
 
 @composition(with_data)

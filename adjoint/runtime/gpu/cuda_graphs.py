@@ -93,6 +93,22 @@ def _have_no_memory(tensors: Sequence[torch.Tensor]) -> bool:
     return any(tensor.numel() and not tensor.data_ptr() for tensor in tensors)
 
 
+def _changed(
+    tensors: Sequence[torch.Tensor], new: Sequence[int], old: Sequence[int]
+) -> list[torch.Tensor]:
+    """The tensors whose addresses differ."""
+    if new == old:
+        return []
+    return [each for each, one, other in zip(tensors, new, old, strict=True) if one != other]
+
+
+def _are_few(changed: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether some inputs are a small part of all, by bytes, as a batch is among weights."""
+    count = sum(map(bytes_of, changed))
+    total = sum(map(bytes_of, tensors)) if count else 0
+    return count <= min(MAX_COPIED_BYTES, total * MAX_CHANGING_FRACTION)
+
+
 class CudaGraphs:
     """Runs a program, capturing CUDA graphs of its calls and replaying them."""
 
@@ -321,7 +337,7 @@ class CudaGraphs:
             return None
         self._drop_stale()
         self._missed += 1
-        if not self._holds_results and self._has_moved_results(key, inputs):
+        if not self._holds_results and self._has_moved_results(key, self._tensors_of(inputs)):
             self._moved += 1
             if self._moved == MISSES_BEFORE_HOLDING and self._may_hold(layout):
                 self._holds_results = True
@@ -349,27 +365,14 @@ class CudaGraphs:
         self._seen[key] = seen + 1
         return None
 
-    def _has_moved_results(self, key: CallKey, inputs: Sequence[TorchValue]) -> bool:
+    def _has_moved_results(self, key: CallKey, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether a call with the same inputs, but for few, had large results elsewhere."""
         return any(
             each.kind == key.kind
             and each.made != key.made
-            and self._are_few(self._changed(key.inputs, each.inputs), inputs)
+            and _are_few(_changed(tensors, key.inputs, each.inputs), tensors)
             for each in reversed(self._seen)
         )
-
-    def _changed(self, new: Sequence[int], old: Sequence[int]) -> list[int]:
-        """The inputs whose addresses differ."""
-        if new == old:
-            return []
-        pairs = zip(self._tensors, new, old, strict=True)
-        return [n for n, one, other in pairs if one != other]
-
-    def _are_few(self, changed: Sequence[int], inputs: Sequence[TorchValue]) -> bool:
-        """Whether some inputs are a small part of all, by bytes, as a batch is among weights."""
-        count = sum(bytes_of(inputs[n]) for n in changed)
-        total = sum(bytes_of(inputs[n]) for n in self._tensors) if count else 0
-        return count <= min(MAX_COPIED_BYTES, total * MAX_CHANGING_FRACTION)
 
     def _may_hold(self, layout: ResultLayout) -> bool:
         """Whether all results may lie in memory of graphs, of which there may be two that alternate
@@ -400,7 +403,8 @@ class CudaGraphs:
                 self._moving_inputs.add(n)
             else:
                 large.append(n)
-        if self._holds_results and self._are_few(large, inputs):
+        moved = [inputs[n] for n in large]
+        if self._holds_results and _are_few(moved, self._tensors_of(inputs)):
             self._moving_inputs.update(large)
         return len(self._moving_inputs) > before
 

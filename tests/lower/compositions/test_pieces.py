@@ -24,6 +24,9 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
 
 ROWS: list[Row] = [
     (aten.stack.default, lambda x, y: aten.stack([x, y], -1), [X, Y]),
+    (aten.roll.default, lambda x: aten.roll(x, [1, -2], [0, 1]), [X]),
+    (aten.roll.default, lambda x: aten.roll(x, [7, 0], [-1, 0]), [X]),
+    (aten.roll.default, lambda x: aten.roll(x.t(), [4]), [X]),
     (with_data, with_data, [X, Y]),
     (aten.copy.default, lambda x, y: aten.copy(x, y[:1]), [X, Y]),
     (aten.copy.default, lambda x, y: aten.copy(x.t(), y.t().contiguous()), [X, Y]),
