@@ -234,21 +234,27 @@ class Reachable:
         Known once all functions are; and methods look up more, of more objects.
         """
         marks: list[object] = []
-        done: set[tuple[type, str]] = set()
-        while new := [
-            (kind, name)
-            for kind in self._classes
-            for name in self._names
-            if (kind, name) not in done
-        ]:
-            done.update(new)
+        unused: dict[type, dict[str, None]] = {}
+        while True:
+            for kind in self._classes:
+                if kind not in unused:
+                    names = (name for each in scopes_of(kind) for name in vars(each))
+                    unused[kind] = dict.fromkeys(names)
+            new = [
+                (kind, name)
+                for kind, attributes in unused.items()
+                for name in attributes
+                if name in self._names
+            ]
+            if not new:
+                return marks
             for kind, name in new:
+                del unused[kind][name]
                 scopes = [vars(each) for each in scopes_of(kind)]
                 used = function_of(*attribute_in(scopes, name))
                 if may_be_used(used):
                     self._others.append(functools.partial(attribute_in, scopes, name))
                     marks.append((Same(kind), name, self.mark(used)))
-        return marks
 
 
 def _held_by(dicts: Sequence[Dictionary]) -> Iterable[object]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from adjoint.transforms import reachable
+from adjoint.transforms import introspection, reachable
 from adjoint.transforms.fingerprint import Fingerprint, fingerprint
 from adjoint.transforms.reachable import Reachable, Same
 
@@ -81,3 +81,25 @@ def test_an_object_is_the_same_while_it_lives() -> None:
     assert kept._object() is None
     assert kept != Same(value)
     assert Same([]) != Same([]), "what cannot be referred to weakly is kept alive"
+
+
+def test_attributes_that_a_class_does_not_have_are_not_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A function may close over thousands of objects, and name thousands of attributes."""
+    looked_up: list[str] = []
+
+    def attribute_in(scopes: Any, name: str) -> list[Any]:
+        looked_up.append(name)
+        return introspection.attribute_in(scopes, name)
+
+    monkeypatch.setattr(reachable, "attribute_in", attribute_in)
+    kinds = [type(f"Kind{i}", (), {f"own_{i}": i}) for i in range(30)]
+    held = [kind() for kind in kinds]
+    names = ", ".join(f"held[0].own_{i}" for i in range(30))
+    function = eval(f"lambda x: ({names})", {"held": held})
+    before = fingerprint(function)
+    # Each once for the mark, and once to be compared later.
+    assert len([name for name in looked_up if name.startswith("own_")]) == 60
+    kinds[7].own_7 = 8  # type: ignore[attr-defined]
+    assert fingerprint(function) != before
