@@ -15,7 +15,7 @@ from adjoint.open_types import OpKeywords, TorchValue
 from adjoint.torch_private import trees
 from adjoint.torch_private.batches import is_at_vmap_level, run_below_vmap
 from adjoint.torch_private.checkpoint import forward_context, split_arguments
-from adjoint.torch_private.functorch import is_functorch_wrapper
+from adjoint.torch_private.functorch import applied_by_level, is_functorch_wrapper
 from adjoint.torch_private.operators import HigherOrderOperator, dense_kernel, recorded_loop
 from adjoint.torch_private.trees import TreeSpec
 from adjoint.trace.interpretation import Interpreter
@@ -289,6 +289,11 @@ def _inline_named(
     return _run(tracer, body, args)
 
 
+def _by_level(tracer: Tracer, function: type, *args: object, **kwargs: object) -> object:
+    """A custom autograd function inside levels of `torch.func`; below them, it is captured."""
+    return call_user_code(applied_by_level, function, *args, **kwargs)
+
+
 HANDLERS: dict[str, Callable[..., object]] = {
     "cond": _cond,
     "while_loop": _while_loop,
@@ -298,6 +303,7 @@ HANDLERS: dict[str, Callable[..., object]] = {
     "tag_activation_checkpoint": _checkpoint,
     "wrap_activation_checkpoint": _checkpoint,
     "autograd_function_apply": apply_graphs,
+    "custom_function_call": _by_level,
     "wrap": _inline,
     "invoke_subgraph": _inline_named,
 }

@@ -25,6 +25,7 @@ from adjoint.torch_private.custom_functions import (
     was_once_differentiable,
 )
 from adjoint.torch_private.dynamo import differentiable_backward
+from adjoint.torch_private.functorch import functorch_is_active
 from adjoint.torch_private.patches import is_of_custom_op, materializes_grads
 from adjoint.trace.emission import as_under, current_mode
 from adjoint.trace.interpretation import Interpreter
@@ -55,6 +56,9 @@ def apply(
         return _checkpointed(tracer, *args, **kwargs)
     if tracer.is_paused or function.__module__ == CheckpointFunction.__module__:
         # Checkpoint's own helper functions have no derivative.
+        return call_user_code(original, *args, **kwargs)
+    if functorch_is_active():
+        # A level of `torch.func` in the program applies it again, outside of the level.
         return call_user_code(original, *args, **kwargs)
     if is_of_custom_op(function):
         # The op itself becomes the node, and has the derivative.

@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Sequence
 
 import torch
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._functorch.autograd_function import custom_function_call
+from torch._functorch.pyfunctorch import dispatch_functorch, temporarily_clear_interpreter_stack
 
 from adjoint.open_types import TorchValue
 
@@ -38,3 +39,12 @@ def functorch_is_active() -> bool:
 def outside_functorch() -> contextlib.AbstractContextManager[Sequence[object]]:
     """Leave all levels of `torch.func` for a while; the context's value is their stack."""
     return temporarily_clear_interpreter_stack()
+
+
+def applied_by_level(function: type, *args: object, **kwargs: object) -> object:
+    """`function.apply(*args)` of a custom autograd function, by the innermost level.
+
+    A `vmap` batches it by its own rule, or by one that it asks torch to derive, and applies what it
+    has then outside of the level.
+    """
+    return dispatch_functorch(custom_function_call, (function, *args), kwargs)

@@ -33,3 +33,21 @@ def test_levels_that_are_left_are_said() -> None:
     torch.func.vmap(torch.func.grad(count))(torch.ones(2, 3))
     with functorch.outside_functorch() as levels:
         assert not levels
+
+
+def test_a_level_applies_a_custom_function_by_its_rule() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(x: Tensor) -> Any:
+            return x * 2
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, x: Tensor) -> Any:
+            return x * 3, in_dims[0]
+
+    xs = torch.ones(2, 3)
+    batched: Any = torch.func.vmap(lambda x: functorch.applied_by_level(Doubled, x))(xs)
+    assert torch.equal(batched, xs * 3)
