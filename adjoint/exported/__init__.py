@@ -6,7 +6,9 @@ machine, or a call, is a `LoadError` with the reason.  A call is checked before 
 (`loaded.py`, `versions.py`): structure, constants, dtypes, sizes, and the conditions on sizes.
 
 The autograd node is that of compiled graphs (`runtime/autograd_node.py`); `ExportedNode` answers
-its questions from the file.  There is one derivative for all inputs asked for: gradients that
-nothing needs are computed and dropped, and zeros stand for missing cotangents.  Results of the last
-order that was exported have an autograd node that raises an error when it is differentiated.
+its questions from the file.  There are derivatives for groups of results (each alone, parameters
+together, all) and of saved values, with respect to all inputs.  Those of the results that have
+cotangents run, and their gradients are added; gradients that nothing needs are dropped.
+Results of the last order that was exported have an autograd node that raises an error when it is
+differentiated.
 """

@@ -216,7 +216,8 @@ def _check_node(node: NodeRecord, inputs: int, plans: list[Plan]) -> None:
         for backward in each.backwards:
             saved = len(each.layout.saved_inputs) + len(each.layout.saved_outputs)
             _require(all(0 <= place < saved for place in backward.saved), "saved values")
-            _require(all(0 <= place < outputs for place in backward.of), "cotangents of outputs")
+            of = backward.of
+            _require(bool(of) and all(0 <= n < outputs for n in of), "cotangents of outputs")
             _require(all(0 <= place < len(each.wrt) for place in backward.zeros), "gradients")
             takes = _takes(backward.graph, plans)
             _require(takes == len(backward.saved) + len(backward.of), "inputs of a backward")

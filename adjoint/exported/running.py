@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -85,7 +86,8 @@ class ExportedNode(NodeProgram):
     """The autograd node of an exported graph.
 
     There is one for all sets of inputs that require grad: gradients that nothing needs are computed
-    and dropped, and zeros are passed for missing cotangents.
+    and dropped.  The file has backward graphs for groups of outputs; those of the groups that have
+    cotangents run, and their gradients are added.
     """
 
     def __init__(self, record: NodeRecord, programs: Programs, order: int) -> None:
@@ -93,8 +95,11 @@ class ExportedNode(NodeProgram):
         self.record = record
         self._programs = programs
         self.segments = [ExportedNode(each, programs, order) for each in record.segments]
+        results = record.layout.results
         self._graphs = {
-            each.of: (each, ExportedGraph(each.graph, programs, order)) for each in record.backwards
+            # Saved values have cotangents where a derivative was differentiated.
+            each.of: (each, ExportedGraph(each.graph, programs, order + (max(each.of) >= results)))
+            for each in record.backwards
         }
         self._ready: dict[tuple[int, ...], ReadyBackward] = {}
         self._kinds_of: dict[tuple[int, ...], Kinds] = {}
@@ -129,34 +134,81 @@ class ExportedNode(NodeProgram):
     def backward(
         self, of: tuple[int, ...], wanted: tuple[int, ...], sizes: Sizes
     ) -> tuple[ReadyBackward, Sizes]:
-        """The backward graph that takes cotangents of `of`, and of the fewest others."""
+        """The backward graphs that together take cotangents of `of`, and of the fewest others."""
         ready = self._ready.get(of)
         if ready is None:
             ready = self._ready[of] = self._for(frozenset(of))
         return ready, sizes
 
     def _for(self, given: frozenset[int]) -> ReadyBackward:
-        able = [taken for taken in self._graphs if given <= set(taken)]
-        record, graph = self._graphs[min(able, key=len)]
-        unused = [n for n, outputs in enumerate(self.record.depends) if not outputs & given]
-        # Zeros stand for missing cotangents; the gradient of what they alone reach is None.
-        made = _Reached(graph, unused) if unused else graph
-        return ReadyBackward(made, list(record.saved), record.of, list(record.zeros))
+        parts = [self._graphs[of] for of in covering(given, list(self._graphs))]
+        depends = self.record.depends
+        saved = sorted({place for record, _ in parts for place in record.saved})
+        of = tuple(place for record, _ in parts for place in record.of)
+        places = {place: n for n, place in enumerate(saved)}
+        first = len(saved)
+        terms: list[_Term] = []
+        for record, graph in parts:
+            taken = [places[place] for place in record.saved]
+            taken += range(first, first + len(record.of))
+            first += len(record.of)
+            here = given & {*record.of}
+            reached = [n for n, outputs in enumerate(depends) if outputs & here]
+            terms.append(_Term(graph, taken, reached))
+        zeros = {place for record, _ in parts for place in record.zeros}
+        for (record, _), term in zip(parts, terms, strict=True):
+            zeros -= {*term.reached} - {*record.zeros}
+        return ReadyBackward(_Sum(terms), saved, of, sorted(zeros))
 
 
-class _Reached:
-    """A backward graph without the gradients of inputs that no cotangent reaches."""
+def covering(given: frozenset[int], groups: Sequence[tuple[int, ...]]) -> Sequence[tuple[int, ...]]:
+    """Disjoint groups that together are `given`, or have as few others as can be."""
+    found: list[tuple[int, ...]] = []
+    left = set(given)
+    for group in sorted(groups, key=len, reverse=True):
+        if left and left.issuperset(group):
+            found.append(group)
+            left.difference_update(group)
+    for group in sorted(groups, key=len):
+        if left.intersection(group) and not any({*group} & {*each} for each in found):
+            found.append(group)
+            left.difference_update(group)
+    if left:
+        return [min((each for each in groups if given <= {*each}), key=len)]
+    return found
 
-    def __init__(self, graph: ExportedGraph, unused: Sequence[int]) -> None:
-        self._graph = graph
-        self._unused = unused
+
+@dataclass(frozen=True)
+class _Term:
+    """A backward graph whose gradients are added to those of others."""
+
+    graph: ExportedGraph
+    taken: Sequence[int]
+    """The positions of its inputs among those of all."""
+    reached: Sequence[int]
+    """The gradients that its cotangents reach; the others are None."""
+
+
+class _Sum:
+    """The sum of the gradients of backward graphs."""
+
+    def __init__(self, terms: Sequence[_Term]) -> None:
+        self._terms = terms
 
     def backward(self, inputs: list[object], known: Sizes, batched: bool) -> Sequence[object]:
-        """The gradients."""
-        found = list(self._graph.backward(inputs, known, batched))
-        for place in self._unused:
-            found[place] = None
-        return found
+        """The gradients; clears `inputs`."""
+        given = list(inputs)
+        inputs.clear()
+        total: list[torch.Tensor | None] = []
+        for term in self._terms:
+            taken = [given[place] for place in term.taken]
+            found = term.graph.backward(taken, known, batched)
+            total = total or [None] * len(found)
+            for place in term.reached:
+                before, now = total[place], found[place]
+                if isinstance(now, torch.Tensor):
+                    total[place] = now if before is None else before + now
+        return total
 
 
 def _ending(outputs: Sequence[object], inputs: Sequence[object], order: int) -> list[object]:

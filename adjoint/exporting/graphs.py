@@ -20,9 +20,13 @@ from adjoint.forms.form import Unwritable
 from adjoint.forms.plans import without_bodies, written_plan
 from adjoint.graph.boundary import location_of_graph, warn_of_fallback
 from adjoint.graph.derivative import Backward, Derivative
+from adjoint.graph.descriptors import Gradient, Parameter, SavedInput
 from adjoint.graph.metadata import inputs_of, value_or_none
 from adjoint.loops.plan import HeldConstant, LibraryCall, Plan
 from adjoint.target import Target
+
+# Outputs, and sets of saved values, that have a backward graph of their own.
+MAX_GROUPS = 8
 
 
 class Constants:
@@ -83,17 +87,40 @@ class Exporting:
             for number in range(len(derivative.segments.inputs)):
                 segment, places = derivative.segment(number)
                 segments.append(self._node(segment, places, forward, orders))
-        layout = derivative.layout
         backwards: list[BackwardRecord] = []
         if not segments:
-            results = tuple(place for place in layout.order if place < layout.results)
-            # Saved values have cotangents where a derivative is differentiated again.
-            patterns = [results, layout.order] if orders > 1 else [results]
-            backwards = [
-                self._backward(derivative, of, wrt, orders) for of in dict.fromkeys(patterns) if of
-            ]
+            backwards = self._backwards(derivative, wrt, orders)
         depends = [self._depending(derivative, place) for place in wrt]
+        layout = derivative.layout
         return NodeRecord(layout, wrt, forward, tuple(depends), tuple(backwards), tuple(segments))
+
+    def _backwards(
+        self, derivative: Derivative, wrt: tuple[int, ...], orders: int
+    ) -> list[BackwardRecord]:
+        """Backward graphs for groups of outputs, of which a backward pass runs and adds some.
+
+        A cotangent that is missing is thus not zeros: these would be nan where they meet a factor
+        that is infinite.
+        """
+        layout = derivative.layout
+        results = tuple(place for place in layout.order if place < layout.results)
+        groups = _groups(derivative, results)
+        found = [
+            self._backward(derivative, of, wrt, orders - 1)
+            for of in dict.fromkeys([results, *groups])
+            if of
+        ]
+        if orders > 1:
+            # Saved values have cotangents where a derivative is differentiated again.
+            reached = dict.fromkeys(of for each in found for of in _reached(derivative, each))
+            others = [layout.order, *list(reached)[:MAX_GROUPS]]
+            known = {each.of for each in found}
+            found += [
+                self._backward(derivative, of, wrt, orders - 2)
+                for of in dict.fromkeys(others)
+                if of and of not in known
+            ]
+        return found
 
     def _depending(self, derivative: Derivative, place: int) -> frozenset[int]:
         graph_module = derivative.graph_module
@@ -106,6 +133,7 @@ class Exporting:
     def _backward(
         self, derivative: Derivative, of: tuple[int, ...], wrt: tuple[int, ...], orders: int
     ) -> BackwardRecord:
+        """`orders`: how often the backward graph itself is to be differentiated."""
         backward = self.compiler.backward(derivative, of, wrt)
         saved = derivative.saved_for(backward)
         gradients = enumerate(backward.gradients)
@@ -116,7 +144,7 @@ class Exporting:
             self.graph(
                 backward.graph_module,
                 self._differentiable(derivative, backward, saved, wrt),
-                orders - 1,
+                orders,
             ),
         )
 
@@ -181,6 +209,38 @@ class Exporting:
             for step in plan.steps
         ]
         return replace(plan, steps=tuple(steps))
+
+
+def _groups(derivative: Derivative, results: Sequence[int]) -> list[tuple[int, ...]]:
+    """Results whose cotangents come together: those of parameters, and the rest one by one."""
+    together: dict[object, list[int]] = {}
+    for place, output in zip(results, derivative.described(results), strict=True):
+        of = output.of if isinstance(output, Gradient) else None
+        key: object = type(of) if isinstance(of, (Parameter, SavedInput)) else place
+        if key not in together and len(together) >= MAX_GROUPS:
+            key = None
+        together.setdefault(key, []).append(place)
+    return [tuple(group) for group in together.values()]
+
+
+def _reached(derivative: Derivative, backward: BackwardRecord) -> list[tuple[int, ...]]:
+    """The saved values that get a cotangent if groups of the gradients have one."""
+    node, layout = backward.graph.node, derivative.layout
+    if node is None:
+        return []
+    own = len(layout.saved_inputs)
+    # For each input of the backward graph, the output of the forward graph that it is.
+    outputs = [layout.saved_outputs[n - own] if n >= own else None for n in backward.saved]
+    found: list[tuple[int, ...]] = []
+    for each in node.segments or (node,):
+        for of in (set(record.of) for record in each.backwards):
+            places = {
+                outputs[place]
+                for place, depends in zip(each.wrt, each.depends, strict=True)
+                if place < len(outputs) and depends & of
+            }
+            found.append(tuple(n for n in layout.order if n >= layout.results and n in places))
+    return found
 
 
 def _is_continuous(value: object) -> bool:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from adjoint.errors import LoadError
+from adjoint.exported.running import covering
 from tests.exports import assert_as_eager, exported
 
 
@@ -75,3 +77,41 @@ def test_gradients_that_nothing_reaches_are_none(tmp_path: Path) -> None:
     (found,) = torch.autograd.grad(second.sum(), y)
     (expected,) = torch.autograd.grad(apart(x, y)[1].sum(), y)
     torch.testing.assert_close(found, expected)
+
+
+def singular(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Where x is 0, the derivative of the first result is infinite."""
+    return x.sqrt().sum(), (x.exp() * y).sum(), y.sin().sum(), (x + y).square().sum()
+
+
+def test_a_missing_cotangent_is_not_zeros(tmp_path: Path) -> None:
+    x = torch.tensor([0.0, 1.0, 4.0], dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64, requires_grad=True)
+    loaded = exported(singular, (x, y), tmp_path, orders=2)
+
+    def gradients(
+        function: Any, chosen: tuple[int, ...], again: tuple[int, ...]
+    ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
+        """Those of the results `chosen`, and those of the gradients `again`."""
+        value = sum(function(x, y)[place] for place in chosen)
+        once = torch.autograd.grad(value, (x, y), allow_unused=True, create_graph=True)
+        squares = [once[n].square().sum() for n in again if once[n] is not None]
+        traced = [each for each in squares if each.requires_grad]
+        total = torch.stack(traced).sum() if traced else None
+        twice = () if total is None else torch.autograd.grad(total, (x, y), allow_unused=True)
+        return list(once), list(twice)
+
+    for chosen in ((0,), (1,), (2,), (3,), (1, 2), (0, 3), (1, 2, 3), (0, 1, 2, 3)):
+        # The second derivatives of the first are infinite, of either sign.
+        for again in ((0,), (1,), (0, 1)) if 0 not in chosen else ((),):
+            found = gradients(loaded, chosen, again)
+            torch.testing.assert_close(found, gradients(singular, chosen, again))
+
+
+def test_groups_of_outputs_that_have_cotangents() -> None:
+    groups = [(0, 1, 2, 3, 4), (0, 1, 2), (0,), (1, 2), (3, 4)]
+    assert list(covering(frozenset({0, 1, 2, 3, 4}), groups)) == [(0, 1, 2, 3, 4)]
+    assert list(covering(frozenset({0, 3, 4}), groups)) == [(3, 4), (0,)]
+    # One of a group: the others get zeros.
+    assert list(covering(frozenset({1, 3, 4}), groups)) == [(3, 4), (1, 2)]
+    assert list(covering(frozenset({0, 1}), [(0, 1, 2), (1, 2), (0, 2)])) == [(0, 1, 2)]
