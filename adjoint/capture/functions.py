@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations
@@ -14,6 +13,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from adjoint.errors import CaptureError
 from adjoint.failing import call_user_code
+from adjoint.graph.boundary import is_raised_in_user_code
 from adjoint.graph.leaves import requires_grad
 from adjoint.graph.operations import apply_function
 from adjoint.open_types import AutogradContext, OpArguments, OpKeywords, UserFunction
@@ -102,6 +102,7 @@ def apply(
     is_nested = tracer.reversing.count(function) == MAX_NESTED_BACKWARDS
     patterns = [] if is_nested else _patterns(context, tensors)
     reverses: list[tuple[tuple[int, ...] | None, Body, dict[int, torch.Tensor]]] = []
+    failures: list[Exception] = []
     for pattern in patterns:
         given = tuple(range(len(tensors))) if pattern is None else pattern
         with tracer.paused(), torch.enable_grad():
@@ -111,17 +112,23 @@ def apply(
             cotangents = opaque([tensors[index] for index in given], [anything], "a cotangent")
         reverse = Body(tracer, body.scope)
         reverse.entry = body.entry
-        # A backward that fails for a pattern fails in eager only if the pattern occurs: so does the
-        # graph.
-        failures = (Exception,) if pattern is not patterns[0] else ()
-        with contextlib.suppress(*failures), torch.enable_grad():
-            tracer.reversing.append(function)
-            try:
+        tracer.reversing.append(function)
+        try:
+            with torch.enable_grad():
                 gradients = reverse.run(partial(pull_back, given), cotangents)
-            finally:
-                tracer.reversing.pop()
-            reverse.read(gradients)
-            reverses.append((pattern, reverse, gradients))
+                reverse.read(gradients)
+        except Exception as error:
+            # A backward that fails for a pattern fails in eager only if the pattern occurs: so does
+            # the graph.
+            if pattern is patterns[0] and not is_raised_in_user_code(error):
+                raise
+            failures.append(error)
+            continue
+        finally:
+            tracer.reversing.pop()
+        reverses.append((pattern, reverse, gradients))
+    if failures and not any(pattern for pattern, _, _ in reverses):
+        raise failures[0]
     # What a body lifts is known once its results have been read.
     saved = match_lifted([each for _, each, _ in reverses], [each for _, _, each in reverses])
     body.read((tensors, saved))

@@ -349,6 +349,25 @@ def cotangents_that_are_demanded(x: Tensor, y: Tensor) -> Any:
     return apply(Demanding, x * y)
 
 
+class Exclusive(Function):
+    """Its backward refuses the cotangents of both results."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Pair:
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, first: Tensor | None, second: Tensor | None) -> Any:
+        assert first is None or second is None
+        return first * 2 if first is not None else second
+
+
+@DIRECT(leaves)
+def one_result_has_a_cotangent(x: Tensor, y: Tensor) -> Any:
+    return apply(Exclusive, x * y)[1] * y
+
+
 class Outer(Function):
     """A function in the forward, and one in the backward, of another."""
 
@@ -547,6 +566,13 @@ def test_a_demanded_cotangent_that_is_missing_is_an_error_in_the_backward() -> N
         cotangents_that_are_demanded(x, x)[0].sum().backward()
     with pytest.raises(RuntimeError, match="set_materialize_grads"):
         adjoint.run(captured, x, x)[0].sum().backward()
+
+
+def test_a_cotangent_that_is_refused_is_an_error_in_the_backward() -> None:
+    x = leaf(3)
+    both = adjoint.run(adjoint.capture(lambda x: apply(Exclusive, x), x), x)
+    with pytest.raises(RuntimeError, match="set_materialize_grads"):
+        (both[0] + both[1]).sum().backward()
 
 
 def test_the_halves_are_graphs_of_the_node() -> None:
