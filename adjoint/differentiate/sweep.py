@@ -183,7 +183,8 @@ class Sweep:
         A program copies what has other strides than it expects, and the copy would have the gaps.
         """
         numbers = [*value.shape, *value.stride()] if value.layout is torch.strided else []
-        if 0 in numbers or not all(isinstance(each, int) for each in numbers):
+        # Symbols first: to compare one that depends on data with 0 is an error.
+        if not all(isinstance(each, int) for each in numbers) or 0 in numbers:
             return value
         extents = zip(value.shape, value.stride(), strict=True)
         if 1 + sum((size - 1) * stride for size, stride in extents) == value.numel():
