@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import logging
+import sys
 from abc import ABCMeta
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import (
     CellType,
     CodeType,
@@ -114,6 +117,20 @@ def scopes_of(value: object) -> Sequence[object]:
     if isinstance(value, type):
         return [each for each in value.__mro__ if not is_ours_or_torchs(each.__module__)]
     return ()
+
+
+_STANDARD_LIBRARY = str(Path(logging.__file__).parent.parent)
+
+
+def is_standard(function: FunctionType) -> bool:
+    """Whether a function is of Python's standard library, whose globals are caches of its own."""
+    path = function.__code__.co_filename
+    return path.startswith(_STANDARD_LIBRARY) and "site-packages" not in path
+
+
+def is_surrounding(value: object) -> bool:
+    """Whether this belongs to the whole process, and changes as other modules are imported."""
+    return isinstance(value, (logging.Logger, logging.Handler)) or value is sys.modules
 
 
 def is_ours_or_torchs(module: object) -> bool:

@@ -31,6 +31,8 @@ from adjoint.transforms.introspection import (
     is_filled,
     is_ours_or_torchs,
     is_plain,
+    is_standard,
+    is_surrounding,
     looked_up,
     may_be_used,
     names_looked_up,
@@ -148,6 +150,8 @@ class Reachable:
             return (type(value), value)
         if isinstance(value, _CONSTANTS):
             return (type(value), value)
+        if is_surrounding(value):
+            return Same(value)
         again = self._seen.get(id(value))
         if again is not None:
             return again
@@ -202,7 +206,7 @@ class Reachable:
             # A decorator, around a function of the user's.
             kept = [each for each in held if isinstance(each, USER_VALUES) or is_plain(each)]
             return (Same(function.__code__), *self._marks((*kept, *wrapped)))
-        names = names_looked_up(function.__code__)
+        names = [] if is_standard(function) else names_looked_up(function.__code__)
         self._names.update(dict.fromkeys(names))
         self._containers.append((function.__globals__, names))
         self._others.append(functools.partial(looked_up, function.__globals__, names))

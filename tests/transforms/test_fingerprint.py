@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import functools
+import logging
+import re
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -395,3 +398,22 @@ def test_a_method_counts_that_a_function_found_later_calls(monkeypatch: pytest.M
     assert torch.allclose(gradient(x), torch.func.grad(function)(x))
     monkeypatch.setattr(OfAClass, "unused", lambda self, x: x * x)
     assert torch.allclose(gradient(x), torch.func.grad(function)(x))
+
+
+def test_what_the_process_keeps_for_itself_means_nothing() -> None:
+    """A function that logs, or uses a regular expression, is the same after an import."""
+    log = logging.getLogger("adjoint.tests.held")
+
+    def function(x: Tensor) -> Tensor:
+        log.debug("called")
+        return x if re.match("a", "a") and "torch" in sys.modules else -x
+
+    look = Fingerprint(function)
+    logging.getLogger("adjoint.tests.another").isEnabledFor(logging.DEBUG)
+    re.match("a pattern that is new", "a")
+    sys.modules["adjoint.tests.imported"] = ModuleType("imported")
+    try:
+        assert look.holds(function)
+        assert fingerprint(function) == look.mark
+    finally:
+        del sys.modules["adjoint.tests.imported"]
