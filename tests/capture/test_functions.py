@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 import adjoint
 from adjoint.graph.operations import apply_function
-from tests.parity import ROUTES, Route, Row, Table, leaf, plain, refused
+from tests.parity import ROUTES, Route, Row, Table, leaf, plain
 
 Pair: TypeAlias = tuple[Tensor, Tensor]
 
@@ -583,40 +583,3 @@ def test_the_halves_are_graphs_of_the_node() -> None:
     forward, backward = (getattr(captured.graph_module, arg.target) for arg in (half, other))
     assert forward.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
     assert backward.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
-
-
-# Refusals -----------------------------------------------------------------------------------------
-
-
-class Dirty(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Any:
-        ctx.mark_dirty(x)
-        return x.mul_(2)
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> Any:
-        return cotangent * 2
-
-
-class WritesUnsaid(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> Any:
-        y.add_(1)
-        return x * y
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
-        return cotangent * 2, None
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x, y: apply(Dirty, x * 1),
-        lambda x, y: apply(WritesUnsaid, x, y),
-    ],
-)
-def test_a_function_that_writes_to_its_arguments_is_refused(function: Any) -> None:
-    error = refused(function, lambda: (leaf(3), plain(3)))
-    assert "writes to its arguments" in error.why
