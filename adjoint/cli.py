@@ -25,21 +25,39 @@ from adjoint.atlas import command as atlas
 from adjoint.bisecting import Bisection
 from adjoint.capture.direct import capture
 from adjoint.compiler import Compiler
-from adjoint.errors import CaptureError, MismatchError
+from adjoint.errors import (
+    CaptureError,
+    DifferentiationError,
+    ExportError,
+    LoadError,
+    MismatchError,
+    RewriteError,
+)
 from adjoint.explaining import explain, watched_program
 from adjoint.explaining.calling import call
 from adjoint.exported import command as inspection
-from adjoint.finding import EXAMPLES, UsageError, called, find
+from adjoint.finding import EXAMPLES, UsageError, called, find, require_folder
 from adjoint.graph.captured import CapturedProgram
 from adjoint.loops.show import show_plan
 from adjoint.observing import unobserved
 from adjoint.options import Options
 from adjoint.passes import Pass
 from adjoint.pipeline import places
+from adjoint.source import users_traceback
 from adjoint.stages import before_and_after, differences, printed, watched
 from adjoint.store import command as cache
 from adjoint.target import cpu_target
 from adjoint.targets import target_of
+
+# Errors that say what happened, where, and what to do.
+ERRORS = (
+    CaptureError,
+    DifferentiationError,
+    ExportError,
+    LoadError,
+    MismatchError,
+    RewriteError,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,9 +106,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     try:
         return _COMMANDS[parsed.command](parsed)
-    except (UsageError, CaptureError, MismatchError, atlas.AtlasError) as error:
+    except (*ERRORS, UsageError, atlas.AtlasError) as error:
         print(f"adjoint: {error}", file=sys.stderr)
-        return 1
+    except Exception as error:
+        said = users_traceback(error)
+        if not said:
+            raise
+        print(f"adjoint: your code raised {type(error).__name__}\n{said}", file=sys.stderr)
+    return 1
 
 
 def _add_passes(parser: argparse.ArgumentParser) -> None:
@@ -171,7 +194,14 @@ def _bisect(parsed: argparse.Namespace) -> str:
     return "no pass changes a result" if found is None else str(found)
 
 
+def _require_place(parsed: argparse.Namespace) -> None:
+    """Raise `UsageError` if the file that `--out` names cannot be written."""
+    if parsed.out is not None:
+        require_folder(parsed.out)
+
+
 def _explain(parsed: argparse.Namespace) -> str:
+    _require_place(parsed)
     function, args, kwargs = called(parsed.function, parsed.args)
     explained = explain(function, *args, order=parsed.order, dynamic=parsed.dynamic, **kwargs)
     if parsed.out is None:
@@ -181,6 +211,7 @@ def _explain(parsed: argparse.Namespace) -> str:
 
 
 def _check(parsed: argparse.Namespace) -> str:
+    _require_place(parsed)
     function, args, kwargs = called(parsed.function, parsed.args)
     options = {"check": "every", "passes": _own_passes(parsed)}
     try:
@@ -197,6 +228,7 @@ def _check(parsed: argparse.Namespace) -> str:
 
 
 def _report(parsed: argparse.Namespace) -> str:
+    _require_place(parsed)
     if not Path(parsed.script).is_file():
         raise UsageError(f"there is no file {parsed.script}")
     report = watched_program(parsed.script, parsed.arguments)

@@ -22,6 +22,15 @@ class UsageError(Exception):
     """The command line names something that cannot be found or called."""
 
 
+def require_folder(file: str | Path) -> None:
+    """Raise `UsageError` unless a file can be written there: before anything takes minutes."""
+    path = Path(file)
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent} for {path.name}")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder, and not a file")
+
+
 def find(target: str) -> tuple[ModuleType, object]:
     """The module and the object that `module:name` or `file.py:name` names."""
     place, separator, name = target.rpartition(":")
@@ -67,6 +76,24 @@ def call_arguments(
     module: ModuleType, function: Callable[..., object], expression: str | None
 ) -> tuple[tuple[TorchValue, ...], dict[str, TorchValue]]:
     """The arguments to call `function` with."""
+    args, kwargs = _given_arguments(module, function, expression)
+    try:
+        signature = inspect.signature(_called_function(function))
+    except (TypeError, ValueError):  # It is not written in Python, and does not say.
+        return args, kwargs
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise UsageError(
+            f"{name}{signature} cannot be called with the arguments given: {error}"
+        ) from None
+    return args, kwargs
+
+
+def _given_arguments(
+    module: ModuleType, function: Callable[..., object], expression: str | None
+) -> tuple[tuple[TorchValue, ...], dict[str, TorchValue]]:
     if expression is not None:
         scope = {"torch": torch, **vars(module), "_call": lambda *a, **k: (a, k)}
         try:
@@ -107,7 +134,7 @@ def find_function(target: str) -> tuple[ModuleType, UserFunction]:
     if isinstance(found, type) and issubclass(found, torch.nn.Module):
         return module, instance(found)
     if not callable(found):
-        raise UsageError(f"{target} is a {type(found).__name__}, which cannot be called")
+        raise UsageError(f"{target} is of type {type(found).__name__}, which cannot be called")
     return module, found
 
 
@@ -122,8 +149,11 @@ def instance(cls: type[torch.nn.Module]) -> torch.nn.Module:
         ) from None
 
 
+def _called_function(function: Callable[..., object]) -> Callable[..., object]:
+    return function.forward if isinstance(function, torch.nn.Module) else function
+
+
 def _needs_arguments(function: Callable[..., object]) -> bool:
-    target = function.forward if isinstance(function, torch.nn.Module) else function
-    parameters = inspect.signature(target).parameters.values()
+    parameters = inspect.signature(_called_function(function)).parameters.values()
     required = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return any(p.default is p.empty and p.kind in required for p in parameters)

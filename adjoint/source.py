@@ -6,6 +6,8 @@ import functools
 import linecache
 import os
 import sys
+import sysconfig
+import traceback as tracebacks
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 
@@ -79,3 +81,27 @@ def line_of_traceback(traceback: TracebackType | None) -> SourceLine | None:
             found = line_of_code(code, traceback.tb_lineno)
         traceback = traceback.tb_next
     return found
+
+
+_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
+
+
+def users_traceback(error: BaseException) -> str:
+    """What the user's code raised, and where, without the frames of ours, torch's and Python's.
+
+    Empty if no frame is the user's, or if the innermost one is ours.
+    """
+    passed = tracebacks.extract_tb(error.__traceback__)
+    if passed and passed[-1].filename.startswith(_LIBRARIES[1]):
+        return ""
+    frames = [
+        frame
+        for frame in passed
+        if is_user_file(frame.filename)
+        and ("site-packages" in frame.filename or not frame.filename.startswith(_STANDARD_LIBRARY))
+    ]
+    # What a module that is no Python shows is the place itself.
+    if not frames and not isinstance(error, SyntaxError):
+        return ""
+    said = tracebacks.format_exception_only(type(error), error)
+    return "".join([*tracebacks.format_list(frames), *said]).rstrip()

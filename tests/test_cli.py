@@ -62,9 +62,8 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "adjoint_cli_model.py"
     file.write_text(MODEL + EXAMPLES)
     (tmp_path / "adjoint_cli_bare.py").write_text(MODEL)
-    (tmp_path / "adjoint_cli_broken.py").write_text("import no_such_module\n")
     monkeypatch.chdir(tmp_path)
-    for name in ("adjoint_cli_model", "adjoint_cli_bare", "adjoint_cli_broken"):
+    for name in ("adjoint_cli_model", "adjoint_cli_bare"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return file
 
@@ -119,9 +118,89 @@ def test_what_cannot_be_printed_is_explained(
     assert captured.out == ""
 
 
-def test_an_import_that_fails_inside_the_users_module_is_the_users(model: Path) -> None:
-    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
-        main(["capture", "adjoint_cli_broken:step"])
+FAULTY = """
+import torch
+
+
+def raises(x):
+    raise KeyError("own")
+
+
+def two(x, y):
+    return x * y
+"""
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    (tmp_path / "broken.py").write_text("import no_such_module\n")
+    (tmp_path / "raising.py").write_text("raise ValueError('own')\n")
+    (tmp_path / "malformed.py").write_text("def step(:\n")
+    return tmp_path
+
+
+X = ["--args", "torch.ones(3)"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (
+            ["capture", "faulty.py:raises", *X],
+            ['in raises\n    raise KeyError("own")', "KeyError:"],
+        ),
+        (
+            ["explain", "faulty.py:raises", *X],
+            ['in raises\n    raise KeyError("own")', "KeyError:"],
+        ),
+        (["check", "faulty.py:raises", *X], ['in raises\n    raise KeyError("own")', "KeyError:"]),
+        (["bisect", "faulty.py:raises", *X], ['in raises\n    raise KeyError("own")', "KeyError:"]),
+        (["show", "--stages", "faulty.py:raises", *X], ["in raises"]),
+        (["run-pass", "merge-views", "faulty.py:raises", *X], ["in raises"]),
+        (["capture", "broken.py:step"], ["No module named 'no_such_module'", "import no_such"]),
+        (["capture", "raising.py:step"], ["raise ValueError('own')", "ValueError: own"]),
+        (["capture", "malformed.py:step"], ["def step(:", "SyntaxError"]),
+    ],
+)
+def test_what_the_users_code_raises_is_shown_without_our_frames(
+    arguments: list[str], shown: list[str], faulty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("adjoint: your code raised ")
+    assert [text for text in shown if text not in said] == []
+    assert "adjoint/" not in said
+
+
+@pytest.mark.parametrize("command", ["capture", "explain", "check"])
+def test_arguments_that_a_function_does_not_take(
+    command: str, faulty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "faulty.py:two", *X]) == 1
+    message = "two(x, y) cannot be called with the arguments given: missing a required argument"
+    assert f"adjoint: {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["explain", "check", "report"])
+def test_a_file_that_cannot_be_written_is_told_at_once(
+    command: str, faulty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = "faulty.py" if command == "report" else "faulty.py:two"
+    assert main([command, "--out", "none/a.html", target]) == 1
+    assert "adjoint: there is no folder none for a.html" in capsys.readouterr().err
+    assert main([command, "--out", ".", target]) == 1
+    assert "is a folder, and not a file" in capsys.readouterr().err
+
+
+def test_a_defect_of_ours_keeps_its_traceback(
+    faulty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adjoint.cli.called", None)
+    with pytest.raises(TypeError, match="not callable"):
+        main(["explain", "faulty.py:two"])
 
 
 def test_the_command_is_required() -> None:

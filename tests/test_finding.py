@@ -13,7 +13,7 @@ def test_a_module_and_a_function_are_found() -> None:
 def test_a_function_or_an_instance_of_a_module_can_be_called() -> None:
     assert find_function("torch.nn.functional:relu")[1] is torch.nn.functional.relu
     assert isinstance(find_function("torch.nn:ReLU")[1], torch.nn.ReLU)
-    with pytest.raises(UsageError, match="torch:float32 is a dtype, which cannot be called"):
+    with pytest.raises(UsageError, match="torch:float32 is of type dtype, which cannot be called"):
         find_function("torch:float32")
 
 

@@ -6,8 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
+import adjoint
 from adjoint.errors import SourceLine
-from adjoint.source import is_user_file, line_of_stack_trace, line_of_traceback, user_line
+from adjoint.source import (
+    is_user_file,
+    line_of_stack_trace,
+    line_of_traceback,
+    user_line,
+    users_traceback,
+)
 
 HERE = __file__
 TORCH = str(Path(torch.__file__).parent / "functional.py")
@@ -76,3 +83,20 @@ def test_generated_programs_are_not_the_users() -> None:
     assert is_user_file(HERE)
     assert not is_user_file("<adjoint program of 3 steps>")
     assert not is_user_file(TORCH)
+
+
+def test_the_traceback_of_the_users_code() -> None:
+    """Without frames of ours and torch's; empty where the innermost frame is ours."""
+
+    def own(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(2, 2)
+
+    with pytest.raises(Exception, match="invalid for input of size 3") as raised:
+        adjoint.capture(own, torch.ones(3))
+    cause = raised.value.__cause__ or raised.value
+    said = users_traceback(cause)
+    assert "in own\n    return x.reshape(2, 2)" in said
+    assert "adjoint/" not in said.replace(__file__, "")
+    with pytest.raises(ValueError, match="not legal") as raised:
+        adjoint.Options(target="gpu")  # type: ignore[arg-type]
+    assert users_traceback(raised.value) == ""

@@ -17,7 +17,7 @@ from adjoint.bench import calls, own, plot, sizes, table, zoo
 from adjoint.bench.results import Table, Task
 from adjoint.bench.schedule import measure_in_process, run_all, standard_tasks
 from adjoint.bench.workloads import WORKLOADS
-from adjoint.finding import EXAMPLES, UsageError
+from adjoint.finding import EXAMPLES, UsageError, find, require_folder
 
 SYSTEMS = ("eager", "inductor", "func_inductor", "jax", "adjoint", "func_adjoint")
 
@@ -143,8 +143,7 @@ def run(parsed: argparse.Namespace, console: Console | None = None) -> int:
     if parsed.plot is not None and parsed.plot.suffix not in (".svg", ".html"):
         raise UsageError(f"{parsed.plot} ends with neither .svg nor .html")
     for file in filter(None, (parsed.json, parsed.plot)):
-        if not file.parent.is_dir():
-            raise UsageError(f"there is no folder {file.parent} for {file.name}")
+        require_folder(file)
     measured = _measured(tasks, parsed, console)
     console.print(kind.rendered(measured))
     for line in (*left_out(parsed), *table.notes(measured)):
@@ -217,6 +216,8 @@ def _tasks_of_function(parsed: argparse.Namespace) -> list[Task]:
         raise UsageError(f"--{_table(parsed)} has workloads of its own; leave the function out")
     systems = parsed.systems or list(own.SYSTEMS)
     _check("system", systems, own.SYSTEMS)
+    # Now, and not in a process for each system and run.
+    find(parsed.function)
     return [
         Task(parsed.function, system, parsed.device, parsed.reps, args=parsed.args)
         for system in systems
