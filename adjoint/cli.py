@@ -227,14 +227,15 @@ def _check(parsed: argparse.Namespace) -> str:
     return f"its results are those of eager{orders}"
 
 
-def _report(parsed: argparse.Namespace) -> str:
+def _report(parsed: argparse.Namespace) -> tuple[str, int]:
     _require_place(parsed)
     if not Path(parsed.script).is_file():
         raise UsageError(f"there is no file {parsed.script}")
     report = watched_program(parsed.script, parsed.arguments)
     if parsed.out is not None:
         report.save(parsed.out)
-    return f"{report}\nwritten to {parsed.out}" if parsed.out else str(report)
+    text = f"{report}\nwritten to {parsed.out}" if parsed.out else str(report)
+    return text, 1 if report.failure else 0
 
 
 def _captured(parsed: argparse.Namespace) -> CapturedProgram:

@@ -17,6 +17,7 @@ from adjoint.explaining.page import page
 from adjoint.observing import Compilation, Event, Fallback, Sighting, watching
 from adjoint.open_types import FromText
 from adjoint.quantities import counted, duration
+from adjoint.source import users_traceback
 
 # Graphs of a program that its page shows; a program that compiles at each step has any number.
 MAX_GRAPHS = 200
@@ -39,6 +40,8 @@ class ProgramReport:
     """How long the program ran, compiling included."""
     failure: str = ""
     """The exception that the program ended with, if any."""
+    traceback: str = ""
+    """The lines of the program that raised it."""
     fallbacks: list[Fallback] = field(default_factory=list)
     _events: list[tuple[float, Sighting | Compilation]] = field(default_factory=list)
     """With the time at which each ended; sightings without what was made."""
@@ -104,6 +107,8 @@ class ProgramReport:
         )
         if self.failure:
             yield f"it ended with {self.failure}"
+        if self.traceback:
+            yield self.traceback
         by_function: dict[str, list[Cost]] = {}
         for each in costs:
             by_function.setdefault(each.compilation.function, []).append(each)
@@ -178,6 +183,7 @@ def watched_program(script: str, arguments: Sequence[str] = ()) -> ProgramReport
             report.failure = f"exit status {end.code}"
     except Exception as error:  # noqa: BLE001 - The report is wanted then, too.
         report.failure = f"{type(error).__name__}: {error}"
+        report.traceback = users_traceback(error)
     finally:
         report.seconds = time.perf_counter() - begun
         sys.argv = before

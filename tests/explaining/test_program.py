@@ -56,7 +56,10 @@ def test_a_script_that_fails_is_reported_up_to_there(
 ) -> None:
     file = tmp_path / "failing_script.py"
     file.write_text("import sys\nassert sys.argv[1:] == ['--steps', '3']\nraise ValueError('no')\n")
-    assert main(["report", str(file), "--steps", "3"]) == 0
-    assert "it ended with ValueError: no" in capsys.readouterr().out
+    assert main(["report", str(file), "--steps", "3"]) == 1
+    said = capsys.readouterr().out
+    assert "it ended with ValueError: no" in said
+    assert "failing_script.py\", line 3, in <module>\n    raise ValueError('no')" in said
+    assert "runpy" not in said
     assert main(["report", str(tmp_path / "none.py")]) == 1
     assert "there is no file" in capsys.readouterr().err
