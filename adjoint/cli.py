@@ -60,8 +60,8 @@ ERRORS = (
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status."""
+def command_line() -> argparse.ArgumentParser:
+    """All commands and their arguments."""
     parser = argparse.ArgumentParser(prog="adjoint", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser("capture", help="print a function as a pure, readable program")
@@ -103,7 +103,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     atlas.add_command(commands)
     cache.add_command(commands)
     inspection.add_command(commands)
-    parsed = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status."""
+    parsed = command_line().parse_args(arguments)
     try:
         return _COMMANDS[parsed.command](parsed)
     except (*ERRORS, UsageError, atlas.AtlasError) as error:

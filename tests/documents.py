@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,3 +50,14 @@ def run(path: Path) -> int:
             exec(compile(code, str(path), "exec"), namespace)
             count += 1
     return count
+
+
+def command_lines(text: str) -> list[list[str]]:
+    """The arguments of each `adjoint` on a line of its own, without the comment after it."""
+    found = re.findall(r"^(?: {4}|\$ )adjoint (.+)$", text, re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in found]
+
+
+def commands(text: str) -> set[str]:
+    """What `adjoint` is told to do anywhere else: `explain` of "`adjoint explain`"."""
+    return set(re.findall(r"`adjoint ([a-z-]+)", text))

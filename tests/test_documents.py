@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from adjoint.cli import command_line
 from adjoint.observing import Event, watching
 from tests import apidoc
-from tests.documents import ROOT, blocks, documents, run
+from tests.documents import ROOT, blocks, command_lines, commands, documents, run
 
 PAGES = {path.relative_to(ROOT).as_posix(): path for path in documents()}
 RUNNABLE = [name for name, path in PAGES.items() if blocks(path.read_text(encoding="utf-8"))]
@@ -57,6 +58,22 @@ def test_links_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if not target.startswith(("http://", "https://", "#")):
             assert (path.parent / target.partition("#")[0]).exists(), target
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_commands_are_understood(name: str) -> None:
+    text = PAGES[name].read_text(encoding="utf-8")
+    parser = command_line()
+    for arguments in command_lines(text):
+        assert parser.parse_args(arguments).command == arguments[0]
+    (choices,) = (each.choices for each in parser._subparsers._group_actions)  # type: ignore[union-attr]
+    assert commands(text) <= set(choices or ())
+
+
+def test_the_readme_has_commands() -> None:
+    text = PAGES["README.md"].read_text(encoding="utf-8")
+    assert len(command_lines(text)) > 20
+    assert commands(text) >= {"cache", "atlas"}
 
 
 def test_the_reference_is_fresh_and_has_every_name() -> None:
