@@ -10,12 +10,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import TypeAlias
 
 import torch
 
 from adjoint.open_types import TorchValue, UserFunction
 
 EXAMPLES = "example_inputs"
+
+# By position and by name.
+Arguments: TypeAlias = tuple[tuple[TorchValue, ...], dict[str, TorchValue]]
 
 
 class UsageError(Exception):
@@ -74,7 +78,7 @@ def _load_module(name: str) -> ModuleType:
 
 def call_arguments(
     module: ModuleType, function: Callable[..., object], expression: str | None
-) -> tuple[tuple[TorchValue, ...], dict[str, TorchValue]]:
+) -> Arguments:
     """The arguments to call `function` with."""
     args, kwargs = _given_arguments(module, function, expression)
     try:
@@ -93,7 +97,7 @@ def call_arguments(
 
 def _given_arguments(
     module: ModuleType, function: Callable[..., object], expression: str | None
-) -> tuple[tuple[TorchValue, ...], dict[str, TorchValue]]:
+) -> Arguments:
     if expression is not None:
         scope = {"torch": torch, **vars(module), "_call": lambda *a, **k: (a, k)}
         try:
