@@ -1,7 +1,7 @@
 """How capture calls `scaled_dot_product_attention`, so that torch chooses a fused kernel.
 
-Torch chooses when it is called, by the layouts and sizes of its arguments.  Where nothing fits it
-writes attention out, in float32 for half precision: slower, and with all weights in memory.
+Torch chooses when it is called, by the layouts of its arguments.  Where nothing fits it writes
+attention out, in float32 for half precision: slower, and with all weights in memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from adjoint.failing import call_user_code
-from adjoint.torch_private.dynamo import choices_by_hints
 
 # The position of the mask among the arguments, and its name.
 _MASK = 3
@@ -21,18 +20,13 @@ _NAME = "attn_mask"
 def attend(
     function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> object:
-    """Call `scaled_dot_product_attention` with a mask in a layout that fused kernels accept.
-
-    Sizes are compared with those of this call: whether a fused kernel takes a batch of a symbolic
-    size becomes a guard, instead of a reason against the kernel.
-    """
+    """Call `scaled_dot_product_attention` with a mask in a layout that fused kernels accept."""
     given, named = args[_MASK : _MASK + 1], kwargs.get(_NAME)
     if given and isinstance(given[0], torch.Tensor):
         args = (*args[:_MASK], with_dense_rows(given[0]), *args[_MASK + 1 :])
     if isinstance(named, torch.Tensor):
         kwargs = {**kwargs, _NAME: with_dense_rows(named)}
-    with choices_by_hints():
-        return call_user_code(function, *args, **kwargs)
+    return call_user_code(function, *args, **kwargs)
 
 
 def with_dense_rows(mask: torch.Tensor) -> torch.Tensor:

@@ -420,14 +420,3 @@ def general_shapes() -> contextlib.AbstractContextManager[None]:
         backed_size_oblivious=True, use_duck_shape=False
     )
     return manager
-
-
-def choices_by_hints() -> contextlib.AbstractContextManager[None]:
-    """A context in which torch chooses by the sizes of this call, and guards on the choice.
-
-    For general shapes torch leaves such choices open and takes the slowest branch.
-    """
-    manager: contextlib.AbstractContextManager[None] = shape_config.patch(  # type: ignore[attr-defined]
-        backed_size_oblivious=False
-    )
-    return manager

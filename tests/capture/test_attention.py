@@ -6,11 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx.experimental import _config as shape_config
 
 import adjoint
 from adjoint.capture.attention import with_dense_rows
-from adjoint.torch_private.dynamo import choices_by_hints, general_shapes
 from tests.parity import Route, check
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 3, 5, 4
@@ -51,8 +49,3 @@ def test_masks_that_are_repeated_along_keys(boolean: bool, by_name: bool) -> Non
 
     check(function, inputs, Route.DYNAMO)
     assert "flash_attention" in adjoint.capture(function, *inputs()).show()
-
-
-def test_choices_are_made_by_the_sizes_of_a_call() -> None:
-    with general_shapes(), choices_by_hints():
-        assert not shape_config.backed_size_oblivious
