@@ -38,8 +38,9 @@ def unrecorded(draw: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def branch(x: Tensor) -> Tensor:
+    # Eager draws again in the backward of a branch: its gradient would be that of other numbers.
     def one(x: Tensor) -> Tensor:
-        return x * torch.rand_like(x)
+        return x.cos() + torch.rand_like(x)
 
     def other(x: Tensor) -> Tensor:
         return x + torch.randn_like(x)
@@ -127,3 +128,13 @@ def test_a_draw_before_and_after_another(first: str) -> None:
 )
 def test_a_mixture(seed: int) -> None:
     check(mixture(seed), lambda: leaf(2, 3), Route.DYNAMO)
+
+
+def test_the_gradient_of_a_branch_that_draws_is_that_of_its_numbers() -> None:
+    def program(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x * torch.rand_like(x), torch.sin, (x,))  # type: ignore[no-any-return]
+
+    x = torch.rand(2, 3, dtype=torch.float64, requires_grad=True)
+    drawn = torch.compile(program, backend="adjoint")(x)
+    (gradient,) = torch.autograd.grad(drawn.sum(), x)
+    torch.testing.assert_close(gradient, (drawn / x).detach())
