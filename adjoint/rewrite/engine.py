@@ -51,6 +51,7 @@ from adjoint.rewrite.rules import Edit, Rule, roots_of
 from adjoint.torch_private import trees
 from adjoint.torch_private.graph_modules import is_erased
 from adjoint.torch_private.operators import OpOverload
+from adjoint.torch_private.symbols import hint
 
 _GETITEM = operator.getitem
 
@@ -344,10 +345,21 @@ def _check_value(old: fx.Node, new: object) -> None:
     if not isinstance(new, fx.Node):
         raise WrongReplacement(f"the replacement is {new!r}, which is not a value of the graph")
     if not same_values(value_of(new), value_of(old), strides=False):
+        if _may_be_same(value_of(new), value_of(old)):
+            raise NoMatch
         raise WrongReplacement(
             f"the replacement computes {describe_value(value_of(new))}, "
             f"the pattern {describe_value(value_of(old))}"
         )
+
+
+def _may_be_same(one: object, other: object) -> bool:
+    """Whether sizes are equal in the captured call, though not known to be equal in every call."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    if (one.dtype, one.device, one.dim()) != (other.dtype, other.device, other.dim()):
+        return False
+    return [hint(size) for size in one.shape] == [hint(size) for size in other.shape]
 
 
 def _may_replace(old: fx.Node, new: fx.Node, builder: Builder) -> bool:

@@ -118,7 +118,6 @@ class NodeProgram(ABC):
         self.layout = layout
         self.wrt = wrt
         self._take_traced = picker(wrt)
-        self._reached = reached_inputs()
         self._following = ReachedNodes()
         self.segments: Sequence[NodeProgram] = ()
         self._kinds: Kinds | None = None
@@ -215,8 +214,9 @@ class NodeProgram(ABC):
 
         It may include others, if torch has to be asked in Python.
         """
-        if self._reached is not None:
-            return self._reached(node, len(self.wrt))
+        reached = reached_inputs()
+        if reached is not None:
+            return reached(node, len(self.wrt))
         return self._following.that_run(node, given)
 
     def kinds(

@@ -174,7 +174,8 @@ def _window(flat: Alias, tensor: torch.Tensor, mode: Mode) -> ViewStep:
         start = root.place.storage_offset() * size // tensor.dtype.itemsize
         count = extent(root.place) * size // tensor.dtype.itemsize
     first = tensor.storage_offset() - start
-    if tensor.numel() > 0 and (first < 0 or first + extent(tensor) > count):
+    is_known = not any(map(symbols.is_unbacked_int, (tensor.numel(), count)))
+    if is_known and not is_empty(tensor) and (first < 0 or first + extent(tensor) > count):
         raise outside()
     if isinstance(flat.step, Spread):
         assert root.place is not None
@@ -259,7 +260,13 @@ def extent(tensor: torch.Tensor) -> int:
     steps = (
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
-    return sum(steps, 1) if tensor.numel() > 0 else 0
+    return 0 if is_empty(tensor) else sum(steps, 1)
+
+
+def is_empty(tensor: torch.Tensor) -> bool:
+    """Whether there are no elements; a size that depends on data is taken not to be 0."""
+    count = tensor.numel()
+    return not symbols.is_unbacked_int(count) and count == 0
 
 
 def dense_order(tensor: torch.Tensor) -> list[int] | None:
@@ -270,12 +277,18 @@ def dense_order(tensor: torch.Tensor) -> list[int] | None:
     if any(type(size) is int and size == 0 for size in sizes):
         return list(range(tensor.dim()))
     strides = tensor.stride()
-    axes = sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis))
-    expected = 1
+    axes = sorted(range(tensor.dim()), key=lambda axis: (-symbols.hint(strides[axis]), axis))
+    expected = as_torch_computes = 1
     for axis in reversed(axes):
-        if tensor.shape[axis] != 1 and strides[axis] != expected:
-            return None
-        expected *= tensor.shape[axis]
+        size, stride = tensor.shape[axis], strides[axis]
+        if not any(symbols.same_number(stride, each) for each in (expected, as_torch_computes)):
+            # Whether sizes that depend on data are 1, or equal, is not known.
+            if any(map(symbols.is_unbacked_int, (size, stride, expected))):
+                return None
+            if size != 1 and stride != expected:
+                return None
+        expected *= size
+        as_torch_computes *= torch.sym_max(size, 1) if symbols.is_unbacked_int(size) else size
     return axes
 
 

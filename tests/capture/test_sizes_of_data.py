@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.parity import Route, check, leaf
@@ -55,3 +56,35 @@ def test_batches_of_none_and_one_among_others(name: str, sizes: tuple[int, ...])
         (want,) = torch.autograd.grad(expected.sin().sum(), theirs)
         (got,) = torch.autograd.grad(actual.sin().sum(), mine)
         torch.testing.assert_close(got, want)
+
+
+def normalized(x: Tensor, mask: Tensor) -> Tensor:
+    y = x * 1
+    y[mask] = y[mask] / torch.norm(y[mask], dim=1).unsqueeze(1)
+    return y
+
+
+# Of a 7 x 3 tensor and a mask of its rows: as potentials select edges within a cutoff.
+SELECTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "norm": lambda x, mask: (x[mask] / torch.norm(x[mask], dim=1, keepdim=True)).sum(0),
+    "norm_of_all": lambda x, mask: x[mask].norm(),
+    "written": normalized,
+    "transposed": lambda x, mask: x[mask].t().reshape(-1) * 2,
+    "pairs": lambda x, mask: x[torch.stack([mask.nonzero()[:, 0]] * 2).t().reshape(-1)].sin(),
+    "layer_norm": lambda x, mask: F.layer_norm(x[mask], (3,)).sin(),
+    "stacked": lambda x, mask: torch.stack(list(x[mask].unbind(1)), 0),
+    "softmax": lambda x, mask: x[mask].softmax(0) * x[mask].softmax(1),
+    "flipped": lambda x, mask: x[mask].flip(0) * 2,
+}
+
+
+@pytest.mark.parametrize("name", SELECTED)
+def test_rows_that_a_mask_selects(name: str) -> None:
+    """Compiled whole, at orders 0 to 2: the tests run with warnings of fallbacks as errors."""
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        check(
+            SELECTED[name],
+            lambda: (leaf(7, 3), torch.tensor([1, 0, 1, 1, 0, 0, 1], dtype=torch.bool)),
+            Route.DYNAMO,
+            order=2,
+        )

@@ -10,7 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from adjoint.lower.compositions.registry import NoComposition, composition, require_real, widened
+from adjoint.lower.compositions.registry import (
+    composition,
+    require_elements,
+    require_real,
+    widened,
+)
 from adjoint.rules.normalization import input_cotangent
 
 aten = torch.ops.aten
@@ -33,8 +38,7 @@ def _layer_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     require_real(x)
-    if x.numel() == 0:
-        raise NoComposition
+    require_elements(x)
     x = x.contiguous()  # As in eager, the result is contiguous.
     axes = list(range(x.dim() - len(normalized_shape), x.dim()))
     y, mean, rstd = _normalized(widened(x), axes, eps)
@@ -55,8 +59,7 @@ def _layer_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
     require_real(x)
-    if x.numel() == 0:
-        raise NoComposition
+    require_elements(x)
     cotangent, x = cotangent.contiguous(), x.contiguous()
     first = x.dim() - len(normalized_shape)
     axes, rest = list(range(first, x.dim())), list(range(first))
@@ -92,8 +95,7 @@ class _Groups:
 
     def __init__(self, x: Tensor, group: int) -> None:
         require_real(x)
-        if x.numel() == 0:
-            raise NoComposition
+        require_elements(x)
         self.shape = (x.shape[0], group, x.shape[1] // group, *x.shape[2:])
         self.axes = list(range(2, len(self.shape)))
         self.positions = self.axes[1:]

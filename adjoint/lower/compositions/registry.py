@@ -11,6 +11,7 @@ from torch import Tensor
 
 from adjoint.open_types import Callee
 from adjoint.torch_private.operators import OpOverload
+from adjoint.torch_private.symbols import is_unbacked_int
 
 Composition: TypeAlias = Callee
 
@@ -53,6 +54,12 @@ def widened(x: Tensor) -> Tensor:
 def require_real(*tensors: Tensor | None) -> None:
     """Decline unless all tensors are floating-point."""
     if any(t is not None and not t.dtype.is_floating_point for t in tensors):
+        raise NoComposition
+
+
+def require_elements(x: Tensor) -> None:
+    """Decline if the tensor is empty, as far as that does not depend on data."""
+    if not is_unbacked_int(x.numel()) and x.numel() == 0:
         raise NoComposition
 
 

@@ -14,10 +14,12 @@ from torch import Tensor
 from adjoint.lower.compositions.registry import (
     NoComposition,
     composition,
+    require_elements,
     require_real,
     require_real_with_axes,
     widened,
 )
+from adjoint.torch_private.symbols import is_unbacked_int
 
 aten = torch.ops.aten
 
@@ -91,7 +93,8 @@ def _vector_norm(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     require_real(x)
-    if dtype is not None or x.numel() == 0:
+    require_elements(x)
+    if dtype is not None:
         raise NoComposition
     wide = widened(x)
     axes = list(range(x.dim()) if dim is None else dim)
@@ -99,6 +102,7 @@ def _vector_norm(
         return (wide * wide).sum(axes, keepdim=keepdim).sqrt().to(x.dtype)
     if ord == 1:
         return wide.abs().sum(axes, keepdim=keepdim).to(x.dtype)
-    if ord == math.inf:
+    # The maximum of nothing is an error.
+    if ord == math.inf and not any(is_unbacked_int(x.shape[axis]) for axis in axes):
         return wide.abs().amax(axes, keepdim=keepdim).to(x.dtype)
     raise NoComposition
