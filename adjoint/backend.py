@@ -12,7 +12,7 @@ from torch import fx
 
 from adjoint.checking import Checker
 from adjoint.compiler import Compiler
-from adjoint.errors import CaptureError, SourceLine
+from adjoint.errors import CaptureError, OutsideHistoryError, SourceLine
 from adjoint.garbage import full_collections_wait
 from adjoint.graph.boundary import capturing, location_of_graph, warn_of_fallback
 from adjoint.graph.captured import CapturedProgram
@@ -81,7 +81,7 @@ def _reason() -> str:
     return phrased(reasons[0], sizes_become_symbols()) if reasons else ""
 
 
-adapt_frames("adjoint", _is_final, _tracing)
+adapt_frames("adjoint", _is_final, OutsideHistoryError, _tracing)
 profiling.install()
 
 

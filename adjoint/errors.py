@@ -72,6 +72,10 @@ class OutsideLevelError(CaptureError):
     """
 
 
+class OutsideHistoryError(CaptureError):
+    """A derivative inside of a graph goes on into what was computed before the graph began."""
+
+
 class ExportError(RuntimeError):
     """A program cannot be exported; the message says what is in the way.
 

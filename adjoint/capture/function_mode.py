@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
+from torch.autograd.graph import Node
 from torch.nn.functional import scaled_dot_product_attention
 
 from adjoint.capture import attention, control_flow, functions
-from adjoint.errors import CaptureError, OutsideLevelError
+from adjoint.capture.derivatives import passes_through
+from adjoint.errors import CaptureError, OutsideHistoryError, OutsideLevelError
 from adjoint.failing import call_user_code
 from adjoint.open_types import Callee, OpArguments, OpKeywords
 from adjoint.torch_private import trees
@@ -60,9 +62,14 @@ class CaptureFunctionMode(TorchFunctionMode):
         tracer: Tracer,
         adopt: Callable[[torch.Tensor], torch.Tensor],
         within_levels: bool = False,
+        histories: Callable[[], Iterable[Node]] = tuple,
     ) -> None:
-        """`within_levels`: the capture was started inside levels of `torch.func`, which it left."""
+        """`within_levels`: the capture was started inside levels of `torch.func`, which it left.
+
+        `histories`: the autograd nodes of the program's inputs.
+        """
         super().__init__()
+        self.histories = histories
         self.within_levels = within_levels
         self.tracer = tracer
         self.adopt = adopt
@@ -106,12 +113,24 @@ class CaptureFunctionMode(TorchFunctionMode):
                 "register it outside the compiled function",
                 self.tracer.emitter.source(),
             )
+        if function is torch.autograd.grad and self._leaves_the_program(*args, **kwargs):
+            raise OutsideHistoryError(
+                "torch.autograd.grad of a value with a history outside of the graph",
+                "it was partly computed before the graph began, and that part would be missing",
+                "undo torch._dynamo.allow_in_graph(torch.autograd.grad), or compile all of it",
+                self.tracer.emitter.source(),
+            )
         if function is scaled_dot_product_attention:
             return attention.attend(function, args, kwargs)
         if isinstance(function, HigherOrderOperator):
             with self:
                 return control_flow.call(self.tracer, function, args, kwargs)
         return call_user_code(function, *args, **kwargs)
+
+    def _leaves_the_program(
+        self, outputs: object, inputs: object, *_: object, **__: object
+    ) -> bool:
+        return passes_through(outputs, inputs, self.histories())
 
     def _is_transformed(self) -> bool:
         """Whether a transform differentiates what runs now, and it is not the transform that

@@ -80,6 +80,10 @@ class Inputs:
         self.joined: list[tuple[int, ...]] = []
         """Indices of inputs that share a storage, where some were found while the program ran."""
 
+    def histories(self) -> list[Node]:
+        """The autograd nodes of inputs that were computed before the program began."""
+        return [each.history for each in self.states.values() if each.history is not None]
+
     def add(self, leaves: Sequence[Leaf]) -> None:
         """Add inputs, after the existing ones."""
         groups: dict[object, list[int]] = defaultdict(list)

@@ -105,7 +105,9 @@ class Capture:
 
     @contextlib.contextmanager
     def _modes(self) -> Iterator[CaptureFunctionMode]:
-        function_mode = CaptureFunctionMode(self.tracer, self.adopt, self._within_levels)
+        function_mode = CaptureFunctionMode(
+            self.tracer, self.adopt, self._within_levels, self.inputs.histories
+        )
         # Below the tracer, and so active also while the tracer itself runs an op.
         mode = self.tracer.fake_mode
         with (

@@ -271,9 +271,17 @@ During: TypeAlias = Callable[
 ]
 
 
-def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool], during: During) -> None:
+def adapt_frames(
+    backend_name: str,
+    is_final: Callable[[Exception], bool],
+    leaves_graph: type[Exception],
+    during: During,
+) -> None:
     """Compile frames of the backend `backend_name` without specializing on sizes 0 and 1 and on
     equal sizes, and let errors of the backend reach the user unwrapped.
+
+    Derivatives inside of a frame are part of its graph, unless the backend raises `leaves_graph`:
+    the frame is then compiled again, and its graph ends before `torch.autograd.grad`.
 
     By default Dynamo specializes on them before a backend sees the graph, and it has no setting per
     backend.  A frame that needs the specialization (a size of 1 that broadcasts) is compiled again
@@ -292,12 +300,12 @@ def adapt_frames(backend_name: str, is_final: Callable[[Exception], bool], durin
             return original(*args, **kwargs)
         _FRAME.code, _FRAME.reasons = given["code"], []
         try:
-            with (
-                during(_options_of(compiler), given["code"]),
-                derivatives_in_graphs(),
-                differentiable_backwards(),
-            ):
-                return compile_twice(*args, **kwargs)
+            with during(_options_of(compiler), given["code"]), differentiable_backwards():
+                try:
+                    with derivatives_in_graphs():
+                        return compile_twice(*args, **kwargs)
+                except leaves_graph:
+                    return compile_twice(*args, **kwargs)
         finally:
             _FRAME.code, _FRAME.reasons = None, []
             _forget_inputs()

@@ -69,7 +69,9 @@ def test_frames_are_adapted_once() -> None:
     import adjoint.backend  # noqa: F401  (adapts them)
 
     adapted = convert_frame._compile
-    dynamo.adapt_frames("adjoint", lambda error: True, lambda options, code: nullcontext())
+    dynamo.adapt_frames(
+        "adjoint", lambda error: True, ValueError, lambda options, code: nullcontext()
+    )
     assert convert_frame._compile is adapted
 
 
