@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.parity import Route, check, leaf
+from tests.versions import TORCH
 
 # Of a tensor of twelve and a number in a tensor.
 BY_A_TENSOR: dict[str, Callable[[Tensor, Tensor], Any]] = {
@@ -81,6 +82,8 @@ SELECTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", SELECTED)
 def test_rows_that_a_mask_selects(name: str) -> None:
     """Compiled whole, at orders 0 to 2: the tests run with warnings of fallbacks as errors."""
+    if name == "norm_of_all" and TORCH < (2, 13):
+        pytest.skip("Dynamo asks whether the number of elements, which depends on data, is 1")
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         check(
             SELECTED[name],
