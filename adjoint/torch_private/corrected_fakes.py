@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from adjoint.open_types import Callee, OpKeywords, TorchValue
+from adjoint.torch_private.logs import unlogged
 
 aten = torch.ops.aten
 
@@ -43,7 +44,8 @@ def fake_call(
     `meaning`: a function to call in place of `op`, whose corrections apply all the same.
     """
     correct, run = CORRECTED.get(op), meaning or op
-    result = run(*args, **kwargs) if correct is None else correct(run, *args, **kwargs)
+    with unlogged:
+        result = run(*args, **kwargs) if correct is None else correct(run, *args, **kwargs)
     if not _LEARNED or op not in _OPS_LEARNED:
         return result
     facts = _LEARNED.get(_key(op, args, kwargs))

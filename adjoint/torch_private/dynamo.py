@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +30,6 @@ from torch._functorch.autograd_function import autograd_function_apply
 from torch._guards import Source, TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import _config as shape_config
-from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, StatefulSymbolicContext
 
 from adjoint.open_types import TorchValue
@@ -42,6 +40,7 @@ from adjoint.torch_private.fake import (
     storage_key,
     with_full_storage,
 )
+from adjoint.torch_private.logs import unlogged
 from adjoint.torch_private.modes import isolated
 
 # Dynamo's own lock.  Tracing, differentiation and lowering share fake modes and patch parts of
@@ -428,20 +427,12 @@ def derivatives_in_graphs() -> contextlib.AbstractContextManager[None]:
 def general_shapes() -> Iterator[None]:
     """A context in which symbolic sizes are not specialized if they are 0, 1 or equal.
 
-    Torch's own formulas may then contradict themselves, say of an empty batch.  This is an error,
-    with which the attempt ends, so what torch logs of it besides tells users nothing.
+    Torch's own formulas may then contradict themselves, say of an empty batch.
     """
-    thread = threading.get_ident()
-
-    def is_news(record: logging.LogRecord) -> bool:
-        failed = str(record.msg).startswith("failed during evaluate_expr")
-        return not failed or threading.get_ident() != thread
-
-    symbolic_shapes.log.addFilter(is_news)
-    try:
-        with shape_config.patch(  # type: ignore[attr-defined]
+    with (
+        unlogged,
+        shape_config.patch(  # type: ignore[attr-defined]
             backed_size_oblivious=True, use_duck_shape=False
-        ):
-            yield
-    finally:
-        symbolic_shapes.log.removeFilter(is_news)
+        ),
+    ):
+        yield
