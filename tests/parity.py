@@ -11,6 +11,7 @@ import copy
 import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -158,7 +159,10 @@ def refused(
     route: Route = Route.DIRECT,
     seed: int = 0,
 ) -> CaptureError:
-    """The error with which capture refuses `function`; eager takes it, and inputs are untouched."""
+    """The error with which capture refuses `function`; eager takes it, and inputs are untouched.
+
+    It names a line of the test, and a way out.
+    """
     eager, compiled = (Inputs(function, make_inputs, seed) for _ in range(2))
     eager.function(*eager.args)
     try:
@@ -172,6 +176,10 @@ def refused(
         raise AssertionError("nothing was refused")
     compiled.assert_untouched()
     assert isinstance(found, CaptureError)
+    assert found.source is not None
+    assert found.source.file != __file__
+    assert found.source.file.startswith(str(Path(__file__).parent))
+    assert found.remedy
     return found
 
 

@@ -48,9 +48,12 @@ class InputChanges:
             leaf = self.inputs.leaves[index]
             current = self.tracer.scope.aliases.get(id(leaf.value))
             moved_away = current is not None and current.storage is not alias.storage
-            if moved_away and alias.written:
+            if current is not None and moved_away and alias.written:
                 raise self.tracer.unsupported(
-                    "set_", "the tensor was written to before it was moved to other memory"
+                    "set_",
+                    "the tensor was written to before it was moved to other memory",
+                    "write to it in another function, or copy_() the new values",
+                    geometry.root_of(current).node,
                 )
             if not (alias.written or (moved_away and current is not None and current.written)):
                 continue
@@ -109,10 +112,7 @@ class InputChanges:
             case DataAssigned(now):
                 assert now.parent is not None
                 assert now.step is not None
-                if now.step.op is not aten.alias.default:
-                    raise self.tracer.unsupported(
-                        "an assignment to .data", "the tensor that was assigned is gone"
-                    )
+                assert now.step.op is aten.alias.default
                 return AssignData(index, self.recipes.of_alias(now.parent, wanted))
             case _:
                 assert_never(change)

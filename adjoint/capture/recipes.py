@@ -277,6 +277,8 @@ class Recipes:
             raise self.tracer.unsupported(
                 "requires_grad_",
                 "the new leaf is returned, other results depend on it, and it shares memory",
+                "call requires_grad_() on a clone(), or return it from another function",
+                node,
             )
         return [RequireGrad()]
 

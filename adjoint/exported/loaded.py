@@ -116,7 +116,10 @@ class LoadedProgram:
         requires = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         for place, (each, record) in enumerate(zip(inputs, self._tensors, strict=True)):
             if type(each) not in _PLAIN or each.layout is not torch.strided:
-                raise LoadError(f"{record.path} is a {type(each).__name__} of {each.layout}")
+                raise LoadError(
+                    f"{record.path} is a {type(each).__name__} of layout {each.layout}, and an "
+                    "exported program takes plain dense tensors"
+                )
             if each.dtype != record.dtype:
                 raise LoadError(f"{record.path} is {each.dtype}, and not {record.dtype}")
             if str(each.device) != record.device:

@@ -157,11 +157,6 @@ def _check(record: ProgramRecord, plans: list[Plan]) -> None:
     """Raise `LoadError` unless every number in a record is that of something there."""
     leaves = [each for each in record.leaves if isinstance(each, TensorRecord)]
     inputs = len(record.state) + len(leaves) + len(record.closed_over)
-    match record.arguments:
-        case (tuple(), dict() as named):
-            _require(all(isinstance(name, str) for name in named), "arguments have names")
-        case _:
-            raise LoadError("it is damaged: not so: arguments by position, and by name")
     numbers = trees.leaves(record.arguments)
     _require(numbers == [*range(len(record.leaves))], "leaves are numbered")
     _require(trees.leaves(record.results) == [*range(len(record.calling.results))], "results")

@@ -73,6 +73,8 @@ def read(data: bytes | memoryview) -> dict[str, torch.Tensor]:
             raise BadTensors("its header is no table")
         fields.pop("__metadata__", None)
         return {name: _tensor(field, memoryview(data)[start:]) for name, field in fields.items()}
+    except BadTensors:
+        raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BadTensors(f"{type(error).__name__}: {error}") from error
 

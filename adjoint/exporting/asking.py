@@ -82,11 +82,15 @@ def asked_for(
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
-                raise ExportError(f"{paths[place]} is a {type(leaf).__name__}")
+                raise ExportError(
+                    f"{paths[place]} is a {type(leaf).__name__}, and a program is exported for "
+                    "plain tensors: pass the tensors inside it"
+                )
             plain = seen.get(id(leaf))
             if plain is None:
                 plain = seen[id(leaf)] = leaf.detach()
-            if leaf.requires_grad or (place in chosen and orders):
+            has_derivatives = leaf.is_floating_point() or leaf.is_complex()
+            if leaf.requires_grad or (place in chosen and orders and has_derivatives):
                 plain.requires_grad_()
             made.append(plain)
         else:

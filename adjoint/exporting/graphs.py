@@ -186,8 +186,15 @@ class Exporting:
                 break
             nodes = frozenset(name for launch in refused for name in launch.nodes)
             if nodes <= called:
-                raise ExportError(f"LLVM rejects a kernel: {next(iter(refused.values()))}")
-            warn_of_fallback(f"{', '.join(sorted(nodes))} run op by op: LLVM rejects", None)
+                raise ExportError(
+                    f"{location_of_graph(graph_module)}\n  needs a kernel that LLVM rejects: "
+                    f"{next(iter(refused.values()))}"
+                )
+            warn_of_fallback(
+                f"{', '.join(sorted(nodes))} run op by op in the exported program, because LLVM "
+                f"rejects their kernel: {next(iter(refused.values()))}",
+                location_of_graph(graph_module).source,
+            )
             called |= nodes
         self.assumed.update(dict.fromkeys(plan.assumed))
         self.plans.append(PlanText(self._text(plan, graph_module), names))

@@ -241,7 +241,10 @@ def _differentiable(
         found.append(state.index(name))
     for place in found:
         if not (inputs[place].is_floating_point() or inputs[place].is_complex()):
-            raise ExportError(f"wrt has a tensor of {inputs[place].dtype}")
+            raise ExportError(
+                f"wrt has a tensor of {inputs[place].dtype}, and only floating-point and complex "
+                "tensors have derivatives"
+            )
     return sorted(set(found))
 
 
@@ -280,8 +283,7 @@ def _sizes(
     assert captured.guards is not None
     found: list[SizeRecord] = []
     for symbol, place, axis in captured.guards.sizes:
-        if axis is None:
-            raise ExportError(f"a number that varies ({symbol}) is no argument of a file's program")
+        assert axis is not None, f"{symbol} is a number, and numbers are constants of an export"
         least, most = asked.bounds_of(inputs[place], axis)
         found.append(SizeRecord(symbol, place, axis, least, most))
     return tuple(found)

@@ -90,7 +90,11 @@ def _relocate(tracer: Tracer, tensor: torch.Tensor) -> None:
     del tracer.scope.aliases[id(tensor)]
     found = geometry.locate(tracer.scope.aliases.values(), tensor)
     if found is None:
-        raise tracer.unsupported("set_", "the memory it moves to is unknown to capture")
+        raise tracer.unsupported(
+            "set_",
+            "the memory it moves to is unknown to capture",
+            "pass set_ a tensor that is an argument, or that the program computes",
+        )
     tracer.scope.add(tensor, found)
 
 
@@ -130,7 +134,11 @@ def change_history(tracer: Tracer, tensor: torch.Tensor, change: Callable[[], ob
         # it.
         emitter.detach_for_users(node)
     else:
-        raise tracer.unsupported("requires_grad_", "the input was written to or moved before")
+        raise tracer.unsupported(
+            "requires_grad_",
+            "the input was written to or moved before",
+            "call requires_grad_() first, or outside the compiled function",
+        )
     if alias.parent is not None:
         alias.link = Link.FOREIGN
     alias.node, alias.stamp = node, alias.storage.writes

@@ -16,7 +16,7 @@ from torch import fx
 
 from adjoint.errors import CaptureError
 from adjoint.failing import call_user_code, works_on
-from adjoint.graph.metadata import set_value, tensor_of, value_of
+from adjoint.graph.metadata import set_value, source_of, tensor_of, value_of
 from adjoint.graph.operations import in_order, take_attribute
 from adjoint.open_types import OpArgument, OpArguments, OpKeywords, TorchValue
 from adjoint.torch_private import size_guards, symbols, trees
@@ -410,11 +410,19 @@ class Tracer(TorchDispatchMode):
                 scope.aliases[id(tensor)].storage.depends_on_offset = True
             scope = scope.outer
 
-    def unsupported(self, construct: str, why: str) -> CaptureError:
-        """The error for what eager supports and capture does not."""
-        return CaptureError(
-            construct, why, "use the out-of-place form of the op", self.emitter.source()
-        )
+    def unsupported(
+        self,
+        construct: str,
+        why: str,
+        remedy: str = "use the out-of-place form of the op",
+        node: fx.Node | None = None,
+    ) -> CaptureError:
+        """The error for what eager supports and capture does not.
+
+        `node`: computed at the line to name, if that is not the line that runs now.
+        """
+        source = None if node is None else source_of(node)
+        return CaptureError(construct, why, remedy, source or self.emitter.source())
 
 
 def _nothing(op: OpOverload, arguments: object) -> None: ...

@@ -84,6 +84,12 @@ def test_what_needs_a_value_is_refused(program: Program) -> None:
     assert error.source.function == program.__name__
 
 
+def test_what_leaves_torch_is_refused() -> None:
+    error = refused(lambda x: x * x.data_ptr(), lambda: plain(3))
+    assert error.construct == "Tensor.data_ptr"
+    assert error.why == "the tensor has no data while the program is captured"
+
+
 @pytest.mark.parametrize(
     ("program", "error", "message"),
     [

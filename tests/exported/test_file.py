@@ -62,7 +62,7 @@ def test_what_is_no_program_for_a_gpu(content: bytes, change: dict[str, object])
     entry = unpacked(data)
     length = int.from_bytes(entry.payload[:8], "little")
     index = json.loads(entry.payload[8 : 8 + length])
-    with pytest.raises(LoadError, match="damaged"):
+    with pytest.raises(LoadError, match="it is damaged: "):
         read(changed(data, gpu={**index["gpu"], **change}))
 
 
@@ -73,13 +73,13 @@ def test_damage_is_found(content: bytes) -> None:
         with pytest.raises(LoadError):
             read(bytes(flipped))
     for length in (0, 10, 100, len(content) - 1):
-        with pytest.raises(LoadError):
+        with pytest.raises(LoadError, match="no exported program, or it is damaged"):
             read(content[:length])
 
 
 def test_another_entry_is_no_program(content: bytes) -> None:
     other = packed(Entry(Header("object", {"subject": "x"}), b"code"))
-    with pytest.raises(LoadError, match="kept 'object'"):
+    with pytest.raises(LoadError, match="it is no exported program, but a kept 'object'"):
         read(other)
 
 
@@ -127,7 +127,7 @@ def test_files_that_others_may_write_are_not_read(content: bytes, tmp_path: Path
     path.write_bytes(content)
     for mode in (0o620, 0o602, 0o666):
         path.chmod(mode)
-        with pytest.raises(LoadError, match="others may write"):
+        with pytest.raises(LoadError, match=f"others may write to {path}: chmod go-w {path}"):
             trusted(path)
     path.chmod(0o444)
     assert trusted(path) == content
@@ -145,7 +145,7 @@ def test_files_of_another_user_are_not_read(
         monkeypatch.setattr(os, "geteuid", lambda: 0)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with pytest.raises(LoadError, match="another user"):
+    with pytest.raises(LoadError, match="belongs to another user, whose machine code would run"):
         trusted(path)
 
 

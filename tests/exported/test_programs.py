@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +12,10 @@ from adjoint.errors import LoadError
 from adjoint.exported import programs
 from adjoint.exported.file import Target, read
 from adjoint.exported.programs import LoadedPrograms, fitting, require_gpu
+from adjoint.runtime.checking import UnexpectedResult
 from adjoint.runtime.cpu import levels
-from adjoint.runtime.cpu.images import Image
+from adjoint.runtime.cpu.images import Image, Unmappable
+from adjoint.runtime.plans.binding import BindingFailed
 from tests.exported.test_file import GPU
 from tests.exports import exported
 
@@ -81,3 +85,40 @@ def test_a_gpu_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     with pytest.raises(LoadError, match=r"capability 7.5, and its code is for 8.0, 9.0"):
         require_gpu(GPU)
+
+
+def test_code_that_cannot_be_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unmappable(image: Image, external: object) -> None:
+        raise Unmappable("there is no memory for it")
+
+    path = adjoint.export(torch.sin, (torch.rand(3),), tmp_path / "sine.adjoint")
+    monkeypatch.setattr(programs, "MappedImage", unmappable)
+    with pytest.raises(LoadError, match="its machine code cannot be loaded: there is no memory"):
+        adjoint.load(path)
+
+
+def too_large(inputs: list[object]) -> Any:
+    raise BindingFailed from OverflowError("a temporary is larger than memory")
+
+
+def of_another_torch(inputs: list[object]) -> Any:
+    raise UnexpectedResult("aten.sin", "float16", "", False)
+
+
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        (too_large, "it cannot run for these sizes: a temporary is larger than memory"),
+        (of_another_torch, "float16, and not what the exporting torch returned: export it again"),
+    ],
+)
+def test_a_call_that_does_not_fit(
+    run: Any, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = SimpleNamespace(streams=0)
+    program: Any = type("Failing", (), {"__call__": lambda self, inputs: run(inputs)})()
+    program.plan, program.forgets_histories = plan, False
+    monkeypatch.setattr(programs, "CpuProgram", lambda *_: program)
+    loaded = exported(lambda x: x.sin() * 2, (torch.rand(3),), tmp_path)
+    with pytest.raises(LoadError, match=why):
+        loaded(torch.rand(3))

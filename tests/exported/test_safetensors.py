@@ -43,28 +43,35 @@ def test_bytes_of_others_may_have_metadata() -> None:
 
 
 @pytest.mark.parametrize(
-    "field",
+    ("field", "why"),
     [
-        {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]},
-        {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]},
-        {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]},
-        {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]},
-        {"dtype": "X9", "shape": [1], "data_offsets": [0, 4]},
-        {"dtype": "F32", "shape": "1", "data_offsets": [0, 4]},
-        {"dtype": "F32", "shape": [1 << 70], "data_offsets": [0, 4]},
-        {"shape": [1]},
-        3,
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}, "or has another size"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}, "a tensor lies outside"),
+        ({"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}, "are natural numbers"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}, "a tensor lies outside"),
+        ({"dtype": "X9", "shape": [1], "data_offsets": [0, 4]}, "X9"),
+        ({"dtype": "F32", "shape": "1", "data_offsets": [0, 4]}, "has a shape and a place"),
+        ({"dtype": "F32", "shape": [1 << 70], "data_offsets": [0, 4]}, "are natural numbers"),
+        ({"shape": [1]}, "dtype"),
+        (3, "int"),
     ],
 )
-def test_what_is_no_tensor_is_refused(field: object) -> None:
+def test_what_is_no_tensor_is_refused(field: object, why: str) -> None:
     header = json.dumps({"x": field}).encode()
-    with pytest.raises(BadTensors):
+    with pytest.raises(BadTensors, match=why):
         read(struct.pack("<Q", len(header)) + header + b"\0" * 4)
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff" * 8, struct.pack("<Q", 2) + b"[]"])
-def test_what_is_no_header_is_refused(data: bytes) -> None:
-    with pytest.raises(BadTensors):
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "it ends before its header"),
+        (b"\xff" * 8, "its header would have 18446744073709551615 bytes"),
+        (struct.pack("<Q", 2) + b"[]", "its header is no table"),
+    ],
+)
+def test_what_is_no_header_is_refused(data: bytes, why: str) -> None:
+    with pytest.raises(BadTensors, match=why):
         read(data)
 
 

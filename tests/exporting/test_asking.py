@@ -54,7 +54,25 @@ def test_axes_have_bounds() -> None:
     assert asked.bounds_of(a, 1) == (0, None)
 
 
-@pytest.mark.parametrize("dynamic", [{"c": [0]}, {"a": [2]}, {"a": {0: (3, 9)}}, 7])
-def test_sizes_that_are_not_there_are_refused(dynamic: Any) -> None:
-    with pytest.raises(ExportError):
+@pytest.mark.parametrize(
+    ("dynamic", "why"),
+    [
+        ({"c": [0]}, "dynamic has 'c', which is no tensor among a, b"),
+        ({"a": [2]}, "dynamic has axis 2 of a, which has 2 axes"),
+        ({"a": {0: (3, 9)}}, "has the size 2 along axis 0, which is outside of its bounds"),
+        (7, "dynamic=7; choose True, False, or axes of arguments by name"),
+    ],
+)
+def test_sizes_that_are_not_there_are_refused(dynamic: Any, why: str) -> None:
+    with pytest.raises(ExportError, match=why):
         asked_for(function, (X, X), {}, dynamic, None)
+
+
+def test_what_is_no_plain_tensor_is_refused() -> None:
+    class Own(torch.Tensor):
+        pass
+
+    with pytest.raises(ExportError, match="b is a Own, and a program is exported for plain"):
+        asked_for(function, (X, X.as_subclass(Own)), {}, False, None)
+    with pytest.raises(ExportError, match="wrt has 'b', which is no tensor"):
+        asked_for(function, (X, 3.0), {}, False, ["b"])

@@ -12,6 +12,7 @@ from adjoint.errors import ExportError
 from adjoint.exporting.code import Code, GpuModules, capabilities, levels
 from adjoint.exporting.graphs import Exporting
 from adjoint.runtime.cpu.levels import lacking
+from adjoint.runtime.cpu.linking import Unlinkable
 from adjoint.runtime.cpu.support import SUPPORT
 from adjoint.target import CPU, cuda_target
 
@@ -24,7 +25,9 @@ def test_the_default_is_the_level_of_this_machine() -> None:
 
 def test_other_machines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "arm64")
-    with pytest.raises(ExportError, match="arm64"):
+    with pytest.raises(
+        ExportError, match=r"programs are exported on Linux and x86-64; this is .* on arm64"
+    ):
         levels(None)
 
 
@@ -32,6 +35,24 @@ def test_a_file_without_kernels_has_glue() -> None:
     (target,) = Code(["x86-64"]).targets()
     assert target.image.functions.keys() == set(target.glue.values())
     assert not SUPPORT.keys() & set(target.image.imports)
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (Unlinkable("two functions named f"), "machine code cannot be exported: two functions"),
+        (KeyError("f"), "cannot be exported: the compiler failed with KeyError"),
+    ],
+)
+def test_code_that_cannot_be_linked(
+    error: Exception, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(code: Code, cpu: str) -> None:
+        raise error
+
+    monkeypatch.setattr(Code, "_target", failing)
+    with pytest.raises(ExportError, match=why):
+        Code(["x86-64"]).targets()
 
 
 def test_kernels_for_several_gpus() -> None:

@@ -215,11 +215,12 @@ def test_custom_functions_are_part_of_it(tmp_path: Path) -> None:
         ({"orders": -1}, "orders=-1"),
         ({"wrt": ["z"]}, "wrt names 'z'; choose from: x"),
         ({"wrt": "x"}, "sequence of names"),
-        ({"dynamic": {"y": [0]}}, "dynamic has 'y'"),
-        ({"dynamic": {"x": [3]}}, "axis 3"),
+        ({"dynamic": {"y": [0]}}, "dynamic has 'y', which is no tensor"),
+        ({"dynamic": {"x": [3]}}, "dynamic has axis 3 of x, which has 1 axes"),
         ({"dynamic": {"x": {0: (5, 9)}}}, "outside of its bounds"),
-        ({"parameters": "elsewhere"}, "inside"),
-        ({"options": {"target": "loops"}}, "native"),
+        ({"parameters": "elsewhere"}, "choose 'inside' or 'beside'"),
+        ({"options": {"target": "loops"}}, "an exported program is native: not target='loops'"),
+        ({"gpus": ("9.0",)}, "and no argument or parameter is on a GPU"),
     ],
 )
 def test_what_has_no_sense_is_refused(options: Any, why: str, tmp_path: Path) -> None:
@@ -233,22 +234,44 @@ class Strange:
     pass
 
 
+COMPLEX = torch.ones(3, dtype=torch.complex128)
+META = torch.ones(3, device="meta")
+
+
 @pytest.mark.parametrize(
-    ("function", "args", "error"),
+    ("function", "args", "why"),
     [
-        (lambda x: x.nonzero(), (rand(3),), (ExportError, CaptureError)),
-        (lambda x: x if x.sum() > 0 else -x, (rand(3),), CaptureError),
-        (lambda x, y: x, (rand(3), Strange()), ExportError),
-        (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), (rand(3),), ExportError),
+        (lambda x: x.nonzero(), (rand(3),), "has sizes that depend on data"),
+        (lambda x: x if x.sum() > 0 else -x, (rand(3),), "decides what the program does next"),
+        (lambda x, y: x, (rand(3), Strange()), "arguments or results have no form in a file"),
+        (
+            lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
+            (rand(3),),
+            "\n  has no form in a file",
+        ),
+        (lambda x: x * COMPLEX, (rand(3),), "a parameter has no form in a file"),
+        (torch.sin, (META,), "for the CPU or for one NVIDIA GPU, not meta"),
+        (
+            lambda x: (x.sin(), torch.ones_like(x, device="meta")),
+            (rand(3),),
+            r"and a tensor is on meta: move the module and its arguments with .to\('cpu'\)",
+        ),
     ],
 )
 def test_what_has_no_form_is_refused(
-    function: Callable[..., Any], args: tuple[Any, ...], error: Any, tmp_path: Path
+    function: Callable[..., Any], args: tuple[Any, ...], why: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "file"
-    with pytest.raises(error):
+    with pytest.raises((ExportError, CaptureError), match=why) as error:
         adjoint.export(function, args, path)
     assert not path.exists()
+    if "depend" in why or "decides" in why or why.startswith("\n"):
+        assert __file__ in str(error.value)
+
+
+def test_integers_have_no_derivatives(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"wrt has a tensor of torch\.int64, and only floating"):
+        adjoint.export(lambda n: n.abs(), (torch.arange(3),), tmp_path / "file", wrt=["n"])
 
 
 def test_a_size_that_the_program_fixes_does_not_vary(tmp_path: Path) -> None:

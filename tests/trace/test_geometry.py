@@ -291,6 +291,9 @@ def test_memory_that_eager_does_not_have_either() -> None:
         return x, x.data
 
     check(beyond, inputs, raises=RuntimeError)
+    with pytest.raises(adjoint.CaptureError, match="memory outside of the tensor") as raised:
+        adjoint.capture(beyond, *inputs())
+    assert "x.view(-1).as_strided((2,), (1,))" in str(raised.value)
 
 
 def test_views_of_memory_that_is_empty_this_time() -> None:

@@ -518,16 +518,31 @@ def written_then_a_leaf(x: Tensor) -> Tensor:
     return x * 2
 
 
+def moved_then_a_leaf(x: Tensor) -> Tensor:
+    x.unsqueeze_(0)
+    x.requires_grad_()
+    return x * 2
+
+
+def set_to_nothing(x: Tensor) -> Tensor:
+    x.set_()  # type: ignore[call-overload]
+    return x * 2
+
+
 @pytest.mark.parametrize(
-    ("function", "construct"),
+    ("function", "construct", "why"),
     [
-        (leaf_that_shares_memory, "requires_grad_"),
-        (resized_under_a_view, "resize_"),
-        (written_then_set, "set_"),
-        (written_then_a_leaf, "requires_grad_"),
+        (leaf_that_shares_memory, "requires_grad_", "the new leaf is returned"),
+        (resized_under_a_view, "resize_", "other tensors show the same memory"),
+        (written_then_set, "set_", "it was moved to other memory"),
+        (written_then_a_leaf, "requires_grad_", "the input was written to or moved before"),
+        (moved_then_a_leaf, "requires_grad_", "the input was written to or moved before"),
+        (set_to_nothing, "set_", "the memory it moves to is unknown to capture"),
     ],
 )
-def test_what_is_refused(function: Callable[..., Any], construct: str) -> None:
+def test_what_is_refused(function: Callable[..., Any], construct: str, why: str) -> None:
     error = refused(function, lambda: plain(6))
     assert error.construct == construct
-    assert error.remedy
+    assert why in error.why
+    assert error.source is not None
+    assert f"{construct}(" in error.source.text

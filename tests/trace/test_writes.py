@@ -369,3 +369,20 @@ def test_writes_to_elements_that_overlap_are_refused_with_a_remedy() -> None:
     error = refused(overlapping, lambda: torch.ones(6))
     assert error.remedy == "write to a clone() of it"
     assert "rows.add_(1)" in str(error)
+
+
+@torch.library.custom_op("adjoint_writes::both", mutates_args=("one", "other"))
+def both(one: Tensor, other: Tensor) -> None:
+    one.add_(1)
+    other.add_(1)
+
+
+def test_an_op_that_writes_twice_to_the_same_memory_is_refused() -> None:
+    def program(x: Tensor) -> Tensor:
+        y = x * 2
+        both(y[:4], y[2:])
+        return y
+
+    error = refused(program, lambda: plain(6))
+    assert error.why == "two of the tensors it writes to share memory"
+    assert "both(y[:4], y[2:])" in str(error)
