@@ -35,6 +35,9 @@ _STATIC_STORAGES: Counter[int] = Counter()
 # How many bytes these are, on each device.
 STATIC_BYTES: Counter[torch.device] = Counter()
 
+# How many calls were captured on each device.
+CAPTURES: Counter[torch.device] = Counter()
+
 
 class Launchable(Protocol):
     def launch(self, stream: int) -> None: ...

@@ -25,6 +25,7 @@ import torch
 from adjoint.graph.evaluation import detach_inputs
 from adjoint.open_types import TorchValue
 from adjoint.runtime.gpu.captured_calls import (
+    CAPTURES,
     STATIC_BYTES,
     BoundSizes,
     CallInto,
@@ -62,7 +63,8 @@ MAX_UNUSED_CAPTURES = 8
 MAX_CONSECUTIVE_MISSES = 64
 
 # Calls with inputs that have come before, but large results at other addresses, after which large
-# results lie in memory of the graph.
+# results lie in memory of the graph.  Not counted if a call was captured since the last one: that
+# takes memory, so that the allocator returns other addresses once.
 MISSES_BEFORE_HOLDING = 3
 
 # The part of the device's memory that graphs may hold for results.
@@ -149,6 +151,8 @@ class CudaGraphs:
         """Consecutive calls that were not replayed."""
         self._moved = 0
         """Calls with inputs that had come before, but large results at other addresses."""
+        self._captures_before = 0
+        """How many calls had been captured on the device when the last one was not replayed."""
         self._holds_results = False
         """Large results lie in memory of the graph, too."""
         self._copied_results: set[int] = set()
@@ -337,9 +341,17 @@ class CudaGraphs:
             return None
         self._drop_stale()
         self._missed += 1
-        if not self._holds_results and self._has_moved_results(key, self._tensors_of(inputs)):
+        captures = CAPTURES[self._capturer.device]
+        is_quiet, self._captures_before = captures == self._captures_before, captures
+        if (
+            not self._holds_results
+            and is_quiet
+            and self._has_moved_results(key, self._tensors_of(inputs))
+        ):
             self._moved += 1
-            if self._moved == MISSES_BEFORE_HOLDING and self._may_hold(layout):
+            # There may be two that alternate for each key.
+            count = MAX_GRAPHS_PER_KEY * layout.count_bytes
+            if self._moved == MISSES_BEFORE_HOLDING and self._may_hold(count):
                 self._holds_results = True
                 self._seen.clear()
                 return None
@@ -374,10 +386,9 @@ class CudaGraphs:
             for each in reversed(self._seen)
         )
 
-    def _may_hold(self, layout: ResultLayout) -> bool:
-        """Whether all results may lie in memory of graphs, of which there may be two that alternate
-        for each key."""
-        held = STATIC_BYTES[self._capturer.device] + MAX_GRAPHS_PER_KEY * layout.count_bytes
+    def _may_hold(self, count_bytes: int) -> bool:
+        """Whether so many bytes more of results may lie in memory of graphs."""
+        held = STATIC_BYTES[self._capturer.device] + count_bytes
         return held <= self._capturer.device_bytes * MAX_HELD_FRACTION
 
     def _continues_last(self, key: CallKey, inputs: Sequence[TorchValue]) -> bool:
@@ -416,9 +427,14 @@ class CudaGraphs:
         large: dict[int, torch.Tensor],
         stream: int,
     ) -> CapturedCall | None:
-        self._captures += 1
         # Free the oldest first: the new graph may use its memory.
         del self._captured[: max(0, len(self._captured) - MAX_GRAPHS + 1)]
+        if self._holds_results:
+            while self._captured and not self._may_hold(layout.count_bytes):
+                del self._captured[0]
+            if not self._may_hold(layout.count_bytes):
+                return None
+        self._captures += 1
         copied = self._copied_inputs_of(key.kind, inputs)
         try:
             buffers = {n: InputBuffer(inputs[n]) for n in copied}
@@ -434,6 +450,7 @@ class CudaGraphs:
         del work, targets
         captured = CapturedCall(graph, key.kind.lease, buffers, static_results)
         self._captured.append((key, captured))
+        CAPTURES[self._capturer.device] += 1
         return captured
 
     def _give_up(self, why: str) -> None:

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from adjoint.graph.evaluation import InputsWithHistory
-from adjoint.runtime.gpu.captured_calls import STATIC_BYTES
+from adjoint.runtime.gpu.captured_calls import CAPTURES, STATIC_BYTES
 from adjoint.runtime.gpu.cuda_graphs import (
     CALLS_BEFORE_CAPTURE,
     MAX_CONSECUTIVE_MISSES,
     MAX_COPIED_RESULTS,
     MAX_GRAPHS,
     MAX_GRAPHS_PER_KEY,
+    MAX_HELD_FRACTION,
     MAX_UNUSED_CAPTURES,
     MISSES_BEFORE_HOLDING,
     CudaGraphs,
@@ -245,6 +246,31 @@ class TestAnAllocatorThatReturnsOtherAddresses:
         assert len(program.capturer.made) == len(layers)
         assert program.replays > 4 * len(layers)
         assert not program.cuda_graphs._moving_inputs
+
+    def test_not_if_captures_moved_them(self) -> None:
+        """Another program takes memory in each step, so that the allocator's addresses move."""
+        x = large()
+        program, held = self.moving(double), STATIC_BYTES[x.device]
+        for _ in range(4 * MISSES_BEFORE_HOLDING):
+            torch.testing.assert_close(program(x)[0], 2 * x)
+            CAPTURES[x.device] += 1
+        assert program.replays == 0
+        assert STATIC_BYTES[x.device] == held
+
+    def test_what_graphs_hold_is_bounded(self) -> None:
+        """However many sets of addresses come again."""
+        x = large()
+        room = STATIC_BYTES[x.device] + 3 * LARGE * 4
+        program = self.moving(double, device_bytes=int(room / MAX_HELD_FRACTION))
+        for _ in range(4 * MISSES_BEFORE_HOLDING):
+            program(x)
+        assert program.replays > 0
+        for _ in range(8):
+            x = large()
+            for _ in range(4 * CALLS_BEFORE_CAPTURE):
+                torch.testing.assert_close(program(x)[0], 2 * x)
+                assert STATIC_BYTES[x.device] <= room
+        assert len(program.capturer.made) > 3
 
     def test_not_if_it_is_much_of_the_memory(self) -> None:
         x = large()
