@@ -18,6 +18,7 @@ import random
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ import torch
 import torch._dynamo
 from torch import Tensor
 from torch._C._dynamo.eval_frame import reset_code
+from torch._dynamo.guards import CheckFunctionManager
 
 import adjoint
 from adjoint.torch_private.dynamo import COMPILING
@@ -108,6 +110,20 @@ class Program:
         with COMPILING:
             reset_code(self.function.__code__)
         linecache.cache.pop(self.file, None)
+        drop_guards_of_code_that_is_gone()
+
+
+def drop_guards_of_code_that_is_gone() -> None:
+    """Free what Dynamo would keep of each frame for as long as the process runs.
+
+    The guards of a frame are to be dropped with the objects that they compare by identity, such as
+    the module torch, which never go: some 50 kB of each frame stay, with any backend.
+    """
+    for finalizer, known in list(weakref.finalize._registry.items()):  # type: ignore[attr-defined]
+        called = getattr(known.func, "func", None)
+        frame = getattr(called, "__self__", None)
+        if isinstance(frame, CheckFunctionManager) and frame.guard_manager.cache_entry is None:
+            finalizer.detach()
 
 
 def scalar_of(results: list[Tensor]) -> Tensor:

@@ -26,6 +26,7 @@ from adjoint.torch_private.fake import (
     DATA_DEPENDENT,
     FakeTensor,
     FakeTensorMode,
+    bound_cached_fakes,
     op_without_fake,
     reads_missing_data,
 )
@@ -88,6 +89,7 @@ class Capture:
     ) -> tuple[CapturedProgram, trees.TreeSpec]:
         """Capture `program`, which takes `leaves`; also returns the pytree spec of its results."""
         mode = current_mode()
+        bound_cached_fakes()
         self.inputs.add(leaves)
         generators = Generators()
         self.tracer.about_to_run = generators.drawn_from

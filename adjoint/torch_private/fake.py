@@ -35,6 +35,7 @@ __all__ = [
     "DATA_DEPENDENT",
     "FakeTensor",
     "FakeTensorMode",
+    "bound_cached_fakes",
     "detached_fake",
     "detect_fake_mode",
     "fake_call",
@@ -54,6 +55,17 @@ DATA_DEPENDENT = (
     DynamicOutputShapeException,
     GuardOnDataDependentSymNode,
 )
+
+
+# Torch caches what operators return for fakes, for all of a process and without a bound: with
+# programs and sizes that are new, it would only grow, by about 2 kB for each entry.
+MAX_CACHED_FAKES = 8192
+
+
+def bound_cached_fakes() -> None:
+    """Empty torch's cache of fake results if it is large."""
+    if len(FakeTensorMode.cache) > MAX_CACHED_FAKES:
+        FakeTensorMode.cache.clear()
 
 
 def reads_missing_data(error: Exception) -> bool:

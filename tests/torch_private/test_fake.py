@@ -4,8 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import adjoint
+from adjoint.torch_private import fake
 from adjoint.torch_private.fake import (
     FakeTensor,
+    FakeTensorMode,
     detached_fake,
     make_fake,
     new_fake_mode,
@@ -97,3 +100,12 @@ def test_data_that_is_missing() -> None:
         torch.tensor_split(torch.ones(3), make_fake(mode, places, False, "places"))
     assert reads_missing_data(raised.value)
     assert not reads_missing_data(RuntimeError("something else"))
+
+
+def test_cached_fakes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake, "MAX_CACHED_FAKES", 20)
+    most = 0
+    for size in range(3, 40):
+        adjoint.capture(lambda x: x.sin().cos() * 2, torch.ones(size))
+        most = max(most, len(FakeTensorMode.cache))
+    assert 20 < most < 60
