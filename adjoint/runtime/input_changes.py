@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -11,6 +12,7 @@ from adjoint.graph.calling import (
     AssignData,
     BaseOf,
     CallingConvention,
+    Constant,
     FromCaller,
     FromGraph,
     FromRecipe,
@@ -33,9 +35,11 @@ def mutate_inputs(
     """Apply the program's mutations to the caller's inputs."""
     counted = [(inputs[i], by) for i, by in calling.versions if not inputs[i].is_inference()]
     versions = [(tensor, tensor._version) for tensor, _ in counted]
-    # Views of an input are made before a metadata op changes the memory that the input covers.
-    results.make_views_of({move.index for move in calling.metadata_changes})
-    for move in calling.metadata_changes:
+    # Views of an input are made before a metadata op changes the memory that the input covers, and
+    # so are tensors that show the memory which another input moves to.
+    moving = {move.index for move in calling.metadata_changes}
+    results.make_views_of(moving)
+    for move in [_with_memory(move, moving, results) for move in calling.metadata_changes]:
         if isinstance(move, AssignData):
             inputs[move.index].data = results.make(move.value)
         else:
@@ -48,6 +52,23 @@ def mutate_inputs(
         set_version(tensor, version)
     for tensor, by in counted:
         set_version(tensor, tensor._version + by)
+
+
+def _with_memory(
+    move: ReplayMetadataOp | AssignData, moving: set[int], results: Results
+) -> ReplayMetadataOp | AssignData:
+    """`move`, with tensors in place of recipes that show the memory of an input in `moving`."""
+
+    def kept(leaf: object) -> object:
+        if isinstance(leaf, FromCaller | View) and results.input_of(leaf) in moving:
+            return results.make(leaf).detach()
+        return leaf
+
+    if isinstance(move, ReplayMetadataOp):
+        args, kwargs = trees.map_leaves(kept, (move.args, dict(move.kwargs)))
+        return replace(move, args=tuple(args), kwargs=tuple(kwargs.items()))
+    value = kept(move.value)
+    return move if value is move.value else replace(move, value=Constant(value))
 
 
 def _write(

@@ -65,19 +65,20 @@ class Results:
     def make_views_of(self, indices: set[int]) -> None:
         """Make all recipes that are views of these inputs."""
         for position, made in enumerate(self.calling.recipes):
-            if isinstance(made, View) and self._input_of(made) in indices:
+            if isinstance(made, View) and self.input_of(made) in indices:
                 self.at(position)
 
-    def _input_of(self, made: Recipe | FromRecipe) -> int | None:
+    def input_of(self, made: Recipe | FromRecipe) -> int | None:
+        """The input whose memory, as it was before metadata ops, a recipe shows."""
         match made:
             case FromCaller(index, moved):
                 return None if moved else index
             case BaseOf(index):
                 return index
             case FromRecipe(index):
-                return self._input_of(self.calling.recipes[index])
+                return self.input_of(self.calling.recipes[index])
             case View(of, _):
-                return self._input_of(of)
+                return self.input_of(of)
             case _:
                 return None
 

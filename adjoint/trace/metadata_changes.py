@@ -58,12 +58,14 @@ def change_metadata(
     before.former = tracer.emitter.snapshot(tensor)
     memory = tensor.untyped_storage().nbytes()
     result = call_user_code(op, *args, **kwargs)
-    tracer.metadata_changes.setdefault(id(tensor), []).append(
-        MetadataOp(op, tuple(args[1:]), kwargs, mode)
-    )
+    change: MetadataChange = MetadataOp(op, tuple(args[1:]), kwargs, mode)
     name = op._schema.name
     if name == "aten::set_":
-        _relocate(tracer, tensor)
+        now = _relocate(tracer, tensor, old)
+        if tensor.requires_grad and op is aten.set_.source_Tensor:
+            # This is how Dynamo writes an assignment to `.data`.  After the graph has run, `set_`
+            # would give a leaf another gradient accumulator than the one that the graph refers to.
+            change = DataAssigned(now)
     elif name == "aten::resize_" and not _stays_in(tensor, memory):
         _resize(tracer, before, tracer.emitter.call(aten.resize.default, (old, *numbers), named))
     elif name in ("aten::as_strided_", "aten::resize_"):
@@ -77,6 +79,7 @@ def change_metadata(
         now = Alias(before.storage, tensor, before, step, link=Link.FAMILY)
         now.node = step.emit(tracer.emitter, old, mode)
         _replace_alias(tracer, op, before, now)
+    tracer.metadata_changes.setdefault(id(tensor), []).append(change)
     return result
 
 
@@ -86,7 +89,14 @@ def _replace_alias(tracer: Tracer, op: OpOverload, before: Alias, now: Alias) ->
     tracer.scope.add(now.tensor, now)
 
 
-def _relocate(tracer: Tracer, tensor: torch.Tensor) -> None:
+def _relocate(tracer: Tracer, tensor: torch.Tensor, old: fx.Node) -> Alias:
+    """Move `tensor`, whose value was `old`, to the memory that it has now."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise tracer.unsupported(
+            "set_",
+            "the tensor requires grad, and autograd has no derivative of set_",
+            "call it under torch.no_grad(), or copy_() the new values",
+        )
     del tracer.scope.aliases[id(tensor)]
     found = geometry.locate(tracer.scope.aliases.values(), tensor)
     if found is None:
@@ -95,7 +105,13 @@ def _relocate(tracer: Tracer, tensor: torch.Tensor) -> None:
             "the memory it moves to is unknown to capture",
             "pass set_ a tensor that is an argument, or that the program computes",
         )
-    tracer.scope.add(tensor, found)
+    move_data(found, old)
+    return tracer.scope.add(tensor, found)
+
+
+def move_data(now: Alias, old: fx.Node) -> None:
+    """Let the tensor of `now`, which shows other memory than before, keep the history of `old`."""
+    now.link, now.node, now.stamp = Link.FOREIGN, old, -1
 
 
 def _stays_in(tensor: torch.Tensor, memory: int) -> bool:

@@ -140,7 +140,7 @@ class Tracer(TorchDispatchMode):
             )
         if found is not None:
             # An assignment to `.data` moved the tensor to other memory; its history stays.
-            near.link, near.node, near.stamp = Link.FOREIGN, aliasing.read(self.emitter, found), -1
+            metadata_changes.move_data(near, aliasing.read(self.emitter, found))
             self.metadata_changes.setdefault(id(tensor), []).append(DataAssigned(near))
         return self.scope.add(tensor, near)
 

@@ -393,16 +393,47 @@ def an_intermediate_is_set(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return z + 1, z
 
 
-@table(lambda: leaf(3), dynamo=False)
+@table(lambda: leaf(3))
 def data_of_an_input_is_assigned(x: Tensor) -> Tensor:
     x.data = x.data * 2
     return x * x
 
 
-@table(lambda: (leaf(3), plain(3)), dynamo=False)
+@table(lambda: (grown(3), leaf(3)))
+def data_of_a_computed_input_is_assigned(x: Tensor, y: Tensor) -> Tensor:
+    before = x.sin()
+    x.data = y.detach() * 2
+    return x * y * before
+
+
+@table(lambda: (leaf(3), plain(3)))
 def data_of_an_input_becomes_that_of_another(x: Tensor, y: Tensor) -> Tensor:
     x.data = y
     return x * x
+
+
+@table(lambda: (leaf(3), leaf(3)))
+def data_of_two_inputs_is_swapped(x: Tensor, y: Tensor) -> Tensor:
+    former = x.data
+    x.data = y.data
+    y.data = former
+    return x * y * y
+
+
+@table(lambda: (leaf(3), plain(3)), dynamo=False)
+def an_input_with_a_history_is_set(x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        x.set_(y * 2)  # type: ignore[call-overload]
+    return x * x
+
+
+def test_a_recorded_set_of_a_tensor_that_requires_grad_is_refused() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        z = x * 1
+        z.set_(y)  # type: ignore[call-overload]
+        return z * z
+
+    assert "no derivative of set_" in refused(program, lambda: (leaf(3), plain(3))).why
 
 
 @table(lambda: plain(3), dynamo=False)
