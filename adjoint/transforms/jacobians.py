@@ -174,7 +174,7 @@ def _rows(
     shapes = [(*result.shape, *each.shape) for each in inputs]
     if result.numel() == 0:
         return [each.new_zeros(shape) for each, shape in zip(inputs, shapes, strict=True)]
-    stacked = torch.func.vmap(row, chunk_size=chunk_size)(_basis(result))
+    stacked = map(_written_out, torch.func.vmap(row, chunk_size=chunk_size)(_basis(result)))
     return [each.view(shape) for each, shape in zip(stacked, shapes, strict=True)]
 
 
@@ -195,8 +195,15 @@ def _columns(
     shapes = [(*each.shape, *along.shape) for each in results]
     if along.numel() == 0:
         return [each.new_zeros(shape) for each, shape in zip(results, shapes, strict=True)]
-    stacked = torch.func.vmap(column)(_basis(along))
+    stacked = map(_written_out, torch.func.vmap(column)(_basis(along)))
     return [each.movedim(0, -1).reshape(shape) for each, shape in zip(stacked, shapes, strict=True)]
+
+
+def _written_out(stacked: torch.Tensor) -> torch.Tensor:
+    """`stacked` with memory for each row: `vmap` expands what is the same for all vectors, such as
+    a block of zeros, but users write to Jacobians, to their diagonals for instance."""
+    step = stacked.stride(0)
+    return stacked.clone() if type(step) is int and step == 0 else stacked
 
 
 def _basis(like: torch.Tensor) -> torch.Tensor:

@@ -43,6 +43,15 @@ def test_nothing_by_something_and_something_by_nothing(name: str) -> None:
         assert [each.shape for each in found] == [(rows, rows, columns), (rows, columns)]
 
 
+@pytest.mark.parametrize("name", ["jacrev", "jacfwd"])
+def test_blocks_of_zeros_can_be_written_to(name: str) -> None:
+    x, y = plain(3), plain(3)
+    blocks = getattr(adjoint, name)(lambda x, y: (x.sin(), y * 2), (0, 1))(x, y)
+    for row, block in [(0, blocks[0][1]), (1, blocks[1][0])]:
+        block.fill_diagonal_(1)
+        assert torch.equal(block, torch.eye(3, dtype=torch.float64)), row
+
+
 @pytest.mark.parametrize(
     "outer",
     ["jacrev", "jacfwd"],
