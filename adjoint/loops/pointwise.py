@@ -431,7 +431,7 @@ TABLE: dict[object, Pointwise] = {
     aten.ne.Scalar: _P(binary("ne"), compares=True),
     aten.ne.Tensor: _P(binary("ne"), compares=True),
     aten.neg.default: _P(unary("neg")),
-    aten.pow.Scalar: _P(lambda x, y: apply("pow", constant(x, y.dtype), y)),
+    aten.pow.Scalar: _P(lambda x, y: apply("pow", _like(x, y), y)),
     aten.pow.Tensor_Scalar: _P(_power, typed=True),
     aten.pow.Tensor_Tensor: _P(_power, typed=True),
     aten.rad2deg.default: _P(lambda x: x * (180 / math.pi)),

@@ -9,7 +9,7 @@ import torch
 from adjoint.graph.leaves import requires_grad
 from adjoint.torch_private import trees
 from adjoint.torch_private.composites import by_torch_formula
-from adjoint.torch_private.fake import FakeTensorMode
+from adjoint.torch_private.fake import CorrectedFakes, FakeTensorMode
 from adjoint.torch_private.modes import enable_python_dispatcher
 from adjoint.torch_private.operators import OpOverload
 
@@ -45,7 +45,13 @@ def differentiable_outputs(
                 copy = copy.contiguous()
             return copy.requires_grad_(id(value) in wanted)
 
-        with fake_mode, enable_python_dispatcher(), by_torch_formula(op), torch.enable_grad():
+        with (
+            fake_mode,
+            CorrectedFakes(),
+            enable_python_dispatcher(),
+            by_torch_formula(op),
+            torch.enable_grad(),
+        ):
             args, kwargs = trees.map_leaves(leaf, (args, kwargs))
             results = op(*args, **kwargs)
         several = results if isinstance(results, (tuple, list)) else (results,)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from adjoint.open_types import OpArgument, TorchValue
 from adjoint.rules.registry import VJPS, Cotangents, Rule, composition, vjp
+from adjoint.torch_private import symbols
 
 aten = torch.ops.aten
 
@@ -247,8 +248,9 @@ def pow_tensor(cotangent: Tensor, out: Tensor, x: Tensor, exponent: Tensor) -> C
 @vjp(aten.pow.Scalar)
 def pow_of_scalar(cotangent: Tensor, out: Tensor, x: float, exponent: Tensor) -> Cotangents:
     """g out log(x)"""
-    if x == 0:
-        return (None, lambda: _exponent_cotangent(cotangent, out, out.new_full((), 0), exponent))
+    # What is known only when the program runs may be zero.
+    if isinstance(x, symbols.SYMBOLIC) or x == 0:
+        return (None, lambda: _exponent_cotangent(cotangent, out, out.new_full((), x), exponent))
     logarithm = complex(torch.tensor(x).log()) if isinstance(x, complex) else None
     if logarithm is None:
         logarithm = math.log(x) if x > 0 else math.nan

@@ -26,13 +26,16 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     StatelessSymbolicContext,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from adjoint.open_types import Callee, OpArguments, OpKeywords
 from adjoint.torch_private import missing_fakes as _missing_fakes  # noqa: F401
 from adjoint.torch_private.corrected_fakes import fake_call
 
 __all__ = [
     "DATA_DEPENDENT",
+    "CorrectedFakes",
     "FakeTensor",
     "FakeTensorMode",
     "bound_cached_fakes",
@@ -66,6 +69,17 @@ def bound_cached_fakes() -> None:
     """Empty torch's cache of fake results if it is large."""
     if len(FakeTensorMode.cache) > MAX_CACHED_FAKES:
         FakeTensorMode.cache.clear()
+
+
+class CorrectedFakes(TorchDispatchMode):
+    """Calls ops below autograd by `fake_call`; a fake mode is to be active around it."""
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(
+        self, op: Callee, types: object, args: OpArguments = (), kwargs: OpKeywords | None = None
+    ) -> object:
+        return fake_call(op, args, kwargs or {})
 
 
 def reads_missing_data(error: Exception) -> bool:

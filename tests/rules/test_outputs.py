@@ -1,5 +1,7 @@
+import pytest
 import torch
 
+from adjoint.rules import outputs
 from adjoint.rules.outputs import differentiable_outputs
 from adjoint.torch_private.fake import new_fake_mode
 
@@ -38,3 +40,12 @@ def test_a_mask_says_which_results_there_are() -> None:
             aten.convolution_backward.default, args, {}, (x, w, g), [g], mode
         )
         assert found == tuple(mask)
+
+
+def test_fakes_that_fail_for_empty_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs, "_KNOWN", {})
+    mode = new_fake_mode()
+    with mode:
+        g, x, y = torch.empty(()), torch.empty(0, 3), torch.empty(0, 3)
+    op = aten.mse_loss_backward.default
+    assert differentiable_outputs(op, (g, x, y, 1), {}, x, [g, x, y], mode) == (True,)

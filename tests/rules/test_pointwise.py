@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import adjoint
 from adjoint.rules.pointwise import PARTIALS, RECIPROCALS
@@ -161,3 +162,21 @@ def test_powers_along_their_exponents_at_zero() -> None:
         for transform in (torch.func.jvp, adjoint.jvp):
             slope = transform(function, (at,), (two,))[1]
             torch.testing.assert_close(slope, zero)
+
+
+def test_powers_of_a_number_that_is_known_when_the_program_runs() -> None:
+    compilations = CompileCounterWithBackend("adjoint")
+
+    def power(x: torch.Tensor, base: float) -> torch.Tensor:
+        return base**x
+
+    compiled = torch.compile(power, backend=compilations, dynamic=True)
+    x = torch.tensor([0.5, -2.0, 0.0], dtype=torch.float64, requires_grad=True)
+    for base in (2.0, 3.5, 0.25, 0.0, 1.0, -2.0):
+        found = []
+        for function in (power, compiled):
+            out = function(x, base)
+            (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+            found.append((out, slope, *torch.autograd.grad(slope.sum(), x)))
+        torch.testing.assert_close(found[1], found[0], equal_nan=True)
+    assert compilations.frame_count == 1
