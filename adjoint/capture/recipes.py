@@ -27,6 +27,7 @@ from adjoint.graph.calling import (
     Step,
     View,
     Window,
+    Write,
 )
 from adjoint.graph.metadata import Mode
 from adjoint.graph.operations import as_leaf
@@ -203,16 +204,19 @@ class Recipes:
         tensor = alias.tensor
         return tensor is not None and self.tracer.origin(self.tracer.alias(tensor)) is alias
 
-    def base_node(self, recipe: Recipe | FromRecipe) -> fx.Node | None:
-        """The graph output that a recipe starts from."""
+    def base_node(self, recipe: Recipe | FromRecipe, writes: Sequence[Write]) -> fx.Node | None:
+        """The graph output that a recipe starts from, also if it is written to an input."""
         match recipe:
             case FromGraph(index):
                 return self.outputs.nodes[index]
             case FromRecipe(index):
-                return self.base_node(self.all[index])
+                return self.base_node(self.all[index], writes)
             case View(of, _):
-                return self.base_node(of)
-            case FromCaller() | BaseOf() | Constant():
+                return self.base_node(of, writes)
+            case FromCaller():
+                values = (each.value for each in writes if each.to == recipe)
+                return next((self.outputs.nodes[value] for value in values), None)
+            case BaseOf() | Constant():
                 return None
             case _:
                 assert_never(recipe)

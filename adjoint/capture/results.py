@@ -12,7 +12,7 @@ from adjoint.capture.inputs import Inputs
 from adjoint.capture.outputs import Outputs
 from adjoint.capture.recipes import Recipes
 from adjoint.errors import CaptureError
-from adjoint.graph.calling import CallingConvention, Constant, FromGraph
+from adjoint.graph.calling import CallingConvention, Constant, FromCaller, FromGraph, Write
 from adjoint.graph.descriptors import EffectTokenOut, Result
 from adjoint.graph.metadata import inputs_of, set_output_descriptors
 from adjoint.graph.reachability import dependents
@@ -37,8 +37,12 @@ def return_results(
         for index, (path, leaf) in enumerate(leaves)
     )
     metadata_changes = changes.metadata()
-    is_mutating = bool(writes or metadata_changes)
-    view_values = () if is_mutating else _view_values(tracer, recipes, results, leaves)
+    # Views are replayed while the graph is made known to autograd: after writes to inputs, but
+    # before anything else that changes their memory.
+    are_early = all(each.recorded and isinstance(each.to, FromCaller) for each in writes)
+    view_values: tuple[tuple[int, int], ...] = ()
+    if are_early and not metadata_changes:
+        view_values = _view_values(tracer, recipes, results, leaves, writes)
     if tracer.scope.token is not None:
         assert tracer.scope.entry_token is not None
         inputs.describe_token(tracer.scope.entry_token)
@@ -84,6 +88,7 @@ def _view_values(
     recipes: Recipes,
     results: Sequence[int],
     leaves: Sequence[tuple[str, TorchValue]],
+    writes: Sequence[Write],
 ) -> tuple[tuple[int, int], ...]:
     """(output, recipe) for returned views from whose values other results are computed.
 
@@ -104,7 +109,7 @@ def _view_values(
         if node.op != "call_function" or node in outputs or not _reaches(node, outputs):
             continue
         # After a write through the view, its base is computed from the view, not the reverse.
-        base = recipes.base_node(recipes.all[position])
+        base = recipes.base_node(recipes.all[position], writes)
         if base is None or not _reaches(node, {base}):
             values[recipes.outputs.replay_value(node)] = position
     return tuple(values.items())

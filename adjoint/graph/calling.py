@@ -253,6 +253,15 @@ class CallingConvention:
         return outputs if is_plain else None
 
     @functools.cached_property
+    def recorded_writes(self) -> dict[int, int]:
+        """By output: the input that it is written to, where autograd records that."""
+        return {
+            write.value: write.to.index
+            for write in self.writes
+            if write.recorded and isinstance(write.to, FromCaller)
+        }
+
+    @functools.cached_property
     def leaves_inputs_unchanged(self) -> bool:
         """Whether neither data nor metadata of the caller's inputs change."""
         changes = (self.metadata_changes, self.writes, self.requires_grad_changes, self.versions)

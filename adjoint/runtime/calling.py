@@ -24,7 +24,7 @@ from adjoint.graph.evaluation import InOwnMemory
 from adjoint.graph.leaves import copy_with_strides
 from adjoint.graph.metadata import Mode
 from adjoint.open_types import TorchValue
-from adjoint.runtime.input_changes import mutate_inputs, whole_memory
+from adjoint.runtime.input_changes import EarlyWrites, mutate_inputs, whole_memory
 from adjoint.runtime.recipes import Results, autograd_mode
 from adjoint.torch_private.fake import storage_key, storage_keys
 from adjoint.torch_private.modes import is_autocast_enabled, without_autocast
@@ -58,13 +58,14 @@ def call(graph: Runnable, calling: CallingConvention, inputs: Sequence[object]) 
     if is_autocast_enabled():
         with without_autocast():
             return call(graph, calling, inputs)
-    between = BetweenSegments(calling, inputs) if calling.view_values else None
+    has_history_outside = calling.view_values or calling.recorded_writes
+    between = BetweenSegments(calling, inputs) if has_history_outside else None
     if calling.requires_grad_changes:
         with _leaves(calling, inputs):
             outputs = _outputs(graph, calling, inputs, between)
     else:
         outputs = _outputs(graph, calling, inputs, between)
-    return finish(calling, inputs, outputs, None if between is None else between.made)
+    return finish(calling, inputs, outputs, between)
 
 
 def _outputs(
@@ -138,25 +139,41 @@ def _source(source: InputSource, inputs: Sequence[TorchValue]) -> object:
 class BetweenSegments:
     """Makes the inputs of later segments from outputs of earlier ones.
 
-    An output that the caller receives as a replayed view is replayed first, so that results
-    computed from it have their autograd history through that view.
+    An output that the caller receives as a replayed view is replayed first, and one that is written
+    to an input is written first, so that results computed from it have their autograd history
+    through that view or input.
     """
 
     def __init__(self, calling: CallingConvention, inputs: Sequence[object]) -> None:
         self.calling = calling
         self.inputs = inputs
         self.made: dict[int, object] = {}
+        self.early = EarlyWrites(calling, inputs)
         self._shown = dict(calling.view_values)
+        # An input that metadata ops move has the shape of what is written to it only after them.
+        self._inputs_for = {} if calling.metadata_changes else calling.recorded_writes
 
     def separate(self, outputs: Sequence[object]) -> list[object]:
-        """The outputs, each in memory of its own; called before they have autograd history."""
-        return list(_in_own_memory(self.calling, self.inputs, outputs))
+        """The outputs, each in memory of its own; called before they have autograd history.
+
+        A value that one segment leaves to another may be a view of an input, too, which is written
+        to before the other segment takes it.
+        """
+        separate = list(_in_own_memory(self.calling, self.inputs, outputs))
+        written = storage_keys([self.inputs[index] for index in self._inputs_for.values()])
+        for place, value in enumerate(separate):
+            if isinstance(value, torch.Tensor) and storage_key(value) in written:
+                separate[place] = _copied(value)
+        return separate
 
     def at(self, output: int, outputs: Sequence[object]) -> object:
         """The input of a later segment for `output`, whose own history must be complete."""
-        position = self._shown.get(output)
+        position, index = self._shown.get(output), self._inputs_for.get(output)
+        value = outputs[output]
+        if index is not None and isinstance(value, torch.Tensor) and value.requires_grad:
+            return self.early.write(output, value, index)
         if position is None:
-            return outputs[output]
+            return value
         return Results(self.calling, self.inputs, outputs, self.made).at(position)
 
 
@@ -164,15 +181,16 @@ def finish(
     calling: CallingConvention,
     inputs: Sequence[object],
     outputs: Sequence[object],
-    made: dict[int, object] | None = None,
+    between: BetweenSegments | None = None,
 ) -> list[object]:
-    """Mutate the caller's inputs and make the results, except those `made` already."""
+    """Mutate the caller's inputs and make the results, except for what was done `between`
+    segments."""
     outputs = _in_own_memory(calling, inputs, outputs)
-    if calling.plain_results is not None and made is None:
+    if calling.plain_results is not None and between is None:
         return [outputs[index] for index in calling.plain_results]
-    results = Results(calling, inputs, outputs, made)
+    results = Results(calling, inputs, outputs, None if between is None else between.made)
     if not calling.leaves_inputs_unchanged:
-        mutate_inputs(calling, inputs, results)
+        mutate_inputs(calling, inputs, results, None if between is None else between.early)
     return [results.at(position) for position in calling.results]
 
 

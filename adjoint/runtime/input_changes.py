@@ -30,11 +30,14 @@ from adjoint.torch_private.storages import foreach_copy
 
 
 def mutate_inputs(
-    calling: CallingConvention, inputs: Sequence[TorchValue], results: Results
+    calling: CallingConvention,
+    inputs: Sequence[TorchValue],
+    results: Results,
+    early: EarlyWrites | None = None,
 ) -> None:
-    """Apply the program's mutations to the caller's inputs."""
-    counted = [(inputs[i], by) for i, by in calling.versions if not inputs[i].is_inference()]
-    versions = [(tensor, tensor._version) for tensor, _ in counted]
+    """Apply the program's mutations to the caller's inputs, except for the `early` writes."""
+    versions = Versions(calling, inputs) if early is None else early.versions
+    written = () if early is None else early.outputs
     # Views of an input are made before a metadata op changes the memory that the input covers, and
     # so are tensors that show the memory which another input moves to.
     moving = {move.index for move in calling.metadata_changes}
@@ -44,14 +47,52 @@ def mutate_inputs(
             inputs[move.index].data = results.make(move.value)
         else:
             _replay_metadata_op(move, inputs, results)
-    _write(calling.writes, inputs, results.outputs)
+    _write([w for w in calling.writes if w.value not in written], inputs, results.outputs)
     for flag in calling.requires_grad_changes:
         inputs[flag.index].requires_grad_(flag.requires_grad)
-    # Set in two steps: tensors that are not views of each other may share a version counter.
-    for tensor, version in versions:
-        set_version(tensor, version)
-    for tensor, by in counted:
-        set_version(tensor, tensor._version + by)
+    versions.advance()
+    for write in calling.writes:
+        if write.recorded:
+            # In eager, what was written to is up to date; hooks on an outdated view crash torch.
+            _update_history(_target(write.to, inputs))
+
+
+class Versions:
+    """The version counters that a program advances, as they are before it changes anything."""
+
+    def __init__(self, calling: CallingConvention, inputs: Sequence[object]) -> None:
+        counted = [(_target(FromCaller(index), inputs), by) for index, by in calling.versions]
+        self._rows = [(t, t._version, by) for t, by in counted if not t.is_inference()]
+
+    def advance(self) -> None:
+        """Set them to what they are after the program, whatever changed them meanwhile."""
+        # In two steps: tensors that are not views of each other may share a version counter.
+        for tensor, version, _ in self._rows:
+            set_version(tensor, version)
+        for tensor, _, by in self._rows:
+            set_version(tensor, tensor._version + by)
+
+
+class EarlyWrites:
+    """Recorded writes to inputs, before results that are computed from what was written."""
+
+    def __init__(self, calling: CallingConvention, inputs: Sequence[object]) -> None:
+        self.inputs = inputs
+        self.versions = Versions(calling, inputs)
+        self.outputs: set[int] = set()
+        """The outputs that were written."""
+
+    def write(self, output: int, value: torch.Tensor, index: int) -> torch.Tensor:
+        """Copy the `value` of an output into the input at `index`.
+
+        Returns the value with the autograd history that the input has now.
+        """
+        self.outputs.add(output)
+        target = _target(FromCaller(index), self.inputs)
+        _copy(target, value, recorded=True)
+        # A view that is made from now on would be regenerated if its version changed later.
+        self.versions.advance()
+        return _WithHistory.apply(target, (value,))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _with_memory(
@@ -86,12 +127,28 @@ def _write(
         if not (write.recorded or target._is_view()) and _are_alike(target, value):
             plain.append((target, value))
             continue
-        with autograd_mode(Mode(grad_enabled=write.recorded)):
-            _update_history(target)
-            target.copy_(value)
+        _copy(target, value, write.recorded)
     if plain:
         with autograd_mode(Mode(grad_enabled=False)):
             foreach_copy(plain)
+
+
+def _copy(target: torch.Tensor, value: torch.Tensor, recorded: bool) -> None:
+    with autograd_mode(Mode(grad_enabled=recorded)):
+        _update_history(target)
+        target.copy_(value)
+
+
+class _WithHistory(torch.autograd.Function):
+    """A tensor with the history of another one, which shows the same values in other memory."""
+
+    @staticmethod
+    def forward(ctx: object, history: torch.Tensor, value: tuple[torch.Tensor]) -> torch.Tensor:
+        return value[0].detach()
+
+    @staticmethod
+    def backward(ctx: object, cotangent: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return cotangent, None
 
 
 def _are_alike(target: torch.Tensor, value: torch.Tensor) -> bool:

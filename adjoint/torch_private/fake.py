@@ -29,9 +29,9 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from adjoint.open_types import Callee, OpArguments, OpKeywords
 from adjoint.torch_private import missing_fakes as _missing_fakes  # noqa: F401
 from adjoint.torch_private.corrected_fakes import fake_call
+from adjoint.torch_private.operators import OpOverload
 
 __all__ = [
     "DATA_DEPENDENT",
@@ -76,8 +76,15 @@ class CorrectedFakes(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(
-        self, op: Callee, types: object, args: OpArguments = (), kwargs: OpKeywords | None = None
+        self,
+        op: OpOverload,
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
     ) -> object:
         return fake_call(op, args, kwargs or {})
 

@@ -202,6 +202,79 @@ def test_written_to_outside() -> None:
     torch.testing.assert_close(compiled, eager)
 
 
+def computed_from_what_was_written(x: Tensor, y: Tensor) -> Results:
+    x.mul_(y)
+    return ((x * x).sum(),)
+
+
+def written_and_returned(x: Tensor, y: Tensor) -> Results:
+    x.sin_().mul_(y)
+    return x, x * y
+
+
+def written_after_a_result(x: Tensor, y: Tensor) -> Results:
+    before = x.exp()
+    x[0].add_(y[1])
+    return before, x.cos().sum() * before.sum()
+
+
+def a_view_of_what_was_written(x: Tensor, y: Tensor) -> Results:
+    x.mul_(y)
+    turned = x.t()
+    return turned, turned.sin().sum(), x * 2
+
+
+def both_are_written(x: Tensor, y: Tensor) -> Results:
+    x.add_(y)
+    y.copy_(x.exp())
+    return (x * y).sum(), y.sin()
+
+
+WRITING = [
+    computed_from_what_was_written,
+    written_and_returned,
+    written_after_a_result,
+    a_view_of_what_was_written,
+    both_are_written,
+]
+TARGETS: dict[str, Callable[[Tensor], Tensor]] = {
+    "dense": lambda x: x * 1,
+    "transposed": lambda x: (x * 1).t(),
+    "every second": lambda x: torch.cat([x, x], 1)[:, ::2],
+}
+
+
+@pytest.mark.parametrize("program", WRITING)
+@pytest.mark.parametrize("target", TARGETS)
+def test_results_with_respect_to_inputs_that_are_written(
+    target: str, program: Callable[..., Results]
+) -> None:
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        roots = [leaf(3, 3), leaf(3, 3)]
+        x, y = (TARGETS[target](each) for each in roots)
+        run = bridged(program, x, y) if compiled else program
+        versions = (x._version, y._version)
+        results = run(x, y)
+        seen = [*results, x, y, x._version - versions[0], y._version - versions[1]]
+        hooked: list[Tensor] = []
+        x.register_hook(hooked.append)
+        others = (*results, x, y, *roots)
+        for head in (*results, x):
+            slopes: tuple[Tensor | None, ...] = torch.autograd.grad(
+                (head * head).sum(), others, create_graph=True, allow_unused=True
+            )
+            seen += slopes
+            curved = [each.sin().sum() for each in slopes if each is not None]
+            seen += torch.autograd.grad(
+                torch.stack(curved).sum(), others, retain_graph=True, allow_unused=True
+            )
+        found.append([*seen, hooked])
+    assert [each is None for each in found[1]] == [each is None for each in found[0]]
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_what_runs_is_one_program() -> None:
     x, y = leaf(3, 3), leaf(3, 3)
     compiled = bridged(one_after_another, x, y)

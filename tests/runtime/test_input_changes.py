@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -64,3 +66,21 @@ def test_the_whole_memory_is_more_than_the_tensor_covers() -> None:
     assert whole.equal(memory)
     assert whole.data_ptr() == memory.data_ptr()
     assert whole_memory(memory[1:2], torch.int16).shape == (8,)
+
+
+def test_hooks_on_a_view_that_was_written_twice() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x.sin_().mul_(w)
+        return w * 2
+
+    def slopes(function: Any) -> list[torch.Tensor]:
+        leaf = torch.ones(2, 3, requires_grad=True)
+        x, w = (leaf * 1).t(), torch.full((3, 2), 2.0, requires_grad=True)
+        seen: list[torch.Tensor] = []
+        function(x, w)
+        # Torch crashes here if the view is outdated.
+        x.register_hook(seen.append)
+        return [*torch.autograd.grad(x.sum(), (leaf, w)), *seen]
+
+    compiled = torch.compile(program, backend="adjoint", fullgraph=True)
+    torch.testing.assert_close(slopes(compiled), slopes(program))
