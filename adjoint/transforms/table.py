@@ -10,17 +10,15 @@ symbols; sizes that violate them get another program, up to a bound.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 
-from adjoint import observing
-from adjoint.errors import CaptureError, FallbackWarning, OutsideLevelError
-from adjoint.graph.boundary import location_of_function
-from adjoint.observing import Compilation, Fallback, timed_compilation
+from adjoint.errors import CaptureError, OutsideLevelError
+from adjoint.graph.boundary import location_of_function, warn_of_fallback
+from adjoint.observing import Compilation, timed_compilation
 from adjoint.open_types import TorchValue
 from adjoint.runtime.specializations import MAX_SIZE_VERSIONS, Specializations
 from adjoint.torch_private.dynamo import COMPILING
@@ -255,5 +253,4 @@ def tell(function: object, error: Exception) -> None:
         pass
     name = getattr(function, "__qualname__", type(function).__name__)
     message = f"torch.func takes over for {name}: {error}"
-    observing.tell(Fallback(message, getattr(error, "source", None)))
-    warnings.warn(message, FallbackWarning, stacklevel=3)
+    warn_of_fallback(message, getattr(error, "source", None))

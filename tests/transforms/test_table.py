@@ -236,6 +236,21 @@ def test_what_a_function_changes_is_changed_once_in_each_call(make: Callable[[],
     assert one == other
 
 
+def test_a_change_that_no_graph_makes_is_told_with_the_line() -> None:
+    calls: dict[str, int] = {}
+    for function, why in (
+        (
+            lambda x: x.sum() * calls.setdefault("it", 1),
+            "a change of what it holds: a graph has no such",
+        ),
+        (lambda x: (x * random.random()).sum(), "random numbers of Python or NumPy: a graph has"),
+    ):
+        with pytest.warns(FallbackWarning, match=why) as warned:
+            adjoint.grad(function)(plain(3))
+        assert warned[0].filename == __file__
+        assert f"{__file__}:{warned[0].lineno} in " in str(warned[0].message)
+
+
 # Sizes --------------------------------------------------------------------------------------------
 
 
@@ -359,7 +374,7 @@ def test_sizes_of_too_many_kinds_are_left_to_torch(monkeypatch: pytest.MonkeyPat
             x = plain(size)
             close(mine(x), theirs(x))
 
-    with pytest.warns(FallbackWarning, match=r"torch\.func takes over for .*odd") as warned:
+    with pytest.warns(FallbackWarning, match=": 3 programs are for other sizes") as warned:
         run()
     assert len(warned) == 1
 
@@ -376,9 +391,29 @@ def test_a_function_that_means_something_else_each_time(monkeypatch: pytest.Monk
             mine = adjoint.grad(lambda z, n=float(number): (z * n).sum())(x)
             close(mine, torch.full_like(x, number))
 
-    with pytest.warns(FallbackWarning, match="pass what changes as tensors") as warned:
+    with pytest.warns(FallbackWarning, match="3 functions in a row with the same") as warned:
         run()
     assert len(warned) == 1
+    assert warned[0].filename == __file__
+
+
+def test_arguments_that_mean_something_else_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "MAX_MISSES", 3)
+    x = plain(3)
+
+    def scaled(z: Tensor, factor: float) -> Tensor:
+        return (z * factor).sum()
+
+    gradient = adjoint.grad(scaled)
+
+    def run() -> None:
+        for number in range(7):
+            close(gradient(x, float(number)), torch.full_like(x, number))
+
+    with pytest.warns(FallbackWarning, match="3 programs in a row were used once") as warned:
+        run()
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
 
 
 def test_programs_go_with_the_code_of_their_function() -> None:
