@@ -69,6 +69,10 @@ def inline(body: fx.GraphModule, copies: Copies, copy: Copy) -> OpArgument:
     raise AssertionError("the body has no output")
 
 
+class OutsideTensor(Exception):
+    """A derivative uses a tensor that is no value of its graph."""
+
+
 def refuse_outside(tensor: torch.Tensor) -> torch.Tensor:
     """Refuse tensors from outside: a derivative uses only values of its graph."""
-    raise AssertionError("a rule uses a tensor that is none of its arguments")
+    raise OutsideTensor

@@ -18,7 +18,7 @@ from torch import fx
 from adjoint.differentiate.activity import active_nodes
 from adjoint.differentiate.bodies import LoopCall, reverse_cond, reverse_loop
 from adjoint.differentiate.checks import FormulaTracer, where_checks_hold
-from adjoint.differentiate.copying import inline, refuse_outside
+from adjoint.differentiate.copying import OutsideTensor, inline, refuse_outside
 from adjoint.differentiate.cotangents import Cotangents
 from adjoint.differentiate.dependence import entangled, visited_by_autograd
 from adjoint.differentiate.expansion import expand
@@ -249,17 +249,26 @@ class Sweep:
         out = value_of(node)
         args, kwargs = self._values((node.args, node.kwargs))
         within = contextlib.nullcontext() if region is None else evaluated_in(region)
-        with as_under(Mode()), within:
-            rule = VJPS.get(node.target)
-            if has_bodies(node):
-                self._reverse_bodies(node, cotangent, args)
-            elif node.target is with_backward:
-                self._reverse_function(node, cotangent)
-            elif rule is not None:
-                gradients = call_user_code(rule, cotangent, out, *args, **kwargs)
-                self._distribute(node, rule, gradients)
-            else:
-                self._derive(node, cotangent, out, args, kwargs)
+        try:
+            with as_under(Mode()), within:
+                rule = VJPS.get(node.target)
+                if has_bodies(node):
+                    self._reverse_bodies(node, cotangent, args)
+                elif node.target is with_backward:
+                    self._reverse_function(node, cotangent)
+                elif rule is not None:
+                    gradients = call_user_code(rule, cotangent, out, *args, **kwargs)
+                    self._distribute(node, rule, gradients)
+                else:
+                    self._derive(node, cotangent, out, args, kwargs)
+        except OutsideTensor as error:
+            raise DifferentiationError(
+                str(node.target),
+                self.order,
+                "its derivative uses a tensor that is neither an argument nor a saved tensor",
+                emitter.line,
+                "pass the tensor to the op as an argument",
+            ) from error
 
     def _values(self, tree: OpArgument) -> TorchValue:
         def value(node: fx.Node) -> TorchValue:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 import adjoint
 from adjoint.differentiate.sweep import differentiate
+from adjoint.errors import DifferentiationError
 from adjoint.graph.operations import provided
 
 
@@ -33,3 +36,23 @@ def test_a_check_that_passes_changes_nothing_and_one_that_fails_raises_torchs_er
     torch.testing.assert_close(adjoint.grad(size)(a), torch.func.grad(size)(a))
     with pytest.raises(RuntimeError, match="up to multiplication by"):
         adjoint.grad(phase)(a)
+
+
+@torch.library.custom_op("adjoint_checks::choosing", mutates_args=())
+def choosing(x: Tensor) -> Tensor:
+    return x * 2
+
+
+choosing.register_fake(torch.empty_like)
+
+
+@choosing.register_autograd
+def _(ctx: Any, cotangent: Tensor) -> Tensor:
+    return cotangent * (2 if torch.allclose(cotangent, cotangent.abs()) else 3)
+
+
+def test_a_check_that_chooses_between_two_formulas_is_refused() -> None:
+    with pytest.raises(DifferentiationError, match="its formula depends on data") as raised:
+        adjoint.grad(lambda x: choosing(x).sum())(torch.ones(3))
+    assert raised.value.source is not None
+    assert "choosing(x).sum()" in raised.value.source.text

@@ -245,6 +245,53 @@ def test_a_rule_of_the_users_own(rule: Callable[[Any, Any], None]) -> None:
     torch.testing.assert_close(gradient, torch.full((3,), 100.0))
 
 
+HELD = torch.tensor(3.0)
+
+
+@torch.library.custom_op("adjoint_sweep::tripled", mutates_args=())
+def tripled(x: Tensor) -> Tensor:
+    return x * 3
+
+
+tripled.register_fake(torch.empty_like)
+tripled.register_autograd(lambda ctx, cotangent: cotangent * HELD)
+
+
+def test_a_derivative_that_uses_a_tensor_from_outside(rule: Callable[[Any, Any], None]) -> None:
+    rule(aten.sin.default, lambda cotangent, out, x: (cotangent * HELD,))
+    for function in (lambda x: torch.sin(x).sum(), lambda x: tripled(x).sum()):
+        with pytest.raises(
+            DifferentiationError, match="a tensor that is neither an argument nor a saved tensor"
+        ) as raised:
+            adjoint.grad(function)(plain(3))
+        assert raised.value.source is not None
+        assert raised.value.source.file == __file__
+        assert "please report" not in str(raised.value)
+
+
+class Widening(torch.autograd.Function):
+    """Its backward returns a gradient of another shape."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        return cotangent.new_ones(7) * cotangent.sum()
+
+
+def test_a_gradient_of_another_shape_than_the_argument_is_refused() -> None:
+    with pytest.raises(DifferentiationError, match="its backward returned an invalid gradient: of"):
+        adjoint.grad(lambda x: Widening.apply(x).sum())(plain(3))  # type: ignore[no-untyped-call]
+    compiled = torch.compile(lambda x: Widening.apply(x).sum(), backend="adjoint")  # type: ignore[no-untyped-call]
+    with pytest.raises(DifferentiationError, match=r"shape \[7\] .* of shape \[3\]") as raised:
+        compiled(leaf(3)).backward()
+    assert raised.value.source is not None
+    assert raised.value.source.file == __file__
+    assert "Widening.apply(x)" in raised.value.source.text
+
+
 def test_several_results() -> None:
     def function(x: Tensor) -> Tensor:
         values, vectors = torch.linalg.eigh(x @ x.t() + torch.eye(3, dtype=x.dtype))
