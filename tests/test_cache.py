@@ -24,6 +24,7 @@ from adjoint.capture import dynamo
 from adjoint.compiler import Compiler
 from adjoint.errors import CacheWarning
 from adjoint.forms import graphs
+from adjoint.forms.form import Malformed
 from adjoint.options import Options
 from adjoint.passes import graph_pass
 from adjoint.runtime.cpu import engine, machines
@@ -402,8 +403,7 @@ def test_passes_of_the_user_are_not_kept(store: Store) -> None:
     def own(graph_module: Any) -> Any:
         return graph_module
 
-    f = fresh(lambda x: x.sin(), store, passes=[own])
-    f(torch.randn(3))
+    fresh(lambda x: x.sin(), store, passes=[own])(torch.randn(3))
     store.flush()
     assert {each.header.kind for each in store.folder.entries()} == {"object", "capture"}
 
@@ -472,10 +472,9 @@ def test_an_observer_sees_everything_made(store: Store, compilations: Compilatio
 
 def test_that_there_is_no_program_is_kept(store: Store, compilations: Compilations) -> None:
     x = torch.randn(4, 4)
-    f = torch.linalg.inv
     made: list[str] = []
     for _ in range(2):
-        torch.testing.assert_close(fresh(f, store)(x), torch.linalg.inv(x))
+        torch.testing.assert_close(fresh(torch.linalg.inv, store)(x), torch.linalg.inv(x))
         made = compilations.take()
     assert made == []
 
@@ -581,3 +580,21 @@ def test_graphs_of_others_have_no_program_kept(store: Store) -> None:
     x = torch.randn(3)
     found = Cache(store, Options()).ground_of(graph_of(lambda x: x.sin(), [x]))
     assert found is None
+
+
+def test_what_is_no_program_says_why(store: Store) -> None:
+    graph_module = adjoint.capture(lambda x: x.sin() * 2, torch.randn(3)).graph_module
+    Compiler(Options(cache=str(store.folder.path))).native(graph_module)
+    store.flush()
+    (entry,) = [each for each in store.folder.entries() if each.header.kind == "program"]
+    fields = json.loads(store.get("program", entry.header.facts) or b"")
+    ((digest, kind, _, name),) = fields["code"]
+    other = adjoint.capture(torch.add, torch.ones(3), torch.ones(3)).graph_module
+    for code, at, why in (
+        ([], graph_module, "a launch has code"),
+        (fields["code"], other, "the plan is of another graph"),
+        ([[3, kind, {}, name]], graph_module, "a text is expected"),
+        ([[digest, kind, {}, name]], graph_module, "facts are expected"),
+    ):
+        with pytest.raises(Malformed, match=why):
+            cache._read(json.dumps({**fields, "code": code}).encode(), graphs.Ground(at))

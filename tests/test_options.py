@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from adjoint.options import Options
+from adjoint.options import Options, _legal_values
 
 NAMES = (
     "target, unsupported, cuda_graphs, eager_rng, memory_budget, passes, skip_passes, check, "
@@ -38,7 +38,7 @@ def test_no_cache(value: object) -> None:
 def test_the_limit_of_the_cache() -> None:
     assert Options.parse({"cache_limit": "2GiB"}).cache_limit == 2 << 30
     for value in (0, -1, 0.5, "many", None, True):
-        with pytest.raises(ValueError, match="choose a number of bytes"):
+        with pytest.raises(ValueError, match=r"option cache_limit=.* bytes, such as 2\*\*30 or"):
             Options.parse({"cache_limit": value})
 
 
@@ -154,6 +154,17 @@ def test_a_memory_budget_is_bytes_or_a_fraction(value: Any, meaning: Any) -> Non
 @pytest.mark.parametrize("value", [0, -1, 0.0, 1.5, True, "much", "4XiB", "-1", [1]])
 def test_other_memory_budgets_are_refused(value: Any) -> None:
     with pytest.raises(
-        ValueError, match=r"memory_budget=.* is not legal; choose a number of bytes"
+        ValueError, match=r"memory_budget=.* or a fraction of what saving everything takes"
     ):
         Options(memory_budget=value)
+
+
+@pytest.mark.parametrize("value", [torch.sin, [torch.sin], "merge-views"])
+def test_what_is_no_pass_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"passes has .*; it takes a sequence of what adjoint\."):
+        Options.parse({"passes": value})
+
+
+def test_a_type_of_option_that_is_not_closed_is_refused() -> None:
+    with pytest.raises(TypeError, match="an option of type <class 'str'> has no list of legal"):
+        _legal_values(str)

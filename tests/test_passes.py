@@ -37,7 +37,7 @@ def test_what_cannot_be_is_refused() -> None:
         Pass("early", same, "before")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="comes after 'three', which does not run at 'joint'"):
         extended((ONE, TWO), "joint", [Pass("late", same, "joint", after="three")])
-    with pytest.raises(ValueError, match="two passes 'one'"):
+    with pytest.raises(ValueError, match="there are two passes 'one' at 'joint'"):
         extended((ONE,), "joint", [ONE])
 
 

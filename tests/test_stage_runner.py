@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import torch
 from torch import fx
 
 import adjoint
+from adjoint.errors import RewriteError
 from adjoint.graph.verify import GraphError
 from adjoint.observing import Sighting
 from adjoint.options import Options
@@ -73,3 +75,17 @@ def test_a_pass_that_breaks_the_graph_is_named() -> None:
     StageRunner(Options(verify=False)).passes(
         [Pass("without-metadata", without_metadata)], graph(), 0
     )
+
+
+@pytest.mark.parametrize(
+    ("own", "why"),
+    [
+        (lambda graph_module: None, "pass 'own': it returned NoneType, not a graph module"),
+        (without_metadata, "pass 'own': it broke the graph: "),
+    ],
+)
+def test_what_a_pass_of_the_users_must_not_do(own: Any, why: str) -> None:
+    """It is found without the option `verify`, too."""
+    compiled = adjoint.compile(lambda x: x.sin() * 2, passes=[adjoint.graph_pass("own")(own)])
+    with pytest.raises(RewriteError, match=why):
+        compiled(torch.ones(3))

@@ -28,17 +28,31 @@ def test_the_command_makes_an_atlas_and_says_what_it_did(
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["nowhere"], [".", "--of", "a:b"], [".", "--jobs", "0"], [".", "--out", "."]]
+    ("arguments", "message"),
+    [
+        ([], "name a folder, or a function with --of"),
+        (["nowhere"], "there is no folder nowhere"),
+        ([".", "--of", "a:b"], "name a folder, or a function with --of"),
+        ([".", "--jobs", "0"], "--jobs 0: at least one process is needed"),
+        ([".", "--out", "."], "--out . holds other files; name a new folder"),
+        ([".", "--out", "written_by_hand.md"], "--out written_by_hand.md is a file"),
+    ],
 )
 def test_what_cannot_be_made_is_an_error(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     planted(tmp_path, {"written_by_hand.md": ""})
     with pytest.raises(SystemExit) as stopped:
         command.main(arguments)
     assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
     assert cli.main(["atlas", *arguments]) == 1
+    assert message in capsys.readouterr().err
 
 
 def test_the_atlas_of_a_tree_does_not_import_torch(tmp_path: Path) -> None:

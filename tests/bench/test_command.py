@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from adjoint.bench.command import TABLES, chosen_tasks, left_out
 from adjoint.cli import main
@@ -80,11 +81,30 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--sizes", "--systems", "jax"], "there is no system 'jax'"),
         (["--calls", "--only", "pinn"], "there is no workload 'pinn'; choose from 2 ops"),
         (["f.py:f", "--calls"], "--calls has workloads of its own"),
+        (["--calls", "--device", "cuda"], "--calls are measured on the CPU; leave --device out"),
         (["--json", "no_such_folder/a"], "there is no folder no_such_folder"),
     ],
 )
 def test_what_cannot_be_measured_is_explained(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert main(["bench", *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_there_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["bench", "--device", "cuda"]) == 1
+    assert "torch finds no CUDA device" in capsys.readouterr().err
+
+
+def test_a_count_is_positive(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "--reps", "0"])
+    assert "argument --reps: 0 is not positive" in capsys.readouterr().err

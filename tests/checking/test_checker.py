@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import runpy
 import warnings
 from collections.abc import Callable
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 
 import adjoint
 from adjoint import MismatchError
+from adjoint.checking.checker import Checker
 from adjoint.graph import evaluation
+from adjoint.options import Options
 from tests.checking.planting import wrong_fusion, wrong_kernel, wrong_rule
 
 aten = torch.ops.aten
@@ -59,6 +62,7 @@ def test_a_wrong_kernel_is_found_with_op_line_values_and_kernel() -> None:
     assert "in kernel fused_" in text
     assert "silu" in text
     assert " instead of " in text.splitlines()[1]
+    assert "(relative difference " in text
 
 
 def test_a_wrong_kernel_of_the_derivative_is_found() -> None:
@@ -149,8 +153,9 @@ def test_writes_and_random_numbers_are_compared() -> None:
     torch.compiler.reset()
     options: dict[str, Any] = {"check": "every", "target": "native"}
     compiled = torch.compile(written, backend="adjoint", options=options)
-    with wrong_kernel(aten.mul.Tensor), pytest.raises(MismatchError):
+    with wrong_kernel(aten.mul.Tensor), pytest.raises(MismatchError) as raised:
         compiled(torch.rand(3))
+    assert re.match(r"(result\[0\]|input 0, after the call,) is ", str(raised.value))
 
 
 def counted_evaluations(function: Callable[[], Any]) -> int:
@@ -199,3 +204,10 @@ def test_a_derivative_that_eager_lacks_is_not_compared() -> None:
         (gradient,) = torch.autograd.grad(compiled(x), x, create_graph=True)
         gradient.square().sum().backward()
     assert x.grad is not None
+
+
+def test_a_difference_that_nothing_explains_says_so() -> None:
+    graph_module = adjoint.capture(lambda x: x.sin(), X).graph_module
+    checker = Checker(Options(check="every"))
+    with pytest.raises(MismatchError, match="neither an op, nor a pass, nor a kernel alone"):
+        checker.of_transform(graph_module, lambda: [X], X.sin() + 1, X.sin())

@@ -104,7 +104,6 @@ def test_a_file_of_another_version_says_so(content: bytes) -> None:
         {"records": ["[[],3]"]},
         {"records": ["["]},
         {"records": []},
-        {"records": [3]},
         {"plans": [["x"]]},
         {"plans": 3},
         {"targets": [{}]},
@@ -120,6 +119,25 @@ def test_a_file_of_another_version_says_so(content: bytes) -> None:
 def test_what_has_no_sense_is_refused(content: bytes, fields: dict[str, object]) -> None:
     with pytest.raises(LoadError):
         read(changed(content, **fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"records": [3]}, "str is expected, not 3"),
+        ({"placed": 3}, "not so: a table"),
+    ],
+)
+def test_a_field_of_another_type_is_refused(
+    content: bytes, fields: dict[str, object], why: str
+) -> None:
+    data = written(replace(read(content), gpu=GPU))
+    if "placed" in fields:
+        entry = unpacked(data)
+        length = int.from_bytes(entry.payload[:8], "little")
+        fields = {"gpu": {**json.loads(entry.payload[8 : 8 + length])["gpu"], **fields}}
+    with pytest.raises(LoadError, match=f"it is damaged: .*{why}"):
+        read(changed(data, **fields))
 
 
 def test_files_that_others_may_write_are_not_read(content: bytes, tmp_path: Path) -> None:

@@ -57,7 +57,10 @@ X, Y = torch.rand(4, 3), torch.rand(4, 3)
         (lambda f: f(X[:, :2], Y, 3), r"x has the shape \[4, 2\]"),
         (lambda f: f(X, Y[:3], 3), r"sizes do not fit: not Eq"),
         (lambda f: f(X.to("meta"), Y, 3), "x is on meta, and the program takes it on cpu"),
-        (lambda f: f(X.to_sparse(), Y, 3), "x is a Tensor of layout torch.sparse_coo, and an"),
+        (
+            lambda f: f(X.to_sparse(), Y, 3),
+            "of layout torch.sparse_coo, and an exported program takes plain dense tensors",
+        ),
         (
             lambda f: f(X, Y.clone().requires_grad_(), 3),
             "y requires grad, and it was exported with derivatives with respect to x: ",

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from adjoint.capture import dynamo as capturing
 from adjoint.forms.dynamo_graphs import DynamoGround
 from adjoint.forms.form import Unwritable
+from adjoint.torch_private.fake import FakeTensorMode
 from adjoint.torch_private.modes import TorchFunctionMode
 
 
@@ -109,7 +110,7 @@ def _(x: Tensor) -> Tensor:
 
 def test_what_depends_on_other_code_has_no_text() -> None:
     x = torch.randn(3, 4)
-    assert isinstance(text_of(shared, x, x[1:]), Unwritable)
+    assert str(text_of(shared, x, x[1:])) == "inputs that share memory"
     assert isinstance(text_of(lambda x: of_the_user(x) * 2, x), Unwritable)
 
     def own(x: Tensor) -> Tensor:
@@ -129,5 +130,48 @@ def test_a_function_mode_has_no_text() -> None:
             return function(*args, **(kwargs or {}))
 
     ground = DynamoGround(fx.symbolic_trace(lambda x: x.sin()), None, [])  # type: ignore[arg-type]
-    with Mode(), pytest.raises(Unwritable, match="function mode"):
+    with (
+        Mode(),
+        pytest.raises(Unwritable, match=r"inside a transform of torch\.func or a function mode"),
+    ):
         _ = ground.text
+
+
+class Own(Tensor):
+    """A tensor subclass."""
+
+
+def test_inputs_that_have_no_text() -> None:
+    mode = FakeTensorMode()
+    with mode:
+        plain, conjugate = torch.ones(3), torch.ones(3, dtype=torch.complex64).conj()
+    for example, fake, why in (
+        (torch.ones(3).as_subclass(Own), plain, "an input that is a Own"),
+        (torch.ones(3), conjugate, "a tensor that is not strided, or is lazily negated"),
+    ):
+        ground = DynamoGround(fx.symbolic_trace(lambda x: x.sin()), mode, [(example, fake, None)])
+        with pytest.raises(Unwritable, match=why):
+            _ = ground.text
+
+
+class Closing(torch.nn.Module):
+    """It adds a tensor that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = torch.ones(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.held
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (Closing(), "a tensor that a graph closes over"),
+        (torch.nn.Sequential(torch.nn.ReLU()), "a module that a graph calls"),
+    ],
+)
+def test_what_a_graph_holds_has_no_text(module: torch.nn.Module, why: str) -> None:
+    with pytest.raises(Unwritable, match=why):
+        _ = DynamoGround(fx.symbolic_trace(module), FakeTensorMode(), []).text

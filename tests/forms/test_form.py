@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -120,51 +121,63 @@ def test_what_no_text_stands_for(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "tree",
+    ("tree", "why"),
     [
-        3,
-        [],
-        [[], 1, 2],
-        [{}, 1],
-        [[], []],
-        [[], [1]],
-        [[], {"a": 1}],
-        [[], ["nothing", 1]],
-        [[], ["shared", 0]],
-        [[["Link", "a", ["tuple", ["shared", 0]]]], 1],
-        [[], ["shared", True]],
-        [[], ["Point", 1, None]],
-        [[], ["Point", "1", None, ["Colour", "RED"]]],
-        [[], ["Point", True, None, ["Colour", "RED"]]],
-        [[], ["Point", 1, 2, ["Colour", "RED"]]],
-        [[], ["Point", 1, None, ["Colour", "GREEN"]]],
-        [[], ["Point", 1, None, None]],
-        [[], ["Colour", 1]],
-        [[], ["float", "one"]],
-        [[], ["float", 1.5]],
-        [[], 1.5],
-        [[], ["dtype", "Tensor"]],
-        [[], ["dtype", "no_such"]],
-        [[], ["dtype", ["list"]]],
-        [[], ["device", "nowhere"]],
-        [[], ["op", "aten::mm", "default", "0"]],
-        [[], ["op", "aten::no_such", "default", "0"]],
-        [[], ["op", "mm", "default", "0"]],
-        [[], ["op", "__class__::mro", "default", "0"]],
-        [[], ["function", "eval"]],
-        [[], ["error", "SystemExit"]],
-        [[], ["dict", [1]]],
-        [[], ["dict", [["list"], 1]]],
-        [[], ["set", ["list"]]],
-        [[], ["slice"]],
-        [[], ["expr", ["Symbol", "s0; import os", "integer"]]],
-        [[], ["expr", ["Pow", 10, ["Pow", 10, 10]]]],
-        [[], ["expr", ["lambda", 1]]],
+        (3, "a document is a table and a value"),
+        ([], "a document is a table and a value"),
+        ([[], 1, 2], "a document is a table and a value"),
+        ([{}, 1], "a document is a table and a value"),
+        ([[], []], "[] is the form of nothing"),
+        ([[], [1]], "[1] is the form of nothing"),
+        ([[], {"a": 1}], "{'a': 1} is the form of nothing"),
+        ([[], ["nothing", 1]], "there is no 'nothing'"),
+        ([[], ["shared", 0]], "there is no shared value 0"),
+        ([[["Link", "a", ["tuple", ["shared", 0]]]], 1], "there is no shared value 0"),
+        ([[], ["shared", True]], "there is no shared value True"),
+        ([[], ["Point", 1, None]], "Point has 3 fields, not 2"),
+        ([[], ["Point", "1", None, ["Colour", "RED"]]], "Point.x is no str"),
+        ([[], ["Point", True, None, ["Colour", "RED"]]], "Point.x is no bool"),
+        ([[], ["Point", 1, 2, ["Colour", "RED"]]], "Point.y is no int"),
+        ([[], ["Point", 1, None, ["Colour", "GREEN"]]], "'GREEN'"),
+        ([[], ["Point", 1, None, None]], "Point.colour is no NoneType"),
+        ([[], ["Colour", 1]], "a name is a text"),
+        ([[], ["float", "one"]], "invalid hexadecimal floating-point string"),
+        ([[], ["float", 1.5]], "a name is a text"),
+        ([[], 1.5], "1.5 is the form of nothing"),
+        ([[], ["dtype", "Tensor"]], "torch has no dtype 'Tensor'"),
+        ([[], ["dtype", "no_such"]], "torch has no dtype 'no_such'"),
+        ([[], ["dtype", ["list"]]], "a name is a text"),
+        ([[], ["device", "nowhere"]], "device string: nowhere"),
+        (
+            [[], ["op", "aten::mm", "default", "0"]],
+            "aten::mm.default takes other arguments in this torch",
+        ),
+        (
+            [[], ["op", "aten::no_such", "default", "0"]],
+            "torch has no operator aten::no_such.default",
+        ),
+        ([[], ["op", "mm", "default", "0"]], "torch has no operator mm.default"),
+        (
+            [[], ["op", "__class__::mro", "default", "0"]],
+            "torch has no operator __class__::mro.default",
+        ),
+        ([[], ["function", "eval"]], "'eval'"),
+        ([[], ["error", "SystemExit"]], "'SystemExit'"),
+        ([[], ["dict", [1]]], "has length 1; 2 is required"),
+        ([[], ["dict", [["list"], 1]]], "unhashable type: 'list'"),
+        ([[], ["set", ["list"]]], "unhashable type: 'list'"),
+        ([[], ["slice"]], "slice expected at least 1 argument, got 0"),
+        (
+            [[], ["expr", ["Symbol", "s0; import os", "integer"]]],
+            "['s0; import os', 'integer'] is no symbol",
+        ),
+        ([[], ["expr", ["Pow", 10, ["Pow", 10, 10]]]], "a power of sizes has a small exponent"),
+        ([[], ["expr", ["lambda", 1]]], "there is no 'lambda'"),
     ],
     ids=str,
 )
-def test_what_is_no_form(tree: Any) -> None:
-    with pytest.raises(Malformed):
+def test_what_is_no_form(tree: Any, why: str) -> None:
+    with pytest.raises(Malformed, match=re.escape(why)):
         FORM.value(json.dumps(tree))
 
 

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +33,88 @@ def test_no_text_crashes_the_reader(times: int) -> None:
 def test_what_is_no_graph(text: str) -> None:
     with pytest.raises(Malformed):
         read(text, Ground(graph_of("pointwise")))
+
+
+def _fakes(tree: Any) -> Iterator[list[Any]]:
+    """The fake tensors in a document."""
+    if isinstance(tree, list) and tree[:1] == ["fake"]:
+        yield tree
+    elif isinstance(tree, list | dict):
+        for each in tree.values() if isinstance(tree, dict) else tree:
+            yield from _fakes(each)
+
+
+def _set(place: int, value: Any) -> Callable[[Any], None]:
+    """A change of the last node that calls an operator."""
+
+    def change(document: Any) -> None:
+        nodes = document[2][3]
+        next(each for each in reversed(nodes) if each[0] == "call_function")[place] = value
+
+    return change
+
+
+def _set_meta(**meta: Any) -> Callable[[Any], None]:
+    return lambda document: document[2][3][0][5].update(meta)
+
+
+def _hold(**held: Any) -> Callable[[Any], None]:
+    return lambda document: document[2][2].update(held)
+
+
+def _set_fake(place: int, value: Any) -> Callable[[Any], None]:
+    def change(document: Any) -> None:
+        for fake in _fakes(document):
+            fake[place] = value
+
+    return change
+
+
+OTHER = ["get_attr", "other", "nothing", ["tuple"], ["dict"], {"origin": []}]
+CHANGES: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda document: document[0].append(3), "an origin has a name"),
+    (_set(3, ["tuple", ["node", 99]]), "there is no node 99"),
+    (_set(3, ["tuple", ["again", 999]]), "nothing was read as 999"),
+    (_set(3, ["list"]), "arguments are a tuple and a dict"),
+    (_set(0, "call_module"), "there is no node call_module"),
+    (lambda document: document[2][3].pop(), "a graph ends with its output"),
+    (lambda document: document[2][3].insert(0, OTHER), "there is no attribute nothing"),
+    (lambda document: document[2].__setitem__(1, 3), "a graph has a mode"),
+    (_set_meta(hooks=1), "a node has other metadata"),
+    (_set_meta(source=["tuple"]), "a line is a line"),
+    (_set_meta(mode=3), "a node's mode is no int"),
+    (_hold(nothing=["same"]), "there is no attribute nothing"),
+    (_hold(nothing=3), "an attribute is a graph"),
+]
+
+
+@pytest.mark.parametrize(("change", "why"), CHANGES, ids=[why for _, why in CHANGES])
+def test_what_is_no_graph_of_ours_says_why(change: Callable[[Any], Any], why: str) -> None:
+    graph_module = graph_of("pointwise")
+    ground = Ground(graph_module)
+    document = json.loads(written(graph_module, ground))
+    read(json.dumps(document), ground)
+    change(document)
+    with pytest.raises(Malformed, match=why):
+        read(json.dumps(document), ground)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (_set_fake(1, "int8"), "memory of two dtypes"),
+        (_set_fake(2, [["symbolic", "bool", 1]]), "a size is an integer or symbolic"),
+    ],
+)
+def test_what_is_no_tensor_of_ours_says_why(change: Callable[[Any], Any], why: str) -> None:
+    graph_module = graph_of("pointwise")
+    ground = Ground(graph_module)
+    document = json.loads(written(derivative_of(graph_module), ground))
+    for fake in _fakes(document):
+        fake[-1] = 0
+    change(document)
+    with pytest.raises(Malformed, match=why):
+        read(json.dumps(document), ground)
 
 
 def _rows(count: int) -> tuple[Ground, torch.SymInt]:

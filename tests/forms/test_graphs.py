@@ -21,6 +21,7 @@ from adjoint.graph.metadata import region_of
 from adjoint.graph.origins import origins_of
 from adjoint.graph.show import show
 from adjoint.graph.verify import verify
+from adjoint.torch_private.fake import fake_mode_of
 from tests.forms.corpus import CASES
 
 
@@ -196,8 +197,26 @@ def test_what_no_text_says() -> None:
     node = next(iter(graph_module.graph.nodes))
     changed = copy.copy(node.meta)
     node.meta = {**changed, "hooks": ()}
-    with pytest.raises(Unwritable, match="hooks"):
+    with pytest.raises(Unwritable, match="a node with hooks"):
         Ground(graph_module).text  # noqa: B018
-    node.meta = {**changed, "val": torch.ones(2)}
-    with pytest.raises(Unwritable):
-        Ground(graph_module).text  # noqa: B018
+    with fake_mode_of(graph_module):
+        conjugate = torch.ones(2, dtype=torch.complex64).conj()
+        leaf = torch.ones(2, requires_grad=True)
+    for value, why in (
+        (torch.ones(2), "Tensor has no form"),
+        (conjugate, "a tensor that is not strided, or is lazily negated"),
+        (leaf, "a value of a node that requires grad, or a tensor subclass"),
+    ):
+        node.meta = {**changed, "val": value}
+        with pytest.raises(Unwritable, match=why):
+            Ground(graph_module).text  # noqa: B018
+
+
+def test_what_belongs_to_no_graph_of_ours_is_not_written() -> None:
+    ground = Ground(graph_of("pointwise"))
+    with pytest.raises(Unwritable, match="an origin outside of a node"):
+        written(next(iter(ground.origins)), ground)
+    with pytest.raises(Unwritable, match="a node call_method"):
+        written(fx.symbolic_trace(lambda x: x.sin()), ground)
+    with pytest.raises(Unwritable, match="a size that depends on data"):
+        written(graph_of("gathered", dynamic=True), ground)

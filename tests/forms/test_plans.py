@@ -18,7 +18,7 @@ from adjoint.forms.form import Malformed, Unwritable
 from adjoint.forms.graph_reading import Inapplicable
 from adjoint.forms.graphs import Ground
 from adjoint.forms.plans import check, read_plan, written_plan
-from adjoint.loops.plan import LibraryCall, Plan
+from adjoint.loops.plan import HeldConstant, LibraryCall, Plan
 from adjoint.loops.show import identity, show_plan
 from adjoint.target import Target
 from tests.forms.corpus import CASES
@@ -89,10 +89,10 @@ def test_the_lines_are_those_of_the_graph_at_hand() -> None:
 def test_a_constant_is_that_of_the_graph_at_hand() -> None:
     ((plan, graph_module),) = plans_of("constant", False, THREADS)[:1]
     text = written_plan(plan, Ground(graph_module))
-    with pytest.raises(Unwritable):
+    with pytest.raises(Unwritable, match="a constant without its graph"):
         written_plan(plan)
     other = capture(*CASES["pointwise"][:1], *CASES["pointwise"][1]).graph_module
-    with pytest.raises(Malformed, match="no constant"):
+    with pytest.raises(Malformed, match="the graph has no constant"):
         read_plan(text, Ground(other))
 
 
@@ -171,3 +171,30 @@ _REPLACEMENTS: list[Any] = [
     *(["function", "require_within"], ["float", "nan"], ["expr", ["Symbol", "s0", "integer"]]),
     *(["op", "aten::mm", "default", ""], ["dict", [1, 2]], ["Slot", 0], ["eager", ["error", "x"]]),
 ]
+
+
+def test_a_constant_that_is_no_tensor_is_not_written() -> None:
+    ((plan, graph_module),) = plans_of("constant", False, THREADS)[:1]
+    steps = [
+        replace(step, target=HeldConstant("made", object()))
+        if isinstance(step, LibraryCall) and isinstance(step.target, HeldConstant)
+        else step
+        for step in plan.steps
+    ]
+    with pytest.raises(Unwritable, match="made is no constant of the graph"):
+        written_plan(replace(plan, steps=tuple(steps)), Ground(graph_module))
+
+
+@pytest.mark.parametrize(
+    ("tree", "why"),
+    [
+        (3, "it is no plan"),
+        (["eager", 3], "only operators are called"),
+        (["eager", ["error", "IndexError"]], "only operators are called"),
+        (["held", "nothing"], "the graph has no constant nothing"),
+        (["constant", 3, "float32", [0], "", "cpu"], "a constant has a name"),
+    ],
+)
+def test_what_is_no_plan(tree: Any, why: str) -> None:
+    with pytest.raises(Malformed, match=why):
+        read_plan(json.dumps([[], tree]))

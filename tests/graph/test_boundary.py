@@ -120,11 +120,14 @@ def test_a_failure_is_an_error_of_its_kind(error: Exception) -> None:
     with pytest.raises(CaptureError, match=said) as captured, capturing(lambda: WHOLE):
         run()
     assert captured.value.is_internal
+    assert f"at {__file__}:" in str(captured.value)
+    assert "runs it in eager torch; please report it" in str(captured.value)
     assert captured.value.__cause__ is error
     said, module = type(error).__name__, graph()
     with pytest.raises(DifferentiationError, match=said) as differentiated, differentiating(module):
         run()
     assert differentiated.value.order == 1
+    assert "runs it in eager torch; please report it" in str(differentiated.value)
     assert differentiated.value.source is not None
     assert differentiated.value.__cause__ is error
     with pytest.warns(FallbackWarning, match="a graph of 2 ops .* runs op by op: .*x"):

@@ -32,6 +32,7 @@ from adjoint.graph.metadata import (
     set_source,
     set_value,
     source_of,
+    tensor_of,
     value_of,
     value_or_none,
 )
@@ -72,6 +73,9 @@ def test_what_a_bare_node_answers() -> None:
     assert region_of(node) is None
     with pytest.raises(LookupError, match="node x carries no fake value"):
         value_of(node)
+    set_value(node, 3)
+    with pytest.raises(LookupError, match="node x computes no tensor, but int 3"):
+        tensor_of(node)
     with pytest.raises(LookupError, match="node x carries no descriptor"):
         descriptor_of(node)
 
@@ -86,7 +90,7 @@ def test_nothing_is_a_value() -> None:
 def test_only_an_input_has_a_descriptor() -> None:
     graph = Graph()
     node = graph.call_function(torch.ops.aten.neg.default, (graph.placeholder("x"),))
-    with pytest.raises(ValueError, match="node neg_default is a call_function"):
+    with pytest.raises(ValueError, match="node neg_default is a call_function, not an input"):
         set_descriptor(node, Argument(0, "args[0]"))
 
 
@@ -113,7 +117,7 @@ def test_a_single_value_is_one_output() -> None:
 
 
 def test_a_graph_returns_once() -> None:
-    with pytest.raises(LookupError, match="0 output nodes"):
+    with pytest.raises(LookupError, match="a graph returns once, but this one has 0 output nodes"):
         output_node(Graph())
 
 

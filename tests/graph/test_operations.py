@@ -111,5 +111,13 @@ def test_a_custom_function_without_a_backward_for_what_is_given() -> None:
     forward, ((_, backward),) = halves(2)
     x = torch.ones(2, requires_grad=True)
     squared, _ = apply_function(forward, (((1,), backward),), (1,), False, x)
-    with pytest.raises(RuntimeError, match=r"results \[\(1,\)\], and only \(0,\) have one"):
+    with pytest.raises(RuntimeError, match="was captured for cotangents of its results"):
+        squared.sum().backward()
+
+
+def test_a_custom_function_inside_its_own_backward_is_captured_for_some_orders() -> None:
+    forward, _ = halves(2)
+    x = torch.ones(2, requires_grad=True)
+    squared, _ = apply_function(forward, (), (1,), False, x)
+    with pytest.raises(RuntimeError, match="was captured for fewer derivatives; call it outside"):
         squared.sum().backward()

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import adjoint
 from adjoint.graph.evaluation import evaluate
-from adjoint.graph.sizes import Sizing, renamed, resized
+from adjoint.graph.metadata import inputs_of, value_of
+from adjoint.graph.sizes import NotResizable, Sizing, _like, renamed, resized
 from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.torch_private import size_guards
 from adjoint.torch_private.fake import fake_mode_of
@@ -111,3 +113,15 @@ def test_guards_hold_for_sizes_that_take_the_same_branches() -> None:
     assert guards.hold([torch.ones(7, 2)])
     assert not guards.hold([torch.ones(4, 3)])
     assert not guards.hold([torch.ones(2, 7).t()])
+
+
+def test_what_cannot_be_resized_says_why() -> None:
+    module = captured(lambda x: x * 2, torch.ones(3))
+    (node,) = inputs_of(module.graph)
+    fake_mode = fake_mode_of(module)
+    with pytest.raises(NotResizable, match=r"the size s\d+ is that of no input"):
+        _like(value_of(node), {}, fake_mode)
+    with fake_mode:
+        sparse = torch.eye(3).to_sparse()
+    with pytest.raises(NotResizable, match=r"an input has the layout torch\.sparse_coo"):
+        _like(sparse, {}, fake_mode)

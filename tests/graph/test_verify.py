@@ -17,6 +17,7 @@ from adjoint.graph.metadata import (
     set_output_descriptors,
     set_source,
     set_value,
+    value_of,
 )
 from adjoint.graph.operations import on_copies
 from adjoint.graph.verify import GraphError, verify
@@ -106,7 +107,8 @@ def test_what_torch_fx_finds_malformed() -> None:
     module = legal()
     with module.graph.inserting_before(output_node(module.graph)):
         module.graph.create_node("get_attr", "nowhere")
-    assert "nonexistent attribute nowhere" in refusal(module)
+    assert "torch.fx finds the graph malformed: " in (said := refusal(module))
+    assert "nonexistent attribute nowhere" in said
 
 
 def test_a_graph_returns_once() -> None:
@@ -207,7 +209,13 @@ def test_a_method_or_module_is_no_operator() -> None:
     module = legal()
     with module.graph.inserting_before(output_node(module.graph)):
         module.graph.call_method("neg", (node_named(module, "x"),))
-    assert "node neg is a call_method" in refusal(module)
+    assert "is a call_method; only operators are legal, as call_function" in refusal(module)
+
+
+def test_a_fake_tensor_belongs_to_one_node() -> None:
+    module = legal()
+    set_value(node_named(module, "y"), value_of(node_named(module, "add_tensor")))
+    assert "carries the fake tensor of y" in refusal(module)
 
 
 def with_branch(branch: GraphModule) -> GraphModule:

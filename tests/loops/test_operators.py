@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from adjoint.loops.operators import MATH, OPERATORS
+from adjoint.loops.operators import MATH, OPERATORS, identity
 
 LEAST = np.iinfo(np.int32).min
 
@@ -80,3 +80,8 @@ def test_types_that_do_not_agree(operator: str, dtypes: tuple[torch.dtype, ...])
 
 def test_functions_of_the_library_are_operators() -> None:
     assert set(OPERATORS) > MATH
+
+
+def test_an_operator_that_merges_nothing_has_no_identity() -> None:
+    with pytest.raises(ValueError, match="select has no identity"):
+        identity("select", torch.float32)

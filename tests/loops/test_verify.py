@@ -116,6 +116,10 @@ def test_a_well_formed_kernel_is_returned() -> None:
             over_i(Assign("a", Constant(0, torch.complex64))),
             "torch.complex64 is no type of kernels",
         ),
+        (
+            over_i(Accumulator("a", X, (("j", 2),))),
+            "a is not one for each turn of loops around it",
+        ),
     ],
 )
 def test_refused(statement: Statement, why: str) -> None:

@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import fx
 
-from adjoint.lower.views import PARTS, VIEWS, dtype_of, rank_of, shape_of
+import adjoint
+from adjoint.graph.metadata import value_of
+from adjoint.lower.views import PARTS, VIEWS, _slice, dtype_of, rank_of, shape_of
 from tests.lowering import calls, check, graph_of, launches
 
 aten = torch.ops.aten
@@ -91,3 +94,12 @@ def test_the_shape_and_dtype_of_a_node() -> None:
     nodes = [node for node in graph.nodes if node.op != "output"]
     assert [dtype_of(node) for node in nodes] == [torch.float32, torch.int32, torch.bool]
     assert {(shape_of(node), rank_of(node)) for node in nodes} == {((3, 4), 2)}
+
+
+def test_a_slice_that_begins_at_a_size_is_no_index_arithmetic() -> None:
+    module = adjoint.capture(
+        lambda x, y: x[y.shape[0] :] * 2, torch.ones(7), torch.ones(3), dynamic=True
+    ).graph_module
+    (node,) = module.graph.find_nodes(op="call_function", target=aten.slice.Tensor)
+    with pytest.raises(NotImplementedError, match="a slice from a symbolic place"):
+        _slice(node, (), node.args[0], *fx.map_arg(node.args[1:], value_of))

@@ -6,18 +6,26 @@ import pytest
 import torch
 from torch import Tensor
 
+import adjoint
 from adjoint.errors import RewriteError
-from adjoint.graph.metadata import CheckpointRegion, Mode, mode_of, region_of, source_of
+from adjoint.graph.metadata import (
+    CheckpointRegion,
+    Mode,
+    inputs_of,
+    mode_of,
+    region_of,
+    source_of,
+)
 from adjoint.graph.origins import is_part, origins_of
 from adjoint.rewrite.engine import rewrite, rewriting
 from adjoint.rewrite.patterns import Wildcard, call
-from adjoint.rewrite.rules import Traced, equation, rewrites, traced_rules
+from adjoint.rewrite.rules import Edit, Traced, equation, rewrites, traced_rules
 from tests.rewriting import calls, graph_of, rewritten
 
 aten = torch.ops.aten
 x = Wildcard("x")
 OUTSIDE = torch.ones(3)
-SIN, MUL, ADD = aten.sin.default, aten.mul.Tensor, aten.add.Tensor
+SIN, COS, MUL, ADD = aten.sin.default, aten.cos.default, aten.mul.Tensor, aten.add.Tensor
 DOUBLE = equation("double", call(MUL, x, 2), call(ADD, call(aten.alias.default, x), x))
 
 
@@ -100,7 +108,7 @@ def test_several_outputs_are_replaced_together() -> None:
         (lambda t: t.double(), r"computes f64\[3\], the pattern f32\[3\]"),
         (lambda t: (t, t), "has 2 outputs, the pattern 1"),
         (lambda t: 3, "which is not a value of the graph"),
-        (lambda t: t @ t.view(4, 4), "raised RuntimeError"),
+        (lambda t: t @ t.view(4, 4), "its replacement raised RuntimeError"),
     ],
 )
 def test_what_is_no_replacement(replacement: Any, why: str) -> None:
@@ -110,3 +118,21 @@ def test_what_is_no_replacement(replacement: Any, why: str) -> None:
 
     with pytest.raises(RewriteError, match=why):
         rewritten([wrong], lambda a: a.sin() * 2, torch.ones(3))
+
+
+def test_what_cannot_be_built_says_why() -> None:
+    other = adjoint.capture(lambda a, b: b * 2, torch.ones(2), torch.ones(5), dynamic=True)
+    (size,) = inputs_of(other.graph_module.graph)[-1].meta["val"].shape
+    for replacement, why in (
+        (call(COS, Edit(SIN, [x])), "an edit is the whole replacement, or no part of it"),
+        (
+            call(aten.mm.default, x, x),
+            "aten.mm.default of the replacement failed with RuntimeError",
+        ),
+        (call(aten.mul.Tensor, x, size), r"the size s\d+ is that of no value before it"),
+    ):
+        rule = equation("wrong", call(SIN, x), replacement)
+        with pytest.raises(RewriteError, match=why) as raised:
+            rewritten([rule], lambda a: a.sin() * 2, torch.ones(3))
+        assert raised.value.source is not None
+        assert raised.value.source.file == __file__

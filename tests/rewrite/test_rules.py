@@ -67,18 +67,21 @@ def test_the_operators_that_a_pattern_ends_in() -> None:
 
 MALFORMED: list[tuple[Any, str]] = [
     (lambda: Rule("r", (x,), lambda match: None), "not a call of an operator"),
-    (lambda: equation("r", call(NEG, x), y), "no wildcard 'y'"),
+    (lambda: equation("r", call(NEG, x), y), "its pattern has no wildcard 'y'"),
     (lambda: equation("r", call(NEG, x, y), x), "takes 1 arguments, not 2"),
-    (lambda: equation("r", call(NEG, x, alpha=y), x), "no parameter 'alpha'"),
+    (lambda: equation("r", call(NEG, x, alpha=y), x), "neg.default has no parameter 'alpha'"),
     (lambda: equation("r", call(NEG, Wildcard("")), 1), "a wildcard has no name"),
-    (lambda: equation("r", call(aten.add_.Tensor, x, y), x), "writes to its argument"),
+    (
+        lambda: equation("r", call(aten.add_.Tensor, x, y), x),
+        "writes to its argument, and graphs have no such operator",
+    ),
     (lambda: equation("r", call(NEG, call("add", x)), x), "'add' is not an operator"),
     (lambda: equation("r", call(NEG, x, commutes=True), x), "does not commute"),
     (lambda: equation("r", call(aten.cat.default, [Rest("a"), x]), x), "after a rest of elements"),
     (lambda: equation("r", call(aten.add.Tensor, Rest("a"), x), x), "after a rest of arguments"),
     (lambda: equation("r", call(NEG, one_of()), x), "one of nothing"),
     (lambda: equation("r", call(NEG, fx.Graph().placeholder("n")), 1), "the node n of some graph"),
-    (lambda: rewrites(call(NEG, x))(lambda z: z), "no wildcard 'z'"),
+    (lambda: rewrites(call(NEG, x))(lambda z: z), "its pattern has no wildcard 'z'"),
     (lambda: rewrites(call(NEG, x))(lambda *z: z), "any number of arguments"),
     (lambda: equation("r", call(aten.bernoulli.default, x), x), "draws random numbers"),
     (

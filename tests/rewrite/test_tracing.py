@@ -86,10 +86,10 @@ def test_several_results() -> None:
     ("function", "why"),
     [
         (lambda x: x, "returns something that none of its operators computed"),
-        (lambda x: x.add_(1), "writes to its argument"),
+        (lambda x: x.add_(1), "calls aten.add_.Tensor, which writes to its argument"),
         (
             lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
-            "higher-order operator cond",
+            "it calls the higher-order operator cond",
         ),
         (lambda x, y: x, "takes 2 arguments and has 1 examples"),
         (lambda *x: x[0].sin(), "any number of arguments"),
@@ -117,7 +117,7 @@ def test_writes_to_what_the_function_has_made_are_new_values() -> None:
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (lambda x: x.detach().view(-1).mul_(2), "writes to its argument"),
+        (lambda x: x.detach().view(-1).mul_(2), "which writes to its argument"),
         (lambda x: (y := x + 1, y[0].mul_(2), y)[-1], "reads a tensor after a write"),
         (lambda x: (y := x + 1, z := y.t(), y.mul_(2), z)[-1].sin(), "reads a tensor after"),
         (
@@ -194,3 +194,8 @@ def test_results_that_nothing_uses() -> None:
 def test_a_write_without_history_is_refused() -> None:
     with pytest.raises(Untraceable, match="requires grad, without its history"):
         pattern_of(lambda x, y: F.cosine_similarity(x, y), [MATRIX, MATRIX])
+
+
+def test_sizes_that_depend_on_data_are_refused() -> None:
+    with pytest.raises(Untraceable, match=r"the size u\d+ in it depends on data"):
+        pattern_of(lambda x: torch.full_like(x, x.nonzero().shape[0]), [MATRIX])

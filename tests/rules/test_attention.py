@@ -131,7 +131,7 @@ def test_dropped_weights_are_refused() -> None:
         (
             aten._scaled_dot_product_cudnn_attention_backward.default,
             {"cum_seq_q": torch.tensor([0, 1, 3])},
-            "several lengths",
+            "sequences of several lengths in one cuDNN attention call",
         ),
     ],
 )

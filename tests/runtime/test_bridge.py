@@ -374,8 +374,11 @@ def test_a_derivative_that_reads_data_is_left_to_eager_and_says_so_once() -> Non
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: halves(x) * x, backend="adjoint", fullgraph=True)
     x = torch.rand(3, dtype=torch.float64, requires_grad=True)
-    with pytest.warns(adjoint.FallbackWarning, match="halves"):
+    with pytest.warns(
+        adjoint.FallbackWarning, match="eager autograd takes over: .*halves"
+    ) as warned:
         result = compiled(x)
+    assert {each.filename for each in warned} == {__file__}
     torch.testing.assert_close(torch.autograd.grad(result.sum(), x)[0], x.detach())
     with warnings.catch_warnings():
         warnings.simplefilter("error")

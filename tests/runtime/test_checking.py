@@ -151,6 +151,15 @@ def test_memory_of_an_argument_is_not_the_results() -> None:
     assert corrected_fakes.returns_argument(ARGUMENT)
 
 
+def test_a_result_that_is_an_argument_is_unexpected() -> None:
+    captured = adjoint.capture(lambda x: ARGUMENT(x.sin()).exp(), torch.rand(4))
+    program = native_program(captured.graph_module)
+    assert program is not None
+    with pytest.raises(UnexpectedResult, match="returned memory of an argument") as raised:
+        program([torch.rand(4)])
+    assert "ARGUMENT(x.sin())" in raised.value.line
+
+
 def test_an_input_that_is_returned_is_a_tensor_of_its_own() -> None:
     x = torch.rand(4)
     program = compiled(lambda x: (ARGUMENT(x), x * 2), x)

@@ -89,6 +89,10 @@ def test_after_many_sizes_eager_takes_over(
     compiled = torch.compile(halved, backend="adjoint", dynamic=True)
     check_sizes(compiled, (6, 5))
     x = torch.rand(4, dtype=torch.float64, requires_grad=True)
-    with pytest.warns(adjoint.FallbackWarning, match=r"sizes s\d+=4: .* made 2 times"):
+    with pytest.warns(
+        adjoint.FallbackWarning,
+        match=r"eager autograd takes over .* for sizes s\d+=4: .* made 2 times",
+    ) as warned:
         result = compiled(x)
+    assert {each.filename for each in warned} == {__file__}
     torch.testing.assert_close(grad(result.sum(), x)[0], x.detach())

@@ -57,23 +57,40 @@ def test_every_missing_end_is_found() -> None:
 
 @pytest.mark.parametrize(
     "header",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"\xff\xff",
-        b"[" * 100_000,
-        json.dumps({"kind": "object"}).encode(),
-        json.dumps({"kind": 1, "facts": {}, "label": "", "because": ""}).encode(),
-        json.dumps({"kind": "", "facts": [], "label": "", "because": ""}).encode(),
-        json.dumps({"kind": "", "facts": {"a": 1}, "label": "", "because": ""}).encode(),
-        json.dumps({"kind": "", "facts": {}, "label": "", "because": "", "x": ""}).encode(),
-    ],
+    [b"", b"{", b"\xff\xff", b"[" * 100_000],
 )
 def test_a_header_of_another_form_is_refused(header: bytes) -> None:
     """Also if the digest is right."""
     with pytest.raises(DamagedEntry):
         unpacked(with_header(header))
+
+
+@pytest.mark.parametrize(
+    ("header", "what"),
+    [
+        ([], "its header has other fields"),
+        ({"kind": "object"}, "its header has other fields"),
+        (
+            {"kind": "", "facts": {}, "label": "", "because": "", "x": ""},
+            "its header has other fields",
+        ),
+        (
+            {"kind": 1, "facts": {}, "label": "", "because": ""},
+            "its header has something other than text",
+        ),
+        (
+            {"kind": "", "facts": [], "label": "", "because": ""},
+            "its header has something other than text",
+        ),
+        (
+            {"kind": "", "facts": {"a": 1}, "label": "", "because": ""},
+            "its header has something other than text",
+        ),
+    ],
+)
+def test_a_header_of_other_fields_is_refused(header: object, what: str) -> None:
+    with pytest.raises(DamagedEntry, match=what):
+        unpacked(with_header(json.dumps(header).encode()))
 
 
 def test_a_sound_header_is_read() -> None:

@@ -54,36 +54,42 @@ def test_symbols_of_other_assumptions_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    "expr", [sympy.sin(S), sympy.Symbol("x", even=True), sympy.Float(0.1, 30), sympy.oo]
+    ("expr", "why"),
+    [
+        (sympy.sin(S), r"sin in sin\(s0\) has no form"),
+        (sympy.Symbol("x", even=True), "the symbol x has other assumptions than sizes have"),
+        (sympy.Float(0.1, 30), "0.1.* would be read otherwise"),
+        (sympy.oo, "Infinity in oo has no form"),
+    ],
 )
-def test_what_has_no_form(expr: sympy.Basic) -> None:
-    with pytest.raises(ValueError, match=r"form|otherwise|assumptions"):
+def test_what_has_no_form(expr: sympy.Basic, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
         written(expr)
 
 
 @pytest.mark.parametrize(
-    "tree",
+    ("tree", "why"),
     [
-        None,
-        1.5,
-        "s0",
-        [],
-        ["Symbol"],
-        ["Symbol", "s0", "complex"],
-        ["Symbol", "a b", "integer"],
-        ["Symbol", 3, "integer"],
-        ["Rational", 1, 0],
-        ["Float", 1.5],
-        ["Float", "one"],
-        ["sin", 1],
-        ["Pow", 2, 1000],
-        ["Pow", 2],
-        [["Add"], 1],
+        (None, "None is no expression"),
+        (1.5, "1.5 is no expression"),
+        ("s0", "s0 is no expression"),
+        ([], "is no expression"),
+        (["Symbol"], "not enough values"),
+        (["Symbol", "s0", "complex"], "is no symbol"),
+        (["Symbol", "a b", "integer"], "is no symbol"),
+        (["Symbol", 3, "integer"], "is no symbol"),
+        (["Rational", 1, 0], "is no quotient"),
+        (["Float", 1.5], "bad argument type"),
+        (["Float", "one"], "hexadecimal"),
+        (["sin", 1], "there is no 'sin'"),
+        (["Pow", 2, 1000], "a power of sizes has a small exponent"),
+        (["Pow", 2], "missing 1 required"),
+        ([["Add"], 1], "unhashable"),
     ],
     ids=str,
 )
-def test_what_is_no_expression(tree: Any) -> None:
-    with pytest.raises((ValueError, TypeError)):
+def test_what_is_no_expression(tree: Any, why: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=why):
         read(tree)
 
 
@@ -109,7 +115,9 @@ def test_what_is_known_of_sizes() -> None:
     again = expressions.number(shape_env, "int", expressions.of_number(twice))
     assert isinstance(again, torch.SymInt)
     assert again.node.expr == twice.node.expr
-    with pytest.raises(ValueError, match="no size"):
+    with pytest.raises(ValueError, match="sizes are symbols where there are none"):
+        expressions.number(None, "int", S)
+    with pytest.raises(ValueError, match="there is no size other"):
         expressions.number(shape_env, "int", sympy.Symbol("other", integer=True))
     assert bool(rows == 5)
     assert expressions.symbols_in([rows]) == frozenset()

@@ -169,6 +169,10 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda f: f.jvp(lambda x: (), (X,), (X,)),
         "jvp(f, primals, tangents): Expected f to be a function",
     ),
+    "a number returned": (
+        lambda f: f.vjp(lambda x: 3, X),
+        "to return only tensors, got unsupported type <class 'int'>",
+    ),
     "an integer result": (
         lambda f: f.vjp(lambda x: x.argmax(), X),
         "All outputs of f must be floating-point or complex Tensors",
@@ -370,8 +374,11 @@ def test_refused_inside(name: str) -> None:
             namespace.grad(INSIDE[name])(X)
         with pytest.raises(RuntimeError):
             namespace.vjp(INSIDE[name], X)
-    with pytest.raises(RuntimeError, match=r"test_contract\.py:\d+"):
+    with pytest.raises(RuntimeError, match=r"test_contract\.py:\d+") as raised:
         adjoint.grad(INSIDE[name])(X)
+    if name in ("requires_grad_", "retain_grad", "backward"):
+        said = f"You are attempting to call Tensor.{name}() inside of a function being transformed"
+        assert said in str(raised.value)
     assert not HELD.any()
 
 
@@ -443,27 +450,58 @@ def test_batches(name: str) -> None:
     torch.testing.assert_close(BATCHED[name](adjoint), BATCHED[name](func))
 
 
-UNBATCHED: dict[str, Callable[[Any], Any]] = {
-    "no such axis": lambda f: f.vmap(torch.sin, in_dims=3)(X),
-    "no axis": lambda f: f.vmap(torch.sin, in_dims=None)(X),
-    "sizes differ": lambda f: f.vmap(torch.add)(X, ROWS),
-    "draws": lambda f: f.vmap(lambda x: x + torch.rand(()))(X),
-    "no such randomness": lambda f: f.vmap(torch.sin, randomness="some"),
-    "chunks of nothing": lambda f: f.vmap(torch.sin, chunk_size=0),
-    "no tensor": lambda f: f.vmap(lambda x: 1)(X),
-    "tangent of another dtype": lambda f: f.linearize(torch.sin, X)[1](X.float()),
-    "tangent of another shape": lambda f: f.linearize(torch.sin, X)[1](X[:2]),
-    "tangents missing": lambda f: f.linearize(torch.dot, X, X)[1](X),
+UNBATCHED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "no such axis": (
+        lambda f: f.vmap(torch.sin, in_dims=3)(X),
+        "Got in_dim=3 for some input",
+    ),
+    "no axis": (
+        lambda f: f.vmap(torch.sin, in_dims=None)(X),
+        "expected `in_dims` to be int",
+    ),
+    "sizes differ": (
+        lambda f: f.vmap(torch.add)(X, ROWS),
+        "the same size in the mapped dimension",
+    ),
+    "draws": (
+        lambda f: f.vmap(lambda x: x + torch.rand(()))(X),
+        "called random operation while in randomness error mode",
+    ),
+    "no such randomness": (
+        lambda f: f.vmap(torch.sin, randomness="some"),
+        "Only allowed values for randomness are",
+    ),
+    "chunks of nothing": (
+        lambda f: f.vmap(torch.sin, chunk_size=0),
+        "chunk_size should be None or greater than 0",
+    ),
+    "no tensor": (
+        lambda f: f.vmap(lambda x: 1)(X),
+        "must only return Tensors, got type <class 'int'>",
+    ),
+    "tangent of another dtype": (
+        lambda f: f.linearize(torch.sin, X)[1](X.float()),
+        "in flattened pytree doesn't match the dtype torch.float64 of the corresponding primal",
+    ),
+    "tangent of another shape": (
+        lambda f: f.linearize(torch.sin, X)[1](X[:2]),
+        "in flattened pytree doesn't match the shape torch.Size([5]) of the corresponding primal",
+    ),
+    "tangents missing": (
+        lambda f: f.linearize(torch.dot, X, X)[1](X),
+        "to have the same argspec as the primals",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", UNBATCHED)
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr")
 def test_batches_and_linear_maps_refused_with_the_same_error(name: str) -> None:
-    with pytest.raises((RuntimeError, ValueError, TypeError)) as theirs:
-        UNBATCHED[name](func)
-    with pytest.raises(theirs.type) as mine:
-        UNBATCHED[name](adjoint)
+    call, says = UNBATCHED[name]
+    with pytest.raises((RuntimeError, ValueError, TypeError), match=re.escape(says)) as theirs:
+        call(func)
+    with pytest.raises(theirs.type, match=re.escape(says)) as mine:
+        call(adjoint)
     assert mine.type is theirs.type
 
 

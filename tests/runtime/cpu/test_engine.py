@@ -148,7 +148,7 @@ def test_what_is_no_object_is_compiled_again(tmp_path: Path, payload: bytes) -> 
         (kept,) = store.folder.entries()
         store.put("object", kept.header.facts, payload)
         store.flush()
-        with pytest.warns(CacheWarning, match="made again"):
+        with pytest.warns(CacheWarning, match="made again: it is no object file: "):
             assert load(ADD, ["add"])[0].address
         store.flush()
         kept_again = store.get("object", kept.header.facts)

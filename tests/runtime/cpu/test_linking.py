@@ -4,6 +4,7 @@ import ctypes
 
 import pytest
 
+from adjoint.runtime.cpu import linking
 from adjoint.runtime.cpu.engine import compile_object
 from adjoint.runtime.cpu.externals import external
 from adjoint.runtime.cpu.images import MappedImage
@@ -80,7 +81,7 @@ def test_two_functions_of_one_name_are_refused() -> None:
 
 def test_data_that_can_be_written_is_refused() -> None:
     text = "@state = global i64 1\ndefine ptr @f() {\n  ret ptr @state\n}\n"
-    with pytest.raises(Unlinkable, match=r"\.data"):
+    with pytest.raises(Unlinkable, match=r"the section \.data is neither code nor constants"):
         linked([("", compiled(text))])
 
 
@@ -92,9 +93,16 @@ def test_absolute_addresses_are_refused() -> None:
         linked([("", compiled(TABLE, may_move=False))])
 
 
-@pytest.mark.parametrize("data", [b"", b"\x7fELF", b"\x7fELF\x02\x01" + b"\0" * 100])
-def test_what_is_no_object_is_refused(data: bytes) -> None:
-    with pytest.raises(Unlinkable):
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "it is no object file: unpack_from requires"),
+        (b"\x7fELF", "it is no object file: unpack_from requires"),
+        (b"\x7fELF\x02\x01" + b"\0" * 100, "it is no object file for 64-bit x86"),
+    ],
+)
+def test_what_is_no_object_is_refused(data: bytes, why: str) -> None:
+    with pytest.raises(Unlinkable, match=why):
         linked([("", data)])
 
 
@@ -103,3 +111,22 @@ def test_a_truncated_object_is_refused() -> None:
     for length in range(0, len(data), 97):
         with pytest.raises(Unlinkable):
             linked([("", data[:length])])
+
+
+def test_a_symbol_without_a_section_is_refused() -> None:
+    text = "@state = common global i64 0\ndefine ptr @f() {\n  ret ptr @state\n}\n"
+    with pytest.raises(Unlinkable, match="state is in no section"):
+        linked([("", compiled(text))])
+
+
+def test_a_section_outside_of_the_file_is_refused() -> None:
+    data = bytearray(compiled(TABLE))
+    header = linking._HEADER.unpack_from(data)
+    start, size, count = header[6], header[11], header[12]
+    for at in range(start, start + size * count, size):
+        fields = list(linking._SECTION.unpack_from(data, at))
+        if fields[1] == linking._SYMBOL_TABLE:
+            fields[5] *= 1000
+            linking._SECTION.pack_into(data, at, *fields)
+    with pytest.raises(Unlinkable, match="a section lies outside of the file"):
+        linked([("", bytes(data))])

@@ -62,7 +62,7 @@ def test_what_code_generation_adds_depends_on_the_machine(cpu: str, called: set[
 
 
 def test_another_format_is_not_guessed_at() -> None:
-    with pytest.raises(UnknownFormat, match="begins with 4d5a"):
+    with pytest.raises(UnknownFormat, match="an object that begins with 4d5a"):
         symbols_of(b"MZ" + bytes(64))
 
 

@@ -6,7 +6,7 @@ import pytest
 from llvmlite.binding import ffi
 
 from adjoint.runtime.cpu.engine import LLVMError
-from adjoint.runtime.gpu.assembly import assemble
+from adjoint.runtime.gpu.assembly import assemble, checked_ptx
 from adjoint.target import CPU, cuda_target
 from tests.lowering import HOPPER
 
@@ -45,3 +45,8 @@ def test_threads_assemble_side_by_side() -> None:
 )
 def test_llvmlite_has_what_takes_long_without_its_lock(name: str) -> None:
     assert getattr(ffi.lib, name)._cfn.argtypes
+
+
+def test_code_that_is_no_ptx_is_refused() -> None:
+    with pytest.raises(LLVMError, match="it is no PTX"):
+        checked_ptx(b"\x7fELF")

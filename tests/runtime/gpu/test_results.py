@@ -91,8 +91,12 @@ def test_what_is_ready_is_given_once() -> None:
 @pytest.mark.parametrize(
     ("result", "why"),
     [
-        (torch.rand(3).to_sparse(), "sparse"),
-        (torch.complex(torch.rand(3), torch.rand(3)).conj(), "lazily conjugated"),
+        (torch.rand(3).to_sparse(), "a result is torch.sparse_coo on cpu"),
+        (torch.complex(torch.rand(3), torch.rand(3)).conj(), "or lazily conjugated"),
+        (
+            torch.empty_strided((3, 4), (0, 1)),
+            "a result lies in memory of which no other result is all",
+        ),
         (torch.empty(3, device="meta"), "on meta"),
     ],
 )

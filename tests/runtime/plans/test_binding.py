@@ -64,6 +64,6 @@ def test_undefined_host_code_binds_nothing() -> None:
         binding = program._binding(1)
         _, words = getattr(binding, phase)
         setattr(binding, phase, (lambda *sizes: 1, words))
-        with pytest.raises(Undefined):
+        with pytest.raises(Undefined, match="a size is divided by zero, or does not fit into"):
             binding.bind((1,))
         assert binding.sizes is None

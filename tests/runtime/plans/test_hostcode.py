@@ -4,7 +4,7 @@ import pytest
 import sympy
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod
 
-from adjoint.runtime.plans.hostcode import HostCode, execute
+from adjoint.runtime.plans.hostcode import HostCode, Undefined, execute
 from adjoint.torch_private import size_evaluation
 
 N, M = sympy.symbols("n m", integer=True, positive=True)
@@ -51,3 +51,27 @@ def test_constants_are_folded_and_nothing_is_computed_twice() -> None:
     assert n * 1 is n
     assert n + 5 is n + 5
     assert len(code.instructions) == 1
+
+
+@pytest.mark.parametrize(
+    ("expr", "why"),
+    [(FloorDiv(M, N), "9 is divided by zero"), (Mod(M, N), "9 is divided by zero")],
+)
+def test_a_division_by_zero_is_undefined(expr: sympy.Expr, why: str) -> None:
+    code = HostCode()
+    n, m = code.variable(N), code.variable(M)
+    code.size(expr)
+    words = list(code.words)
+    words[n.index], words[m.index] = 0, 9
+    with pytest.raises(Undefined, match=why):
+        execute(code.instructions, words)
+
+
+def test_a_number_of_more_than_64_bits_is_undefined() -> None:
+    code = HostCode()
+    n = code.variable(N)
+    code.size(N**3)
+    words = list(code.words)
+    words[n.index] = 1 << 31
+    with pytest.raises(Undefined, match=f"{1 << 93} does not fit into 64 bits"):
+        execute(code.instructions, words)
