@@ -72,5 +72,7 @@ class Bisection:
     def _results(self, skipped: Sequence[str], log: StageLog | None = None) -> list[object]:
         options = {"skip_passes": tuple(skipped), "passes": self.passes}
         torch.manual_seed(0)
-        observer = log or unobserved
-        return observe(observer, self.function, self.args, self.kwargs, self.order, options=options)
+        given = (self.function, self.args, self.kwargs, self.order)
+        return [
+            each for found in observe(log or unobserved, *given, options=options) for each in found
+        ]

@@ -220,7 +220,7 @@ def _check(parsed: argparse.Namespace) -> str:
     function, args, kwargs = called(parsed.function, parsed.args)
     options = {"check": "every", "passes": _own_passes(parsed)}
     try:
-        call(unobserved, function, args, kwargs, parsed.order, options, parsed.dynamic)
+        found = call(unobserved, function, args, kwargs, parsed.order, options, parsed.dynamic)
     except MismatchError as error:
         if not error.reproduction:
             raise
@@ -228,7 +228,8 @@ def _check(parsed: argparse.Namespace) -> str:
         Path(out).write_text(error.reproduction, encoding="utf-8")
         print(f"adjoint: a script that shows the difference is in {out}", file=sys.stderr)
         raise
-    orders = "" if parsed.order == 0 else f", and so are its derivatives to order {parsed.order}"
+    order = len(found) - 1
+    orders = f", and so are its derivatives to order {order}" if order else ", not differentiated"
     return f"its results are those of eager{orders}"
 
 

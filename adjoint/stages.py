@@ -151,12 +151,12 @@ def observe(
     resets: bool = True,
     again: bool = True,
     writes: bool = False,
-) -> list[object]:
+) -> list[list[object]]:
     """Compile and call `function`, and differentiate its result `order` times, observed.
 
-    Returns what it returned, and the gradients of each order.  `resets`: forget what the process
-    has compiled, before and after.  `again`: the last gradients can be differentiated again.
-    `writes`: the function may write to its arguments, which are not leaves then.
+    Returns what it returned, and the gradients of each order that there is.  `resets`: forget what
+    the process has compiled, before and after.  `again`: the last gradients can be differentiated
+    again.  `writes`: the function may write to its arguments, which are not leaves then.
     """
     if resets:
         torch.compiler.reset()
@@ -177,7 +177,7 @@ def observe(
     known = {id(each) for each in inputs}
     reached = leaves_of_history(each for each in results if requires_grad(each))
     inputs += [each for each in reached if id(each) not in known]
-    found = list(results)
+    found = [list(results)]
     for number in range(order):
         results = [each for each in results if requires_grad(each)]
         if not results or not inputs:
@@ -185,7 +185,7 @@ def observe(
         total = torch.stack([each.sum() for each in results]).sum()
         more = again or number + 1 < order
         results = list(torch.autograd.grad(total, inputs, create_graph=more, allow_unused=True))
-        found += results
+        found.append(results)
     if resets:
         torch.compiler.reset()
     return found

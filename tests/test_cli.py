@@ -369,11 +369,15 @@ def test_check_finds_the_op_and_writes_a_script(
     source.write_text(
         "import torch\n\n"
         "def f(x):\n    y = torch.nn.functional.silu(x) * 2\n    return y.cos().sum()\n"
+        "def whole(x):\n    return x * 2 + 1\n"
     )
     script = tmp_path / "shown.py"
     target = [f"{source}:f", "--args", "torch.rand(4)", "--out", str(script)]
     assert main(["check", *target, "--order", "2"]) == 0
-    assert "its results are those of eager" in capsys.readouterr().out
+    said = "its results are those of eager, and so are its derivatives to order 2"
+    assert said in capsys.readouterr().out
+    assert main(["check", f"{source}:whole", "--args", "torch.arange(4)"]) == 0
+    assert "its results are those of eager, not differentiated" in capsys.readouterr().out
     with wrong_kernel(torch.ops.aten.silu.default):
         assert main(["check", *target]) == 1
     said = capsys.readouterr().err

@@ -22,14 +22,14 @@ def call(
     order: int,
     options: Mapping[str, object],
     dynamic: bool = False,
-) -> list[object]:
+) -> list[list[object]]:
     """Compile `function` anew, call it with copies, and differentiate its results `order` times.
 
-    Returns the results, and the gradients of each order.
+    Returns the results, and the gradients of each order that there is.
     """
     args, kwargs = trees.map_leaves(_copied, (tuple(args), dict(kwargs)))
     if isinstance(function, Compiled):
-        return trees.leaves(function.observed(observer, options)(*args, **kwargs))
+        return [trees.leaves(function.observed(observer, options)(*args, **kwargs))]
     anew = fresh(function)
     return observe(
         observer, anew, args, kwargs, order, dynamic, options, False, again=False, writes=True

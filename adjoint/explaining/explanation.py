@@ -211,8 +211,8 @@ def explain(
         order = 0 if isinstance(given, Transformed) else 1
     observation = Observation(Options.parse(parsed))
     with watching(observation.watch):
-        call(observation, function, args, kwargs, order, parsed, dynamic)
-    return observation.explanation(_name(function), order)
+        found = call(observation, function, args, kwargs, order, parsed, dynamic)
+    return observation.explanation(_name(function), len(found) - 1)
 
 
 def _name(function: object) -> str:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from functools import partial
 from types import FunctionType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +35,9 @@ def test_arguments_are_copied() -> None:
         return x.mul_(2)
 
     x = torch.ones(3)
-    results: list[Any] = call(unobserved, written, (x,), {}, 0, {})
-    assert torch.equal(results[0], torch.full((3,), 2.0))
+    ((result,),) = call(unobserved, written, (x,), {}, 0, {})
+    assert isinstance(result, Tensor)
+    assert torch.equal(result, torch.full((3,), 2.0))
     assert torch.equal(x, torch.ones(3))
 
 
@@ -47,5 +47,5 @@ def test_what_writes_to_its_arguments_is_differentiated() -> None:
         return x.sin().sum()
 
     x = torch.rand(3)
-    results = call(unobserved, written, (x,), {}, 1, {})
-    torch.testing.assert_close(results[1], 2 * (2 * x).cos())
+    _, (gradient,) = call(unobserved, written, (x,), {}, 1, {})
+    torch.testing.assert_close(gradient, 2 * (2 * x).cos())

@@ -101,6 +101,7 @@ def test_modules_transforms_and_callables_are_explained() -> None:
     assert any("0.weight" in each for each in inputs), inputs
     of_transform = explain(adjoint.grad(energy), X, INDEX)
     assert of_transform.order == 0
+    assert explain(lambda x: x * 2 + 1, torch.arange(3)).order == 0  # Nothing requires grad.
     assert [each.what for each in of_transform.compilations] == ["transform"]
     assert any(each.kernels for each in of_transform.timings)
     hooked = nn.Linear(6, 2)

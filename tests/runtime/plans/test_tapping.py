@@ -31,6 +31,6 @@ def test_an_observer_may_carry_out_the_calls_of_a_program() -> None:
         return x.sin() + 1
 
     doubling, x = Doubling(), torch.rand(5)
-    (result,) = observe(doubling, f, (x,), {}, 0, options={"target": "native"})
+    ((result,),) = observe(doubling, f, (x,), {}, 0, options={"target": "native"})
     assert doubling.calls == 1
     torch.testing.assert_close(result, 2 * f(x))
