@@ -30,7 +30,7 @@ from adjoint.graph.metadata import (
 )
 from adjoint.graph.origins import origins_of
 from adjoint.graph.show import show, show_call
-from adjoint.loops.plan import Launch, LibraryCall, Plan, Product, RowTiles, Scratch, Size
+from adjoint.loops.plan import Launch, LibraryCall, Plan, RowTiles, Scratch, Size
 from adjoint.loops.show import short
 from adjoint.loops.show import show as show_kernel
 from adjoint.loops.statements import Loop, walk
@@ -239,13 +239,13 @@ class Artefacts:
             record.kernels.append(_kernel(name, launch, plan))
             self.of_launch[launch] = record.kernels[-1]
         for step in plan.steps:
-            if isinstance(step, LibraryCall):
-                name = str(step.op or getattr(step.target, "__name__", step.target))
-                record.calls.append(f"{name} ({step.line})" if step.line else name)
-            elif isinstance(step, Product) or (
-                isinstance(step, RowTiles) and any(isinstance(s, Product) for s in step.body)
-            ):
-                record.calls.append("matrix product")
+            for each in step.body if isinstance(step, RowTiles) else (step,):
+                if isinstance(each, Launch):
+                    continue
+                name = "matrix product"
+                if isinstance(each, LibraryCall):
+                    name = str(each.op or getattr(each.target, "__name__", each.target))
+                record.calls.append(f"{name} ({each.line})" if each.line else name)
 
 
 def version_of(module: fx.GraphModule) -> Version:

@@ -108,6 +108,7 @@ def _timing(
     slots = {*portion.reads, *portion.gives}
     moved = sum(_bytes(plan, slot, known) for slot in slots)
     lines = [str(line) for launch in launches for line in launch.kernel.lines]
+    lines += [str(product.line) for product in products if product.line]
     lines += [step.line for step in portion.steps if isinstance(step, LibraryCall) and step.line]
     known_lines = tuple(dict.fromkeys(lines))
     return Timing(*_named(portion), order, seconds, moved, count, names, known_lines)

@@ -396,7 +396,7 @@ def _maker(step: Step) -> str:
         case RowTiles(body=body):
             return ", ".join(filter(None, map(_maker, body)))
         case Product():
-            return "a matrix product"
+            return f"a matrix product at {step.line}" if step.line else "a matrix product"
         case LibraryCall():
             return f"{step.op} at {step.line}" if step.line else str(step.op)
         case _:

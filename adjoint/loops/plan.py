@@ -15,6 +15,7 @@ import sympy
 import torch
 from typing_extensions import assert_never
 
+from adjoint.errors import SourceLine
 from adjoint.loops.statements import Kernel
 from adjoint.open_types import Callee, OpArgument, OpArguments, OpKeywords
 from adjoint.torch_private import trees
@@ -175,6 +176,8 @@ class Product:
     sums: bool
     """The rows of a tile are summed over: each thread has a partial result."""
     dtype: torch.dtype
+    line: SourceLine | None = None
+    """The user's line."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -321,7 +321,8 @@ class _Planning(Schedule):
         rows, inner = shape_of(node.args[0])  # type: ignore[arg-type]
         columns = shape_of(node)[1]
         shape = (rows, columns, inner)
-        return Product(sides[0], sides[1], result, shape, sums, dtype_of(node))
+        line = source_of(node)
+        return Product(sides[0], sides[1], result, shape, sums, dtype_of(node), line)
 
     def _summed(self, node: fx.Node, work: Size) -> tuple[Launch, Product, Launch]:
         """A product that sums over rows: each thread has a partial result, added at the end."""

@@ -26,5 +26,6 @@ def test_traffic_and_work_of_symbolic_sizes_are_those_of_the_call() -> None:
     assert kernel.flops >= 64 * 48
     assert kernel.intensity == kernel.flops / kernel.bytes
     assert kinds["product"].flops == 2 * 64 * 32 * 48
+    assert any("relu(x @ w)" in line for line in kinds["product"].lines)
     assert "cumsum" in kinds["call"].name
     assert any("relu(x @ w)" in line for line in kinds["call"].lines)
