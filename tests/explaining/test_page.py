@@ -20,7 +20,7 @@ MODEL = nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.SiLU(), nn.Linear(1
 
 def energy(x: Tensor, index: Tensor) -> Tensor:
     y = MODEL(x)
-    z = torch.zeros(5, 1).index_add(0, index, y)
+    z = torch.zeros(5, 1).index_add(0, index, y / 2)
     return z.square().sum()
 
 
@@ -123,6 +123,24 @@ def test_lines_values_derivatives_and_kernels_are_linked_in_all_directions(
     details = browser.run("return document.querySelector('#details').innerText")
     assert "kernel " in details
     assert "for " in details  # The loops are shown.
+
+
+@pytest.mark.slow
+@NEEDS_A_BROWSER
+def test_what_was_measured_is_linked_to_whole_lines(browser: Browser, file: Path) -> None:
+    opened(browser, file)
+    browser.run("document.querySelector('[data-tab=roofline]').click()")
+    script = (
+        "const link = [...document.querySelectorAll('#roofline td:last-child button')]"
+        ".find((e) => e.innerText.includes('z = torch.zeros(5, 1)')); link.click();"
+        "return link.innerText"
+    )
+    shown = browser.run(script)
+    assert re.fullmatch(
+        r"test_page\.py:\d+ z = torch.zeros\(5, 1\).index_add\(0, index, y / 2\)", shown
+    )
+    near = browser.run(NEAR)
+    assert any(kind == "kernel" and "index_add" in text for kind, text in near)
 
 
 @pytest.mark.slow

@@ -307,6 +307,14 @@
     element.addEventListener("click", () => pin(kind, number));
     return element;
   }
+  // A line as Python shows it: "model.py:12 in forward: y = x / 2".
+  const PLACES = new Map(DATA.lines.map((line, number) => [`${line.file}:${line.line}`, number]));
+  function linkToPlace(shown) {
+    const place = shown.match(/^.*?:\d+(?= in )/);
+    const number = place && PLACES.get(place[0]);
+    if (number === undefined || number === null) return made("code", "", shown);
+    return linkTo("line", DATA.lines[number].row, `${lineText(number)} ${DATA.lines[number].text.trim()}`);
+  }
   function listed(title, elements) {
     if (!elements.length) return [];
     const parts = [made("b", "", title)];
@@ -486,7 +494,7 @@
       duration(each.seconds),
       each.kernels.length ? linkTo("kernel", each.kernels[0], each.name) : each.name,
       String(each.order), size(each.bytes), (each.bytes / each.seconds / 1e9).toFixed(2), each.flops.toLocaleString(),
-      each.lines.map((line) => made("div", "", made("code", "", line.slice(line.lastIndexOf("/") + 1)))),
+      each.lines.map((line) => made("div", "", linkToPlace(line))),
     ])));
   })();
 
