@@ -3,9 +3,12 @@
 `share`: the part of the CPU time of the first call that all passes take, the nodes of joint graphs
 and of graphs after the split, before and after their passes, and how many of these graphs are
 larger afterwards, for the workloads of `adjoint bench` and for families of transformers.
-`ablation`: the step, the largest predicted memory of a program and the steps of all plans, relative
-to all passes on, with each pass off in turn that changes a graph of the workload; the runs
-alternate.
+`ablation`: the step, the largest predicted memory of a program, the bytes that are saved for
+backward programs, and the steps of all plans, relative to all passes on, with each pass off in turn
+that changes a graph of the workload; the runs alternate.
+
+Families of transformers, with attention written out, and models of the zoo (`zoo laplacian`) can be
+named, too.  Those of the zoo run on a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,9 +29,11 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from adjoint import stage_runner
-from adjoint.bench import workloads
+from adjoint.bench import workloads, zoo
+from adjoint.graph.derivative import Derivative
 from adjoint.loops.footprint import Processor, footprint
 from adjoint.loops.plan import Plan
+from adjoint.memory.values import explained
 from adjoint.observing import watching
 from adjoint.pipeline import FORWARD, JOINT, PASS_NAMES, POST, primal
 from adjoint.runtime.cpu.memory import cache_bytes
@@ -38,12 +44,17 @@ from tests.rewriting import Growth
 Run = Callable[[], object]
 Options = Mapping[str, Any]
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 # The rounds of an ablation; the first two warm up.
 ROUNDS = 12
 
 FIRST = {passes[0].name for passes in (primal(()), JOINT, POST, FORWARD)} | {"join-writes"}
 
-FAMILIES = ("bert", "gpt2", "llama", "t5", "vit", "swin", "clip", "bloom", "gpt-neox", "gemma2")
+FAMILIES = (
+    *("bert", "gpt2", "llama", "t5", "vit", "swin", "clip", "bloom", "gpt-neox", "gemma2"),
+    *("mamba", "deberta-v2"),
+)
 
 
 class Recurrent(nn.Module):
@@ -57,6 +68,23 @@ class Recurrent(nn.Module):
         for step in x.unbind(0):
             hidden, cell = self.cell(step, (hidden, cell))
         return hidden.square().sum()
+
+
+class RecurrentRows(nn.Module):
+    """A recurrent network that reads one step of a sequence after another."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inputs, self.cell = nn.Linear(width, width), nn.GRUCell(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inputs(x)
+        hidden = x.new_zeros(x.shape[0], x.shape[2])
+        states = []
+        for step in range(x.shape[1]):
+            hidden = self.cell(x[:, step], hidden)
+            states.append(hidden)
+        return torch.stack(states, 1).square().mean()
 
 
 class WrittenOut(nn.Module):
@@ -107,6 +135,19 @@ class Dropped(nn.Module):
         return checkpoint(self.inside, x, use_reentrant=False).square().mean()
 
 
+class Perceptron(nn.Module):
+    """The second half of a transformer's layer, with dropout."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.first, self.second = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inside = F.dropout(F.gelu(self.first(self.norm(x))), 0.1)
+        return (x + F.dropout(self.second(inside), 0.1)).square().mean()
+
+
 class WrittenSoftmax(nn.Module):
     """The loss of a classifier, with the softmax written out."""
 
@@ -131,6 +172,18 @@ class Mixed(nn.Module):
         with torch.autocast("cpu", torch.bfloat16):
             weights = (self.query(x) @ self.key(x).mT).softmax(-1)
             return (weights * weights).sum()
+
+
+class Classifier(nn.Module):
+    """Logits in bfloat16 and their loss in float32, as autocast computes them."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(width, width), nn.Linear(width, classes)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.cross_entropy(self.head(self.body(x).tanh()), target)
 
 
 class Swish(torch.autograd.Function):
@@ -188,6 +241,26 @@ def quantized(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     return F.linear(x, weight.to(x.dtype)) * scale
 
 
+def _adversarial(options: Options) -> Run:
+    """The gradient of a convolutional classifier with respect to images, and no other."""
+    torch.manual_seed(0)
+    hidden = nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU()
+    net = nn.Sequential(*hidden, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+    images, target = torch.randn(8, 3, 32, 32), torch.randint(0, 10, (8,))
+    compiled = torch.compile(net, backend="adjoint", options=dict(options))
+
+    def run() -> object:
+        attacked = images.clone().requires_grad_()
+        return torch.autograd.grad(F.cross_entropy(compiled(attacked), target), attacked)
+
+    return run
+
+
+def _in_kernels(made: Callable[[Options], Run]) -> Callable[[Options], Run]:
+    """The same with random numbers that kernels draw, as on a GPU."""
+    return lambda options: made({**options, "eager_rng": False})
+
+
 def _trained(net: nn.Module, *batch: Tensor) -> Callable[[Options], Run]:
     def made(options: Options) -> Run:
         compiled = torch.compile(net, backend="adjoint", options=dict(options))
@@ -210,15 +283,31 @@ def _benchmark(name: str, system: str) -> Callable[[Options], Run]:
     return made
 
 
+def _of_the_zoo(name: str, system: str) -> Callable[[Options], Run]:
+    def made(options: Options) -> Run:
+        problem = zoo.MODELS[name].problem(DEVICE, False)
+        step = workloads.training_step(problem, system, options=options)
+        return lambda: step.run(*problem.batch)
+
+    return made
+
+
 WORKLOADS: dict[str, Callable[[], Callable[[Options], Run]]] = {
     "pinn": lambda: _benchmark("pinn", "adjoint"),
     "pinn inside": lambda: _benchmark("pinn", "func_adjoint"),
     "forces": lambda: _benchmark("forces", "adjoint"),
     "forces inside": lambda: _benchmark("forces", "func_adjoint"),
+    "gp": lambda: _benchmark("gp", "adjoint"),
     "gp inside": lambda: _benchmark("gp", "func_adjoint"),
     "gpt": lambda: _benchmark("gpt", "adjoint"),
     "attention": lambda: _trained(WrittenOut(128, 4), torch.randn(4, 256, 128)),
     "lstm": lambda: _trained(Recurrent(128), torch.randn(12, 16, 128, requires_grad=True)),
+    "gru": lambda: _trained(RecurrentRows(64), torch.randn(16, 24, 64)),
+    "adversarial": lambda: _adversarial,
+    "dropout": lambda: _in_kernels(_trained(Perceptron(256), torch.randn(1024, 256))),
+    "classifier": lambda: _trained(
+        Classifier(256, 1000), torch.randn(1024, 256), torch.randint(0, 1000, (1024,))
+    ),
     "pooled": lambda: _trained(Pooled(256), torch.randn(4096, 256)),
     "checkpoint": lambda: _trained(Dropped(512), torch.randn(2048, 512)),
     "softmax": lambda: _trained(WrittenSoftmax(128, 1000), torch.randn(1024, 128)),
@@ -245,11 +334,24 @@ WORKLOADS: dict[str, Callable[[], Callable[[Options], Run]]] = {
 }
 
 
+def _zoo() -> dict[str, Callable[[], Callable[[Options], Run]]]:
+    return {
+        f"zoo {name}{' inside' * (system != 'adjoint')}": lambda name=name, system=system: (
+            _of_the_zoo(name, system)
+        )
+        for name, model in zoo.MODELS.items()
+        for system in ("adjoint", "func_adjoint")
+        if system in model.systems
+    }
+
+
 def _family(name: str) -> Callable[[Options], Run]:
     from tests.models.test_transformers import FAMILIES as KNOWN
     from tests.models.test_transformers import MORE_FAMILIES, loss, tensors
 
-    model, inputs = {**KNOWN, **MORE_FAMILIES}[name].make(attn_implementation="eager")
+    # Tests run most of them in float64, in which a softmax in float32 cannot be fused.
+    family = replace({**KNOWN, **MORE_FAMILIES}[name], dtype=torch.float32)
+    model, inputs = family.make(attn_implementation="eager")
 
     def made(options: Options) -> Run:
         compiled = torch.compile(model, backend="adjoint", options=dict(options))
@@ -268,9 +370,12 @@ class Watcher:
         """The passes that changed a graph."""
         self.steps = 0
         """The steps of all plans."""
+        self.saved = 0
+        """The bytes that forward programs keep for backward programs, at every order."""
         self._text = ""
         self.peak = 0
-        self._processor = Processor(torch.get_num_threads(), cache_bytes() * 3 // 4, MIN_TILE_ROWS)
+        here = Processor(torch.get_num_threads(), cache_bytes() * 3 // 4, MIN_TILE_ROWS)
+        self._processor = here if DEVICE == "cpu" else None
 
     def __call__(self, event: Any) -> None:
         stage = getattr(event, "stage", None)
@@ -278,6 +383,9 @@ class Watcher:
             made = footprint(event.value, {}, bytes_of_layout, self._processor)
             self.peak = max(self.peak, made.peak)
             self.steps += len(event.value.steps)
+        if stage == "partition" and isinstance(event.value, Derivative):
+            kept = explained(event.value)
+            self.saved += sum(each.bytes for each in kept if not each.exists_anyway)
         if isinstance(getattr(event, "value", None), fx.GraphModule):
             before, self._text = self._text, str(event.value.graph)
             if stage in PASS_NAMES and event.nodes is not None:
@@ -312,6 +420,14 @@ def share(name: str, made: Callable[[Options], Run]) -> None:
     print(f"| {name} | {seconds:.1f} s | {spent / seconds:.1%} | {most} | {counts} |", flush=True)
 
 
+def _now() -> float:
+    """Seconds of the process, not of the clock: others may use the machine.  A GPU is ours."""
+    if DEVICE == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def ablation(name: str, made: Callable[[Options], Run]) -> None:
     runs: dict[str, Run] = {}
     watchers: dict[str, Watcher] = {}
@@ -323,19 +439,19 @@ def ablation(name: str, made: Callable[[Options], Run]) -> None:
         with watching(watcher):
             runs[off]()
         if off == "nothing":
-            names = sorted(watcher.effective - {"decompose", "merge-equal-values"})
+            names = sorted(watcher.effective)
     best = dict.fromkeys(runs, float("inf"))
     for _ in range(ROUNDS):
         for off, run in runs.items():
-            # Of the process, not of the clock: others may use the machine.
-            begun = time.process_time()
+            begun = _now()
             run()
-            best[off] = min(best[off], time.process_time() - begun)
+            best[off] = min(best[off], _now() - begun)
     every = watchers["nothing"]
     for off, watcher in watchers.items():
         step, peak = best[off] / best["nothing"], watcher.peak / max(1, every.peak)
-        count = watcher.steps / max(1, every.steps)
-        print(f"| {name} | {off} | {step:.2f} | {peak:.2f} | {count:.2f} |", flush=True)
+        count, saved = watcher.steps / max(1, every.steps), watcher.saved / max(1, every.saved)
+        figures = " | ".join(f"{each:.2f}" for each in (step, peak, saved, count))
+        print(f"| {off} | {name} | {figures} |", flush=True)
 
 
 def main() -> None:
@@ -344,8 +460,8 @@ def main() -> None:
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1000
     what, *chosen = sys.argv[1:] or ["share"]
     every: dict[str, Callable[[], Callable[[Options], Run]]] = dict(WORKLOADS)
-    if what == "share":
-        every.update({name: lambda name=name: _family(name) for name in FAMILIES})
+    families = {name: lambda name=name: _family(name) for name in FAMILIES}
+    every.update({**families, **_zoo()} if chosen else families if what == "share" else {})
     for name in chosen or every:
         {"share": share, "ablation": ablation}[what](name, every[name]())
         torch._dynamo.reset()
