@@ -306,7 +306,7 @@ WORKLOADS: dict[str, Callable[[], Callable[[Options], Run]]] = {
     "adversarial": lambda: _adversarial,
     "dropout": lambda: _in_kernels(_trained(Perceptron(256), torch.randn(1024, 256))),
     "classifier": lambda: _trained(
-        Classifier(256, 1000), torch.randn(1024, 256), torch.randint(0, 1000, (1024,))
+        Classifier(64, 4000), torch.randn(1024, 64), torch.randint(0, 4000, (1024,))
     ),
     "pooled": lambda: _trained(Pooled(256), torch.randn(4096, 256)),
     "checkpoint": lambda: _trained(Dropped(512), torch.randn(2048, 512)),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import adjoint
 from adjoint.graph.evaluation import evaluate
 from adjoint.lower.decompositions import decompose
 from tests.lowering import assert_alike, graph_of
+from tests.rewriting import targets
 
 aten = torch.ops.aten
 
@@ -30,6 +32,28 @@ def test_special_numbers(values: list[float]) -> None:
     made = decompose(graph_of(function, [x]))
     for ours, eager in zip(evaluate(made, [x]), function(x), strict=True):
         assert_alike(ours, eager, signed_zeros=False)
+
+
+def test_a_softmax_is_written_out() -> None:
+    made = decompose(graph_of(lambda x: [aten._softmax(x, 1, False)], [torch.ones(3, 3)]))
+    assert aten._softmax.default not in targets(made)
+    assert {aten.amax.default, aten.exp.default, aten.sum.dim_IntList} <= set(targets(made))
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: [aten._softmax(x, 1, False)], (3, 0)),
+        (lambda x: [x.sort(1)[0]], (3, 3)),
+        (lambda x: [x.sin() + 1], (3, 3)),
+    ],
+    ids=["nothing to compute", "no composition", "simple already"],
+)
+def test_what_stays(
+    function: Callable[[torch.Tensor], list[torch.Tensor]], shape: tuple[int, ...]
+) -> None:
+    graph_module = graph_of(function, [torch.ones(shape)])
+    assert targets(decompose(graph_module)) == targets(graph_module)
 
 
 def test_the_graph_given_is_not_changed() -> None:

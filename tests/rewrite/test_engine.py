@@ -103,7 +103,7 @@ def test_an_input_never_becomes_an_output() -> None:
 
 
 def test_aliases_of_inputs_stay_where_they_are_returned() -> None:
-    """As in features.md 2.9: `alias(x)` as an output, among several, became `x`."""
+    """In torch `alias(x)` as an output, among several, becomes `x`."""
     module = graph_of(lambda a: (a.sin(), a.cos()), torch.ones(2))
     (cosine,) = module.graph.find_nodes(op="call_function", target=COS)
     cosine.target = aten.alias.default
@@ -140,7 +140,7 @@ def test_other_strides_are_passed_on_to_users() -> None:
 
 
 def test_one_change_computes_few_values_anew() -> None:
-    """As in features.md 2.9: torch computes nearly all values anew after any change."""
+    """Torch computes nearly all values anew after any change."""
 
     def function(a: Tensor) -> Tensor:
         b = a.neg().neg()
