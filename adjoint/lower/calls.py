@@ -17,7 +17,7 @@ from adjoint.lower.sizes import sizes
 from adjoint.lower.views import PARTS, view_of
 from adjoint.target import Target
 from adjoint.torch_private import trees
-from adjoint.torch_private.operators import OpOverload
+from adjoint.torch_private.operators import OpOverload, is_composite
 from adjoint.torch_private.symbols import is_unbacked_int
 
 aten = torch.ops.aten
@@ -44,7 +44,7 @@ def may_alias(node: fx.Node) -> bool:
         return False
     if not isinstance(node.target, OpOverload):
         return True
-    if node.target in _COPIES_IF_NEEDED or is_collective(node):
+    if node.target is aten._unsafe_view.default or is_collective(node):
         return True
     return _is_alias(node.target)
 
@@ -67,15 +67,23 @@ def _is_alias(target: object) -> bool:
 def is_view(node: fx.Node) -> bool:
     """Whether the result shares memory with an argument, and the operator never copies."""
     target = node.target
-    if not isinstance(target, OpOverload) or target in _COPIES_IF_NEEDED:
+    if not isinstance(target, OpOverload) or _copies_if_needed(target):
         return False
     return bool(target.is_view)
+
+
+def _copies_if_needed(target: OpOverload) -> bool:
+    """Whether the result is a view where strides and dtype allow it, and a copy elsewhere.
+
+    So may be that of any operator which torch defines by others, such as `reshape` and `to`.
+    """
+    return target is aten._unsafe_view.default or (_is_alias(target) and is_composite(target))
 
 
 def expected_of(node: fx.Node) -> tuple[ExpectedTensor | None, ...]:
     """The tensors that a library call is expected to return; those of views are not checked."""
     target = node.target
-    if not isinstance(target, OpOverload) or is_view(node) or target in _COPIES_IF_NEEDED:
+    if not isinstance(target, OpOverload) or is_view(node) or _copies_if_needed(target):
         return ()
     return tuple(map(_expected, trees.leaves(value_or_none(node))))
 
@@ -114,9 +122,3 @@ def writer_of(node: fx.Node, target: Target) -> Callable[..., torch.Tensor] | No
     if node.target is aten.convolution.default and target.convolves_into_memory:
         return convolution_into
     return WRITERS.get(node.target)
-
-
-# Operators that return a view where strides allow, and a copy elsewhere.
-_COPIES_IF_NEEDED = frozenset(
-    {aten._unsafe_view.default, aten.reshape.default, aten.contiguous.default}
-)

@@ -25,6 +25,7 @@ __all__ = [
     "fresh_results",
     "has_own_derivative",
     "implicitly_written_arguments",
+    "is_composite",
     "named_arguments",
     "operator_by_name",
     "operator_name",
@@ -153,6 +154,13 @@ def implicitly_written_arguments(
 
 # Dispatch keys under which a library registers a derivative, its own or that of a definition.
 _DERIVED_BY = ("Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd")
+
+
+@functools.cache
+def is_composite(operator: OpOverload) -> bool:
+    """Whether torch defines the op by other ops, of which eager autograd sees only those."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return bool(has_kernel(operator.name(), "CompositeImplicitAutograd"))
 
 
 def has_own_derivative(operator: OpOverload) -> bool:

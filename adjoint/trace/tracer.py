@@ -29,7 +29,7 @@ from adjoint.torch_private.modes import (
     is_traceable_wrapper_subclass,
     without_torch_function,
 )
-from adjoint.torch_private.operators import HigherOrderOperator, OpOverload
+from adjoint.torch_private.operators import HigherOrderOperator, OpOverload, is_composite
 from adjoint.trace import aliasing, geometry, metadata_changes, subclasses, writes
 from adjoint.trace.aliasing import Alias, Link
 from adjoint.trace.checkpoints import CheckpointRegions
@@ -241,6 +241,10 @@ class Tracer(TorchDispatchMode):
             )
         if op.namespace == "prim" or op in _QUERIES:
             return call_user_code(op, *args, **kwargs)
+        if is_composite(op) and (self.answer is None or op is not self.answer[0]):
+            # Autograd decomposes it; below autograd it arrives here.
+            with self:
+                return op.decompose(*args, **kwargs)
         if op is aten._efficientzerotensor.default:
             op = aten.zeros.default  # A view of a fake ZeroTensor is not a fake (torch 2.13).
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):

@@ -131,6 +131,20 @@ def weighted(x: Tensor, weight: Tensor | None = None, *, power: int = 2) -> Tens
     return x**power if weight is None else x**power * weight
 
 
+def save_mask(ctx: Any, inputs: Any, output: Tensor) -> None:
+    ctx.save_for_backward((output > 0).to(output.dtype))
+
+
+def of_mask(ctx: Any, cotangent: Tensor) -> Any:
+    (mask,) = ctx.saved_tensors
+    return cotangent * mask
+
+
+@custom(torch.empty_like, of_mask, save_mask)
+def rectified(x: Tensor) -> Tensor:
+    return x.relu()
+
+
 def save_results(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(*output)
 
@@ -279,6 +293,11 @@ def optional_and_keyword_only(x: Tensor, y: Tensor) -> Any:
 @TABLE(leaves, order=2)
 def saved_results(x: Tensor, y: Tensor) -> Any:
     return exponentials([x, y * x])
+
+
+@TABLE(leaves, order=2)
+def a_mask_of_the_result_is_saved(x: Tensor, y: Tensor) -> Any:
+    return rectified(x.sin() - y) * y
 
 
 @TABLE(leaves, order=2)

@@ -9,6 +9,7 @@ from adjoint.torch_private.operators import (
     OpOverloadPacket,
     chunked_cross_entropy,
     implicitly_written_arguments,
+    is_composite,
     named_arguments,
     written_arguments,
 )
@@ -52,6 +53,11 @@ def test_nothing_is_written_unsaid_by_other_ops_or_where_there_are_no_statistics
     assert implicitly_written_arguments(aten.native_layer_norm.default, {"training": True}) == ()
     none = {"training": True, "running_mean": None, "running_var": None}
     assert implicitly_written_arguments(aten.native_batch_norm.default, none) == ()
+
+
+def test_what_torch_defines_by_other_operators() -> None:
+    assert all(map(is_composite, (aten.to.dtype, aten.reshape.default, aten.linear.default)))
+    assert not any(map(is_composite, (aten._to_copy.default, aten.view.default, aten.mm.default)))
 
 
 def test_kinds_of_operators() -> None:

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+import adjoint
 from adjoint.errors import CaptureError
 from adjoint.graph.metadata import tensor_of
 from adjoint.graph.operations import in_order
 from adjoint.torch_private.fake import make_fake, new_fake_mode
+from adjoint.torch_private.operators import OpOverload, is_composite
 from adjoint.trace.tracer import Tracer, current_tracer
 
 aten = torch.ops.aten
@@ -94,3 +96,16 @@ def test_ops_with_effects_are_chained_by_a_token(tracer: Tracer) -> None:
     token = second.args[0]
     assert token.target is operator.getitem
     assert token.args == (first, 0)
+
+
+def test_composite_operators_are_decomposed_below_autograd_too() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.einsum("ij,kj->ik", x.to(torch.float64), x.double()).reshape(-1)
+
+    graphs = []
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            graph = adjoint.capture(function, torch.ones(3, 4)).graph_module.graph
+        graphs.append([n.target for n in graph.nodes if isinstance(n.target, OpOverload)])
+    assert graphs[0] == graphs[1]
+    assert not any(map(is_composite, graphs[1]))
