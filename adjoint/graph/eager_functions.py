@@ -132,6 +132,14 @@ def _dense(
     return x.to_dense(dtype, masked_grad=masked_grad)
 
 
+def _as_complex(x: torch.Tensor) -> torch.Tensor:
+    """A cotangent may lie in memory in any way; the parts of a number have to be neighbours."""
+    steps = x.stride()
+    if steps[-1] != 1 or any(step % 2 for step in (*steps[:-1], x.storage_offset())):
+        x = x.clone(memory_format=torch.contiguous_format)
+    return torch.view_as_complex(x)
+
+
 _SPARSE_REDUCE = torch.ops.aten._sparse_mm_reduce_impl.default
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -146,6 +154,7 @@ EAGER_FUNCTIONS: dict[object, Callee] = {
     torch.ops.aten._unsafe_view.default: torch.reshape,
     # A cotangent may carry a lazy conjugation or negation.
     torch.ops.aten.view_as_real.default: lambda x: torch.view_as_real(x.resolve_conj()),
+    torch.ops.aten.view_as_complex.default: _as_complex,
     torch.ops.aten.view.dtype: lambda x, dtype: x.resolve_conj().resolve_neg().view(dtype),
     torch.ops.aten.copy.default: _copy,
     torch.ops.aten.bernoulli.p: _bernoulli,

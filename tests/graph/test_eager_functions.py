@@ -85,3 +85,26 @@ def test_what_is_dense_already_is_made_dense() -> None:
     (dense,) = evaluate(module_of(aten._to_dense.default), [x])
     assert torch.equal(sparse, x)
     assert torch.equal(dense, x)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda x: x[:, :1, :1].expand(3, 4, 2),
+        lambda x: x.mT.contiguous().mT,
+        lambda x: torch.cat([x, x], -1)[..., ::2],
+        lambda x: torch.cat([x, x[..., :1]], -1)[..., 1:],
+    ],
+    ids=["expanded", "transposed", "every second", "odd offset"],
+)
+def test_cotangents_of_real_parts_in_any_layout(lie: Any) -> None:
+    def function(z: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(z * 2) + 1
+
+    z = torch.randn(3, 4, dtype=torch.complex128, requires_grad=True)
+    cotangent = lie(torch.randn(3, 4, 2, dtype=torch.float64))
+    (expected,) = torch.autograd.grad(function(z), z, cotangent)
+    for target in ("native", "reference"):
+        compiled = torch.compile(function, backend="adjoint", options={"target": target})
+        (slope,) = torch.autograd.grad(compiled(z), z, cotangent)
+        torch.testing.assert_close(slope, expected)
