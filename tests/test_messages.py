@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from tests.messages import messages, messages_of, unquoted
+from tests.messages import messages, messages_of, trees, unquoted
 
 
 def test_every_message_is_quoted_by_a_test() -> None:
@@ -31,3 +31,18 @@ def test_a_message_that_no_test_quotes_is_found() -> None:
     tree = ast.parse(f"raise ValueError('{words}')")
     found = list(messages_of("f.py", tree, {"ValueError": "ValueError"}))
     assert unquoted(found) == found
+
+
+def test_every_refusal_is_given_the_users_line() -> None:
+    """A `CaptureError` and a `DifferentiationError` have a fourth argument: the line."""
+    missing = [
+        f"{path}:{node.lineno}"
+        for path, tree in trees("adjoint").items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("CaptureError", "DifferentiationError")
+        and not any(isinstance(each, ast.Starred) for each in node.args)
+        and len(node.args) + len(node.keywords) < 4
+    ]
+    assert not missing

@@ -178,20 +178,22 @@ def _refuse_rebinding(
 ) -> None:
     for name, fake in fakes.items():
         owner, _, attribute = name.rpartition(".")
-        if getattr(module.get_submodule(owner), attribute) is not fake:
-            raise _rebinds(name)
+        holder = module.get_submodule(owner)
+        if getattr(holder, attribute) is not fake:
+            raise _rebinds(holder, name)
     for holder, _, _, attributes in before:
         for key, value in vars(holder).items():
             if isinstance(value, torch.Tensor) and attributes.get(key) is not value:
-                raise _rebinds(key)
+                raise _rebinds(holder, key)
 
 
-def _rebinds(name: str) -> CaptureError:
+def _rebinds(holder: torch.nn.Module, name: str) -> CaptureError:
     return CaptureError(
         f"the assignment to attribute {name!r} of a module",
         "a graph has no attributes, so the new tensor would be lost",
         "write to the tensor in place (self.x.copy_(new)), or return it; "
         "torch.compile(..., backend='adjoint') supports the assignment",
+        location_of_function(holder).source,
     )
 
 

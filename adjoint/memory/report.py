@@ -11,6 +11,7 @@ import torch
 
 from adjoint.compiler import Compiler
 from adjoint.errors import CaptureError, SourceLine
+from adjoint.graph.boundary import location_of_function
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.derivative import Derivative
 from adjoint.graph.metadata import outputs_of
@@ -209,6 +210,7 @@ def saved_values(
             "the derivative of a function",
             "no result depends differentiably on its arguments",
             "pass tensors that require grad",
+            location_of_function(function).source,
         )
     if order == 1:
         return report_of(derivative, compiler)

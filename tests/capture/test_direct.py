@@ -225,8 +225,11 @@ def test_a_failed_capture_leaves_the_module_as_it_was(
 ) -> None:
     module, x = Rebinds(what), leaf(2, 3)
     before = state_of(module)
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as raised:
         adjoint.capture(module, x)
+    if isinstance(raised.value, adjoint.CaptureError):
+        assert raised.value.source is not None
+        assert raised.value.source.file == __file__
     assert state_of(module) == before
     assert module.count == 0
     assert x.grad_fn is None

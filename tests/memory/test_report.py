@@ -239,8 +239,10 @@ def test_a_page_of_its_own(tmp_path: Path) -> None:
 def test_arguments_that_require_no_grad() -> None:
     x, w = (each.detach() for each in arguments())
     assert adjoint.saved_values(program, x, w).bytes == 32 * 16 * 4
-    with pytest.raises(CaptureError, match="no result depends"):
+    with pytest.raises(CaptureError, match="no result depends differentiably") as raised:
         adjoint.saved_values(lambda x: x + 1, torch.arange(3))
+    assert raised.value.source is not None
+    assert "lambda x: x + 1" in raised.value.source.text
 
 
 def test_what_runs_op_by_op_has_no_predicted_peak() -> None:
