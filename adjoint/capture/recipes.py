@@ -193,6 +193,8 @@ class Recipes:
         for count, each in enumerate(chain, 1):
             is_result = count > 1 and id(each.tensor) in self._by_tensor and self._is_current(each)
             of = self._by_tensor[id(each.tensor)] if is_result else None
+            if is_result and not _has_history_through(each.tensor, tensor, count):
+                of = None
             if of is not None and self.is_plain_view(of):
                 self.all[position] = View(FromRecipe(of), tuple(self._steps(chain[:count])))
                 return
@@ -335,3 +337,16 @@ def _is_made_without_view_op(alias: Alias) -> bool:
         viewed = alias.parent.tensor
         return viewed is not None and not share_version_counter(alias.tensor, viewed)
     return not alias.tensor._is_view()
+
+
+def _has_history_through(other: torch.Tensor | None, view: torch.Tensor, steps: int) -> bool:
+    """Whether the history of a view leads to that of `other` by at most so many view ops.
+
+    Not after a write: autograd then regenerates each view from the base.
+    """
+    found = view.grad_fn
+    for _ in range(steps):
+        if found is None or other is None or found is other.grad_fn:
+            break
+        found = found.next_functions[0][0] if found.next_functions else None
+    return other is not None and found is other.grad_fn

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import torch
 from torch import fx
@@ -15,9 +16,11 @@ from adjoint.errors import CaptureError
 from adjoint.graph.calling import CallingConvention, Constant, FromCaller, FromGraph, Write
 from adjoint.graph.descriptors import EffectTokenOut, Result
 from adjoint.graph.metadata import inputs_of, set_output_descriptors
-from adjoint.graph.reachability import dependents
+from adjoint.graph.purity import is_impure
+from adjoint.graph.reachability import dependents, reachable
 from adjoint.open_types import TorchValue
 from adjoint.torch_private import symbols, trees
+from adjoint.trace.aliasing import RECORDED
 from adjoint.trace.tracer import Tracer
 
 
@@ -42,6 +45,7 @@ def return_results(
     are_early = all(each.recorded and isinstance(each.to, FromCaller) for each in writes)
     view_values: tuple[tuple[int, int], ...] = ()
     if are_early and not metadata_changes:
+        _regenerate_views(tracer, outputs.nodes)
         view_values = _view_values(tracer, recipes, results, leaves, writes)
     if tracer.scope.token is not None:
         assert tracer.scope.entry_token is not None
@@ -108,11 +112,53 @@ def _view_values(
         node = tracer.node(leaf)
         if node.op != "call_function" or node in outputs or not _reaches(node, outputs):
             continue
-        # After a write through the view, its base is computed from the view, not the reverse.
+        # Where random numbers kept their order, the base is still computed from the view.
         base = recipes.base_node(recipes.all[position], writes)
         if base is None or not _reaches(node, {base}):
             values[recipes.outputs.replay_value(node)] = position
     return tuple(values.items())
+
+
+def _regenerate_views(tracer: Tracer, outputs: Sequence[fx.Node]) -> None:
+    """Read views that were written to from their bases, where these are results.
+
+    A write through a view computes the base from the view.  What comes after it has its history
+    through the base in eager, because autograd regenerates the view.
+    """
+    for root in list(tracer.scope.aliases.values()):
+        written = root.storage.written
+        path = list(written[-1].ancestors()) if written else []
+        base = root.node
+        if base is None or base not in outputs or root not in path:
+            continue
+        if root.tensor is None or not root.tensor.requires_grad:
+            continue
+        shown = base
+        for each in reversed(path[: path.index(root)]):
+            if each.step is None or each.starts_family or each.stamp != root.storage.writes:
+                break
+            shown = each.step.emit(tracer.emitter, shown, RECORDED)
+            if each.node is not None and each.node not in outputs:
+                each.node = shown if _read_from(shown, each.node, base) else each.node
+
+
+def _read_from(shown: fx.Node, written: fx.Node, base: fx.Node) -> bool:
+    """Compute from `shown` what is computed from `written`, except for `base`.
+
+    False if effects or random numbers would change their order.
+    """
+    before = reachable([base], attrgetter("all_input_nodes"))
+    users = [user for user in written.users if user not in before]
+    later = dependents(users)
+    if any(map(is_impure, later)):
+        return False
+    place = shown
+    for node in [node for node in shown.graph.nodes if node in later]:
+        place.append(node)
+        place = node
+    for user in users:
+        user.replace_input_with(written, shown)
+    return True
 
 
 def _reaches(node: fx.Node, targets: set[fx.Node]) -> bool:

@@ -97,7 +97,54 @@ def written_to_through_a_view(x: Tensor, y: Tensor) -> Results:
     return h, h.sin().sum()
 
 
+def through_a_view_that_is_returned(x: Tensor, y: Tensor) -> Results:
+    h = x.sin()
+    v = h[1:]
+    v.mul_(y[:-1])
+    w = v.exp()
+    return h, v, w, (w * v).sum()
+
+
+def through_a_view_of_a_view(x: Tensor, y: Tensor) -> Results:
+    h = x.sin()
+    flat = h.view(-1)
+    some = flat[::2]
+    some.mul_(3)
+    return h, flat, some, (some * 3).sum() + flat.prod() * y.sum()
+
+
+def a_view_after_the_write(x: Tensor, y: Tensor) -> Results:
+    h = x * y
+    row = h[0]
+    row.mul_(2)
+    rest = row[1:]
+    return h, row, rest, (row * 2).sum() * rest.sum()
+
+
+def written_twice(x: Tensor, y: Tensor) -> Results:
+    h = x.sin()
+    row = h[0]
+    row.mul_(2)
+    between = row.exp()
+    h.mul_(y)
+    return h, row, between, (row * between).sum()
+
+
+def drawn_after_the_write(x: Tensor, y: Tensor) -> Results:
+    """What draws keeps its place among what draws."""
+    h = x.sin()
+    v = h[1:]
+    v.mul_(2)
+    noise = torch.rand(2, 3, dtype=x.dtype)
+    return h, (v * noise).sum(), torch.rand(2, dtype=x.dtype) * y[0, 0]
+
+
 PROGRAMS = [
+    through_a_view_that_is_returned,
+    through_a_view_of_a_view,
+    a_view_after_the_write,
+    written_twice,
+    drawn_after_the_write,
     a_view_of_an_input,
     a_view_of_what_is_not_returned,
     views_of_views,
