@@ -448,9 +448,13 @@ def ablation(name: str, made: Callable[[Options], Run]) -> None:
             best[off] = min(best[off], _now() - begun)
     every = watchers["nothing"]
     for off, watcher in watchers.items():
-        step, peak = best[off] / best["nothing"], watcher.peak / max(1, every.peak)
-        count, saved = watcher.steps / max(1, every.steps), watcher.saved / max(1, every.saved)
-        figures = " | ".join(f"{each:.2f}" for each in (step, peak, saved, count))
+        pairs = [
+            (best[off], best["nothing"]),
+            (watcher.peak, every.peak),
+            (watcher.saved, every.saved),
+            (watcher.steps, every.steps),
+        ]
+        figures = " | ".join(f"{mine / theirs:.2f}" if theirs else "-" for mine, theirs in pairs)
         print(f"| {off} | {name} | {figures} |", flush=True)
 
 
