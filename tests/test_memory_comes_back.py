@@ -68,6 +68,21 @@ def test_nothing_stays_of_a_function_that_is_gone(way: str) -> None:
     assert len(kernels._KERNELS) <= count
 
 
+def test_nothing_stays_of_an_attempt_that_failed() -> None:
+    """A frame with an empty input is compiled twice: for any sizes, and for an empty one."""
+
+    def use(number: int) -> None:
+        compiled = torch.compile(lambda x: x.sin() * number, backend="adjoint")
+        for rows in (0, 3, 5):
+            compiled(torch.rand(rows, 4, requires_grad=True)).sum().backward()
+
+    use(1)
+    before = there()
+    for number in range(2, 5):
+        use(number)
+    assert there() - before == Counter()
+
+
 PROGRAM = """
 import gc, sys, torch, adjoint
 

@@ -92,7 +92,8 @@ def fresh_fakes(
     if context is None or context.fake_mode is None:
         return None, []
     shape_env = context.fake_mode.shape_env
-    _FRAME.shape_env = shape_env
+    if shape_env is not None:
+        _FRAME.shape_envs.append(shape_env)
     if is_general_attempt() and any(map(_has_size_zero, examples)):
         raise SpecializationNeeded("an input is empty: its size has to be specialized")
     mode = fake_mode_with(shape_env)
@@ -352,8 +353,10 @@ class _Frame(threading.local):
 
     code: CodeType | None = None
     reasons: Sequence[str] = ()
-    shape_env: ShapeEnv | None = None
-    """The shapes of the last graph that we were given."""
+
+    def __init__(self) -> None:
+        self.shape_envs: list[ShapeEnv] = []
+        """The shapes of the graphs that we were given, in all attempts to compile the frame."""
 
 
 _FRAME = _Frame()
@@ -365,9 +368,9 @@ def _forget_inputs() -> None:
     They are referred to by the `ShapeEnv` and, through their symbolic sizes, refer to it.  Python
     does not see the latter references, so these cycles would never be freed.
     """
-    if _FRAME.shape_env is not None:
-        _FRAME.shape_env.tracked_fakes = None
-    _FRAME.shape_env = None
+    for shape_env in _FRAME.shape_envs:
+        shape_env.tracked_fakes = None
+    _FRAME.shape_envs.clear()
 
 
 def compiled_function() -> str:
