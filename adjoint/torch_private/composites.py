@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from adjoint.open_types import Callee, OpArguments, OpKeywords
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.fake import reads_missing_data
-from adjoint.torch_private.operators import OpOverload, is_composite
+from adjoint.torch_private.operators import OpOverload
 
 aten = torch.ops.aten
 
@@ -65,7 +65,9 @@ def _set_kernels(
 @contextlib.contextmanager
 def by_torch_formula(op: OpOverload) -> Iterator[None]:
     """Differentiate `op` by torch's own formula, not through its Python decomposition."""
-    with _python_kernels(op, {} if is_composite(op) else dict.fromkeys(_KEYS)):
+    key = "CompositeImplicitAutograd"
+    can_decompose = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+    with _python_kernels(op, {} if can_decompose else dict.fromkeys(_KEYS)):
         yield
 
 

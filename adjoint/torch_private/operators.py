@@ -158,9 +158,15 @@ _DERIVED_BY = ("Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAuto
 
 @functools.cache
 def is_composite(operator: OpOverload) -> bool:
-    """Whether torch defines the op by other ops, of which eager autograd sees only those."""
+    """Whether torch defines the op by other ops alone, of which eager autograd sees only those.
+
+    Not where there are kernels, too, with the definition for other devices: `silu_backward`.
+    """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return bool(has_kernel(operator.name(), "CompositeImplicitAutograd"))
+    name = operator.name()
+    return has_kernel(name, "CompositeImplicitAutograd") and not any(
+        has_kernel(name, key) for key in ("CPU", "CUDA")
+    )
 
 
 def has_own_derivative(operator: OpOverload) -> bool:

@@ -376,10 +376,7 @@ def test_what_is_detached_in_place_was_saved_all_the_same() -> None:
 
 
 def test_inputs_and_views_that_are_written_to_among_results() -> None:
-    """What is computed from them after the write has no history by way of them.
-
-    To differentiate with respect to one is an error, as of anything that was not used.
-    """
+    """What is computed from them after the write has its history by way of them."""
 
     def view(x: Tensor, y: Tensor) -> Any:
         h = (x * y)[1:]
@@ -390,16 +387,14 @@ def test_inputs_and_views_that_are_written_to_among_results() -> None:
         x.mul_(y)
         return x, x.exp()
 
+    x, y = leaf(3), leaf(3)
+
     def scenario(compiler: Compiler) -> Any:
-        x, y = leaf(3), leaf(3)
         found = []
         for program in (view, write):
             first, second = compiler(program)(x * 2, y)
-            found.append(raised(grad, second.sum(), first, retain_graph=True))
+            found += grad(second.sum(), first, retain_graph=True)
             found += grad(second.sum(), (x, y))
         return found
 
-    in_eager = scenario(lambda function: function)
-    assert all(not isinstance(each, str) for each in in_eager)
-    found = compiled(scenario)
-    assert (found[0], found[3]) == ("RuntimeError", "RuntimeError")
+    torch.testing.assert_close(compiled(scenario), scenario(lambda function: function))

@@ -58,6 +58,8 @@ def test_nothing_is_written_unsaid_by_other_ops_or_where_there_are_no_statistics
 def test_what_torch_defines_by_other_operators() -> None:
     assert all(map(is_composite, (aten.to.dtype, aten.reshape.default, aten.linear.default)))
     assert not any(map(is_composite, (aten._to_copy.default, aten.view.default, aten.mm.default)))
+    # With kernels of its own, and a definition for other devices.
+    assert not is_composite(aten.silu_backward.default)
 
 
 def test_kinds_of_operators() -> None:
