@@ -129,7 +129,7 @@ def _regenerate_views(tracer: Tracer, outputs: Sequence[fx.Node]) -> None:
         written = root.storage.written
         path = list(written[-1].ancestors()) if written else []
         base = root.node
-        if base is None or base not in outputs or root not in path:
+        if root not in path or base is None or base not in outputs:
             continue
         if root.tensor is None or not root.tensor.requires_grad:
             continue

@@ -5,7 +5,14 @@ from __future__ import annotations
 from torch import fx
 
 from adjoint.failing import works_on
-from adjoint.graph.metadata import mode_of, run_of
+from adjoint.graph.descriptors import Result
+from adjoint.graph.metadata import (
+    has_output_descriptors,
+    mode_of,
+    output_descriptors,
+    outputs_of,
+    run_of,
+)
 from adjoint.graph.origins import replace
 from adjoint.graph.purity import is_never_dead, remove_dead_code
 
@@ -14,12 +21,16 @@ from adjoint.graph.purity import is_never_dead, remove_dead_code
 def merge_common_subexpressions(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Merge nodes that call the same op with the same arguments in the same autograd mode.
 
-    Nodes of different checkpoint regions are not merged: one may have to be recomputed.
+    Nodes of different checkpoint regions are not merged: one may have to be recomputed.  Nor are
+    results of the program, which are tensors of their own, with histories of their own.
     Nodes that nothing needs are removed.
     """
     graph = graph_module.graph
+    results = _results(graph)
     known: dict[object, fx.Node] = {}
     for node in list(graph.nodes):
+        if node in results:
+            continue
         if node.op == "get_attr":
             key: object = ("get_attr", node.target)
         elif node.op == "call_function" and not is_never_dead(node):
@@ -35,6 +46,15 @@ def merge_common_subexpressions(graph_module: fx.GraphModule) -> fx.GraphModule:
             replace(node, first)
     remove_dead_code(graph)
     return graph_module
+
+
+def _results(graph: fx.Graph) -> set[fx.Node]:
+    if not has_output_descriptors(graph):
+        return set()
+    pairs = zip(outputs_of(graph), output_descriptors(graph), strict=True)
+    return {
+        node for node, meaning in pairs if isinstance(meaning, Result) and isinstance(node, fx.Node)
+    }
 
 
 def _frozen(value: object) -> tuple[object, ...]:

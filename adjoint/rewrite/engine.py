@@ -38,6 +38,7 @@ from adjoint.graph.metadata import (
 )
 from adjoint.graph.origins import replace
 from adjoint.graph.purity import remove_dead_code
+from adjoint.graph.reachability import reachable
 from adjoint.graph.show import show_call
 from adjoint.rewrite.building import Builder, WrongReplacement
 from adjoint.rewrite.patterns import Match, NoMatch, can_return, depth, match_at
@@ -374,9 +375,11 @@ def _may_replace(old: fx.Node, new: fx.Node, builder: Builder) -> bool:
     shares = not is_new or (_base(new) not in builder.made and not _is_view(old))
     if not shares or not is_returned(old):
         return True
-    # What is computed here, and returned by nothing else, may be returned itself.
+    # What is computed here, and used by nothing else, may be returned itself.  What else is used
+    # may be a saved tensor, which users may not write to, and which has a history of its own.
     computed = new.op == "call_function" and not _is_view(new) and new.target is not _GETITEM
-    return computed and not is_new and not is_returned(new, but=old)
+    others = reachable(new.users, lambda node: () if node is old else node.users)
+    return computed and not is_new and all(node.op != "output" for node in others)
 
 
 def _has_known_sizes(old: fx.Node, new: fx.Node) -> bool:
@@ -417,19 +420,10 @@ def _is_view(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and bool(node.target.is_view)
 
 
-def is_returned(node: fx.Node, but: fx.Node | None = None) -> bool:
-    """Whether the program returns the value, or one that may share its memory.
-
-    `but`: a value that does not count.
-    """
+def is_returned(node: fx.Node) -> bool:
+    """Whether the program returns the value, or one that may share its memory."""
     return any(
-        user is not but
-        and (
-            user.op == "output"
-            or (
-                (_is_view(user) or not isinstance(user.target, OpOverload))
-                and is_returned(user, but)
-            )
-        )
+        user.op == "output"
+        or ((_is_view(user) or not isinstance(user.target, OpOverload)) and is_returned(user))
         for user in node.users
     )

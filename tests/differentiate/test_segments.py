@@ -139,7 +139,15 @@ def drawn_after_the_write(x: Tensor, y: Tensor) -> Results:
     return h, (v * noise).sum(), torch.rand(2, dtype=x.dtype) * y[0, 0]
 
 
+def equal_values(x: Tensor, y: Tensor) -> Results:
+    """Each result is a tensor of its own, though equal to another value."""
+    h = x.exp()
+    one, other = x * y, x * y
+    return h.clone(), one, other, (x * y).sin() * h
+
+
 PROGRAMS = [
+    equal_values,
     through_a_view_that_is_returned,
     through_a_view_of_a_view,
     a_view_after_the_write,
