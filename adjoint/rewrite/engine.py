@@ -375,8 +375,8 @@ def _may_replace(old: fx.Node, new: fx.Node, builder: Builder) -> bool:
     shares = not is_new or (_base(new) not in builder.made and not _is_view(old))
     if not shares or not is_returned(old):
         return True
-    # What is computed here, and used by nothing else, may be returned itself.  What else is used
-    # may be a saved tensor, which users may not write to, and which has a history of its own.
+    # A value that is computed here, and that nothing else uses, may be returned itself.  One with
+    # other uses may be a saved tensor, which users must not write to, with a history of its own.
     computed = new.op == "call_function" and not _is_view(new) and new.target is not _GETITEM
     others = reachable(new.users, lambda node: () if node is old else node.users)
     return computed and not is_new and all(node.op != "output" for node in others)
