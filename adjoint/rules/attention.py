@@ -18,7 +18,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 
@@ -47,7 +47,7 @@ def _pull_back(
     value: torch.Tensor,
     bias: torch.Tensor | None,
     allowed: torch.Tensor | None,
-    scale: float | torch.SymFloat | None,
+    scale: float | None,
     dropped: torch.Tensor | None = None,
 ) -> _Cotangents:
     """Of attention over (..., heads, length, width); a key head may serve several query heads.
@@ -173,9 +173,9 @@ def _dense(
     shift: int = 0,
 ) -> _Cotangents:
     """Of (batch, heads, length, width); `named`: what else the kernel `backward` is given."""
-    dropout, scale = named["dropout_p"], named.get("scale")
-    assert isinstance(dropout, float | int)
-    assert isinstance(scale, float | int | torch.SymFloat | None)
+    dropout = named["dropout_p"]
+    scale = cast("float | None", named.get("scale"))  # Or a symbolic one, which counts as one.
+    assert isinstance(dropout, float)
     dropped = None
     if dropout:
         kept = _kept(backward, query, key, value, named)
