@@ -111,6 +111,8 @@ def guard_open_decisions(
         _guard_squeezed_sizes(*args, **kwargs)
     elif op is _aten.slice.Tensor:
         _guard_slice(*args, **kwargs)
+    elif op is _aten.diagonal.default:
+        _guard_diagonal(*args, **kwargs)
     elif op is _aten.select.int:
         _guard_selected(*args, **kwargs)
     elif op in _EXTREMA:
@@ -134,6 +136,12 @@ def _guard_slice(
     """Guard on where the slice starts and ends; torch would make its size data-dependent."""
     _guard_index(x, dim, start)
     _guard_index(x, dim, end)
+
+
+def _guard_diagonal(x: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> None:
+    """Guard on where the diagonal starts."""
+    if offset:
+        _guard_index(x, dim2 if offset > 0 else dim1, offset)
 
 
 def _guard_selected(x: torch.Tensor, dim: int, index: int) -> None:
@@ -166,6 +174,8 @@ def _guard_at_least(size: object, least: object) -> None:
 def _guard_index(x: torch.Tensor, dim: int, index: object) -> None:
     """Guard on the sign of the index, and on whether it is within the axis."""
     size = x.shape[dim]
+    if isinstance(index, int) and abs(index) == 1:
+        _guard_at_least(size, 1)
     if not isinstance(index, torch.SymInt) or free_unbacked_symbols((index, size)):
         return
     if statically_known_true(index >= 0) or statically_known_true(index < 0):

@@ -333,6 +333,17 @@ def place_in(
     return np.lib.stride_tricks.as_strided(memory[start:], (*tensor.shape, size), steps)
 
 
+def elements_of(
+    memory: npt.NDArray[np.int64], tensor: torch.Tensor, first: int
+) -> npt.NDArray[np.int64]:
+    """A view of `memory`, an array with an entry for each element from `first` on, as `tensor`
+    shows it."""
+    steps = [step * memory.itemsize for step in tensor.stride()]
+    return np.lib.stride_tricks.as_strided(
+        memory[tensor.storage_offset() - first :], tuple(tensor.shape), steps
+    )
+
+
 def is_static(tensor: torch.Tensor) -> bool:
     """Whether sizes, strides and offset are plain integers."""
     place = (*tensor.shape, *tensor.stride(), tensor.storage_offset())

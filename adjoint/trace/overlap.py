@@ -1,7 +1,9 @@
 """Writes that are undefined because tensors overlap: internally, or partially with one another.
 
 Eager refuses the writes that it recognizes as such.  Fake tensors have no memory, so torch's own
-check does not see them; it is repeated here.
+check does not see them; it is repeated here.  Eager runs others, element by element.  Where each
+element is read before it is written, that means the same as a pure op, as in `x[:, :-1] = x[:, 1:]`
+for columns of a matrix; where elements are written first, the call is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +16,15 @@ import torch
 
 from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.operators import OpOverload
-from adjoint.trace.geometry import dense_order, is_static, place_in, range_of, same_elements
+from adjoint.trace.geometry import (
+    dense_order,
+    elements_of,
+    extent,
+    is_static,
+    place_in,
+    range_of,
+    same_elements,
+)
 from adjoint.trace.views import has_internal_overlap
 
 # Allowed by eager: they write the same value everywhere, or each element from itself.
@@ -45,9 +55,37 @@ def conflict(op: OpOverload, named: dict[str, object], written: Sequence[str]) -
             for other in _read(named, argument, index):
                 if name == "aten::copy_" and other.numel() == 1 and dense_order(tensor) is None:
                     continue  # The element read is rewritten unchanged; eager does not check.
-                if partially_overlap(tensor, other):
+                if partially_overlap(tensor, other) and not (
+                    _is_elementwise(op) and is_read_before_written(tensor, other)
+                ):
                     return "a tensor that it reads overlaps in part with the one it writes to"
     return None
+
+
+def _is_elementwise(op: OpOverload) -> bool:
+    """Whether each element of the result is computed from the elements at its place alone."""
+    return torch.Tag.pointwise in op.tags or op._schema.name == "aten::copy_"
+
+
+def is_read_before_written(written: torch.Tensor, read: torch.Tensor) -> bool:
+    """Whether an elementwise op reads no element that it has written before.
+
+    It takes elements in the order in which those that it writes lie in memory.  Not where both
+    tensors are dense: eager refuses these.
+    """
+    are_dense = dense_order(written) is not None and dense_order(read) is not None
+    if are_dense or written.dtype != read.dtype or read.dim() > written.dim():
+        return False
+    first = min(written.storage_offset(), read.storage_offset())
+    count = max(each.storage_offset() + extent(each) for each in (written, read)) - first
+    # Numbered in the order in which what is written lies in memory.
+    order = sorted(range(written.dim()), key=lambda axis: -written.stride()[axis])
+    numbers = np.arange(written.numel()).reshape([written.shape[axis] for axis in order])
+    numbers = numbers.transpose(np.argsort(order))
+    writes = np.full(int(count), written.numel())
+    elements_of(writes, written, int(first))[...] = numbers
+    reads = np.broadcast_to(elements_of(writes, read, int(first)), written.shape)
+    return bool((reads >= numbers).all())
 
 
 def is_in_sequence(named: dict[str, object], written: Sequence[str]) -> bool:

@@ -32,6 +32,11 @@ def test_a_size_or_place_that_is_read_from_a_tensor(name: str) -> None:
         check(BY_A_TENSOR[name], lambda: (leaf(12), torch.tensor(3)), Route.DYNAMO)
 
 
+def written_to_its_left(x: Tensor) -> Tensor:
+    x[:-1] = x[1:] * 3
+    return x
+
+
 EMPTY: dict[str, Callable[[Tensor], Tensor]] = {
     "prod": lambda x: x.prod(0),
     "stack": lambda x: torch.stack([x, x]),
@@ -39,6 +44,10 @@ EMPTY: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda x: x.mean(1),
     "cumsum": lambda x: x.cumsum(0).sin(),
     "difference": lambda x: x[:, None] - x[None],
+    "all_but_the_last": lambda x: x[:-1].square(),
+    "neighbours": lambda x: x[1:] * x[:-1],
+    "written_to_its_left": lambda x: written_to_its_left(x * 1),
+    "below_the_diagonal": lambda x: x.diagonal(-1) * 2,
 }
 
 
