@@ -247,7 +247,8 @@ def footprint(
     """The memory of a plan for these values of its symbols.
 
     `processor`: it runs on a CPU.  `captured`: it is replayed as a CUDA graph, before which all
-    outputs are allocated, and after which inputs are freed.
+    outputs are allocated, and after which inputs are freed.  What library calls return is freed
+    while it is captured, as in any other call.
     """
     threads = processor.threads if processor else 1
     bytes_of = {slot.number: _bytes(slot.shape, slot.dtype, sizes) for slot in plan.slots}
@@ -269,14 +270,14 @@ def footprint(
         if isinstance(leaf, Argument):
             for owner in owners[leaf.slot]:
                 spans[owner] = (spans.get(owner, (end, end))[0], end)
-    begin_of, end_of = ([0] * end, [end - 1] * end) if captured else _runs(plan)
+    begin_of, end_of = _runs(plan)
     blocks = tuple(
         Block(
             each.number,
             _kind(each.kind, last, end),
             bytes_of[each.number],
-            begin_of[first] if each.kind is SlotKind.OUTPUT and first < end else first,
-            last if each.kind is SlotKind.TEMPORARY or not 0 <= last < end else end_of[last],
+            _begin(each.kind, first, end, begin_of, captured),
+            _end(each.kind, last, end, end_of, captured),
             each.kind is SlotKind.OUTPUT,
             _maker(plan.steps[first]) if 0 <= first < end else "",
         )
@@ -301,6 +302,20 @@ def footprint(
                     blocks = (*blocks, copies)
     most = layout(reserved)
     return Footprint(end, blocks, plan.inputs, tuple(outputs), most, plan.gives_back)
+
+
+def _begin(kind: SlotKind, first: int, end: int, begin_of: Sequence[int], captured: bool) -> int:
+    """The step at which a slot's memory is allocated; `begin_of` is that of the step's run."""
+    if kind is not SlotKind.OUTPUT or first >= end:
+        return first
+    return min(first, 0) if captured else begin_of[first]
+
+
+def _end(kind: SlotKind, last: int, end: int, end_of: Sequence[int], captured: bool) -> int:
+    """The step after which a slot's memory is free; `end_of` is that of the step's run."""
+    if kind is SlotKind.TEMPORARY or not 0 <= last < end:
+        return last
+    return end - 1 if captured and kind is SlotKind.INPUT else end_of[last]
 
 
 def _runs(plan: Plan) -> tuple[list[int], list[int]]:

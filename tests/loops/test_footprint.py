@@ -68,6 +68,27 @@ def test_one_native_call_allocates_before_and_frees_after() -> None:
             assert not (native[block.first] and native[block.first - 1])
 
 
+def test_a_cuda_graph_holds_inputs_and_outputs_but_not_what_is_in_between() -> None:
+    def function(x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.linalg.qr(torch.linalg.qr(x.sin())[0])[0]
+        return x.sin().exp()
+
+    plan = plan_of(function, torch.rand(64, 64))
+    called, captured = (footprint(plan, {}, most, captured=each) for each in (False, True))
+    inputs, outputs = (
+        [block for block in captured.blocks if block.kind is kind]
+        for kind in (SlotKind.INPUT, SlotKind.OUTPUT)
+    )
+    assert [block.last for block in inputs] == [captured.steps - 1]
+    assert [block.first for block in outputs] == [0]
+    # The results of library calls are freed in a capture as in a call.
+    assert captured.profile(SlotKind.RESULT) == called.profile(SlotKind.RESULT)
+    assert max(captured.profile(SlotKind.RESULT)) < sum(
+        block.bytes for block in captured.blocks if block.kind is SlotKind.RESULT
+    )
+
+
 def test_a_view_keeps_its_tensor() -> None:
     def function(x: Tensor) -> Tensor:
         q = torch.linalg.qr(x)[0]

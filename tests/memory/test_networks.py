@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -64,13 +64,17 @@ class Case:
     args: tuple[Tensor, ...]
     loss: Callable[..., Tensor]
     order: int = 1
+    mixed: bool = False
+    """The loss is computed under bfloat16 autocast."""
 
     def step(self, function: Any) -> Callable[[], None]:
         """A training step with `function` in the place of the network."""
 
         def run() -> None:
             self.net.zero_grad(set_to_none=True)
-            self.loss(function, *self.args).backward()
+            with torch.autocast("cuda", torch.bfloat16, enabled=self.mixed):
+                loss = self.loss(function, *self.args)
+            loss.backward()
 
         return run
 
@@ -89,7 +93,7 @@ class Case:
 
     def double(self) -> Case:
         args = tuple(x.double() if x.is_floating_point() else x for x in self.args)
-        return Case(self.net.double(), args, self.loss, self.order)
+        return replace(self, net=self.net.double(), args=args)
 
 
 def plainly(net: Any, *args: Tensor) -> Tensor:
