@@ -23,8 +23,10 @@ from adjoint.loops.statements import Kernel
 from adjoint.runtime.code import CodeSource, NativeFunction
 from adjoint.runtime.cpu.engine import LLVMError, facts_of, load
 from adjoint.runtime.cpu.engine import load_kept as load_object
-from adjoint.runtime.gpu.assembly import assemble, checked_ptx
+from adjoint.runtime.gpu.assembly import MACHINE_CODE, PTX, GpuCode, assemble, checked, code_for
+from adjoint.runtime.gpu.driver import DriverError
 from adjoint.runtime.gpu.driver import load as load_on_gpu
+from adjoint.runtime.gpu.ptxas import ASSEMBLERS
 from adjoint.store.entries import digest_of
 from adjoint.store.entries import key_of as key_of_facts
 from adjoint.store.keeping import Store
@@ -35,9 +37,6 @@ Key: TypeAlias = "tuple[torch.device, Machine | None, str]"
 # The kernels of this process, by target and content: programs share equal kernels, and a kernel
 # lives as long as a program that calls it.
 _KERNELS: weakref.WeakValueDictionary[Key, NativeFunction] = weakref.WeakValueDictionary()
-
-# Threads that compile kernels for a GPU, first by LLVM and then by the driver.
-ASSEMBLERS = 16
 
 # Kernels for the CPU are compiled together, and on another core if there are more than these: what
 # they call is compiled once for each module.
@@ -109,7 +108,7 @@ def load_kept(
                 missing.setdefault(entry, {})[key] = source
         sources = [list(parts.values()) for parts in missing.values()]
         load_all = partial(_load_entry, target=target, store=store)
-        # The driver assembles several at a time; LLVM's loader takes one after another.
+        # The driver loads several at a time; LLVM's loader takes one after another.
         with ThreadPoolExecutor(max_workers=ASSEMBLERS) as pool:
             is_native = target.loader is Loader.LLVM
             loaded = list((map if is_native else pool.map)(load_all, sources))
@@ -126,7 +125,7 @@ def _load_entry(
 ) -> list[NativeFunction] | None:
     """Load functions of one cache entry; None if it is gone or cannot be loaded."""
     kind, facts, names = sources[0].kind, sources[0].facts, [each.name for each in sources]
-    if kind != ("object" if target.loader is Loader.LLVM else "ptx"):
+    if kind not in (("object",) if target.loader is Loader.LLVM else (PTX, MACHINE_CODE)):
         return None
     code = store.get(kind, facts)
     if code is None:
@@ -134,7 +133,7 @@ def _load_entry(
     try:
         if target.loader is Loader.LLVM:
             return load_object(code, names, facts)
-        loaded = load_on_gpu(checked_ptx(code), names, target.device.index)
+        loaded = load_on_gpu(checked(kind, code), names, target.device.index)
     except RuntimeError as error:
         store.reject(kind, facts, error)
         return None
@@ -245,9 +244,16 @@ def _load_on_gpu(kernels: Mapping[Key, Kernel], target: Target) -> Loaded:
 
 
 def _loaded_on_gpu(kernel: Kernel, target: Target) -> NativeFunction:
-    assert target.machine is not None
+    machine, device = target.machine, target.device.index
+    assert machine is not None
     text = emit_grid([kernel], target)
-    code = assemble(text, target.machine)
-    (function,) = load_on_gpu(code, [kernel.name], target.device.index)
-    source = CodeSource("ptx", facts_of(text, target.machine), kernel.name)
-    return replace(function, source=source)
+    made = code_for(text, machine)
+    try:
+        (function,) = load_on_gpu(made.code, [kernel.name], device)
+    except DriverError:
+        if made.kind == PTX:
+            raise
+        # The assembler may be of a later version than the driver, which then reads PTX alone.
+        made = GpuCode(PTX, facts_of(text, machine), assemble(text, machine))
+        (function,) = load_on_gpu(made.code, [kernel.name], device)
+    return replace(function, source=CodeSource(made.kind, made.facts, kernel.name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,13 +25,11 @@ from adjoint.runtime.cpu.residents import bring
 from adjoint.runtime.executable import Executable
 from adjoint.runtime.gpu.driver import DriverError, launch_address, load
 from adjoint.runtime.gpu.program import GpuProgram
+from adjoint.runtime.gpu.ptxas import ASSEMBLERS, AssemblerError, assembler_for
 from adjoint.runtime.plans.binding import BindingFailed
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.seeds import new_seeds
 from adjoint.target import cuda_target
-
-# Kernels that the driver assembles at once.
-ASSEMBLERS = 16
 
 
 class HeldTensors:
@@ -149,15 +148,22 @@ class LoadedPrograms:
 
 
 def _on_gpu(code: GpuCode, device: torch.device) -> dict[str, NativeFunction]:
-    """The kernels, loaded; the driver assembles several at a time."""
+    """The kernels, assembled several at a time and loaded."""
     torch.cuda.init()
+    cpu = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
     with ThreadPoolExecutor(max_workers=ASSEMBLERS) as pool:
-        load_one = functools.partial(_load_kernel, device=device.index)
+        load_one = functools.partial(_load_kernel, cpu=cpu, device=device.index)
         return dict(zip(code.modules, pool.map(load_one, code.modules.items()), strict=True))
 
 
-def _load_kernel(kernel: tuple[str, bytes], device: int) -> NativeFunction:
+def _load_kernel(kernel: tuple[str, bytes], cpu: str, device: int) -> NativeFunction:
     name, text = kernel
+    assembler = assembler_for(cpu)
+    if assembler is not None:
+        # Without this assembler, or if it fails, the driver assembles.
+        with contextlib.suppress(AssemblerError, DriverError):
+            (function,) = load(assembler.assemble(text, cpu), [name], device)
+            return function
     (function,) = load(text, [name], device)
     return function
 

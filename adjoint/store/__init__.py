@@ -14,11 +14,12 @@ compilation (`keeping.py`).
     kind        subject                                           what a hit saves
     object      LLVM IR of a plan's kernels, or of their glue     LLVM, for the CPU
     ptx         LLVM IR of a GPU kernel                           LLVM, for a GPU
+    cubin       the same, and the version of the assembler        LLVM and assembly, for a GPU
     program     a graph about to run, before its passes           passes, lowering, emission
     derivative  a graph that is differentiated                    differentiation, partition
     capture     a graph of Dynamo's                               capture
 
 A new kind is a name and a payload: the facts and the reading of the last three are in
-`adjoint.cache`, those of the first two where code is compiled (`runtime/cpu/engine.py`,
+`adjoint.cache`, those of the first three where code is compiled (`runtime/cpu/engine.py`,
 `runtime/gpu/assembly.py`).
 """

@@ -1,12 +1,14 @@
-"""LLVM IR text becomes PTX, by the LLVM in llvmlite.
+"""LLVM IR text becomes PTX, by the LLVM in llvmlite, and PTX machine code, if ptxas is installed.
 
 Several threads may compile at the same time: each has an LLVM context of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
+from dataclasses import dataclass
 
 import llvmlite.binding as llvm
 
@@ -19,10 +21,29 @@ from adjoint.runtime.cpu.engine import (
     pass_manager,
     run_passes,
 )
+from adjoint.runtime.gpu.ptxas import AssemblerError, assembler_for, checked_machine_code
+from adjoint.store.entries import Facts
 from adjoint.store.keeping import kept_or_made
 from adjoint.target import Machine
 
+# The kinds of cache entries that the driver loads.
+PTX = "ptx"
+MACHINE_CODE = "cubin"
+
+# How much LLVM's code generator optimizes. One more is global value numbering a second time, for a
+# fifth of its time: the assembler numbers values too, and makes the same code.
+_CODE_GENERATION_LEVEL = 2
+
 _LOCK = threading.Lock()
+
+
+@dataclass(frozen=True)
+class GpuCode:
+    """What the driver loads, and the cache entry that it is."""
+
+    kind: str
+    facts: Facts
+    code: bytes
 
 
 @functools.cache
@@ -31,10 +52,35 @@ def _prepare() -> None:
     llvm.initialize_all_asmprinters()
 
 
+def code_for(text: str, machine: Machine) -> GpuCode:
+    """Machine code for a GPU; PTX, which the driver assembles, if there is no other assembler."""
+    facts = facts_of(text, machine)
+    assembler = assembler_for(machine.cpu)
+    if assembler is not None:
+        of_assembler = {**facts, "assembler": assembler.version}
+        # What this assembler rejects may be code for a GPU that it does not know.
+        with contextlib.suppress(AssemblerError):
+            code = kept_or_made(
+                MACHINE_CODE,
+                of_assembler,
+                lambda: assembler.assemble(_compiled(text, machine), machine.cpu),
+                checked_machine_code,
+                AssemblerError,
+                "a kernel",
+            )
+            return GpuCode(MACHINE_CODE, of_assembler, code)
+    return GpuCode(PTX, facts, assemble(text, machine))
+
+
+def checked(kind: str, code: bytes) -> bytes:
+    """The code of a cache entry; raises `RuntimeError` if it is not what the driver loads."""
+    return (checked_machine_code if kind == MACHINE_CODE else checked_ptx)(code)
+
+
 def assemble(text: str, machine: Machine) -> bytes:
     """PTX for a GPU; what the store of the compilation has is not compiled again."""
     return kept_or_made(
-        "ptx",
+        PTX,
         facts_of(text, machine),
         lambda: _compiled(text, machine),
         checked_ptx,
@@ -55,7 +101,7 @@ def _compiled(text: str, machine: Machine) -> bytes:
         _prepare()
     with parsed_module(text) as module:
         target = llvm.Target.from_triple(machine.triple).create_target_machine(
-            cpu=machine.cpu, features=machine.features, opt=3
+            cpu=machine.cpu, features=machine.features, opt=_CODE_GENERATION_LEVEL
         )
         module.data_layout = str(target.target_data)
         builder = pass_builder(target, vectorize_loops=False)
