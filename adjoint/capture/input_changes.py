@@ -44,6 +44,7 @@ class InputChanges:
         """The inputs whose data changed, and the outputs that have their new values."""
         writes = []
         outputs = self.recipes.outputs
+        self._write_to_bases()
         for index, alias in self.inputs.aliases.items():
             leaf = self.inputs.leaves[index]
             current = self.tracer.scope.aliases.get(id(leaf.value))
@@ -73,6 +74,18 @@ class InputChanges:
                 value = outputs.add(node, InputMutation(implicit.descriptor))
                 writes.append(Write(implicit.source, value, implicit.has_new_history))
         return tuple(writes)
+
+    def _write_to_bases(self) -> None:
+        """Write to the base what was written to an input that is a view of it.
+
+        So other inputs that are views of it, and the base, have the history that autograd gives
+        them in eager.
+        """
+        for index, alias in self.inputs.aliases.items():
+            now = history(self.inputs.leaves[index].value)
+            if alias.written and now not in (None, self.inputs.states[index].history):
+                for base in [*self._written_with(alias)][-1:]:
+                    base.written = True
 
     def _written_with(self, alias: Alias) -> Iterator[Alias]:
         """The caller's tensors that `alias` is a differentiable view of: a write to them is one to

@@ -13,7 +13,14 @@ from adjoint.capture.inputs import Inputs
 from adjoint.capture.outputs import Outputs
 from adjoint.capture.recipes import Recipes
 from adjoint.errors import CaptureError
-from adjoint.graph.calling import CallingConvention, Constant, FromCaller, FromGraph, Write
+from adjoint.graph.calling import (
+    CallingConvention,
+    Constant,
+    FromCaller,
+    FromGraph,
+    MemoryOf,
+    Write,
+)
 from adjoint.graph.descriptors import EffectTokenOut, Result
 from adjoint.graph.metadata import inputs_of, set_output_descriptors
 from adjoint.graph.purity import is_impure
@@ -42,11 +49,12 @@ def return_results(
     metadata_changes = changes.metadata()
     # Views are replayed while the graph is made known to autograd: after writes to inputs, but
     # before anything else that changes their memory.
-    are_early = all(each.recorded and isinstance(each.to, FromCaller) for each in writes)
+    are_early = all(each.recorded and not isinstance(each.to, MemoryOf) for each in writes)
     view_values: tuple[tuple[int, int], ...] = ()
     if are_early and not metadata_changes:
         _regenerate_views(tracer, outputs.nodes)
         view_values = _view_values(tracer, recipes, results, leaves, writes)
+        view_values += _values_of_input_views(tracer, recipes)
     if tracer.scope.token is not None:
         assert tracer.scope.entry_token is not None
         inputs.describe_token(tracer.scope.entry_token)
@@ -116,6 +124,23 @@ def _view_values(
         base = recipes.base_node(recipes.all[position], writes)
         if base is None or not _reaches(node, {base}):
             values[recipes.outputs.replay_value(node)] = position
+    return tuple(values.items())
+
+
+def _values_of_input_views(tracer: Tracer, recipes: Recipes) -> tuple[tuple[int, int], ...]:
+    """(output, recipe) for inputs that are views of what was written, and lead to results.
+
+    Autograd gives such a view a new history after the write, of which results are a part.
+    """
+    values: dict[int, int] = {}
+    outputs = set(recipes.outputs.nodes)
+    for index, alias in recipes.inputs.aliases.items():
+        tensor = recipes.inputs.leaves[index].value
+        if not (tensor._is_view() and alias.is_regenerated) or alias.gradient_edge is None:
+            continue
+        node = tracer.node(tensor)
+        if node.op == "call_function" and node not in outputs and _reaches(node, outputs):
+            values[recipes.outputs.replay_value(node)] = recipes.add(FromCaller(index))
     return tuple(values.items())
 
 

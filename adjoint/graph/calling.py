@@ -234,7 +234,7 @@ class CallingConvention:
     placements: tuple[StoragePlacement, ...] = ()
     """Checked in each call, because Dynamo has no guards on storage offsets."""
     view_values: tuple[tuple[int, int], ...] = ()
-    """(output, recipe): the values of returned views that other results are computed from."""
+    """(output, recipe): values of returned views and of inputs, which results are computed from."""
 
     # The properties below are read in every call.
 
@@ -253,12 +253,12 @@ class CallingConvention:
         return outputs if is_plain else None
 
     @functools.cached_property
-    def recorded_writes(self) -> dict[int, int]:
+    def recorded_writes(self) -> dict[int, FromCaller | BaseOf]:
         """By output: the input that it is written to, where autograd records that."""
         return {
-            write.value: write.to.index
+            write.value: write.to
             for write in self.writes
-            if write.recorded and isinstance(write.to, FromCaller)
+            if write.recorded and not isinstance(write.to, MemoryOf)
         }
 
     @functools.cached_property

@@ -14,6 +14,7 @@ from torch import fx
 from torch.autograd.function import once_differentiable
 
 from adjoint.graph.evaluation import evaluate
+from adjoint.graph.leaves import copy_with_strides
 from adjoint.open_types import AutogradContext, OpArgument, TorchValue
 from adjoint.philox import halves
 from adjoint.torch_private.autograd import applied
@@ -239,7 +240,7 @@ def on_copies(
 
 def _copy(value: object) -> object:
     if isinstance(value, torch.Tensor):
-        return value.clone()
+        return copy_with_strides(value)
     return [_copy(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 

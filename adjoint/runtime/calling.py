@@ -24,7 +24,12 @@ from adjoint.graph.evaluation import InOwnMemory
 from adjoint.graph.leaves import copy_with_strides
 from adjoint.graph.metadata import Mode
 from adjoint.open_types import TorchValue
-from adjoint.runtime.input_changes import EarlyWrites, mutate_inputs, whole_memory
+from adjoint.runtime.input_changes import (
+    EarlyWrites,
+    mutate_inputs,
+    whole_memory,
+    with_history_of,
+)
 from adjoint.runtime.recipes import Results, autograd_mode
 from adjoint.torch_private.fake import storage_key, storage_keys
 from adjoint.torch_private.modes import is_autocast_enabled, without_autocast
@@ -141,7 +146,8 @@ class BetweenSegments:
 
     An output that the caller receives as a replayed view is replayed first, and one that is written
     to an input is written first, so that results computed from it have their autograd history
-    through that view or input.
+    through that view or input.  An input that is a view of what was written has its new history
+    from autograd, too.
     """
 
     def __init__(self, calling: CallingConvention, inputs: Sequence[object]) -> None:
@@ -160,7 +166,7 @@ class BetweenSegments:
         to before the other segment takes it.
         """
         separate = list(_in_own_memory(self.calling, self.inputs, outputs))
-        written = storage_keys([self.inputs[index] for index in self._inputs_for.values()])
+        written = storage_keys([self.inputs[to.index] for to in self._inputs_for.values()])
         for place, value in enumerate(separate):
             if isinstance(value, torch.Tensor) and storage_key(value) in written:
                 separate[place] = _copied(value)
@@ -168,13 +174,17 @@ class BetweenSegments:
 
     def at(self, output: int, outputs: Sequence[object]) -> object:
         """The input of a later segment for `output`, whose own history must be complete."""
-        position, index = self._shown.get(output), self._inputs_for.get(output)
-        value = outputs[output]
-        if index is not None and isinstance(value, torch.Tensor) and value.requires_grad:
-            return self.early.write(output, value, index)
+        position, to = self._shown.get(output), self._inputs_for.get(output)
+        value: TorchValue = outputs[output]
+        if to is not None and isinstance(value, torch.Tensor) and value.requires_grad:
+            return self.early.write(output, value, to)
         if position is None:
             return value
-        return Results(self.calling, self.inputs, outputs, self.made).at(position)
+        shown: TorchValue = Results(self.calling, self.inputs, outputs, self.made).at(position)
+        if isinstance(self.calling.recipes[position], FromCaller):
+            # The memory of an input may be written to once more.
+            return with_history_of(shown, value)
+        return shown
 
 
 def finish(

@@ -22,7 +22,7 @@ from adjoint.graph.calling import (
     Write,
 )
 from adjoint.graph.metadata import Mode
-from adjoint.open_types import TorchValue
+from adjoint.open_types import AutogradContext, TorchValue
 from adjoint.runtime.recipes import Results, autograd_mode
 from adjoint.torch_private import trees
 from adjoint.torch_private.autograd import set_version
@@ -82,17 +82,22 @@ class EarlyWrites:
         self.outputs: set[int] = set()
         """The outputs that were written."""
 
-    def write(self, output: int, value: torch.Tensor, index: int) -> torch.Tensor:
-        """Copy the `value` of an output into the input at `index`.
+    def write(self, output: int, value: torch.Tensor, to: FromCaller | BaseOf) -> torch.Tensor:
+        """Copy the `value` of an output into an input, or its base.
 
         Returns the value with the autograd history that the input has now.
         """
         self.outputs.add(output)
-        target = _target(FromCaller(index), self.inputs)
+        target = _target(to, self.inputs)
         _copy(target, value, recorded=True)
         # A view that is made from now on would be regenerated if its version changed later.
         self.versions.advance()
-        return _WithHistory.apply(target, (value,))  # type: ignore[no-any-return, no-untyped-call]
+        return with_history_of(target, value)
+
+
+def with_history_of(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """`value` with the autograd history of `tensor`, which shows the same elements."""
+    return _WithHistory.apply(tensor, (value,))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _with_memory(
@@ -143,11 +148,16 @@ class _WithHistory(torch.autograd.Function):
     """A tensor with the history of another one, which shows the same values in other memory."""
 
     @staticmethod
-    def forward(ctx: object, history: torch.Tensor, value: tuple[torch.Tensor]) -> torch.Tensor:
+    def forward(
+        ctx: AutogradContext, history: torch.Tensor, value: tuple[torch.Tensor]
+    ) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
         return value[0].detach()
 
     @staticmethod
-    def backward(ctx: object, cotangent: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(
+        ctx: AutogradContext, cotangent: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, None]:
         return cotangent, None
 
 

@@ -19,7 +19,7 @@ from adjoint.graph.operations import on_copies
 from adjoint.open_types import OpKeywords
 from adjoint.torch_private.autograd import preserving_versions, set_version
 from adjoint.torch_private.operators import OpOverload, fresh_results
-from adjoint.trace import aliasing, overlap
+from adjoint.trace import aliasing, geometry, overlap
 from adjoint.trace.emission import current_mode
 from adjoint.trace.metadata_changes import MetadataOp
 from adjoint.trace.mutation import (
@@ -60,6 +60,10 @@ def mutate(tracer: Tracer, op: OpOverload, args: tuple[object, ...], kwargs: OpK
     dropped = () if variant is None else variant.dropped
     if variant is not None and not returns_fit(op, variant.op, len(written)):
         variant = None
+    if variant is not None and _is_drawn_in_gaps(
+        op, [t for name in written for t in targets[name]]
+    ):
+        variant = None
     node = _pure_call(tracer, op, variant, written, nodes, mode)
     fresh = fresh_results(op, result)
     tracer.register_items(fresh, node)
@@ -80,6 +84,16 @@ def mutate(tracer: Tracer, op: OpOverload, args: tuple[object, ...], kwargs: OpK
                 # ATen's kernel writes to each tensor in turn, and each write advances its version.
                 set_version(tensor, tensor._version + 1)
     return result
+
+
+def _is_drawn_in_gaps(op: OpOverload, targets: Sequence[torch.Tensor]) -> bool:
+    """Whether random numbers are drawn for tensors that are not dense.
+
+    Then eager draws one number after another, which it does not where a tensor is contiguous; a
+    pure op would write to a new tensor, which is.
+    """
+    seeded = torch.Tag.nondeterministic_seeded in op.tags
+    return seeded and any(geometry.dense_order(each) is None for each in targets)
 
 
 def _pure_call(

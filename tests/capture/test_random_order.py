@@ -130,6 +130,29 @@ def test_a_mixture(seed: int) -> None:
     check(mixture(seed), lambda: leaf(2, 3), Route.DYNAMO)
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: x.normal_(),
+        lambda x: x.exponential_(),
+        lambda x: x.bernoulli_(0.3),
+        lambda x: x.log_normal_(),
+        lambda x: x.uniform_(),
+    ],
+    ids=["normal", "exponential", "bernoulli", "log_normal", "uniform"],
+)
+def test_a_draw_into_a_part_that_is_not_dense(draw: Callable[[Tensor], Tensor]) -> None:
+    """Eager draws for many numbers at once only where they lie one after another."""
+
+    def program(x: Tensor) -> Tensor:
+        y = x * 2
+        draw(y[:, ::2])
+        draw(y.t()[1:, ::3])
+        return y.sin()
+
+    check(program, lambda: leaf(17, 9), Route.DYNAMO)
+
+
 def test_the_gradient_of_a_branch_that_draws_is_that_of_its_numbers() -> None:
     def program(x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, lambda x: x * torch.rand_like(x), torch.sin, (x,))  # type: ignore[no-any-return]

@@ -330,6 +330,65 @@ def test_results_with_respect_to_inputs_that_are_written(
     torch.testing.assert_close(found[1], found[0])
 
 
+def through_the_base(base: Tensor, view: Tensor, other: Tensor) -> Results:
+    base.mul_(2)
+    return view * view, base.sin(), view.sum() * base * other.sum()
+
+
+def through_a_view(base: Tensor, view: Tensor, other: Tensor) -> Results:
+    view.mul_(2)
+    return base * base, view.sin(), other.exp()
+
+
+def through_two_views(base: Tensor, view: Tensor, other: Tensor) -> Results:
+    view.mul_(2)
+    other.mul_(base.sum())
+    return (view * 2).sum() * other, base.cos()
+
+
+def without_the_base(base: Tensor, view: Tensor, other: Tensor) -> Results:
+    view.mul_(3)
+    return view * view, other.sin()
+
+
+def a_view_of_the_view(base: Tensor, view: Tensor, other: Tensor) -> Results:
+    base.mul_(2)
+    part = view[1:]
+    return part, part.exp() * other[0, 0], other
+
+
+@pytest.mark.parametrize(
+    "program",
+    [through_the_base, through_a_view, through_two_views, without_the_base, a_view_of_the_view],
+)
+def test_inputs_that_are_views_of_what_is_written(program: Callable[..., Results]) -> None:
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        root = leaf(3, 3)
+        base = root * 1
+        inputs = (base, base[1:], base[:2].t())
+        if program is without_the_base:
+            inputs = (root.detach(), *inputs[1:])
+        run = bridged(program, *inputs) if compiled else program
+        results = run(*inputs)
+        others = [each for each in (*results, *inputs, base, root) if each.requires_grad]
+        seen = [*results, *inputs]
+        for head in (*results, base):
+            slopes: tuple[Tensor | None, ...] = torch.autograd.grad(
+                (head * head).sum(), others, create_graph=True, allow_unused=True
+            )
+            seen += slopes
+            curved = [each.sin().sum() for each in slopes if each is not None]
+            again = torch.autograd.grad(
+                torch.stack(curved).sum(), others, retain_graph=True, allow_unused=True
+            )
+            seen += again
+        found.append(seen)
+    assert [each is None for each in found[1]] == [each is None for each in found[0]]
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_what_runs_is_one_program() -> None:
     x, y = leaf(3, 3), leaf(3, 3)
     compiled = bridged(one_after_another, x, y)
