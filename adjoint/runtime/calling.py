@@ -175,13 +175,15 @@ class BetweenSegments:
     def at(self, output: int, outputs: Sequence[object]) -> object:
         """The input of a later segment for `output`, whose own history must be complete."""
         position, to = self._shown.get(output), self._inputs_for.get(output)
-        value: TorchValue = outputs[output]
+        value = outputs[output]
         if to is not None and isinstance(value, torch.Tensor) and value.requires_grad:
             return self.early.write(output, value, to)
         if position is None:
             return value
-        shown: TorchValue = Results(self.calling, self.inputs, outputs, self.made).at(position)
+        shown = Results(self.calling, self.inputs, outputs, self.made).at(position)
         if isinstance(self.calling.recipes[position], FromCaller):
+            assert isinstance(shown, torch.Tensor)
+            assert isinstance(value, torch.Tensor)
             # The memory of an input may be written to once more.
             return with_history_of(shown, value)
         return shown

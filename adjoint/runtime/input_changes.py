@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from adjoint.graph.calling import (
     AssignData,
@@ -22,7 +23,7 @@ from adjoint.graph.calling import (
     Write,
 )
 from adjoint.graph.metadata import Mode
-from adjoint.open_types import AutogradContext, TorchValue
+from adjoint.open_types import TorchValue
 from adjoint.runtime.recipes import Results, autograd_mode
 from adjoint.torch_private import trees
 from adjoint.torch_private.autograd import set_version
@@ -149,15 +150,13 @@ class _WithHistory(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: AutogradContext, history: torch.Tensor, value: tuple[torch.Tensor]
+        ctx: FunctionCtx, history: torch.Tensor, value: tuple[torch.Tensor]
     ) -> torch.Tensor:
         ctx.set_materialize_grads(False)
         return value[0].detach()
 
     @staticmethod
-    def backward(
-        ctx: AutogradContext, cotangent: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, None]:
+    def backward(ctx: object, cotangent: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
         return cotangent, None
 
 
