@@ -45,6 +45,7 @@ from adjoint.optimize.uniform import fold_uniform_values
 from adjoint.optimize.views import merge_views
 from adjoint.options import Options
 from adjoint.partition.dropout import open_dropout
+from adjoint.partition.offloading import fetch_ahead
 from adjoint.partition.softmax import close_softmax, open_softmax
 from adjoint.passes import Pass, Place, extended
 from adjoint.target import Target
@@ -70,6 +71,7 @@ SPLIT_CONVOLUTION_BIAS = Pass(
 )
 CHOOSE_MEMORY_FORMAT = Pass("choose-memory-format", choose_memory_format)
 DECOMPOSE = Pass("decompose", decompose)
+FETCH_AHEAD = Pass("fetch-ahead", fetch_ahead)
 
 # On a forward graph that is to be differentiated again.
 FORWARD = (CLOSE_SOFTMAX,)
@@ -134,6 +136,7 @@ def lowering(target: Target, overwrites: bool = False) -> tuple[Pass, ...]:
         *((draw,) if target.draws_in_kernels else ()),
         DECOMPOSE,
         merge,
+        FETCH_AHEAD,
     )
 
 
@@ -150,7 +153,7 @@ def places(target: Target) -> dict[str, tuple[Pass, ...]]:
 
 
 PASS_NAMES = frozenset(
-    {"join-writes", "draw-in-kernels", "decompose", "merge-equal-values"}
+    {"join-writes", "draw-in-kernels", "decompose", "merge-equal-values", "fetch-ahead"}
     | {each.name for passes in (primal(()), JOINT, POST, FORWARD, LINEAR) for each in passes}
 )
 

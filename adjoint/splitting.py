@@ -16,6 +16,7 @@ from adjoint.differentiate.segments import joined, segments_of
 from adjoint.graph.derivative import Derivative, Joint
 from adjoint.graph.metadata import outputs_of
 from adjoint.graph.origins import Origin, is_part, origins_of
+from adjoint.host_memory import to_host
 from adjoint.loops.footprint import ChainFootprint
 from adjoint.partition.budget import within_budget
 from adjoint.partition.split import Forward, Split
@@ -98,7 +99,11 @@ class Splitting:
 
     def _has_unreached(self, forward: Forward, reached: set[Origin]) -> bool:
         """Whether some saved value has a derivative, but no sweep so far had a cotangent of it."""
-        returned = outputs_of(forward.graph_module.graph)
+        # A value in host memory has the derivatives of the value that it is a copy of.
+        returned = [
+            node.args[0] if node.target is to_host else node
+            for node in outputs_of(forward.graph_module.graph)
+        ]
         return any(
             place >= forward.results
             and not is_part(returned[place])

@@ -157,6 +157,7 @@ def _memory(report: MemoryReport, lines: _Lines) -> dict[str, object]:
                 "needed_by": list(each.needed_by),
                 "why": each.why,
                 "exists_anyway": each.exists_anyway,
+                "in_host_memory": each.in_host_memory,
             }
             for each in report.values
         ],

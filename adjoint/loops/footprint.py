@@ -18,6 +18,7 @@ import sympy
 import torch
 from typing_extensions import assert_never
 
+from adjoint.host_memory import STAGES, from_host, to_host
 from adjoint.loops.plan import (
     Argument,
     Launch,
@@ -300,8 +301,18 @@ def footprint(
                     made_by = f"workspace of {step.op}"
                     copies = Block(-1, SlotKind.RESULT, count, place, place, made_by=made_by)
                     blocks = (*blocks, copies)
-    most = layout(reserved)
+    most = layout(reserved) + (0 if processor else _staged(plan, bytes_of))
     return Footprint(end, blocks, plan.inputs, tuple(outputs), most, plan.gives_back)
+
+
+def _staged(plan: Plan, bytes_of: Mapping[int, int]) -> int:
+    """The bytes of the buffers on a GPU through which values are copied to and from the host."""
+    largest = 0
+    for step in plan.steps:
+        if isinstance(step, LibraryCall) and step.op in (to_host, from_host):
+            # One of them is in host memory, which is not counted.
+            largest = max(largest, *(bytes_of[slot] for slot in (*arguments_of(step), step.result)))
+    return STAGES * largest
 
 
 def _begin(kind: SlotKind, first: int, end: int, begin_of: Sequence[int], captured: bool) -> int:

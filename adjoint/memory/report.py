@@ -71,7 +71,7 @@ class MemoryReport:
     @property
     def bytes(self) -> int:
         """The bytes that are held only for the backward."""
-        return sum(each.bytes for each in self.values if not each.exists_anyway)
+        return sum(each.bytes for each in self.values if each.is_held)
 
     @property
     def peak(self) -> int | None:
@@ -108,10 +108,13 @@ class MemoryReport:
         anyway = len(self.values) - len(own)
         besides = f", besides {anyway} inputs and results, which exist anyway" if anyway else ""
         values = counted(len(own), "value")
-        yield f"saved for the backward: {in_bytes(self.bytes)} in {values}{besides}"
+        offloaded = sum(each.bytes for each in own if each.in_host_memory)
+        where = f", and {in_bytes(offloaded)} in host memory," if offloaded else ""
+        yield f"saved for the backward: {in_bytes(self.bytes)}{where} in {values}{besides}"
         for each in own[:MAX_SHOWN]:
             yield ""
-            yield f"  {in_bytes(each.bytes):>10}  {each.described}  {each.op}"
+            where = ", in host memory" if each.in_host_memory else ""
+            yield f"  {in_bytes(each.bytes):>10}  {each.described}  {each.op}{where}"
             if each.source is not None:
                 yield f"{'':14}at {each.source}"
             if each.needed_by:
@@ -153,7 +156,7 @@ class MemoryReport:
         """The lines that hold most of the memory, and what recomputing them would cost."""
         by_line: dict[SourceLine, list[SavedValue]] = {}
         for each in self.values:
-            if not each.exists_anyway and each.source is not None:
+            if each.is_held and each.source is not None:
                 by_line.setdefault(each.source, []).append(each)
         best = sorted(by_line.items(), key=lambda pair: -sum(each.bytes for each in pair[1]))
         if not best:

@@ -17,6 +17,7 @@ from adjoint.graph.metadata import (
     descriptor_of,
     grad_of,
     inputs_of,
+    operand_of,
     output_descriptors,
     outputs_of,
     region_of,
@@ -25,6 +26,7 @@ from adjoint.graph.metadata import (
 )
 from adjoint.graph.purity import is_impure
 from adjoint.graph.reachability import reachable
+from adjoint.host_memory import to_host
 from adjoint.partition.marks import is_recomputed, producer_of
 from adjoint.partition.split import is_cheap, is_free
 from adjoint.rules.costs import Cost, cost_of
@@ -51,6 +53,13 @@ class SavedValue:
     """Of recomputing it from other saved values."""
     exists_anyway: bool
     """It is an input or a result of the program, and takes no memory of its own."""
+    in_host_memory: bool = False
+    """It waits in host memory, and takes none on the device."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it takes memory only for the backward program."""
+        return not self.exists_anyway and not self.in_host_memory
 
     @property
     def described(self) -> str:
@@ -91,13 +100,15 @@ def _explained(
     saved: Set[fx.Node],
     is_result: bool,
 ) -> SavedValue:
+    name, in_host_memory = node.name, node.target is to_host
+    node = operand_of(node) if in_host_memory else node
     value = value_or_none(node)
     is_tensor = isinstance(value, torch.Tensor)
     shape = tuple(hint(size) for size in value.shape) if is_tensor else ()
     count = math.prod(shape)
     is_input = node.op == "placeholder"
     return SavedValue(
-        node.name,
+        name,
         count * value.dtype.itemsize if is_tensor else 8,
         shape,
         value.dtype if is_tensor else None,
@@ -107,6 +118,7 @@ def _explained(
         _why(node, is_result),
         recomputation(node, saved),
         is_input or is_result,
+        in_host_memory,
     )
 
 

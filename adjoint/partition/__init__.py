@@ -12,10 +12,12 @@ maxima and row sums are saved (`softmax.py`).
 execution of the checkpointed function.  A value that a run computes and that the derivative of the
 same run reads is recomputed, whatever it costs.  A value that leaves the run is saved if it is
 needed, and so is what the run takes from outside.  Policies of selective checkpointing name more
-values to save.  Dropout in a checkpoint is opened into its mask and a product, so that the mask
-alone is saved (`dropout.py`).  Nodes of different runs are never merged, and the nodes of a
-backward graph are a run of their own; otherwise, under a transform, where forward and backward are
-one graph, a recomputed value would be merged with the one computed first.
+values to save, or to offload: those wait in host memory (`offloading.py`), and on a GPU they are
+copied there and back behind computation (`host_memory.py`, below).  Dropout in a checkpoint is
+opened into its mask and a product, so that the mask alone is saved (`dropout.py`).  Nodes of
+different runs are never merged, and the nodes of a backward graph are a run of their own;
+otherwise, under a transform, where forward and backward are one graph, a recomputed value would be
+merged with the one computed first.
 
 **Memory budget** (`budget.py`, option `memory_budget`).  The forward nodes are divided into parts
 where few bytes cross, and parts are marked as if they were checkpoints.  Of several choices of

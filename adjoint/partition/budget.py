@@ -36,6 +36,7 @@ from adjoint.graph.metadata import (
     value_of,
 )
 from adjoint.graph.origins import origins_of
+from adjoint.host_memory import to_host
 from adjoint.loops.footprint import ChainFootprint
 from adjoint.partition.marks import producer_of
 from adjoint.partition.split import Split, is_free
@@ -221,7 +222,7 @@ def _crossing(nodes: Sequence[fx.Node], sizes: Sequence[int]) -> list[int]:
 
 
 def _bytes(node: fx.Node) -> int:
-    if is_free(node) or not computes_tensor(node):
+    if is_free(node) or not computes_tensor(node) or node.target is to_host:
         return 0
     value = value_of(node)
     return math.prod(hint(size) for size in value.shape) * int(value.dtype.itemsize)

@@ -14,9 +14,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+import torch
 from torch import fx
 
-from adjoint.graph.metadata import next_run, region_of, run_of, set_region, value_or_none
+from adjoint.graph.metadata import (
+    computes_tensor,
+    next_run,
+    region_of,
+    run_of,
+    set_region,
+    tensor_of,
+    value_or_none,
+)
 from adjoint.graph.purity import is_impure
 from adjoint.torch_private.symbols import SYMBOLIC
 
@@ -24,7 +33,8 @@ from adjoint.torch_private.symbols import SYMBOLIC
 Run: TypeAlias = "tuple[int, int] | None"
 
 # By name, because `CheckpointPolicy` has not all of them in every version of torch.
-_SAVING = frozenset({"MUST_SAVE", "MUST_CPU_OFFLOAD", "PREFER_CPU_OFFLOAD"})
+_OFFLOADING = frozenset({"MUST_CPU_OFFLOAD", "PREFER_CPU_OFFLOAD"})
+_SAVING = _OFFLOADING | {"MUST_SAVE"}
 _RECOMPUTING = frozenset({"", "MUST_RECOMPUTE", "PREFER_RECOMPUTE"})
 
 
@@ -50,6 +60,21 @@ def is_recomputed(node: fx.Node) -> bool:
         return False
     # A size is saved as a number.
     return not isinstance(value_or_none(node), SYMBOLIC) and not is_impure(producer_of(node))
+
+
+def is_offloaded(node: fx.Node) -> bool:
+    """Whether a checkpoint wants the value saved in host memory, and it is not there already."""
+    region = region_of(node)
+    if region is None or region.policy not in _OFFLOADING or not computes_tensor(node):
+        return False
+    value = tensor_of(node)
+    # Nothing can be copied into strides in which elements overlap.
+    return is_on_device(value) and value.layout is torch.strided and 0 not in value.stride()
+
+
+def is_on_device(value: torch.Tensor) -> bool:
+    """Whether the memory of the value is that of a device, and not the host's."""
+    return value.is_cuda
 
 
 def needs_of(reads: Iterable[tuple[fx.Node, Run]], is_free: Callable[[fx.Node], bool]) -> Needs:

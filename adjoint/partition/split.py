@@ -42,9 +42,11 @@ from adjoint.graph.metadata import (
 from adjoint.graph.origins import Origin, have
 from adjoint.graph.purity import is_impure
 from adjoint.graph.reachability import reachable
+from adjoint.host_memory import from_host, to_host
 from adjoint.partition.extraction import descendants, extract, first_reached, used_values
 from adjoint.partition.flow import UNBOUNDED, Network
-from adjoint.partition.marks import is_recomputed, mark_as_recomputed, needs_of
+from adjoint.partition.marks import is_offloaded, is_recomputed, mark_as_recomputed, needs_of
+from adjoint.partition.offloading import back_from_host_memory, to_host_memory
 from adjoint.partition.sizes import read_sizes_of, sizes_beside
 from adjoint.rules.costs import is_quick
 from adjoint.torch_private.operators import OpOverload
@@ -222,6 +224,11 @@ class Split:
         needed = list(dict.fromkeys([*self.needed(also), *kept]))
         primals = [node for node in self.joint.graph.nodes if node not in self.reverse]
         needed += sizes_beside(needed, primals)
+        returned = {node for node, _ in self.results}
+        needed = [
+            to_host_memory(node) if is_offloaded(node) and node not in returned else node
+            for node in needed
+        ]
         primals_needed = [node for node in needed if node in set(self.primals)]
         places = {node: i for i, (node, _) in reversed(list(enumerate(self.results)))}
         outputs = [node for node, _ in self.results]
@@ -254,6 +261,9 @@ class Split:
                 assert node is not None
                 available.setdefault(node, descriptor)
         available.update({inputs[each]: each for each in saved if each in inputs})
+        for node in available:
+            if node.target is to_host:
+                back_from_host_memory(node)
         read_sizes_of([*available, *self.tangents], self.joint.graph, available)
         gradients = [node for node, _ in self.gradients]
         # Random draws of a backward formula happen when the backward graph runs.
@@ -314,7 +324,10 @@ def is_cheap(node: fx.Node) -> bool:
         return False
     if not computes_tensor(node) or is_impure(node):
         return False
-    if node.target in _BY_INDEX or _is_cast(node) or _is_short_product(node):
+    # What waits in host memory may be copied from there more than once.
+    if node.target in _BY_INDEX or node.target is from_host:
+        return True
+    if _is_cast(node) or _is_short_product(node):
         return True
     if node.target in _SOFTMAX:
         return bool(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from adjoint.graph.operations import provided, with_data
+from adjoint.host_memory import from_host, to_host
 from adjoint.rules.registry import Cotangents, vjp
 
 aten = torch.ops.aten
@@ -23,6 +24,12 @@ def provided_vjp(
 ) -> Cotangents:
     """The identity in `value`."""
     return (cotangent,)
+
+
+@vjp(to_host, from_host)
+def moved(cotangent: Tensor, out: Tensor, x: Tensor, *_: object) -> Cotangents:
+    """The identity.  A cotangent is copied at once: others may read it in host memory."""
+    return (aten._to_copy.default(cotangent, device=x.device),)
 
 
 @vjp(aten.copy.default)
