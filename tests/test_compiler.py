@@ -39,7 +39,7 @@ def stages(seen: list[Sighting]) -> list[tuple[str, int]]:
     return [(each.stage, each.order) for each in seen]
 
 
-LOWERED = ["join-writes", "decompose", "merge-equal-values", "lower"]
+LOWERED = ["join-writes", "decompose", "merge-equal-values", "fetch-ahead", "lower"]
 RUN = [*(each.name for each in POST), *LOWERED, "emit", "load"]
 DIFFERENTIATED = ["differentiate", *(each.name for each in JOINT)]
 

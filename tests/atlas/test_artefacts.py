@@ -24,7 +24,8 @@ def test_every_graph_is_kept_with_the_passes_that_touched_it(graphs: list[GraphR
     roles = [(graph.role, graph.order) for graph in graphs]
     assert roles[:4] == [("captured", 0), ("joint", 1), ("forward", 0), ("backward", 1)]
     forward = graphs[2]
-    assert [touch.name for touch in forward.touches][-2:] == ["decompose", "merge-equal-values"]
+    names = [touch.name for touch in forward.touches]
+    assert names[-3:] == ["decompose", "merge-equal-values", "fetch-ahead"]
     joint = graphs[1]
     assert {"merge-common-subexpressions"} <= {touch.name for touch in joint.touches}
 
