@@ -14,7 +14,7 @@ from torch import fx
 from adjoint.graph.metadata import entry_mode, set_entry_mode
 from adjoint.graph.origins import origins_of
 from adjoint.open_types import OpArgument
-from adjoint.torch_private.graph_modules import module_of
+from adjoint.torch_private.graph_modules import module_of, set_arguments
 
 Arguments = Callable[[fx.Node], OpArgument]
 
@@ -23,14 +23,15 @@ def copy_node(graph: fx.Graph, node: fx.Node, argument: Arguments) -> fx.Node:
     """Append a copy of `node` to `graph`; `argument` maps each of its arguments to the new one."""
     copy = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
     # Set afterwards, because `create_node` would make nodes of symbolic sizes among the arguments.
-    copy.args, copy.kwargs = fx.map_arg((node.args, node.kwargs), argument)
-    copy.meta = _shared_meta(node)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), argument)
+    set_arguments(copy, args, kwargs)
+    _share_meta(node, copy)
     return copy
 
 
-def _shared_meta(node: fx.Node) -> dict[str, object]:
+def _share_meta(node: fx.Node, copy: fx.Node) -> None:
     origins_of(node)  # Creates them if needed, so that the copy has the same.
-    return dict(node.meta)
+    copy.meta.update(node.meta)
 
 
 class GraphCopy:
@@ -44,7 +45,7 @@ class GraphCopy:
     def add_input(self, node: fx.Node) -> fx.Node:
         """A new input in place of `node`, which may be any node of the original."""
         copy = self.graph.placeholder(node.name)
-        copy.meta = _shared_meta(node)
+        _share_meta(node, copy)
         self.copies[node] = copy
         return copy
 

@@ -15,7 +15,7 @@ build new expressions, of other expressions or of Python numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -198,15 +198,20 @@ def children(expression: Expression) -> tuple[Expression, ...]:
             assert_never(expression)
 
 
-def walk(expression: Expression, seen: set[int] | None = None) -> Iterator[Expression]:
+def walk(expression: Expression, seen: set[int] | None = None) -> list[Expression]:
     """`expression` and everything it is computed from: children first, each once."""
-    seen = set() if seen is None else seen
+    found: list[Expression] = []
+    _collect(expression, set() if seen is None else seen, found)
+    return found
+
+
+def _collect(expression: Expression, seen: set[int], found: list[Expression]) -> None:
     if id(expression) in seen:
         return
     seen.add(id(expression))
     for child in children(expression):
-        yield from walk(child, seen)
-    yield expression
+        _collect(child, seen, found)
+    found.append(expression)
 
 
 def substituted(

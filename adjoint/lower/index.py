@@ -180,10 +180,13 @@ def of_axis(axis: Axis) -> Index:
 
 def linear(index: Sequence[Index], strides: Sequence[Size], offset: Size = 0) -> Index:
     """The offset in memory of the element at `index`."""
-    total = Index((), offset)
+    terms: list[tuple[Atom, Size]] = []
+    constant = offset
     for each, stride in zip(index, strides, strict=True):
-        total = total + each * stride
-    return total
+        part = each * stride
+        terms += part.terms
+        constant = constant + part.constant
+    return combined(terms, simplified(constant))
 
 
 def row_major(shape: Sequence[Size]) -> tuple[Size, ...]:

@@ -75,10 +75,13 @@ class TileNests:
 
 def tile_nests(group: Group, stored: set[fx.Node], rows: Size) -> TileNests:
     """The loops that compute rows `first` to `last`, of `rows` in all, of a group."""
-    dry = Builder(group, stored, None, rows)
-    dry.build()
-    builder = Builder(group, stored, dry.merged(), rows)
-    begin, body, finale = builder.build()
+    builder = Builder(group, stored, None, rows)
+    parts = builder.build()
+    runs = builder.merged()
+    if runs != builder.runs:
+        builder = Builder(group, stored, runs, rows)
+        parts = builder.build()
+    begin, body, finale = parts
     return TileNests(
         builder.nest("begin", tuple(begin), TILE) if begin else None,
         builder.nest("rows", tuple(body), TILE),

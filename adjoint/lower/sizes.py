@@ -25,7 +25,7 @@ def size_of(value: TorchValue) -> Size:
 
 
 def sizes(values: Iterable[object]) -> tuple[Size, ...]:
-    return tuple(size_of(value) for value in values)
+    return tuple(value if type(value) is int else size_of(value) for value in values)
 
 
 def same(one: Size, other: Size) -> bool:

@@ -39,11 +39,14 @@ MIN_CONTIGUOUS_ROWS = 32
 
 def nest_of(group: Group, stored: set[fx.Node], name: str = "kernel") -> Nest:
     """The loops that compute `group`; `stored` are those of its values that others need."""
-    dry = Builder(group, stored, None)
-    dry.build()
-    kind = StridedBuilder if reduces_strided_columns(dry) else Builder
-    builder = kind(group, stored, dry.merged())
-    begin, rows, finale = builder.build()
+    builder = Builder(group, stored, None)
+    parts = builder.build()
+    runs = builder.merged()
+    kind = StridedBuilder if reduces_strided_columns(builder) else Builder
+    if kind is not Builder or runs != builder.runs:
+        builder = kind(group, stored, runs)
+        parts = builder.build()
+    begin, rows, finale = parts
     parallel = Loop("t", integer(0), Extent(CHUNKS), (*begin, *rows), Mapping.PARALLEL)
     return builder.nest(name, (parallel, *finale))
 

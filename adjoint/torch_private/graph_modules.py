@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 
 import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
+
+from adjoint.open_types import OpArgument
 
 
 def module_of(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
@@ -20,6 +23,18 @@ def module_of(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
 def is_erased(node: fx.Node) -> bool:
     """Whether the node was removed from its graph."""
     return bool(node._erased)
+
+
+def set_arguments(
+    node: fx.Node, args: tuple[OpArgument, ...], kwargs: Mapping[str, OpArgument]
+) -> None:
+    """Give a node its arguments.
+
+    `fx.Node.__setattr__` would also take the node out of its graph's index of operators and insert
+    it again, for each attribute; the arguments are no part of that index.
+    """
+    object.__setattr__(node, "args", args)
+    object.__setattr__(node, "kwargs", kwargs)
 
 
 def add_attribute(graph_module: fx.GraphModule, stem: str, value: object) -> str:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import fx
 
-from adjoint.torch_private.graph_modules import module_of
+from adjoint.torch_private.graph_modules import module_of, set_arguments
 
 
 def doubled() -> fx.GraphModule:
@@ -49,3 +49,18 @@ def test_it_is_a_graph_module_like_any_other() -> None:
     assert copy.deepcopy(doubled())(3) == 6
     assert "torch.mul(x, 2)" in doubled().code
     assert fx.GraphModule(doubled(), doubled().graph)(3) == 6
+
+
+def test_arguments_are_set_as_torch_sets_them() -> None:
+    module = doubled()
+    (x,) = module.graph.find_nodes(op="placeholder")
+    (node,) = module.graph.find_nodes(op="call_function", target=torch.mul)
+    set_arguments(node, (3,), {"other": x})
+    assert (node.args, node.kwargs) == ((3,), {"other": x})
+    assert list(x.users) == [node]
+    set_arguments(node, (3, 5), {})
+    assert not x.users
+    assert not node.all_input_nodes
+    assert module.graph.find_nodes(op="call_function", target=torch.mul) == [node]
+    module.graph.lint()
+    assert module(4) == 15
