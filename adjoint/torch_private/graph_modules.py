@@ -9,8 +9,6 @@ import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from adjoint.open_types import OpArgument
-
 
 def module_of(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
     """`graph` as a module with the attributes of `root`.
@@ -25,9 +23,7 @@ def is_erased(node: fx.Node) -> bool:
     return bool(node._erased)
 
 
-def set_arguments(
-    node: fx.Node, args: tuple[OpArgument, ...], kwargs: Mapping[str, OpArgument]
-) -> None:
+def set_arguments(node: fx.Node, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     """Give a node its arguments.
 
     `fx.Node.__setattr__` would also take the node out of its graph's index of operators and insert
