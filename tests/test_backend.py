@@ -9,12 +9,13 @@ from unittest import mock
 import pytest
 import torch
 import torch._dynamo
-from torch import Tensor
+from torch import Tensor, nn
 
 import adjoint
 from adjoint import backend
 from adjoint.backend import compile_graph
 from adjoint.errors import CaptureError
+from adjoint.torch_private.fake import FakeTensor, FakeTensorMode
 from tests.parity import leaf
 
 BY_NAME = """
@@ -190,3 +191,21 @@ def test_a_mode_beside_options() -> None:
     message = "mode 'max-autotune-no-cudagraphs' means cuda_graphs=False, and options say True"
     with pytest.raises(ValueError, match=message):
         adjoint.compile(twice, mode="max-autotune-no-cudagraphs", cuda_graphs=True)
+
+
+def test_fakes_of_the_caller_run_op_by_op() -> None:
+    """Estimates of memory run a model on them, in their mode or outside of it."""
+    mode = FakeTensorMode()
+    compiled, x = adjoint.compile(twice), leaf(3)
+    assert torch.equal(compiled(x), twice(x))
+    fake = mode.from_tensor(x)
+    result = compiled(fake)
+    assert isinstance(result, FakeTensor)
+    assert result.fake_mode is mode
+    assert result.shape == (3,)
+    assert torch.equal(compiled(x), twice(x))
+    with mode:
+        layer = nn.Linear(3, 2)
+        for rows in (4, 5):  # Compiled in the mode, too.
+            adjoint.compile(layer)(torch.ones(rows, 3)).sum().backward()
+    assert isinstance(layer.weight.grad, FakeTensor)

@@ -11,7 +11,7 @@ import torch
 
 from adjoint.capture.inputs import Leaf
 from adjoint.capture.program import Capture
-from adjoint.errors import CaptureError
+from adjoint.errors import CaptureError, SourceLine
 from adjoint.graph.boundary import capturing, location_of_function
 from adjoint.graph.captured import CapturedProgram, Signature
 from adjoint.graph.descriptors import Argument, Buffer, Parameter
@@ -21,6 +21,7 @@ from adjoint.torch_private.dynamo import COMPILING, general_shapes
 from adjoint.torch_private.fake import make_fake, new_fake_mode
 from adjoint.torch_private.functorch import outside_functorch
 from adjoint.torch_private.modes import without_observers
+from adjoint.trace.subclasses import has_own_dispatch
 
 # Which axes of a tensor have symbolic sizes; True: all axes of arguments.
 Dynamic: TypeAlias = bool | Callable[[torch.Tensor], Sequence[bool]]
@@ -68,6 +69,7 @@ def _capture_call(
 
     def fake(real: torch.Tensor, name: str, is_argument: bool = False) -> torch.Tensor:
         if id(real) not in fakes:
+            _refuse_own_dispatch(real, location_of_function(function).source)
             fakes[id(real)] = make_fake(fake_mode, real, axes_of(real, is_argument), name)
         return fakes[id(real)]
 
@@ -105,6 +107,18 @@ def _capture_call(
     guards = Guards(values, fake_mode.shape_env)
     bound = [each.value for each in originals]
     return captured.called_with(bound, signature, guards).closing_over(capture.closed_over)
+
+
+def _refuse_own_dispatch(tensor: torch.Tensor, source: SourceLine | None) -> None:
+    """Refuse a tensor that is no plain memory, and does not show the tensors that it is made of."""
+    if has_own_dispatch(tensor):
+        raise CaptureError(
+            f"a tensor of the class {type(tensor).__name__}",
+            "its __torch_dispatch__ has to see every operator that runs, and compiled code would "
+            "run others on memory that it may not have",
+            "pass plain tensors, or give the class __tensor_flatten__ and __tensor_unflatten__",
+            source,
+        )
 
 
 class _ByIdentity:

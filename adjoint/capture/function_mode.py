@@ -150,13 +150,13 @@ class CaptureFunctionMode(TorchFunctionMode):
             return leaf
         if self.within_levels and is_functorch_wrapper(leaf):
             self._refuse_from_outside(leaf)
-        return leaf if is_made_of_fakes(leaf) else self.adopt(leaf)
+        return leaf if is_made_of_fakes(leaf, self.tracer.fake_mode) else self.adopt(leaf)
 
     def _refuse_from_outside(self, wrapper: torch.Tensor) -> None:
         """Refuse a wrapper of a real tensor.  Levels are numbered, and those around the capture
         have the same numbers as those in it, so which of them the wrapper belongs to is not
         known."""
-        if not is_made_of_fakes(innermost(wrapper)):
+        if not is_made_of_fakes(innermost(wrapper), self.tracer.fake_mode):
             raise OutsideLevelError(
                 "a tensor of a transform of torch.func around the capture",
                 "the function closes over it, and a graph cannot",

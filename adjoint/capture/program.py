@@ -67,7 +67,7 @@ class Capture:
 
     def adopt(self, real: torch.Tensor) -> torch.Tensor:
         """The fake of `real`, a tensor that the program closes over, which becomes an input."""
-        if isinstance(real, FakeTensor):
+        if isinstance(real, FakeTensor) and real.fake_mode is self.tracer.fake_mode:
             return real
         if id(real) not in self._fakes:
             # Inside a level of `torch.func`, the fake would be wrapped as a tensor of that level.

@@ -128,7 +128,7 @@ def fold_uniform(match: Match) -> Replacement | None:
             ),
         )
         if isinstance(kwargs.get("device"), torch.device):
-            kwargs["device"] = torch.device("cpu")
+            kwargs = {**kwargs, "device": torch.device("cpu")}
         result = root.target(*args, **kwargs)  # type: ignore[operator]
         number = result.item()
     is_known = isinstance(number, (bool, int, float)) and result.dtype == tensor_of(root).dtype

@@ -34,9 +34,9 @@ from adjoint.torch_private.composites import composites_as_in_eager
 from adjoint.torch_private.dynamo import general_shapes
 from adjoint.torch_private.fake import (
     FakeTensor,
-    detect_fake_mode,
     fake_call,
     make_fake,
+    mode_of,
     new_fake_mode,
 )
 from adjoint.torch_private.modes import TorchDispatchMode, enable_python_dispatcher, isolated
@@ -146,7 +146,7 @@ def _tensors(tree: object) -> list[torch.Tensor]:
 
 def operators_of(function: Callable[..., object], values: Sequence[object]) -> list[OpOverload]:
     """The operators that a function calls on fake tensors like these."""
-    mode = detect_fake_mode(values)
+    mode = mode_of(values)
     assert mode is not None
     recorder = Recorder()
     with isolated(), mode, enable_python_dispatcher(), torch.no_grad(), recorder:

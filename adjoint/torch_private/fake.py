@@ -10,7 +10,6 @@ from operator import attrgetter
 
 import torch
 from torch import fx
-from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -26,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     StatelessSymbolicContext,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from adjoint.torch_private import missing_fakes as _missing_fakes  # noqa: F401
@@ -40,12 +39,12 @@ __all__ = [
     "FakeTensorMode",
     "bound_cached_fakes",
     "detached_fake",
-    "detect_fake_mode",
     "fake_call",
     "fake_like",
     "fake_mode_with",
     "fake_view",
     "make_fake",
+    "mode_of",
     "new_fake_mode",
     "op_without_fake",
     "reads_missing_data",
@@ -201,7 +200,23 @@ def fake_mode_of(graph_module: fx.GraphModule) -> FakeTensorMode:
         # All tensors of a graph have the same mode.
         if any(isinstance(each, torch.Tensor) for each in values):
             break
-    return detect_fake_mode(values) or new_fake_mode()
+    return mode_of(values) or new_fake_mode()
+
+
+def mode_of(values: Iterable[object]) -> FakeTensorMode | None:
+    """The mode of fake tensors, and of fakes inside subclasses.
+
+    Torch's own function refuses fakes if another mode is active, such as one of the caller's.
+    """
+    for value in values:
+        if isinstance(value, FakeTensor):
+            return value.fake_mode
+        if is_traceable_wrapper_subclass(value):
+            names, _ = value.__tensor_flatten__()
+            found = mode_of(getattr(value, name) for name in names)
+            if found is not None:
+                return found
+    return None
 
 
 # Entries of torch's cache of fake results, which has no bound of its own.

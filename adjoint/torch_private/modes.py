@@ -23,6 +23,7 @@ __all__ = [
     "default_devices",
     "dispatch_modes",
     "enable_python_dispatcher",
+    "has_torch_dispatch",
     "has_torch_function_mode",
     "is_autocast_enabled",
     "is_traceable_wrapper_subclass",
@@ -45,6 +46,11 @@ _has_transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active
 def is_traceable_wrapper_subclass(tensor: object) -> bool:
     """Whether this is a subclass that wraps tensors and implements `__tensor_flatten__`."""
     return _python_dispatch.is_traceable_wrapper_subclass(tensor)
+
+
+def has_torch_dispatch(tensor: torch.Tensor) -> bool:
+    """Whether the class of a tensor has a `__torch_dispatch__` of its own."""
+    return type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
 
 
 def are_ops_observed() -> bool:

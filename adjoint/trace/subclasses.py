@@ -12,9 +12,9 @@ import torch
 from torch import fx
 
 from adjoint.graph.operations import build_subclass
-from adjoint.torch_private.fake import FakeTensor
+from adjoint.torch_private.fake import FakeTensor, FakeTensorMode
 from adjoint.torch_private.functorch import is_functorch_wrapper
-from adjoint.torch_private.modes import is_traceable_wrapper_subclass
+from adjoint.torch_private.modes import has_torch_dispatch, is_traceable_wrapper_subclass
 from adjoint.trace.aliasing import UNRECORDED, Alias
 from adjoint.trace.emission import Emitter
 
@@ -26,13 +26,26 @@ def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
 
 
-def is_made_of_fakes(tensor: object) -> bool:
-    """Whether this is a traced tensor, or a subclass or functorch wrapper around one."""
-    if isinstance(tensor, FakeTensor) or is_functorch_wrapper(tensor):
+def is_made_of_fakes(tensor: object, mode: FakeTensorMode) -> bool:
+    """Whether this is a traced tensor, or a subclass or functorch wrapper around one.
+
+    `mode`: the mode of traced tensors.  To the capture, a fake of another mode is a tensor like any
+    other.
+    """
+    if isinstance(tensor, FakeTensor):
+        return tensor.fake_mode is mode
+    if is_functorch_wrapper(tensor):
         return True
     if not isinstance(tensor, torch.Tensor) or not is_traceable_wrapper_subclass(tensor):
         return False
-    return any(is_made_of_fakes(inner) for inner in inner_tensors(tensor).values())
+    return any(is_made_of_fakes(inner, mode) for inner in inner_tensors(tensor).values())
+
+
+def has_own_dispatch(tensor: torch.Tensor) -> bool:
+    """Whether a class sees every op of the tensor, and does not show what tensors it is made of."""
+    if is_traceable_wrapper_subclass(tensor):
+        return any(map(has_own_dispatch, inner_tensors(tensor).values()))
+    return has_torch_dispatch(tensor)
 
 
 def construction(

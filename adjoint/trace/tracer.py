@@ -268,7 +268,7 @@ class Tracer(TorchDispatchMode):
         """`leaf`, or the traced tensor that replaces it if it is a real tensor."""
         if not isinstance(leaf, torch.Tensor) or self.scope.knows(leaf):
             return leaf
-        return leaf if subclasses.is_made_of_fakes(leaf) else self.adopt(leaf)
+        return leaf if subclasses.is_made_of_fakes(leaf, self.fake_mode) else self.adopt(leaf)
 
     def _recognise(self, op: OpOverload, args: object, kwargs: object) -> object:
         """Run `op` for the autograd history of its results, which already have nodes."""

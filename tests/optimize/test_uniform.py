@@ -30,6 +30,7 @@ def folded(function: Callable[..., Any], *inputs: Any) -> list[Any]:
         lambda a: a**0,
         lambda a: torch.full((4,), 0.1) * torch.full((4,), 3.0) + 1,
         lambda a: torch.ones(4).to(torch.bfloat16) / 3,
+        lambda a: aten._to_copy(torch.ones(4), dtype=torch.bfloat16, device=a.device) / 3,
         lambda a: torch.where(torch.ones(4, dtype=torch.bool), torch.zeros(4) - 1, torch.ones(4)),
         lambda a: -torch.zeros(2, 2).view(4),
         lambda a: torch.ones(4, dtype=torch.int64) + 3,

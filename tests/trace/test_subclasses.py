@@ -15,7 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import adjoint
 from adjoint.graph.operations import build_subclass, take_attribute
 from adjoint.torch_private.fake import make_fake, new_fake_mode
-from adjoint.trace.subclasses import inner_tensors, is_made_of_fakes
+from adjoint.trace.subclasses import has_own_dispatch, inner_tensors, is_made_of_fakes
 from tests.parity import ROUTES, Route, check, plain
 
 Pair: TypeAlias = tuple[Tensor, Tensor]
@@ -227,8 +227,17 @@ def test_inner_tensors() -> None:
 
 def test_made_of_fakes() -> None:
     mode = new_fake_mode()
-    assert is_made_of_fakes(make_fake(mode, plain(3), False, "x"))
-    assert is_made_of_fakes(make_fake(mode, nested(3), False, "x"))
-    assert not is_made_of_fakes(plain(3))
-    assert not is_made_of_fakes(nested(3))
-    assert not is_made_of_fakes(3)
+    assert is_made_of_fakes(make_fake(mode, plain(3), False, "x"), mode)
+    assert is_made_of_fakes(make_fake(mode, nested(3), False, "x"), mode)
+    assert not is_made_of_fakes(plain(3), mode)
+    assert not is_made_of_fakes(nested(3), mode)
+    assert not is_made_of_fakes(3, mode)
+    assert not is_made_of_fakes(make_fake(new_fake_mode(), plain(3), False, "x"), mode)
+
+
+def test_what_sees_operators_itself() -> None:
+    fake = make_fake(new_fake_mode(), plain(3), False, "x")
+    assert not has_own_dispatch(plain(3))
+    assert not has_own_dispatch(nested(3))
+    assert has_own_dispatch(fake)
+    assert has_own_dispatch(TwoTensor(fake, fake))

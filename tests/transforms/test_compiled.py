@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree
 
 import adjoint
 from adjoint import compiler
 from adjoint.capture import direct
+from adjoint.torch_private.fake import FakeTensorMode
 from tests.parity import leaf, plain
 
 
@@ -223,3 +225,54 @@ def test_dynamo_leaves_alone_what_runs_from_a_frame_that_it_gave_up_on() -> None
             compiled: Any = torch.compile(outer(adjoint, power), backend="adjoint")
             wanted: Any = outer(torch.func, power)
             torch.testing.assert_close(compiled(scale), wanted(scale))
+
+
+class Counting(Tensor):
+    """A tensor that counts its operators, and does not show the tensor that it is made of."""
+
+    seen = 0
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> Counting:
+        made: Counting = Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype)
+        made.held = held
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, op: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        cls.seen += 1
+        args, kwargs = _pytree.tree_map_only(cls, lambda each: each.held, (args, kwargs or {}))
+        return _pytree.tree_map_only(Tensor, cls, op(*args, **kwargs))
+
+
+KINDS: dict[str, Callable[[], Tensor]] = {
+    "a class that sees operators": lambda: Counting(plain(3)),
+    "a fake": lambda: FakeTensorMode().from_tensor(plain(3)),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.filterwarnings("ignore:torch.func takes over")
+def test_tensors_without_memory_of_their_own_are_left_to_torch(name: str) -> None:
+    special = KINDS[name]()
+    calls: dict[str, Callable[[Any], Any]] = {
+        "grad": lambda f: f.grad(lambda x: (x * x).sum())(special),
+        "vjp": lambda f: f.vjp(lambda x: x.sin(), special)[0],
+        "vmap": lambda f: f.vmap(lambda x: x.sin())(special),
+    }
+    if isinstance(special, Counting):
+        calls["closed over"] = lambda f: f.grad(lambda x: (x * special).sum())(plain(3))
+    for call in calls.values():
+        Counting.seen = 0
+        expected, ops = call(torch.func), Counting.seen
+        found = call(adjoint)
+        assert type(found) is type(expected)
+        assert Counting.seen >= 2 * ops
+        if isinstance(found, Counting):
+            torch.testing.assert_close(found.held, expected.held)
+    message = r"its __torch_dispatch__ has to see every operator(.|\n)* at .*test_compiled\.py:\d+"
+    with pytest.raises(adjoint.CaptureError, match=message):
+        adjoint.capture(lambda x: x.sin(), special)
