@@ -41,7 +41,7 @@ from adjoint.graph.origins import Origin, next_number
 from adjoint.open_types import FromText, TorchValue
 from adjoint.torch_private import expressions
 from adjoint.torch_private.fake import FakeTensor, fake_like, fake_view
-from adjoint.torch_private.graph_modules import module_of
+from adjoint.torch_private.graph_modules import module_of, set_arguments
 from adjoint.torch_private.modes import isolated
 from adjoint.torch_private.operators import HigherOrderOperator, OpOverload
 
@@ -144,7 +144,7 @@ class GraphReading(Reading):
             raise Malformed("arguments are a tuple and a dict")
         node = graph.create_node(op, called, name=name)
         # Set afterwards, as `graph/copying.py` does.
-        node.args, node.kwargs = given, named
+        set_arguments(node, given, named)
         node.meta = self._meta(meta)
         return node
 

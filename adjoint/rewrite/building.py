@@ -22,6 +22,7 @@ from adjoint.rewrite.refreshing import fake_value
 from adjoint.rewrite.rules import Edit, Traced
 from adjoint.rewrite.tracing import Recorder, Untraceable
 from adjoint.torch_private import size_evaluation, symbols, trees
+from adjoint.torch_private.graph_modules import set_arguments
 from adjoint.torch_private.operators import OpOverload
 from adjoint.torch_private.symbols import Symbolic
 
@@ -81,7 +82,7 @@ class Builder:
         """A new node; its value is computed on fakes unless it is given."""
         with self.graph.inserting_before(self.before):
             node = self.graph.create_node("call_function", op)
-        node.args, node.kwargs = args, kwargs
+        set_arguments(node, args, kwargs)
         self.made.append(node)
         node.meta = for_part_of(self.root, value if value is not None else _fake(node))
         return node

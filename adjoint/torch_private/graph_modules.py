@@ -1,4 +1,4 @@
-"""Graph modules whose Python code is generated lazily."""
+"""Graph modules whose Python code is generated lazily, and their nodes."""
 
 from __future__ import annotations
 
