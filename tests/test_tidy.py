@@ -59,6 +59,22 @@ def has_empty_name(path: str) -> bool:
     )
 
 
+def defined_twice(text: str) -> list[str]:
+    """Names of a module that are assigned twice, of which the first value is lost."""
+    seen: set[str] = set()
+    found: list[str] = []
+    for statement in ast.parse(text).body:
+        if not isinstance(statement, ast.Assign):
+            continue
+        read = {each.id for each in ast.walk(statement.value) if isinstance(each, ast.Name)}
+        for target in statement.targets:
+            if isinstance(target, ast.Name):
+                if target.id in seen and target.id not in read:
+                    found.append(target.id)
+                seen.add(target.id)
+    return found
+
+
 def promises(text: str) -> list[str]:
     word = re.compile(rf"\b({'|'.join(PROMISES)})\b")
     return [f"line {n}" for n, line in enumerate(text.splitlines(), 1) if word.search(line)]
@@ -218,6 +234,25 @@ def test_an_empty_name_is_found(path: str) -> None:
 def test_no_file_is_too_long_to_read() -> None:
     long = {relative(p) for p in written_here() if len(p.read_text().splitlines()) > MAX_LINES}
     assert long == FLAT_TABLES.keys()
+
+
+def test_no_name_of_a_module_is_defined_twice() -> None:
+    found = [
+        f"{relative(p)} {name}" for p in written_here() for name in defined_twice(p.read_text())
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("LIMIT = 8192\nOTHER = 1\nLIMIT = 4096", ["LIMIT"]),
+        ("PAIRS = (1, 2)\nPAIRS = PAIRS[1:]", []),
+        ("limit: int\nlimit = 3", []),
+    ],
+)
+def test_a_name_that_is_defined_twice_is_found(text: str, found: list[str]) -> None:
+    assert defined_twice(text) == found
 
 
 def test_nothing_is_left_for_later() -> None:

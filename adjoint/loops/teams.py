@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Threads of a warp.
 WARP = 32
 
 # Threads of a block that holds several teams.

@@ -61,13 +61,13 @@ DATA_DEPENDENT = (
 
 # Torch caches what operators return for fakes, for all of a process and without a bound: with
 # programs and sizes that are new, it would only grow, by about 2 kB for each entry.
-MAX_CACHED_FAKES = 8192
+MAX_CACHED_FAKES = 4096
 
 
 def bound_cached_fakes() -> None:
     """Empty torch's cache of fake results if it is large."""
     if len(FakeTensorMode.cache) > MAX_CACHED_FAKES:
-        FakeTensorMode.cache.clear()
+        FakeTensorMode.cache_clear()
 
 
 class CorrectedFakes(TorchDispatchMode):
@@ -219,10 +219,6 @@ def mode_of(values: Iterable[object]) -> FakeTensorMode | None:
     return None
 
 
-# Entries of torch's cache of fake results, which has no bound of its own.
-MAX_CACHED_FAKES = 1 << 12
-
-
 def forget_shapes() -> None:
     """Drop what torch remembers of shapes that may be gone.
 
@@ -233,8 +229,7 @@ def forget_shapes() -> None:
         clear = getattr(method, "cache_clear", None)
         if clear is not None:
             clear()
-    if len(FakeTensorMode.cache) > MAX_CACHED_FAKES:
-        FakeTensorMode.cache_clear()
+    bound_cached_fakes()
 
 
 def storage_key(tensor: torch.Tensor) -> int | None:

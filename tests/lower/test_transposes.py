@@ -115,7 +115,7 @@ def test_no_more_memory_than_a_block_has() -> None:
 
 
 SIZES = [(31, 33), (32, 64), (65, 63), (64, 34), (2, 40), (100, 3), (1, 40), (40, 1)]
-DTYPES = [torch.bool, torch.uint8, torch.int64, F16, BF16, F32, F64]
+DTYPES = [torch.bool, torch.uint8, torch.int16, torch.int64, F16, BF16, F32, F64]
 
 
 @pytest.mark.parametrize(
@@ -207,8 +207,6 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return tensor.as_strided((1 + sum((size - 1) * stride for size, stride in sizes),), (1,))
 
-
-DTYPES = [torch.bool, torch.uint8, torch.int16, torch.int64, F16, BF16, F32, F64]
 
 EXTENT = st.sampled_from([1, 2, 3, 4, 5, 6, 8, 9, 12])
 OPERAND = st.tuples(
