@@ -1,4 +1,4 @@
-"""What each pass costs and gains: `python tools/passes.py [share|ablation] [workload ...]`.
+"""What each pass costs and gains: `python tools/passes.py [share|ablation|gpu] [workload ...]`.
 
 `share`: the part of the CPU time of the first call that all passes take, the nodes of joint graphs
 and of graphs after the split, before and after their passes, and how many of these graphs are
@@ -6,6 +6,7 @@ larger afterwards, for the workloads of `adjoint bench` and for families of tran
 `ablation`: the step, the largest predicted memory of a program, the bytes that are saved for
 backward programs, and the steps of all plans, relative to all passes on, with each pass off in turn
 that changes a graph of the workload; the runs alternate.
+`gpu`: the same on a GPU, of the passes that only change graphs there, in less than two minutes.
 
 Families of transformers, with attention written out, and models of the zoo (`zoo laplacian`) can be
 named, too.  Those of the zoo run on a GPU if there is one.
@@ -18,8 +19,9 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,7 +49,7 @@ Options = Mapping[str, Any]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 # The rounds of an ablation; the first two warm up.
-ROUNDS = 12
+ROUNDS = 12 if DEVICE == "cpu" else 60
 
 FIRST = {passes[0].name for passes in (primal(()), JOINT, POST, FORWARD)} | {"join-writes"}
 
@@ -208,6 +210,58 @@ class Custom(nn.Module):
         return (Swish.apply(self.linear(x)) * 2).square().mean()
 
 
+class DroppedAttention(nn.Module):
+    """Layers of attention written out with dropout of the weights."""
+
+    def __init__(self, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.inputs = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(layers))
+        self.results = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        for inputs, result in zip(self.inputs, self.results, strict=True):
+            parts = inputs(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+            query, key, value = parts.unbind(0)
+            scores = query @ key.mT * (width // self.heads) ** -0.5
+            weights = F.dropout(scores.softmax(-1), 0.1, self.training)
+            x = x + result((weights @ value).transpose(1, 2).reshape(x.shape))
+        return x.float().square().mean()
+
+
+class Blocks(nn.Module):
+    """Residual blocks of convolutions with biases."""
+
+    def __init__(self, channels: int, blocks: int, *, normalized: bool) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, channels, 3, padding=1)
+        norm = nn.BatchNorm2d if normalized else nn.Identity
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                *(nn.Conv2d(channels, channels, 3, padding=1), norm(channels), nn.ReLU()),
+                *(nn.Conv2d(channels, channels, 3, padding=1), norm(channels)),
+            )
+            for _ in range(blocks)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = (x + block(x)).relu()
+        return x.mean((2, 3)).float().square().mean()
+
+
+class UnderAutocast(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(DEVICE, torch.bfloat16):
+            return self.net(x)
+
+
 class Convolved(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -360,6 +414,30 @@ def _family(name: str) -> Callable[[Options], Run]:
     return made
 
 
+def _images(normalized: bool, half: bool) -> Callable[[Options], Run]:
+    net: nn.Module = Blocks(64, 4, normalized=normalized)
+    net = UnderAutocast(net) if half else net
+    return _trained(net.to(DEVICE), torch.randn(32, 3, 56, 56, device=DEVICE))
+
+
+def _attention_with_dropout(length: int, half: bool) -> Callable[[Options], Run]:
+    net: nn.Module = DroppedAttention(512, 8, 4)
+    net = UnderAutocast(net) if half else net
+    return _trained(net.to(DEVICE), torch.randn(8, length, 512, device=DEVICE))
+
+
+# What only changes graphs on a GPU, and the workloads that show it.
+ONLY_ON_A_GPU = ("choose-memory-format", "split-convolution-bias", "fuse-attention")
+ON_A_GPU: dict[str, Callable[[], Callable[[Options], Run]]] = {
+    "images, bfloat16": lambda: _images(False, True),
+    "images with batch norm, bfloat16": lambda: _images(True, True),
+    "images, float32": lambda: _images(False, False),
+    "dropout, 128 keys, bfloat16": lambda: _attention_with_dropout(128, True),
+    "dropout, 1024 keys, bfloat16": lambda: _attention_with_dropout(1024, True),
+    "dropout, 512 keys, float32": lambda: _attention_with_dropout(512, False),
+}
+
+
 class Watcher:
     """Seconds of passes, nodes of graphs before and after them, and the memory of plans."""
 
@@ -428,7 +506,10 @@ def _now() -> float:
     return time.perf_counter()
 
 
-def ablation(name: str, made: Callable[[Options], Run]) -> None:
+def ablation(
+    name: str, made: Callable[[Options], Run], passes: Collection[str] = PASS_NAMES
+) -> None:
+    """Of `passes` alone."""
     runs: dict[str, Run] = {}
     watchers: dict[str, Watcher] = {}
     names = ["nothing"]
@@ -439,7 +520,7 @@ def ablation(name: str, made: Callable[[Options], Run]) -> None:
         with watching(watcher):
             runs[off]()
         if off == "nothing":
-            names = sorted(watcher.effective)
+            names = sorted(watcher.effective & {*passes})
     best = dict.fromkeys(runs, float("inf"))
     for _ in range(ROUNDS):
         for off, run in runs.items():
@@ -464,10 +545,15 @@ def main() -> None:
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1000
     what, *chosen = sys.argv[1:] or ["share"]
     every: dict[str, Callable[[], Callable[[Options], Run]]] = dict(WORKLOADS)
+    if what == "gpu":
+        every = dict(ON_A_GPU)
+        print("| off | workload | step | memory | saved | steps of plans |\n" + "|---" * 6 + "|")
     families = {name: lambda name=name: _family(name) for name in FAMILIES}
     every.update({**families, **_zoo()} if chosen else families if what == "share" else {})
     for name in chosen or every:
-        {"share": share, "ablation": ablation}[what](name, every[name]())
+        modes = {"share": share, "ablation": ablation}
+        modes["gpu"] = partial(ablation, passes=ONLY_ON_A_GPU)
+        modes[what](name, every[name]())
         torch._dynamo.reset()
         gc.collect()
 
