@@ -35,6 +35,7 @@ from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.optimize.custom_functions import inline_custom_functions
 from adjoint.optimize.heads import chunk_cross_entropy
 from adjoint.optimize.literals import fold_literals
+from adjoint.optimize.loops import unroll_loops
 from adjoint.optimize.masks import narrow_masks
 from adjoint.optimize.memory_formats import choose_memory_format
 from adjoint.optimize.parts import join_parts
@@ -63,6 +64,7 @@ JOIN_PRODUCTS = Pass("join-products", join_products, rules=products.RULES)
 CANCEL_CASTS = Pass("cancel-casts", cancel_casts, rules=casts.RULES)
 FOLD_UNIFORM_VALUES = Pass("fold-uniform-values", fold_uniform_values, rules=uniform.RULES)
 RECOGNIZE_SOFTMAX = Pass("recognize-softmax", recognize_softmax, rules=softmax.RULES)
+UNROLL_LOOPS = Pass("unroll-loops", unroll_loops)
 INLINE_CUSTOM_FUNCTIONS = Pass("inline-custom-functions", inline_custom_functions)
 FOLD_LITERALS = Pass("fold-literals", fold_literals)
 NARROW_MASKS = Pass("narrow-masks", narrow_masks)
@@ -95,6 +97,7 @@ LINEAR = (MERGE,)
 
 # On a graph that is about to run.
 POST = (
+    UNROLL_LOOPS,
     INLINE_CUSTOM_FUNCTIONS,
     CHOOSE_MEMORY_FORMAT,
     FOLD_LITERALS,
