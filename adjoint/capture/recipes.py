@@ -34,6 +34,7 @@ from adjoint.graph.operations import as_leaf
 from adjoint.open_types import OpArgument
 from adjoint.torch_private import trees
 from adjoint.torch_private.autograd import share_version_counter
+from adjoint.torch_private.operators import OpOverload
 from adjoint.trace import aliasing, geometry
 from adjoint.trace.aliasing import Alias, Link
 from adjoint.trace.tracer import Tracer
@@ -133,13 +134,13 @@ class Recipes:
             owner = root.tensor if index is None else self.inputs.leaves[index].value
         assert owner is not None
         recipe = self.of_tensor(owner, wanted)
-        step: Step
+        steps: list[Step]
         if tensor._is_view():
-            step = self._as_strided(tensor, owner, alias.step.mode)
+            steps = self._as_strided(tensor, owner, alias.step.mode)
         else:
-            step = self._window(tensor, owner)
+            steps = [self._window(tensor, owner)]
         of = recipe if isinstance(recipe, FromCaller | BaseOf) else FromRecipe(self.add(recipe))
-        return View(of, (step, *([] if viewed else self._own_history(alias))))
+        return View(of, (*steps, *([] if viewed else self._own_history(alias))))
 
     def _base(self, alias: Alias, wanted: Wanted, whole: bool) -> int:
         """The output with the value of `alias`, of which results are views or which is one
@@ -259,7 +260,7 @@ class Recipes:
             return [self._window(first.tensor, root.tensor), *self._own_history(first)]
         if first.tensor.dtype != root.tensor.dtype or first.tensor.is_conj():
             raise self.tracer.unsupported("a view", "what it is a view of has changed its shape")
-        return [self._as_strided(first.tensor, root.tensor, first.step.mode)]
+        return self._as_strided(first.tensor, root.tensor, first.step.mode)
 
     def _window(self, tensor: torch.Tensor, owner: torch.Tensor) -> Window:
         start = owner.storage_offset() * owner.dtype.itemsize // tensor.dtype.itemsize
@@ -267,10 +268,22 @@ class Recipes:
         place = self.tracer.emitter.number_nodes(place)
         return Window(tensor.dtype, *self.from_graph(place))
 
-    def _as_strided(self, tensor: torch.Tensor, owner: torch.Tensor, mode: Mode) -> Replay:
+    def _as_strided(self, tensor: torch.Tensor, owner: torch.Tensor, mode: Mode) -> list[Step]:
+        """The views that make `tensor` of `owner`, by where it lies in memory."""
         window = self._window(tensor, owner)
-        args = (window.shape, window.stride, window.offset)
-        return Replay(aten.as_strided.default, args, (), None, mode)
+        has_parts = owner.dtype.is_complex and tensor.dtype == owner.dtype.to_real()
+        strided = (aten.as_strided.default, (window.shape, window.stride, window.offset))
+        calls: list[tuple[OpOverload, tuple[object, ...]]] = [strided]
+        if has_parts or _lazy_bits(tensor) != _lazy_bits(owner):
+            # Applied once more, a conjugation is undone.
+            undone, applied = ([(op, ()) for op in _lazy_bits(x)] for x in (owner, tensor))
+            parts = [(aten.view_as_real.default, ())] if has_parts else []
+            calls = [*undone, *parts, strided, *applied]
+        if owner.dtype != tensor.dtype and not has_parts:
+            if owner.dtype.itemsize != tensor.dtype.itemsize:
+                raise self.tracer.unsupported("a view", "it shows the memory of another dtype")
+            calls = [(aten.view.dtype, (tensor.dtype,)), *calls]
+        return [Replay(op, args, (), None, mode) for op, args in calls]
 
     def _own_history(self, alias: Alias) -> list[Step]:
         """The step that gives a tensor a history that it does not share with its base."""
@@ -350,3 +363,9 @@ def _has_history_through(other: torch.Tensor | None, view: torch.Tensor, steps: 
             break
         found = found.next_functions[0][0] if found.next_functions else None
     return other is not None and found is other.grad_fn
+
+
+def _lazy_bits(tensor: torch.Tensor) -> list[OpOverload]:
+    """The views that apply the conjugation and negation that `tensor` carries."""
+    conjugation = [aten._conj.default] if tensor.is_conj() else []
+    return conjugation + ([aten._neg_view.default] if tensor.is_neg() else [])

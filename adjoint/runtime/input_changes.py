@@ -163,6 +163,8 @@ class _WithHistory(torch.autograd.Function):
 def _are_alike(target: torch.Tensor, value: torch.Tensor) -> bool:
     if type(target) not in (torch.Tensor, torch.nn.Parameter) or type(value) is not torch.Tensor:
         return False
+    if target.is_neg() or target.is_conj():
+        return False
     return (target.dtype, target.device, target.shape) == (value.dtype, value.device, value.shape)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -185,6 +185,46 @@ def _window(flat: Alias, tensor: torch.Tensor, mode: Mode) -> ViewStep:
     return ViewStep(aten.as_strided.default, place, {}, None, mode)
 
 
+def _window_copy(
+    x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor:
+    """`as_strided_copy`."""
+    window = x.as_strided(size, stride, storage_offset)
+    return window.clone(memory_format=torch.contiguous_format)
+
+
+def _window_replaced(
+    x: torch.Tensor,
+    source: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> torch.Tensor:
+    """`as_strided_scatter`, which writes to a copy of the whole memory."""
+    if has_internal_overlap(x):
+        copy = x.clone()
+    else:
+        count = x.untyped_storage().nbytes() // x.dtype.itemsize
+        memory = x.as_strided((count,), (1,), 0).clone()
+        copy = memory.as_strided(x.shape, x.stride(), x.storage_offset())
+    copy.as_strided(size, stride, storage_offset).copy_(source)
+    return copy
+
+
+# Ops whose arguments say places in memory, by what they mean.  In a graph these places count from
+# the first element of a contiguous value.
+MEMORY_OPS: dict[object, Callable[..., torch.Tensor]] = {
+    aten.as_strided_copy.default: _window_copy,
+    aten.as_strided_scatter.default: _window_replaced,
+}
+
+
+def reads_memory_around(x: torch.Tensor, *args: object, **kwargs: object) -> bool:
+    """Whether places in the memory of `x` are not those of a contiguous value."""
+    offset = x.storage_offset()
+    return not (isinstance(offset, int) and offset == 0 and x.is_contiguous())
+
+
 def outside() -> CaptureError:
     """The error for an `as_strided` that leaves the memory of its tensor."""
     return CaptureError(
@@ -237,6 +277,15 @@ def _flattened(root: Alias) -> Alias:
     shown = root.place
     if shown is None:
         return root
+    alias = root
+    # Memory holds what a lazy conjugation or negation was applied to.
+    for is_lazy, op in (
+        (shown.is_conj(), aten._conj.default),
+        (shown.is_neg(), aten._neg_view.default),
+    ):
+        if is_lazy:
+            step = ViewStep(op, (), {}, None, Mode())
+            alias = Alias(root.storage, None, alias, step, link=Link.FAMILY)
     order = dense_order(shown)
     if order is None and any(map(symbols.is_zero_in_capture, shown.shape)):
         # Strides of an empty tensor mean nothing; the graph is specialized to its being empty.
@@ -246,8 +295,7 @@ def _flattened(root: Alias) -> Alias:
         spread = Spread(
             aten.as_strided.default, (*place, has_internal_overlap(shown)), {}, None, Mode()
         )
-        return Alias(root.storage, None, root, spread, link=Link.FAMILY)
-    alias = root
+        return Alias(root.storage, None, alias, spread, link=Link.FAMILY)
     if order != list(range(len(order))):
         permute = ViewStep(aten.permute.default, (order,), {}, None, Mode())
         alias = Alias(root.storage, None, alias, permute, link=Link.FAMILY)

@@ -241,10 +241,15 @@ class Tracer(TorchDispatchMode):
             )
         if op.namespace == "prim" or op in _QUERIES:
             return call_user_code(op, *args, **kwargs)
-        if is_composite(op) and (self.answer is None or op is not self.answer[0]):
+        is_answer = self.answer is not None and op is self.answer[0]
+        if is_composite(op) and not is_answer:
             # Autograd decomposes it; below autograd it arrives here.
             with self:
                 return op.decompose(*args, **kwargs)
+        meaning = geometry.MEMORY_OPS.get(op)
+        if meaning is not None and not is_answer and geometry.reads_memory_around(*args, **kwargs):
+            with self:
+                return meaning(*args, **kwargs)
         if op is aten._efficientzerotensor.default:
             op = aten.zeros.default  # A view of a fake ZeroTensor is not a fake (torch 2.13).
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
@@ -253,7 +258,7 @@ class Tracer(TorchDispatchMode):
         size_guards.guard_open_decisions(op, args, kwargs)
         self.emitter.region = self.regions.current()
         self.emitter.hooks = self.regions.hooks()
-        if self.answer is not None and op is self.answer[0]:
+        if is_answer:
             return self._recognise(op, args, kwargs)
         self.about_to_run(op, (args, kwargs))
         if changes_metadata_only(op):

@@ -336,3 +336,76 @@ def test_writing_through_a_window_on_a_tensor_with_gaps(route: Route) -> None:
         return x * 1
 
     check(program, lambda: plain(20)[::2], route)
+
+
+def complexes() -> Tensor:
+    return plain(12, dtype=torch.complex128)
+
+
+# Inputs that carry a conjugation or a negation, which their memory does not.
+LAZY: dict[str, Callable[[], Tensor]] = {
+    "conjugate": lambda: complexes().conj(),
+    "conjugate leaf": lambda: complexes().conj().requires_grad_(),
+    "conjugate of an intermediate": lambda: grown(12, dtype=torch.complex128).conj(),
+    "conjugate with gaps": lambda: complexes()[::2].conj(),
+    "conjugate transpose": lambda: complexes().view(3, 4).mH,
+    "conjugate, expanded": lambda: complexes()[:1].expand(12).conj(),
+    "negative": lambda: torch._neg_view(plain(12)),
+    "negative leaf": lambda: torch._neg_view(plain(12)).requires_grad_(),
+    "imaginary part": lambda: complexes().conj().imag,
+    "both": lambda: torch._neg_view(complexes().conj()),
+}
+
+WINDOWS: dict[str, Callable[[Tensor], object]] = {
+    "read": lambda x: x.as_strided((2, 2), (1, 2)).sin(),
+    "returned": lambda x: x.as_strided((2, 2), (1, 2)),
+    "written": lambda x: x.detach().as_strided((2, 2), (1, 2)).mul_(2),
+    "beyond": lambda x: x.detach()[:1].as_strided((3,), (1,)) * 2,
+    "copied": lambda x: torch.as_strided_copy(x.detach(), (2, 2), (1, 2)),
+    "the input": lambda x: x.detach().mul_(3),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.value)
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("make", LAZY)
+def test_windows_on_what_is_conjugated_or_negated_lazily(
+    make: str, window: str, route: Route
+) -> None:
+    check(WINDOWS[window], LAZY[make], route)
+
+
+def of_another_dtype() -> tuple[Tensor, Tensor]:
+    whole = plain(6)
+    return whole, whole.view(torch.int64)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.value)
+def test_a_window_on_memory_of_another_dtype(route: Route) -> None:
+    check(lambda x, y: (x * 2, y.as_strided((2, 2), (1, 2))), of_another_dtype, route)
+
+
+# Where eager's `as_strided_copy` and `as_strided_scatter` count from.
+@pytest.mark.parametrize("offset", [None, 0, 5])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: plain(12), id="whole"),
+        pytest.param(lambda: plain(20)[3:15], id="offset"),
+        pytest.param(lambda: plain(25)[1::2], id="gaps"),
+        pytest.param(lambda: plain(4, 3).t(), id="transposed"),
+        pytest.param(lambda: plain(1, 3).expand(4, 3), id="expanded"),
+        pytest.param(lambda: grown(20)[3:15], id="offset, with a history"),
+    ],
+)
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.value)
+def test_windows_that_are_copied(
+    make: Callable[[], Tensor], offset: int | None, route: Route
+) -> None:
+    window = ((2, 2), (1, 2), offset)
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        replaced = torch.as_strided_scatter(x.detach(), x.detach().new_ones(2, 2), *window)
+        return torch.as_strided_copy(x.detach(), *window), replaced
+
+    check(program, make, route)
