@@ -37,7 +37,10 @@ from adjoint.torch_private import symbols
 from adjoint.trace import tracer
 
 PACKAGE = str(Path(adjoint.__file__).parent)
-KINDS = [AssertionError, IndexError, KeyError, ZeroDivisionError, RecursionError, RuntimeError]
+KINDS = [
+    *(AssertionError, IndexError, KeyError, ZeroDivisionError, RecursionError, RuntimeError),
+    StopIteration,
+]
 FEW, MANY = 2, 40
 
 # What tells failures from errors of the program, and what says so.

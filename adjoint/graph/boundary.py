@@ -15,7 +15,6 @@ the graph draws random numbers or communicates: then the error is raised.
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -89,20 +88,31 @@ class Location:
         return self.op if self.source is None else f"{self.op}\n  at {self.source}"
 
 
-@contextlib.contextmanager
-def capturing(what: Callable[[], Location], checked: bool = False) -> Iterator[None]:
-    """An exception inside becomes a `CaptureError`, unless the user's program itself raised it.
+class capturing:
+    """A context in which an exception becomes a `CaptureError`, unless the program raised it.
 
-    `what` locates the program as a whole.  `checked`: Dynamo has already run the program's
-    operators on fakes, so an operator error is ours; only a RuntimeError, as autograd raises, is
-    the user's.
+    A class because `contextlib` would raise a StopIteration itself, in place of the error that a
+    generator raises from it.
     """
-    try:
-        yield
-    except Exception as error:
-        if passes_through(error) or _is_from_user_code(error, checked):
-            raise
-        location = location_of(error, what)
+
+    __slots__ = ("checked", "what")
+
+    def __init__(self, what: Callable[[], Location], checked: bool = False) -> None:
+        """`what` locates the program as a whole.  `checked`: Dynamo has already run the program's
+        operators on fakes, so an operator error is ours; only a RuntimeError, as autograd raises,
+        is the user's.
+        """
+        self.what = what
+        self.checked = checked
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is None or not isinstance(error, Exception) or passes_through(error):
+            return
+        if _is_from_user_code(error, self.checked):
+            return
+        location = location_of(error, self.what)
         raise CaptureError(
             location.op, failure_text(error), _REMEDY, location.source, is_internal=True
         ) from error

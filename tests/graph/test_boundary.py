@@ -112,6 +112,7 @@ def test_a_function_is_told_by_its_first_line() -> None:
         ZeroDivisionError("x"),
         RecursionError("x"),
         RuntimeError("x"),
+        StopIteration("x"),
     ],
 )
 def test_a_failure_is_an_error_of_its_kind(error: Exception) -> None:
