@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from adjoint.open_types import Callee, OpKeywords, TorchValue
@@ -25,6 +26,18 @@ NEAREST = (
     aten._upsample_nearest_exact2d.default,
     aten.upsample_nearest3d.default,
     aten._upsample_nearest_exact3d.default,
+)
+
+POINTWISE = (
+    aten.copysign.Tensor,
+    aten.div.Tensor_mode,
+    aten.floor_divide.default,
+    aten.logaddexp.default,
+    aten.logical_and.default,
+    aten.logical_or.default,
+    aten.logical_xor.default,
+    aten.special_xlog1py.default,
+    aten.xlogy.Tensor,
 )
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -223,8 +236,18 @@ def _layer_norm(
 def _group_norm(
     op: Callee, x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: object
 ) -> object:
-    """Of a group norm or a batch norm."""
     return _statistics(x, weight, bias, op(x, weight, bias, *rest))
+
+
+def _batch_norm(
+    op: Callable[..., Sequence[Tensor]],
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *rest: object,
+) -> object:
+    y, *statistics = _statistics(x, weight, bias, op(x, weight, bias, *rest))
+    return (_in_suggested_format(x, y), *statistics)
 
 
 def _batch_norm_functional(
@@ -239,7 +262,49 @@ def _batch_norm_functional(
     """New running statistics have the dtypes of the old ones."""
     result = op(x, weight, bias, mean, variance, *rest)
     y, *statistics, new_mean, new_variance = _statistics(x, weight, bias, result)
+    y = _in_suggested_format(x, y)
     return (y, *statistics, new_mean.to(mean.dtype), new_variance.to(variance.dtype))
+
+
+def _in_suggested_format(x: Tensor, result: Tensor) -> Tensor:
+    """On a CPU `result` is channels-last if the argument `x` is, and contiguous otherwise.
+
+    The fakes keep other orders of dimensions, or do not keep this one.
+    """
+    numbers = (*x.shape, *x.stride(), *result.shape)
+    if x.device.type != "cpu" or not all(isinstance(each, int) for each in numbers):
+        return result  # A comparison of symbolic strides would add a guard.
+    return result.new_empty(result.shape).to(memory_format=suggest_memory_format(x))
+
+
+def _formatted(op: Callable[..., Tensor], x: Tensor, *args: object) -> object:
+    return _in_suggested_format(x, op(x, *args))
+
+
+def _roll(
+    op: Callable[..., Tensor],
+    x: Tensor,
+    shifts: Sequence[int | torch.SymInt],
+    dims: Sequence[int] = (),
+) -> object:
+    """Two parts, joined: contiguous if one of them is empty."""
+    result = op(x, shifts, dims)
+    sizes = [x.shape[dim] for dim in dims]
+    if not (sizes and all(isinstance(each, int) for each in (*sizes, *shifts)) and all(sizes)):
+        return result
+    if any(shift % size == 0 for shift, size in zip(shifts, sizes, strict=True)):
+        return result
+    return _in_suggested_format(x, result)
+
+
+def _pointwise(op: Callable[..., Tensor], *args: object, **kwargs: object) -> object:
+    """Torch orders the dimensions of every pointwise result alike; some fakes do so otherwise."""
+    result = op(*args, **kwargs)
+    tensors = [each for each in args if isinstance(each, Tensor)]
+    if any(each.layout is not torch.strided for each in tensors):
+        return result
+    like = aten.add.Tensor(tensors[0], tensors[-1])
+    return result.new_empty_strided(result.shape, like.stride())
 
 
 def _group_norm_backward(op: Callee, cotangent: Tensor, x: Tensor, *args: object) -> object:
@@ -329,9 +394,9 @@ def _interpolated(op: Callee, x: Tensor, *args: object, **kwargs: object) -> obj
 CORRECTED: dict[object, Callable[..., object]] = {
     aten.native_layer_norm.default: _layer_norm,
     aten.native_group_norm.default: _group_norm,
-    aten.native_batch_norm.default: _group_norm,
-    aten._native_batch_norm_legit.no_stats: _group_norm,
-    aten._native_batch_norm_legit_no_training.default: _group_norm,
+    aten.native_batch_norm.default: _batch_norm,
+    aten._native_batch_norm_legit.no_stats: _batch_norm,
+    aten._native_batch_norm_legit_no_training.default: _batch_norm,
     aten._native_batch_norm_legit_functional.default: _batch_norm_functional,
     aten.native_group_norm_backward.default: _group_norm_backward,
     aten.mse_loss_backward.default: _gradient_of_loss,
@@ -347,5 +412,8 @@ CORRECTED: dict[object, Callable[..., object]] = {
     aten._scaled_dot_product_efficient_attention.default: _efficient_attention,
     aten._efficient_attention_forward.default: _efficient_attention,
     aten.log_sigmoid_forward.default: _contiguous,
+    aten.roll.default: _roll,
     **dict.fromkeys(NEAREST, _interpolated),
+    aten.replication_pad3d.default: _formatted,
+    **dict.fromkeys(POINTWISE, _pointwise),
 }

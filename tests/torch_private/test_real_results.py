@@ -31,16 +31,11 @@ SHARD = 80
 # strides looks at them, and a run learns them.
 STRIDES = {
     "aten.channel_shuffle.default",
-    "aten.copysign.Tensor",
-    "aten.div.Tensor_mode",
-    "aten.floor_divide.default",
     "aten.max_unpool2d.default",
     "aten.mul.Tensor",
     "aten.native_dropout_backward.default",
     "aten.pow.Scalar",
     "aten.replication_pad2d_backward.default",
-    "aten.special_xlog1py.default",
-    "aten.xlogy.Tensor",
 }
 if TORCH < (2, 13):
     STRIDES |= {"aten._fft_c2c.default", "aten._fft_c2r.default", "aten._fft_r2c.default"}
@@ -114,12 +109,22 @@ def variants(sample: Any) -> Iterator[Any]:
     for name in ("plain", "channels last", "swapped", "strided", "expanded along the last"):
         if first.dim() or name == "plain":
             yield LAYOUTS[name](first.detach()), *given[1:]
+    for name in ("turned", "overlapping"):
+        yield tree_map(lambda leaf, name=name: _laid(leaf, name), given)
     if first.is_floating_point():
         for one, other in itertools.permutations((torch.bfloat16, torch.float32)):
             yield _in(one, first), *_in(other, given[1:])
         yield _in(torch.float16, first), *_in(torch.float32, given[1:])
         yield _in(torch.bfloat16, given)
         yield first[:0] if first.dim() else first, *given[1:]
+
+
+def _laid(leaf: Any, name: str) -> Any:
+    # Other indices may be out of range.
+    is_real = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    if not is_real or leaf.layout is not torch.strided or not (leaf.numel() and leaf.dim()):
+        return leaf
+    return LAYOUTS[name](leaf.detach())
 
 
 def _in(dtype: torch.dtype, tree: Any) -> Any:
